@@ -1,0 +1,1 @@
+//! One folder per store. They see [`crate::lock`] and nothing else.

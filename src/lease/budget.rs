@@ -1,0 +1,126 @@
+//! How a lease's time is spent: when to renew, when to warn the command, when it must be dead.
+
+use std::time::Duration;
+
+use crate::lock::{BootTime, Error, Kind, Result, Ttl};
+
+/// The thresholds of one lease, all counted from t₀: the moment *before* the last confirmed acquire or renewal was sent.
+///
+/// With L the TTL less the clock drift that is allowed for (1 % + 2 ms): renew every L/6; nothing confirmed
+/// by 0.6 L: TERM; KILL a grace later, by 0.8 L at the latest. The last fifth is for the kernel to kill and reap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    lease: Duration,
+    grace: Duration,
+}
+
+impl Budget {
+    /// The time between TERM and KILL that nobody asked for.
+    pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
+
+    /// The budget of a lease of `ttl`, with the grace that was asked for.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] with the arithmetic if an explicit grace doesn't fit.
+    pub fn new(ttl: Ttl, grace: Option<Duration>) -> Result<Self> {
+        let lease = without_drift(ttl.get());
+        let room = lease.mul_f64(0.2);
+        match grace {
+            Some(grace) if grace > room => {
+                let secs = |d: Duration| format!("{:.1}s", d.as_secs_f64());
+                let needed = (grace.as_secs_f64() * 5.0 / 0.99 + 0.02).ceil();
+                Err(Error::new(
+                    Kind::Usage,
+                    format!(
+                        "a grace of {} does not fit a TTL of {}: TERM comes at 0.6 of it, KILL by 0.8, which leaves {}",
+                        humantime::format_duration(grace),
+                        humantime::format_duration(ttl.get()),
+                        secs(room)
+                    ),
+                )
+                .hint(format!("--ttl {needed:.0}s makes room for it")))
+            }
+            _ => Ok(Self { lease, grace: grace.unwrap_or(Self::DEFAULT_GRACE).min(room) }),
+        }
+    }
+
+    /// The budget of the same grace for the TTL that a store granted, which may differ from what was asked.
+    #[must_use]
+    pub fn for_ttl(self, ttl: Ttl) -> Self {
+        let lease = without_drift(ttl.get());
+        Self { lease, grace: self.grace.min(lease.mul_f64(0.2)) }
+    }
+
+    /// How long after t₀ the next renewal is sent.
+    pub fn renew_every(&self) -> Duration {
+        self.lease / 6
+    }
+
+    /// The time between TERM and KILL.
+    pub fn grace(&self) -> Duration {
+        self.grace
+    }
+
+    /// Until when a command may still be started: with less than half of the lease left, it is not.
+    pub fn start_by(&self, t0: BootTime) -> BootTime {
+        t0.plus(self.lease / 2)
+    }
+
+    /// When the command gets TERM.
+    pub fn term_at(&self, t0: BootTime) -> BootTime {
+        t0.plus(self.lease.mul_f64(0.6))
+    }
+
+    /// When the command gets KILL.
+    pub fn kill_at(&self, t0: BootTime) -> BootTime {
+        self.term_at(t0).plus(self.grace)
+    }
+
+    /// When the lock may be somebody else's.
+    pub fn ends_at(&self, t0: BootTime) -> BootTime {
+        t0.plus(self.lease)
+    }
+}
+
+fn without_drift(ttl: Duration) -> Duration {
+    ttl.saturating_sub(ttl / 100).saturating_sub(Duration::from_millis(2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn budget(ttl: u64, grace: Option<u64>) -> Result<Budget> {
+        Budget::new(Ttl::new(Duration::from_secs(ttl)).unwrap(), grace.map(Duration::from_secs))
+    }
+
+    #[test]
+    fn every_threshold_comes_before_the_next() {
+        let t0 = BootTime::from_boot(Duration::from_secs(100));
+        for ttl in [1, 2, 7, 60, 86_400] {
+            let budget = budget(ttl, None).unwrap();
+            let order = [
+                t0,
+                t0.plus(budget.renew_every()),
+                budget.start_by(t0),
+                budget.term_at(t0),
+                budget.kill_at(t0),
+                budget.ends_at(t0),
+                t0.plus(Duration::from_secs(ttl)),
+            ];
+            assert!(order.is_sorted_by(|a, b| a < b), "{ttl}: {order:?}");
+        }
+    }
+
+    #[test]
+    fn a_default_grace_is_clamped_and_an_explicit_one_is_refused_with_the_arithmetic() {
+        assert_eq!(budget(60, None).unwrap().grace(), Budget::DEFAULT_GRACE);
+        assert!(budget(10, None).unwrap().grace() < Duration::from_secs(2));
+        assert_eq!(budget(60, Some(5)).unwrap().grace(), Duration::from_secs(5));
+        let refused = budget(60, Some(30)).unwrap_err();
+        assert_eq!(refused.kind, Kind::Usage);
+        assert!(refused.message.contains("leaves 11.9s"), "{refused}");
+        assert_eq!(refused.hint.as_deref(), Some("--ttl 152s makes room for it"));
+        assert!(budget(152, Some(30)).is_ok());
+    }
+}

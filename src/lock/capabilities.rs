@@ -1,0 +1,78 @@
+//! What a backend can do, as data.
+
+use std::time::Duration;
+
+use super::{Error, Kind, Mode, Request, Result, Ttl};
+
+/// What a backend can do. A request beyond it is refused before any I/O.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)] // a table of yes and no
+pub struct Capabilities {
+    /// The backend's name, as messages and the man page have it.
+    pub backend: &'static str,
+    /// Many readers or one writer.
+    pub shared: bool,
+    /// Up to N holders.
+    pub permits: bool,
+    /// First come, first served.
+    pub fair: bool,
+    /// A hold that outlives the process which took it (`acquire`).
+    pub detached: bool,
+    /// A nested `dlock run` enters its ancestor's hold.
+    pub reentrant: bool,
+    /// Hands out fencing tokens.
+    pub fencing: bool,
+    /// A release wakes whoever waits; without it waiters poll.
+    pub notification: bool,
+    /// The shortest lease.
+    pub ttl_min: Duration,
+    /// The longest lease.
+    pub ttl_max: Duration,
+    /// Leases are whole multiples of this; others are rounded up.
+    pub ttl_granularity: Duration,
+}
+
+impl Capabilities {
+    /// Whether this backend can serve `request`.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] with the reason, for the first thing it can't do.
+    pub fn check(&self, request: &Request) -> Result<()> {
+        let refuse = |what: &str| {
+            Err(Error::new(Kind::Unsupported, format!("the {} backend has no {what}", self.backend)).during("acquire").key(&request.key))
+        };
+        match request.mode {
+            Mode::Shared if !self.shared => refuse("shared locks"),
+            Mode::Permits(_) if !self.permits => refuse("permits"),
+            _ if request.fair && !self.fair => refuse("fair order"),
+            _ if request.detached && !self.detached => refuse("holds that outlive their process"),
+            _ => self.check_ttl(request.ttl),
+        }
+    }
+
+    /// Whether an explicit TTL lies in this backend's range.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`], naming the range.
+    pub fn check_ttl(&self, ttl: Ttl) -> Result<()> {
+        if (self.ttl_min..=self.ttl_max).contains(&ttl.get()) {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Unsupported,
+            format!(
+                "the {} backend can't give a lease of {}: it takes {} to {}",
+                self.backend,
+                humantime::format_duration(ttl.get()),
+                humantime::format_duration(self.ttl_min),
+                humantime::format_duration(self.ttl_max)
+            ),
+        ))
+    }
+
+    /// `ttl` moved into this backend's range, for a TTL that nobody asked for.
+    #[must_use]
+    pub fn clamp_ttl(&self, ttl: Ttl) -> Ttl {
+        Ttl::new(ttl.get().clamp(self.ttl_min, self.ttl_max)).unwrap_or(ttl)
+    }
+}

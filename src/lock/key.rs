@@ -1,0 +1,105 @@
+//! The names of locks, and the namespace that they live in.
+
+use std::{borrow::Cow, ffi::OsStr, fmt, str::FromStr};
+
+use super::{Error, Kind, Result};
+
+/// A lock's name as the user typed it: 1 to 255 bytes of UTF-8 without control characters.
+///
+/// Keys are compared by bytes: `job`, `JOB` and `job ` are three locks, and so are the composed and
+/// decomposed forms of one accented letter.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(String);
+
+impl Key {
+    /// The most bytes that a key may have.
+    pub const MAX_BYTES: usize = 255;
+
+    /// Checks `name` and makes a key of it.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] when it is empty, too long or has a control character.
+    pub fn new(name: impl Into<String>) -> Result<Self> {
+        let name = name.into();
+        let refuse = |why: String| Err(Error::new(Kind::Usage, why).hint("a key is 1 to 255 bytes of UTF-8 without control characters"));
+        if name.is_empty() {
+            return refuse("the key is empty".into());
+        }
+        if name.len() > Self::MAX_BYTES {
+            return refuse(format!("the key has {} bytes, more than {}", name.len(), Self::MAX_BYTES));
+        }
+        if let Some(control) = name.chars().find(|c| c.is_control()) {
+            return refuse(format!("the key has the control character {}", control.escape_unicode()));
+        }
+        Ok(Self(name))
+    }
+
+    /// As [`Key::new`], from an argument that may not be UTF-8.
+    ///
+    /// # Errors
+    /// As [`Key::new`], and for what isn't UTF-8.
+    pub fn from_os(name: &OsStr) -> Result<Self> {
+        name.to_str().map_or_else(
+            || Err(Error::new(Kind::Usage, "the key is not UTF-8").hint("a key is 1 to 255 bytes of UTF-8 without control characters")),
+            Self::new,
+        )
+    }
+
+    /// The key as typed.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The key for a terminal: bidirectional overrides and other invisible characters escaped.
+    pub fn escaped(&self) -> Cow<'_, str> {
+        crate::lock::encoding::printable(&self.0)
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Key {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self> {
+        Self::new(s)
+    }
+}
+
+/// What every key is put under in the store; may be empty, which is how a lock is shared with another library.
+///
+/// Up to 64 of `A-Z a-z 0-9 . _ -`, so that no namespace and key together can read as another pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Namespace(String);
+
+impl Namespace {
+    /// Checks `name` and makes a namespace of it.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] for other characters or more than 64 of them.
+    pub fn new(name: impl Into<String>) -> Result<Self> {
+        let name = name.into();
+        let fits = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+        if fits && name.len() <= 64 && name != "." && name != ".." {
+            Ok(Self(name))
+        } else {
+            Err(Error::new(Kind::Usage, "the namespace has characters that it can't have, or too many")
+                .hint("a namespace is up to 64 of A-Z a-z 0-9 . _ -, or nothing"))
+        }
+    }
+
+    /// The namespace; empty where keys stand by themselves.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for Namespace {
+    fn default() -> Self {
+        Self("dlock".into())
+    }
+}

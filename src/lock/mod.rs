@@ -1,0 +1,23 @@
+//! The vocabulary of a lock, and the question-and-answer trait that every store implements.
+//!
+//! Nothing here does I/O, sleeps, prints or reads a clock. Backends see this module only.
+
+mod backend;
+mod capabilities;
+mod encoding;
+mod error;
+mod key;
+mod request;
+mod state;
+mod time;
+mod token;
+
+pub use backend::{Attempt, Backend, Busy, Grant, Init, Release, Renewal, Scope, Wake};
+pub use capabilities::Capabilities;
+pub use encoding::Encoding;
+pub use error::{Effect, Error, Kind, Result};
+pub use key::{Key, Namespace};
+pub use request::{Entry, Mode, Request};
+pub use state::{Holder, LockState, Metadata, Waiter};
+pub use time::{BootTime, Ttl};
+pub use token::{Fence, Token, fingerprint, random};

@@ -1,0 +1,46 @@
+//! What is asked for when a lock is to be taken.
+
+use super::{Key, Metadata, Token, Ttl};
+
+/// How a lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// By one holder alone.
+    Exclusive,
+    /// By any number of readers, with no exclusive holder beside them.
+    Shared,
+    /// By up to so many holders.
+    Permits(u32),
+}
+
+/// Whether a request takes the lock anew or enters a hold that an ancestor process has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// The token is new.
+    Fresh,
+    /// The token's owner is an ancestor's; granted only while that owner holds the lock.
+    Reenter,
+}
+
+/// A request for a lock. Asked again with the same token it is the same request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Which lock.
+    pub key: Key,
+    /// What it will be renewed and released with.
+    pub token: Token,
+    /// For how long, by the store's clock, from when the store grants it.
+    pub ttl: Ttl,
+    /// How.
+    pub mode: Mode,
+    /// In the order of asking among those who wait.
+    pub fair: bool,
+    /// Anew or within an ancestor's hold.
+    pub entry: Entry,
+    /// The hold outlives this process (`acquire`); otherwise it ends with it at the latest when the TTL does.
+    pub detached: bool,
+    /// Whether the requester waits when the lock is busy, and so belongs in the queue that `inspect` shows.
+    pub waiting: bool,
+    /// Who asks, for people; `None` to leave it out.
+    pub metadata: Option<Metadata>,
+}

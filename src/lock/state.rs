@@ -1,0 +1,83 @@
+//! What a store knows of a lock, for people and programs that look at it.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Fence, Key, Mode};
+
+/// Who holds or waits, as they said it themselves; never trusted, always escaped before it is printed.
+///
+/// Unknown fields are kept out and missing ones are `None`, so that versions can differ.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Metadata {
+    /// The machine's name, or `--host`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The kernel's random id of this boot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boot_id: Option<String>,
+    /// The inode of the PID namespace: host names repeat, and containers share a boot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid_ns: Option<u64>,
+    /// The user's name, or the number where it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// dlock's process id on that host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// The command's file name, without its arguments.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// What `--describe` said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+}
+
+/// One hold of a lock. Lengths of time are by the store's clock; unknown is `None`, never invented.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// How it is held.
+    pub mode: Mode,
+    /// Who; `None` for a foreign client, or where it was left out.
+    pub metadata: Option<Metadata>,
+    /// The public number of the hold.
+    pub fence: Option<Fence>,
+    /// Held by a client that is not dlock.
+    pub foreign: bool,
+    /// Taken by `acquire`, so that no process stands behind it.
+    pub detached: bool,
+    /// How long ago it was granted.
+    pub held_for: Option<Duration>,
+    /// How long ago the lease was last extended.
+    pub renewed_ago: Option<Duration>,
+    /// When the lease ends unless it is extended; `None` if it never does or the store doesn't tell.
+    pub expires_in: Option<Duration>,
+    /// How many holds the owner has: 1, and one more for each nested `dlock run`.
+    pub holds: u32,
+}
+
+/// Somebody who waits for the lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    /// Who, as they said.
+    pub metadata: Option<Metadata>,
+    /// For how long already, by the store's clock.
+    pub waiting_for: Option<Duration>,
+}
+
+/// All that a store knows of one lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockState {
+    /// The key, as typed.
+    pub key: Key,
+    /// The name under which the store keeps it.
+    pub stored_as: String,
+    /// Who holds it; empty when it is free.
+    pub holders: Vec<Holder>,
+    /// Who waits, longest first.
+    pub waiters: Vec<Waiter>,
+    /// The last fence given out, also when the lock is free.
+    pub last_fence: Option<Fence>,
+}

@@ -1,0 +1,70 @@
+//! Points in time and lengths of leases.
+
+use std::time::Duration;
+
+use super::{Error, Kind, Result};
+
+/// A point on this host's `CLOCK_BOOTTIME`, which goes on counting while the machine is suspended.
+///
+/// Reading the clock is [`crate::lease::Clock`]'s work; this is only the value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BootTime(Duration);
+
+impl BootTime {
+    /// The point `since_boot` after the machine started.
+    pub const fn from_boot(since_boot: Duration) -> Self {
+        Self(since_boot)
+    }
+
+    /// How long after the machine's start this is.
+    pub const fn since_boot(self) -> Duration {
+        self.0
+    }
+
+    /// This point moved later, or the end of time.
+    #[must_use]
+    pub const fn plus(self, by: Duration) -> Self {
+        Self(self.0.saturating_add(by))
+    }
+
+    /// How long after `earlier` this is; zero if it isn't.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// The length of a lease: at least a second, at most a year, in whole milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ttl(Duration);
+
+impl Ttl {
+    /// The shortest lease: below it, renewals every sixth of it would be lost in scheduling noise.
+    pub const MIN: Duration = Duration::from_secs(1);
+    /// The longest lease: a lock held longer is a lock forgotten.
+    pub const MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+    /// What is used when nobody says otherwise.
+    pub const DEFAULT: Self = Self(Duration::from_secs(60));
+
+    /// Checks the range and rounds up to a millisecond.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] outside of [`Ttl::MIN`] to [`Ttl::MAX`].
+    pub fn new(length: Duration) -> Result<Self> {
+        if !(Self::MIN..=Self::MAX).contains(&length) {
+            return Err(Error::new(Kind::Usage, "a TTL is between 1s and 365d"));
+        }
+        let ms = length.as_nanos().div_ceil(1_000_000);
+        Ok(Self(Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX))))
+    }
+
+    /// The length.
+    pub const fn get(self) -> Duration {
+        self.0
+    }
+
+    /// The length in milliseconds, as stores want it.
+    pub fn as_millis(self) -> u64 {
+        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    }
+}
