@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn what_is_no_configuration_names_its_line() {
         for (text, start) in [
-            ("a = \nb", "c.toml:1: "),
+            ("\nttl = \n", "c.toml:2: "),
             ("\nttl = [1]", "c.toml:2: ttl: it can't be"),
             ("keys = 5", "c.toml:1: keys: it is not a table"),
             ("[backends.local]\nurl = 'x'", "c.toml:1: backends.local: "),

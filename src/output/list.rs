@@ -147,7 +147,7 @@ pool 2/3     app@web1   12s      52s         0      9
             1_763_640_000_000_000,
             Some("a long note, longer than fits"),
         )];
-        for width in [60, 80, 120] {
+        for width in [64, 80, 120] {
             let text = view(&locks, Look { width: Some(width), color: false });
             assert!(text.lines().all(|line| line.chars().count() <= width), "{width}:\n{text}");
         }
