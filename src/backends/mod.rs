@@ -1,1 +1,3 @@
 //! One folder per store. They see [`crate::lock`] and nothing else.
+
+pub mod sqlite;
