@@ -4,3 +4,4 @@ pub mod backends;
 pub mod exit;
 pub mod lease;
 pub mod lock;
+pub mod supervise;
