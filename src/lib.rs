@@ -7,6 +7,7 @@ pub mod exit;
 pub mod lease;
 pub mod lock;
 pub mod output;
+pub mod supervise;
 
 /// Does what this process's command line says.
 pub fn run() -> std::process::ExitCode {
