@@ -19,9 +19,10 @@ use std::{future::Future, io};
 
 pub use key::{KeyArg, TokenArg};
 pub use metadata::collect as collect_metadata;
-pub use target::{BackendConfig, RedisAddress, RedisConfig, Secret, Target, Tls};
+pub use target::{BackendConfig, RedisOptions, Secret, Server, SqliteOptions, Target, Tls};
 
 use crate::{
+    backends::{redis::Redis, sqlite::Sqlite},
     lease::Limits,
     lock::{Backend, Error, Kind, Result},
     output::Output,
@@ -77,12 +78,17 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
 }
 
 /// The store, not connected yet. Says so if it is only the embedded default.
-///
-/// # Errors
-/// What makes it unfit before it is even asked.
-pub fn open(context: &Context) -> Result<Box<dyn Backend>> {
+pub fn open(context: &Context) -> Box<dyn Backend> {
     match &context.target.backend {
-        BackendConfig::Sqlite { .. } | BackendConfig::Redis(_) => Err(Error::new(Kind::Internal, "no backend")),
+        BackendConfig::Sqlite { options, asked_for } => {
+            if !asked_for {
+                context
+                    .out
+                    .warn(&format!("no backend is configured: locks in {} protect this user on this host only", options.path.display()));
+            }
+            Box::new(Sqlite::new(options.clone()))
+        }
+        BackendConfig::Redis(options) => Box::new(Redis::new(options.clone())),
     }
 }
 
