@@ -11,7 +11,7 @@ use super::Context;
 use crate::{
     exit,
     lease::{Budget, Held, Patience},
-    lock::{Entry, Error, Key, Kind, Mode, Request, Result, Token, Ttl},
+    lock::{Backend, Entry, Error, Key, Kind, Mode, Request, Result, Token, Ttl},
     output::{Outcome, StatusFile, Syslog, SyslogPolicy, Verdict, plain},
     supervise::{self, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
 };
@@ -116,9 +116,10 @@ pub struct RunSettings {
 /// Runs the command under the lock, says how it went, and returns the exit status.
 pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     let out = &context.out;
-    let Done { verdict, reraise } = attempt(settings, context).unwrap_or_else(|error| {
-        let backend = context.target.describe();
-        let verdict = Verdict::new(Outcome::Error, &settings.key, backend, exit::of(&error));
+    let backend = super::open(context);
+    let store = backend.describe();
+    let Done { verdict, reraise } = attempt(settings, context, backend).unwrap_or_else(|error| {
+        let verdict = Verdict::new(Outcome::Error, &settings.key, store, exit::of(&error));
         Done { verdict: Verdict { error: Some(error), ..verdict }, reraise: None }
     });
     if let (Outcome::Error, Some(error), false) = (verdict.outcome, &verdict.error, out.is_json()) {
@@ -138,8 +139,7 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
 }
 
 /// All that can be refused without a store is refused first; then the guardian is forked, and the rest is asynchronous.
-fn attempt(settings: &RunSettings, context: &Context) -> Result<Done> {
-    let mut backend = super::open(context)?;
+fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backend>) -> Result<Done> {
     let ttl = match settings.ttl {
         Some(ttl) => {
             backend.capabilities().check_ttl(ttl)?;
