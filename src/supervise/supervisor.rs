@@ -13,7 +13,7 @@ use std::{
 use rustix::{
     io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
-    process::{Pid, Signal as Signo, WaitOptions, getpgrp, getpid, kill_process, set_child_subreaper, wait, waitpid},
+    process::{Pid, Signal as Signo, WaitOptions, getpid, kill_process, set_child_subreaper, wait, waitpid},
     time::{TimerfdClockId, TimerfdFlags, timerfd_create},
 };
 use tokio::io::unix::AsyncFd;
@@ -64,7 +64,7 @@ pub fn fork_guardian(plan: Plan) -> io::Result<Guardian> {
     match sys::fork()? {
         Fork::Child => {
             drop(socket);
-            live(Setup { plan, argv, socket: theirs, mask, group: getpgrp(), cgroup })
+            live(Setup { plan, argv, socket: theirs, mask, group: sys::own_group(), cgroup })
         }
         Fork::Parent(pid) => Ok(Guardian { pid, socket, plan, cgroup, spared }),
     }

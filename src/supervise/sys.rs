@@ -133,6 +133,12 @@ pub fn raise(signal: i32) {
     unsafe { libc::kill(libc::getpid(), signal) };
 }
 
+/// The process group of this process; `None` if its leader is outside of our PID namespace.
+pub fn own_group() -> Option<Pid> {
+    // SAFETY: always sound.
+    Pid::from_raw(unsafe { libc::getpgrp() })
+}
+
 /// The signal of that number, if it is one that has a name.
 pub fn signal(number: i32) -> Option<Signal> {
     Signal::from_named_raw(number)
