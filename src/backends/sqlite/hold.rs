@@ -11,6 +11,7 @@ use super::{
 use crate::lock::{Effect, Key, Release, Renewal, Result, Scope, Token, Ttl};
 
 /// What the lock file says of a hold.
+#[allow(clippy::struct_excessive_bools)] // independent facts
 struct Standing {
     /// This process has the hold, and the kernel confirms its bytes.
     ours: bool,
