@@ -9,10 +9,11 @@ use super::{
     signal, spec,
 };
 use crate::{
-    commands::run::{Args, Contain, Leftover, OnLost, RunSettings},
+    commands::run::{Args, RunSettings},
     lease::Budget,
     lock::{Error, Key, Kind, Result, Ttl},
     output::{StatusFile, SyslogPolicy},
+    supervise::{Contain, Leftover, OnLost},
 };
 
 /// Checks all that `run` was told.

@@ -58,10 +58,10 @@ pub const SETTINGS: &[Spec] = &[
 ];
 
 /// Keys of a `[backends.NAME]` table beside the settings. All but `url` may stand in the URL's query as well.
-pub const BACKEND_KEYS: &[&str] = &["url", "cacert", "db"];
+pub const BACKEND_KEYS: &[&str] = &["url", "cacert", "cert", "db", "key"];
 
 /// What a URL's query may hold.
-pub const URL_PARAMETERS: &[&str] = &["backend_timeout", "cacert", "db", "namespace", "password_file", "ttl"];
+pub const URL_PARAMETERS: &[&str] = &["backend_timeout", "cacert", "cert", "db", "key", "namespace", "password_file", "ttl"];
 
 /// The setting of this name.
 pub fn find(name: &str) -> Option<&'static Spec> {

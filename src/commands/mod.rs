@@ -15,16 +15,18 @@ pub mod renew;
 pub mod run;
 mod target;
 
-use std::{future::Future, io};
+use std::future::Future;
 
 pub use key::{KeyArg, TokenArg};
 pub use metadata::collect as collect_metadata;
-pub use target::{BackendConfig, RedisAddress, RedisConfig, Secret, Target, Tls};
+pub use target::{BackendConfig, RedisOptions, Secret, Server, SqliteOptions, Target, Tls};
 
 use crate::{
+    backends::{redis::Redis, sqlite::Sqlite},
     lease::Limits,
     lock::{Backend, Error, Kind, Result},
     output::Output,
+    supervise::{Signal, Signals, stop_self},
 };
 
 /// What every command works with, checked, before anything was touched.
@@ -77,12 +79,17 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
 }
 
 /// The store, not connected yet. Says so if it is only the embedded default.
-///
-/// # Errors
-/// What makes it unfit before it is even asked.
-pub fn open(context: &Context) -> Result<Box<dyn Backend>> {
+pub fn open(context: &Context) -> Box<dyn Backend> {
     match &context.target.backend {
-        BackendConfig::Sqlite { .. } | BackendConfig::Redis(_) => Err(Error::new(Kind::Internal, "no backend")),
+        BackendConfig::Sqlite { options, asked_for } => {
+            if !asked_for {
+                context
+                    .out
+                    .warn(&format!("no backend is configured: locks in {} protect this user on this host only", options.path.display()));
+            }
+            Box::new(Sqlite::new(options.clone()))
+        }
+        BackendConfig::Redis(options) => Box::new(Redis::new(options.clone())),
     }
 }
 
@@ -94,23 +101,15 @@ fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
         .block_on(work)
 }
 
-/// Ready with the signal's number once INT, TERM or HUP has come. Signals that were ignored at start stay so.
-fn interrupted() -> Result<impl Future<Output = i32>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let failed = |error: io::Error| Error::new(Kind::Internal, "signals can't be watched").source(error);
-    let ignored = metadata::ignored_signals();
-    let mut watched = Vec::new();
-    for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
-        if !ignored.contains(&kind.as_raw_value()) {
-            watched.push((kind.as_raw_value(), signal(kind).map_err(failed)?));
+/// Ready with the signal that ends a wait, once it has come. Ctrl-Z stops dlock as usual.
+async fn interrupted(mut signals: Signals) -> Signal {
+    loop {
+        let signal = signals.next().await;
+        if signal.ends_wait() {
+            return signal;
+        }
+        if signal.is_stop() {
+            stop_self(signal.number);
         }
     }
-    Ok(std::future::poll_fn(move |cx| {
-        for (number, signal) in &mut watched {
-            if signal.poll_recv(cx).is_ready() {
-                return std::task::Poll::Ready(*number);
-            }
-        }
-        std::task::Poll::Pending
-    }))
 }

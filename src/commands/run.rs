@@ -9,6 +9,7 @@ use crate::{
     lease::Patience,
     lock::{Error, Key, Kind, Result, Ttl},
     output::{StatusFile, SyslogPolicy},
+    supervise::{Contain, Leftover, OnLost},
 };
 
 /// The arguments of `dlock run`.
@@ -106,39 +107,6 @@ pub struct RunSettings {
     pub log: SyslogPolicy,
     /// Variables that are dlock's own and are taken out of the command's environment.
     pub stripped_variables: Vec<String>,
-}
-
-/// What happens to the command when the lock is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnLost {
-    /// TERM, and KILL a grace later.
-    Kill,
-    /// Another signal instead of TERM, and KILL a grace later.
-    Signal(i32),
-    /// Nothing, and the job goes on without a lock.
-    Continue,
-}
-
-/// What happens to processes that outlive the command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leftover {
-    /// The lock is kept until they are gone.
-    Wait,
-    /// They are stopped.
-    Kill,
-    /// The lock is released beside them, with a warning.
-    Leave,
-}
-
-/// How the command's tree is kept together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Contain {
-    /// A cgroup where one is ours to use, else a group.
-    Auto,
-    /// A process group, a subreaper and the death signal.
-    Group,
-    /// A cgroup of its own, or failure.
-    Cgroup,
 }
 
 /// Runs the command under the lock and returns the exit status.
