@@ -68,7 +68,7 @@ pub enum Work {
 pub fn perform(work: Work, context: &Context) -> Result<u8> {
     match work {
         // Makes its own runtime: the guardian is forked before.
-        Work::Run(settings) => run::run(&settings, context),
+        Work::Run(settings) => Ok(run::run(&settings, context)),
         Work::Acquire(settings) => block_on(acquire::run(settings, context)),
         Work::Renew(settings) => block_on(renew::run(settings, context)),
         Work::Release(settings) => block_on(release::run(settings, context)),
