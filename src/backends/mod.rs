@@ -1,3 +1,4 @@
 //! One folder per store. They see [`crate::lock`] and nothing else.
 
 pub mod memory;
+pub mod redis;

@@ -1,0 +1,174 @@
+//! One connection: opening it, and exchanging requests for replies.
+//!
+//! It never reconnects and knows no time limits. Whoever drops an exchange half-way must drop the connection too,
+//! since a reply may still come.
+
+use std::{
+    future::poll_fn,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    pin::Pin,
+    task::Poll,
+};
+
+use combine::{
+    parser::combinator::AnySendSyncPartialState,
+    stream::{Decoder, PointerOffset},
+};
+use redis::Value;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
+    net::{TcpStream, UnixStream, lookup_host},
+};
+
+use super::{
+    failure,
+    options::{Options, Server},
+    tls,
+};
+use crate::lock::{Effect, Error, Key, Kind, Result};
+
+/// A byte stream of any kind.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
+
+/// An open connection, logged in and in its database.
+pub(super) struct Connection {
+    stream: Box<dyn Stream>,
+    decoder: Decoder<AnySendSyncPartialState, PointerOffset<[u8]>>,
+    /// Whether any reply has come.
+    greeted: bool,
+    encrypted: bool,
+    /// The lock that was found busy over this connection, so that blocking for its release misses nothing.
+    pub(super) asked: Option<Key>,
+}
+
+impl Connection {
+    /// Connects and logs in. One round trip more than the network's own where there is a password or a database.
+    ///
+    /// The login isn't sent together with the first request: where it is refused, a server that lets anybody in
+    /// would go on and take the lock as another user, or in database 0.
+    pub(super) async fn open(options: &Options) -> Result<Self> {
+        let stream: Box<dyn Stream> = match &options.server {
+            Server::Unix(path) => Box::new(UnixStream::connect(path).await.map_err(failure::unreachable)?),
+            Server::Tcp { host, port } => {
+                let tcp = dial(host, *port).await?;
+                match &options.tls {
+                    None => Box::new(tcp),
+                    Some(tls) => Box::new(tls::wrap(tls, host, tcp).await?),
+                }
+            }
+        };
+        let mut connection =
+            Self { stream, decoder: Decoder::new(), greeted: false, encrypted: options.tls.is_some(), asked: None };
+        connection.greet(options).await?;
+        Ok(connection)
+    }
+
+    async fn greet(&mut self, options: &Options) -> Result<()> {
+        let mut greeting = redis::pipe();
+        match (&options.user, &options.password) {
+            (Some(user), Some(password)) => {
+                greeting.cmd("AUTH").arg(user).arg(password.reveal());
+            }
+            (None, Some(password)) => {
+                greeting.cmd("AUTH").arg(password.reveal());
+            }
+            (Some(_), None) => {
+                return Err(Error::new(Kind::Config, "there is a user but no password")
+                    .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration"));
+            }
+            (None, None) => {}
+        }
+        if options.db != 0 {
+            greeting.cmd("SELECT").arg(options.db);
+        }
+        if greeting.is_empty() {
+            return Ok(());
+        }
+        let packed = greeting.get_packed_pipeline();
+        let replies = self.exchange(&packed, greeting.len()).await.map_err(|error| error.effect(Effect::NotApplied))?;
+        for reply in &replies {
+            if let Value::ServerError(error) = reply {
+                return Err(failure::refused_greeting(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the connection is still open and at rest, as far as can be told without asking the server.
+    pub(super) async fn is_idle(&mut self) -> bool {
+        let mut byte = [0];
+        poll_fn(|cx| {
+            let mut buffer = ReadBuf::new(&mut byte);
+            // At rest there is nothing to read: an end, an error and an unasked-for byte are all reasons to part.
+            Poll::Ready(Pin::new(&mut self.stream).poll_read(cx, &mut buffer).is_pending())
+        })
+        .await
+    }
+
+    /// Sends `packed`, which holds `count` commands, and awaits their replies. Errors of the server are among the replies.
+    pub(super) async fn exchange(&mut self, packed: &[u8], count: usize) -> Result<Vec<Value>> {
+        self.send(packed).await.map_err(failure::broken)?;
+        let mut replies = Vec::with_capacity(count);
+        for _ in 0..count {
+            replies.push(self.receive().await?);
+        }
+        Ok(replies)
+    }
+
+    /// As [`Connection::exchange`], for one command whose error is an error.
+    pub(super) async fn ask(&mut self, packed: &[u8]) -> Result<Value> {
+        self.send(packed).await.map_err(failure::broken)?;
+        self.receive().await
+    }
+
+    async fn send(&mut self, packed: &[u8]) -> io::Result<()> {
+        self.stream.write_all(packed).await?;
+        self.stream.flush().await
+    }
+
+    async fn receive(&mut self) -> Result<Value> {
+        match redis::parse_redis_value_async(&mut self.decoder, &mut self.stream).await {
+            Ok(reply) => {
+                self.greeted = true;
+                Ok(reply)
+            }
+            Err(error) if error.is_io_error() => {
+                let failure = failure::broken(error);
+                let may_want_tls = !self.greeted && !self.encrypted;
+                Err(if may_want_tls { failure.hint("if the server speaks TLS there, the URL begins with rediss://") } else { failure })
+            }
+            Err(_) => Err(failure::unreadable()),
+        }
+    }
+}
+
+/// Connects to the first address that answers.
+async fn dial(host: &str, port: u16) -> Result<TcpStream> {
+    let addresses = resolve(host, port).await?;
+    let mut failed = None;
+    for address in addresses {
+        match TcpStream::connect((address, port)).await {
+            Ok(stream) => {
+                // Requests are one small packet each: waiting to fill it would cost 40 ms. A refusal only costs time.
+                let _ = stream.set_nodelay(true);
+                return Ok(stream);
+            }
+            Err(error) => failed = Some(error),
+        }
+    }
+    Err(failed.map_or_else(|| failure::unresolved(None), failure::unreachable))
+}
+
+/// `localhost` and addresses need no resolver, which would start a thread.
+async fn resolve(host: &str, port: u16) -> Result<Vec<IpAddr>> {
+    if let Ok(address) = host.parse() {
+        return Ok(vec![address]);
+    }
+    if host.eq_ignore_ascii_case("localhost") {
+        return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
+    }
+    let found = lookup_host((host, port)).await.map_err(|error| failure::unresolved(Some(error)))?;
+    Ok(found.map(|address| address.ip()).collect())
+}

@@ -1,0 +1,197 @@
+//! From what Redis, the network and TLS say to the one error type.
+//!
+//! What the server says is quoted only where it can't contain what we sent: to an unknown command it
+//! answers with its arguments, passwords included.
+
+use std::io;
+
+use redis::ServerError;
+
+use crate::lock::{Effect, Error, Kind};
+
+/// An error that the server answered with. It refused, so nothing was applied.
+pub(super) fn refused(error: &ServerError) -> Error {
+    let details = error.details().unwrap_or_default();
+    let (code, details) = innermost(error.code(), details);
+    let unavailable = |message: &str| Error::new(Kind::Unavailable, message);
+    match code {
+        "NOAUTH" => Error::new(Kind::Denied, "the server wants a password")
+            .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration"),
+        "WRONGPASS" => Error::new(Kind::Denied, "the server refused the user or the password")
+            .hint("the user is in the URL (redis://USER@HOST); the password in DLOCK_PASSWORD or --password-file"),
+        "NOPERM" => Error::new(Kind::Denied, format!("the user has not all the rights that dlock needs: {}", clean(details))).hint(
+            "ACL SETUSER … ~NAMESPACE:* ~redisson_lock_token:* &redisson_* +@read +@write +@scripting +@connection +@pubsub +time",
+        ),
+        "DENIED" => Error::new(Kind::Denied, "the server runs in protected mode and lets nobody in from another host")
+            .hint("give the server a password, or bind it to this network's address"),
+        "LOADING" => unavailable("the server is loading its data"),
+        "BUSY" => unavailable("the server is busy with somebody's script").hint("SCRIPT KILL on the server ends it"),
+        "MASTERDOWN" => unavailable("the server is a replica that lost its master"),
+        "READONLY" => unavailable("the server is a read-only replica").hint("name the master in the URL"),
+        "OOM" => unavailable("the server is out of memory").hint("raise maxmemory, or remove what fills it; keep noeviction"),
+        "MISCONF" => unavailable("the server takes no writes because it can't save them").hint("see the server's log"),
+        "NOREPLICAS" => unavailable("the server takes no writes because it has too few replicas (min-replicas-to-write)"),
+        "CLUSTERDOWN" | "TRYAGAIN" => unavailable("the server's cluster is down"),
+        "UNBLOCKED" => unavailable("the server became a replica"),
+        "MOVED" | "ASK" | "CROSSSLOT" => Error::new(Kind::Config, "the server is one node of a Redis Cluster")
+            .hint("a cluster has a URL of its own: redis+cluster://HOST:PORT,HOST:PORT"),
+        "WRONGTYPE" => Error::new(Kind::Data, "a key that dlock needs holds a value of another type")
+            .hint("another program uses this name; take another key or --namespace"),
+        "FENCE" => Error::new(Kind::Data, "the fence counter is beyond 2^53").hint("somebody wrote it; delete redisson_lock_token:{…}"),
+        _ => general(code, details),
+    }
+}
+
+/// The server's errors without a code of their own.
+fn general(code: &str, details: &str) -> Error {
+    let says = |text: &str| details.to_ascii_lowercase().contains(text);
+    if says("not an integer") {
+        Error::new(Kind::Data, "the fence counter is not a number").hint("somebody wrote it; delete redisson_lock_token:{…}")
+    } else if says("max number of clients") {
+        Error::new(Kind::Unavailable, "the server has as many clients as it takes").hint("raise maxclients on the server")
+    } else if says("unknown command") {
+        Error::new(Kind::Config, "the server doesn't know a command that dlock needs")
+            .hint("dlock needs Redis 6.2 or Valkey 7.2 at least, with its commands under their own names")
+    } else if code == "ERR" {
+        Error::new(Kind::Internal, format!("the server refused a request: {}", clean(details)))
+    } else {
+        Error::new(Kind::Unavailable, format!("the server refused for now: {}", clean(code)))
+    }
+}
+
+/// An error in answer to `AUTH` or `SELECT`, of which nothing is quoted.
+pub(super) fn refused_greeting(error: &ServerError) -> Error {
+    let details = error.details().unwrap_or_default().to_ascii_lowercase();
+    if details.contains("no password is set") || details.contains("without any password configured") {
+        Error::new(Kind::Denied, "the server has no password, but one was given").hint("leave the password out")
+    } else if details.contains("db index") || details.contains("select is not allowed") {
+        Error::new(Kind::Config, "the server has no database of that number")
+    } else if error.code() == "ERR" && !details.contains("max number of clients") && !details.contains("unknown command") {
+        Error::new(Kind::Denied, "the server refused the login")
+    } else {
+        refused(error)
+    }
+}
+
+/// Servers before 7 wrap the error that ended a script into one of their own.
+fn innermost<'a>(code: &'a str, details: &'a str) -> (&'a str, &'a str) {
+    const CODES: [&str; 9] =
+        ["OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "FENCE"];
+    if code != "ERR" || !details.contains("user_script") {
+        return (code, details);
+    }
+    let mut words = details.split([' ', ':', '-']);
+    words.find_map(|word| CODES.into_iter().find(|code| *code == word)).map_or((code, details), |code| (code, details))
+}
+
+/// No connection: nothing was sent.
+pub(super) fn unreachable(error: io::Error) -> Error {
+    let plain = |message: &str| Error::new(Kind::Unavailable, message);
+    let failure = match error.kind() {
+        io::ErrorKind::ConnectionRefused => plain("nothing listens there").hint("is the server running, and is the port right?"),
+        io::ErrorKind::NotFound => plain("there is no such socket").hint("is the server running, and is the path right?"),
+        io::ErrorKind::PermissionDenied => Error::new(Kind::Denied, "this user may not open the server's socket"),
+        io::ErrorKind::TimedOut => plain("the server did not answer"),
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => plain("the server's network can't be reached"),
+        _ => plain("can't connect to the server"),
+    };
+    failure.source(error)
+}
+
+/// The host name means nothing.
+pub(super) fn unresolved(error: Option<io::Error>) -> Error {
+    let failure = Error::new(Kind::Unavailable, "the server's name can't be resolved");
+    match error {
+        Some(error) => failure.source(error),
+        None => failure,
+    }
+}
+
+/// The TLS handshake failed: nothing was sent.
+pub(super) fn tls(error: io::Error) -> Error {
+    let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    let failure = match cause {
+        Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
+            .hint("an authority of your own is named with ?cacert=FILE; the host in the URL must be one that the certificate names"),
+        Some(rustls::Error::AlertReceived(alert)) => Error::new(Kind::Denied, format!("the server ended the TLS handshake: {alert:?}"))
+            .hint("if it asks for a client certificate, ?cert=FILE&key=FILE give it"),
+        Some(rustls::Error::InvalidMessage(_)) => {
+            Error::new(Kind::Config, "the server doesn't speak TLS on this port").hint("redis:// connects without TLS")
+        }
+        _ => Error::new(Kind::Unavailable, "the connection ended in the TLS handshake"),
+    };
+    failure.source(error)
+}
+
+/// The connection broke while a request was on its way: it may have been applied.
+pub(super) fn broken(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::new(Kind::Unavailable, "the connection to the server broke").effect(Effect::Unknown).source(error)
+}
+
+/// An answer that no version of the server gives.
+pub(super) fn unreadable() -> Error {
+    Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is it a Redis server?")
+}
+
+/// A newer dlock's data.
+pub(super) fn newer_layout(version: &str) -> Error {
+    Error::new(Kind::Layout, format!("the lock was taken by a newer dlock, whose layout {} this one can't read", clean(version)))
+        .hint("update dlock on this machine")
+}
+
+/// Something that is no lock is stored under the name.
+pub(super) fn no_lock(what: &str) -> Error {
+    Error::new(Kind::Data, format!("{} that is no lock is stored under this name", clean(what)))
+        .hint("another program uses this name; take another key or --namespace")
+}
+
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::*;
+
+    fn of(reply: &str) -> Error {
+        match redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).unwrap() {
+            Value::ServerError(error) => refused(&error),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_may_pass_is_unavailable_and_what_must_be_mended_is_not() {
+        for code in ["LOADING", "BUSY", "MASTERDOWN", "READONLY", "OOM", "CLUSTERDOWN", "MISCONF", "NOREPLICAS"] {
+            let error = of(&format!("{code} some words"));
+            assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied), "{code}");
+        }
+        for (reply, kind) in [
+            ("NOAUTH Authentication required.", Kind::Denied),
+            ("WRONGPASS invalid username-password pair or user is disabled.", Kind::Denied),
+            ("NOPERM this user has no permissions to run the 'evalsha' command", Kind::Denied),
+            ("MOVED 3999 127.0.0.1:6381", Kind::Config),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", Kind::Data),
+            ("ERR value is not an integer or out of range", Kind::Data),
+            ("ERR max number of clients reached", Kind::Unavailable),
+        ] {
+            assert_eq!(of(reply).kind, kind, "{reply}");
+        }
+    }
+
+    #[test]
+    fn older_servers_wrap_a_scripts_error() {
+        let wrapped = "ERR Error running script (call to f_5a): @user_script:9: -OOM command not allowed when used memory > 'maxmemory'.";
+        assert_eq!(of(wrapped).kind, Kind::Unavailable);
+        let wrapped = "ERR Error running script (call to f_5a): @user_script:9: @user_script: 9: -NOPERM no access to a key";
+        assert_eq!(of(wrapped).kind, Kind::Denied);
+    }
+
+    #[test]
+    fn arguments_that_the_server_echoes_are_not_passed_on() {
+        let error = of("ERR unknown command 'AUTH', with args beginning with: 'ana' 'hunter2'");
+        assert!(!format!("{error:?}").contains("hunter2"));
+    }
+}

@@ -1,0 +1,113 @@
+-- Takes the lock if it is free, enters it for its owner, or says who has it and joins the queue.
+--
+-- KEYS  1 lock   2 fence counter   3 record   4 queue (zset: owner by arrival)   5 waiters (hash: owner -> refreshed:JSON)
+-- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": enter the owner's hold only  5 "1": join the queue if busy
+--       6 "1": this owner may be in the queue  7 "1": detached  8 metadata as JSON, or ""
+-- Reply {"granted", fence, holds}
+--       {"busy", now, pttl, {field, value, ...} of the lock, {field, value, ...} of the record, place or 0}
+--       {"not-held"}              ARGV[4] was set and the owner does not hold the lock
+--       {"alien", type, pttl}     something else than a hash is stored there
+--       {"layout", version}       a newer dlock's
+--
+-- Worst cases: the reply is lost and the request repeated (the owner's field says so: same fence, counted once);
+-- the server is out of memory or a right is missing half-way (nothing is rolled back, so every kind of command
+-- that the lock itself needs has succeeded on the record before the lock is written: no lock without expiry).
+
+local lock, counter, record_key, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local owner, hold, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local reenter, join, queued = ARGV[4] == '1', ARGV[5] == '1', ARGV[6] == '1'
+local field = owner .. ':1:write'
+local now, us = clock()
+local ends = now + ttl
+
+local function leave_queue()
+  if queued then
+    redis.pcall('ZREM', queue, owner)
+    redis.pcall('HDEL', waiters, owner)
+  end
+end
+
+-- The place in the queue, from 1. The queue only informs, so that no failure here may hide that the lock is busy.
+local function join_queue()
+  redis.pcall('ZADD', queue, 'NX', now, owner)
+  redis.pcall('HSET', waiters, owner, whole(now) .. ':' .. ARGV[8])
+  redis.pcall('PEXPIRE', queue, 20000)
+  redis.pcall('PEXPIRE', waiters, 20000)
+  local place = redis.pcall('ZRANK', queue, owner)
+  if type(place) ~= 'number' then
+    return 0
+  end
+  if place > 0 then
+    -- One that died without leaving is dropped when it has come to the front: constant work per call.
+    local first = redis.pcall('ZRANGE', queue, 0, 0)[1]
+    local seen = first and redis.pcall('HGET', waiters, first)
+    local seen_at = type(seen) == 'string' and tonumber(string.match(seen, '^%d+')) or 0
+    if first and seen_at < now - 15000 then
+      redis.pcall('ZREM', queue, first)
+      redis.pcall('HDEL', waiters, first)
+      place = place - 1
+    end
+  end
+  return place + 1
+end
+
+local kind = redis.call('TYPE', lock).ok
+if kind ~= 'none' and kind ~= 'hash' then
+  return { 'alien', kind, redis.call('PTTL', lock) }
+end
+
+if kind == 'hash' then
+  local record, flat = read_record(record_key)
+  if is_newer(record) then
+    return { 'layout', record.v }
+  end
+  local ours = has_field(lock, field)
+  if ours and record.owner == owner then
+    local others, _, ended = other_holds(record, hold, now)
+    local latest = math.max(ends, now + redis.call('PTTL', lock))
+    redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. ARGV[3])
+    redis.call('PEXPIREAT', lock, whole(latest))
+    redis.call('PEXPIREAT', record_key, whole(latest))
+    if #ended > 0 then
+      redis.pcall('HDEL', record_key, unpack(ended))
+    end
+    leave_queue()
+    return { 'granted', record.fence, others + 1 }
+  end
+  -- Ours without its record, which somebody must have deleted: granted anew below, with a new fence.
+  if not ours then
+    if reenter then
+      return { 'not-held' }
+    end
+    local fields = redis.call('HRANDFIELD', lock, 16, 'WITHVALUES')
+    return { 'busy', now, redis.call('PTTL', lock), fields, flat, join and join_queue() or 0 }
+  end
+end
+if reenter then
+  return { 'not-held' }
+end
+
+-- Never below the time in us, so that a server that lost its data doesn't repeat a fence.
+local fence = redis.call('INCR', counter)
+if fence < us then
+  fence = us
+  redis.call('SET', counter, whole(fence))
+end
+if fence >= 9007199254740992 then
+  return redis.error_reply('FENCE the counter is beyond 2^53')
+end
+local record = {
+  'v', MAJOR .. '.0', 'owner', owner, 'fence', whole(fence), 'since', whole(now), 'renewed', whole(now),
+  'root', hold, 'detached', ARGV[7], 'hold:' .. hold, whole(ends) .. ':' .. ARGV[3],
+}
+if ARGV[8] ~= '' then
+  record[#record + 1] = 'meta'
+  record[#record + 1] = ARGV[8]
+end
+redis.call('DEL', record_key)
+redis.call('HSET', record_key, unpack(record))
+redis.call('PEXPIREAT', record_key, whole(ends))
+redis.call('HSET', lock, 'mode', 'write', field, '1')
+redis.call('PEXPIREAT', lock, whole(ends))
+leave_queue()
+return { 'granted', whole(fence), 1 }

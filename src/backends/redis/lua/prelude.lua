@@ -1,0 +1,85 @@
+-- What each of dlock's scripts begins with. Not a script of its own.
+--
+-- A lock's record is the hash beside it that foreign libraries never see:
+--   v         layout version, major.minor; an unknown major is refused
+--   owner     whose record it is; it counts only while the lock has this owner's field
+--   fence     the fencing token
+--   since     when the lock was granted; times are ms of the server's clock
+--   renewed   when it was last extended
+--   root      the hold that the lock was taken with
+--   detached  1 if no process stands behind it
+--   meta      who, as JSON; may be missing
+--   hold:ID   one for each hold: "<end ms>:<ttl ms>"
+
+local MAJOR = 1
+
+-- The server's time, in ms (rounded up) and in us.
+local function clock()
+  local time = redis.call('TIME')
+  local us = time[1] * 1000000 + time[2]
+  return math.ceil(us / 1000), us
+end
+
+-- A number in all its digits: Lua would write 1.7e+15.
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+-- The record at `key` as a table, and as the flat list that Redis returns.
+local function read_record(key)
+  local flat, record = redis.call('HGETALL', key), {}
+  for i = 1, #flat, 2 do
+    record[flat[i]] = flat[i + 1]
+  end
+  return record, flat
+end
+
+-- Whether a version of dlock wrote `record` that this one can't read.
+local function is_newer(record)
+  return record.v ~= nil and (tonumber(string.match(record.v, '^%d+')) or MAJOR + 1) > MAJOR
+end
+
+-- Whether the hash at `lock` has `field`. Something else than a hash has not; other errors are raised.
+local function has_field(lock, field)
+  local reply = redis.pcall('HEXISTS', lock, field)
+  if type(reply) == 'number' then
+    return reply == 1
+  end
+  if string.find(reply.err, 'WRONGTYPE', 1, true) then
+    return false
+  end
+  error(reply.err)
+end
+
+-- The end and the TTL of a hold, or nil if it has ended or never was.
+local function live_hold(record, id, now)
+  local ends, ttl = string.match(record['hold:' .. id] or '', '^(%d+):(%d+)$')
+  if ends and tonumber(ends) > now then
+    return tonumber(ends), tonumber(ttl)
+  end
+end
+
+-- How many holds other than `id` are live, when the last of them ends, and the fields of those that have ended.
+local function other_holds(record, id, now)
+  local count, latest, ended = 0, 0, {}
+  for field in pairs(record) do
+    local other = string.match(field, '^hold:(.+)$')
+    if other and other ~= id then
+      local ends = live_hold(record, other, now)
+      if ends then
+        count, latest = count + 1, math.max(latest, ends)
+      else
+        ended[#ended + 1] = field
+      end
+    end
+  end
+  return count, latest, ended
+end
+
+-- Pushes one wake-up if somebody may wait and none lies there already. Never fails: what came before must stand.
+local function wake_one(queue, wake)
+  if redis.pcall('EXISTS', queue) == 1 and redis.pcall('EXISTS', wake) == 0 then
+    redis.pcall('LPUSH', wake, '1')
+    redis.pcall('PEXPIRE', wake, 15000)
+  end
+end

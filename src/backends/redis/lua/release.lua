@@ -1,0 +1,39 @@
+-- Gives a hold back; frees the lock with the last one and wakes one of those who wait.
+--
+-- KEYS  1 lock  2 record  3 queue  4 wake-up list
+-- ARGV  1 owner  2 hold  3 "1": also the holds nested in this one
+--       4 channel that waits for Redisson's plain lock  5 channel that waits for its read-write lock
+-- Reply {"released"} | {"still-held", count} | {"not-held"} | {"layout", version}
+--
+-- Worst cases: somebody deleted the lock and another took it (the owner's field is gone: nothing is touched);
+-- a right to publish or to push is missing, or memory (DEL comes first, and what follows can't undo it).
+
+local lock, record_key, queue, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local owner, hold = ARGV[1], ARGV[2]
+if not has_field(lock, owner .. ':1:write') then
+  return { 'not-held' }
+end
+local record = read_record(record_key)
+if is_newer(record) then
+  return { 'layout', record.v }
+end
+local now = clock()
+if record.owner ~= owner or not live_hold(record, hold, now) then
+  return { 'not-held' }
+end
+-- Who entered whom is not recorded: only the first hold is known to enclose all others.
+local whole_tree = ARGV[3] == '1' and record.root == hold
+local others, latest = other_holds(record, hold, now)
+if others > 0 and not whole_tree then
+  redis.call('HDEL', record_key, 'hold:' .. hold)
+  -- What is left lasts as long as its own holds: an inner one that is killed must not keep the outer one's time.
+  redis.call('PEXPIREAT', lock, whole(latest))
+  redis.call('PEXPIREAT', record_key, whole(latest))
+  return { 'still-held', others }
+end
+redis.call('DEL', lock)
+redis.pcall('DEL', record_key)
+wake_one(queue, wake)
+redis.pcall('PUBLISH', ARGV[4], '0')
+redis.pcall('PUBLISH', ARGV[5], '1')
+return { 'released' }

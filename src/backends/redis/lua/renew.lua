@@ -1,0 +1,35 @@
+-- Extends a hold; never creates one, and never moves its end or the lock's backwards.
+--
+-- KEYS  1 lock  2 record
+-- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the one that the hold was taken with
+-- Reply {"renewed", ttl, fence} | {"shorter", ms left} | {"not-held"} | {"layout", version}
+--
+-- Worst cases: the hold ended while the request was on its way (its own end says so, not only the lock's);
+-- the server is out of memory (PEXPIREAT is allowed then, and a script that has written once may go on writing,
+-- so it comes first even where the lock lasts longer already).
+
+local lock, record_key = KEYS[1], KEYS[2]
+local owner, hold = ARGV[1], ARGV[2]
+if not has_field(lock, owner .. ':1:write') then
+  return { 'not-held' }
+end
+local record = read_record(record_key)
+if is_newer(record) then
+  return { 'layout', record.v }
+end
+local now = clock()
+local held_until, taken_with = live_hold(record, hold, now)
+if record.owner ~= owner or not held_until then
+  return { 'not-held' }
+end
+local ttl = tonumber(ARGV[3]) or taken_with
+local ends = now + ttl
+if ends < held_until then
+  return { 'shorter', held_until - now }
+end
+local latest = whole(math.max(ends, now + redis.call('PTTL', lock)))
+redis.call('PEXPIREAT', lock, latest)
+redis.call('PEXPIREAT', record_key, latest)
+-- Only a value: the fields are there. Were it to fail, the caller would be told so, and would not count on the time.
+redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. whole(taken_with), 'renewed', whole(now))
+return { 'renewed', ttl, record.fence }

@@ -1,0 +1,111 @@
+//! The names of a lock's keys in Redis.
+//!
+//! A lock's own name has no braces, since keys are encoded without them, and every other name has some: none can be
+//! taken for a lock. All have the lock's name as their hash tag, so that a cluster keeps them together.
+
+use crate::lock::{Encoding, Key, Namespace};
+
+/// How keys are written in Redis: braces, which would name a hash tag of their own, are encoded.
+pub(super) const ENCODING: Encoding = Encoding::new(b"{}");
+
+/// The names of everything that is stored about one lock.
+pub(super) struct Names {
+    /// The lock itself: a hash in the shape of Redisson's write lock.
+    pub lock: String,
+    /// The fence counter, which is Redisson's and never expires.
+    pub fence: String,
+    /// What dlock knows of the hold.
+    pub record: String,
+    /// Who waits, by arrival.
+    pub queue: String,
+    /// What those who wait said of themselves.
+    pub waiters: String,
+    /// The list that they block on.
+    pub wake: String,
+    /// Where those wait who want Redisson's plain lock.
+    pub channel: String,
+    /// Where those wait who want Redisson's read-write lock.
+    pub rw_channel: String,
+}
+
+impl Names {
+    pub(super) fn new(namespace: &Namespace, key: &Key) -> Self {
+        let lock = prefix(namespace) + &ENCODING.encode(key);
+        let side = |what: &str| match namespace.as_str() {
+            "" => format!("{{{lock}}}:dlock-{what}"),
+            namespace => format!("{namespace}:{{{lock}}}:{what}"),
+        };
+        Self {
+            fence: format!("redisson_lock_token:{{{lock}}}"),
+            record: side("record"),
+            queue: side("queue"),
+            waiters: side("waiters"),
+            wake: side("wake"),
+            channel: format!("redisson_lock__channel:{{{lock}}}"),
+            rw_channel: format!("redisson_rwlock:{{{lock}}}"),
+            lock,
+        }
+    }
+}
+
+/// What all lock names of a namespace begin with.
+pub(super) fn prefix(namespace: &Namespace) -> String {
+    match namespace.as_str() {
+        "" => String::new(),
+        namespace => format!("{namespace}:"),
+    }
+}
+
+/// The key whose lock is stored as `name`; `None` if that is no lock's name in this namespace.
+pub(super) fn key_of(namespace: &Namespace, name: &str) -> Option<Key> {
+    ENCODING.decode(name.strip_prefix(&prefix(namespace))?)
+}
+
+/// A pattern for `SCAN` that matches what begins with `start`, literally, and nothing else.
+pub(super) fn pattern(start: &str) -> String {
+    let mut pattern = String::with_capacity(start.len() + 1);
+    for c in start.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '^' | '-' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern + "*"
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn no_name_of_a_lock_is_a_name_of_another(a in "[a-c:{}%*-]{1,12}", b in "[a-c:{}%*-]{1,12}", ns in "[a-c]{0,2}") {
+            let (a, b) = (Key::new(a).unwrap(), Key::new(b).unwrap());
+            let namespace = Namespace::new(ns).unwrap();
+            let (of_a, of_b) = (Names::new(&namespace, &a), Names::new(&namespace, &b));
+            prop_assert_eq!(key_of(&namespace, &of_a.lock), Some(a.clone()));
+            for side in [&of_a.fence, &of_a.record, &of_a.queue, &of_a.waiters, &of_a.wake] {
+                prop_assert_eq!(key_of(&namespace, side), None);
+                if a != b {
+                    prop_assert!(![&of_b.lock, &of_b.fence, &of_b.record, &of_b.queue, &of_b.waiters, &of_b.wake].contains(&side));
+                }
+                // The whole hash tag, from the first brace to the next closing one, is the lock's name.
+                let tag = side.split_once('{').unwrap().1.split_once('}').unwrap().0;
+                prop_assert_eq!(tag, &of_a.lock);
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_where_other_libraries_look() {
+        let key = Key::new("a{b}c").unwrap();
+        let names = Names::new(&Namespace::default(), &key);
+        assert_eq!(names.lock, "dlock:a%7Bb%7Dc");
+        assert_eq!(names.fence, "redisson_lock_token:{dlock:a%7Bb%7Dc}");
+        assert_eq!(names.record, "dlock:{dlock:a%7Bb%7Dc}:record");
+        let bare = Names::new(&Namespace::new("").unwrap(), &key);
+        assert_eq!((bare.lock.as_str(), bare.wake.as_str()), ("a%7Bb%7Dc", "{a%7Bb%7Dc}:dlock-wake"));
+    }
+}

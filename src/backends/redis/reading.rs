@@ -1,0 +1,156 @@
+//! Looking at locks: plain read commands, so that a user with read rights only can do it.
+//!
+//! What the user may not read is unknown, and so are the lengths of time if it may not ask the server's.
+
+use std::collections::BTreeSet;
+
+use redis::{Pipeline, ServerErrorKind, Value};
+
+use super::{
+    Redis, failure,
+    names::{ENCODING, Names, key_of, pattern, prefix},
+    reply,
+    state::{Snapshot, foreign, waiters},
+};
+use crate::lock::{Effect, Fence, Key, Kind, LockState, Mode, Result};
+
+/// How many commands one lock takes.
+const PER_LOCK: usize = 9;
+
+/// How many locks are read in one packet.
+const BATCH: usize = 50;
+
+fn add_reads(pipeline: &mut Pipeline, names: &Names) {
+    pipeline
+        .cmd("TIME")
+        .cmd("TYPE").arg(&names.lock)
+        // Bounded: with an empty namespace the name may be any program's huge hash.
+        .cmd("HRANDFIELD").arg(&names.lock).arg(16).arg("WITHVALUES")
+        .cmd("HLEN").arg(&names.lock)
+        .cmd("PTTL").arg(&names.lock)
+        .cmd("HGETALL").arg(&names.record)
+        .cmd("ZRANGE").arg(&names.queue).arg(0).arg(-1).arg("WITHSCORES")
+        .cmd("HGETALL").arg(&names.waiters)
+        .cmd("GET").arg(&names.fence);
+}
+
+impl Redis {
+    pub(super) async fn read_lock(&mut self, key: &Key) -> Result<LockState> {
+        let names = self.names(key);
+        let mut pipeline = redis::pipe();
+        add_reads(&mut pipeline, &names);
+        let replies = self.run(&pipeline).await?;
+        read_state(key.clone(), &names, &replies)
+    }
+
+    pub(super) async fn read_locks(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let keys: Vec<Key> = self.scan(start).await?.into_iter().collect();
+        let mut states = Vec::new();
+        for batch in keys.chunks(BATCH) {
+            let mut pipeline = redis::pipe();
+            let names: Vec<Names> = batch.iter().map(|key| self.names(key)).collect();
+            for names in &names {
+                add_reads(&mut pipeline, names);
+            }
+            let replies = self.run(&pipeline).await?;
+            for ((key, names), replies) in batch.iter().zip(&names).zip(replies.chunks(PER_LOCK)) {
+                match read_state(key.clone(), names, replies) {
+                    Ok(state) if state.holders.is_empty() => {}
+                    Ok(state) => states.push(state),
+                    // Some other program's hash.
+                    Err(error) if error.kind == Kind::Data => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(states)
+    }
+
+    /// The keys that begin with `start` and have a hash stored under their name. A scan may tell of one twice.
+    async fn scan(&mut self, start: &str) -> Result<BTreeSet<Key>> {
+        let start = prefix(&self.options.namespace) + &ENCODING.encode_str(start);
+        let pattern = pattern(&start);
+        let mut found = BTreeSet::new();
+        let mut cursor = "0".to_owned();
+        loop {
+            let mut pipeline = redis::pipe();
+            pipeline.cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000).arg("TYPE").arg("hash");
+            let replies = self.run(&pipeline).await?;
+            let reply = replies.first().ok_or_else(failure::unreadable)?;
+            if let Value::ServerError(error) = reply {
+                return Err(failure::refused(error));
+            }
+            let Some([next, names]) = reply::items(reply) else { return Err(failure::unreadable()) };
+            for name in reply::items(names).unwrap_or_default() {
+                if let Value::BulkString(name) = name
+                    && let Ok(name) = str::from_utf8(name)
+                {
+                    found.extend(key_of(&self.options.namespace, name));
+                }
+            }
+            cursor = reply::text(next).ok_or_else(failure::unreadable)?;
+            if cursor == "0" {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Sends several commands in one packet. A failure has changed nothing, since all of them only read.
+    async fn run(&mut self, pipeline: &Pipeline) -> Result<Vec<Value>> {
+        let mut connection = self.take_connection().await?;
+        let packed = pipeline.get_packed_pipeline();
+        let replies = connection.exchange(&packed, pipeline.len()).await.map_err(|error| error.effect(Effect::NotApplied))?;
+        self.connection = Some(connection);
+        Ok(replies)
+    }
+}
+
+fn read_state(key: Key, names: &Names, replies: &[Value]) -> Result<LockState> {
+    let [time, kind, lock, lock_len, pttl, record, queue, said, fence] = replies else { return Err(failure::unreadable()) };
+    let now = readable(time)?.and_then(read_time);
+    // Without this right nothing is known, which must not read as free.
+    if let Value::ServerError(error) = kind {
+        return Err(failure::refused(error));
+    }
+    let kind = reply::text(kind).ok_or_else(failure::unreadable)?;
+    let snapshot = Snapshot {
+        now,
+        pttl: readable(pttl)?.and_then(reply::int),
+        lock: readable(lock)?.and_then(reply::pairs).unwrap_or_default(),
+        lock_len: readable(lock_len)?.and_then(reply::int).and_then(|len| usize::try_from(len).ok()).unwrap_or_default(),
+        record: readable(record)?.and_then(reply::pairs).unwrap_or_default(),
+    };
+    let holders = match &*kind {
+        "hash" => {
+            if let Value::ServerError(error) = lock {
+                return Err(failure::refused(error));
+            }
+            snapshot.holders()?
+        }
+        "none" => Vec::new(),
+        "string" if snapshot.expires_in().is_some() => vec![foreign(Mode::Exclusive, snapshot.expires_in())],
+        other => return Err(failure::no_lock(&format!("a {other}"))),
+    };
+    let none = Value::Nil;
+    Ok(LockState {
+        key,
+        stored_as: names.lock.clone(),
+        holders,
+        waiters: waiters(now, readable(queue)?.unwrap_or(&none), readable(said)?.unwrap_or(&none)),
+        last_fence: readable(fence)?.and_then(reply::int).and_then(|fence| u64::try_from(fence).ok()).map(Fence),
+    })
+}
+
+/// A reply, or `None` for what this user may not read or what is of another type.
+fn readable(reply: &Value) -> Result<Option<&Value>> {
+    match reply {
+        Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoPerm) || error.code() == "WRONGTYPE" => Ok(None),
+        Value::ServerError(error) => Err(failure::refused(error)),
+        reply => Ok(Some(reply)),
+    }
+}
+
+fn read_time(reply: &Value) -> Option<i64> {
+    let [seconds, micros] = reply::items(reply)? else { return None };
+    Some(reply::int(seconds)? * 1000 + reply::int(micros)? / 1000)
+}

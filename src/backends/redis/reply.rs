@@ -1,0 +1,36 @@
+//! Readers of replies. What is not of the expected form is `None`, never a panic.
+
+use redis::Value;
+
+/// Text, whatever bytes it has: foreign libraries may write any.
+pub(super) fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        Value::SimpleString(text) => Some(text.clone()),
+        Value::Okay => Some("OK".into()),
+        Value::Int(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+/// A whole number, as one or as text.
+pub(super) fn int(value: &Value) -> Option<i64> {
+    match value {
+        Value::Int(number) => Some(*number),
+        Value::BulkString(bytes) => str::from_utf8(bytes).ok()?.parse().ok(),
+        _ => None,
+    }
+}
+
+/// A list.
+pub(super) fn items(value: &Value) -> Option<&[Value]> {
+    match value {
+        Value::Array(items) => Some(items),
+        _ => None,
+    }
+}
+
+/// A list that alternates fields and values.
+pub(super) fn pairs(value: &Value) -> Option<Vec<(String, String)>> {
+    items(value)?.chunks(2).map(|pair| Some((text(pair.first()?)?, text(pair.get(1)?)?))).collect()
+}

@@ -1,0 +1,184 @@
+//! What is stored about a lock, read into the vocabulary.
+
+use std::time::Duration;
+
+use redis::Value;
+use uuid::Uuid;
+
+use super::{failure, reply};
+use crate::lock::{Fence, Holder, Metadata, Mode, Result, Waiter};
+
+/// The newest layout that this version can read, up to any minor version.
+const MAJOR: u32 = 1;
+
+/// A waiter that has not been heard of for so long is gone.
+const WAITER_GONE_MS: i64 = 15_000;
+
+/// A lock as it was at one moment.
+pub(super) struct Snapshot {
+    /// The server's time in ms; `None` if we may not ask for it.
+    pub now: Option<i64>,
+    /// What is left of the lock's time, as `PTTL` says it.
+    pub pttl: Option<i64>,
+    /// Some fields of the lock's hash; enough to tell whose it is.
+    pub lock: Vec<(String, String)>,
+    /// How many fields there are in all.
+    pub lock_len: usize,
+    /// dlock's record beside it.
+    pub record: Vec<(String, String)>,
+}
+
+/// A lock that a dlock holds has this one field beside `mode`.
+pub(super) fn owner_field(owner: &Uuid) -> String {
+    format!("{owner}:1:write")
+}
+
+impl Snapshot {
+    /// Who holds the lock; empty if it is free.
+    ///
+    /// # Errors
+    /// For a layout newer than ours, and for a hash that is no lock.
+    pub(super) fn holders(&self) -> Result<Vec<Holder>> {
+        if self.lock.is_empty() {
+            return Ok(Vec::new());
+        }
+        if let Some(version) = self.of_record("v") {
+            let major = version.split('.').next().and_then(|major| major.parse().ok());
+            if major.is_none_or(|major: u32| major > MAJOR) {
+                return Err(failure::newer_layout(version));
+            }
+        }
+        let owner = self.of_record("owner");
+        if owner.is_some_and(|owner| self.lock.iter().any(|(field, _)| *field == format!("{owner}:1:write"))) {
+            return Ok(vec![self.own_holder()]);
+        }
+        if !self.is_redisson_shaped() {
+            return Err(failure::no_lock("a hash"));
+        }
+        let shared = self.lock.iter().any(|(field, value)| field == "mode" && value == "read");
+        let has_mode = self.lock.iter().any(|(field, _)| field == "mode");
+        let count = (self.lock_len - usize::from(has_mode)).max(1);
+        let mode = if shared { Mode::Shared } else { Mode::Exclusive };
+        let entered = self.lock.iter().filter(|(field, _)| field != "mode").filter_map(|(_, count)| count.parse().ok());
+        let holds = if count == 1 { entered.max().unwrap_or(1) } else { 1 };
+        Ok(vec![Holder { holds, ..foreign(mode, self.expires_in()) }; count.min(16)])
+    }
+
+    /// Whether the holder is a dlock, which wakes who waits when it releases.
+    pub(super) fn expires_in(&self) -> Option<Duration> {
+        self.pttl.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis)
+    }
+
+    fn own_holder(&self) -> Holder {
+        let now = self.now;
+        let ago = |field| {
+            let then: i64 = self.of_record(field)?.parse().ok()?;
+            Some(Duration::from_millis(u64::try_from(now? - then).unwrap_or(0)))
+        };
+        let live = self.record.iter().filter(|(field, value)| {
+            let ends = value.split(':').next().and_then(|ends| ends.parse::<i64>().ok());
+            field.starts_with("hold:") && ends.is_some_and(|ends| now.is_none_or(|now| ends > now))
+        });
+        Holder {
+            mode: Mode::Exclusive,
+            metadata: self.of_record("meta").and_then(|json| serde_json::from_str(json).ok()),
+            fence: self.of_record("fence").and_then(|fence| fence.parse().ok()).map(Fence),
+            foreign: false,
+            detached: self.of_record("detached") == Some("1"),
+            held_for: ago("since"),
+            renewed_ago: ago("renewed"),
+            expires_in: self.expires_in(),
+            holds: u32::try_from(live.count()).unwrap_or(u32::MAX).max(1),
+        }
+    }
+
+    fn of_record(&self, name: &str) -> Option<&str> {
+        self.record.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
+    }
+
+    /// Redisson's locks have `mode`, and an `<id>:<thread>` with a count for each holder.
+    fn is_redisson_shaped(&self) -> bool {
+        self.lock.iter().all(|(field, value)| {
+            field == "mode" && matches!(value.as_str(), "read" | "write")
+                || field.strip_suffix(":write").unwrap_or(field).rsplit_once(':').is_some_and(|(id, thread)| {
+                    !id.is_empty() && thread.parse::<u64>().is_ok() && value.parse::<u32>().is_ok_and(|count| count > 0)
+                })
+        }) && self.lock.iter().any(|(field, _)| field != "mode")
+    }
+}
+
+/// A holder of whom only the expiry is known.
+pub(super) fn foreign(mode: Mode, expires_in: Option<Duration>) -> Holder {
+    Holder {
+        mode,
+        metadata: None,
+        fence: None,
+        foreign: true,
+        detached: false,
+        held_for: None,
+        renewed_ago: None,
+        expires_in,
+        holds: 1,
+    }
+}
+
+/// Those who wait: `queue` is the owners with their arrival, longest first, `said` what each said of itself.
+pub(super) fn waiters(now: Option<i64>, queue: &Value, said: &Value) -> Vec<Waiter> {
+    let (queue, said) = (reply::pairs(queue).unwrap_or_default(), reply::pairs(said).unwrap_or_default());
+    let mut waiters = Vec::new();
+    for (owner, arrival) in queue {
+        let Some((seen, json)) = said.iter().find(|(who, _)| *who == owner).and_then(|(_, said)| said.split_once(':')) else { continue };
+        let seen: Option<i64> = seen.parse().ok();
+        if now.zip(seen).is_none_or(|(now, seen)| now - seen > WAITER_GONE_MS) {
+            continue;
+        }
+        let waiting_for = now.zip(arrival.parse::<i64>().ok()).map(|(now, since)| u64::try_from(now - since).unwrap_or(0));
+        let metadata: Option<Metadata> = serde_json::from_str(json).ok();
+        waiters.push(Waiter { metadata, waiting_for: waiting_for.map(Duration::from_millis) });
+    }
+    waiters
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::Kind;
+
+    fn snapshot(lock: &[(&str, &str)], record: &[(&str, &str)]) -> Snapshot {
+        let owned = |pairs: &[(&str, &str)]| pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect::<Vec<_>>();
+        Snapshot { now: Some(10_000), pttl: Some(500), lock_len: lock.len(), lock: owned(lock), record: owned(record) }
+    }
+
+    const FIELD: (&str, &str) = ("0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001:1:write", "1");
+    const OWNER: (&str, &str) = ("owner", "0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001");
+
+    #[test]
+    fn minor_versions_are_read_and_newer_majors_refused() {
+        let lock = [("mode", "write"), FIELD];
+        let of = |version| snapshot(&lock, &[("v", version), OWNER, ("since", "9000"), ("new-field", "x")]).holders();
+        let holder = of("1.7").unwrap().remove(0);
+        assert_eq!((holder.foreign, holder.held_for), (false, Some(Duration::from_secs(1))));
+        for version in ["2.0", "10.0", "?"] {
+            assert_eq!(of(version).unwrap_err().kind, Kind::Layout, "{version}");
+        }
+    }
+
+    #[test]
+    fn a_record_of_another_holder_says_nothing() {
+        let holder = snapshot(&[("mode", "write"), ("77:31:write", "2")], &[("v", "1.0"), OWNER, ("fence", "9")]).holders().unwrap().remove(0);
+        assert_eq!((holder.foreign, holder.fence, holder.holds), (true, None, 2));
+    }
+
+    #[test]
+    fn a_hash_that_is_no_lock_is_an_error() {
+        for lock in [vec![("name", "ana")], vec![("mode", "read")], vec![("mode", "dark"), ("a:1", "1")], vec![("a:1", "x")]] {
+            assert_eq!(snapshot(&lock, &[]).holders().unwrap_err().kind, Kind::Data, "{lock:?}");
+        }
+    }
+
+    #[test]
+    fn readers_are_counted() {
+        let readers = snapshot(&[("mode", "read"), ("u:1", "1"), ("u:2", "3")], &[]).holders().unwrap();
+        assert_eq!((readers.len(), readers[0].mode), (2, Mode::Shared));
+    }
+}

@@ -1,0 +1,308 @@
+//! Servers that restart, forget, refuse and run out of memory; requests that are cut off.
+
+use std::{io::Write as _, time::Duration};
+
+use super::server::{TestServer, busy, granted, key, nested, pause, request, waiting};
+use crate::{
+    backends::redis::{Options, Redis, Secret, Server, Tls},
+    lock::{Attempt, Backend as _, Effect, Kind, Release, Renewal, Request, Scope, Wake},
+};
+
+#[tokio::test]
+async fn without_memory_holds_are_kept_and_given_back_but_none_is_taken() {
+    let server = TestServer::start();
+    let (mut a, mut b) = (server.backend(), server.backend());
+    let held = request("job");
+    granted(&mut a, &held).await;
+    let inner = nested(&held);
+    granted(&mut a, &inner).await;
+    let asked = waiting("job");
+    busy(&mut b, &asked).await;
+    server.raw(&["CONFIG", "SET", "maxmemory", "1"]);
+    let error = a.try_acquire(&request("other")).await.unwrap_err();
+    assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied));
+    assert!(error.hint.is_some());
+    assert_eq!(server.number(&["EXISTS", "dlock:other", "redisson_lock_token:{dlock:other}"]), 0);
+    assert_eq!(a.try_acquire(&nested(&held)).await.unwrap_err().effect, Effect::NotApplied);
+    busy(&mut a, &waiting("job")).await;
+    pause(20).await;
+    for hold in [&inner, &held] {
+        assert!(matches!(a.renew(&hold.key, &hold.token, None).await.unwrap(), Renewal::Renewed { .. }));
+        assert!(server.number(&["PTTL", "dlock:job"]) > 9_990);
+    }
+    assert_eq!(a.release(&inner.key, &inner.token, Scope::Hold).await.unwrap(), Release::StillHeld(1));
+    assert_eq!(a.release(&held.key, &held.token, Scope::Hold).await.unwrap(), Release::Released);
+    assert_eq!(b.wait(&asked, Duration::from_secs(2)).await.unwrap(), Wake::Changed, "even the wake-up gets through");
+    b.abandon(&asked).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_publish_still_gives_back() {
+    let server = TestServer::start();
+    let rights = ["ACL", "SETUSER", "app", "on", ">pw", "~dlock:*", "~redisson_lock_token:*", "resetchannels", "+@all"];
+    server.raw(&rights);
+    let options = Options { user: Some("app".into()), password: Some(Secret::new("pw")), ..server.options() };
+    let (mut a, mut b) = (Redis::new(options.clone()), Redis::new(options));
+    let (held, asked) = (request("job"), waiting("job"));
+    granted(&mut a, &held).await;
+    busy(&mut b, &asked).await;
+    assert_eq!(a.release(&held.key, &held.token, Scope::Hold).await.unwrap(), Release::Released);
+    assert_eq!(b.wait(&asked, Duration::from_secs(2)).await.unwrap(), Wake::Changed);
+    granted(&mut b, &asked).await;
+}
+
+#[tokio::test]
+async fn missing_rights_take_nothing_and_are_named() {
+    let server = TestServer::start();
+    let as_user = |name: &str, rights: &[&str]| {
+        server.raw(&[&["ACL", "SETUSER", name, "on", ">pw"], rights].concat());
+        Redis::new(Options { user: Some(name.into()), password: Some(Secret::new("pw")), ..server.options() })
+    };
+    let all_keys = ["~dlock:*", "~redisson_lock_token:*", "+@all"];
+    let fewer = [
+        ("fence", vec!["~dlock:*", "+@all"]),
+        ("expire", [&all_keys[..], &["-pexpireat"]].concat()),
+        ("hset", [&all_keys[..], &["-hset"]].concat()),
+        ("eval", [&all_keys[..], &["-evalsha"]].concat()),
+        ("read", vec!["~dlock:*", "%R~redisson_lock_token:*", "+@all"]),
+        ("lock", vec!["%R~dlock:job", "~dlock:{dlock:job}:*", "~redisson_lock_token:*", "+@all"]),
+    ];
+    for (name, rights) in fewer {
+        let error = as_user(name, &rights).try_acquire(&request("job")).await.unwrap_err();
+        assert_eq!((error.kind, error.effect), (Kind::Denied, Effect::NotApplied), "{name}: {error:?}");
+        assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0, "{name}: no lock without an expiry");
+    }
+}
+
+#[tokio::test]
+async fn credentials_are_checked_before_anything_is_asked_and_never_shown() {
+    // Its default user needs no password: a refused login must not go on as somebody else.
+    let server = TestServer::start();
+    server.raw(&["ACL", "SETUSER", "app", "on", ">hunter2", "~*", "&*", "+@all"]);
+    let with = |user: Option<&str>, password: Option<&str>| {
+        Redis::new(Options { user: user.map(Into::into), password: password.map(Secret::new), db: 3, ..server.options() })
+    };
+    granted(&mut with(Some("app"), Some("hunter2")), &request("job")).await;
+    assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0, "it is in database 3");
+    for (user, password) in [(Some("app"), Some("hunter3")), (None, Some("hunter3")), (Some("nobody"), Some("hunter3")), (Some("app"), None)] {
+        let mut backend = with(user, password);
+        let error = backend.try_acquire(&request("other")).await.unwrap_err();
+        assert!(matches!(error.kind, Kind::Denied | Kind::Config) && error.effect == Effect::NotApplied, "{error:?}");
+        assert!(error.hint.is_some() && !format!("{error:?} {error} {}", backend.describe()).contains("hunter"), "{error:?}");
+    }
+    assert!(!format!("{:?}", Options { password: Some(Secret::new("hunter2")), ..server.options() }).contains("hunter"));
+    assert_eq!(server.number(&["DBSIZE"]), 0, "nothing was taken with a refused login");
+    server.raw(&["CONFIG", "SET", "requirepass", "swordfish"]);
+    let error = with(None, None).try_acquire(&request("job")).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Denied);
+}
+
+#[tokio::test]
+async fn a_database_that_is_not_there_is_a_configuration_error() {
+    let server = TestServer::with(&["--databases", "2"]);
+    let mut a = Redis::new(Options { db: 2, ..server.options() });
+    let error = a.try_acquire(&request("job")).await.unwrap_err();
+    assert_eq!((error.kind, error.effect), (Kind::Config, Effect::NotApplied));
+    assert_eq!(server.number(&["DBSIZE"]), 0, "nothing was taken in database 0 instead");
+}
+
+#[tokio::test]
+async fn forgotten_scripts_are_sent_again() {
+    let server = TestServer::start();
+    let mut a = server.backend();
+    let held = request("job");
+    granted(&mut a, &held).await;
+    server.raw(&["SCRIPT", "FLUSH"]);
+    assert!(matches!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::Renewed { .. }));
+    server.raw(&["SCRIPT", "FLUSH"]);
+    assert_eq!(a.release(&held.key, &held.token, Scope::Hold).await.unwrap(), Release::Released);
+}
+
+#[tokio::test]
+async fn a_restart_without_data_loses_the_lock_but_repeats_no_fence() {
+    let mut server = TestServer::start();
+    let mut a = server.backend();
+    let held = request("job");
+    let before = granted(&mut a, &held).await.fence;
+    server.restart();
+    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::NotHeld, "a closed connection is noticed and replaced");
+    assert!(granted(&mut a, &request("job")).await.fence > before);
+    server.raw(&["FLUSHALL"]);
+    let flushed = granted(&mut a, &request("job")).await.fence;
+    assert!(flushed > before && flushed.0 < 1 << 53);
+}
+
+#[tokio::test]
+async fn a_counter_ahead_of_the_clock_goes_on_counting() {
+    let server = TestServer::start();
+    let mut a = server.backend();
+    server.raw(&["SET", "redisson_lock_token:{dlock:job}", "9007199254740980"]);
+    assert_eq!(granted(&mut a, &request("job")).await.fence.0, 9_007_199_254_740_981);
+    server.raw(&["SET", "redisson_lock_token:{dlock:x}", "9007199254740991"]);
+    assert_eq!(a.try_acquire(&request("x")).await.unwrap_err().kind, Kind::Data);
+    assert_eq!(server.number(&["EXISTS", "dlock:x"]), 0);
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there() {
+    let mut server = TestServer::start();
+    let mut a = server.backend();
+    let held = request("job");
+    granted(&mut a, &held).await;
+    server.stop();
+    for _ in 0..2 {
+        let error = a.renew(&held.key, &held.token, None).await.unwrap_err();
+        assert_eq!((error.kind, error.effect, error.operation), (Kind::Unavailable, Effect::NotApplied, Some("renew")));
+        assert!(error.to_string().starts_with(&format!("job: redis://127.0.0.1:{}: ", server.port)), "{error}");
+    }
+    let no_socket = Options::new(Server::Unix(server.folder.path().join("none.sock")));
+    assert_eq!(Redis::new(no_socket).inspect(&key("job")).await.unwrap_err().kind, Kind::Unavailable);
+    let no_name = Options::new(Server::Tcp { host: "no-such-host.invalid".into(), port: 6379 });
+    assert_eq!(Redis::new(no_name).list("").await.unwrap_err().kind, Kind::Unavailable);
+}
+
+#[tokio::test]
+async fn a_request_without_an_answer_may_have_happened() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mut a = Redis::new(Options::new(Server::Tcp { host: "localhost".into(), port }));
+    let asked = request("job");
+    let (error, ()) = tokio::join!(a.try_acquire(&asked), async {
+        let (mut client, _) = listener.accept().await.unwrap();
+        let mut byte = [0; 1];
+        tokio::io::AsyncReadExt::read_exact(&mut client, &mut byte).await.unwrap();
+    });
+    let error = error.unwrap_err();
+    assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::Unknown));
+    // And an answer that is none.
+    let (error, ()) = tokio::join!(a.try_acquire(&asked), async {
+        let (mut client, _) = listener.accept().await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut client, b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
+    });
+    assert_eq!(error.unwrap_err().effect, Effect::Unknown);
+}
+
+#[tokio::test]
+async fn a_dropped_call_leaves_the_backend_usable_and_replies_to_nothing_else() {
+    let server = TestServer::start();
+    let mut a = server.backend();
+    let held = request("job");
+    granted(&mut a, &held).await;
+    for ms in [0, 1, 2, 5] {
+        // The server is frozen, so that no reply comes while the request is on its way.
+        server.raw(&["CLIENT", "PAUSE", "60", "ALL"]);
+        let dropped = tokio::time::timeout(Duration::from_millis(ms), a.renew(&held.key, &held.token, None)).await;
+        assert!(dropped.is_err());
+        let other = request(&format!("other{ms}"));
+        granted(&mut a, &other).await;
+        assert_eq!(a.release(&other.key, &other.token, Scope::Hold).await.unwrap(), Release::Released);
+    }
+    let unanswered = request("late");
+    server.raw(&["CLIENT", "PAUSE", "60", "ALL"]);
+    assert!(tokio::time::timeout(Duration::from_millis(5), a.try_acquire(&unanswered)).await.is_err());
+    let again = granted(&mut a, &unanswered).await;
+    assert_eq!(again.holds, 1, "asked again, whether or not the first was served");
+    assert_eq!(a.release(&unanswered.key, &unanswered.token, Scope::Hold).await.unwrap(), Release::Released);
+    pause(80).await;
+    assert!(matches!(a.try_acquire(&request("late")).await.unwrap(), Attempt::Granted(_)), "no ghost of the dropped request");
+}
+
+#[tokio::test]
+async fn a_newer_layout_is_left_alone() {
+    let server = TestServer::start();
+    let mut a = server.backend();
+    let held = request("job");
+    granted(&mut a, &held).await;
+    server.raw(&["HSET", "dlock:{dlock:job}:record", "v", "1.9"]);
+    assert!(matches!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::Renewed { .. }));
+    busy(&mut a, &request("job")).await;
+    server.raw(&["HSET", "dlock:{dlock:job}:record", "v", "2.0"]);
+    assert_eq!(a.try_acquire(&request("job")).await.unwrap_err().kind, Kind::Layout);
+    assert_eq!(a.try_acquire(&Request { ..nested(&held) }).await.unwrap_err().kind, Kind::Layout);
+    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap_err().kind, Kind::Layout);
+    assert_eq!(a.release(&held.key, &held.token, Scope::Tree).await.unwrap_err().kind, Kind::Layout);
+    assert_eq!(server.number(&["EXISTS", "dlock:job"]), 1);
+}
+
+#[tokio::test]
+async fn a_replica_and_a_cluster_node_are_refused() {
+    let master = TestServer::start();
+    let replica = TestServer::with(&["--replicaof", "127.0.0.1", &master.port.to_string(), "--repl-diskless-sync-delay", "0"]);
+    let error = replica.backend().try_acquire(&request("job")).await.unwrap_err();
+    assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied), "{error:?}");
+    let node = TestServer::with(&["--cluster-enabled", "yes"]);
+    let error = node.backend().try_acquire(&request("job")).await.unwrap_err();
+    assert!(matches!(error.kind, Kind::Unavailable | Kind::Config), "{error:?}");
+}
+
+#[tokio::test]
+async fn over_a_socket_in_the_file_system() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("redis.sock");
+    let _server = TestServer::with(&["--unixsocket", socket.to_str().unwrap()]);
+    let mut a = Redis::new(Options::new(Server::Unix(socket.clone())));
+    granted(&mut a, &request("job")).await;
+    assert_eq!(a.describe(), format!("redis+unix://{}", socket.display()));
+}
+
+/// A certificate authority, a server certificate for `localhost` and a client's, made by openssl.
+fn certificates(folder: &std::path::Path) -> bool {
+    let script = "set -e; cd \"$1\"
+        openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=test-ca
+        for who in server client; do
+          openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout $who.key -out $who.csr -subj /CN=$who
+          printf 'subjectAltName=DNS:localhost' > san
+          openssl x509 -req -in $who.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out $who.pem -days 2 -extfile san
+        done";
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script, "sh"]).arg(folder).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+#[tokio::test]
+async fn over_tls_the_certificate_is_verified() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(certificates(folder.path()), "openssl is installed");
+    let file = |name: &str| folder.path().join(name);
+    let path = |name: &str| file(name).to_str().unwrap().to_owned();
+    let tls_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let server = TestServer::with(&[
+        "--tls-port",
+        &tls_port.to_string(),
+        "--tls-cert-file",
+        &path("server.pem"),
+        "--tls-key-file",
+        &path("server.key"),
+        "--tls-ca-cert-file",
+        &path("ca.pem"),
+    ]);
+    let with = |host: &str, port, tls| Redis::new(Options { tls: Some(tls), ..Options::new(Server::Tcp { host: host.into(), port }) });
+    let known = || Tls { ca_file: Some(file("ca.pem")), cert_file: Some(file("client.pem")), key_file: Some(file("client.key")) };
+    let held = request("job");
+    let mut a = with("localhost", tls_port, known());
+    granted(&mut a, &held).await;
+    assert_eq!(a.describe(), format!("rediss://localhost:{tls_port}"));
+    assert_eq!(a.release(&held.key, &held.token, Scope::Hold).await.unwrap(), Release::Released);
+
+    let untrusted = Tls { ca_file: None, ..known() };
+    let no_client = Tls { cert_file: None, key_file: None, ..known() };
+    let mut broken = std::fs::File::create(file("broken.pem")).unwrap();
+    broken.write_all(b"no certificate").unwrap();
+    for (mut backend, kind, why) in [
+        (with("localhost", tls_port, untrusted), Kind::Denied, "unknown authority"),
+        (with("127.0.0.1", tls_port, known()), Kind::Denied, "another name"),
+        (with("localhost", server.port, known()), Kind::Config, "no TLS there"),
+        (with("localhost", tls_port, Tls { ca_file: Some(file("broken.pem")), ..known() }), Kind::Config, "no CA in the file"),
+        (with("localhost", tls_port, Tls { ca_file: Some(file("none.pem")), ..known() }), Kind::Config, "no file"),
+        (with("localhost", tls_port, Tls { key_file: None, ..known() }), Kind::Config, "half a pair"),
+    ] {
+        let error = backend.try_acquire(&held).await.unwrap_err();
+        assert_eq!((error.kind, error.effect), (kind, Effect::NotApplied), "{why}: {error:?}");
+    }
+    // With TLS 1.3 a missing client certificate is told only after the handshake.
+    let error = with("localhost", tls_port, no_client).try_acquire(&held).await.unwrap_err();
+    assert!(matches!(error.kind, Kind::Denied | Kind::Unavailable), "{error:?}");
+    // In clear to a port that wants TLS.
+    let error = Redis::new(Options::new(Server::Tcp { host: "localhost".into(), port: tls_port })).try_acquire(&held).await.unwrap_err();
+    assert!(error.hint.unwrap_or_default().contains("rediss://"));
+}

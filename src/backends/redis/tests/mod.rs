@@ -1,0 +1,8 @@
+//! Against a real `redis-server`, started for each test on a free port in a temporary folder.
+
+mod faults;
+mod foreign;
+mod holds;
+mod looking;
+mod server;
+mod waiting;

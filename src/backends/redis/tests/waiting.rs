@@ -1,0 +1,252 @@
+//! Waking who waits: nothing is lost that isn't soon made up for, and nothing grows with the number of waiters.
+
+use std::{cell::Cell, rc::Rc, time::Duration};
+
+use super::server::{TestServer, busy, granted, key, pause, request, waiting};
+use crate::{
+    backends::redis::Redis,
+    lease::BootClock,
+    lock::{Attempt, Backend as _, Key, Release, Request, Scope, Token, Wake},
+};
+
+const LONG: Duration = Duration::from_secs(5);
+
+async fn release(backend: &mut Redis, request: &Request) {
+    assert_eq!(backend.release(&request.key, &request.token, Scope::Hold).await.unwrap(), Release::Released);
+}
+
+#[tokio::test]
+async fn a_release_wakes_who_blocks() {
+    let server = TestServer::start();
+    let (mut holder, mut waiter) = (server.backend(), server.backend());
+    let (held, asked) = (request("job"), waiting("job"));
+    granted(&mut holder, &held).await;
+    assert_eq!(busy(&mut waiter, &asked).await.position, Some(1));
+    let before = BootClock::read();
+    let (woken, ()) = tokio::join!(waiter.wait(&asked, LONG), async {
+        pause(50).await;
+        release(&mut holder, &held).await;
+    });
+    assert_eq!(woken.unwrap(), Wake::Changed);
+    assert!(BootClock::read().since(before) < Duration::from_secs(1));
+    granted(&mut waiter, &asked).await;
+    assert_eq!(server.number(&["EXISTS", "dlock:{dlock:job}:queue", "dlock:{dlock:job}:waiters", "dlock:{dlock:job}:wake"]), 0);
+}
+
+#[tokio::test]
+async fn a_release_between_asking_and_blocking_is_not_lost() {
+    let server = TestServer::start();
+    let (mut holder, mut waiter) = (server.backend(), server.backend());
+    let (held, asked) = (request("job"), waiting("job"));
+    granted(&mut holder, &held).await;
+    busy(&mut waiter, &asked).await;
+    release(&mut holder, &held).await;
+    let before = BootClock::read();
+    assert_eq!(waiter.wait(&asked, LONG).await.unwrap(), Wake::Changed);
+    assert!(BootClock::read().since(before) < Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn waiting_ends_at_its_time_and_a_new_connection_asks_before_it_blocks() {
+    let server = TestServer::start();
+    let (mut holder, mut waiter) = (server.backend(), server.backend());
+    let asked = waiting("job");
+    granted(&mut holder, &request("job")).await;
+    busy(&mut waiter, &asked).await;
+    assert_eq!(waiter.wait(&asked, Duration::ZERO).await.unwrap(), Wake::TimedOut);
+    assert_eq!(waiter.wait(&asked, Duration::from_micros(300)).await.unwrap(), Wake::TimedOut);
+    assert_eq!(waiter.wait(&asked, Duration::from_millis(30)).await.unwrap(), Wake::TimedOut);
+    // Dropped half-way: the connection is gone, and with it perhaps a wake-up.
+    assert!(tokio::time::timeout(Duration::from_millis(30), waiter.wait(&asked, LONG)).await.is_err());
+    assert_eq!(waiter.wait(&asked, LONG).await.unwrap(), Wake::Changed);
+    busy(&mut waiter, &asked).await;
+    assert_eq!(waiter.wait(&asked, Duration::from_millis(30)).await.unwrap(), Wake::TimedOut);
+}
+
+#[tokio::test]
+async fn who_leaves_after_being_woken_wakes_the_next() {
+    let server = TestServer::start();
+    let (mut holder, mut first, mut second) = (server.backend(), server.backend(), server.backend());
+    let (held, leaves, stays) = (request("job"), waiting("job"), waiting("job"));
+    granted(&mut holder, &held).await;
+    busy(&mut first, &leaves).await;
+    busy(&mut second, &stays).await;
+    let woken = first.wait(&leaves, LONG);
+    let blocked = second.wait(&stays, LONG);
+    let ((), woken) = tokio::join!(
+        async {
+            pause(50).await;
+            release(&mut holder, &held).await;
+        },
+        async {
+            let woken = woken.await.unwrap();
+            // It blocked first, is woken alone, and gives up instead of taking the lock.
+            first.abandon(&leaves).await.unwrap();
+            woken
+        }
+    );
+    assert_eq!(woken, Wake::Changed);
+    assert_eq!(tokio::time::timeout(Duration::from_secs(1), blocked).await.unwrap().unwrap(), Wake::Changed);
+    granted(&mut second, &stays).await;
+    second.abandon(&stays).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_wake_up_that_went_to_a_dropped_wait_is_passed_on() {
+    let server = TestServer::start();
+    let (mut holder, mut first, mut second) = (server.backend(), server.backend(), server.backend());
+    let (held, leaves, stays) = (request("job"), waiting("job"), waiting("job"));
+    granted(&mut holder, &held).await;
+    busy(&mut first, &leaves).await;
+    busy(&mut second, &stays).await;
+    {
+        // Polled until it blocks in the server, and no more: what is pushed is popped for a future that is dropped unread.
+        let blocked = first.wait(&leaves, LONG);
+        tokio::pin!(blocked);
+        assert!(tokio::time::timeout(Duration::from_millis(50), &mut blocked).await.is_err());
+        release(&mut holder, &held).await;
+    }
+    assert_eq!(server.number(&["LLEN", "dlock:{dlock:job}:wake"]), 0);
+    let (woken, left) = tokio::join!(second.wait(&stays, LONG), first.abandon(&leaves));
+    left.unwrap();
+    assert_eq!(woken.unwrap(), Wake::Changed);
+    granted(&mut second, &stays).await;
+}
+
+#[tokio::test]
+async fn who_leaves_while_the_lock_is_held_leaves_nothing_and_wakes_nobody() {
+    let server = TestServer::start();
+    let (mut holder, mut waiter) = (server.backend(), server.backend());
+    let asked = waiting("job");
+    granted(&mut holder, &request("job")).await;
+    waiter.abandon(&asked).await.unwrap();
+    busy(&mut waiter, &asked).await;
+    assert_eq!(server.number(&["ZCARD", "dlock:{dlock:job}:queue"]), 1);
+    waiter.abandon(&asked).await.unwrap();
+    assert_eq!(server.number(&["DBSIZE"]), 3, "lock, record and fence");
+}
+
+#[tokio::test]
+async fn the_queue_tells_places_and_forgets_the_dead() {
+    let server = TestServer::start();
+    let mut holder = server.backend();
+    granted(&mut holder, &request("job")).await;
+    let dead = waiting("job");
+    assert_eq!(busy(&mut server.backend(), &dead).await.position, Some(1));
+    let (mut second, mut third) = (server.backend(), server.backend());
+    let (asked, later) = (waiting("job"), waiting("job"));
+    pause(3).await;
+    assert_eq!(busy(&mut second, &asked).await.position, Some(2));
+    pause(3).await;
+    assert_eq!(busy(&mut third, &later).await.position, Some(3));
+    assert_eq!(busy(&mut second, &asked).await.position, Some(2), "asking again keeps the place");
+    server.raw(&["HSET", "dlock:{dlock:job}:waiters", &dead.token.owner.to_string(), "1000:"]);
+    assert_eq!(busy(&mut second, &asked).await.position, Some(1));
+    assert_eq!(busy(&mut third, &later).await.position, Some(2));
+    for name in ["dlock:{dlock:job}:queue", "dlock:{dlock:job}:waiters"] {
+        assert!((15_000..=20_000).contains(&server.number(&["PTTL", name])), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn releases_that_nobody_waits_for_pile_up_nothing() {
+    let server = TestServer::start();
+    let mut a = server.backend();
+    for _ in 0..200 {
+        let asked = request("job");
+        granted(&mut a, &asked).await;
+        release(&mut a, &asked).await;
+    }
+    assert_eq!(server.number(&["DBSIZE"]), 1, "only the fence");
+    // With one in the queue who doesn't pop, one wake-up lies there and no more, and not for ever.
+    let (mut waiter, asked) = (server.backend(), waiting("job"));
+    let held = request("job");
+    granted(&mut a, &held).await;
+    busy(&mut waiter, &asked).await;
+    release(&mut a, &held).await;
+    for _ in 0..20 {
+        let asked = request("job");
+        granted(&mut a, &asked).await;
+        release(&mut a, &asked).await;
+    }
+    assert_eq!(server.number(&["LLEN", "dlock:{dlock:job}:wake"]), 1);
+    assert!(server.number(&["PTTL", "dlock:{dlock:job}:wake"]) >= 10_000);
+}
+
+/// Asks and waits until it is granted, as the lease core does; then gives it back at once.
+async fn take_turn(mut backend: Redis, asked: Request, waits: Rc<Cell<u32>>) {
+    loop {
+        match backend.try_acquire(&asked).await.unwrap() {
+            Attempt::Granted(_) => break,
+            Attempt::Busy(_) => {
+                waits.set(waits.get() + 1);
+                backend.wait(&asked, LONG).await.unwrap();
+            }
+            Attempt::NotHeld => panic!(),
+        }
+    }
+    backend.abandon(&asked).await.unwrap();
+    release(&mut backend, &asked).await;
+}
+
+/// The commands and the time that it takes to hand the lock through `count` waiters.
+async fn drain(count: usize) -> (u64, Duration, Vec<(String, u64)>) {
+    let server = TestServer::start();
+    let mut holder = server.backend();
+    let held = request("job");
+    granted(&mut holder, &held).await;
+    let local = tokio::task::LocalSet::new();
+    let waits = Rc::new(Cell::new(0));
+    let tasks: Vec<_> = (0..count).map(|_| local.spawn_local(take_turn(server.backend(), waiting("job"), waits.clone()))).collect();
+    let (elapsed, counts) = local
+        .run_until(async {
+            while usize::try_from(waits.get()).unwrap() < count {
+                pause(5).await;
+            }
+            pause(50).await;
+            server.raw(&["CONFIG", "RESETSTAT"]);
+            let before = BootClock::read();
+            release(&mut holder, &held).await;
+            for task in tasks {
+                task.await.unwrap();
+            }
+            (BootClock::read().since(before), server.commands())
+        })
+        .await;
+    assert_eq!(usize::try_from(waits.get()).unwrap(), count, "nobody was woken for nothing");
+    (counts.iter().map(|(_, calls)| calls).sum(), elapsed, counts)
+}
+
+#[tokio::test]
+async fn commands_per_hand_over_do_not_grow_with_the_waiters() {
+    let mut per_hand_over = Vec::new();
+    for count in [1, 20, 100] {
+        let (commands, elapsed, counts) = drain(count).await;
+        // One release more than hand-overs, so that the first one's cost is in the figure for all.
+        let each = commands as f64 / count as f64;
+        let sent: u64 = counts.iter().filter(|(name, _)| matches!(&**name, "eval" | "evalsha" | "blpop")).map(|(_, calls)| calls).sum();
+        println!("{count} waiters: {each:.1} commands each ({:.1} sent), {elapsed:?}: {counts:?}", sent as f64 / count as f64);
+        per_hand_over.push((each, elapsed));
+    }
+    assert!(per_hand_over[2].0 <= per_hand_over[1].0 && per_hand_over[1].0 <= per_hand_over[0].0, "{per_hand_over:?}");
+    assert!(per_hand_over[1].1 < Duration::from_millis(150), "{per_hand_over:?}");
+}
+
+#[tokio::test]
+async fn a_waiter_of_one_lock_hears_nothing_of_another() {
+    let server = TestServer::start();
+    let (mut holder, mut waiter) = (server.backend(), server.backend());
+    let (job, other, asked) = (request("job"), request("other"), waiting("job"));
+    granted(&mut holder, &job).await;
+    granted(&mut holder, &other).await;
+    busy(&mut waiter, &asked).await;
+    let (woken, ()) = tokio::join!(waiter.wait(&asked, Duration::from_millis(200)), async {
+        pause(50).await;
+        release(&mut holder, &other).await;
+    });
+    assert_eq!(woken.unwrap(), Wake::TimedOut);
+    // Known busy is only the lock that was asked for over this connection.
+    let stranger: Key = key("other");
+    let elsewhere = Request { key: stranger, token: Token::random(), ..asked.clone() };
+    assert_eq!(waiter.wait(&elsewhere, LONG).await.unwrap(), Wake::Changed);
+}

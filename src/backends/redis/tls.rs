@@ -1,0 +1,70 @@
+//! TLS over a connected stream. Verification can't be turned off.
+
+use std::{path::Path, sync::Arc};
+
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem, pem::PemObject as _},
+};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use super::{failure, options::Tls};
+use crate::lock::{Error, Kind, Result};
+
+/// Shakes hands with the server, which must prove to be `host`.
+pub(super) async fn wrap(options: &Tls, host: &str, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
+    let name = ServerName::try_from(host.to_owned())
+        .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
+    let connector = TlsConnector::from(Arc::new(config(options)?));
+    connector.connect(name, stream).await.map_err(failure::tls)
+}
+
+fn config(options: &Tls) -> Result<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::new(Kind::Internal, "TLS can't be set up").source(error))?
+        .with_root_certificates(roots(options)?);
+    match (&options.cert_file, &options.key_file) {
+        (None, None) => Ok(builder.with_no_client_auth()),
+        (Some(cert), Some(key)) => {
+            let key_der = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, "private key", error))?;
+            builder
+                .with_client_auth_cert(certificates(cert)?, key_der)
+                .map_err(|error| Error::new(Kind::Config, "the client certificate and its key don't fit").source(error))
+        }
+        _ => Err(Error::new(Kind::Config, "a client certificate needs both cert and key")),
+    }
+}
+
+fn roots(options: &Tls) -> Result<RootCertStore> {
+    let Some(file) = &options.ca_file else {
+        return Ok(RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() });
+    };
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(file)? {
+        roots.add(certificate).map_err(|error| Error::new(Kind::Config, format!("{}: no authority's certificate", file.display())).source(error))?;
+    }
+    Ok(roots)
+}
+
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let read = || CertificateDer::pem_file_iter(file)?.collect::<Result<Vec<_>, pem::Error>>();
+    match read() {
+        Ok(certificates) if certificates.is_empty() => {
+            Err(Error::new(Kind::Config, format!("{}: no certificate in it", file.display())))
+        }
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(unreadable(file, "certificate", error)),
+    }
+}
+
+/// The cause may quote the file, so of the private key's it is left out.
+fn unreadable(file: &Path, what: &str, error: pem::Error) -> Error {
+    let why = match error {
+        pem::Error::Io(error) => error.to_string(),
+        _ => format!("no {what} in PEM form in it"),
+    };
+    Error::new(Kind::Config, format!("{}: {why}", file.display()))
+}
