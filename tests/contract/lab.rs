@@ -111,10 +111,8 @@ impl Client {
         self.0.capabilities().clone()
     }
 
-    #[track_caller]
-    pub fn attempt(&mut self, request: &Request) -> impl Future<Output = Attempt> {
-        let ask = self.0.try_acquire(request);
-        async { ask.await.unwrap_or_else(|error| panic!("acquire: {error:?}")) }
+    pub async fn attempt(&mut self, request: &Request) -> Attempt {
+        self.0.try_acquire(request).await.unwrap_or_else(|error| panic!("acquire: {error:?}"))
     }
 
     /// Takes what must be free.

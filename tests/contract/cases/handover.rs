@@ -30,6 +30,7 @@ pub fn all() -> Vec<Case> {
     all.extend(cases![|kind| !kind.clock_is_ours() =>
         the_core_hands_over_at_once,
         the_core_leaves_nothing_when_it_gives_up,
+        a_frozen_waiter_does_not_keep_the_lock_idle,
     ]);
     all
 }
@@ -343,4 +344,28 @@ async fn the_core_leaves_nothing_when_it_gives_up(lab: &Lab) {
     a.renewed(&held, None).await;
     a.free(&held).await;
     assert!(a.inspect(&job).await.holders.is_empty());
+}
+
+/// Who was stopped while it waited can be the one that is woken.
+async fn a_frozen_waiter_does_not_keep_the_lock_idle(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let mut waiters = queue(lab, &job, 1).await;
+    let (mut frozen, unwanted) = waiters.pop().expect("a waiter");
+    // Long enough to be asleep in the store; never polled again.
+    let mut asleep = Box::pin(frozen.wait(&unwanted, LONG));
+    assert!(timeout(SLACK, &mut asleep).await.is_err(), "woken without a release");
+    let mut b = lab.client().await;
+    let never = std::future::pending::<()>();
+    let next = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), Patience::For(NEVER), Limits::DEFAULT, never, |_| {});
+    let release = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    let (outcome, released) = tokio::join!(next, release);
+    assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+    assert!(released.elapsed() < Duration::from_secs(7), "{:?}", released.elapsed());
+    drop(asleep);
 }

@@ -12,6 +12,7 @@ mod reentry;
 mod refusal;
 mod report;
 mod residue;
+mod transport;
 mod unanswered;
 
 use std::pin::Pin;
@@ -53,6 +54,7 @@ pub fn all() -> Vec<Case> {
         lost_reply::all(),
         foreign::all(),
         residue::all(),
+        transport::all(),
         model::all(),
     ]
     .concat()

@@ -2,7 +2,6 @@
 
 mod memory;
 pub mod redis;
-mod sqlite;
 
 use async_trait::async_trait;
 use dlock::lock::Backend;
@@ -17,7 +16,7 @@ pub enum Kind {
     Redis,
 }
 
-pub const ALL: [Kind; 3] = [Kind::Memory, Kind::Sqlite, Kind::Redis];
+pub const ALL: [Kind; 2] = [Kind::Memory, Kind::Redis];
 
 impl Kind {
     pub fn name(self) -> &'static str {
@@ -50,7 +49,7 @@ impl Kind {
     pub async fn make(self) -> Box<dyn Target> {
         match self {
             Self::Memory => Box::<memory::Target>::default(),
-            Self::Sqlite => Box::new(sqlite::Target::make().await),
+            Self::Sqlite => unimplemented!(),
             Self::Redis => Box::new(redis::Target::make()),
         }
     }
