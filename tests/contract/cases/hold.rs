@@ -1,5 +1,7 @@
 //! Taking, keeping and giving back: one holder at a time, and no token but the holder's does anything.
 
+use std::time::Duration;
+
 use dlock::lock::{Release, Renewal, Scope};
 
 use super::{Case, cases, everywhere};
@@ -110,7 +112,7 @@ async fn a_renewal_extends(lab: &Lab) {
     b.refused(&request(&job, LONG)).await;
     a.renewed(&held, Some(LONG)).await;
     let left = b.left(&job).await;
-    assert!(left > LONG / 2 && left <= LONG, "{left:?}");
+    assert!(left > LONG / 2 && left <= LONG + Duration::from_millis(5), "{left:?}");
 }
 
 async fn a_renewal_never_shortens(lab: &Lab) {
@@ -119,7 +121,7 @@ async fn a_renewal_never_shortens(lab: &Lab) {
     let held = lab.expiring(&job, LONG);
     a.take(&held).await;
     match a.renew(&held, Some(LONG / 2)).await {
-        Renewal::WouldShorten { expires_in } => assert!(expires_in > LONG / 2 && expires_in <= LONG, "{expires_in:?}"),
+        Renewal::WouldShorten { expires_in } => assert!(expires_in > LONG / 2 && expires_in <= LONG + Duration::from_millis(5), "{expires_in:?}"),
         other => panic!("{other:?}"),
     }
     assert!(a.left(&job).await > LONG * 9 / 10);
@@ -140,7 +142,7 @@ async fn a_renewal_without_a_ttl_means_the_one_it_was_taken_with(lab: &Lab) {
         other => panic!("{other:?}"),
     }
     let left = a.left(&job).await;
-    assert!(left > SHORT * 5 / 2 && left <= SHORT * 3, "{left:?}");
+    assert!(left > SHORT * 5 / 2 && left <= SHORT * 3 + Duration::from_millis(5), "{left:?}");
     // The exception doesn't become the rule.
     a.renewed(&held, Some(SHORT * 4)).await;
     lab.pass(SHORT * 2).await;

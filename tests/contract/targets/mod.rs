@@ -2,6 +2,7 @@
 
 mod memory;
 pub mod redis;
+mod sqlite;
 
 use async_trait::async_trait;
 use dlock::lock::Backend;
@@ -16,7 +17,7 @@ pub enum Kind {
     Redis,
 }
 
-pub const ALL: [Kind; 2] = [Kind::Memory, Kind::Redis];
+pub const ALL: [Kind; 3] = [Kind::Memory, Kind::Sqlite, Kind::Redis];
 
 impl Kind {
     pub fn name(self) -> &'static str {
@@ -49,7 +50,7 @@ impl Kind {
     pub async fn make(self) -> Box<dyn Target> {
         match self {
             Self::Memory => Box::<memory::Target>::default(),
-            Self::Sqlite => unimplemented!(),
+            Self::Sqlite => Box::new(sqlite::Target::make()),
             Self::Redis => Box::new(redis::Target::make()),
         }
     }

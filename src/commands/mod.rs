@@ -1,0 +1,116 @@
+//! One file per subcommand: its arguments and one function. This file alone knows the backends.
+//!
+//! Nothing here parses values: the settings come checked from `cli`.
+
+pub mod acquire;
+pub mod completions;
+pub mod init;
+pub mod inspect;
+mod key;
+pub mod list;
+pub mod man;
+mod metadata;
+pub mod release;
+pub mod renew;
+pub mod run;
+mod target;
+
+use std::{future::Future, io};
+
+pub use key::{KeyArg, TokenArg};
+pub use metadata::collect as collect_metadata;
+pub use target::{BackendConfig, RedisAddress, RedisConfig, Secret, Target, Tls};
+
+use crate::{
+    lease::Limits,
+    lock::{Backend, Error, Kind, Result},
+    output::Output,
+};
+
+/// What every command works with, checked, before anything was touched.
+#[derive(Debug)]
+pub struct Context {
+    /// The store.
+    pub target: Target,
+    /// How long it may take.
+    pub limits: Limits,
+    /// This machine's name in leases, if it isn't to be the real one.
+    pub host: Option<String>,
+    /// Where everything is printed.
+    pub out: Output,
+}
+
+/// What is to be done, checked.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// `dlock run`
+    Run(Box<run::RunSettings>),
+    /// `dlock acquire`
+    Acquire(acquire::AcquireSettings),
+    /// `dlock renew`
+    Renew(renew::RenewSettings),
+    /// `dlock release`
+    Release(release::ReleaseSettings),
+    /// `dlock inspect`
+    Inspect(inspect::InspectSettings),
+    /// `dlock list`
+    List(list::ListSettings),
+    /// `dlock init`
+    Init,
+}
+
+/// Does it, and returns the exit status.
+///
+/// # Errors
+/// What is to be printed as the reason for failing.
+pub fn perform(work: Work, context: &Context) -> Result<u8> {
+    match work {
+        // Makes its own runtime: the guardian is forked before.
+        Work::Run(settings) => run::run(&settings, context),
+        Work::Acquire(settings) => block_on(acquire::run(settings, context)),
+        Work::Renew(settings) => block_on(renew::run(settings, context)),
+        Work::Release(settings) => block_on(release::run(settings, context)),
+        Work::Inspect(settings) => block_on(inspect::run(settings, context)),
+        Work::List(settings) => block_on(list::run(settings, context)),
+        Work::Init => block_on(init::run(context)),
+    }
+}
+
+/// The store, not connected yet. Says so if it is only the embedded default.
+///
+/// # Errors
+/// What makes it unfit before it is even asked.
+pub fn open(context: &Context) -> Result<Box<dyn Backend>> {
+    match &context.target.backend {
+        BackendConfig::Sqlite { .. } | BackendConfig::Redis(_) => Err(Error::new(Kind::Internal, "no backend")),
+    }
+}
+
+fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::new(Kind::Internal, "the async runtime can't be started").source(error))?
+        .block_on(work)
+}
+
+/// Ready with the signal's number once INT, TERM or HUP has come. Signals that were ignored at start stay so.
+fn interrupted() -> Result<impl Future<Output = i32>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let failed = |error: io::Error| Error::new(Kind::Internal, "signals can't be watched").source(error);
+    let ignored = metadata::ignored_signals();
+    let mut watched = Vec::new();
+    for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
+        if !ignored.contains(&kind.as_raw_value()) {
+            watched.push((kind.as_raw_value(), signal(kind).map_err(failed)?));
+        }
+    }
+    Ok(std::future::poll_fn(move |cx| {
+        for (number, signal) in &mut watched {
+            if signal.poll_recv(cx).is_ready() {
+                return std::task::Poll::Ready(*number);
+            }
+        }
+        std::task::Poll::Pending
+    }))
+}
