@@ -11,7 +11,7 @@ use super::{
     url::{self, Url},
 };
 use crate::{
-    commands::{BackendConfig, RedisAddress, RedisConfig, Secret, Target, Tls},
+    commands::{BackendConfig, RedisOptions, Secret, Server, SqliteOptions, Target, Tls},
     lock::{Error, Kind, Namespace, Result},
 };
 
@@ -20,37 +20,42 @@ const SCHEMES: &[&str] = &["sqlite", "redis", "rediss", "redis+unix"];
 /// The schemes that are known by name only.
 const LATER: &[&str] =
     &["redis+sentinel", "redis+cluster", "redlock", "mysql", "mariadb", "postgres", "postgresql", "zookeeper", "etcd", "etcds", "tair"];
-/// The database file in its folder.
-const FILE_NAME: &str = "locks.db";
 
 /// Finds the backend that is meant, adds its table and its URL's parameters to `layers`, and checks it all.
 ///
 /// # Errors
 /// What is wrong, with the place where it stands; never with a secret.
 pub fn resolve(globals: &Globals, layers: &mut Layers<'_>) -> Result<Target> {
-    let Some(named) = layers.get("backend", globals.backend.as_deref())? else {
-        let path = default_path(layers)?;
-        return Ok(Target {
-            backend: refuse_password(globals, layers, BackendConfig::Sqlite { path, asked_for: false })?,
-            name: None,
-            namespace: namespace(globals, layers)?,
-        });
+    let target = match layers.get("backend", globals.backend.as_deref())? {
+        None => Target { backend: default(globals, layers, false)?, name: None },
+        Some(named) => named_one(globals, &named, layers)?,
     };
-    let (text, name) = if named.text == "local" || named.text.contains([':', '/']) {
-        (named, None)
+    if let (BackendConfig::Sqlite { .. }, Some(setting)) = (&target.backend, from_flag("password_file", globals.password_file.as_deref())) {
+        return Err(setting.refuse("the SQLite backend has no password").hint("--backend or DLOCK_BACKEND names another store"));
+    }
+    Ok(target)
+}
+
+fn named_one(globals: &Globals, named: &Setting, layers: &mut Layers<'_>) -> Result<Target> {
+    if named.text == "local" {
+        return Ok(Target { backend: default(globals, layers, true)?, name: None });
+    }
+    let (url, name) = if named.text.contains([':', '/']) {
+        (named.clone(), None)
     } else {
-        let Some((name, table)) = layers.file.backends.get_key_value(&named.text) else { return Err(unknown_name(&named, layers)) };
+        let Some((name, table)) = layers.file.backends.get_key_value(&named.text) else { return Err(unknown_name(named, layers)) };
         layers.table = Some(table);
         let url = table.get("url").ok_or_else(|| named.refuse(format!("[backends.{name}] has no url")))?;
         (url.clone(), Some(name.clone()))
     };
-    let backend = if text.text == "local" {
-        BackendConfig::Sqlite { path: default_path(layers)?, asked_for: true }
-    } else {
-        from_url(globals, &text, layers)?
-    };
+    let backend = if url.text == "local" { default(globals, layers, true)? } else { from_url(globals, &url, layers)? };
     check_table(&backend, layers)?;
-    Ok(Target { backend: refuse_password(globals, layers, backend)?, name, namespace: namespace(globals, layers)? })
+    Ok(Target { backend, name })
+}
+
+fn default(globals: &Globals, layers: &Layers<'_>, asked_for: bool) -> Result<BackendConfig> {
+    let options = SqliteOptions::at_default(namespace(globals, layers)?)?;
+    Ok(BackendConfig::Sqlite { options, asked_for })
 }
 
 fn from_url(globals: &Globals, setting: &Setting, layers: &mut Layers<'_>) -> Result<BackendConfig> {
@@ -82,10 +87,14 @@ fn from_url(globals: &Globals, setting: &Setting, layers: &mut Layers<'_>) -> Re
             return Err(wrong(&format!("{name} is given twice")));
         }
     }
-    if url.scheme == "sqlite" { sqlite(&url, &wrong) } else { redis(globals, url, &wrong, layers).map(BackendConfig::Redis) }
+    if url.scheme == "sqlite" {
+        sqlite(globals, &url, &wrong, layers)
+    } else {
+        redis(globals, url, &wrong, layers).map(BackendConfig::Redis)
+    }
 }
 
-fn sqlite(url: &Url, wrong: &dyn Fn(&str) -> Error) -> Result<BackendConfig> {
+fn sqlite(globals: &Globals, url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<BackendConfig> {
     if url.user.is_some() || url.password.is_some() || !url.hosts.is_empty() {
         return Err(wrong("a file has no host, user or password").hint("it takes three slashes: sqlite:///path/to/file"));
     }
@@ -93,44 +102,62 @@ fn sqlite(url: &Url, wrong: &dyn Fn(&str) -> Error) -> Result<BackendConfig> {
     if !path.is_absolute() || url.path.ends_with('/') {
         return Err(wrong("it needs the absolute path of a file").hint("sqlite:///path/to/file; `local` is the default file"));
     }
-    Ok(BackendConfig::Sqlite { path, asked_for: true })
+    Ok(BackendConfig::Sqlite { options: SqliteOptions::at(path, namespace(globals, layers)?), asked_for: true })
 }
 
-fn redis(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<RedisConfig> {
-    let number = |text: &str| text.parse::<u32>().map_err(|_| wrong("the database is not a number"));
-    let in_query = extra(layers, "db");
-    let (address, database) = if url.scheme == "redis+unix" {
+fn redis(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<RedisOptions> {
+    let mut in_path = None;
+    let mut tls = None;
+    let server = if url.scheme == "redis+unix" {
         if !url.hosts.is_empty() {
             return Err(wrong("a socket has no host").hint("it takes three slashes: redis+unix:///run/redis.sock?db=0"));
         }
         if !url.path.starts_with('/') || url.path.ends_with('/') {
             return Err(wrong("it needs the absolute path of a socket"));
         }
-        (RedisAddress::Unix { path: url.path.into() }, None)
+        Server::Unix(url.path.into())
     } else {
-        let tls = (url.scheme == "rediss").then(|| Tls { cacert: extra(layers, "cacert").map(|setting| setting.text.into()) });
+        if url.scheme == "rediss" {
+            tls = Some(self::tls(layers)?);
+        }
         let mut hosts = url.hosts.into_iter();
         let (host, port) = hosts.next().ok_or_else(|| wrong("it has no host"))?;
         if hosts.next().is_some() {
             return Err(wrong("it names more than one server").hint("one server is what redis:// and rediss:// stand for"));
         }
         let path = url.path.trim_start_matches('/');
-        let database = (!path.is_empty()).then(|| number(path)).transpose()?;
-        (RedisAddress::Tcp { host, port: port.unwrap_or(6379), tls }, database)
+        if !path.is_empty() {
+            in_path = Some(path.parse().map_err(|_| wrong("the database is not a number"))?);
+        }
+        Server::Tcp { host, port: port.unwrap_or(6379) }
     };
-    let database = match (database, in_query) {
+    let db = match (in_path, extra(layers, "db")) {
         (Some(_), Some(_)) => return Err(wrong("the database is given twice")),
         (Some(number), None) => number,
         (None, Some(setting)) => setting.text.parse().map_err(|_| setting.refuse("the database is not a number"))?,
         (None, None) => 0,
     };
-    if let RedisAddress::Tcp { tls: Some(Tls { cacert: Some(path) }), .. } = &address
-        && !path.is_absolute()
-    {
-        return Err(wrong("cacert needs an absolute path"));
+    let password = password(globals, layers, url.password)?.map(Secret::new);
+    if url.user.is_some() && password.is_none() {
+        return Err(wrong("there is a user but no password")
+            .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration"));
     }
-    let password = password(globals, layers, url.password.map(Secret::new))?;
-    Ok(RedisConfig { address, user: url.user, password, database })
+    Ok(RedisOptions { server, tls, db, user: url.user, password, namespace: namespace(globals, layers)? })
+}
+
+fn tls(layers: &Layers<'_>) -> Result<Tls> {
+    let file = |name| match extra(layers, name) {
+        Some(setting) if PathBuf::from(&setting.text).is_absolute() => Ok(Some(PathBuf::from(setting.text))),
+        Some(setting) => Err(setting.refuse(format!("{name} needs an absolute path"))),
+        None => Ok(None),
+    };
+    let tls = Tls { ca_file: file("cacert")?, cert_file: file("cert")?, key_file: file("key")? };
+    match (extra(layers, "cert"), extra(layers, "key")) {
+        (Some(setting), None) | (None, Some(setting)) => {
+            Err(setting.refuse("cert and key are the two halves of one identity: both are needed"))
+        }
+        _ => Ok(tls),
+    }
 }
 
 /// A parameter that is no setting: it stands in the URL or in the backend's table.
@@ -139,7 +166,7 @@ fn extra(layers: &Layers<'_>, name: &str) -> Option<Setting> {
 }
 
 /// The password from the nearest place that gives one.
-fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<Secret>) -> Result<Option<Secret>> {
+fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<String>) -> Result<Option<String>> {
     let read = |setting: Setting| {
         let path = PathBuf::from(&setting.text);
         secret_file::read(&path).map(Some).map_err(|why| {
@@ -151,7 +178,7 @@ fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<Secret>) -> R
         return read(setting);
     }
     if let Some(setting) = from_env(layers.env, "password")? {
-        return Ok(Some(Secret::new(setting.text)));
+        return Ok(Some(setting.text));
     }
     if let Some(setting) = from_env(layers.env, "password_file")? {
         return read(setting);
@@ -160,7 +187,7 @@ fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<Secret>) -> R
         return Ok(in_url);
     }
     if let Some(setting) = layers.table.and_then(|table| table.get("password")) {
-        return Ok(Some(Secret::new(&setting.text)));
+        return Ok(Some(setting.text.clone()));
     }
     layers.from_file("password_file").map_or(Ok(None), read)
 }
@@ -168,27 +195,13 @@ fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<Secret>) -> R
 /// Parameters that this kind of backend has no use for are refused, not passed over.
 fn check_table(backend: &BackendConfig, layers: &Layers<'_>) -> Result<()> {
     let useless: &[&str] = match backend {
-        BackendConfig::Sqlite { .. } => &["password", "password_file", "cacert", "db"],
-        BackendConfig::Redis(RedisConfig { address: RedisAddress::Tcp { tls: Some(_), .. }, .. }) => &[],
-        BackendConfig::Redis(_) => &["cacert"],
+        BackendConfig::Sqlite { .. } => &["password", "password_file", "cacert", "cert", "key", "db"],
+        BackendConfig::Redis(options) if options.tls.is_some() => &[],
+        BackendConfig::Redis(_) => &["cacert", "cert", "key"],
     };
     match useless.iter().find_map(|name| extra(layers, name).map(|setting| (name, setting))) {
         Some((name, setting)) => Err(setting.refuse(format!("this backend has no {name}"))),
         None => Ok(()),
-    }
-}
-
-fn refuse_password(globals: &Globals, layers: &Layers<'_>, backend: BackendConfig) -> Result<BackendConfig> {
-    match (&backend, from_flag("password_file", globals.password_file.as_deref())) {
-        (BackendConfig::Sqlite { .. }, Some(setting)) => {
-            let hint = if layers.env.get_os("DLOCK_BACKEND").is_some() {
-                "a file has none"
-            } else {
-                "name the store with --backend or DLOCK_BACKEND"
-            };
-            Err(setting.refuse("the SQLite backend has no password").hint(hint))
-        }
-        _ => Ok(backend),
     }
 }
 
@@ -197,18 +210,6 @@ fn namespace(globals: &Globals, layers: &Layers<'_>) -> Result<Namespace> {
         Some(setting) => Namespace::new(&setting.text).map_err(|error| setting.blame(error)),
         None => Ok(Namespace::default()),
     }
-}
-
-fn default_path(layers: &Layers<'_>) -> Result<PathBuf> {
-    let folder = if rustix::process::geteuid().is_root() {
-        Some("/var/lib/dlock".into())
-    } else {
-        layers.env.xdg("XDG_STATE_HOME", ".local/state").map(|state| state.join("dlock"))
-    };
-    folder.map(|folder: PathBuf| folder.join(FILE_NAME)).ok_or_else(|| {
-        Error::new(Kind::Config, "there is no place for the embedded store: HOME and XDG_STATE_HOME are not set")
-            .hint("set HOME, or name a store with --backend, DLOCK_BACKEND or the configuration file")
-    })
 }
 
 fn unknown_name(named: &Setting, layers: &Layers<'_>) -> Error {

@@ -9,10 +9,11 @@ use super::{
     signal, spec,
 };
 use crate::{
-    commands::run::{Args, Contain, Leftover, OnLost, RunSettings},
+    commands::run::{Args, RunSettings},
     lease::Budget,
     lock::{Error, Key, Kind, Result, Ttl},
     output::{StatusFile, SyslogPolicy},
+    supervise::{Contain, Leftover, OnLost},
 };
 
 /// Checks all that `run` was told.
@@ -49,7 +50,7 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         reentrant: !layers.yes("no_reentrant", args.no_reentrant)?,
         status_file: layers.get("status_file", args.status_file.as_deref())?.map(|setting| status_file(&setting)).transpose()?,
         log: layers.get("log", args.log.as_deref())?.map_or(Ok(SyslogPolicy::Auto), |setting| setting.choice(&log))?,
-        stripped_variables: spec::stripped(),
+        kept_variables: spec::kept(),
     })
 }
 

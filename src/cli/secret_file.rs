@@ -7,7 +7,6 @@ use std::{
     path::Path,
 };
 
-use crate::commands::Secret;
 pub use crate::output::plain;
 
 /// More than this is no password.
@@ -17,7 +16,7 @@ const MOST: u64 = 4096;
 ///
 /// # Errors
 /// Why not, without the file's name.
-pub fn read(path: &Path) -> Result<Secret, String> {
+pub fn read(path: &Path) -> Result<String, String> {
     let file = File::open(path).map_err(|error| plain(&error))?;
     if file.metadata().is_ok_and(|m| m.is_dir()) {
         return Err("it is a directory".into());
@@ -37,7 +36,7 @@ pub fn read(path: &Path) -> Result<Secret, String> {
     if password.chars().any(char::is_control) {
         return Err("it has more than one line, or control characters".into());
     }
-    Ok(Secret::new(password))
+    Ok(password.to_owned())
 }
 
 /// What is said of a file with a secret that everybody can read.
@@ -73,7 +72,7 @@ mod tests {
         let path = folder.path().join("password");
         fs::write(&path, content).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-        read(&path).map(|secret| secret.reveal().to_owned())
+        read(&path)
     }
 
     #[test]

@@ -58,10 +58,10 @@ pub const SETTINGS: &[Spec] = &[
 ];
 
 /// Keys of a `[backends.NAME]` table beside the settings. All but `url` may stand in the URL's query as well.
-pub const BACKEND_KEYS: &[&str] = &["url", "cacert", "db"];
+pub const BACKEND_KEYS: &[&str] = &["url", "cacert", "cert", "db", "key"];
 
 /// What a URL's query may hold.
-pub const URL_PARAMETERS: &[&str] = &["backend_timeout", "cacert", "db", "namespace", "password_file", "ttl"];
+pub const URL_PARAMETERS: &[&str] = &["backend_timeout", "cacert", "cert", "db", "key", "namespace", "password_file", "ttl"];
 
 /// The setting of this name.
 pub fn find(name: &str) -> Option<&'static Spec> {
@@ -73,9 +73,9 @@ pub fn names(table: char) -> impl Iterator<Item = &'static str> {
     SETTINGS.iter().filter(move |spec| spec.tables.contains(table)).map(|spec| spec.name)
 }
 
-/// The variables that are dlock's own business and not the command's.
-pub fn stripped() -> Vec<String> {
-    SETTINGS.iter().filter(|spec| !spec.kept).map(Spec::variable).collect()
+/// The variables that a command keeps.
+pub fn kept() -> Vec<String> {
+    SETTINGS.iter().filter(|spec| spec.kept).map(Spec::variable).collect()
 }
 
 #[cfg(test)]
@@ -84,12 +84,12 @@ mod tests {
 
     #[test]
     fn the_command_keeps_what_names_the_store_and_no_secret() {
-        let stripped = stripped();
+        let names = kept();
         for gone in ["DLOCK_WAIT", "DLOCK_TTL", "DLOCK_PASSWORD", "DLOCK_STATUS_FILE"] {
-            assert!(stripped.iter().any(|name| name == gone), "{gone}");
+            assert!(!names.iter().any(|name| name == gone), "{gone}");
         }
         for kept in ["DLOCK_BACKEND", "DLOCK_CONFIG", "DLOCK_NAMESPACE", "DLOCK_PASSWORD_FILE"] {
-            assert!(!stripped.iter().any(|name| name == kept), "{kept}");
+            assert!(names.iter().any(|name| name == kept), "{kept}");
         }
     }
 

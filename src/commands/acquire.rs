@@ -67,7 +67,7 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
     out.check_token_has_a_reader()?;
     let clock = BootClock;
     let stop = interrupted()?;
-    let mut backend = super::open(context)?;
+    let mut backend = super::open(context);
     let request = Request {
         key: settings.key.clone(),
         token: Token::random(),

@@ -21,7 +21,7 @@ pub struct Args {}
 /// # Errors
 /// What kept the store from doing so.
 pub async fn run(context: &Context) -> Result<u8> {
-    let mut backend = super::open(context)?;
+    let mut backend = super::open(context);
     let done = ask(&mut *backend, &BootClock, context.limits, async |b| b.init().await).await.map_err(|error| error.during("init"))?;
     let out = &context.out;
     if out.is_json() {

@@ -29,7 +29,7 @@ pub struct InspectSettings {
 /// # Errors
 /// What kept the store from answering.
 pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
-    let mut backend = super::open(context)?;
+    let mut backend = super::open(context);
     let state = ask(&mut *backend, &BootClock, context.limits, async |b| b.inspect(&settings.key).await)
         .await
         .map_err(|error| error.during("inspect").key(&settings.key))?;

@@ -29,7 +29,7 @@ pub struct ListSettings {
 /// # Errors
 /// What kept the store from answering.
 pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
-    let mut backend = super::open(context)?;
+    let mut backend = super::open(context);
     let locks = ask(&mut *backend, &BootClock, context.limits, async |b| b.list(&settings.start).await)
         .await
         .map_err(|error| error.during("list"))?;

@@ -136,7 +136,7 @@ const STORES: &str = "\
 
 Without a store, locks are kept in SQLite in /var/lib/dlock for root and in $XDG_STATE_HOME/dlock for others; they protect this user on this host only, and a line on stderr says so.
 
-A URL takes the parameters ttl, namespace, password_file, backend_timeout, cacert (a PEM file of CA certificates, rediss only) and db, as in redis://r1?ttl=30s. User, password and path are percent-encoded. A password in a --backend URL is refused, because every user of the host can read it there.";
+A URL takes the parameters ttl, namespace, password_file, backend_timeout, cacert, cert and key (PEM files: CA certificates, the client's certificate and its key; rediss only) and db, as in redis://r1?ttl=30s. User, password and path are percent-encoded. A password in a --backend URL is refused, because every user of the host can read it there.";
 
 const EXIT_STATUS: &[(&str, &str)] = &[
     ("the command's, or 128+N", "it ran to its end (N: the signal that ended it)"),
@@ -180,7 +180,7 @@ $XDG_CONFIG_HOME/dlock/config.toml (~/.config/dlock/config.toml), or else /etc/d
 
 A setting of [keys.\"KEY\"] beats one of [backends.NAME], which beats one of the top level.
 
-/var/lib/dlock/locks.db, $XDG_STATE_HOME/dlock/locks.db: the embedded store.";
+/var/lib/dlock/dlock.db, $XDG_STATE_HOME/dlock/dlock.db: the embedded store.";
 
 const JSON: &str = "\
 --json prints exactly one object on one line of stdout, on failure too; run prints it as the last line of stderr, since stdout is the command's. Times are RFC 3339 in UTC, lengths of time whole milliseconds, and what is unknown is null. Every object has schema (dlock/1), result and status (the exit status).

@@ -19,12 +19,14 @@ use std::{future::Future, io};
 
 pub use key::{KeyArg, TokenArg};
 pub use metadata::collect as collect_metadata;
-pub use target::{BackendConfig, RedisAddress, RedisConfig, Secret, Target, Tls};
+pub use target::{BackendConfig, RedisOptions, Secret, Server, SqliteOptions, Target, Tls};
 
 use crate::{
+    backends::{redis::Redis, sqlite::Sqlite},
     lease::Limits,
     lock::{Backend, Error, Kind, Result},
     output::Output,
+    supervise::{Signals, stop_self},
 };
 
 /// What every command works with, checked, before anything was touched.
@@ -66,7 +68,7 @@ pub enum Work {
 pub fn perform(work: Work, context: &Context) -> Result<u8> {
     match work {
         // Makes its own runtime: the guardian is forked before.
-        Work::Run(settings) => run::run(&settings, context),
+        Work::Run(settings) => Ok(run::run(&settings, context)),
         Work::Acquire(settings) => block_on(acquire::run(settings, context)),
         Work::Renew(settings) => block_on(renew::run(settings, context)),
         Work::Release(settings) => block_on(release::run(settings, context)),
@@ -77,12 +79,17 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
 }
 
 /// The store, not connected yet. Says so if it is only the embedded default.
-///
-/// # Errors
-/// What makes it unfit before it is even asked.
-pub fn open(context: &Context) -> Result<Box<dyn Backend>> {
+pub fn open(context: &Context) -> Box<dyn Backend> {
     match &context.target.backend {
-        BackendConfig::Sqlite { .. } | BackendConfig::Redis(_) => Err(Error::new(Kind::Internal, "no backend")),
+        BackendConfig::Sqlite { options, asked_for } => {
+            if !asked_for {
+                context
+                    .out
+                    .warn(&format!("no backend is configured: locks in {} protect this user on this host only", options.path.display()));
+            }
+            Box::new(Sqlite::new(options.clone()))
+        }
+        BackendConfig::Redis(options) => Box::new(Redis::new(options.clone())),
     }
 }
 
@@ -94,23 +101,19 @@ fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
         .block_on(work)
 }
 
-/// Ready with the signal's number once INT, TERM or HUP has come. Signals that were ignored at start stay so.
+/// Ready with the signal's number once one came that ends a wait. Signals that were ignored at start stay so.
 fn interrupted() -> Result<impl Future<Output = i32>> {
-    use tokio::signal::unix::{SignalKind, signal};
     let failed = |error: io::Error| Error::new(Kind::Internal, "signals can't be watched").source(error);
-    let ignored = metadata::ignored_signals();
-    let mut watched = Vec::new();
-    for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
-        if !ignored.contains(&kind.as_raw_value()) {
-            watched.push((kind.as_raw_value(), signal(kind).map_err(failed)?));
-        }
-    }
-    Ok(std::future::poll_fn(move |cx| {
-        for (number, signal) in &mut watched {
-            if signal.poll_recv(cx).is_ready() {
-                return std::task::Poll::Ready(*number);
+    let mut signals = Signals::new().map_err(failed)?;
+    Ok(async move {
+        loop {
+            let signal = signals.next().await;
+            if signal.ends_wait() {
+                return signal.number;
+            }
+            if signal.is_stop() {
+                stop_self(signal.number);
             }
         }
-        std::task::Poll::Pending
-    }))
+    })
 }

@@ -38,7 +38,7 @@ pub struct ReleaseSettings {
 /// What kept the store from answering. "Not held" after an attempt whose answer was lost is such an error too:
 /// that attempt may have done it.
 pub async fn run(settings: ReleaseSettings, context: &Context) -> Result<u8> {
-    let mut backend = super::open(context)?;
+    let mut backend = super::open(context);
     let out = &context.out;
     let holds = match give_back(&mut *backend, &BootClock, &settings.key, &settings.token, Scope::Hold, context.limits).await {
         Released::Free => 0,

@@ -42,7 +42,7 @@ pub struct RenewSettings {
 /// # Errors
 /// What kept the store from answering, and a TTL that would shorten the lease.
 pub async fn run(settings: RenewSettings, context: &Context) -> Result<u8> {
-    let mut backend = super::open(context)?;
+    let mut backend = super::open(context);
     if let Some(ttl) = settings.ttl {
         backend.capabilities().check_ttl(ttl).map_err(|error| error.key(&settings.key))?;
     }

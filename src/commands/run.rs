@@ -1,14 +1,19 @@
 //! `dlock run`: take a lock, run a command under it, keep renewing, release.
 
-use std::{ffi::OsString, time::Duration};
+mod job;
+
+use std::{ffi::OsString, io, time::Duration};
 
 use clap::builder::PossibleValuesParser;
 
+use self::job::{Done, Job};
 use super::Context;
 use crate::{
-    lease::Patience,
-    lock::{Error, Key, Kind, Result, Ttl},
-    output::{StatusFile, SyslogPolicy},
+    exit,
+    lease::{Budget, Held, Patience},
+    lock::{Backend, Entry, Error, Key, Kind, Mode, Request, Result, Token, Ttl},
+    output::{Outcome, StatusFile, Syslog, SyslogPolicy, Verdict, plain},
+    supervise::{self, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
 };
 
 /// The arguments of `dlock run`.
@@ -104,47 +109,83 @@ pub struct RunSettings {
     pub status_file: Option<StatusFile>,
     /// What syslog gets.
     pub log: SyslogPolicy,
-    /// Variables that are dlock's own and are taken out of the command's environment.
-    pub stripped_variables: Vec<String>,
+    /// The `DLOCK_*` variables that the command keeps: those that say which store it is.
+    pub kept_variables: Vec<String>,
 }
 
-/// What happens to the command when the lock is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnLost {
-    /// TERM, and KILL a grace later.
-    Kill,
-    /// Another signal instead of TERM, and KILL a grace later.
-    Signal(i32),
-    /// Nothing, and the job goes on without a lock.
-    Continue,
+/// Runs the command under the lock, says how it went, and returns the exit status.
+pub fn run(settings: &RunSettings, context: &Context) -> u8 {
+    let out = &context.out;
+    let backend = super::open(context);
+    let store = backend.describe();
+    let Done { verdict, reraise } = attempt(settings, context, backend).unwrap_or_else(|error| {
+        let verdict = Verdict::new(Outcome::Error, &settings.key, store, exit::of(&error));
+        Done { verdict: Verdict { error: Some(error), ..verdict }, reraise: None }
+    });
+    if let (Outcome::Error, Some(error), false) = (verdict.outcome, &verdict.error, out.is_json()) {
+        out.error_lines(error);
+    }
+    out.verdict(&verdict);
+    Syslog::default().report(settings.log, out, &verdict);
+    if let Some(file) = &settings.status_file
+        && let Err(error) = file.write(&verdict.json())
+    {
+        out.warn(&format!("{}: the status can't be written: {}", file.path().display(), plain(&error)));
+    }
+    if let Some(signal) = reraise {
+        supervise::reraise(signal);
+    }
+    verdict.status
 }
 
-/// What happens to processes that outlive the command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leftover {
-    /// The lock is kept until they are gone.
-    Wait,
-    /// They are stopped.
-    Kill,
-    /// The lock is released beside them, with a warning.
-    Leave,
+/// All that can be refused without a store is refused first; then the guardian is forked, and the rest is asynchronous.
+fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backend>) -> Result<Done> {
+    let ttl = match settings.ttl {
+        Some(ttl) => {
+            backend.capabilities().check_ttl(ttl)?;
+            ttl
+        }
+        None => backend.capabilities().clamp_ttl(Ttl::DEFAULT),
+    };
+    let budget = Budget::new(ttl, settings.grace)?;
+    let held = std::env::var(Held::VARIABLE).map(|value| Held::parse(&value)).unwrap_or_default();
+    let outer = held.find(backend.fingerprint(), &settings.key);
+    if outer.is_some() && !settings.reentrant {
+        let why = "this would deadlock: a `dlock run` that this one runs under holds the lock";
+        return Err(Error::new(Kind::Usage, why).key(&settings.key).hint("without --no-reentrant the lock is entered"));
+    }
+    let plan = Plan {
+        command: settings.command.clone(),
+        on_lost: settings.on_lost,
+        leftover: settings.leftover,
+        contain: settings.contain,
+        grace: budget.grace(),
+        kept_variables: settings.kept_variables.clone(),
+    };
+    plan.check()?;
+    backend.prepare()?;
+    let guardian = fork_guardian(plan).map_err(|error| cannot_supervise(&error))?;
+    let program = settings.command.first().map(OsString::as_os_str);
+    let metadata = || super::collect_metadata(context.host.as_deref(), program, settings.describe.clone());
+    let request = Request {
+        key: settings.key.clone(),
+        token: outer.map_or_else(Token::random, Token::nested),
+        ttl,
+        mode: Mode::Exclusive,
+        fair: false,
+        entry: if outer.is_some() { Entry::Reenter } else { Entry::Fresh },
+        detached: false,
+        waiting: false,
+        metadata: settings.metadata.then(metadata),
+    };
+    super::block_on(async {
+        let supervisor = guardian.attach().map_err(|error| cannot_supervise(&error))?;
+        let signals = Signals::new().map_err(|error| cannot_supervise(&error))?;
+        Job { settings, context, budget, held, backend, supervisor, signals }.run(request).await
+    })
 }
 
-/// How the command's tree is kept together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Contain {
-    /// A cgroup where one is ours to use, else a group.
-    Auto,
-    /// A process group, a subreaper and the death signal.
-    Group,
-    /// A cgroup of its own, or failure.
-    Cgroup,
-}
-
-/// Runs the command under the lock and returns the exit status.
-///
-/// # Errors
-/// What kept the command from being started; it has not been then.
-pub fn run(_settings: &RunSettings, _context: &Context) -> Result<u8> {
-    Err(Error::new(Kind::Internal, "not wired yet"))
+fn cannot_supervise(error: &io::Error) -> Error {
+    Error::new(Kind::Unavailable, format!("the command can't be supervised: {}", plain(error)))
+        .hint("processes, descriptors or memory may have run out on this host")
 }

@@ -27,7 +27,7 @@ pub use syslog::{Syslog, SyslogPolicy};
 pub use time::{Now, age};
 pub use verdict::{CommandEnd, GivenBack, Outcome, Verdict};
 pub use waiting::Waiting;
-pub use who::{described, who};
+pub use who::{described, shell, who};
 
 use crate::{
     exit,

@@ -33,6 +33,15 @@ pub enum CommandEnd {
     Signalled(i32),
 }
 
+impl From<crate::supervise::Outcome> for CommandEnd {
+    fn from(outcome: crate::supervise::Outcome) -> Self {
+        match outcome {
+            crate::supervise::Outcome::Exited(status) => Self::Exited(status),
+            crate::supervise::Outcome::Signalled(signal) => Self::Signalled(signal),
+        }
+    }
+}
+
 /// Whether the lock is free after the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -26,9 +26,6 @@ use super::{
 };
 use crate::lock::{Error, Kind};
 
-/// Options of ours that the command has no use for; of all `DLOCK_*` only these are left to it.
-const KEPT: [&[u8]; 2] = [b"DLOCK_BACKEND", b"DLOCK_CONFIG"];
-
 /// Refuses, before any lock is taken, a command that would get rights with which we could not kill it.
 ///
 /// Whether it exists and can be executed is left for the attempt to say.
@@ -66,15 +63,15 @@ fn find(name: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| runs(path))
 }
 
-/// The environment of the command: ours without our options, plus what is given.
-pub fn environment(given: &[(OsString, OsString)]) -> Vec<CString> {
-    merge(std::env::vars_os(), given)
+/// The environment of the command: ours without our options but for `kept`, plus what is given.
+pub fn environment(kept: &[String], given: &[(OsString, OsString)]) -> Vec<CString> {
+    merge(std::env::vars_os(), kept, given)
 }
 
-fn merge(inherited: impl Iterator<Item = (OsString, OsString)>, given: &[(OsString, OsString)]) -> Vec<CString> {
+fn merge(inherited: impl Iterator<Item = (OsString, OsString)>, keep: &[String], given: &[(OsString, OsString)]) -> Vec<CString> {
     let kept = |name: &OsStr| {
         let name = name.as_bytes();
-        (!name.starts_with(b"DLOCK_") || KEPT.contains(&name)) && given.iter().all(|(new, _)| new.as_bytes() != name)
+        (!name.starts_with(b"DLOCK_") || keep.iter().any(|kept| kept.as_bytes() == name)) && given.iter().all(|(new, _)| new.as_bytes() != name)
     };
     let join = |(name, value): (OsString, OsString)| {
         let mut entry = name.into_vec();
@@ -182,7 +179,7 @@ mod tests {
             .into_iter()
             .chain([("DLOCK_KEY", "outer"), ("DLOCK_HELD", "outer"), ("XDLOCK_A", "1"), ("EMPTY", "")])
             .map(|(name, value)| (name.into(), value.into()));
-        let merged = merge(inherited, &[("DLOCK_KEY".into(), "inner".into())]);
+        let merged = merge(inherited, &["DLOCK_BACKEND".into(), "DLOCK_CONFIG".into()], &[("DLOCK_KEY".into(), "inner".into())]);
         let merged: Vec<_> = merged.iter().map(|entry| entry.to_str().unwrap()).collect();
         assert_eq!(merged, ["PATH=/bin", "DLOCK_BACKEND=b", "DLOCK_CONFIG=c", "XDLOCK_A=1", "EMPTY=", "DLOCK_KEY=inner"]);
     }
@@ -202,6 +199,7 @@ mod tests {
             leftover: Leftover::Wait,
             contain: Contain::Auto,
             grace: std::time::Duration::ZERO,
+            kept_variables: Vec::new(),
         };
         check_command(&plan).unwrap();
     }

@@ -183,7 +183,7 @@ impl Guardian {
 
     fn start(&mut self, start_by: BootTime, given: &[(std::ffi::OsString, std::ffi::OsString)]) {
         self.phase = Phase::Running;
-        let environment = environment(given);
+        let environment = environment(&self.setup.plan.kept_variables, given);
         let terminal = terminal::controlling();
         self.terminal = terminal.is_some();
         self.joined = terminal.is_some_and(|terminal| terminal::is_foreground(&terminal, self.setup.group));

@@ -52,6 +52,8 @@ pub struct Plan {
     pub contain: Contain,
     /// The time between TERM and KILL when there is no other deadline: after dlock died, for leftovers.
     pub grace: Duration,
+    /// The only `DLOCK_*` variables of our own environment that the command gets to see.
+    pub kept_variables: Vec<String>,
 }
 
 /// What happens to the command when the lease ends under it.

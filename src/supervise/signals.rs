@@ -45,6 +45,11 @@ impl Signal {
         [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT].contains(&self.number)
     }
 
+    /// Whether it asks to end in order: the command gets TERM, and KILL a grace later.
+    pub fn is_orderly_stop(self) -> bool {
+        self.number == libc::SIGTERM
+    }
+
     /// Whether it asks to be stopped (Ctrl-Z). While there is no command yet, answer with [`stop_self`].
     pub fn is_stop(self) -> bool {
         self.number == libc::SIGTSTP

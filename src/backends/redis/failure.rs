@@ -19,9 +19,8 @@ pub(super) fn refused(error: &ServerError) -> Error {
             .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration"),
         "WRONGPASS" => Error::new(Kind::Denied, "the server refused the user or the password")
             .hint("the user is in the URL (redis://USER@HOST); the password in DLOCK_PASSWORD or --password-file"),
-        "NOPERM" => Error::new(Kind::Denied, format!("the user has not all the rights that dlock needs: {}", clean(details))).hint(
-            "ACL SETUSER … ~NAMESPACE:* ~redisson_lock_token:* &redisson_* +@read +@write +@scripting +@connection +@pubsub +time",
-        ),
+        "NOPERM" => Error::new(Kind::Denied, format!("the user has not all the rights that dlock needs: {}", clean(details)))
+            .hint("ACL SETUSER … ~NAMESPACE:* ~redisson_lock_token:* &redisson_* +@read +@write +@scripting +@connection +@pubsub +time"),
         "DENIED" => Error::new(Kind::Denied, "the server runs in protected mode and lets nobody in from another host")
             .hint("give the server a password, or bind it to this network's address"),
         "LOADING" => unavailable("the server is loading its data"),
@@ -75,8 +74,7 @@ pub(super) fn refused_greeting(error: &ServerError) -> Error {
 
 /// Servers before 7 wrap the error that ended a script into one of their own.
 fn innermost<'a>(code: &'a str, details: &'a str) -> (&'a str, &'a str) {
-    const CODES: [&str; 9] =
-        ["OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "FENCE"];
+    const CODES: [&str; 9] = ["OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "FENCE"];
     if code != "ERR" || !details.contains("user_script") {
         return (code, details);
     }

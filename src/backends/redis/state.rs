@@ -109,17 +109,7 @@ impl Snapshot {
 
 /// A holder of whom only the expiry is known.
 pub(super) fn foreign(mode: Mode, expires_in: Option<Duration>) -> Holder {
-    Holder {
-        mode,
-        metadata: None,
-        fence: None,
-        foreign: true,
-        detached: false,
-        held_for: None,
-        renewed_ago: None,
-        expires_in,
-        holds: 1,
-    }
+    Holder { mode, metadata: None, fence: None, foreign: true, detached: false, held_for: None, renewed_ago: None, expires_in, holds: 1 }
 }
 
 /// Those who wait: `queue` is the owners with their arrival, longest first, `said` what each said of itself.
@@ -165,7 +155,8 @@ mod tests {
 
     #[test]
     fn a_record_of_another_holder_says_nothing() {
-        let holder = snapshot(&[("mode", "write"), ("77:31:write", "2")], &[("v", "1.0"), OWNER, ("fence", "9")]).holders().unwrap().remove(0);
+        let holder =
+            snapshot(&[("mode", "write"), ("77:31:write", "2")], &[("v", "1.0"), OWNER, ("fence", "9")]).holders().unwrap().remove(0);
         assert_eq!((holder.foreign, holder.fence, holder.holds), (true, None, 2));
     }
 

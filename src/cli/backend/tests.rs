@@ -10,43 +10,49 @@ fn find(url: Option<&str>, env: &[(&str, &str)], file: &str) -> Result<Target> {
     resolve(&globals, &mut Layers::new(&env, &file, None))
 }
 
-fn redis_of(target: Target) -> RedisConfig {
+fn redis_of(target: Target) -> RedisOptions {
     match target.backend {
-        BackendConfig::Redis(config) => config,
+        BackendConfig::Redis(options) => options,
         BackendConfig::Sqlite { .. } => panic!("not redis"),
+    }
+}
+
+fn sqlite_of(target: Target) -> (PathBuf, bool) {
+    match target.backend {
+        BackendConfig::Sqlite { options, asked_for } => (options.path, asked_for),
+        BackendConfig::Redis(_) => panic!("not sqlite"),
     }
 }
 
 #[test]
 fn every_scheme_is_understood() {
-    let target = find(Some("rediss://ana@r1:6380/3?cacert=/ca.pem&namespace=x"), &[("DLOCK_PASSWORD", "pw")], "").unwrap();
-    assert_eq!(target.namespace.as_str(), "x");
-    let tls = Some(Tls { cacert: Some("/ca.pem".into()) });
-    let address = RedisAddress::Tcp { host: "r1".into(), port: 6380, tls };
-    assert_eq!(redis_of(target), RedisConfig { address, user: Some("ana".into()), password: Some(Secret::new("pw")), database: 3 });
+    let redis = |url| redis_of(find(Some(url), &[("DLOCK_PASSWORD", "pw")], "").unwrap());
+    let options = redis("rediss://ana@r1:6380/3?cacert=/ca.pem&namespace=x");
+    assert_eq!(options.server, Server::Tcp { host: "r1".into(), port: 6380 });
+    assert_eq!(options.tls, Some(Tls { ca_file: Some("/ca.pem".into()), ..Tls::default() }));
+    assert_eq!((options.user.as_deref(), options.password, options.db), (Some("ana"), Some(Secret::new("pw")), 3));
+    assert_eq!(options.namespace.as_str(), "x");
+    let options = redis("redis+unix:///run/r.sock?db=2");
+    assert_eq!((options.server, options.db), (Server::Unix("/run/r.sock".into()), 2));
+    let options = redis("redis://[::1]");
+    assert_eq!((options.server, options.tls), (Server::Tcp { host: "::1".into(), port: 6379 }, None));
 
-    let unix = redis_of(find(Some("redis+unix:///run/r.sock?db=2"), &[], "").unwrap());
-    assert_eq!((unix.address, unix.database), (RedisAddress::Unix { path: "/run/r.sock".into() }, 2));
-    let v6 = redis_of(find(Some("redis://[::1]"), &[], "").unwrap());
-    assert_eq!(v6.address, RedisAddress::Tcp { host: "::1".into(), port: 6379, tls: None });
-
-    let sqlite = |url| find(Some(url), &[], "").unwrap().backend;
-    assert_eq!(sqlite("sqlite:///a%20b.db"), BackendConfig::Sqlite { path: "/a b.db".into(), asked_for: true });
-    assert!(matches!(sqlite("local"), BackendConfig::Sqlite { asked_for: true, .. }));
-    assert!(matches!(find(None, &[], "").unwrap().backend, BackendConfig::Sqlite { asked_for: false, .. }));
+    assert_eq!(sqlite_of(find(Some("sqlite:///a%20b.db"), &[], "").unwrap()), ("/a b.db".into(), true));
+    assert!(sqlite_of(find(Some("local"), &[], "").unwrap()).1);
+    assert!(!sqlite_of(find(None, &[], "").unwrap()).1);
 }
 
 #[test]
 fn names_come_from_the_file_with_all_their_table_says() {
     let file = "backend = 'prod'\nnamespace = 'top'\n[backends.prod]\nurl = 'redis://u:in-url@r1'\ndb = 4\nnamespace = 'apps'\n[backends.b]\nurl = 'redis://r2'\npassword = 'beside'\n";
     let target = find(None, &[], file).unwrap();
-    assert_eq!((target.name.as_deref(), target.namespace.as_str()), (Some("prod"), "apps"));
-    let config = redis_of(target);
-    assert_eq!((config.database, config.password), (4, Some(Secret::new("in-url"))));
-    let config = redis_of(find(Some("b"), &[], file).unwrap());
-    assert_eq!(config.password, Some(Secret::new("beside")));
-    let config = redis_of(find(Some("b"), &[("DLOCK_PASSWORD", "nearer")], file).unwrap());
-    assert_eq!(config.password, Some(Secret::new("nearer")));
+    assert_eq!(target.name.as_deref(), Some("prod"));
+    let options = redis_of(target);
+    assert_eq!((options.db, options.password, options.namespace.as_str()), (4, Some(Secret::new("in-url")), "apps"));
+    let options = redis_of(find(Some("b"), &[], file).unwrap());
+    assert_eq!(options.password, Some(Secret::new("beside")));
+    let options = redis_of(find(Some("b"), &[("DLOCK_PASSWORD", "nearer")], file).unwrap());
+    assert_eq!(options.password, Some(Secret::new("nearer")));
 }
 
 #[test]
@@ -72,6 +78,9 @@ fn mistakes_are_refused_with_their_place_and_without_secrets() {
         (None, Some("redis://h/1?db=2"), "", Kind::Usage, "DLOCK_BACKEND: redis://h/1: the database is given twice", ""),
         (None, Some("redis://h/x"), "", Kind::Usage, "DLOCK_BACKEND: redis://h/x: the database is not a number", ""),
         (None, Some("redis://"), "", Kind::Usage, "DLOCK_BACKEND: redis://: it has no host", ""),
+        (None, Some("redis://ana@h"), "", Kind::Usage, "DLOCK_BACKEND: redis://***@h: there is a user but no password", "give it in"),
+        (None, Some("rediss://h?cert=/x"), "", Kind::Usage, "DLOCK_BACKEND: cert and key are the two halves", ""),
+        (None, Some("rediss://h?cacert=x"), "", Kind::Usage, "DLOCK_BACKEND: cacert needs an absolute path", ""),
         (None, Some("redis://a,b"), "", Kind::Usage, "DLOCK_BACKEND: redis://a,b: it names more than one server", ""),
         (None, Some("sqlite:relative"), "", Kind::Usage, "DLOCK_BACKEND: sqlite:relative: it needs the absolute path", "sqlite:///"),
         (None, Some("sqlite://host/x"), "", Kind::Usage, "DLOCK_BACKEND: sqlite://host/x: a file has no host", ""),
