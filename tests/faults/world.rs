@@ -102,8 +102,8 @@ impl World {
         use std::os::unix::process::CommandExt as _;
         let mut command = dlock::command();
         let ttl = format!("{}s", TTL.as_secs());
-        command.args(["run", "-k", &self.key, "--ttl", &ttl]).args(options).args(["--", "sh", "-c", script]);
-        command.env("DLOCK_BACKEND", url).process_group(0);
+        command.args(["run", "-k", &self.key]).args(options).args(["--", "sh", "-c", script]);
+        command.env("DLOCK_BACKEND", url).env("DLOCK_TTL", ttl).process_group(0);
         Process::collect(command)
     }
 
