@@ -15,6 +15,8 @@ pub const DATA: u8 = 65;
 pub const UNAVAILABLE: u8 = 69;
 /// A bug in dlock.
 pub const INTERNAL: u8 = 70;
+/// What was to be printed can't be written.
+pub const OUTPUT: u8 = 74;
 /// Not taken: held by somebody else, or the wait ran out.
 pub const BUSY: u8 = 75;
 /// The lock was lost while the command ran.

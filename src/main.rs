@@ -1,1 +1,7 @@
-fn main() {}
+//! The `dlock` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    dlock::run()
+}

@@ -1,7 +1,41 @@
-//! Everything about a lease that is the same for all backends.
+//! Everything about a lease that is the same for all backends: asking again, waiting, renewing, giving back,
+//! entering an ancestor's hold, and how the lease's time is spent.
+//!
+//! A backend answers one question once; this module decides how long to wait for the answer, whether to ask again,
+//! and what an answer that did not come means. It never prints and knows no exit status.
 
+mod acquire;
+mod ask;
 mod budget;
 mod clock;
+mod held;
+mod keep;
 
+pub use acquire::{Outcome, Patience, acquire};
+pub use ask::{Limits, Released, ask, give_back};
 pub use budget::Budget;
-pub use clock::{BootClock, Clock};
+pub use clock::{BootClock, Clock, bounded};
+pub use held::Held;
+pub use keep::{Loss, keep};
+
+use crate::lock::{BootTime, Fence, Key, Token, Ttl};
+
+/// A lock that is ours until told otherwise.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    /// Which lock.
+    pub key: Key,
+    /// What it is renewed and released with.
+    pub token: Token,
+    /// The hold's public number.
+    pub fence: Fence,
+    /// The length that the store granted.
+    pub ttl: Ttl,
+    /// When the last confirmed acquire or renewal was sent: the lease is counted from here.
+    pub t0: BootTime,
+    /// How many holds the owner had when this one was granted: 1 unless it was entered.
+    pub holds: u32,
+}
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@ mod token;
 
 pub use backend::{Attempt, Backend, Busy, Grant, Init, Release, Renewal, Scope, Wake};
 pub use capabilities::Capabilities;
-pub use encoding::Encoding;
+pub use encoding::{Encoding, printable};
 pub use error::{Effect, Error, Kind, Result};
 pub use key::{Key, Namespace};
 pub use request::{Entry, Mode, Request};

@@ -78,8 +78,7 @@ impl Connection {
                 }
             }
         };
-        let mut connection =
-            Self { stream, decoder: Decoder::new(), greeted: false, encrypted: options.tls.is_some(), asked: None };
+        let mut connection = Self { stream, decoder: Decoder::new(), greeted: false, encrypted: options.tls.is_some(), asked: None };
         connection.greet(options).await?;
         Ok(connection)
     }

@@ -83,8 +83,7 @@ pub(super) fn refused_greeting(error: &ServerError) -> Error {
 
 /// Servers before 7 wrap the error that ended a script into one of their own.
 fn innermost<'a>(code: &'a str, details: &'a str) -> (&'a str, &'a str) {
-    const CODES: [&str; 9] =
-        ["OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "FENCE"];
+    const CODES: [&str; 9] = ["OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "FENCE"];
     if code != "ERR" || !details.contains("user_script") {
         return (code, details);
     }

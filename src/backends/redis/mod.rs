@@ -22,16 +22,16 @@ use ::redis::Value;
 use async_trait::async_trait;
 use uuid::Uuid;
 
+pub use self::options::{Options, Secret, Server, Tls};
 use self::{
     connection::Connection,
     names::Names,
     script::Script,
     state::{Snapshot, foreign},
 };
-pub use self::options::{Options, Secret, Server, Tls};
 use crate::lock::{
-    Attempt, Backend, Busy, Capabilities, Entry, Error, Fence, Grant, Init, Key, LockState, Mode, Release, Renewal, Request, Result,
-    Scope, Token, Ttl, Wake, fingerprint,
+    Attempt, Backend, Busy, Capabilities, Entry, Error, Fence, Grant, Init, Key, LockState, Mode, Release, Renewal, Request, Result, Scope,
+    Token, Ttl, Wake, fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities {
@@ -205,8 +205,7 @@ impl Redis {
     async fn ask_release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
         let names = self.names(key);
         let keys = [&*names.lock, &names.record, &names.queue, &names.wake];
-        let arguments =
-            [&*token.owner.to_string(), &token.hold_text(), flag(scope == Scope::Tree), &names.channel, &names.rw_channel];
+        let arguments = [&*token.owner.to_string(), &token.hold_text(), flag(scope == Scope::Tree), &names.channel, &names.rw_channel];
         let reply = self.eval(&script::RELEASE, &keys, &arguments).await?;
         let (answer, rest) = answer(&reply)?;
         match (&*answer, rest) {

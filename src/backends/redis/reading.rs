@@ -23,15 +23,28 @@ const BATCH: usize = 50;
 fn add_reads(pipeline: &mut Pipeline, names: &Names) {
     pipeline
         .cmd("TIME")
-        .cmd("TYPE").arg(&names.lock)
+        .cmd("TYPE")
+        .arg(&names.lock)
         // Bounded: with an empty namespace the name may be any program's huge hash.
-        .cmd("HRANDFIELD").arg(&names.lock).arg(16).arg("WITHVALUES")
-        .cmd("HLEN").arg(&names.lock)
-        .cmd("PTTL").arg(&names.lock)
-        .cmd("HGETALL").arg(&names.record)
-        .cmd("ZRANGE").arg(&names.queue).arg(0).arg(-1).arg("WITHSCORES")
-        .cmd("HGETALL").arg(&names.waiters)
-        .cmd("GET").arg(&names.fence);
+        .cmd("HRANDFIELD")
+        .arg(&names.lock)
+        .arg(16)
+        .arg("WITHVALUES")
+        .cmd("HLEN")
+        .arg(&names.lock)
+        .cmd("PTTL")
+        .arg(&names.lock)
+        .cmd("HGETALL")
+        .arg(&names.record)
+        .cmd("ZRANGE")
+        .arg(&names.queue)
+        .arg(0)
+        .arg(-1)
+        .arg("WITHSCORES")
+        .cmd("HGETALL")
+        .arg(&names.waiters)
+        .cmd("GET")
+        .arg(&names.fence);
 }
 
 impl Redis {

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use redis::Value;
-use uuid::Uuid;
 
 use super::{failure, reply};
 use crate::lock::{Fence, Holder, Metadata, Mode, Result, Waiter};
@@ -26,11 +25,6 @@ pub(super) struct Snapshot {
     pub lock_len: usize,
     /// dlock's record beside it.
     pub record: Vec<(String, String)>,
-}
-
-/// A lock that a dlock holds has this one field beside `mode`.
-pub(super) fn owner_field(owner: &Uuid) -> String {
-    format!("{owner}:1:write")
 }
 
 impl Snapshot {
@@ -64,7 +58,7 @@ impl Snapshot {
         Ok(vec![Holder { holds, ..foreign(mode, self.expires_in()) }; count.min(16)])
     }
 
-    /// Whether the holder is a dlock, which wakes who waits when it releases.
+    /// When the lock ends by itself; `None` if it doesn't.
     pub(super) fn expires_in(&self) -> Option<Duration> {
         self.pttl.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis)
     }
@@ -109,17 +103,7 @@ impl Snapshot {
 
 /// A holder of whom only the expiry is known.
 pub(super) fn foreign(mode: Mode, expires_in: Option<Duration>) -> Holder {
-    Holder {
-        mode,
-        metadata: None,
-        fence: None,
-        foreign: true,
-        detached: false,
-        held_for: None,
-        renewed_ago: None,
-        expires_in,
-        holds: 1,
-    }
+    Holder { mode, metadata: None, fence: None, foreign: true, detached: false, held_for: None, renewed_ago: None, expires_in, holds: 1 }
 }
 
 /// Those who wait: `queue` is the owners with their arrival, longest first, `said` what each said of itself.
@@ -165,7 +149,8 @@ mod tests {
 
     #[test]
     fn a_record_of_another_holder_says_nothing() {
-        let holder = snapshot(&[("mode", "write"), ("77:31:write", "2")], &[("v", "1.0"), OWNER, ("fence", "9")]).holders().unwrap().remove(0);
+        let holder =
+            snapshot(&[("mode", "write"), ("77:31:write", "2")], &[("v", "1.0"), OWNER, ("fence", "9")]).holders().unwrap().remove(0);
         assert_eq!((holder.foreign, holder.fence, holder.holds), (true, None, 2));
     }
 

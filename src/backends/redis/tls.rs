@@ -44,7 +44,9 @@ fn roots(options: &Tls) -> Result<RootCertStore> {
     };
     let mut roots = RootCertStore::empty();
     for certificate in certificates(file)? {
-        roots.add(certificate).map_err(|error| Error::new(Kind::Config, format!("{}: no authority's certificate", file.display())).source(error))?;
+        roots
+            .add(certificate)
+            .map_err(|error| Error::new(Kind::Config, format!("{}: no authority's certificate", file.display())).source(error))?;
     }
     Ok(roots)
 }
@@ -52,9 +54,7 @@ fn roots(options: &Tls) -> Result<RootCertStore> {
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let read = || CertificateDer::pem_file_iter(file)?.collect::<Result<Vec<_>, pem::Error>>();
     match read() {
-        Ok(certificates) if certificates.is_empty() => {
-            Err(Error::new(Kind::Config, format!("{}: no certificate in it", file.display())))
-        }
+        Ok(certificates) if certificates.is_empty() => Err(Error::new(Kind::Config, format!("{}: no certificate in it", file.display()))),
         Ok(certificates) => Ok(certificates),
         Err(error) => Err(unreadable(file, "certificate", error)),
     }

@@ -84,7 +84,9 @@ async fn credentials_are_checked_before_anything_is_asked_and_never_shown() {
     };
     granted(&mut with(Some("app"), Some("hunter2")), &request("job")).await;
     assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0, "it is in database 3");
-    for (user, password) in [(Some("app"), Some("hunter3")), (None, Some("hunter3")), (Some("nobody"), Some("hunter3")), (Some("app"), None)] {
+    for (user, password) in
+        [(Some("app"), Some("hunter3")), (None, Some("hunter3")), (Some("nobody"), Some("hunter3")), (Some("app"), None)]
+    {
         let mut backend = with(user, password);
         let error = backend.try_acquire(&request("other")).await.unwrap_err();
         assert!(matches!(error.kind, Kind::Denied | Kind::Config) && error.effect == Effect::NotApplied, "{error:?}");

@@ -62,7 +62,8 @@ impl TestServer {
 
     /// The names of all keys that have not expired.
     pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.raw(&["KEYS", "*"]).lines().filter(|line| !line.starts_with(['*', '$'])).map(Into::into).collect();
+        let mut names: Vec<String> =
+            self.raw(&["KEYS", "*"]).lines().filter(|line| !line.starts_with(['*', '$'])).map(Into::into).collect();
         names.sort();
         names
     }

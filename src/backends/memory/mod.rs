@@ -1,0 +1,299 @@
+//! A store in this process's memory: the reference that other backends are compared with, and what the
+//! lease core is tested on. Never offered to users, since no other process can see it.
+//!
+//! Time is tokio's, so that a paused runtime controls leases and waits alike.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+    rc::Rc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::{sync::Notify, time::Instant};
+use uuid::Uuid;
+
+use crate::lock::{
+    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Holder, Init, Key, LockState, Metadata, Mode, Namespace, Release, Renewal,
+    Request, Result, Scope, Token, Ttl, Waiter, Wake, fingerprint,
+};
+
+/// What several [`Memory`] backends share.
+#[derive(Clone)]
+pub struct Store {
+    slots: Rc<RefCell<HashMap<(String, Key), Slot>>>,
+    born: Instant,
+}
+
+impl Default for Store {
+    #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
+    fn default() -> Self {
+        Self { slots: Rc::default(), born: Instant::now() }
+    }
+}
+
+impl Store {
+    /// Forgets every lock and every fence, as a store that lost its disk.
+    pub fn lose_data(&self) {
+        for slot in self.slots.borrow_mut().values_mut() {
+            slot.lease = None;
+            slot.last_fence = 0;
+            slot.wake.notify_waiters();
+        }
+    }
+}
+
+/// One lock.
+#[derive(Default)]
+struct Slot {
+    lease: Option<Lease>,
+    last_fence: u64,
+    queue: Vec<(Token, Option<Metadata>, Instant)>,
+    wake: Rc<Notify>,
+}
+
+struct Lease {
+    owner: Uuid,
+    holds: BTreeMap<u64, Hold>,
+    fence: u64,
+    since: Instant,
+    renewed: Instant,
+    metadata: Option<Metadata>,
+    detached: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Hold {
+    ttl: Ttl,
+    expires: Instant,
+}
+
+impl Lease {
+    fn expires(&self) -> Option<Instant> {
+        self.holds.values().map(|hold| hold.expires).max()
+    }
+
+    fn holder(&self, now: Instant) -> Holder {
+        Holder {
+            mode: Mode::Exclusive,
+            metadata: self.metadata.clone(),
+            fence: Some(Fence(self.fence)),
+            foreign: false,
+            detached: self.detached,
+            held_for: Some(now - self.since),
+            renewed_ago: Some(now - self.renewed),
+            expires_in: self.expires().map(|at| at - now),
+            holds: u32::try_from(self.holds.len()).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+impl Slot {
+    /// Ends what has expired; a lease ends with its last hold.
+    fn settle(&mut self, now: Instant) {
+        if let Some(lease) = &mut self.lease {
+            lease.holds.retain(|_, hold| hold.expires > now);
+            if lease.holds.is_empty() {
+                self.lease = None;
+            }
+        }
+    }
+
+    fn hold(&mut self, token: &Token) -> Option<(&mut Lease, Hold)> {
+        let lease = self.lease.as_mut().filter(|lease| lease.owner == token.owner)?;
+        let hold = *lease.holds.get(&token.hold)?;
+        Some((lease, hold))
+    }
+
+    fn state(&self, key: &Key, now: Instant) -> LockState {
+        LockState {
+            key: key.clone(),
+            stored_as: key.to_string(),
+            holders: self.lease.iter().map(|lease| lease.holder(now)).collect(),
+            waiters: self
+                .queue
+                .iter()
+                .map(|(_, metadata, since)| Waiter { metadata: metadata.clone(), waiting_for: Some(now - *since) })
+                .collect(),
+            last_fence: (self.last_fence > 0).then_some(Fence(self.last_fence)),
+        }
+    }
+}
+
+/// One client of a [`Store`].
+pub struct Memory {
+    store: Store,
+    namespace: Namespace,
+    capabilities: Capabilities,
+}
+
+impl Memory {
+    /// A client that keeps its locks in `store`.
+    pub fn new(store: Store, namespace: Namespace) -> Self {
+        let capabilities = Capabilities {
+            backend: "memory",
+            shared: false,
+            permits: false,
+            fair: false,
+            detached: true,
+            reentrant: true,
+            fencing: true,
+            notification: true,
+            ttl_min: Ttl::MIN,
+            ttl_max: Ttl::MAX,
+            ttl_granularity: Duration::from_millis(1),
+        };
+        Self { store, namespace, capabilities }
+    }
+
+    /// Answers from a lock's settled state.
+    #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
+    fn with<T>(&self, key: &Key, answer: impl FnOnce(&mut Slot, Instant) -> T) -> T {
+        let now = Instant::now();
+        let mut slots = self.store.slots.borrow_mut();
+        let slot = slots.entry((self.namespace.as_str().to_owned(), key.clone())).or_default();
+        slot.settle(now);
+        answer(slot, now)
+    }
+}
+
+#[async_trait(?Send)]
+impl Backend for Memory {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn describe(&self) -> String {
+        "memory:".into()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        fingerprint(&["memory", self.namespace.as_str()])
+    }
+
+    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        let born = self.store.born;
+        Ok(self.with(&request.key, |slot, now| {
+            let hold = Hold { ttl: request.ttl, expires: now + request.ttl.get() };
+            let ours = slot.lease.as_ref().is_some_and(|lease| lease.owner == request.token.owner);
+            if !ours && request.entry == Entry::Reenter {
+                return Attempt::NotHeld;
+            }
+            if slot.lease.is_none() {
+                // Never below the store's time, so that a store that lost its data doesn't repeat a fence.
+                slot.last_fence = (slot.last_fence + 1).max(u64::try_from((now - born).as_micros()).unwrap_or(u64::MAX));
+                slot.lease = Some(Lease {
+                    owner: request.token.owner,
+                    holds: BTreeMap::new(),
+                    fence: slot.last_fence,
+                    since: now,
+                    renewed: now,
+                    metadata: request.metadata.clone(),
+                    detached: request.detached,
+                });
+            }
+            let Some(lease) = slot.lease.as_mut().filter(|lease| lease.owner == request.token.owner) else {
+                let known = slot.queue.iter().position(|(token, ..)| *token == request.token);
+                let place = known.or_else(|| {
+                    request.waiting.then(|| {
+                        slot.queue.push((request.token, request.metadata.clone(), now));
+                        slot.queue.len() - 1
+                    })
+                });
+                let holders: Vec<_> = slot.lease.iter().map(|lease| lease.holder(now)).collect();
+                return Attempt::Busy(Busy {
+                    expires_in: holders.first().and_then(|holder| holder.expires_in),
+                    holders,
+                    notifies: true,
+                    position: place.and_then(|place| u32::try_from(place + 1).ok()),
+                });
+            };
+            lease.holds.insert(request.token.hold, hold);
+            lease.renewed = now;
+            slot.queue.retain(|(token, ..)| *token != request.token);
+            Attempt::Granted(Grant {
+                fence: Fence(lease.fence),
+                ttl: request.ttl,
+                holds: u32::try_from(lease.holds.len()).unwrap_or(u32::MAX),
+            })
+        }))
+    }
+
+    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        let wake = self.with(&request.key, |slot, _| Rc::clone(&slot.wake));
+        let woken = tokio::time::timeout(at_most, wake.notified()).await;
+        Ok(if woken.is_ok() { Wake::Changed } else { Wake::TimedOut })
+    }
+
+    async fn abandon(&mut self, request: &Request) -> Result<()> {
+        self.with(&request.key, |slot, _| {
+            slot.queue.retain(|(token, ..)| *token != request.token);
+            if slot.lease.is_none() {
+                slot.wake.notify_one();
+            }
+        });
+        Ok(())
+    }
+
+    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        Ok(self.with(key, |slot, now| {
+            let Some((lease, hold)) = slot.hold(token) else {
+                return Renewal::NotHeld;
+            };
+            let ttl = ttl.unwrap_or(hold.ttl);
+            let expires = now + ttl.get();
+            if expires < hold.expires {
+                return Renewal::WouldShorten { expires_in: hold.expires - now };
+            }
+            lease.holds.insert(token.hold, Hold { ttl: hold.ttl, expires });
+            lease.renewed = now;
+            Renewal::Renewed { ttl, fence: Fence(lease.fence) }
+        }))
+    }
+
+    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+        Ok(self.with(key, |slot, _| {
+            let Some((lease, _)) = slot.hold(token) else {
+                return Release::NotHeld;
+            };
+            lease.holds.remove(&token.hold);
+            if scope == Scope::Tree {
+                lease.holds.clear();
+            }
+            if !lease.holds.is_empty() {
+                return Release::StillHeld(u32::try_from(lease.holds.len()).unwrap_or(u32::MAX));
+            }
+            slot.lease = None;
+            slot.wake.notify_one();
+            Release::Released
+        }))
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        Ok(self.with(key, |slot, now| slot.state(key, now)))
+    }
+
+    #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let now = Instant::now();
+        let mut found: Vec<_> = self
+            .store
+            .slots
+            .borrow_mut()
+            .iter_mut()
+            .filter(|((namespace, key), _)| namespace == self.namespace.as_str() && key.as_str().starts_with(start))
+            .map(|((_, key), slot)| {
+                slot.settle(now);
+                slot.state(key, now)
+            })
+            .filter(|state| !state.holders.is_empty())
+            .collect();
+        found.sort_by(|a, b| a.key.cmp(&b.key));
+        Ok(found)
+    }
+
+    async fn init(&mut self) -> Result<Init> {
+        Ok(Init::NotNeeded)
+    }
+}

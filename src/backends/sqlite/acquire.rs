@@ -1,0 +1,188 @@
+//! Taking a lock, and entering one that an ancestor has.
+
+use super::{
+    Sqlite,
+    lock_file::{Bytes, Kind as LockKind},
+    opened, ours, row,
+    slot::Obstacle,
+    store::{Locked, Whose},
+};
+use crate::lock::{Attempt, Busy, Entry, Error, Fence, Grant, Kind, Request, Result};
+
+impl Sqlite {
+    pub(super) async fn acquire(&mut self, request: &Request) -> Result<Attempt> {
+        match request.entry {
+            Entry::Fresh => self.take(request).await,
+            Entry::Reenter => self.enter(request).await,
+        }
+    }
+
+    /// The bytes first, then the row.
+    ///
+    /// While the answer of the row is missing (an error, a dropped future) the bytes stay ours: the statement may still be
+    /// executed, and must not come upon a lock that somebody else has taken meanwhile. Asking again or giving
+    /// back settles it.
+    async fn take(&mut self, request: &Request) -> Result<Attempt> {
+        self.slot(&request.key)?;
+        let Self { options, store, slots, prepared, .. } = self;
+        let Some(slot) = slots.get_mut(&request.key) else { return Err(lost_slot()) };
+        if slot.mine.as_ref().is_some_and(|mine| mine.owner != request.token.owner) {
+            return self.refuse(request, Obstacle::Ourselves).await;
+        }
+        let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
+        if !slot.hold.try_take().map_err(|error| ours(&error))? {
+            if request.detached {
+                let (store, _) = opened(store, &options.path).await?;
+                if let Some(fence) = store.regrant(whose, request.ttl).await? {
+                    return Ok(granted(request, fence, 1));
+                }
+            }
+            return self.refuse(request, Obstacle::Bytes).await;
+        }
+        let file = &slot.file;
+        if slot.mine.is_none() && !file.is_current() {
+            // Others take another file's bytes. What we wait in and what a guardian has inherited is the old one.
+            let error = Error::new(Kind::Unavailable, format!("the lock file {} was replaced", file.path().display()));
+            slot.give_back();
+            return Err(if *prepared { error.hint("run it again") } else { error });
+        }
+        slot.unsure = Some(request.token.owner);
+        let row = async {
+            let (store, _) = opened(store, &options.path).await?;
+            store.grant(whose, request.ttl, request.detached, file.id(), request.metadata.as_ref()).await
+        };
+        match row.await {
+            Ok(Some(fence)) => {
+                slot.unsure = None;
+                if request.detached {
+                    slot.hold.let_go();
+                } else {
+                    // Others may enter from here on.
+                    slot.hold.narrow(slot.bytes.nested());
+                    slot.add(&request.token, true, fence, request.ttl);
+                }
+                let holds = slot.mine.as_ref().map_or(1, |mine| u32::try_from(mine.holds.len()).unwrap_or(u32::MAX));
+                Ok(granted(request, fence, holds))
+            }
+            Ok(None) => {
+                slot.give_back();
+                self.refuse(request, Obstacle::Lease).await
+            }
+            Err(error) => {
+                if error.effect == crate::lock::Effect::NotApplied && slot.mine.is_none() {
+                    slot.give_back();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Adds a hold to an owner's. The byte for nested holds first: with it nobody can take the lock anew, so that
+    /// what is found to be held then stays so, also when the owner's own process ends at this moment.
+    async fn enter(&mut self, request: &Request) -> Result<Attempt> {
+        self.slot(&request.key)?;
+        let Self { options, store, slots, .. } = self;
+        let Some(slot) = slots.get_mut(&request.key) else { return Err(lost_slot()) };
+        let here = slot.mine_of(&request.token).is_some();
+        if slot.mine.is_some() && !here {
+            return Ok(Attempt::NotHeld);
+        }
+        let locked = |kind: std::io::Result<bool>| kind.map_err(|error| ours(&error));
+        let secured = here || locked(slot.file.try_lock(slot.bytes.nested(), LockKind::Read))?;
+        let alive = here || (secured && locked(slot.file.others_have(slot.bytes.all()))?);
+        if !here {
+            slot.unsure = Some(request.token.owner);
+        }
+        let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
+        let lock = Locked { locked: alive, file: slot.file.id() };
+        let row = async { opened(store, &options.path).await?.0.enter(whose, request.ttl, lock).await };
+        match row.await {
+            Ok(Some(row)) => {
+                if row.by_lease(Some(lock.file)) {
+                    if !here {
+                        slot.give_back();
+                    }
+                } else {
+                    slot.unsure = None;
+                    slot.add(&request.token, row.is_first_hold(&request.token), row.fence, request.ttl);
+                }
+                Ok(granted(request, row.fence, row.holds()))
+            }
+            Ok(None) => {
+                if !here {
+                    slot.give_back();
+                }
+                Ok(Attempt::NotHeld)
+            }
+            Err(error) => {
+                if !here && error.effect == crate::lock::Effect::NotApplied {
+                    slot.give_back();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Says who has the lock. Whoever wants to wait is entered in the list of those who wait.
+    async fn refuse(&mut self, request: &Request, obstacle: Obstacle) -> Result<Attempt> {
+        let Self { options, store, slots, .. } = self;
+        let Some(slot) = slots.get_mut(&request.key) else { return Err(lost_slot()) };
+        slot.obstacle = obstacle;
+        let file = slot.file.id();
+        let by_bytes = obstacle != Obstacle::Lease;
+        let found = async {
+            let (store, _) = opened(store, &options.path).await?;
+            store.look(&options.namespace, &request.key).await
+        };
+        let row = match found.await {
+            // Busy it is, whether or not the database can say by whom.
+            Err(error) if by_bytes && error.is_transient() => None,
+            found => found?,
+        };
+        let row = row.filter(|row| row.is_held(Some(file), by_bytes));
+        let expires_in = row.as_ref().filter(|row| row.by_lease(Some(file))).map(row::Row::expires_in);
+        let holders = match &row {
+            Some(row) => vec![row.holder()],
+            None if by_bytes => vec![row::unknown_holder()],
+            None => Vec::new(),
+        };
+        let position = if request.waiting { self.queue_up(request).await } else { None };
+        Ok(Attempt::Busy(Busy { holders, expires_in, notifies: true, position }))
+    }
+
+    /// Enters the request in the list of those who wait, and tells its place. Only people depend on it, so that
+    /// no failure here is one of the request.
+    async fn queue_up(&mut self, request: &Request) -> Option<u32> {
+        let Self { options, store, slots, .. } = self;
+        let slot = slots.get_mut(&request.key)?;
+        let store = store.as_mut()?;
+        let owner = request.token.owner;
+        let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
+        if slot.queued != Some(owner) {
+            slot.file.try_lock(Bytes::of(&[&owner.to_string()]).alive(), LockKind::Write).ok()?;
+            slot.queued = Some(owner);
+            store.join_queue(whose, request.metadata.as_ref()).await.ok()?;
+        }
+        let mut position = 1;
+        for (other, _) in store.queue(&options.namespace, &request.key).await.ok()? {
+            if other == owner.to_string() {
+                return Some(position);
+            }
+            if slot.file.others_have(Bytes::of(&[&other]).alive()).ok()? {
+                position += 1;
+            } else {
+                // It died in the queue.
+                store.leave_queue(&options.namespace, &request.key, &other).await.ok()?;
+            }
+        }
+        None
+    }
+}
+
+fn granted(request: &Request, fence: Fence, holds: u32) -> Attempt {
+    Attempt::Granted(Grant { fence, ttl: request.ttl, holds })
+}
+
+fn lost_slot() -> Error {
+    Error::new(Kind::Internal, "the key's place in the lock file is unknown")
+}

@@ -1,0 +1,147 @@
+//! Where the database is, and whether a lock may live there. Opens nothing.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    path::{Path, PathBuf},
+};
+
+use crate::lock::{Error, Kind, Result};
+
+const FILE_NAME: &str = "dlock.db";
+
+/// Where the database is when nobody says otherwise: `/var/lib/dlock` for root, the user's state directory else.
+///
+/// # Errors
+/// [`Kind::Config`] for a user with neither `XDG_STATE_HOME` nor `HOME`.
+pub fn default_path() -> Result<PathBuf> {
+    default_for(rustix::process::geteuid().is_root(), env::var_os("XDG_STATE_HOME"), env::var_os("HOME"))
+}
+
+fn default_for(root: bool, state_home: Option<OsString>, home: Option<OsString>) -> Result<PathBuf> {
+    // The XDG specification has relative paths ignored; an empty variable is an unset one.
+    let absolute = |dir: Option<OsString>| dir.map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let state = if root {
+        PathBuf::from("/var/lib")
+    } else if let Some(state) = absolute(state_home) {
+        state
+    } else if let Some(home) = absolute(home) {
+        home.join(".local/state")
+    } else {
+        return Err(Error::new(Kind::Config, "there is no place for the default database: neither XDG_STATE_HOME nor HOME is set")
+            .hint("set HOME, or name a backend with --backend or DLOCK_BACKEND"));
+    };
+    Ok(state.join("dlock").join(FILE_NAME))
+}
+
+/// The directory that `path` lies in.
+pub(super) fn directory(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != OsStr::new("") => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// The one spelling of `path`, as far as it exists.
+pub(super) fn resolved(path: &Path) -> PathBuf {
+    for there in path.ancestors() {
+        if let (Ok(real), Ok(rest)) = (there.canonicalize(), path.strip_prefix(there)) {
+            return if rest == Path::new("") { real } else { real.join(rest) };
+        }
+    }
+    path.to_owned()
+}
+
+/// Refuses file systems that other hosts can write to, or whose locks nobody here can vouch for.
+pub(super) fn check_file_system(directory: &Path) -> Result<()> {
+    let Ok(stat) = rustix::fs::statfs(directory) else {
+        // Opening the files says what is wrong, in better words.
+        return Ok(());
+    };
+    // The type is of another width on each architecture, and SMB's looks negative on some.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let magic = stat.f_type as u32;
+    match remote_file_system(magic) {
+        None => Ok(()),
+        Some(name) => Err(Error::new(
+            Kind::Config,
+            format!("{} is on {name}: SQLite and its file locks protect one host, on a local file system", directory.display()),
+        )
+        .hint("choose a local path, or a backend that hosts can share, such as redis://")),
+    }
+}
+
+/// The name of the network or user-space file system of this magic number (statfs(2)).
+fn remote_file_system(magic: u32) -> Option<&'static str> {
+    Some(match magic {
+        0x6969 => "NFS",
+        0x517B => "SMB",
+        0xFE53_4D42 => "SMB2",
+        0xFF53_4D42 => "CIFS",
+        0x6573_5546 => "FUSE",
+        0x0102_1997 => "9P",
+        0x00C3_6400 => "Ceph",
+        0x5346_414F | 0x6B41_4653 => "AFS",
+        0x7375_7245 => "Coda",
+        0x564C => "NCP",
+        0x0116_1970 => "GFS2",
+        0x7461_636F => "OCFS2",
+        0x0BD0_0BD0 => "Lustre",
+        0x4750_4653 => "GPFS",
+        0xAAD7_AAEA => "PanFS",
+        0x786F_4256 => "a VirtualBox shared folder",
+        0xBACB_ACBC => "a VMware shared folder",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn default(root: bool, state: Option<&str>, home: Option<&str>) -> Result<PathBuf> {
+        default_for(root, state.map(OsString::from), home.map(OsString::from))
+    }
+
+    #[test]
+    fn root_has_a_place_of_its_own_whatever_the_environment_says() {
+        assert_eq!(default(true, Some("/x"), None).unwrap(), Path::new("/var/lib/dlock/dlock.db"));
+    }
+
+    #[test]
+    fn users_have_theirs_in_the_state_directory() {
+        assert_eq!(default(false, Some("/x"), Some("/h")).unwrap(), Path::new("/x/dlock/dlock.db"));
+        assert_eq!(default(false, None, Some("/h")).unwrap(), Path::new("/h/.local/state/dlock/dlock.db"));
+        assert_eq!(default(false, Some("relative"), Some("/h")).unwrap(), Path::new("/h/.local/state/dlock/dlock.db"));
+    }
+
+    #[test]
+    fn a_user_without_a_home_is_told_so() {
+        for home in [None, Some("")] {
+            let error = default(false, Some(""), home).unwrap_err();
+            assert_eq!(error.kind, Kind::Config);
+            assert!(error.hint.is_some());
+        }
+    }
+
+    #[test]
+    fn a_path_has_one_spelling_before_and_after_it_exists() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap().join("real");
+        std::fs::create_dir(&real).unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        assert_eq!(resolved(&link.join("a/b.db")), real.join("a/b.db"));
+        std::fs::create_dir(real.join("a")).unwrap();
+        std::fs::write(real.join("a/b.db"), "").unwrap();
+        assert_eq!(resolved(&link.join("a/b.db")), real.join("a/b.db"));
+    }
+
+    #[test]
+    fn network_file_systems_are_known_and_local_ones_pass() {
+        for magic in [0x6969, 0xFF53_4D42, 0xFE53_4D42, 0x517B, 0x6573_5546] {
+            assert!(remote_file_system(magic).is_some());
+        }
+        assert!(check_file_system(&env::temp_dir()).is_ok());
+    }
+}

@@ -1,0 +1,231 @@
+//! The lock file: the kernel's word on who holds a lock.
+//!
+//! One file beside the database, never unlinked, with four bytes for each key. They are locked with OFD locks
+//! (fcntl(2)): such a lock belongs to the open file description, so that whoever inherits the descriptor keeps
+//! it, it ends when the last of them is gone, and an explicit unlock ends it whoever still has the descriptor.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
+    },
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, fcntl},
+    libc,
+};
+use rustix::{
+    fs::{Timespec, Timestamps, UTIME_NOW},
+    io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd},
+};
+
+use crate::lock::fingerprint;
+
+/// The first descriptor number for an inherited lock file: out of the way of scripts, which use 3 to 9, and of bash's 10 and up.
+const INHERITED_FD: i32 = 100;
+
+/// Some bytes of the lock file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    start: libc::off_t,
+    len: libc::off_t,
+}
+
+/// The bytes of one key.
+///
+/// A holder has `hold` locked for writing. A hold that was entered by another process has `nested` locked for
+/// reading. Whoever wants the lock anew must lock both for writing at once, so that either keeps him out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bytes(libc::off_t);
+
+impl Bytes {
+    /// The bytes of this text: a 61-bit hash that will never change. Two keys that share one exclude each other, which is safe.
+    pub(super) fn of(parts: &[&str]) -> Self {
+        Self(libc::off_t::try_from(fingerprint(parts) >> 3).unwrap_or_default() << 2)
+    }
+
+    /// Both bytes that say "held".
+    pub(super) fn all(self) -> Range {
+        Range { start: self.0, len: 2 }
+    }
+
+    /// The byte of the owner's first hold.
+    pub(super) fn first(self) -> Range {
+        Range { start: self.0, len: 1 }
+    }
+
+    /// The byte of holds within a hold.
+    pub(super) fn nested(self) -> Range {
+        Range { start: self.0 + 1, len: 1 }
+    }
+
+    /// The byte that picks who watches a detached hold for all who wait.
+    pub(super) fn gate(self) -> Range {
+        Range { start: self.0 + 2, len: 1 }
+    }
+
+    /// The byte that a waiter has locked while it lives; the bytes are those of its token.
+    pub(super) fn alive(self) -> Range {
+        Range { start: self.0 + 3, len: 1 }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Kind {
+    Read,
+    Write,
+}
+
+/// One open file description of the lock file.
+#[derive(Debug)]
+pub(super) struct LockFile {
+    fd: OwnedFd,
+    inode: u64,
+    path: PathBuf,
+}
+
+impl LockFile {
+    /// The lock file of a database.
+    pub(super) fn path_for(database: &Path) -> PathBuf {
+        let mut name = database.as_os_str().to_owned();
+        name.push(".lock");
+        name.into()
+    }
+
+    /// Opens or creates the file. With `inherited`, for this process and those that it starts.
+    pub(super) fn open(database: &Path, inherited: bool) -> io::Result<Self> {
+        let path = Self::path_for(database);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = match options.open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => match options.clone().create_new(true).open(&path) {
+                Ok(file) => {
+                    share_as(&file, database);
+                    file
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options.open(&path)?,
+                Err(error) => return Err(error),
+            },
+            opened => opened?,
+        };
+        let inode = file.metadata()?.ino();
+        let fd = if inherited {
+            let fd = fcntl_dupfd_cloexec(&file, INHERITED_FD)?;
+            fcntl_setfd(&fd, FdFlags::empty())?;
+            fd
+        } else {
+            file.into()
+        };
+        Ok(Self { fd, inode, path })
+    }
+
+    /// Opens the file to look at it; `None` if there is none, so that nothing is locked.
+    pub(super) fn open_to_look(database: &Path) -> io::Result<Option<Self>> {
+        let path = Self::path_for(database);
+        match File::open(&path) {
+            Ok(file) => Ok(Some(Self { inode: file.metadata()?.ino(), fd: file.into(), path })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What tells the file that the path names now from another one, as rows remember it.
+    pub(super) fn id_at(path: &Path) -> Option<i64> {
+        rustix::fs::stat(path).ok().map(|stat| id(stat.st_ino))
+    }
+
+    /// What tells this file from another one at the same path.
+    pub(super) fn id(&self) -> i64 {
+        id(self.inode)
+    }
+
+    /// Whether others who open the path get this very file.
+    pub(super) fn is_current(&self) -> bool {
+        Self::id_at(&self.path) == Some(self.id())
+    }
+
+    /// The file's path.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Locks `range` if nobody else has any of it.
+    pub(super) fn try_lock(&self, range: Range, kind: Kind) -> io::Result<bool> {
+        match fcntl(&self.fd, FcntlArg::F_OFD_SETLK(&request(range, lock_type(kind)))) {
+            Ok(_) => Ok(true),
+            Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Locks `range` for writing, waiting for it: blocks the thread.
+    pub(super) fn lock(&self, range: Range) -> io::Result<()> {
+        loop {
+            match fcntl(&self.fd, FcntlArg::F_OFD_SETLKW(&request(range, libc::F_WRLCK))) {
+                Ok(_) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Gives `range` back, also for everybody who has inherited the descriptor.
+    pub(super) fn unlock(&self, range: Range) {
+        // Giving back what one may have locked fails only for a bad descriptor, or no memory for splitting a
+        // range; then the lock ends with the process.
+        let _ = fcntl(&self.fd, FcntlArg::F_OFD_SETLK(&request(range, libc::F_UNLCK)));
+    }
+
+    /// Whether somebody else has any of `range` locked; blind to locks through this description.
+    pub(super) fn others_have(&self, range: Range) -> io::Result<bool> {
+        let mut found = request(range, libc::F_WRLCK);
+        fcntl(&self.fd, FcntlArg::F_OFD_GETLK(&mut found))?;
+        Ok(i32::from(found.l_type) != libc::F_UNLCK)
+    }
+
+    /// Wakes everybody who watches the file ([`super::alarm`]).
+    pub(super) fn ring(&self) {
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        // A wake-up is a hint: who misses it wakes at the end of the lease.
+        let _ = rustix::fs::futimens(&self.fd, &Timestamps { last_access: now, last_modification: now });
+    }
+}
+
+/// SQLite's integers have a sign.
+fn id(inode: u64) -> i64 {
+    inode.cast_signed()
+}
+
+fn request(range: Range, lock_type: i32) -> libc::flock {
+    libc::flock {
+        l_type: libc::c_short::try_from(lock_type).unwrap_or_default(),
+        l_whence: libc::c_short::try_from(libc::SEEK_SET).unwrap_or_default(),
+        l_start: range.start,
+        l_len: range.len,
+        l_pid: 0,
+    }
+}
+
+fn lock_type(kind: Kind) -> i32 {
+    match kind {
+        Kind::Read => libc::F_RDLCK,
+        Kind::Write => libc::F_WRLCK,
+    }
+}
+
+/// Gives a new lock file the owner and rights of the database, as SQLite does with its own files, so that
+/// root's first look at a user's database does not lock the user out.
+fn share_as(file: &File, database: &Path) {
+    if let Ok(model) = std::fs::metadata(database) {
+        // Neither is needed for locking; what fails shows as a refused right later.
+        let _ = file.set_permissions(PermissionsExt::from_mode(model.mode() & 0o666));
+        if rustix::process::geteuid().is_root() {
+            let _ = fchown(file, Some(model.uid()), Some(model.gid()));
+        }
+    }
+}

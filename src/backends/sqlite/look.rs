@@ -1,0 +1,91 @@
+//! Looking without touching: nothing is created, nothing is written.
+
+use std::sync::Arc;
+
+use super::{
+    Sqlite, failure, location,
+    lock_file::{Bytes, LockFile},
+    ours,
+    row::{Row, unknown_holder},
+    store::Store,
+};
+use crate::lock::{Key, LockState, Result, Waiter};
+
+impl Sqlite {
+    /// The lock file if there is one, and whether there is a database to ask.
+    async fn open_to_look(&mut self) -> Result<(Option<Arc<LockFile>>, bool)> {
+        let path = &self.options.path;
+        let directory = location::directory(path);
+        if !self.options.create_directory {
+            directory.metadata().map_err(|error| failure::files(&error, path))?;
+        }
+        location::check_file_system(directory)?;
+        if self.store.is_none() {
+            self.store = Store::open_to_look(path).await?;
+        }
+        let file = match &self.file {
+            Some(file) => Some(Arc::clone(file)),
+            None => LockFile::open_to_look(path).map_err(|error| failure::files(&error, &LockFile::path_for(path)))?.map(Arc::new),
+        };
+        Ok((file, self.store.is_some()))
+    }
+
+    pub(super) async fn look_at(&mut self, key: &Key) -> Result<LockState> {
+        let (file, _) = self.open_to_look().await?;
+        let row = match &mut self.store {
+            Some(store) => store.look(&self.options.namespace, key).await?,
+            None => None,
+        };
+        self.state(key.clone(), row, file.as_deref()).await
+    }
+
+    pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let (file, _) = self.open_to_look().await?;
+        let rows = match &mut self.store {
+            Some(store) => store.list(&self.options.namespace, start).await?,
+            None => Vec::new(),
+        };
+        let mut states = Vec::new();
+        for row in rows {
+            // What no dlock can have written is no lock.
+            let Ok(key) = Key::new(row.key.clone()) else { continue };
+            let state = self.state(key, Some(row), file.as_deref()).await?;
+            if !state.holders.is_empty() {
+                states.push(state);
+            }
+        }
+        Ok(states)
+    }
+
+    async fn state(&mut self, key: Key, row: Option<Row>, file: Option<&LockFile>) -> Result<LockState> {
+        let failed = |error: std::io::Error| ours(&error);
+        let locked = match (self.slots.get(&key), file) {
+            (Some(slot), _) => slot.is_locked().map_err(failed)?,
+            (None, Some(file)) => file.others_have(self.bytes(&key).all()).map_err(failed)?,
+            (None, None) => false,
+        };
+        let last_fence = row.as_ref().map(|row| row.fence);
+        let holders = match row.filter(|row| row.is_held(file.map(LockFile::id), locked)) {
+            Some(row) => vec![row.holder()],
+            None if locked => vec![unknown_holder()],
+            None => Vec::new(),
+        };
+        let waiters = self.waiters(&key, file).await?;
+        let namespace = self.options.namespace.as_str();
+        let stored_as = if namespace.is_empty() { key.to_string() } else { format!("{namespace}:{key}") };
+        Ok(LockState { key, stored_as, holders, waiters, last_fence })
+    }
+
+    /// Those who wait and are alive.
+    async fn waiters(&mut self, key: &Key, file: Option<&LockFile>) -> Result<Vec<Waiter>> {
+        let (Some(store), Some(file)) = (&mut self.store, file) else { return Ok(Vec::new()) };
+        let here = self.slots.get(key).and_then(|slot| slot.queued).map(|owner| owner.to_string());
+        let mut waiters = Vec::new();
+        for (owner, waiter) in store.queue(&self.options.namespace, key).await? {
+            if here.as_deref() == Some(&owner) || file.others_have(Bytes::of(&[&owner]).alive()).map_err(|error| ours(&error))? {
+                waiters.push(waiter);
+            }
+        }
+        Ok(waiters)
+    }
+}

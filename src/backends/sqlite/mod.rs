@@ -1,0 +1,258 @@
+//! SQLite: locks of one host, the embedded default.
+//!
+//! Two things say who holds a lock. The **lock file** ([`lock_file`]) is the authority on holds that processes
+//! stand behind ("attached", `dlock run`): the kernel keeps them as long as any of those processes lives, however
+//! long it is frozen and whatever the clock does, and frees them with the last one. The **database** keeps who, since
+//! when and the fence, and is the authority on detached holds (`dlock acquire`), which last until their lease ends by
+//! this host's wall clock: a clock that is set forward ends them early, one that is set back keeps them longer.
+//!
+//! | taking a lock anew | the bytes are free | somebody has them |
+//! |---|---|---|
+//! | no row, or given back, or of an attached hold | granted | busy |
+//! | row of a running detached hold | busy | busy |
+//!
+//! The order is always: bytes, then row; back: row, then bytes. A detached hold has the bytes while its row is written.
+//!
+//! This module may not: sleep, retry, read a clock, start a thread or open the database before the first question
+//! (the guardian is forked between [`Backend::prepare`] and that), or open the database file by itself (closing it
+//! again would drop SQLite's own locks).
+
+mod acquire;
+mod alarm;
+mod failure;
+mod hold;
+mod latch;
+mod location;
+mod lock_file;
+mod look;
+mod row;
+mod schema;
+mod slot;
+mod store;
+mod waiting;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashMap,
+    fs::DirBuilder,
+    os::unix::fs::DirBuilderExt,
+    path::{self, Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+
+pub use self::location::default_path;
+use self::{
+    alarm::Alarm,
+    lock_file::{Bytes, LockFile},
+    slot::Slot,
+    store::Store,
+};
+use crate::lock::{
+    Attempt, Backend, Capabilities, Error, Init, Key, Kind, LockState, Namespace, Release, Renewal, Request, Result, Scope, Token, Ttl,
+    Wake, fingerprint,
+};
+
+const CAPABILITIES: Capabilities = Capabilities {
+    backend: "sqlite",
+    shared: false,
+    permits: false,
+    fair: false,
+    detached: true,
+    reentrant: true,
+    fencing: true,
+    notification: true,
+    ttl_min: Ttl::MIN,
+    ttl_max: Ttl::MAX,
+    ttl_granularity: Duration::from_millis(1),
+};
+
+/// Where the locks are kept.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The database; `<path>.lock` beside it is the lock file.
+    pub path: PathBuf,
+    /// What keys are put under.
+    pub namespace: Namespace,
+    /// Create the directory, for its owner alone, if it isn't there.
+    pub create_directory: bool,
+}
+
+impl Options {
+    /// A database in a directory that is there.
+    pub fn at(path: impl Into<PathBuf>, namespace: Namespace) -> Self {
+        Self { path: path.into(), namespace, create_directory: false }
+    }
+
+    /// The default database, whose directory is created when it is first used.
+    ///
+    /// # Errors
+    /// As [`default_path`].
+    pub fn at_default(namespace: Namespace) -> Result<Self> {
+        Ok(Self { path: default_path()?, namespace, create_directory: true })
+    }
+}
+
+/// A SQLite database and the lock file beside it.
+pub struct Sqlite {
+    options: Options,
+    file: Option<Arc<LockFile>>,
+    /// The lock file is open in a guardian and a command too, so that no other one will do.
+    prepared: bool,
+    store: Option<Store>,
+    slots: HashMap<Key, Slot>,
+    alarm: Option<Alarm>,
+}
+
+impl Sqlite {
+    /// A backend that has opened nothing yet.
+    pub fn new(mut options: Options) -> Self {
+        // Another working directory later must not mean another database, and a first `file:` no URI to SQLite.
+        if let Ok(absolute) = path::absolute(&options.path) {
+            options.path = absolute;
+        }
+        Self { options, file: None, prepared: false, store: None, slots: HashMap::new(), alarm: None }
+    }
+
+    /// Checks the place, and makes it if it is ours to make.
+    fn place(&mut self) -> Result<()> {
+        // The lock file lies beside the database itself, not beside one of its names.
+        if self.options.path.is_symlink()
+            && let Ok(target) = self.options.path.canonicalize()
+        {
+            self.options.path = target;
+        }
+        let directory = location::directory(&self.options.path);
+        if self.options.create_directory && !directory.exists() {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+            made.map_err(|error| failure::files(&error, directory))?;
+        }
+        location::check_file_system(directory)
+    }
+
+    fn open_lock_file(&mut self, inherited: bool) -> Result<Arc<LockFile>> {
+        self.place()?;
+        let file = LockFile::open(&self.options.path, inherited);
+        file.map(Arc::new).map_err(|error| failure::files(&error, &LockFile::path_for(&self.options.path)))
+    }
+
+    /// The lock file, opened if need be.
+    fn lock_file(&mut self) -> Result<Arc<LockFile>> {
+        if let Some(file) = &self.file
+            && (self.prepared || !self.slots.values().all(Slot::is_idle) || file.is_current())
+        {
+            return Ok(Arc::clone(file));
+        }
+        let file = self.open_lock_file(false)?;
+        self.slots.clear();
+        self.alarm = None;
+        Ok(Arc::clone(self.file.insert(file)))
+    }
+
+    fn slot(&mut self, key: &Key) -> Result<&mut Slot> {
+        let file = self.lock_file()?;
+        let bytes = self.bytes(key);
+        Ok(self.slots.entry(key.clone()).or_insert_with(|| Slot::new(&file, bytes)))
+    }
+
+    fn bytes(&self, key: &Key) -> Bytes {
+        Bytes::of(&[self.options.namespace.as_str(), key.as_str()])
+    }
+
+    /// Adds to an error what it was about.
+    fn about<'a>(&self, operation: &'static str, key: Option<&'a Key>) -> impl Fn(Error) -> Error + use<'a> {
+        let url = self.describe();
+        move |error| {
+            let error = error.during(operation).backend(url.clone());
+            if let Some(key) = key { error.key(key) } else { error }
+        }
+    }
+}
+
+/// The database, opened for writing if need be. Also whether it was created for it.
+async fn opened<'a>(store: &'a mut Option<Store>, path: &Path) -> Result<(&'a mut Store, bool)> {
+    if store.as_ref().is_some_and(|store| store.writable) {
+        // Asked for twice because a borrow that is returned lasts too long otherwise.
+        if let Some(store) = store {
+            return Ok((store, false));
+        }
+    }
+    let (open, created) = Store::open(path).await?;
+    Ok((store.insert(open), created))
+}
+
+fn ours(error: &std::io::Error) -> Error {
+    Error::new(Kind::Unavailable, format!("the lock file failed: {error}"))
+}
+
+#[async_trait(?Send)]
+impl Backend for Sqlite {
+    fn capabilities(&self) -> &Capabilities {
+        &CAPABILITIES
+    }
+
+    fn describe(&self) -> String {
+        format!("sqlite://{}", self.options.path.display())
+    }
+
+    fn fingerprint(&self) -> u64 {
+        let path = location::resolved(&self.options.path);
+        fingerprint(&["sqlite", &path.to_string_lossy(), self.options.namespace.as_str()])
+    }
+
+    fn prepare(&mut self) -> Result<()> {
+        let file = self.open_lock_file(true).map_err(self.about("prepare", None))?;
+        self.file = Some(file);
+        self.prepared = true;
+        Ok(())
+    }
+
+    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        let about = self.about("acquire", Some(&request.key));
+        self.acquire(request).await.map_err(about)
+    }
+
+    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        let about = self.about("wait", Some(&request.key));
+        self.await_change(request, at_most).await.map_err(about)
+    }
+
+    async fn abandon(&mut self, request: &Request) -> Result<()> {
+        let about = self.about("abandon", Some(&request.key));
+        self.leave(request).await.map_err(about)
+    }
+
+    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        let about = self.about("renew", Some(key));
+        self.extend(key, token, ttl).await.map_err(about)
+    }
+
+    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+        let about = self.about("release", Some(key));
+        self.hand_back(key, token, scope).await.map_err(about)
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        let about = self.about("inspect", Some(key));
+        self.look_at(key).await.map_err(about)
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let about = self.about("list", None);
+        self.look_at_all(start).await.map_err(about)
+    }
+
+    async fn init(&mut self) -> Result<Init> {
+        let about = self.about("init", None);
+        let work = async {
+            self.lock_file()?;
+            let (_, created) = opened(&mut self.store, &self.options.path).await?;
+            Ok(if created { Init::Created } else { Init::UpToDate })
+        };
+        work.await.map_err(about)
+    }
+}

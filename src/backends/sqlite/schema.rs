@@ -1,0 +1,156 @@
+//! Opening the database, creating it, and refusing what isn't one of ours.
+
+use std::{
+    ffi::OsString,
+    fs::{self, OpenOptions},
+    io,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use sqlx::{
+    ConnectOptions, Connection, Row, SqliteConnection,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
+};
+
+use super::failure;
+use crate::lock::{Error, Kind, Result, random};
+
+/// The layout that this version writes, kept in `user_version`.
+const LAYOUT: i64 = 1;
+/// "dlck", kept in `application_id`.
+const APPLICATION: i64 = 0x646c_636b;
+
+const SCHEMA: &str = include_str!("sql/schema.sql");
+
+/// How long SQLite itself waits for another writer, who needs some 0.1 ms unless he is frozen or his disk is.
+const BUSY: Duration = Duration::from_secs(1);
+
+/// Opens the database for writing; creates it if there is none. Also whether it was created.
+pub(super) async fn open(path: &Path) -> Result<(SqliteConnection, bool)> {
+    let mut created = false;
+    if !exists(path)? {
+        created = create(path).await?;
+    }
+    let mut connection = connect(&options(path)?).await?;
+    if layout(&mut connection).await?.is_none() {
+        fill(&mut connection).await?;
+        created = true;
+    }
+    Ok((connection, created))
+}
+
+/// Opens the database for reading; `None` if there is none, or an empty one.
+pub(super) async fn open_to_look(path: &Path) -> Result<Option<SqliteConnection>> {
+    if !exists(path)? {
+        return Ok(None);
+    }
+    let mut connection = connect(&options(path)?.read_only(true)).await?;
+    Ok(layout(&mut connection).await?.map(|()| connection))
+}
+
+/// Whether there is a database, or at least a file.
+fn exists(path: &Path) -> Result<bool> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_file() => Ok(true),
+        Ok(_) => Err(Error::new(Kind::Config, format!("{} is not a file", path.display())).hint("name a file for the database")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(failure::files(&error, path)),
+    }
+}
+
+fn options(path: &Path) -> Result<SqliteConnectOptions> {
+    if path.to_str().is_none() {
+        return Err(Error::new(Kind::Config, format!("{} is not UTF-8, which SQLite needs", path.display())));
+    }
+    Ok(SqliteConnectOptions::new()
+        .filename(path)
+        .busy_timeout(BUSY)
+        .foreign_keys(false)
+        .synchronous(SqliteSynchronous::Normal)
+        .statement_cache_capacity(16)
+        .thread_name(|_| "dlock-sqlite".into())
+        .disable_statement_logging())
+}
+
+async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection> {
+    options.connect().await.map_err(failure::statement)
+}
+
+/// Checks the layout; `None` if nothing is in the database yet.
+async fn layout(connection: &mut SqliteConnection) -> Result<Option<()>> {
+    if number(connection, "PRAGMA user_version").await? == LAYOUT {
+        return Ok(Some(()));
+    }
+    // Not the usual case: look more closely, and again, since somebody may have created it meanwhile.
+    let application = number(connection, "PRAGMA application_id").await?;
+    let tables = number(connection, "SELECT count(*) FROM sqlite_schema").await?;
+    match number(connection, "PRAGMA user_version").await? {
+        LAYOUT => Ok(Some(())),
+        0 if application == 0 && tables == 0 => Ok(None),
+        newer if application == APPLICATION && newer > LAYOUT => {
+            Err(Error::new(Kind::Layout, format!("the database has layout {newer}, newer than this dlock's {LAYOUT}"))
+                .hint("use the dlock that created it, or a newer one"))
+        }
+        _ => Err(failure::not_ours("it belongs to another program")),
+    }
+}
+
+async fn number(connection: &mut SqliteConnection, sql: &'static str) -> Result<i64> {
+    let rows = sqlx::query(sql).persistent(false).fetch_all(connection).await.map_err(failure::statement)?;
+    rows.first().ok_or(sqlx::Error::RowNotFound).and_then(|row| row.try_get(0)).map_err(failure::statement)
+}
+
+/// Makes the database beside its place and puts it there whole, so that nobody ever opens half of one and
+/// twenty who start at once don't lock each other out. Whether it was us who did it.
+async fn create(path: &Path) -> Result<bool> {
+    let draft = draft(path);
+    let files = |error: &io::Error| failure::files(error, path);
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(|error| files(&error))?;
+    let draft = Draft(draft);
+    let options = options(&draft.0)?.journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full);
+    let mut connection = connect(&options).await?;
+    fill(&mut connection).await?;
+    connection.close().await.map_err(failure::statement)?;
+    match fs::hard_link(&draft.0, path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(files(&error)),
+    }
+}
+
+/// Creates the tables in an empty database.
+async fn fill(connection: &mut SqliteConnection) -> Result<()> {
+    let run = async |connection: &mut SqliteConnection, sql: &'static str| {
+        sqlx::raw_sql(sql).execute(connection).await.map(|_| ()).map_err(failure::statement)
+    };
+    run(connection, "PRAGMA journal_mode = WAL").await?;
+    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
+    if number(&mut transaction, "PRAGMA user_version").await? == LAYOUT {
+        return Ok(());
+    }
+    run(&mut transaction, SCHEMA).await?;
+    transaction.commit().await.map_err(failure::statement)
+}
+
+fn draft(path: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{:016x}.new", random()));
+    path.with_file_name(name)
+}
+
+/// A file that goes away with what SQLite puts beside it.
+struct Draft(PathBuf);
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        for end in ["", "-wal", "-shm", "-journal"] {
+            let mut name = self.0.clone().into_os_string();
+            name.push(end);
+            // What can't be removed does no harm.
+            let _ = fs::remove_file(name);
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! The statements, each with its answer. Knows rows, nothing of the lock file.
+//!
+//! A statement that changes something is one transaction with the write lock from its start, by itself or
+//! between BEGIN IMMEDIATE and COMMIT. The driver runs statements one after the other in a thread of its own; one whose
+//! future was dropped still runs to its end, before the next.
+
+use std::{fs, mem, path::Path};
+
+use sqlx::{
+    Connection, Row as _, Sqlite, SqliteConnection,
+    sqlite::{SqliteArguments, SqliteRow},
+};
+
+use super::{
+    failure,
+    row::{self, Row, millis},
+    schema,
+};
+use crate::lock::{Fence, Key, Metadata, Namespace, Release, Renewal, Result, Token, Ttl, Waiter};
+
+const GRANT: &str = include_str!("sql/grant.sql");
+const REGRANT: &str = include_str!("sql/regrant.sql");
+const LOOK: &str = include_str!("sql/look.sql");
+const LIST: &str = include_str!("sql/list.sql");
+const RENEW: &str = include_str!("sql/renew.sql");
+const RELEASE: &str = include_str!("sql/release.sql");
+
+/// The write-ahead log is emptied beyond this size: whoever opens the database first has to read all of it.
+const LOG_BYTES: u64 = 256 * 1024;
+
+type Query = sqlx::query::Query<'static, Sqlite, SqliteArguments>;
+
+/// A lock's name and who asks about it.
+#[derive(Clone, Copy)]
+pub(super) struct Whose<'a> {
+    pub namespace: &'a Namespace,
+    pub key: &'a Key,
+    pub token: &'a Token,
+}
+
+/// What the lock file says, for statements that depend on it.
+#[derive(Clone, Copy)]
+pub(super) struct Locked {
+    /// The bytes are locked by whoever asks, or by the owner whom he speaks of.
+    pub locked: bool,
+    /// Which lock file.
+    pub file: i64,
+}
+
+/// An open database.
+pub(super) struct Store {
+    connection: Option<SqliteConnection>,
+    durable: bool,
+    /// Opened for writing.
+    pub writable: bool,
+}
+
+impl Drop for Store {
+    /// Leaves the database open for the end of the process to close: closing it would write the log back and
+    /// sync it to the disk each time.
+    fn drop(&mut self) {
+        mem::forget(self.connection.take());
+    }
+}
+
+impl Store {
+    pub(super) async fn open(path: &Path) -> Result<(Self, bool)> {
+        let (connection, created) = schema::open(path).await?;
+        Ok((Self { connection: Some(connection), durable: false, writable: true }, created))
+    }
+
+    pub(super) async fn open_to_look(path: &Path) -> Result<Option<Self>> {
+        let connection = schema::open_to_look(path).await?;
+        Ok(connection.map(|connection| Self { connection: Some(connection), durable: false, writable: false }))
+    }
+
+    /// Closes the database, for opening it anew.
+    pub(super) fn close(mut self) {
+        drop(self.connection.take());
+    }
+
+    fn connection(&mut self) -> Result<&mut SqliteConnection> {
+        self.connection.as_mut().ok_or_else(|| failure::statement(sqlx::Error::WorkerCrashed))
+    }
+
+    async fn rows(&mut self, query: Query) -> Result<Vec<SqliteRow>> {
+        // All rows to the end: only the end of a statement tells whether it was committed.
+        query.fetch_all(self.connection()?).await.map_err(failure::statement)
+    }
+
+    /// Whether commits survive a power cut from now on. A hold that ends with its processes needs no sync:
+    /// a power cut ends it anyway.
+    async fn set_durable(&mut self, durable: bool) -> Result<()> {
+        if self.durable != durable {
+            self.rows(sqlx::query(if durable { "PRAGMA synchronous = FULL" } else { "PRAGMA synchronous = NORMAL" })).await?;
+            self.durable = durable;
+        }
+        Ok(())
+    }
+
+    /// Takes the lock; `None` if a hold that the lock file does not speak for is in the way.
+    pub(super) async fn grant(
+        &mut self,
+        whose: Whose<'_>,
+        ttl: Ttl,
+        detached: bool,
+        file: i64,
+        metadata: Option<&Metadata>,
+    ) -> Result<Option<Fence>> {
+        self.set_durable(detached).await?;
+        let query = bind_whose(GRANT, whose).bind(ms(ttl)).bind(detached).bind(file).bind(json(metadata));
+        fence_of(&self.rows(query).await?)
+    }
+
+    /// A detached grant, asked for again while somebody has the lock file's bytes.
+    pub(super) async fn regrant(&mut self, whose: Whose<'_>, ttl: Ttl) -> Result<Option<Fence>> {
+        self.set_durable(true).await?;
+        fence_of(&self.rows(bind_whose(REGRANT, whose).bind(ms(ttl))).await?)
+    }
+
+    pub(super) async fn look(&mut self, namespace: &Namespace, key: &Key) -> Result<Option<Row>> {
+        look(self.connection()?, namespace, key).await
+    }
+
+    pub(super) async fn list(&mut self, namespace: &Namespace, start: &str) -> Result<Vec<Row>> {
+        let query = sqlx::query(LIST).bind(namespace.as_str().to_owned()).bind(start.to_owned());
+        self.rows(query).await?.iter().map(Row::read).collect()
+    }
+
+    /// Adds a nested hold; `None` if the owner does not hold the lock. The row says afterwards how it stands.
+    pub(super) async fn enter(&mut self, whose: Whose<'_>, ttl: Ttl, lock: Locked) -> Result<Option<Row>> {
+        self.set_durable(false).await?;
+        let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
+        let found = look(&mut transaction, whose.namespace, whose.key).await?;
+        let Some(row) = found.filter(|row| row.is_owned_by(whose.token) && row.is_held(Some(lock.file), lock.locked)) else {
+            return Ok(None);
+        };
+        let end = row.now_ms.saturating_add(ms(ttl));
+        if !row.is_first_hold(whose.token) {
+            let sql = "INSERT INTO holds (namespace, key, owner, hold, ttl_ms, expires_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6) \
+                       ON CONFLICT DO UPDATE SET expires_ms = max(expires_ms, excluded.expires_ms)";
+            run(&mut transaction, bind_whose(sql, whose).bind(ms(ttl)).bind(end)).await?;
+        }
+        move_end(&mut transaction, whose, end).await?;
+        let row = look(&mut transaction, whose.namespace, whose.key).await?;
+        transaction.commit().await.map_err(failure::statement)?;
+        Ok(row)
+    }
+
+    /// Extends a hold. `Ok(None)`: there is no row at all, so that nothing is known.
+    pub(super) async fn renew(
+        &mut self,
+        whose: Whose<'_>,
+        ttl: Option<Ttl>,
+        lock: Locked,
+        durable: bool,
+        nested_alive: bool,
+    ) -> Result<Option<Renewal>> {
+        self.set_durable(durable).await?;
+        let query = bind_whose(RENEW, whose).bind(ttl.map(ms)).bind(lock.locked).bind(lock.file);
+        if let Some(found) = self.rows(query).await?.first() {
+            return renewed(found).map(Some);
+        }
+        let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
+        let Some(row) = look(&mut transaction, whose.namespace, whose.key).await? else { return Ok(None) };
+        if !row.is_owned_by(whose.token) || !row.is_held(Some(lock.file), lock.locked) {
+            return Ok(Some(Renewal::NotHeld));
+        }
+        let first = row.is_first_hold(whose.token);
+        let (own_ttl, own_end) = if first {
+            (row.ttl_ms, row.hold_expires_ms)
+        } else {
+            let sql = "SELECT ttl_ms, expires_ms FROM holds WHERE namespace = ?1 AND key = ?2 AND owner = ?3 AND hold = ?4";
+            let found = run(&mut transaction, bind_whose(sql, whose)).await?;
+            let Some(found) = found.first() else { return Ok(Some(Renewal::NotHeld)) };
+            let read = || Ok::<_, sqlx::Error>((found.try_get("ttl_ms")?, found.try_get("expires_ms")?));
+            read().map_err(row::malformed)?
+        };
+        if !first && own_end <= row.now_ms && !nested_alive {
+            return Ok(Some(Renewal::NotHeld));
+        }
+        let length = ttl.map_or(own_ttl, ms);
+        let end = row.now_ms.saturating_add(length);
+        if ttl.is_some() && end < own_end {
+            return Ok(Some(Renewal::WouldShorten { expires_in: millis(own_end - row.now_ms) }));
+        }
+        if first {
+            let sql = "UPDATE locks SET hold_expires_ms = max(hold_expires_ms, ?5) \
+                       WHERE namespace = ?1 AND key = ?2 AND owner = ?3 AND hold = ?4";
+            run(&mut transaction, bind_whose(sql, whose).bind(end)).await?;
+        } else {
+            let sql = "UPDATE holds SET expires_ms = max(expires_ms, ?5) \
+                       WHERE namespace = ?1 AND key = ?2 AND owner = ?3 AND hold = ?4";
+            run(&mut transaction, bind_whose(sql, whose).bind(end)).await?;
+        }
+        move_end(&mut transaction, whose, end).await?;
+        transaction.commit().await.map_err(failure::statement)?;
+        let ttl = Ttl::new(millis(length)).unwrap_or(Ttl::DEFAULT);
+        Ok(Some(Renewal::Renewed { ttl, fence: row.fence }))
+    }
+
+    /// Gives a hold back, and with `all` every other hold of the owner if this is his first one; also whether it was a detached one.
+    /// `Ok(None)`: there is no row at all.
+    ///
+    /// `others`: whether other processes have the lock file's bytes, for nested holds that their rows alone don't prove.
+    pub(super) async fn release(&mut self, whose: Whose<'_>, all: bool, lock: Locked, others: bool) -> Result<Option<(Release, bool)>> {
+        let alone = all || (lock.locked && !others);
+        let query = bind_whose(RELEASE, whose).bind(alone).bind(lock.locked).bind(lock.file);
+        if let Some(found) = self.rows(query).await?.first() {
+            let detached = found.try_get("detached").map_err(row::malformed)?;
+            return Ok(Some((Release::Released, detached)));
+        }
+        let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
+        let Some(row) = look(&mut transaction, whose.namespace, whose.key).await? else { return Ok(None) };
+        let not_held = Ok(Some((Release::NotHeld, row.detached)));
+        if !row.is_owned_by(whose.token) || !row.is_held(Some(lock.file), lock.locked) {
+            return not_held;
+        }
+        let sql = if row.is_first_hold(whose.token) {
+            "UPDATE locks SET hold = NULL WHERE namespace = ?1 AND key = ?2 AND owner = ?3 AND hold = ?4 RETURNING 1"
+        } else {
+            "DELETE FROM holds WHERE namespace = ?1 AND key = ?2 AND owner = ?3 AND hold = ?4 RETURNING 1"
+        };
+        if run(&mut transaction, bind_whose(sql, whose)).await?.is_empty() {
+            return not_held;
+        }
+        let left = look(&mut transaction, whose.namespace, whose.key).await?.map_or(0, |row| row.holds());
+        let left = match (row.by_lease(Some(lock.file)), others) {
+            (true, _) => left,
+            (false, true) => left.max(1),
+            (false, false) => 0,
+        };
+        let sql = if left == 0 {
+            "UPDATE locks SET owner = NULL, hold = NULL, metadata = NULL WHERE namespace = ?1 AND key = ?2"
+        } else {
+            // What is left lasts as long as the longest of what is left.
+            "UPDATE locks SET expires_ms = max(iif(hold IS NULL, 0, hold_expires_ms), coalesce((SELECT max(h.expires_ms) \
+             FROM holds AS h WHERE h.namespace = ?1 AND h.key = ?2 AND h.owner = locks.owner), 0)) WHERE namespace = ?1 AND key = ?2"
+        };
+        run(&mut transaction, bind_name(sql, whose.namespace, whose.key)).await?;
+        transaction.commit().await.map_err(failure::statement)?;
+        Ok(Some((if left == 0 { Release::Released } else { Release::StillHeld(left) }, row.detached)))
+    }
+
+    /// Puts a waiter into the list of those who wait, once.
+    pub(super) async fn join_queue(&mut self, whose: Whose<'_>, metadata: Option<&Metadata>) -> Result<()> {
+        self.set_durable(false).await?;
+        let sql = "INSERT INTO waiters (namespace, key, owner, since_ms, metadata) \
+                   VALUES (?1, ?2, ?3, CAST(round(unixepoch('subsec') * 1000) AS INTEGER), ?4) ON CONFLICT DO NOTHING";
+        let query = bind_name(sql, whose.namespace, whose.key).bind(whose.token.owner.to_string()).bind(json(metadata));
+        self.rows(query).await.map(|_| ())
+    }
+
+    /// Takes a waiter out again.
+    pub(super) async fn leave_queue(&mut self, namespace: &Namespace, key: &Key, owner: &str) -> Result<()> {
+        let sql = "DELETE FROM waiters WHERE namespace = ?1 AND key = ?2 AND owner = ?3";
+        self.rows(bind_name(sql, namespace, key).bind(owner.to_owned())).await.map(|_| ())
+    }
+
+    /// Who said that he waits, longest first; some may be gone.
+    pub(super) async fn queue(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<(String, Waiter)>> {
+        let sql = "SELECT owner, metadata, CAST(round(unixepoch('subsec') * 1000) AS INTEGER) - since_ms AS waited_ms \
+                   FROM waiters WHERE namespace = ?1 AND key = ?2 ORDER BY place";
+        let rows = self.rows(bind_name(sql, namespace, key)).await?;
+        let read = |row: &SqliteRow| {
+            let waiter = Waiter { metadata: row::metadata(row)?, waiting_for: Some(millis(row.try_get("waited_ms")?)) };
+            Ok((row.try_get("owner")?, waiter))
+        };
+        rows.iter().map(|row| read(row).map_err(row::malformed)).collect()
+    }
+
+    /// Writes the log back into the database once it has grown, when nobody has to wait for it.
+    pub(super) async fn tidy(&mut self, path: &Path) {
+        let mut log = path.as_os_str().to_owned();
+        log.push("-wal");
+        if fs::metadata(log).is_ok_and(|log| log.len() > LOG_BYTES) {
+            // Whoever comes after us tries again.
+            let _ = self.rows(sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)")).await;
+        }
+    }
+}
+
+async fn run(connection: &mut SqliteConnection, query: Query) -> Result<Vec<SqliteRow>> {
+    query.fetch_all(connection).await.map_err(failure::statement)
+}
+
+async fn look(connection: &mut SqliteConnection, namespace: &Namespace, key: &Key) -> Result<Option<Row>> {
+    run(connection, bind_name(LOOK, namespace, key)).await?.first().map(Row::read).transpose()
+}
+
+/// Moves the lock's end, never back.
+async fn move_end(connection: &mut SqliteConnection, whose: Whose<'_>, end: i64) -> Result<()> {
+    let sql = "UPDATE locks SET expires_ms = max(expires_ms, ?3), \
+               renewed_ms = CAST(round(unixepoch('subsec') * 1000) AS INTEGER) WHERE namespace = ?1 AND key = ?2";
+    run(connection, bind_name(sql, whose.namespace, whose.key).bind(end)).await.map(|_| ())
+}
+
+fn bind_name(sql: &'static str, namespace: &Namespace, key: &Key) -> Query {
+    sqlx::query(sql).bind(namespace.as_str().to_owned()).bind(key.as_str().to_owned())
+}
+
+fn bind_whose(sql: &'static str, whose: Whose<'_>) -> Query {
+    bind_name(sql, whose.namespace, whose.key).bind(whose.token.owner.to_string()).bind(whose.token.hold_text())
+}
+
+fn ms(ttl: Ttl) -> i64 {
+    i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn json(metadata: Option<&Metadata>) -> Option<String> {
+    metadata.and_then(|metadata| serde_json::to_string(metadata).ok())
+}
+
+fn fence_of(rows: &[SqliteRow]) -> Result<Option<Fence>> {
+    rows.first().map(row::fence).transpose().map_err(row::malformed)
+}
+
+fn renewed(found: &SqliteRow) -> Result<Renewal> {
+    let fence = row::fence(found).map_err(row::malformed)?;
+    let length: i64 = found.try_get("ttl_ms").map_err(row::malformed)?;
+    Ok(Renewal::Renewed { ttl: Ttl::new(millis(length)).unwrap_or(Ttl::DEFAULT), fence })
+}

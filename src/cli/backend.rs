@@ -1,0 +1,235 @@
+//! From what names a backend (a URL, a name of the configuration file, or nothing) to a checked [`Target`].
+
+use std::path::PathBuf;
+
+use super::{
+    args::Globals,
+    layers::{Layers, from_env, from_flag},
+    secret_file,
+    setting::{Origin, Setting},
+    spec, suggest,
+    url::{self, Url},
+};
+use crate::{
+    commands::{BackendConfig, RedisOptions, Secret, Server, SqliteOptions, Target, Tls},
+    lock::{Error, Kind, Namespace, Result},
+};
+
+/// The schemes of this version.
+const SCHEMES: &[&str] = &["sqlite", "redis", "rediss", "redis+unix"];
+/// The schemes that are known by name only.
+const LATER: &[&str] =
+    &["redis+sentinel", "redis+cluster", "redlock", "mysql", "mariadb", "postgres", "postgresql", "zookeeper", "etcd", "etcds", "tair"];
+
+/// Finds the backend that is meant, adds its table and its URL's parameters to `layers`, and checks it all.
+///
+/// # Errors
+/// What is wrong, with the place where it stands; never with a secret.
+pub fn resolve(globals: &Globals, layers: &mut Layers<'_>) -> Result<Target> {
+    let target = match layers.get("backend", globals.backend.as_deref())? {
+        None => Target { backend: default(globals, layers, false)?, name: None },
+        Some(named) => named_one(globals, &named, layers)?,
+    };
+    if let (BackendConfig::Sqlite { .. }, Some(setting)) = (&target.backend, from_flag("password_file", globals.password_file.as_deref())) {
+        return Err(setting.refuse("the SQLite backend has no password").hint("--backend or DLOCK_BACKEND names another store"));
+    }
+    Ok(target)
+}
+
+fn named_one(globals: &Globals, named: &Setting, layers: &mut Layers<'_>) -> Result<Target> {
+    if named.text == "local" {
+        return Ok(Target { backend: default(globals, layers, true)?, name: None });
+    }
+    let (url, name) = if named.text.contains([':', '/']) {
+        (named.clone(), None)
+    } else {
+        let Some((name, table)) = layers.file.backends.get_key_value(&named.text) else { return Err(unknown_name(named, layers)) };
+        layers.table = Some(table);
+        let url = table.get("url").ok_or_else(|| named.refuse(format!("[backends.{name}] has no url")))?;
+        (url.clone(), Some(name.clone()))
+    };
+    let backend = if url.text == "local" { default(globals, layers, true)? } else { from_url(globals, &url, layers)? };
+    check_table(&backend, layers)?;
+    Ok(Target { backend, name })
+}
+
+fn default(globals: &Globals, layers: &Layers<'_>, asked_for: bool) -> Result<BackendConfig> {
+    let options = SqliteOptions::at_default(namespace(globals, layers)?)?;
+    Ok(BackendConfig::Sqlite { options, asked_for })
+}
+
+fn from_url(globals: &Globals, setting: &Setting, layers: &mut Layers<'_>) -> Result<BackendConfig> {
+    let text = setting.text.as_str();
+    if matches!(setting.origin, Origin::Flag(_)) && !globals.insecure_argv && url::has_password(text) {
+        return Err(setting
+            .refuse(format!("{}: a password on the command line can be read by every user of this host", url::redacted(text)))
+            .hint("put it into DLOCK_PASSWORD, --password-file or the configuration file; --insecure-argv allows it"));
+    }
+    let wrong = |why: &str| setting.refuse(format!("{}: {why}", url::redacted(text)));
+    if let Some(scheme) = url::scheme(text).filter(|scheme| !SCHEMES.contains(&scheme.as_str())) {
+        return Err(if LATER.contains(&scheme.as_str()) {
+            wrong(&format!("{scheme}: is not supported by this version")).hint(format!("it supports local, {}", SCHEMES.join(":, ") + ":"))
+        } else {
+            wrong("there is no backend with this scheme").hint(suggest::or_all(&scheme, SCHEMES))
+        });
+    }
+    let url = Url::parse(text).map_err(|why| wrong(&why).hint("a URL is like redis://user@host:6379/0 or sqlite:///path/to/file"))?;
+    for (name, value) in &url.query {
+        if !spec::URL_PARAMETERS.contains(&name.as_str()) {
+            let what = super::setting::short(name);
+            return Err(wrong(&format!("there is no parameter {what:?}")).hint(suggest::or_all(name, spec::URL_PARAMETERS)));
+        }
+        if layers.table.is_some_and(|table| table.get(name).is_some()) {
+            return Err(wrong(&format!("{name} stands in the URL and beside it")));
+        }
+        let value = Setting { text: value.clone(), origin: setting.origin.clone() };
+        if layers.url.insert(name.clone(), value).is_some() {
+            return Err(wrong(&format!("{name} is given twice")));
+        }
+    }
+    if url.scheme == "sqlite" {
+        sqlite(globals, &url, &wrong, layers)
+    } else {
+        redis(globals, url, &wrong, layers).map(BackendConfig::Redis)
+    }
+}
+
+fn sqlite(globals: &Globals, url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<BackendConfig> {
+    if url.user.is_some() || url.password.is_some() || !url.hosts.is_empty() {
+        return Err(wrong("a file has no host, user or password").hint("it takes three slashes: sqlite:///path/to/file"));
+    }
+    let path = PathBuf::from(&url.path);
+    if !path.is_absolute() || url.path.ends_with('/') {
+        return Err(wrong("it needs the absolute path of a file").hint("sqlite:///path/to/file; `local` is the default file"));
+    }
+    Ok(BackendConfig::Sqlite { options: SqliteOptions::at(path, namespace(globals, layers)?), asked_for: true })
+}
+
+fn redis(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<RedisOptions> {
+    let mut in_path = None;
+    let mut tls = None;
+    let server = if url.scheme == "redis+unix" {
+        if !url.hosts.is_empty() {
+            return Err(wrong("a socket has no host").hint("it takes three slashes: redis+unix:///run/redis.sock?db=0"));
+        }
+        if !url.path.starts_with('/') || url.path.ends_with('/') {
+            return Err(wrong("it needs the absolute path of a socket"));
+        }
+        Server::Unix(url.path.into())
+    } else {
+        if url.scheme == "rediss" {
+            tls = Some(self::tls(layers)?);
+        }
+        let mut hosts = url.hosts.into_iter();
+        let (host, port) = hosts.next().ok_or_else(|| wrong("it has no host"))?;
+        if hosts.next().is_some() {
+            return Err(wrong("it names more than one server").hint("one server is what redis:// and rediss:// stand for"));
+        }
+        let path = url.path.trim_start_matches('/');
+        if !path.is_empty() {
+            in_path = Some(path.parse().map_err(|_| wrong("the database is not a number"))?);
+        }
+        Server::Tcp { host, port: port.unwrap_or(6379) }
+    };
+    let db = match (in_path, extra(layers, "db")) {
+        (Some(_), Some(_)) => return Err(wrong("the database is given twice")),
+        (Some(number), None) => number,
+        (None, Some(setting)) => setting.text.parse().map_err(|_| setting.refuse("the database is not a number"))?,
+        (None, None) => 0,
+    };
+    let password = password(globals, layers, url.password)?.map(Secret::new);
+    if url.user.is_some() && password.is_none() {
+        return Err(wrong("there is a user but no password")
+            .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration"));
+    }
+    Ok(RedisOptions { server, tls, db, user: url.user, password, namespace: namespace(globals, layers)? })
+}
+
+fn tls(layers: &Layers<'_>) -> Result<Tls> {
+    let file = |name| match extra(layers, name) {
+        Some(setting) if PathBuf::from(&setting.text).is_absolute() => Ok(Some(PathBuf::from(setting.text))),
+        Some(setting) => Err(setting.refuse(format!("{name} needs an absolute path"))),
+        None => Ok(None),
+    };
+    let tls = Tls { ca_file: file("cacert")?, cert_file: file("cert")?, key_file: file("key")? };
+    match (extra(layers, "cert"), extra(layers, "key")) {
+        (Some(setting), None) | (None, Some(setting)) => {
+            Err(setting.refuse("cert and key are the two halves of one identity: both are needed"))
+        }
+        _ => Ok(tls),
+    }
+}
+
+/// A parameter that is no setting: it stands in the URL or in the backend's table.
+fn extra(layers: &Layers<'_>, name: &str) -> Option<Setting> {
+    layers.table.and_then(|table| table.get(name)).or_else(|| layers.url.get(name)).cloned()
+}
+
+/// The password from the nearest place that gives one.
+fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<String>) -> Result<Option<String>> {
+    let read = |setting: Setting| {
+        let path = PathBuf::from(&setting.text);
+        secret_file::read(&path).map(Some).map_err(|why| {
+            let error = Error::new(Kind::Config, format!("{}: {}: {why}", setting.origin, path.display()));
+            if why == secret_file::OPEN_TO_ALL { error.hint(format!("chmod o-rwx {}", path.display())) } else { error }
+        })
+    };
+    if let Some(setting) = from_flag("password_file", globals.password_file.as_deref()) {
+        return read(setting);
+    }
+    if let Some(setting) = from_env(layers.env, "password")? {
+        return Ok(Some(setting.text));
+    }
+    if let Some(setting) = from_env(layers.env, "password_file")? {
+        return read(setting);
+    }
+    if in_url.is_some() {
+        return Ok(in_url);
+    }
+    if let Some(setting) = layers.table.and_then(|table| table.get("password")) {
+        return Ok(Some(setting.text.clone()));
+    }
+    layers.from_file("password_file").map_or(Ok(None), read)
+}
+
+/// Parameters that this kind of backend has no use for are refused, not passed over.
+fn check_table(backend: &BackendConfig, layers: &Layers<'_>) -> Result<()> {
+    let useless: &[&str] = match backend {
+        BackendConfig::Sqlite { .. } => &["password", "password_file", "cacert", "cert", "key", "db"],
+        BackendConfig::Redis(options) if options.tls.is_some() => &[],
+        BackendConfig::Redis(_) => &["cacert", "cert", "key"],
+    };
+    match useless.iter().find_map(|name| extra(layers, name).map(|setting| (name, setting))) {
+        Some((name, setting)) => Err(setting.refuse(format!("this backend has no {name}"))),
+        None => Ok(()),
+    }
+}
+
+fn namespace(globals: &Globals, layers: &Layers<'_>) -> Result<Namespace> {
+    match layers.get("namespace", globals.namespace.as_deref())? {
+        Some(setting) => Namespace::new(&setting.text).map_err(|error| setting.blame(error)),
+        None => Ok(Namespace::default()),
+    }
+}
+
+fn unknown_name(named: &Setting, layers: &Layers<'_>) -> Error {
+    let names: Vec<&str> = layers.file.backends.keys().map(String::as_str).collect();
+    let text = super::setting::short(&named.text);
+    let place = if layers.file.path.as_os_str().is_empty() {
+        "there is no configuration file".into()
+    } else {
+        format!("{} has no [backends.{text}]", layers.file.path.display())
+    };
+    let error = named.refuse(format!("no backend is named {text:?}: {place}"));
+    if SCHEMES.contains(&text.as_str()) {
+        return error.hint(format!("a URL is meant? {text}://…"));
+    }
+    match (suggest::nearest(&text, &names), names.is_empty()) {
+        (Some(name), _) => error.hint(format!("did you mean {name}?")),
+        (None, false) => error.hint(format!("it has {}", names.join(", "))),
+        (None, true) => error.hint("a backend is a URL such as redis://host:6379/0, or a name that the configuration file defines"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

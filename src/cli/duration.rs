@@ -1,0 +1,54 @@
+//! Lengths of time as people write them.
+
+use std::time::Duration;
+
+/// Reads `1h 30m` and the like, and a bare number as seconds, as flock(1) takes it (`5`, `.5`, `1.5`).
+///
+/// # Errors
+/// Why it is not a length of time, without repeating it.
+pub fn parse(text: &str) -> Result<Duration, String> {
+    if text.is_empty() {
+        return Err("it is empty".into());
+    }
+    let bare = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    if bare && text.bytes().filter(|b| *b == b'.').count() <= 1 && text != "." {
+        let seconds: f64 = text.parse().map_err(|_| NOT_ONE.to_owned())?;
+        return Duration::try_from_secs_f64(seconds).map_err(|_| "it is too long".into());
+    }
+    humantime::parse_duration(text).map_err(|error| match error {
+        humantime::DurationError::NumberOverflow => "it is too long".into(),
+        _ => NOT_ONE.into(),
+    })
+}
+
+const NOT_ONE: &str = "it is not a length of time";
+
+/// How lengths of time are written, for hints.
+pub const EXAMPLES: &str = "like 90, .5, 30s, 5m or 1h 30m";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bare_numbers_are_seconds() {
+        for (text, ms) in [("5", 5000), (".5", 500), ("1.5", 1500), ("0", 0), ("90", 90_000), ("5.", 5000)] {
+            assert_eq!(parse(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+    }
+
+    #[test]
+    fn units_add_up() {
+        assert_eq!(parse("1m 30s"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse("1h30m"), Ok(Duration::from_secs(5400)));
+        assert_eq!(parse("250ms"), Ok(Duration::from_millis(250)));
+    }
+
+    #[test]
+    fn rubbish_is_refused() {
+        let long = "9".repeat(400);
+        for text in ["", " ", ".", "1.2.3", "-1", "-1s", "NaN", "nan", "inf", "1e30", "5 parsecs", "s", "+5", "0x10", &long] {
+            assert!(parse(text).is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! The configuration file: TOML with a closed set of keys, whose values are kept as text with their lines.
+//!
+//! Only the shape is checked here, for the whole file; a value is checked when it is used.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+use toml::de::{DeTable, DeValue};
+
+use super::{
+    env::Env,
+    secret_file,
+    setting::{Origin, Setting, short},
+    spec, suggest,
+};
+use crate::lock::{Error, Key, Kind, Result};
+
+/// Where the file is for all users.
+const SYSTEM_WIDE: &str = "/etc/dlock/config.toml";
+/// More than this is no configuration.
+const MOST: u64 = 1 << 20;
+
+/// A configuration file that was read.
+#[derive(Debug, Default)]
+pub struct File {
+    /// Its top level.
+    pub top: Table,
+    /// `[backends.NAME]`.
+    pub backends: BTreeMap<String, Table>,
+    /// `[keys."KEY"]`.
+    pub keys: BTreeMap<String, Table>,
+    /// Which file; empty if there is none.
+    pub path: PathBuf,
+}
+
+/// The settings of one table.
+#[derive(Debug, Default)]
+pub struct Table(BTreeMap<String, Setting>);
+
+impl Table {
+    /// A setting of this table.
+    pub fn get(&self, name: &str) -> Option<&Setting> {
+        self.0.get(name)
+    }
+}
+
+impl File {
+    /// Reads the file that was named, or else the user's, or else the system's, or else nothing.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] if it can't be read or understood, or shows a password to everybody.
+    pub fn load(named: Option<&Setting>, env: &Env) -> Result<Self> {
+        if let Some(setting) = named {
+            let path = Path::new(&setting.text);
+            return match open(path) {
+                Ok(file) => Self::read(file, path),
+                Err(error) => {
+                    Err(Error::new(Kind::Config, format!("{}: {}: {}", setting.origin, path.display(), secret_file::plain(&error))))
+                }
+            };
+        }
+        let users = env.xdg("XDG_CONFIG_HOME", ".config").map(|folder| folder.join("dlock/config.toml"));
+        for path in users.into_iter().chain([SYSTEM_WIDE.into()]) {
+            match open(&path) {
+                Ok(file) => return Self::read(file, &path),
+                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+                // Going on without it could mean another store, and with it the job on every node.
+                Err(error) => return Err(wrong(&path, None, secret_file::plain(&error))),
+            }
+        }
+        Ok(Self::default())
+    }
+
+    fn read(file: fs::File, path: &Path) -> Result<Self> {
+        let open_to_all = secret_file::others_can_read(&file, path).map_err(|error| wrong(path, None, secret_file::plain(&error)))?;
+        let mut text = String::new();
+        file.take(MOST + 1).read_to_string(&mut text).map_err(|error| wrong(path, None, secret_file::plain(&error)))?;
+        if text.len() as u64 > MOST {
+            return Err(wrong(path, None, format!("it has more than {MOST} bytes")));
+        }
+        let file = Self::parse(&text, path)?;
+        if open_to_all && file.holds_password() {
+            return Err(wrong(path, None, secret_file::OPEN_TO_ALL)
+                .hint(format!("chmod o-rwx {}, or keep the password in a password_file", path.display())));
+        }
+        Ok(file)
+    }
+
+    fn holds_password(&self) -> bool {
+        let in_table = |table: &Table| {
+            let in_url = |name| table.get(name).is_some_and(|s: &Setting| super::url::has_password(&s.text));
+            table.get("password").is_some() || in_url("url") || in_url("backend")
+        };
+        [&self.top].into_iter().chain(self.backends.values()).chain(self.keys.values()).any(in_table)
+    }
+
+    /// Understands the text of a file.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] with the line.
+    pub fn parse(text: &str, path: &Path) -> Result<Self> {
+        let reader = Reader { text, path };
+        let document = DeTable::parse(text).map_err(|error| {
+            let line = error.span().map(|span| reader.line(span.start));
+            wrong(path, line, error.message().lines().next().unwrap_or_default())
+        })?;
+        let mut file = Self { path: path.to_owned(), ..Self::default() };
+        let mut plain = Vec::new();
+        for (name, value) in document.get_ref() {
+            let line = reader.line(name.span().start);
+            match (name.get_ref().as_ref(), value.get_ref()) {
+                ("backends", DeValue::Table(backends)) => {
+                    for (name, value) in backends {
+                        let line = reader.line(name.span().start);
+                        let title = format!("backends.{}", name.get_ref());
+                        if name.get_ref() == "local" || name.get_ref().contains(':') || name.get_ref().is_empty() {
+                            return Err(wrong(path, Some(line), format!("{title}: a backend can't have this name")));
+                        }
+                        let known: Vec<&str> = spec::names('b').chain(spec::BACKEND_KEYS.iter().copied()).collect();
+                        file.backends.insert(name.get_ref().to_string(), reader.table(&title, line, value.get_ref(), &known)?);
+                    }
+                }
+                ("keys", DeValue::Table(keys)) => {
+                    let known: Vec<&str> = spec::names('k').collect();
+                    for (name, value) in keys {
+                        let line = reader.line(name.span().start);
+                        let title = format!("keys.{:?}", short(name.get_ref()));
+                        if let Err(error) = Key::new(name.get_ref().as_ref()) {
+                            return Err(wrong(path, Some(line), format!("{title}: {error}")).hint(error.hint.unwrap_or_default()));
+                        }
+                        file.keys.insert(name.get_ref().to_string(), reader.table(&title, line, value.get_ref(), &known)?);
+                    }
+                }
+                ("backends" | "keys", _) => return Err(wrong(path, Some(line), format!("{}: it is not a table", name.get_ref()))),
+                _ => plain.push((name, value)),
+            }
+        }
+        let known: Vec<&str> = spec::names('t').chain(["backends", "keys"]).collect();
+        for (name, value) in plain {
+            reader.add(&mut file.top, "", name.get_ref(), reader.line(name.span().start), value.get_ref(), &known)?;
+        }
+        Ok(file)
+    }
+}
+
+fn open(path: &Path) -> io::Result<fs::File> {
+    let file = fs::File::open(path)?;
+    if file.metadata()?.is_dir() { Err(io::ErrorKind::IsADirectory.into()) } else { Ok(file) }
+}
+
+fn wrong(path: &Path, line: Option<usize>, why: impl std::fmt::Display) -> Error {
+    let line = line.map(|line| format!(":{line}")).unwrap_or_default();
+    Error::new(Kind::Config, format!("{}{line}: {why}", path.display()))
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    path: &'a Path,
+}
+
+impl Reader<'_> {
+    fn line(&self, at: usize) -> usize {
+        1 + self.text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count()
+    }
+
+    fn table(&self, title: &str, line: usize, value: &DeValue<'_>, known: &[&str]) -> Result<Table> {
+        let DeValue::Table(entries) = value else {
+            return Err(wrong(self.path, Some(line), format!("{title}: it is not a table")));
+        };
+        let mut table = Table::default();
+        for (name, value) in entries {
+            self.add(&mut table, title, name.get_ref(), self.line(name.span().start), value.get_ref(), known)?;
+        }
+        Ok(table)
+    }
+
+    fn add(&self, table: &mut Table, title: &str, name: &str, line: usize, value: &DeValue<'_>, known: &[&str]) -> Result<()> {
+        let place = if title.is_empty() { String::new() } else { format!("[{title}] ") };
+        if !known.contains(&name) {
+            return Err(wrong(self.path, Some(line), format!("{place}there is no setting {:?} here", short(name)))
+                .hint(suggest::or_all(name, known)));
+        }
+        let text = match value {
+            DeValue::String(text) => text.to_string(),
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
+            DeValue::Float(number) => number.as_str().to_owned(),
+            DeValue::Boolean(yes) => yes.to_string(),
+            other => return Err(wrong(self.path, Some(line), format!("{place}{name}: it can't be {}", other.type_str()))),
+        };
+        let origin = Origin::File { path: self.path.to_owned(), line, name: name.to_owned() };
+        table.0.insert(name.to_owned(), Setting { text, origin });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<File> {
+        File::parse(text, Path::new("c.toml"))
+    }
+
+    #[test]
+    fn values_keep_their_lines() {
+        let file = parse(
+            "backend = \"prod\"\nttl = 90\n\n[backends.prod]\nurl = \"redis://r1\"\n[keys.\"sms job\"]\nwait = .5\n"
+                .replace(".5", "0.5")
+                .as_str(),
+        )
+        .unwrap();
+        assert_eq!(file.top.get("ttl").unwrap().text, "90");
+        assert_eq!(file.backends["prod"].get("url").unwrap().origin.to_string(), "c.toml:5: url");
+        assert_eq!(file.keys["sms job"].get("wait").unwrap().text, "0.5");
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_with_the_nearest() {
+        for (text, message, hint) in [
+            ("tll = 5", r#"c.toml:1: there is no setting "tll" here"#, "did you mean ttl?"),
+            (
+                "\n[backends.x]\nurl = 'redis://a'\npasword = 'x'",
+                r#"c.toml:4: [backends.x] there is no setting "pasword" here"#,
+                "did you mean password?",
+            ),
+            ("[keys.a]\ngrece = 1", r#"c.toml:2: [keys."a"] there is no setting "grece" here"#, "did you mean grace?"),
+            ("[kyes.a]\nttl = 1", r#"c.toml:1: there is no setting "kyes" here"#, "did you mean keys?"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert_eq!((error.kind, error.message.as_str(), error.hint.as_deref()), (Kind::Config, message, Some(hint)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_configuration_names_its_line() {
+        for (text, start) in [
+            ("\nttl = \n", "c.toml:2: "),
+            ("\nttl = [1]", "c.toml:2: ttl: it can't be"),
+            ("keys = 5", "c.toml:1: keys: it is not a table"),
+            ("[backends.local]\nurl = 'x'", "c.toml:1: backends.local: "),
+            ("[keys.\"a\\u0000b\"]\n", "c.toml:1: keys."),
+            ("[keys.\"\"]\n", "c.toml:1: keys.\"\": the key is empty"),
+            ("ttl = 1\nttl = 2", "c.toml:2: "),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.kind == Kind::Config && error.message.starts_with(start), "{text}: {}", error.message);
+        }
+    }
+
+    #[test]
+    fn an_enormous_key_is_refused_in_one_short_line() {
+        let error = parse(&format!("[keys.\"{}\"]\nttl = 1", "x".repeat(1 << 19))).unwrap_err();
+        assert!(error.message.len() < 200 && error.message.contains("524288 bytes, more than 255"), "{}", error.message);
+    }
+}

@@ -1,0 +1,120 @@
+//! Flags, environment, configuration file, URLs and durations, made into checked settings.
+//!
+//! Validate first, act later: nothing here touches a store, and no file is read but the configuration, passwords and tokens.
+
+mod args;
+mod backend;
+mod duration;
+mod env;
+mod file;
+mod layers;
+mod resolve;
+mod run;
+mod secret_file;
+mod setting;
+mod signal;
+mod spec;
+mod suggest;
+mod url;
+mod usage;
+
+use std::ffi::OsString;
+
+use clap::{CommandFactory as _, Parser as _};
+
+use crate::{
+    commands::{self, completions, man},
+    exit,
+    lock::Error,
+    output::Output,
+};
+
+/// Does what the command line says, and returns the exit status.
+pub fn main(arguments: Vec<OsString>) -> u8 {
+    let env = env::Env::read();
+    let parsed = match args::Cli::try_parse_from(&arguments) {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            let out = early(wants_json(&arguments), &env, is_run(&arguments));
+            return match usage::reshape(&error) {
+                usage::Said::Text(text) => out.finish(out.data(&text), exit::OK),
+                usage::Said::Mistake(error) => out.error(&error),
+            };
+        }
+    };
+    let json = parsed.globals.json || parsed.globals.output.as_deref() == Some("json");
+    let human = parsed.globals.output.as_deref() == Some("human");
+    let out = if human { Output::default() } else { early(json, &env, matches!(parsed.command, args::Command::Run(_))) };
+    let out = Output { verbose: parsed.globals.verbose, quiet: parsed.globals.quiet, ..out };
+    match parsed.command {
+        args::Command::Completions(args) => out.finish(out.bytes(&completions::text(args::Cli::command(), args.shell)), exit::OK),
+        args::Command::Man(args) => match man::text(args::Cli::command(), &args, &variables()) {
+            Ok(text) => out.finish(out.bytes(&text), exit::OK),
+            Err(error) => out.error(&error),
+        },
+        command => {
+            let (work, context) = match resolve::resolve(&parsed.globals, command, &env, out.clone()) {
+                Ok(resolved) => resolved,
+                Err(error) => return out.error(&error),
+            };
+            commands::perform(work, &context).unwrap_or_else(|error: Error| context.out.error(&error))
+        }
+    }
+}
+
+/// How to print before the settings are known.
+fn early(json: bool, env: &env::Env, is_run: bool) -> Output {
+    let json = json || env.get_os("DLOCK_OUTPUT").is_some_and(|value| value == "json");
+    Output { json, json_on_stderr: is_run, ..Output::default() }
+}
+
+/// Whether a command line that can't be parsed asks for JSON. What stands after `--` is not ours.
+fn wants_json(arguments: &[OsString]) -> bool {
+    let ours: Vec<&str> =
+        arguments.iter().skip(1).map_while(|argument| argument.to_str()).take_while(|argument| *argument != "--").collect();
+    ours.iter().any(|argument| ["--json", "-ojson", "--output=json"].contains(argument))
+        || ours.windows(2).any(|pair| ["-o", "--output"].contains(&pair[0]) && pair[1] == "json")
+}
+
+fn is_run(arguments: &[OsString]) -> bool {
+    arguments.iter().skip(1).find(|argument| !argument.to_string_lossy().starts_with('-')).is_some_and(|first| first == "run")
+}
+
+/// The variables that are read, for the man page.
+fn variables() -> Vec<(String, String)> {
+    let row = |spec: &spec::Spec| {
+        let flag = if spec.flag.is_empty() { String::new() } else { format!(" (as {})", spec.flag) };
+        (spec.variable(), format!("{}{flag}", spec.help))
+    };
+    spec::SETTINGS.iter().map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        args::Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_of_the_table_exists() {
+        let command = args::Cli::command();
+        let all: Vec<String> = std::iter::once(&command)
+            .chain(command.get_subcommands())
+            .flat_map(clap::Command::get_arguments)
+            .filter_map(|argument| argument.get_long().map(|long| format!("--{long}")))
+            .collect();
+        for spec in spec::SETTINGS.iter().filter(|spec| !spec.flag.is_empty()) {
+            assert!(all.iter().any(|flag| flag == spec.flag), "{}", spec.flag);
+        }
+    }
+
+    #[test]
+    fn json_is_asked_for_before_the_command_only() {
+        let asked = |text: &str| wants_json(&text.split(' ').map(OsString::from).collect::<Vec<_>>());
+        assert!(asked("dlock inspect --bogus --json") && asked("dlock -o json x") && asked("dlock --output=json x"));
+        assert!(!asked("dlock run -k x -- cmd --json") && !asked("dlock inspect x"));
+    }
+}

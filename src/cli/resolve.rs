@@ -1,0 +1,239 @@
+//! From the parsed command line, the environment and the configuration file to what is to be done.
+//!
+//! All of it is checked here, before anything is touched: no store, no lock, no command.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io::Read as _,
+    path::Path,
+    time::Duration,
+};
+
+use super::{
+    args::{Command, Globals},
+    backend,
+    env::Env,
+    file::File,
+    layers::{Layers, from_env, from_flag},
+    run,
+    secret_file::plain,
+    setting::Setting,
+};
+use crate::{
+    commands::{Context, KeyArg, TokenArg, Work, acquire, inspect, list, release, renew},
+    exit,
+    lease::{Limits, Patience},
+    lock::{Error, Key, Kind, Result, Token, Ttl},
+    output::Output,
+};
+
+/// The TTLs there are, for hints.
+pub const TTLS: &str = "a TTL is between 1s and 365d";
+/// A note longer than this is not a note.
+const DESCRIPTION: usize = 500;
+/// A name longer than this is no host's.
+const HOST: usize = 255;
+
+/// What is to be done, and with what.
+///
+/// # Errors
+/// The first thing that is wrong, with where it stands.
+pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) -> Result<(Work, Context)> {
+    let named = match from_flag("config", globals.config.as_deref()) {
+        Some(setting) => Some(setting),
+        None => from_env(env, "config")?,
+    };
+    let (key, token) = identify(&command, env)?;
+    let file = File::load(named.as_ref(), env)?;
+    let mut layers = Layers::new(env, &file, key.as_ref());
+    if let Some(setting) = layers.get("output", globals.output.as_deref())? {
+        out.json |= setting.choice(&[("human", false), ("json", true)])?;
+    }
+    out.color = color(globals, &layers)?;
+    out.quiet = layers.yes("quiet", globals.quiet)?;
+    out.verbose = layers.yes("verbose", globals.verbose)?;
+    let target = backend::resolve(globals, &mut layers)?;
+    let limits = match layers.get("backend_timeout", globals.backend_timeout.as_deref())? {
+        Some(setting) => Limits {
+            answer: within(&setting, Duration::from_millis(100), Duration::from_secs(3600), "a backend timeout is between 100ms and 1h")?,
+        },
+        None => Limits::DEFAULT,
+    };
+    let host = layers.get("host", globals.host.as_deref())?.map(|setting| line(&setting, HOST)).transpose()?;
+    let context = Context { target, limits, host, out };
+    Ok((work(command, key, token, &layers)?, context))
+}
+
+/// The key and the token of a command, before anything else: a key may have a policy of its own.
+fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)> {
+    match command {
+        Command::Run(args) => {
+            let Some(key) = &args.key else { return Err(no_key("-k KEY names the lock: dlock run -k sms-job -- ./send_sms.sh")) };
+            Ok((Some(Key::from_os(key)?), None))
+        }
+        Command::Acquire(args) => Ok((Some(key(&args.key)?), None)),
+        Command::Inspect(args) => Ok((Some(key(&args.key)?), None)),
+        Command::Renew(args) => pair(&args.key, &args.token, env),
+        Command::Release(args) => pair(&args.key, &args.token, env),
+        _ => Ok((None, None)),
+    }
+}
+
+fn no_key(hint: &str) -> Error {
+    Error::new(Kind::Usage, "no key is given").hint(hint)
+}
+
+fn given(key: &KeyArg) -> Option<&OsString> {
+    key.key.as_ref().or(key.key_flag.as_ref())
+}
+
+fn key(arg: &KeyArg) -> Result<Key> {
+    Key::from_os(given(arg).ok_or_else(|| no_key("the key is the lock's name, as in: dlock inspect sms-job"))?)
+}
+
+/// Key and token, both from the command line or both from the environment that `run` gives to its command.
+fn pair(key_arg: &KeyArg, token: &TokenArg, env: &Env) -> Result<(Option<Key>, Option<Token>)> {
+    let from_env = (env.get_os("DLOCK_KEY"), env.get("DLOCK_TOKEN")?);
+    match (given(key_arg), &token.token) {
+        (Some(name), Some(token)) => Ok((Some(Key::from_os(name)?), Some(self::token(token)?))),
+        (None, None) => match from_env {
+            (Some(key), Some(token)) => {
+                let key = Key::from_os(key).map_err(|error| said_of("DLOCK_KEY", error))?;
+                Ok((Some(key), Some(token.trim().parse().map_err(|error| said_of("DLOCK_TOKEN", error))?)))
+            }
+            _ => Err(no_key("give KEY and --token, or neither inside of `dlock run`, where DLOCK_KEY and DLOCK_TOKEN name them")),
+        },
+        (Some(_), None) => {
+            Err(Error::new(Kind::Usage, "no token is given").hint("--token T, --token @FILE or --token @-: what `dlock acquire` printed"))
+        }
+        (None, Some(_)) => Err(no_key("the key of the token: DLOCK_KEY and DLOCK_TOKEN are only used together")),
+    }
+}
+
+fn said_of(name: &str, mut error: Error) -> Error {
+    error.message = format!("{name}: {}", error.message);
+    error
+}
+
+/// A token as it stands, or from a file or stdin.
+fn token(text: &str) -> Result<Token> {
+    let Some(place) = text.strip_prefix('@') else { return text.parse().map_err(|error| said_of("--token", error)) };
+    let mut read = String::new();
+    // A token has 53 bytes; a file without an end is not read for ever.
+    let result = if place == "-" {
+        std::io::stdin().lock().take(1024).read_to_string(&mut read)
+    } else {
+        std::fs::File::open(place).and_then(|file| file.take(1024).read_to_string(&mut read))
+    };
+    result.map_err(|error| Error::new(Kind::Usage, format!("--token {text}: {}", plain(&error))))?;
+    read.trim().parse().map_err(|error| said_of(&format!("--token {text}"), error))
+}
+
+fn color(globals: &Globals, layers: &Layers<'_>) -> Result<Option<bool>> {
+    let Some(setting) = layers.get("color", globals.color.as_deref())? else { return Ok(None) };
+    setting.choice(&[("auto", None), ("always", Some(true)), ("never", Some(false))])
+}
+
+fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layers<'_>) -> Result<Work> {
+    let key = || key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"));
+    let token = || token.ok_or_else(|| Error::new(Kind::Internal, "a token got lost"));
+    Ok(match command {
+        Command::Run(args) => Work::Run(Box::new(run::settings(args, key()?, layers)?)),
+        Command::Acquire(args) => {
+            let Some(ttl) = layers.get("ttl", args.ttl.as_deref())? else {
+                return Err(Error::new(Kind::Usage, "acquire needs a --ttl: nobody renews the lock once dlock has returned")
+                    .hint("--ttl 5m holds it for 5 minutes"));
+            };
+            Work::Acquire(acquire::AcquireSettings {
+                key: key()?,
+                ttl: self::ttl(&ttl)?,
+                patience: patience(args.wait.as_deref(), args.nonblock, layers)?,
+                conflict_status: conflict_status(args.conflict_exit_code.as_deref(), layers)?,
+                describe: describe(args.describe.as_deref(), layers)?,
+                metadata: !layers.yes("no_metadata", args.no_metadata)?,
+            })
+        }
+        Command::Renew(args) => {
+            // Only the flag: the default of `run` is no reason to change the length of this lease.
+            let ttl = from_flag("ttl", args.ttl.as_deref()).map(|setting| self::ttl(&setting)).transpose()?;
+            Work::Renew(renew::RenewSettings { key: key()?, token: token()?, ttl })
+        }
+        Command::Release(_) => Work::Release(release::ReleaseSettings { key: key()?, token: token()? }),
+        Command::Inspect(_) => Work::Inspect(inspect::InspectSettings { key: key()? }),
+        Command::List(args) => Work::List(list::ListSettings { start: args.start.unwrap_or_default() }),
+        Command::Init(_) => Work::Init,
+        Command::Completions(_) | Command::Man(_) => return Err(Error::new(Kind::Internal, "this command needs no store")),
+    })
+}
+
+/// A lease's length.
+///
+/// # Errors
+/// If it is none, or out of range.
+pub fn ttl(setting: &Setting) -> Result<Ttl> {
+    Ttl::new(setting.duration(TTLS)?).map_err(|_| setting.refuse(format!("{:?} is out of range", setting.text)).hint(TTLS))
+}
+
+/// How long to wait: `-n` and `-w` from the command line, else the next layer's.
+///
+/// # Errors
+/// If both are given, or what is given is no length of time.
+pub fn patience(wait: Option<&str>, nonblock: bool, layers: &Layers<'_>) -> Result<Patience> {
+    match (wait, nonblock) {
+        (Some(_), true) => {
+            return Err(
+                Error::new(Kind::Usage, "--wait and --nonblock exclude each other").hint("-w 30s waits for 30 seconds, -n does not wait")
+            );
+        }
+        (None, true) => return Ok(Patience::Try),
+        _ => {}
+    }
+    let Some(setting) = layers.get("wait", wait)? else { return Ok(Patience::Try) };
+    if setting.text == "forever" {
+        return Ok(Patience::Forever);
+    }
+    let length = setting.duration("a wait is 0 or more, or forever")?;
+    Ok(if length.is_zero() { Patience::Try } else { Patience::For(length) })
+}
+
+/// The status when the lock is busy.
+///
+/// # Errors
+/// If it is no status.
+pub fn conflict_status(flag: Option<&str>, layers: &Layers<'_>) -> Result<u8> {
+    layers.get("conflict_exit_code", flag)?.map_or(Ok(exit::BUSY), |setting| setting.status())
+}
+
+/// The note of the lease.
+///
+/// # Errors
+/// If it is longer than a note.
+pub fn describe(flag: Option<&str>, layers: &Layers<'_>) -> Result<Option<String>> {
+    layers.get("describe", flag)?.map(|setting| line(&setting, DESCRIPTION)).transpose().map(|text| text.filter(|text| !text.is_empty()))
+}
+
+/// A line of text of limited length.
+fn line(setting: &Setting, most: usize) -> Result<String> {
+    let length = setting.text.len();
+    if length > most {
+        return Err(setting.refuse(format!("it has {length} bytes, more than {most}")));
+    }
+    if setting.text.chars().any(char::is_control) {
+        return Err(setting.refuse("it has control characters"));
+    }
+    Ok(setting.text.clone())
+}
+
+fn within(setting: &Setting, least: Duration, most: Duration, range: &str) -> Result<Duration> {
+    let length = setting.duration(range)?;
+    if (least..=most).contains(&length) {
+        Ok(length)
+    } else {
+        Err(setting.refuse(format!("{:?} is out of range", setting.text)).hint(range))
+    }
+}
+
+/// A path from a setting's text.
+pub fn path(setting: &Setting) -> &Path {
+    Path::new(OsStr::new(&setting.text))
+}

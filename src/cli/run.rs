@@ -1,0 +1,91 @@
+//! The settings of `dlock run`.
+
+use std::ffi::OsString;
+
+use super::{
+    layers::Layers,
+    resolve,
+    setting::{Origin, Setting},
+    signal, spec,
+};
+use crate::{
+    commands::run::{Args, RunSettings},
+    lease::Budget,
+    lock::{Error, Key, Kind, Result, Ttl},
+    output::{StatusFile, SyslogPolicy},
+    supervise::{Contain, Leftover, OnLost},
+};
+
+/// Checks all that `run` was told.
+///
+/// # Errors
+/// The first thing that is wrong.
+pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings> {
+    let command = command(args.shell, args.command)?;
+    let patience = resolve::patience(args.wait.as_deref(), args.nonblock, layers)?;
+    let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| resolve::ttl(&setting)).transpose()?;
+    let grace = match layers.get("grace", args.grace.as_deref())? {
+        Some(setting) => {
+            let grace = setting.duration("a grace is 0 or more")?;
+            Budget::new(ttl.unwrap_or(Ttl::DEFAULT), Some(grace)).map_err(|error| setting.blame(error))?;
+            Some(grace)
+        }
+        None => None,
+    };
+    let leftover = [("wait", Leftover::Wait), ("kill", Leftover::Kill), ("leave", Leftover::Leave)];
+    let contain = [("auto", Contain::Auto), ("group", Contain::Group), ("cgroup", Contain::Cgroup)];
+    let log = [("auto", SyslogPolicy::Auto), ("off", SyslogPolicy::Off), ("json", SyslogPolicy::Json)];
+    Ok(RunSettings {
+        key,
+        command,
+        ttl,
+        grace,
+        patience,
+        conflict_status: resolve::conflict_status(args.conflict_exit_code.as_deref(), layers)?,
+        on_lost: layers.get("on_lost", args.on_lost.as_deref())?.map_or(Ok(OnLost::Kill), |setting| on_lost(&setting))?,
+        leftover: layers.get("leftover", args.leftover.as_deref())?.map_or(Ok(Leftover::Wait), |setting| setting.choice(&leftover))?,
+        contain: layers.get("contain", args.contain.as_deref())?.map_or(Ok(Contain::Auto), |setting| setting.choice(&contain))?,
+        describe: resolve::describe(args.describe.as_deref(), layers)?,
+        metadata: !layers.yes("no_metadata", args.no_metadata)?,
+        reentrant: !layers.yes("no_reentrant", args.no_reentrant)?,
+        status_file: layers.get("status_file", args.status_file.as_deref())?.map(|setting| status_file(&setting)).transpose()?,
+        log: layers.get("log", args.log.as_deref())?.map_or(Ok(SyslogPolicy::Auto), |setting| setting.choice(&log))?,
+        kept_variables: spec::kept(),
+    })
+}
+
+fn command(shell: Option<OsString>, command: Vec<OsString>) -> Result<Vec<OsString>> {
+    let usage = |why: &str, hint: &str| Err(Error::new(Kind::Usage, why).hint(hint));
+    match (shell, command.first()) {
+        (Some(_), Some(_)) => usage("-c has the whole command, and there is one more beside it", "quote the shell line: -c 'a | b'"),
+        (Some(line), None) => Ok(vec!["/bin/sh".into(), "-c".into(), line]),
+        (None, None) => usage("no command is given", "it stands after --, as in: dlock run -k sms-job -- ./send_sms.sh"),
+        (None, Some(program)) if program.is_empty() => {
+            usage("the command's name is empty", "it stands after --, as in: dlock run -k sms-job -- ./send_sms.sh")
+        }
+        (None, Some(_)) => Ok(command),
+    }
+}
+
+fn on_lost(setting: &Setting) -> Result<OnLost> {
+    if let Some(name) = setting.text.strip_prefix("signal:") {
+        return signal::number(name).map(OnLost::Signal).ok_or_else(|| {
+            setting
+                .refuse(format!("{:?} is no signal that a process can handle", super::setting::short(name)))
+                .hint("like signal:INT, signal:USR1 or signal:10")
+        });
+    }
+    let choices = [("kill", OnLost::Kill), ("continue", OnLost::Continue), ("signal:SIG", OnLost::Kill)];
+    if setting.text == "signal:SIG" {
+        on_lost(&Setting { text: "signal:".into(), origin: setting.origin.clone() })
+    } else {
+        setting.choice(&choices)
+    }
+}
+
+fn status_file(setting: &Setting) -> Result<StatusFile> {
+    StatusFile::new(resolve::path(setting)).map_err(|why| match setting.origin {
+        Origin::File { .. } => setting.refuse(why),
+        _ => setting.refuse(format!("{}: {why}", setting.text)),
+    })
+}

@@ -1,0 +1,102 @@
+//! Every setting, once: its names, the tables of the configuration file it may stand in, and what it does.
+//!
+//! The layers, the check of the file's keys, the list of variables kept from the command, and the man page's
+//! ENVIRONMENT section are all made from this table.
+
+/// One setting.
+#[derive(Debug)]
+pub struct Spec {
+    /// Its key in the configuration file; `DLOCK_` and this in upper case is its variable.
+    pub name: &'static str,
+    /// Its flag.
+    pub flag: &'static str,
+    /// Where it may stand in the file: `t`op level, `b`ackend, `k`ey.
+    pub tables: &'static str,
+    /// Whether the command that `run` starts sees the variable. Only what says which store it is:
+    /// a nested `dlock run` has to find the same one.
+    pub kept: bool,
+    /// For the man page.
+    pub help: &'static str,
+}
+
+impl Spec {
+    /// The environment variable.
+    pub fn variable(&self) -> String {
+        format!("DLOCK_{}", self.name.to_ascii_uppercase())
+    }
+}
+
+const fn spec(name: &'static str, flag: &'static str, tables: &'static str, kept: bool, help: &'static str) -> Spec {
+    Spec { name, flag, tables, kept, help }
+}
+
+/// All settings that have a variable.
+pub const SETTINGS: &[Spec] = &[
+    spec("backend", "--backend", "tk", true, "the store: a URL, or a name from the configuration file"),
+    spec("config", "--config", "", true, "the configuration file"),
+    spec("password", "", "b", false, "the store's password"),
+    spec("password_file", "--password-file", "tb", true, "a file that holds the store's password"),
+    spec("backend_timeout", "--backend-timeout", "tbk", true, "how long the store may take to answer"),
+    spec("host", "--host", "t", true, "this machine's name in leases"),
+    spec("namespace", "--namespace", "tbk", true, "what every key is put under in the store"),
+    spec("output", "--output", "t", false, "human or json"),
+    spec("color", "--color", "t", false, "auto, always or never"),
+    spec("quiet", "--quiet", "t", false, "no notices"),
+    spec("verbose", "--verbose", "t", false, "what lies under an error"),
+    spec("ttl", "--ttl", "tbk", false, "the length of a lease"),
+    spec("wait", "--wait", "tk", false, "how long to wait for a busy lock"),
+    spec("conflict_exit_code", "--conflict-exit-code", "tk", false, "the status when the lock is busy"),
+    spec("grace", "--grace", "tk", false, "the time between TERM and KILL"),
+    spec("on_lost", "--on-lost", "tk", false, "what happens to the command when the lock is lost"),
+    spec("leftover", "--leftover", "tk", false, "what happens to processes that outlive the command"),
+    spec("contain", "--contain", "tk", false, "how the command's processes are kept together"),
+    spec("describe", "--describe", "tk", false, "a note that others see"),
+    spec("no_metadata", "--no-metadata", "tk", false, "leave out who holds the lock"),
+    spec("no_reentrant", "--no-reentrant", "tk", false, "refuse to enter an ancestor's lock"),
+    spec("status_file", "--status-file", "k", false, "where the verdict is written"),
+    spec("log", "--log", "tk", false, "lines for syslog"),
+];
+
+/// Keys of a `[backends.NAME]` table beside the settings. All but `url` may stand in the URL's query as well.
+pub const BACKEND_KEYS: &[&str] = &["url", "cacert", "cert", "db", "key"];
+
+/// What a URL's query may hold.
+pub const URL_PARAMETERS: &[&str] = &["backend_timeout", "cacert", "cert", "db", "key", "namespace", "password_file", "ttl"];
+
+/// The setting of this name.
+pub fn find(name: &str) -> Option<&'static Spec> {
+    SETTINGS.iter().find(|spec| spec.name == name)
+}
+
+/// The settings that may stand in tables of this kind (`t`, `b` or `k`).
+pub fn names(table: char) -> impl Iterator<Item = &'static str> {
+    SETTINGS.iter().filter(move |spec| spec.tables.contains(table)).map(|spec| spec.name)
+}
+
+/// The variables that a command keeps.
+pub fn kept() -> Vec<String> {
+    SETTINGS.iter().filter(|spec| spec.kept).map(Spec::variable).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_keeps_what_names_the_store_and_no_secret() {
+        let names = kept();
+        for gone in ["DLOCK_WAIT", "DLOCK_TTL", "DLOCK_PASSWORD", "DLOCK_STATUS_FILE"] {
+            assert!(!names.iter().any(|name| name == gone), "{gone}");
+        }
+        for kept in ["DLOCK_BACKEND", "DLOCK_CONFIG", "DLOCK_NAMESPACE", "DLOCK_PASSWORD_FILE"] {
+            assert!(names.iter().any(|name| name == kept), "{kept}");
+        }
+    }
+
+    #[test]
+    fn every_url_parameter_is_a_key_of_the_backends_table() {
+        for name in URL_PARAMETERS {
+            assert!(BACKEND_KEYS.contains(name) || names('b').any(|n| n == *name), "{name}");
+        }
+    }
+}

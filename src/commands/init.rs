@@ -1,0 +1,37 @@
+//! `dlock init`: create what a store needs before it can keep locks.
+
+use super::Context;
+use crate::{
+    exit,
+    lease::{BootClock, ask},
+    lock::{Init, Result},
+    output::json,
+};
+
+/// The arguments of `dlock init`.
+#[derive(clap::Args, Debug)]
+#[command(
+    override_usage = "dlock init [OPTIONS]",
+    after_help = "It may be repeated. Redis needs none; SQLite creates its file by itself when it is first used."
+)]
+pub struct Args {}
+
+/// Creates or upgrades the schema.
+///
+/// # Errors
+/// What kept the store from doing so.
+pub async fn run(context: &Context) -> Result<u8> {
+    let mut backend = super::open(context);
+    let done = ask(&mut *backend, &BootClock, context.limits, async |b| b.init().await).await.map_err(|error| error.during("init"))?;
+    let out = &context.out;
+    if out.is_json() {
+        return Ok(out.finish(out.json(&json::Initialized::new(&done, &backend.describe())), exit::OK));
+    }
+    let text = match done {
+        Init::NotNeeded => "this store needs nothing",
+        Init::UpToDate => "it was there already",
+        Init::Created => "created",
+    };
+    out.notice(&format!("{}: {text}", backend.describe()));
+    Ok(exit::OK)
+}

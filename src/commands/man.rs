@@ -1,0 +1,244 @@
+//! `dlock man`: what `man/` holds. The options come from the command line's definition, the rest stands here.
+
+use clap_mangen::{
+    Man,
+    roff::{Roff, bold, roman},
+};
+
+use crate::lock::{Error, Kind, Result};
+
+/// The arguments of `dlock man`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Example:  dlock man run | man -l -")]
+pub struct Args {
+    /// The page of this command instead of dlock's
+    #[arg(value_name = "COMMAND")]
+    pub page: Option<String>,
+}
+
+/// The page in roff.
+///
+/// # Errors
+/// [`Kind::Usage`] if there is no such command.
+pub fn text(mut command: clap::Command, args: &Args, variables: &[(String, String)]) -> Result<Vec<u8>> {
+    command.build();
+    let mut out = Vec::new();
+    let rendered = match args.page.as_deref() {
+        None => overview(command, variables, &mut out),
+        Some(name) => {
+            let Some(page) = command.get_subcommands().find(|page| page.get_name() == name) else {
+                let names: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+                return Err(Error::new(Kind::Usage, "there is no page of this name").hint(format!("it is one of {}", names.join(", "))));
+            };
+            // `dlock man run` makes dlock-run(1).
+            let page = page.clone().name(format!("dlock-{name}")).bin_name(format!("dlock {name}"));
+            subcommand(name, page, &mut out)
+        }
+    };
+    rendered.map_err(|error| Error::new(Kind::Internal, "the page can't be made").source(error))?;
+    Ok(out)
+}
+
+fn overview(command: clap::Command, variables: &[(String, String)], out: &mut Vec<u8>) -> std::io::Result<()> {
+    let man = Man::new(command);
+    man.render_title(out)?;
+    man.render_name_section(out)?;
+    man.render_synopsis_section(out)?;
+    section("DESCRIPTION", DESCRIPTION, out)?;
+    man.render_subcommands_section(out)?;
+    man.render_options_section(out)?;
+    section("STORES", STORES, out)?;
+    table("EXIT STATUS", EXIT_STATUS, out)?;
+    environment(variables, out)?;
+    section("FILES", FILES, out)?;
+    section("JSON", JSON, out)?;
+    section("EXAMPLES", EXAMPLES, out)?;
+    section("SEE ALSO", "dlock-run(1), dlock-acquire(1), dlock-inspect(1), flock(1), crontab(5)", out)
+}
+
+fn subcommand(name: &str, page: clap::Command, out: &mut Vec<u8>) -> std::io::Result<()> {
+    let man = Man::new(page);
+    man.render_title(out)?;
+    man.render_name_section(out)?;
+    man.render_synopsis_section(out)?;
+    man.render_description_section(out)?;
+    man.render_options_section(out)?;
+    if name == "run" {
+        section("HOW IT WORKS", RUN, out)?;
+        section("EXAMPLES", RUN_EXAMPLES, out)?;
+    }
+    section("SEE ALSO", "dlock(1) has the exit statuses, the environment, the configuration file and the JSON schema.", out)
+}
+
+/// A section of paragraphs; indented lines stay as they are.
+fn section(title: &str, text: &str, out: &mut Vec<u8>) -> std::io::Result<()> {
+    let mut roff = Roff::new();
+    roff.control("SH", [title]);
+    let mut verbatim = false;
+    for line in text.lines() {
+        let indented = line.starts_with("    ");
+        if indented != verbatim && !line.is_empty() {
+            roff.control(if indented { "nf" } else { "fi" }, []);
+            verbatim = indented;
+        }
+        if line.is_empty() {
+            roff.control("PP", []);
+        } else {
+            roff.text([roman(if indented { line } else { line.trim() })]);
+        }
+    }
+    if verbatim {
+        roff.control("fi", []);
+    }
+    roff.to_writer(out)
+}
+
+fn table(title: &str, rows: &[(&str, &str)], out: &mut Vec<u8>) -> std::io::Result<()> {
+    let mut roff = Roff::new();
+    roff.control("SH", [title]);
+    for (name, text) in rows {
+        roff.control("TP", []);
+        roff.text([bold(*name)]);
+        roff.text([roman(*text)]);
+    }
+    roff.to_writer(out)
+}
+
+fn environment(variables: &[(String, String)], out: &mut Vec<u8>) -> std::io::Result<()> {
+    section("ENVIRONMENT", ENVIRONMENT, out)?;
+    let mut roff = Roff::new();
+    for (name, text) in variables {
+        roff.control("TP", []);
+        roff.text([bold(name.as_str())]);
+        roff.text([roman(text.as_str())]);
+    }
+    roff.control("PP", []);
+    roff.text([roman("The command that run starts gets:")]);
+    for (name, text) in OUTPUTS {
+        roff.control("TP", []);
+        roff.text([bold(*name)]);
+        roff.text([roman(*text)]);
+    }
+    roff.to_writer(out)
+}
+
+const DESCRIPTION: &str = "\
+dlock takes a lock on a store that all nodes share, runs a command under it, keeps the lease alive, and makes sure that the command is dead before anybody else can own the lock.
+
+A key is 1 to 255 bytes of UTF-8 without control characters, compared by bytes: job, JOB and an accented letter in its composed and decomposed forms are different locks. Lengths of time are written like 90, .5, 30s, 5m or 1h 30m; a bare number is seconds.";
+
+const STORES: &str = "\
+    local                              the embedded default, asked for
+    sqlite:///path/to/file             SQLite on this host
+    redis://[user@]host[:6379][/db]    one Redis or Valkey
+    rediss://...                       the same over TLS
+    redis+unix:///path.sock[?db=N]     the same over a Unix socket
+
+Without a store, locks are kept in SQLite in /var/lib/dlock for root and in $XDG_STATE_HOME/dlock for others; they protect this user on this host only, and a line on stderr says so.
+
+A URL takes the parameters ttl, namespace, password_file, backend_timeout, cacert, cert and key (PEM files: CA certificates, the client's certificate and its key; rediss only) and db, as in redis://r1?ttl=30s. User, password and path are percent-encoded. A password in a --backend URL is refused, because every user of the host can read it there.";
+
+const EXIT_STATUS: &[(&str, &str)] = &[
+    ("the command's, or 128+N", "it ran to its end (N: the signal that ended it)"),
+    ("64", "usage: the command line, the environment, or what this store can't do"),
+    ("65", "malformed data: a token, or something under the key that is no lock"),
+    ("69", "the store can't be reached or can't answer in time; the command was not started"),
+    ("70", "a bug in dlock"),
+    ("74", "stdout can't be written"),
+    ("75", "not taken: held by somebody else, or the wait ran out; --conflict-exit-code replaces it"),
+    ("76", "the lock was lost while the command ran; the command was stopped"),
+    ("77", "the token does not hold this lock (renew, release)"),
+    ("78", "the configuration is wrong, or credentials or rights were refused"),
+    ("126, 127", "the command can't be executed, or doesn't exist"),
+    ("128+N", "signal N ended the wait for the lock"),
+];
+
+const ENVIRONMENT: &str = "\
+A flag beats a variable, a variable beats the configuration file. An empty variable is as an unset one. NO_COLOR is respected.
+
+All but DLOCK_BACKEND, DLOCK_CONFIG, DLOCK_PASSWORD_FILE, DLOCK_BACKEND_TIMEOUT, DLOCK_HOST and DLOCK_NAMESPACE are taken out of the environment of the command that run starts. A password in DLOCK_BACKEND does reach the command.";
+
+const OUTPUTS: &[(&str, &str)] = &[
+    ("DLOCK_KEY, DLOCK_TOKEN", "the lock and the secret that holds it; renew and release without arguments use them"),
+    ("DLOCK_FENCE", "the number of this hold, higher than that of every hold before: the protected resource refuses lower ones"),
+    ("DLOCK_HELD", "the locks of all runs around it, so that a nested dlock run of the same key enters instead of deadlocking"),
+];
+
+const FILES: &str = "\
+$XDG_CONFIG_HOME/dlock/config.toml (~/.config/dlock/config.toml), or else /etc/dlock/config.toml; they are not merged. Every setting of the environment is a key here, in lower case and without DLOCK_. An unknown key is an error. A file with a password in it must not be readable by everybody.
+
+    backend = \"prod\"
+
+    [backends.prod]
+    url = \"rediss://dlock@r1:6379/0\"
+    password_file = \"/etc/dlock/redis.pass\"
+    ttl = \"60s\"
+
+    [keys.\"deploy\"]
+    wait = \"5m\"
+    grace = \"10s\"
+
+A setting of [keys.\"KEY\"] beats one of [backends.NAME], which beats one of the top level.
+
+/var/lib/dlock/dlock.db, $XDG_STATE_HOME/dlock/dlock.db: the embedded store.";
+
+const JSON: &str = "\
+--json prints exactly one object on one line of stdout, on failure too; run prints it as the last line of stderr, since stdout is the command's. Times are RFC 3339 in UTC, lengths of time whole milliseconds, and what is unknown is null. Every object has schema (dlock/1), result and status (the exit status).
+
+    result       of             further fields
+    ok           acquire        key backend token fence ttl_ms
+    ok           renew          key backend fence ttl_ms
+    ok           release        key backend holds
+    ok           inspect        backend, and those of a lock
+    ok           list           backend locks
+    ok           init           backend done
+    ok lost      run            key backend fence started waited_ms ran_ms
+                                command released holders error
+    busy         acquire        key backend waited_ms expires_in_ms position
+                                holders
+    not_held     renew release  key backend
+    interrupted  acquire        key signal
+    error        all            error
+
+A lock has key, stored_as, held, last_fence, holders and waiters. A holder has mode, host, user, pid, boot_id, pid_ns, command, description, fence, foreign, detached, since, held_for_ms, renewed_ago_ms, expires_in_ms and holds. A waiter has host, user, pid, command, description and waiting_for_ms. An error has kind, message, hint, operation, key, backend, effect (not_applied, applied or unknown: whether the step happened in the store all the same) and causes. The command of a run has status or signal; released is yes, nested, not_held or unknown.";
+
+const EXAMPLES: &str = "\
+In the crontab of every node; one runs the job, the others skip:
+
+    * * * * *  dlock run --key sms-job -- ./send_sms.sh
+
+Wait for the turn:
+
+    dlock run -k deploy -w 10m -- ./deploy.sh
+
+A lock over several commands of a script:
+
+    token=$(dlock acquire deploy --ttl 5m) || exit
+    ./step1 && dlock renew deploy --token \"$token\" && ./step2
+    dlock release deploy --token \"$token\"
+
+Who has it:
+
+    dlock inspect deploy";
+
+const RUN: &str = "\
+The lock is tried once, unless --wait says otherwise. The lease is renewed every sixth of its TTL. If no renewal is confirmed by 0.6 of it, the command and everything it started gets TERM, and KILL a grace later, by 0.8 of the TTL at the latest; dlock then exits with 76. If the store says that the lock is somebody else's, KILL comes at once. A second process, the guardian, does the same by itself if dlock is killed or stopped.
+
+The lock is released when the last process of the command's tree is gone. --leftover kill stops those that outlive the command, --leftover leave releases the lock beside them.
+
+--on-lost continue leaves the command running after a loss: two may then run at the same time. --on-lost signal:SIG sends another signal than TERM; KILL follows all the same.
+
+A dlock run inside of another one with the same key enters its lock, and returns it when the outer one ends. Two such runs side by side do not exclude each other. --no-reentrant refuses instead.
+
+Without a terminal on stderr, a success and a skip print nothing, so that cron mails nothing; a line goes to syslog (facility cron) instead. Losses and unreachable stores are always printed.
+
+--status-file gets the JSON object of the run, written aside and renamed: the command's own exit status can look like one of dlock's.
+
+Unless root runs it, a setuid command is refused, because it could not be killed: use sudo dlock run.
+
+Nothing saves a host that freezes as a whole: only the protected resource can refuse a command that wakes up too late, by its DLOCK_FENCE.";
+
+const RUN_EXAMPLES: &str = "\
+    dlock run -k sms-job -- ./send_sms.sh
+    dlock run -k deploy -w 10m --ttl 2m --grace 20s -- ./deploy.sh
+    dlock run -k report -c 'make report | gzip > /srv/report.gz'";

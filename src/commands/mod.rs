@@ -1,0 +1,115 @@
+//! One file per subcommand: its arguments and one function. This file alone knows the backends.
+//!
+//! Nothing here parses values: the settings come checked from `cli`.
+
+pub mod acquire;
+pub mod completions;
+pub mod init;
+pub mod inspect;
+mod key;
+pub mod list;
+pub mod man;
+mod metadata;
+pub mod release;
+pub mod renew;
+pub mod run;
+mod target;
+
+use std::future::Future;
+
+pub use key::{KeyArg, TokenArg};
+pub use metadata::collect as collect_metadata;
+pub use target::{BackendConfig, RedisOptions, Secret, Server, SqliteOptions, Target, Tls};
+
+use crate::{
+    backends::{redis::Redis, sqlite::Sqlite},
+    lease::Limits,
+    lock::{Backend, Error, Kind, Result},
+    output::Output,
+    supervise::{Signal, Signals, stop_self},
+};
+
+/// What every command works with, checked, before anything was touched.
+#[derive(Debug)]
+pub struct Context {
+    /// The store.
+    pub target: Target,
+    /// How long it may take.
+    pub limits: Limits,
+    /// This machine's name in leases, if it isn't to be the real one.
+    pub host: Option<String>,
+    /// Where everything is printed.
+    pub out: Output,
+}
+
+/// What is to be done, checked.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// `dlock run`
+    Run(Box<run::RunSettings>),
+    /// `dlock acquire`
+    Acquire(acquire::AcquireSettings),
+    /// `dlock renew`
+    Renew(renew::RenewSettings),
+    /// `dlock release`
+    Release(release::ReleaseSettings),
+    /// `dlock inspect`
+    Inspect(inspect::InspectSettings),
+    /// `dlock list`
+    List(list::ListSettings),
+    /// `dlock init`
+    Init,
+}
+
+/// Does it, and returns the exit status.
+///
+/// # Errors
+/// What is to be printed as the reason for failing.
+pub fn perform(work: Work, context: &Context) -> Result<u8> {
+    match work {
+        // Makes its own runtime: the guardian is forked before.
+        Work::Run(settings) => Ok(run::run(&settings, context)),
+        Work::Acquire(settings) => block_on(acquire::run(settings, context)),
+        Work::Renew(settings) => block_on(renew::run(settings, context)),
+        Work::Release(settings) => block_on(release::run(settings, context)),
+        Work::Inspect(settings) => block_on(inspect::run(settings, context)),
+        Work::List(settings) => block_on(list::run(settings, context)),
+        Work::Init => block_on(init::run(context)),
+    }
+}
+
+/// The store, not connected yet. Says so if it is only the embedded default.
+pub fn open(context: &Context) -> Box<dyn Backend> {
+    match &context.target.backend {
+        BackendConfig::Sqlite { options, asked_for } => {
+            if !asked_for {
+                context
+                    .out
+                    .warn(&format!("no backend is configured: locks in {} protect this user on this host only", options.path.display()));
+            }
+            Box::new(Sqlite::new(options.clone()))
+        }
+        BackendConfig::Redis(options) => Box::new(Redis::new(options.clone())),
+    }
+}
+
+fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::new(Kind::Internal, "the async runtime can't be started").source(error))?
+        .block_on(work)
+}
+
+/// Ready with the signal that ends a wait, once it has come. Ctrl-Z stops dlock as usual.
+async fn interrupted(mut signals: Signals) -> Signal {
+    loop {
+        let signal = signals.next().await;
+        if signal.ends_wait() {
+            return signal;
+        }
+        if signal.is_stop() {
+            stop_self(signal.number);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! `dlock release`: give back a lock that was acquired.
+
+use super::{Context, KeyArg, TokenArg};
+use crate::{
+    exit,
+    lease::{BootClock, Released, give_back},
+    lock::{Key, Result, Scope, Token},
+    output::json,
+};
+
+/// The arguments of `dlock release`.
+#[derive(clap::Args, Debug)]
+#[command(
+    override_usage = "dlock release KEY --token T [OPTIONS]",
+    after_help = "Without KEY and --token, both are taken from DLOCK_KEY and DLOCK_TOKEN.\nExample:  dlock release deploy --token \"$token\""
+)]
+pub struct Args {
+    /// The key.
+    #[command(flatten)]
+    pub key: KeyArg,
+    /// The token.
+    #[command(flatten)]
+    pub token: TokenArg,
+}
+
+/// What `dlock release` is to do, checked.
+#[derive(Clone, Debug)]
+pub struct ReleaseSettings {
+    /// Which lock.
+    pub key: Key,
+    /// The token that holds it.
+    pub token: Token,
+}
+
+/// Gives the lock back.
+///
+/// # Errors
+/// What kept the store from answering. "Not held" after an attempt whose answer was lost is such an error too:
+/// that attempt may have done it.
+pub async fn run(settings: ReleaseSettings, context: &Context) -> Result<u8> {
+    let mut backend = super::open(context);
+    let out = &context.out;
+    let holds = match give_back(&mut *backend, &BootClock, &settings.key, &settings.token, Scope::Hold, context.limits).await {
+        Released::Free => 0,
+        Released::StillHeld(holds) => holds,
+        Released::NotHeld => return Ok(out.not_held(&settings.key, &backend.describe())),
+        Released::Unknown(error) => return Err(error),
+    };
+    if out.is_json() {
+        return Ok(out.finish(out.json(&json::Released::new(&settings.key, &backend.describe(), holds)), exit::OK));
+    }
+    if holds > 0 {
+        out.notice(&format!("{}: given back, but {holds} more of the same owner's holds keep the lock", settings.key.escaped()));
+    }
+    Ok(exit::OK)
+}

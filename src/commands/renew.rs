@@ -1,0 +1,71 @@
+//! `dlock renew`: extend the lease of a lock that was acquired.
+
+use super::{Context, KeyArg, TokenArg};
+use crate::{
+    exit,
+    lease::{BootClock, ask},
+    lock::{Error, Key, Kind, Renewal, Result, Token, Ttl},
+    output::{age, json},
+};
+
+/// The arguments of `dlock renew`.
+#[derive(clap::Args, Debug)]
+#[command(
+    override_usage = "dlock renew KEY --token T [OPTIONS]",
+    after_help = "Without KEY and --token, both are taken from DLOCK_KEY and DLOCK_TOKEN.\nExample:  dlock renew deploy --token \"$token\" --ttl 10m"
+)]
+pub struct Args {
+    /// The key.
+    #[command(flatten)]
+    pub key: KeyArg,
+    /// The token.
+    #[command(flatten)]
+    pub token: TokenArg,
+    /// The lease from now on [the TTL that it was taken with]
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    pub ttl: Option<String>,
+}
+
+/// What `dlock renew` is to do, checked.
+#[derive(Clone, Debug)]
+pub struct RenewSettings {
+    /// Which lock.
+    pub key: Key,
+    /// The token that holds it.
+    pub token: Token,
+    /// The lease from now on; `None` for the TTL that it was taken with.
+    pub ttl: Option<Ttl>,
+}
+
+/// Extends the lease.
+///
+/// # Errors
+/// What kept the store from answering, and a TTL that would shorten the lease.
+pub async fn run(settings: RenewSettings, context: &Context) -> Result<u8> {
+    let mut backend = super::open(context);
+    if let Some(ttl) = settings.ttl {
+        backend.capabilities().check_ttl(ttl).map_err(|error| error.key(&settings.key))?;
+    }
+    let answer = ask(&mut *backend, &BootClock, context.limits, async |b| b.renew(&settings.key, &settings.token, settings.ttl).await)
+        .await
+        .map_err(|error| error.during("renew").key(&settings.key))?;
+    let out = &context.out;
+    match answer {
+        Renewal::Renewed { ttl, fence } => {
+            if out.is_json() {
+                return Ok(out.finish(out.json(&json::Renewed::new(&settings.key, &backend.describe(), ttl, fence)), exit::OK));
+            }
+            if out.attended() {
+                out.notice(&format!("{}: renewed, expires in {}", settings.key.escaped(), age(ttl.get())));
+            }
+            Ok(exit::OK)
+        }
+        Renewal::WouldShorten { expires_in } => {
+            Err(Error::new(Kind::Usage, format!("the lease still lasts {}, and a renewal never shortens it", age(expires_in)))
+                .during("renew")
+                .key(&settings.key)
+                .hint(format!("--ttl {}s or more, or none; dlock release gives the lock back", expires_in.as_secs() + 1)))
+        }
+        Renewal::NotHeld => Ok(out.not_held(&settings.key, &backend.describe())),
+    }
+}

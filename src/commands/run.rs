@@ -1,0 +1,191 @@
+//! `dlock run`: take a lock, run a command under it, keep renewing, release.
+
+mod job;
+
+use std::{ffi::OsString, io, time::Duration};
+
+use clap::builder::PossibleValuesParser;
+
+use self::job::{Done, Job};
+use super::Context;
+use crate::{
+    exit,
+    lease::{Budget, Held, Patience},
+    lock::{Backend, Entry, Error, Key, Kind, Mode, Request, Result, Token, Ttl},
+    output::{Outcome, StatusFile, Syslog, SyslogPolicy, Verdict, plain},
+    supervise::{self, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
+};
+
+/// The arguments of `dlock run`.
+#[derive(clap::Args, Debug)]
+#[command(
+    override_usage = "dlock run -k KEY [OPTIONS] -- COMMAND [ARG]...",
+    after_help = "Also, see man dlock-run: --on-lost --leftover --contain --no-metadata --no-reentrant\n  --log --config --password-file --backend-timeout --host --namespace -o -q -v\nExample: four nodes skip and one runs, or each waits for its turn up to 5 minutes:\n  dlock run -k sms-job -- ./send_sms.sh\n  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
+)]
+#[allow(clippy::struct_excessive_bools)] // flags
+pub struct Args {
+    /// The lock's name
+    #[arg(short, long, value_name = "KEY")]
+    pub key: Option<OsString>,
+    /// Wait so long for the lock: 30s, 5m, forever
+    #[arg(short, long, value_name = "D", allow_negative_numbers = true)]
+    pub wait: Option<String>,
+    /// Do not wait (the default, and -w 0)
+    #[arg(short, long)]
+    pub nonblock: bool,
+    /// The status when somebody else holds it [75]
+    #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
+    pub conflict_exit_code: Option<String>,
+    /// The length of the lease, renewed all along [60s]
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    pub ttl: Option<String>,
+    /// Time between TERM and KILL [10s]
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    pub grace: Option<String>,
+    /// A shell line to run (/bin/sh -c) instead of COMMAND
+    #[arg(short = 'c', value_name = "STRING", allow_hyphen_values = true)]
+    pub shell: Option<OsString>,
+    /// A note for those who look at the lock
+    #[arg(long, value_name = "TEXT")]
+    pub describe: Option<String>,
+    /// Write how it ended to a file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub status_file: Option<String>,
+    /// If the lock is lost: kill, signal:SIG before the KILL, or continue
+    #[arg(long, value_name = "ACTION", hide_short_help = true)]
+    pub on_lost: Option<String>,
+    /// Processes that outlive the command: wait for them, kill them, or leave them
+    #[arg(long, value_name = "HOW", value_parser = PossibleValuesParser::new(["wait", "kill", "leave"]), hide_short_help = true)]
+    pub leftover: Option<String>,
+    /// How the command's processes are kept together
+    #[arg(long, value_name = "HOW", value_parser = PossibleValuesParser::new(["auto", "group", "cgroup"]), hide_short_help = true)]
+    pub contain: Option<String>,
+    /// Leave out who holds the lock
+    #[arg(long, hide_short_help = true)]
+    pub no_metadata: bool,
+    /// Refuse to run inside of a `dlock run` of the same key, instead of entering its lock
+    #[arg(long, hide_short_help = true)]
+    pub no_reentrant: bool,
+    /// Lines for syslog: auto is when stderr is no terminal
+    #[arg(long, value_name = "WHEN", value_parser = PossibleValuesParser::new(["auto", "off", "json"]), hide_short_help = true)]
+    pub log: Option<String>,
+    /// Hold the lock alone (the default)
+    #[arg(short = 'x', visible_short_alias = 'e', long, hide_short_help = true)]
+    pub exclusive: bool,
+    /// The command and its arguments, untouched
+    #[arg(value_name = "COMMAND", trailing_var_arg = true, hide_short_help = true)]
+    pub command: Vec<OsString>,
+}
+
+/// What `dlock run` is to do, checked.
+#[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools)] // independent wishes
+pub struct RunSettings {
+    /// Which lock.
+    pub key: Key,
+    /// What to run: a program and its arguments. `-c STRING` has become `/bin/sh -c STRING`.
+    pub command: Vec<OsString>,
+    /// The lease that was asked for; `None` for the default, which the backend may move into its range.
+    pub ttl: Option<Ttl>,
+    /// The grace that was asked for; it fits the TTL.
+    pub grace: Option<Duration>,
+    /// How long to wait.
+    pub patience: Patience,
+    /// The status when the lock is busy.
+    pub conflict_status: u8,
+    /// What happens to the command when the lock is lost.
+    pub on_lost: OnLost,
+    /// What happens to processes that outlive the command.
+    pub leftover: Leftover,
+    /// How the tree is kept together.
+    pub contain: Contain,
+    /// The note of the lease.
+    pub describe: Option<String>,
+    /// Whether the lease says who holds it.
+    pub metadata: bool,
+    /// Whether an ancestor's hold of the same lock is entered.
+    pub reentrant: bool,
+    /// Where the verdict goes.
+    pub status_file: Option<StatusFile>,
+    /// What syslog gets.
+    pub log: SyslogPolicy,
+    /// The `DLOCK_*` variables that the command keeps: those that say which store it is.
+    pub kept_variables: Vec<String>,
+}
+
+/// Runs the command under the lock, says how it went, and returns the exit status.
+pub fn run(settings: &RunSettings, context: &Context) -> u8 {
+    let out = &context.out;
+    let backend = super::open(context);
+    let store = backend.describe();
+    let Done { verdict, reraise } = attempt(settings, context, backend).unwrap_or_else(|error| {
+        let verdict = Verdict::new(Outcome::Error, &settings.key, store, exit::of(&error));
+        Done { verdict: Verdict { error: Some(error), ..verdict }, reraise: None }
+    });
+    if let (Outcome::Error, Some(error), false) = (verdict.outcome, &verdict.error, out.is_json()) {
+        out.error_lines(error);
+    }
+    out.verdict(&verdict);
+    Syslog::default().report(settings.log, out, &verdict);
+    if let Some(file) = &settings.status_file
+        && let Err(error) = file.write(&verdict.json())
+    {
+        out.warn(&format!("{}: the status can't be written: {}", file.path().display(), plain(&error)));
+    }
+    if let Some(signal) = reraise {
+        supervise::reraise(signal);
+    }
+    verdict.status
+}
+
+/// All that can be refused without a store is refused first; then the guardian is forked, and the rest is asynchronous.
+fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backend>) -> Result<Done> {
+    let ttl = match settings.ttl {
+        Some(ttl) => {
+            backend.capabilities().check_ttl(ttl)?;
+            ttl
+        }
+        None => backend.capabilities().clamp_ttl(Ttl::DEFAULT),
+    };
+    let budget = Budget::new(ttl, settings.grace)?;
+    let held = std::env::var(Held::VARIABLE).map(|value| Held::parse(&value)).unwrap_or_default();
+    let outer = held.find(backend.fingerprint(), &settings.key);
+    if outer.is_some() && !settings.reentrant {
+        let why = "this would deadlock: a `dlock run` that this one runs under holds the lock";
+        return Err(Error::new(Kind::Usage, why).key(&settings.key).hint("without --no-reentrant the lock is entered"));
+    }
+    let plan = Plan {
+        command: settings.command.clone(),
+        on_lost: settings.on_lost,
+        leftover: settings.leftover,
+        contain: settings.contain,
+        grace: budget.grace(),
+        kept_variables: settings.kept_variables.clone(),
+    };
+    plan.check()?;
+    backend.prepare()?;
+    let guardian = fork_guardian(plan).map_err(|error| cannot_supervise(&error))?;
+    let program = settings.command.first().map(OsString::as_os_str);
+    let metadata = || super::collect_metadata(context.host.as_deref(), program, settings.describe.clone());
+    let request = Request {
+        key: settings.key.clone(),
+        token: outer.map_or_else(Token::random, Token::nested),
+        ttl,
+        mode: Mode::Exclusive,
+        fair: false,
+        entry: if outer.is_some() { Entry::Reenter } else { Entry::Fresh },
+        detached: false,
+        waiting: false,
+        metadata: settings.metadata.then(metadata),
+    };
+    super::block_on(async {
+        let supervisor = guardian.attach().map_err(|error| cannot_supervise(&error))?;
+        let signals = Signals::new().map_err(|error| cannot_supervise(&error))?;
+        Job { settings, context, budget, held, backend, supervisor, signals }.run(request).await
+    })
+}
+
+fn cannot_supervise(error: &io::Error) -> Error {
+    Error::new(Kind::Unavailable, format!("the command can't be supervised: {}", plain(error)))
+        .hint("processes, descriptors or memory may have run out on this host")
+}

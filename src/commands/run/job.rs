@@ -1,0 +1,332 @@
+//! One run, from the lock to the verdict: keeps the lease and the command's supervision side by side.
+
+use std::{ffi::OsString, time::Duration};
+
+use jiff::Timestamp;
+use tokio::sync::mpsc;
+
+use super::RunSettings;
+use crate::{
+    commands::Context,
+    exit,
+    lease::{self, BootClock, Budget, Clock, Held, Lease, Limits, Loss, Released, give_back, keep},
+    lock::{Backend, BootTime, Error, Kind, Request, Result, Scope},
+    output::{CommandEnd, GivenBack, Outcome, Skip, Verdict, Waiting, age, plain},
+    supervise::{CannotStart, Deadlines, Ended, Event, Signal, Signals, Supervisor, Why, stop_self},
+};
+
+/// How long descendants may outlive the command before somebody is told.
+const LEFTOVER_NOTICE: Duration = Duration::from_secs(5);
+/// How long a store that did not confirm a lease any more is asked to take it back.
+const LOST_RELEASE: Limits = Limits { answer: Duration::from_secs(1) };
+
+/// What is at hand once the guardian lives.
+pub(super) struct Job<'a> {
+    pub settings: &'a RunSettings,
+    pub context: &'a Context,
+    pub budget: Budget,
+    pub held: Held,
+    pub backend: Box<dyn Backend>,
+    pub supervisor: Supervisor,
+    pub signals: Signals,
+}
+
+/// A verdict, and the signal that dlock is to end by so that a calling shell sees what the terminal did.
+pub(super) struct Done {
+    pub verdict: Verdict,
+    pub reraise: Option<i32>,
+}
+
+impl Job<'_> {
+    /// Takes the lock, then runs the command under it.
+    pub(super) async fn run(mut self, request: Request) -> Result<Done> {
+        let (settings, out, clock) = (self.settings, &self.context.out, BootClock);
+        let mut waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
+        let stop = wait_ended(&mut self.signals, &mut self.supervisor);
+        let limits = self.context.limits;
+        let outcome =
+            lease::acquire(&mut *self.backend, &clock, request, settings.patience, limits, stop, |busy| waiting.update(busy)).await;
+        waiting.clear();
+        let waited = waiting.waited();
+        if let Ok(lease::Outcome::Granted(lease)) = outcome {
+            return self.hold(lease, waited).await;
+        }
+        self.supervisor.give_up();
+        let verdict = |outcome, status| Verdict { waited, ..Verdict::new(outcome, &settings.key, self.backend.describe(), status) };
+        match outcome? {
+            lease::Outcome::Busy(busy) => {
+                out.skipped(&Skip { key: &settings.key, busy: &busy, waited, outcome: "not run" });
+                let verdict = Verdict { holders: busy.holders, ..verdict(Outcome::Busy, settings.conflict_status) };
+                Ok(Done { verdict, reraise: None })
+            }
+            lease::Outcome::Stopped(Some(signal)) => {
+                let verdict = verdict(Outcome::Interrupted, exit::signalled(signal.number));
+                Ok(Done { verdict, reraise: Some(signal.number).filter(|_| signal.from_terminal) })
+            }
+            _ => Err(Error::new(Kind::Internal, "the guardian ended while the lock was waited for").hint("was it killed?")),
+        }
+    }
+
+    /// Has the command run under `lease`, and gives the lease back when nothing of the command is left.
+    async fn hold(mut self, mut lease: Lease, waited: Duration) -> Result<Done> {
+        let (settings, clock) = (self.settings, BootClock);
+        let started = Timestamp::now();
+        let began = clock.now();
+        let mut watch = Watch::new(self.settings, self.context, self.budget.for_ttl(lease.ttl));
+        watch.term_at = watch.budget.term_at(lease.t0);
+        let environment = self.environment(&lease);
+        let start_by = watch.budget.start_by(lease.t0);
+        let end = match self.supervisor.start(&environment, start_by, deadlines(&lease, &watch.budget)) {
+            Ok(()) => self.watch(&mut lease, &mut watch).await,
+            Err(error) => End::NotStarted(exit::CANNOT_EXECUTE, format!("the command can't be started: {}", plain(&error))),
+        };
+        let ran = clock.now().since(began);
+        let command = match &end {
+            End::Ended(ended) => ended.outcome,
+            _ => None,
+        };
+        let mut verdict = Verdict {
+            waited,
+            fence: Some(lease.fence),
+            started: Some(started).filter(|_| !matches!(end, End::NotStarted(..))),
+            ran: Some(ran).filter(|_| !matches!(end, End::NotStarted(..))),
+            command: command.map(CommandEnd::from),
+            ..Verdict::new(Outcome::Ok, &settings.key, self.backend.describe(), command.map_or(exit::LOST, |outcome| outcome.status()))
+        };
+        // What is still alive keeps the lock.
+        if !matches!(end, End::Unkillable(_)) && watch.owner {
+            let left = matches!(&end, End::Ended(ended) if ended.leftover_left);
+            let scope = if left { Scope::Hold } else { Scope::Tree };
+            let limits = if watch.lost.is_some() { LOST_RELEASE } else { self.context.limits };
+            let released = give_back(&mut *self.backend, &clock, &lease.key, &lease.token, scope, limits).await;
+            verdict.given_back = Some(watch.released(released));
+        }
+        match end {
+            End::Unkillable(pid) => {
+                watch.lose(&format!("and process {pid} could not be killed"));
+            }
+            End::NotStarted(status, why) => {
+                self.supervisor.finish();
+                let error = Error::new(Kind::Usage, why).key(&settings.key);
+                let verdict = Verdict { outcome: Outcome::Error, status, error: Some(error), ..verdict };
+                return Ok(Done { verdict, reraise: None });
+            }
+            End::Ended(ended) => {
+                if ended.leftover_left {
+                    watch.warn("processes that the command left behind run on without the lock");
+                }
+                self.supervisor.finish();
+            }
+        }
+        let reraise = watch.reraise.filter(|_| watch.lost.is_none() && verdict.command == watch.reraise.map(CommandEnd::Signalled));
+        if let Some(how) = watch.lost {
+            verdict.outcome = Outcome::Lost;
+            verdict.status = exit::LOST;
+            verdict.error = Some(Error::new(Kind::Unavailable, how));
+        }
+        Ok(Done { verdict, reraise })
+    }
+
+    /// Renews, passes signals on and listens to the guardian until the tree is empty, or can't be emptied.
+    async fn watch(&mut self, lease: &mut Lease, watch: &mut Watch<'_>) -> End {
+        let clock = BootClock;
+        let (extended, mut extensions) = mpsc::unbounded_channel();
+        let renewals = keep(&mut *self.backend, &clock, lease, watch.budget, self.context.limits, |lease, budget| {
+            // Its receiver lives as long as this future does.
+            let _ = extended.send(deadlines(lease, budget));
+        });
+        tokio::pin!(renewals);
+        loop {
+            let notice = watch.leftover.as_ref().map(|(at, _)| at.plus(LEFTOVER_NOTICE));
+            tokio::select! {
+                // The guardian first: after a stop, what it says of the deadline comes before all else.
+                biased;
+                event = self.supervisor.next() => {
+                    if let Some(end) = watch.event(event) {
+                        return end;
+                    }
+                }
+                Some(deadlines) = extensions.recv() => {
+                    watch.term_at = deadlines.term_at;
+                    self.supervisor.extend(deadlines);
+                }
+                signal = self.signals.next() => watch.signal(signal, &mut self.supervisor),
+                loss = &mut renewals, if watch.lost.is_none() => match loss {
+                    Loss::NotOwner => {
+                        watch.owner = false;
+                        self.supervisor.lost();
+                        watch.lose("the store says that it is not ours any more");
+                    }
+                    Loss::Unconfirmed { since, last } => {
+                        let last = last.map(|error| format!(" ({error})")).unwrap_or_default();
+                        watch.lose(&format!("no renewal for {}{last}", age(since)));
+                    }
+                },
+                () = clock.sleep_until(notice.unwrap_or(watch.term_at)), if notice.is_some() => watch.tell_leftover(),
+            }
+        }
+    }
+
+    /// What the command gets in addition to our environment.
+    fn environment(&self, lease: &Lease) -> Vec<(OsString, OsString)> {
+        let held = self.held.clone().and(self.backend.fingerprint(), &lease.key, lease.token);
+        [
+            ("DLOCK_KEY", lease.key.to_string()),
+            ("DLOCK_TOKEN", lease.token.reveal()),
+            ("DLOCK_FENCE", lease.fence.to_string()),
+            (Held::VARIABLE, held.reveal()),
+        ]
+        .into_iter()
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect()
+    }
+}
+
+/// How the supervision of the command ended.
+enum End {
+    /// The tree is empty, or was left on purpose.
+    Ended(Ended),
+    /// The command was never executed: the status that says so, and why.
+    NotStarted(u8, String),
+    /// The lock is lost, and this process lives on.
+    Unkillable(i32),
+}
+
+/// What is known while the command runs.
+struct Watch<'a> {
+    settings: &'a RunSettings,
+    context: &'a Context,
+    budget: Budget,
+    /// When the command gets TERM, as last confirmed.
+    term_at: BootTime,
+    /// How the lock was lost, if it was.
+    lost: Option<String>,
+    /// False once the store said that the lock is not ours.
+    owner: bool,
+    /// Since when the command's descendants outlive it, and which they were.
+    leftover: Option<(BootTime, Vec<i32>)>,
+    /// A signal of the terminal that may end the command.
+    reraise: Option<i32>,
+}
+
+impl<'a> Watch<'a> {
+    fn new(settings: &'a RunSettings, context: &'a Context, budget: Budget) -> Self {
+        let term_at = BootClock::read();
+        Self { settings, context, budget, term_at, lost: None, owner: true, leftover: None, reraise: None }
+    }
+
+    fn event(&mut self, event: Event) -> Option<End> {
+        match event {
+            Event::Started { .. } | Event::Continued => {}
+            Event::CannotStart(why) => return Some(End::NotStarted(why.status(), self.not_started(why))),
+            Event::Stopped { signal } => {
+                let left = self.term_at.since(BootClock::read());
+                self.warn(&format!("stopped; the lock is lost unless this goes on within {}", age(left)));
+                stop_self(signal);
+            }
+            Event::Leftover { pids } => self.leftover = Some((BootClock::read(), pids)),
+            Event::DeadlineTerm => {
+                if self.lost.is_none() {
+                    self.lose("no renewal was confirmed in time: was dlock stopped?");
+                }
+            }
+            Event::Unkillable { pid, why } => {
+                if self.lost.is_some() {
+                    return Some(End::Unkillable(pid));
+                }
+                self.warn(&format!("process {pid} can't be killed ({why}): the lock is kept as long as it lives"));
+            }
+            Event::GuardianLost { frozen } => {
+                let what = if frozen { "did not answer" } else { "was killed" };
+                self.lose(&format!("the guardian {what}, and the command with it"));
+            }
+            Event::Ended(ended) => {
+                if self.lost.is_none() && matches!(ended.stopped, Some(Why::Deadline | Why::Lost | Why::Guardian)) {
+                    self.lose("the command had to be stopped");
+                }
+                return Some(End::Ended(ended));
+            }
+        }
+        None
+    }
+
+    fn signal(&mut self, signal: Signal, supervisor: &mut Supervisor) {
+        if signal.from_terminal && signal.ends_wait() {
+            self.reraise = Some(signal.number);
+        }
+        if signal.is_orderly_stop() {
+            // Goes on renewing until the tree is empty.
+            supervisor.stop(self.budget.grace());
+        } else {
+            supervisor.forward(signal);
+        }
+    }
+
+    /// Says once how the lock was lost.
+    fn lose(&mut self, how: &str) {
+        let hint = format!("the command is being stopped; dlock inspect {} tells who has it", crate::output::shell(&self.settings.key));
+        self.context.out.lost(&self.settings.key, how, &hint);
+        self.lost.get_or_insert_with(|| how.to_owned());
+    }
+
+    fn tell_leftover(&mut self) {
+        if let Some((_, pids)) = self.leftover.take() {
+            let pids: Vec<String> = pids.iter().take(5).map(i32::to_string).collect();
+            self.warn(&format!("the command ended, but not all that it started ({}): the lock is kept until then", pids.join(", ")));
+        }
+    }
+
+    fn warn(&self, what: &str) {
+        self.context.out.warn(&format!("{}: {what}", self.settings.key.escaped()));
+    }
+
+    /// What giving the lock back tells.
+    fn released(&mut self, released: Released) -> GivenBack {
+        match released {
+            Released::Free => GivenBack::Yes,
+            Released::StillHeld(_) => GivenBack::Nested,
+            Released::NotHeld => {
+                if self.lost.is_none() {
+                    self.lose("it was gone when it was to be given back");
+                }
+                GivenBack::NotHeld
+            }
+            Released::Unknown(error) => {
+                if self.lost.is_none() {
+                    self.context.out.warn_with_hint(
+                        &format!("{error}: it is unknown whether the lock was given back"),
+                        "it ends with its lease at the latest",
+                    );
+                }
+                GivenBack::Unknown
+            }
+        }
+    }
+
+    fn not_started(&self, why: CannotStart) -> String {
+        let program = self.settings.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        format!("{program}: {why}")
+    }
+}
+
+/// Ready when a signal ends the wait; `None` if the guardian is gone.
+async fn wait_ended(signals: &mut Signals, supervisor: &mut Supervisor) -> Option<Signal> {
+    loop {
+        tokio::select! {
+            // Also reaps what is reparented to dlock. Before the start there is no other event.
+            _ = supervisor.next() => return None,
+            signal = signals.next() => {
+                if signal.ends_wait() {
+                    return Some(signal);
+                }
+                if signal.is_stop() {
+                    stop_self(signal.number);
+                }
+            }
+        }
+    }
+}
+
+fn deadlines(lease: &Lease, budget: &Budget) -> Deadlines {
+    Deadlines { term_at: budget.term_at(lease.t0), kill_at: budget.kill_at(lease.t0) }
+}

@@ -1,0 +1,198 @@
+//! Taking a lock: asking, waiting, asking again, and leaving nothing behind on the way out.
+//!
+//! The interleavings that this loop is written against: the grant's answer is lost (asked again with the same token,
+//! which counts once); it comes so late that too little of the lease is left (asked again, which sets the expiry
+//! anew); the wait ends while an attempt is under way (undone); the turn comes while the waiter leaves (passed on by
+//! `abandon`); the store goes away and comes back while waiting (asked on to the end of the wait).
+
+use std::{future::Future, time::Duration};
+
+use super::{
+    Budget, Clock, Lease, Limits,
+    ask::{Pause, no_answer, spread},
+    bounded,
+};
+use crate::lock::{Attempt, Backend, BootTime, Busy, Effect, Entry, Error, Request, Result, Scope, Token};
+
+/// How long to wait for a lock that somebody else holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Not at all.
+    Try,
+    /// So long.
+    For(Duration),
+    /// Without end.
+    Forever,
+}
+
+/// How an attempt to take a lock ended.
+#[derive(Debug)]
+pub enum Outcome<S> {
+    /// The lock is ours.
+    Granted(Lease),
+    /// Somebody else has it, to the end of the wait.
+    Busy(Busy),
+    /// `stop` was ready first; nothing is left behind.
+    Stopped(S),
+}
+
+/// The longest that a waiter relies on being woken: it covers wake-ups that were lost, and keeps its queue entry fresh.
+const RECHECK: Duration = Duration::from_secs(5);
+/// How often to look at a lock whose holder tells nobody when it is released.
+const POLL: Duration = Duration::from_millis(250);
+/// How long to try to undo what may have happened, once we have given up anyway.
+const UNDO: Duration = Duration::from_secs(1);
+
+/// Takes the lock that `request` describes, waiting as long as `patience` says.
+///
+/// `stop` ends the attempt from outside; `busy` is told each time the lock is found held while waiting.
+/// Not cancel safe: end it through `stop`.
+///
+/// # Errors
+/// What the store can't do ([`crate::lock::Capabilities::check`]), and what asking again didn't mend: within
+/// `limits.answer`, or to the end of the wait if that is later.
+pub async fn acquire<S>(
+    backend: &mut dyn Backend,
+    clock: &dyn Clock,
+    mut request: Request,
+    patience: Patience,
+    limits: Limits,
+    stop: impl Future<Output = S>,
+    mut busy: impl FnMut(&Busy),
+) -> Result<Outcome<S>> {
+    backend.capabilities().check(&request)?;
+    request.waiting = patience != Patience::Try;
+    let mut pursuit = Pursuit::new(clock, patience, limits);
+    let result = {
+        let work = pursuit.run(backend, clock, &mut request, &mut busy);
+        tokio::select! {
+            biased;
+            stopped = stop => Ok(Outcome::Stopped(stopped)),
+            result = work => result,
+        }
+    };
+    let granted = matches!(result, Ok(Outcome::Granted(_)));
+    if !granted && (pursuit.in_flight || pursuit.unsure) {
+        // Bounded and its answer ignored: the lease ends by itself if this doesn't end it.
+        let _ = bounded(clock, clock.now().plus(UNDO), backend.release(&request.key, &request.token, Scope::Hold)).await;
+    }
+    if pursuit.waited {
+        let _ = bounded(clock, clock.now().plus(UNDO), backend.abandon(&request)).await;
+    }
+    result.map_err(|error| error.during("acquire").key(&request.key))
+}
+
+/// One attempt at one lock, over all of its questions.
+struct Pursuit {
+    limits: Limits,
+    /// When waiting ends; `None` for never.
+    wait_until: Option<BootTime>,
+    /// When a store that doesn't answer is given up; `None` for never.
+    outage_until: Option<BootTime>,
+    /// An attempt was sent and its answer not seen yet.
+    in_flight: bool,
+    /// An attempt's answer was lost: it may have been granted, and may still be.
+    unsure: bool,
+    /// Something may stand in the queue.
+    waited: bool,
+}
+
+impl Pursuit {
+    fn new(clock: &dyn Clock, patience: Patience, limits: Limits) -> Self {
+        let now = clock.now();
+        let wait_until = match patience {
+            Patience::Try => Some(now),
+            Patience::For(length) => Some(now.plus(length)),
+            Patience::Forever => None,
+        };
+        let outage_until = wait_until.map(|end| end.max(now.plus(limits.answer)));
+        Self { limits, wait_until, outage_until, in_flight: false, unsure: false, waited: false }
+    }
+
+    async fn run<S>(
+        &mut self,
+        backend: &mut dyn Backend,
+        clock: &dyn Clock,
+        request: &mut Request,
+        busy: &mut dyn FnMut(&Busy),
+    ) -> Result<Outcome<S>> {
+        let mut pause = Pause::new();
+        loop {
+            let sent = clock.now();
+            self.in_flight = true;
+            self.waited |= request.waiting;
+            let mut end = sent.plus(self.limits.attempt());
+            if let Some(outage) = self.outage_until {
+                end = end.min(outage.max(sent.plus(self.limits.attempt() / 4)));
+            }
+            let error = match bounded(clock, end, backend.try_acquire(request)).await {
+                Some(Ok(Attempt::Granted(grant))) => {
+                    let budget = Budget::new(grant.ttl, None)?;
+                    if clock.now() < budget.start_by(sent) {
+                        return Ok(Outcome::Granted(Lease {
+                            key: request.key.clone(),
+                            token: request.token,
+                            fence: grant.fence,
+                            ttl: grant.ttl,
+                            t0: sent,
+                            holds: grant.holds,
+                        }));
+                    }
+                    self.unsure = true;
+                    no_answer(backend, clock.now().since(sent))
+                }
+                Some(Ok(Attempt::NotHeld)) if request.entry == Entry::Reenter => {
+                    request.entry = Entry::Fresh;
+                    request.token = Token::random();
+                    continue;
+                }
+                Some(Ok(Attempt::NotHeld)) => {
+                    return Err(Error::new(crate::lock::Kind::Internal, "a fresh request was answered as a nested one"));
+                }
+                Some(Ok(Attempt::Busy(found))) => {
+                    self.in_flight = false;
+                    pause = Pause::new();
+                    let now = clock.now();
+                    if self.wait_until.is_some_and(|end| now >= end) {
+                        return Ok(Outcome::Busy(found));
+                    }
+                    busy(&found);
+                    let most = self.longest_wait(now, &found);
+                    // A failed wait is found out by asking again.
+                    let grown = most.saturating_add(self.limits.attempt());
+                    match bounded(clock, now.plus(grown), backend.wait(request, most)).await {
+                        Some(Ok(_)) | None => continue,
+                        Some(Err(error)) => error,
+                    }
+                }
+                Some(Err(error)) => {
+                    self.in_flight = false;
+                    self.unsure |= error.effect != Effect::NotApplied;
+                    error
+                }
+                None => {
+                    self.unsure = true;
+                    no_answer(backend, clock.now().since(sent))
+                }
+            };
+            let again = clock.now().plus(pause.next());
+            if !error.is_transient() || self.outage_until.is_some_and(|end| again >= end) {
+                return Err(error);
+            }
+            clock.sleep_until(again).await;
+        }
+    }
+
+    /// How long to wait before the lock is looked at again without having been woken.
+    fn longest_wait(&self, now: BootTime, found: &Busy) -> Duration {
+        let mut most = if found.notifies { RECHECK } else { POLL.saturating_sub(spread(POLL / 4)) };
+        if let Some(expires) = found.expires_in {
+            // Spread over a twentieth of a second, so that all who wait for a holder that died don't ask at once.
+            most = most.min(expires + Duration::from_millis(1) + spread(Duration::from_millis(50)));
+        }
+        match self.wait_until {
+            Some(end) => most.min(end.since(now)),
+            None => most,
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Asking a store one question until it answers or the time is up.
+
+use std::time::Duration;
+
+use super::{Clock, bounded};
+use crate::lock::{Backend, Effect, Error, Key, Kind, Release, Result, Scope, Token};
+
+/// How long a store may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// For one question altogether, asked again as often as it fits (`--backend-timeout`).
+    pub answer: Duration,
+}
+
+impl Limits {
+    /// The default of `--backend-timeout`.
+    pub const DEFAULT: Self = Self { answer: Duration::from_secs(5) };
+
+    /// For one attempt at a question: short enough that a lost answer leaves room to ask again.
+    pub fn attempt(&self) -> Duration {
+        self.answer.mul_f64(0.4)
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// Pauses between attempts: 20 ms, doubling to a second, each cut by up to a quarter at random.
+#[derive(Debug)]
+pub(super) struct Pause(Duration);
+
+impl Pause {
+    pub(super) const fn new() -> Self {
+        Self(Duration::from_millis(20))
+    }
+
+    pub(super) fn next(&mut self) -> Duration {
+        let pause = self.0;
+        self.0 = (pause * 2).min(Duration::from_secs(1));
+        pause.saturating_sub(spread(pause / 4))
+    }
+}
+
+/// A random part of `most`.
+pub(super) fn spread(most: Duration) -> Duration {
+    let thousandth = u32::try_from(crate::lock::random() % 1000).unwrap_or_default();
+    most * thousandth / 1000
+}
+
+/// What a question without an answer means.
+pub(super) fn no_answer(backend: &dyn Backend, after: Duration) -> Error {
+    Error::new(Kind::Timeout, format!("no answer within {}", humantime::format_duration(whole_ms(after))))
+        .effect(Effect::Unknown)
+        .backend(backend.describe())
+        .hint("is the server up and reachable from here? --backend-timeout gives it more time")
+}
+
+fn whole_ms(length: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(length.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Asks until there is an answer, an error that asking again can't mend, or `limits.answer` is over.
+///
+/// The question must be one that can be asked twice. The error's effect is [`Effect::Unknown`] if any attempt's was.
+pub async fn ask<T>(
+    backend: &mut dyn Backend,
+    clock: &dyn Clock,
+    limits: Limits,
+    mut question: impl AsyncFnMut(&mut dyn Backend) -> Result<T>,
+) -> Result<T> {
+    let began = clock.now();
+    let until = began.plus(limits.answer);
+    let mut pause = Pause::new();
+    let mut unknown = false;
+    loop {
+        let sent = clock.now();
+        let error = match bounded(clock, sent.plus(limits.attempt()).min(until), question(backend)).await {
+            Some(Ok(answer)) => return Ok(answer),
+            Some(Err(error)) => error,
+            None => no_answer(backend, clock.now().since(began)),
+        };
+        unknown |= error.effect != Effect::NotApplied;
+        let again = clock.now().plus(pause.next());
+        if !error.is_transient() || again >= until {
+            let effect = if unknown { Effect::Unknown } else { error.effect };
+            return Err(error.effect(effect));
+        }
+        clock.sleep_until(again).await;
+    }
+}
+
+/// How a release went.
+#[derive(Debug)]
+pub enum Released {
+    /// The lock is free.
+    Free,
+    /// So many holds of the same owner keep it.
+    StillHeld(u32),
+    /// It was not ours any more when it was to be given back.
+    NotHeld,
+    /// The store did not say; the lease ends by itself.
+    Unknown(Error),
+}
+
+/// Gives a lease back, asking again while `limits` last.
+///
+/// "Not held" counts as an answer only if no attempt before it may have done the work.
+pub async fn give_back(backend: &mut dyn Backend, clock: &dyn Clock, key: &Key, token: &Token, scope: Scope, limits: Limits) -> Released {
+    let mut in_flight = false;
+    let mut maybe_done = false;
+    let answer = ask(backend, clock, limits, async |backend: &mut dyn Backend| {
+        // Still set if the attempt before was dropped for taking too long.
+        maybe_done |= std::mem::replace(&mut in_flight, true);
+        let answer = backend.release(key, token, scope).await;
+        in_flight = matches!(&answer, Err(error) if error.effect != Effect::NotApplied);
+        answer.map(|answer| (answer, maybe_done))
+    })
+    .await;
+    match answer {
+        Ok((Release::Released, _)) => Released::Free,
+        Ok((Release::StillHeld(holds), _)) => Released::StillHeld(holds),
+        Ok((Release::NotHeld, false)) => Released::NotHeld,
+        Ok((Release::NotHeld, true)) => Released::Unknown(
+            Error::new(Kind::Unavailable, "it is unknown who gave the lock back: the store's first answer was lost")
+                .effect(Effect::Unknown)
+                .during("release")
+                .backend(backend.describe())
+                .key(key),
+        ),
+        Err(error) => Released::Unknown(error.during("release").key(key)),
+    }
+}

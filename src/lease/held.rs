@@ -1,0 +1,79 @@
+//! `DLOCK_HELD`: the locks that ancestor processes hold, so that a nested `dlock run` enters instead of deadlocking.
+//!
+//! Only a claim: whether a token still holds its lock is asked of the store each time.
+
+use crate::lock::{Encoding, Key, Token};
+
+/// Keys stand between slashes and spaces.
+const ENCODING: Encoding = Encoding::new(b" /");
+
+/// The holds that ancestors claim, outermost first.
+#[derive(Clone, Debug, Default)]
+pub struct Held(Vec<Entry>);
+
+#[derive(Clone, Debug)]
+struct Entry {
+    store: u64,
+    key: Key,
+    token: Token,
+}
+
+impl Held {
+    /// The name of the environment variable.
+    pub const VARIABLE: &'static str = "DLOCK_HELD";
+
+    /// Reads the variable's value. What can't be read is left out: at worst a lock is found busy.
+    pub fn parse(value: &str) -> Self {
+        let entry = |text: &str| {
+            let mut parts = text.splitn(3, '/');
+            let store = u64::from_str_radix(parts.next()?, 16).ok()?;
+            let token = parts.next()?.parse().ok()?;
+            let key = ENCODING.decode(parts.next()?)?;
+            Some(Entry { store, key, token })
+        };
+        Self(value.split(' ').filter_map(entry).collect())
+    }
+
+    /// The innermost hold that is claimed of `key` in the store with this fingerprint.
+    pub fn find(&self, store: u64, key: &Key) -> Option<Token> {
+        self.0.iter().rev().find(|entry| entry.store == store && entry.key == *key).map(|entry| entry.token)
+    }
+
+    /// The value for a command that runs under one more hold.
+    #[must_use]
+    pub fn and(mut self, store: u64, key: &Key, token: Token) -> Self {
+        self.0.retain(|entry| entry.store != store || entry.key != *key);
+        self.0.push(Entry { store, key: key.clone(), token });
+        self
+    }
+
+    /// The variable's value, which is a secret as its tokens are.
+    pub fn reveal(&self) -> String {
+        let entry = |e: &Entry| format!("{:016x}/{}/{}", e.store, e.token.reveal(), ENCODING.encode(&e.key));
+        self.0.iter().map(entry).collect::<Vec<_>>().join(" ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holds_come_back_and_the_innermost_wins() {
+        let key = |name: &str| Key::new(name).unwrap();
+        let (first, second, third) = (Token::random(), Token::random(), Token::random());
+        let held = Held::default().and(1, &key("a b/c%"), first).and(2, &key("a b/c%"), second).and(1, &key("x"), third);
+        let back = Held::parse(&held.reveal());
+        assert_eq!(back.find(1, &key("a b/c%")), Some(first));
+        assert_eq!(back.find(2, &key("a b/c%")), Some(second));
+        assert_eq!(back.find(3, &key("x")), None);
+        let nested = first.nested();
+        assert_eq!(back.and(1, &key("a b/c%"), nested).find(1, &key("a b/c%")), Some(nested));
+    }
+
+    #[test]
+    fn rubbish_is_left_out() {
+        let held = Held::parse("x //// 1/2/3 ffffffffffffffff/nonsense/key  ");
+        assert!(held.0.is_empty());
+    }
+}

@@ -1,0 +1,75 @@
+//! Renewing a lease for as long as it is in use.
+
+use std::time::Duration;
+
+use super::{Budget, Clock, Lease, Limits, bounded};
+use crate::lock::{Backend, Error, Renewal};
+
+/// Why a lease can't be relied on any more.
+#[derive(Debug)]
+pub enum Loss {
+    /// The store says that the token does not hold the lock: somebody else may have it already.
+    NotOwner,
+    /// Nothing was confirmed for so long that the command has to be stopped now to be dead before the lease ends.
+    Unconfirmed {
+        /// How long ago the last confirmed renewal was sent.
+        since: Duration,
+        /// What the last attempt met.
+        last: Option<Error>,
+    },
+}
+
+/// Renews `lease` every sixth of it until it is lost; never returns otherwise.
+///
+/// `extended` is told of each confirmed renewal, with the lease's new t₀, before anything else happens. An answer that
+/// did not come is unknown, never renewed: it is asked again until TERM time. An answer that comes after TERM
+/// time is not waited for. Cancel safe: dropping the future leaves `lease` as last confirmed.
+pub async fn keep(
+    backend: &mut dyn Backend,
+    clock: &dyn Clock,
+    lease: &mut Lease,
+    budget: Budget,
+    limits: Limits,
+    mut extended: impl FnMut(&Lease, &Budget),
+) -> Loss {
+    let mut budget = budget.for_ttl(lease.ttl);
+    let mut next = lease.t0.plus(budget.renew_every());
+    let mut last = None;
+    loop {
+        let term_at = budget.term_at(lease.t0);
+        clock.sleep_until(next.min(term_at)).await;
+        let sent = clock.now();
+        if sent >= term_at {
+            return Loss::Unconfirmed { since: sent.since(lease.t0), last };
+        }
+        let attempt = limits.attempt().min(budget.renew_every());
+        let answer = bounded(clock, sent.plus(attempt).min(term_at), backend.renew(&lease.key, &lease.token, None)).await;
+        let confirmed = match answer {
+            Some(Ok(Renewal::Renewed { ttl, .. })) => Some(ttl),
+            // Somebody with our token gave it a longer lease: ours, for as long as we know of at least.
+            Some(Ok(Renewal::WouldShorten { .. })) => Some(lease.ttl),
+            Some(Ok(Renewal::NotHeld)) => return Loss::NotOwner,
+            Some(Err(error)) => {
+                last = Some(error);
+                None
+            }
+            None => {
+                last = Some(super::ask::no_answer(backend, attempt));
+                None
+            }
+        };
+        match confirmed {
+            // The clock is read again: a suspend may lie between the send and now.
+            Some(_) if clock.now() >= term_at => {}
+            Some(ttl) => {
+                lease.ttl = ttl;
+                lease.t0 = sent;
+                last = None;
+                budget = budget.for_ttl(ttl);
+                next = sent.plus(budget.renew_every());
+                extended(lease, &budget);
+            }
+            None => next = clock.now().plus((budget.renew_every() / 8).min(Duration::from_millis(500))),
+        }
+    }
+}

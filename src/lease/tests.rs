@@ -1,0 +1,456 @@
+//! The core against the in-memory store, under a clock that only moves when everybody waits.
+
+#![allow(clippy::disallowed_methods)] // tokio's paused clock is the fake one
+
+use std::{cell::RefCell, collections::VecDeque, future::pending, rc::Rc, time::Duration};
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+
+use super::*;
+use crate::{
+    backends::memory::{Memory, Store},
+    lock::{
+        Attempt, Backend, Busy, Capabilities, Effect, Entry, Error, Init, Kind, LockState, Mode, Namespace, Release, Renewal, Request,
+        Result, Scope, Wake,
+    },
+};
+
+struct PausedClock(Instant);
+
+#[async_trait(?Send)]
+impl Clock for PausedClock {
+    fn now(&self) -> BootTime {
+        BootTime::from_boot(Duration::from_secs(1000) + self.0.elapsed())
+    }
+
+    async fn sleep_until(&self, when: BootTime) {
+        tokio::time::sleep(when.since(self.now())).await;
+    }
+}
+
+/// What happens to one call on its way to the store or back.
+#[derive(Clone, Copy)]
+enum Fault {
+    /// It never gets there.
+    Refused,
+    /// It is done, and the answer lost.
+    AnswerLost,
+    /// It is done, and the answer never comes.
+    AnswerHangs,
+    /// It is done at once, and the answer is late by so much.
+    AnswerLate(Duration),
+    /// Nothing comes back, nothing is done.
+    Hangs,
+    /// An error that asking again can't mend.
+    Denied,
+}
+
+/// A memory backend with faults to come, one for each acquire, renew and release.
+struct Faulty {
+    inner: Memory,
+    faults: Rc<RefCell<VecDeque<Option<Fault>>>>,
+    calls: Rc<RefCell<Vec<&'static str>>>,
+}
+
+impl Faulty {
+    async fn meet<T>(&mut self, name: &'static str, call: impl AsyncFnOnce(&mut Memory) -> Result<T>) -> Result<T> {
+        self.calls.borrow_mut().push(name);
+        let fault = self.faults.borrow_mut().pop_front().flatten();
+        let lost = || Error::new(Kind::Unavailable, "connection reset");
+        match fault {
+            None => call(&mut self.inner).await,
+            Some(Fault::Refused) => Err(lost()),
+            Some(Fault::Denied) => Err(Error::new(Kind::Denied, "no rights")),
+            Some(Fault::Hangs) => pending().await,
+            Some(Fault::AnswerLost) => {
+                call(&mut self.inner).await?;
+                Err(lost().effect(Effect::Unknown))
+            }
+            Some(Fault::AnswerHangs) => {
+                call(&mut self.inner).await?;
+                pending().await
+            }
+            Some(Fault::AnswerLate(by)) => {
+                let answer = call(&mut self.inner).await;
+                tokio::time::sleep(by).await;
+                answer
+            }
+        }
+    }
+}
+
+#[async_trait(?Send)]
+impl Backend for Faulty {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+    fn fingerprint(&self) -> u64 {
+        self.inner.fingerprint()
+    }
+    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        self.meet("acquire", async |inner: &mut Memory| inner.try_acquire(request).await).await
+    }
+    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        self.inner.wait(request, at_most).await
+    }
+    async fn abandon(&mut self, request: &Request) -> Result<()> {
+        self.calls.borrow_mut().push("abandon");
+        self.inner.abandon(request).await
+    }
+    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        self.meet("renew", async |inner: &mut Memory| inner.renew(key, token, ttl).await).await
+    }
+    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+        self.meet("release", async |inner: &mut Memory| inner.release(key, token, scope).await).await
+    }
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        self.inner.inspect(key).await
+    }
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        self.inner.list(start).await
+    }
+    async fn init(&mut self) -> Result<Init> {
+        self.inner.init().await
+    }
+}
+
+/// A store, a clock and what the tests do with them.
+struct World {
+    store: Store,
+    clock: PausedClock,
+}
+
+const LIMITS: Limits = Limits { answer: Duration::from_secs(5) };
+
+fn secs(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+fn key() -> Key {
+    Key::new("job").unwrap()
+}
+
+/// Equal but for what tokio's timers, which count milliseconds, add.
+#[track_caller]
+fn assert_about(took: Duration, meant: Duration) {
+    assert!(meant <= took && took <= meant + Duration::from_millis(2), "{took:?} instead of {meant:?}");
+}
+
+fn request() -> Request {
+    Request {
+        key: key(),
+        token: Token::random(),
+        ttl: Ttl::new(secs(60)).unwrap(),
+        mode: Mode::Exclusive,
+        fair: false,
+        entry: Entry::Fresh,
+        detached: false,
+        waiting: false,
+        metadata: None,
+    }
+}
+
+fn budget() -> Budget {
+    Budget::new(request().ttl, None).unwrap()
+}
+
+impl World {
+    fn new() -> Self {
+        Self { store: Store::default(), clock: PausedClock(Instant::now()) }
+    }
+
+    fn client(&self, faults: &[Option<Fault>]) -> Faulty {
+        Faulty {
+            inner: Memory::new(self.store.clone(), Namespace::default()),
+            faults: Rc::new(RefCell::new(faults.iter().copied().collect())),
+            calls: Rc::default(),
+        }
+    }
+
+    async fn acquire(&self, backend: &mut Faulty, patience: Patience) -> Result<Outcome<()>> {
+        acquire(backend, &self.clock, request(), patience, LIMITS, pending(), |_: &Busy| ()).await
+    }
+
+    async fn taken(&self, backend: &mut Faulty) -> Lease {
+        match self.acquire(backend, Patience::Try).await.unwrap() {
+            Outcome::Granted(lease) => lease,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn state(&self) -> LockState {
+        self.client(&[]).inspect(&key()).await.unwrap()
+    }
+
+    async fn is_free(&self) -> bool {
+        self.state().await.holders.is_empty()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_answer_to_acquire_is_asked_again_and_counts_once() {
+    for fault in [Fault::AnswerLost, Fault::AnswerHangs, Fault::Refused, Fault::Hangs] {
+        let world = World::new();
+        let mut client = world.client(&[Some(fault)]);
+        let lease = world.taken(&mut client).await;
+        assert_eq!(lease.holds, 1);
+        assert_eq!(world.state().await.holders[0].holds, 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_counts_from_before_the_send() {
+    let world = World::new();
+    let before = world.clock.now();
+    let late = Fault::AnswerLate(Duration::from_millis(1500));
+    let lease = world.taken(&mut world.client(&[Some(late)])).await;
+    assert_eq!(lease.t0, before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_arrives_with_little_left_is_asked_for_again() {
+    let world = World::new();
+    let mut client = world.client(&[Some(Fault::AnswerLate(Duration::from_millis(1500)))]);
+    let short = Request { ttl: Ttl::new(secs(2)).unwrap(), ..request() };
+    let before = world.clock.now();
+    let outcome = acquire(&mut client, &world.clock, short, Patience::Try, LIMITS, pending::<()>(), |_| ()).await.unwrap();
+    let Outcome::Granted(lease) = outcome else { panic!("{outcome:?}") };
+    assert!(lease.t0.since(before) >= Duration::from_millis(1500));
+    assert_eq!(*client.calls.borrow(), ["acquire", "acquire"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_may_have_been_granted_is_undone_when_giving_up() {
+    let world = World::new();
+    let always: Vec<_> = (0..3).map(|_| Some(Fault::AnswerHangs)).collect();
+    let error = world.acquire(&mut world.client(&always), Patience::Try).await.unwrap_err();
+    assert_eq!((error.kind, error.effect), (Kind::Timeout, Effect::Unknown));
+    assert!(world.is_free().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unreachable_store_is_given_up_within_the_limit() {
+    let world = World::new();
+    let refused: Vec<_> = (0..1000).map(|_| Some(Fault::Refused)).collect();
+    let before = world.clock.now();
+    let error = world.acquire(&mut world.client(&refused), Patience::Try).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Unavailable);
+    assert!(world.clock.now().since(before) <= LIMITS.answer);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_rights_are_not_asked_for_again() {
+    let world = World::new();
+    let mut client = world.client(&[Some(Fault::Denied)]);
+    assert_eq!(world.acquire(&mut client, Patience::Forever).await.unwrap_err().kind, Kind::Denied);
+    assert_eq!(*client.calls.borrow(), ["acquire", "abandon"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_outlives_an_outage() {
+    let world = World::new();
+    let _held = world.taken(&mut world.client(&[])).await;
+    let outage: Vec<_> = (0..60).map(|_| Some(Fault::Refused)).collect();
+    let outcome = world.acquire(&mut world.client(&outage), Patience::For(secs(120))).await.unwrap();
+    assert!(matches!(outcome, Outcome::Granted(_)), "{outcome:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_ends_in_an_outage_is_unavailable() {
+    let world = World::new();
+    let outage: Vec<_> = (0..10_000).map(|_| Some(Fault::Refused)).collect();
+    let before = world.clock.now();
+    let error = world.acquire(&mut world.client(&outage), Patience::For(secs(120))).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Unavailable);
+    let took = world.clock.now().since(before);
+    assert!(secs(118) < took && took <= secs(120), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_wakes_the_waiter_and_an_expiry_does_without_a_wake_up() {
+    let world = World::new();
+    let mut holder = world.client(&[]);
+    let lease = world.taken(&mut holder).await;
+    let before = world.clock.now();
+    let mut other = world.client(&[]);
+    let waiter = world.acquire(&mut other, Patience::Forever);
+    let releaser = async {
+        world.clock.sleep_until(before.plus(secs(2))).await;
+        give_back(&mut holder, &world.clock, &lease.key, &lease.token, Scope::Tree, LIMITS).await
+    };
+    let (outcome, given_back) = tokio::join!(waiter, releaser);
+    assert!(matches!(outcome.unwrap(), Outcome::Granted(_)));
+    assert!(matches!(given_back, Released::Free));
+    assert_about(world.clock.now().since(before), secs(2));
+
+    // Nobody releases this one: the waiter asks when its lease has run out, neither before nor long after.
+    let outcome = world.acquire(&mut world.client(&[]), Patience::Forever).await.unwrap();
+    assert!(matches!(outcome, Outcome::Granted(_)));
+    let took = world.clock.now().since(before.plus(secs(2)));
+    assert!(secs(60) <= took && took < secs(61), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_runs_out_is_busy_and_leaves_the_queue() {
+    let world = World::new();
+    let _held = world.taken(&mut world.client(&[])).await;
+    let before = world.clock.now();
+    let outcome = world.acquire(&mut world.client(&[]), Patience::For(secs(7))).await.unwrap();
+    let Outcome::Busy(busy) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(busy.holders.len(), 1);
+    assert_eq!(world.clock.now().since(before), secs(7));
+    assert!(world.state().await.waiters.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_while_waiting_leaves_nothing_and_passes_the_turn_on() {
+    let world = World::new();
+    let mut holder = world.client(&[]);
+    let lease = world.taken(&mut holder).await;
+    let mut leaver = world.client(&[]);
+    let mut stayer = world.client(&[]);
+    let before = world.clock.now();
+    let leaving = async {
+        let stop = world.clock.sleep_until(before.plus(secs(2)));
+        acquire(&mut leaver, &world.clock, request(), Patience::Forever, LIMITS, stop, |_: &Busy| ()).await
+    };
+    let staying = async {
+        world.clock.sleep_until(before.plus(secs(1))).await;
+        world.acquire(&mut stayer, Patience::Forever).await
+    };
+    let releasing = async {
+        world.clock.sleep_until(before.plus(secs(2))).await;
+        give_back(&mut holder, &world.clock, &lease.key, &lease.token, Scope::Tree, LIMITS).await
+    };
+    // The turn comes in the same instant in which the first in line leaves.
+    let (_, gone, taker) = tokio::join!(releasing, leaving, staying);
+    assert!(matches!(gone.unwrap(), Outcome::Stopped(())));
+    assert!(matches!(taker.unwrap(), Outcome::Granted(_)));
+    assert!(world.clock.now().since(before) < secs(3));
+    assert!(world.state().await.waiters.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_during_an_unanswered_attempt_undoes_it() {
+    let world = World::new();
+    let stop = world.clock.sleep_until(world.clock.now().plus(secs(1)));
+    let mut client = world.client(&[Some(Fault::AnswerHangs)]);
+    let outcome = acquire(&mut client, &world.clock, request(), Patience::Forever, LIMITS, stop, |_| ()).await.unwrap();
+    assert!(matches!(outcome, Outcome::Stopped(())));
+    assert!(world.is_free().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_nested_request_enters_and_without_its_outer_hold_takes_the_lock_anew() {
+    let world = World::new();
+    let mut client = world.client(&[]);
+    let outer = world.taken(&mut client).await;
+    let nested = || Request { token: outer.token.nested(), entry: Entry::Reenter, ..request() };
+    let run = async |request| match acquire(&mut world.client(&[]), &world.clock, request, Patience::Try, LIMITS, pending::<()>(), |_| ())
+        .await
+    {
+        Ok(Outcome::Granted(lease)) => lease,
+        other => panic!("{other:?}"),
+    };
+    let inner = run(nested()).await;
+    assert_eq!((inner.holds, inner.fence), (2, outer.fence));
+    give_back(&mut client, &world.clock, &outer.key, &outer.token, Scope::Tree, LIMITS).await;
+    let fresh = run(nested()).await;
+    assert!(fresh.token.owner != outer.token.owner && fresh.fence > outer.fence);
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewals_come_every_sixth_and_count_from_their_send() {
+    let world = World::new();
+    let mut client = world.client(&[]);
+    let mut lease = world.taken(&mut client).await;
+    let began = lease.t0;
+    let mut seen = Vec::new();
+    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, |lease, _| seen.push(lease.t0.since(began)));
+    let end = world.clock.sleep_until(began.plus(secs(100)));
+    tokio::select! { loss = keeping => panic!("{loss:?}"), () = end => {} }
+    assert_eq!(seen.len(), 10, "{seen:?}");
+    for pair in seen.windows(2) {
+        assert_about(pair[1].saturating_sub(pair[0]), budget().renew_every());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unanswered_renewal_is_never_taken_for_a_renewed_one() {
+    for fault in [Fault::Refused, Fault::AnswerLost, Fault::AnswerHangs, Fault::Hangs, Fault::Denied, Fault::AnswerLate(secs(11))] {
+        let world = World::new();
+        let mut client = world.client(&[]);
+        let mut lease = world.taken(&mut client).await;
+        let began = lease.t0;
+        client.faults.borrow_mut().extend((0..1000).map(|_| Some(fault)));
+        let loss = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, |_, _| panic!("renewed")).await;
+        assert!(matches!(loss, Loss::Unconfirmed { last: Some(_), .. }), "{loss:?}");
+        let took = world.clock.now().since(began);
+        assert_about(took, budget().term_at(began).since(began));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_outage_is_ridden_out() {
+    let world = World::new();
+    let mut client = world.client(&[]);
+    let mut lease = world.taken(&mut client).await;
+    let began = lease.t0;
+    client.faults.borrow_mut().extend((0..6).map(|_| Some(Fault::Hangs)));
+    let mut renewed = 0;
+    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, |_, _| renewed += 1);
+    let end = world.clock.sleep_until(began.plus(secs(60)));
+    tokio::select! { loss = keeping => panic!("{loss:?}"), () = end => {} }
+    assert!(renewed >= 3, "{renewed}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_is_gone_is_lost_at_once() {
+    let world = World::new();
+    let mut client = world.client(&[]);
+    let mut lease = world.taken(&mut client).await;
+    let began = lease.t0;
+    world.store.lose_data();
+    let loss = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, |_, _| panic!("renewed")).await;
+    assert!(matches!(loss, Loss::NotOwner));
+    assert_about(world.clock.now().since(began), budget().renew_every());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_whose_answer_was_lost_is_unknown_and_one_that_finds_nothing_is_not_held() {
+    let world = World::new();
+    for (faults, unknown) in [
+        (vec![Some(Fault::AnswerLost)], true),
+        (vec![Some(Fault::AnswerHangs)], true),
+        (vec![Some(Fault::Refused)], false),
+        (vec![], false),
+    ] {
+        let mut client = world.client(&[]);
+        let lease = world.taken(&mut client).await;
+        if !unknown {
+            world.store.lose_data();
+        }
+        client.faults.borrow_mut().extend(faults);
+        let released = give_back(&mut client, &world.clock, &lease.key, &lease.token, Scope::Tree, LIMITS).await;
+        assert_eq!(matches!(released, Released::Unknown(_)), unknown, "{released:?}");
+        assert_eq!(matches!(released, Released::NotHeld), !unknown, "{released:?}");
+        assert!(world.is_free().await);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_backend_cannot_do_is_refused_without_a_call() {
+    let world = World::new();
+    let mut client = world.client(&[]);
+    for bad in
+        [Request { mode: Mode::Shared, ..request() }, Request { mode: Mode::Permits(2), ..request() }, Request { fair: true, ..request() }]
+    {
+        let refused = acquire(&mut client, &world.clock, bad, Patience::Try, LIMITS, pending::<()>(), |_| ()).await.unwrap_err();
+        assert_eq!(refused.kind, Kind::Unsupported);
+    }
+    assert!(client.calls.borrow().is_empty());
+}

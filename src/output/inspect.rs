@@ -1,0 +1,180 @@
+//! What `dlock inspect` shows people.
+
+use std::time::Duration;
+
+use super::{Look, Now, age, json, who};
+use crate::lock::{Holder, LockState};
+
+/// More waiters than this are counted, not shown.
+const WAITERS: usize = 10;
+
+/// One lock, in at most 80 columns where its names allow it.
+pub fn view(state: &LockState, name: Option<&str>, backend: &str, now: &Now, look: Look) -> String {
+    let key = who::clean(state.key.as_str(), 255);
+    let store = name.map_or_else(|| backend.to_owned(), |name| format!("{} ({backend})", who::clean(name, 60)));
+    let stored_as = who::clean(&state.stored_as, 300);
+    let mut lines = Vec::new();
+    match state.holders.as_slice() {
+        [] => {
+            lines.push(format!("{key}   {}   {store}", look.paint("32", "FREE")));
+            let fence = state.last_fence.map_or_else(|| "none yet".into(), |fence| format!("{fence} was the last"));
+            lines.push(row("fence", &format!("{fence:<11} stored as  {stored_as}")));
+        }
+        holders => {
+            let modes = holders.first().map_or("", |holder| json::mode(holder.mode));
+            lines.push(format!("{key}   {}   {modes}   {store}", look.paint("1;33", "HELD")));
+            for holder in holders {
+                held(holder, &stored_as, now, &mut lines);
+            }
+        }
+    }
+    for (index, waiter) in state.waiters.iter().take(WAITERS).enumerate() {
+        let title = if index == 0 { "waiting" } else { "" };
+        let who = who::who(waiter.metadata.as_ref()).unwrap_or_else(|| "somebody".into());
+        let long = waiter.waiting_for.map(|long| format!(", {}", age(long))).unwrap_or_default();
+        lines.push(row(title, &format!("{}. {who}{long}", index + 1)));
+    }
+    if state.waiters.len() > WAITERS {
+        lines.push(row("", &format!("and {} more", state.waiters.len() - WAITERS)));
+    }
+    lines.into_iter().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+fn held(holder: &Holder, stored_as: &str, now: &Now, lines: &mut Vec<String>) {
+    let metadata = holder.metadata.as_ref();
+    let mut parts = vec![who::holder(holder)];
+    if let Some(pid) = metadata.and_then(|m| m.pid) {
+        parts.push(if holder.detached { format!("acquired by pid {pid}") } else { format!("dlock pid {pid}") });
+    }
+    if let Some(command) = who::command(metadata) {
+        parts.push(format!("command {command}"));
+    }
+    if holder.holds > 1 {
+        parts.push(format!("{} nested runs", holder.holds));
+    }
+    lines.push(row("holder", &parts.join("   ")));
+    if let Some(note) = who::note(metadata) {
+        lines.push(row("note", &note));
+    }
+    if let Some(long) = holder.held_for {
+        lines.push(row("since", &format!("{}, {} ago", now.local_before(long), age(long))));
+    }
+    lines.push(row("lease", &lease(holder)));
+    let fence = holder.fence.map_or_else(|| "none".into(), |fence| fence.to_string());
+    lines.push(row("fence", &format!("{fence:<11} stored as  {stored_as}")));
+}
+
+fn lease(holder: &Holder) -> String {
+    let renewed = holder.renewed_ago.map(|ago| format!("renewed {} ago", age(ago)));
+    let expires = holder.expires_in.map_or_else(|| "its end is not known".into(), |left| format!("expires in {}", age(left)));
+    let facts = [renewed, Some(expires)].into_iter().flatten().collect::<Vec<_>>().join(", ");
+    match verdict(holder) {
+        Some(verdict) => format!("{facts}: {verdict}"),
+        None => facts,
+    }
+}
+
+/// What the lease tells about the holder's process. A holder renews at every sixth of its lease.
+fn verdict(holder: &Holder) -> Option<String> {
+    if holder.foreign {
+        return None;
+    }
+    if holder.detached {
+        return Some("it was acquired, nobody renews it by itself".into());
+    }
+    let (ago, left) = (holder.renewed_ago?, holder.expires_in?);
+    let place =
+        holder.metadata.as_ref().and_then(|m| m.host.as_deref()).map(|host| format!(" on {}", who::clean(host, 40))).unwrap_or_default();
+    let late = ago > (ago + left) / 3 + Duration::from_secs(1);
+    Some(if late { format!("dlock{place} is late") } else { format!("dlock{place} is alive") })
+}
+
+fn row(title: &str, text: &str) -> String {
+    format!("  {title:<9}{text}")
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::tz::{TimeZone, offset};
+
+    use super::*;
+    use crate::lock::{Fence, Key, Metadata, Mode, Waiter};
+
+    fn secs(seconds: u64) -> Option<Duration> {
+        Some(Duration::from_secs(seconds))
+    }
+
+    fn state() -> LockState {
+        let metadata = |user: &str, host: &str| Metadata {
+            user: Some(user.into()),
+            host: Some(host.into()),
+            pid: Some(48121),
+            command: Some("report.sh".into()),
+            ..Metadata::default()
+        };
+        LockState {
+            key: Key::new("nightly").unwrap(),
+            stored_as: "dlock:nightly".into(),
+            holders: vec![Holder {
+                mode: Mode::Exclusive,
+                metadata: Some(metadata("app", "web3")),
+                fence: Some(Fence(1042)),
+                foreign: false,
+                detached: false,
+                held_for: secs(3840),
+                renewed_ago: secs(3),
+                expires_in: secs(57),
+                holds: 1,
+            }],
+            waiters: vec![Waiter { metadata: Some(metadata("deploy", "web1")), waiting_for: secs(120) }],
+            last_fence: Some(Fence(1042)),
+        }
+    }
+
+    fn shown(state: &LockState) -> String {
+        let now = Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::fixed(offset(1)));
+        view(state, Some("prod"), "rediss://r1:6379", &now, Look::default())
+    }
+
+    #[test]
+    fn a_held_lock() {
+        let expected = "\
+nightly   HELD   exclusive   prod (rediss://r1:6379)
+  holder   app@web3   dlock pid 48121   command report.sh
+  since    02:00:01 +01, 1h 4m ago
+  lease    renewed 3s ago, expires in 57s: dlock on web3 is alive
+  fence    1042        stored as  dlock:nightly
+  waiting  1. deploy@web1, 2m
+";
+        assert_eq!(shown(&state()), expected);
+    }
+
+    #[test]
+    fn a_free_lock_remembers_its_fence() {
+        let free = LockState { holders: vec![], waiters: vec![], ..state() };
+        assert_eq!(shown(&free), "nightly   FREE   prod (rediss://r1:6379)\n  fence    1042 was the last stored as  dlock:nightly\n");
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_invented() {
+        let mut lock = state();
+        let holder = &mut lock.holders[0];
+        *holder =
+            Holder { metadata: None, fence: None, foreign: true, held_for: None, renewed_ago: None, expires_in: None, ..holder.clone() };
+        lock.waiters = vec![Waiter { metadata: None, waiting_for: None }; 12];
+        let text = shown(&lock);
+        assert!(text.contains("holder   a client that is not dlock\n"), "{text}");
+        assert!(text.contains("lease    its end is not known\n") && !text.contains("since"), "{text}");
+        assert!(text.ends_with("10. somebody\n           and 2 more\n"), "{text}");
+    }
+
+    #[test]
+    fn a_late_holder_and_one_that_was_acquired() {
+        let mut lock = state();
+        lock.holders[0].renewed_ago = secs(36);
+        lock.holders[0].expires_in = secs(24);
+        assert!(shown(&lock).contains("expires in 24s: dlock on web3 is late"));
+        lock.holders[0].detached = true;
+        assert!(shown(&lock).contains("expires in 24s: it was acquired, nobody renews it by itself"));
+    }
+}

@@ -1,0 +1,409 @@
+//! What `--json` prints: exactly one object on one line, on failure too. This is the schema `dlock/1`.
+//!
+//! Every object has `schema`, `result` and `status` (the exit status). Times are RFC 3339 in UTC, lengths of time
+//! whole milliseconds (`…_ms`), and what is unknown is `null`. New fields may come; none goes away or changes its
+//! meaning under this schema's name.
+//!
+//! | result | status | other fields |
+//! |---|---|---|
+//! | `ok` of acquire | 0 | `key backend token fence ttl_ms` |
+//! | `ok` of renew | 0 | `key backend fence ttl_ms` |
+//! | `ok` of release | 0 | `key backend holds`: of the same owner, that keep the lock |
+//! | `ok` of inspect | 0 | `backend` and a lock |
+//! | `ok` of list | 0 | `backend locks`: an array of locks |
+//! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
+//! | `ok` of run | the command's | `key backend fence started waited_ms ran_ms command released holders error` |
+//! | `busy` | 75 or `-E` | `key backend waited_ms expires_in_ms position holders`; of run as `ok` |
+//! | `lost` of run | 76 | as `ok` of run |
+//! | `not_held` | 77 | `key backend` |
+//! | `interrupted` | 128+N | `key signal`; of run as `ok` |
+//! | `error` | 64 to 78, 126, 127 | `error`; of run, once it began, as `ok` |
+//!
+//! A lock: `key stored_as held last_fence holders waiters`. A holder: `mode host user pid boot_id pid_ns command description fence
+//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds`. A waiter: `host user pid command description
+//! waiting_for_ms`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
+//! failed step happened in the store all the same: `not_applied`, `applied` or `unknown`. A `command`: `status` or `signal`. `released`:
+//! `yes`, `nested` (an outer run keeps it), `not_held` or `unknown`.
+//!
+//! `run` prints its object as the last line of stderr, since stdout is the command's.
+
+use std::error::Error as _;
+
+use serde::Serialize;
+
+use super::{Now, Skip, time::millis};
+use crate::{
+    exit,
+    lease::Lease,
+    lock::{self, Effect, Error, Fence, Holder, Key, Kind, LockState, Mode, Ttl, Waiter},
+};
+
+/// The name of the schema.
+pub const SCHEMA: &str = "dlock/1";
+
+/// `report` as a line.
+pub fn line(report: &impl Serialize) -> String {
+    // Plain data with text for keys: this can't fail.
+    let mut text = serde_json::to_string(report).unwrap_or_else(|_| format!("{{\"schema\":\"{SCHEMA}\",\"result\":\"error\"}}"));
+    text.push('\n');
+    text
+}
+
+/// What every object begins with.
+#[derive(Debug, Serialize)]
+struct Head {
+    schema: &'static str,
+    result: &'static str,
+    status: u8,
+}
+
+const fn head(result: &'static str, status: u8) -> Head {
+    Head { schema: SCHEMA, result, status }
+}
+
+/// Declares reports: the head, and fields in the order they are printed.
+macro_rules! report {
+    ($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Serialize)]
+        pub struct $name<'a> {
+            #[serde(flatten)]
+            head: Head,
+            $($field: $type,)*
+        }
+    };
+}
+
+report!(
+    /// `acquire` took the lock.
+    Acquired { key: &'a str, backend: &'a str, token: String, fence: u64, ttl_ms: u64 }
+);
+report!(
+    /// `renew` extended the lease.
+    Renewed { key: &'a str, backend: &'a str, fence: u64, ttl_ms: u64 }
+);
+report!(
+    /// `release` gave it back.
+    Released { key: &'a str, backend: &'a str, holds: u32 }
+);
+report!(
+    /// The store is as it has to be.
+    Initialized { backend: &'a str, done: &'static str }
+);
+report!(
+    /// The token does not hold the lock.
+    NotHeld { key: &'a str, backend: &'a str }
+);
+report!(
+    /// A signal ended the wait.
+    Interrupted { key: &'a str, signal: i32 }
+);
+report!(
+    /// Somebody else has the lock.
+    Busy { key: &'a str, backend: &'a str, waited_ms: u64, expires_in_ms: Option<u64>, position: Option<u32>, holders: Vec<HolderReport<'a>> }
+);
+report!(
+    /// Something went wrong.
+    Failed { error: ErrorReport<'a> }
+);
+
+impl<'a> Acquired<'a> {
+    /// Of a new lease.
+    pub fn new(lease: &'a Lease, backend: &'a str) -> Self {
+        let token = lease.token.reveal();
+        Self { head: head("ok", exit::OK), key: lease.key.as_str(), backend, token, fence: lease.fence.0, ttl_ms: lease.ttl.as_millis() }
+    }
+}
+
+impl<'a> Renewed<'a> {
+    /// Of a lease from now on.
+    pub fn new(key: &'a Key, backend: &'a str, ttl: Ttl, fence: Fence) -> Self {
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, fence: fence.0, ttl_ms: ttl.as_millis() }
+    }
+}
+
+impl<'a> Released<'a> {
+    /// With so many holds left.
+    pub fn new(key: &'a Key, backend: &'a str, holds: u32) -> Self {
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, holds }
+    }
+}
+
+impl<'a> Initialized<'a> {
+    /// Of what was done.
+    pub fn new(done: &lock::Init, backend: &'a str) -> Self {
+        let done = match done {
+            lock::Init::NotNeeded => "not_needed",
+            lock::Init::UpToDate => "up_to_date",
+            lock::Init::Created => "created",
+        };
+        Self { head: head("ok", exit::OK), backend, done }
+    }
+}
+
+impl<'a> NotHeld<'a> {
+    /// Of this lock.
+    pub fn new(key: &'a Key, backend: &'a str) -> Self {
+        Self { head: head("not_held", exit::NOT_HELD), key: key.as_str(), backend }
+    }
+}
+
+impl<'a> Interrupted<'a> {
+    /// By this signal.
+    pub fn new(key: &'a Key, signal: i32, status: u8) -> Self {
+        Self { head: head("interrupted", status), key: key.as_str(), signal }
+    }
+}
+
+impl<'a> Busy<'a> {
+    /// Of a lock that was not taken.
+    pub fn new(skip: &Skip<'a>, backend: &'a str, now: &Now, status: u8) -> Self {
+        Self {
+            head: head("busy", status),
+            key: skip.key.as_str(),
+            backend,
+            waited_ms: millis(skip.waited),
+            expires_in_ms: skip.busy.expires_in.map(millis),
+            position: skip.busy.position,
+            holders: skip.busy.holders.iter().map(|holder| HolderReport::new(holder, now)).collect(),
+        }
+    }
+}
+
+impl<'a> Failed<'a> {
+    /// For this reason.
+    pub fn new(error: &'a Error, status: u8) -> Self {
+        Self { head: head("error", status), error: ErrorReport::new(error) }
+    }
+}
+
+/// One lock.
+#[derive(Debug, Serialize)]
+pub struct LockReport<'a> {
+    key: &'a str,
+    stored_as: &'a str,
+    held: bool,
+    last_fence: Option<u64>,
+    holders: Vec<HolderReport<'a>>,
+    waiters: Vec<WaiterReport<'a>>,
+}
+
+impl<'a> LockReport<'a> {
+    fn new(state: &'a LockState, now: &Now) -> Self {
+        Self {
+            key: state.key.as_str(),
+            stored_as: &state.stored_as,
+            held: !state.holders.is_empty(),
+            last_fence: state.last_fence.map(|fence| fence.0),
+            holders: state.holders.iter().map(|holder| HolderReport::new(holder, now)).collect(),
+            waiters: state.waiters.iter().map(WaiterReport::new).collect(),
+        }
+    }
+}
+
+/// `inspect`.
+#[derive(Debug, Serialize)]
+pub struct Inspected<'a> {
+    #[serde(flatten)]
+    head: Head,
+    backend: &'a str,
+    #[serde(flatten)]
+    lock: LockReport<'a>,
+}
+
+impl<'a> Inspected<'a> {
+    /// Of this lock.
+    pub fn new(state: &'a LockState, backend: &'a str, now: &Now) -> Self {
+        Self { head: head("ok", exit::OK), backend, lock: LockReport::new(state, now) }
+    }
+}
+
+/// `list`.
+#[derive(Debug, Serialize)]
+pub struct Listed<'a> {
+    #[serde(flatten)]
+    head: Head,
+    backend: &'a str,
+    locks: Vec<LockReport<'a>>,
+}
+
+impl<'a> Listed<'a> {
+    /// Of these locks.
+    pub fn new(states: &'a [LockState], backend: &'a str, now: &Now) -> Self {
+        Self { head: head("ok", exit::OK), backend, locks: states.iter().map(|state| LockReport::new(state, now)).collect() }
+    }
+}
+
+/// One hold.
+#[derive(Debug, Serialize)]
+pub struct HolderReport<'a> {
+    mode: &'static str,
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    pid: Option<u32>,
+    boot_id: Option<&'a str>,
+    pid_ns: Option<u64>,
+    command: Option<&'a str>,
+    description: Option<&'a str>,
+    fence: Option<u64>,
+    foreign: bool,
+    detached: bool,
+    since: Option<String>,
+    held_for_ms: Option<u64>,
+    renewed_ago_ms: Option<u64>,
+    expires_in_ms: Option<u64>,
+    holds: u32,
+}
+
+impl<'a> HolderReport<'a> {
+    /// Of this hold; `now` dates it.
+    pub fn new(holder: &'a Holder, now: &Now) -> Self {
+        let metadata = holder.metadata.as_ref();
+        Self {
+            mode: mode(holder.mode),
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            pid: metadata.and_then(|m| m.pid),
+            boot_id: metadata.and_then(|m| m.boot_id.as_deref()),
+            pid_ns: metadata.and_then(|m| m.pid_ns),
+            command: metadata.and_then(|m| m.command.as_deref()),
+            description: metadata.and_then(|m| m.description.as_deref()),
+            fence: holder.fence.map(|fence| fence.0),
+            foreign: holder.foreign,
+            detached: holder.detached,
+            since: holder.held_for.and_then(|ago| now.utc_before(ago)),
+            held_for_ms: holder.held_for.map(millis),
+            renewed_ago_ms: holder.renewed_ago.map(millis),
+            expires_in_ms: holder.expires_in.map(millis),
+            holds: holder.holds,
+        }
+    }
+}
+
+/// A mode in a word.
+pub const fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Permits(_) => "permits",
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct WaiterReport<'a> {
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    pid: Option<u32>,
+    command: Option<&'a str>,
+    description: Option<&'a str>,
+    waiting_for_ms: Option<u64>,
+}
+
+impl<'a> WaiterReport<'a> {
+    fn new(waiter: &'a Waiter) -> Self {
+        let metadata = waiter.metadata.as_ref();
+        Self {
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            pid: metadata.and_then(|m| m.pid),
+            command: metadata.and_then(|m| m.command.as_deref()),
+            description: metadata.and_then(|m| m.description.as_deref()),
+            waiting_for_ms: waiter.waiting_for.map(millis),
+        }
+    }
+}
+
+/// One error.
+#[derive(Debug, Serialize)]
+pub struct ErrorReport<'a> {
+    kind: &'static str,
+    message: &'a str,
+    hint: Option<&'a str>,
+    operation: Option<&'static str>,
+    key: Option<&'a str>,
+    backend: Option<&'a str>,
+    effect: &'static str,
+    causes: Vec<String>,
+}
+
+impl<'a> ErrorReport<'a> {
+    /// Of this error.
+    pub fn new(error: &'a Error) -> Self {
+        let mut causes = Vec::new();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            causes.push(error.to_string());
+            cause = error.source();
+        }
+        Self {
+            kind: kind(error.kind),
+            message: &error.message,
+            hint: error.hint.as_deref(),
+            operation: error.operation,
+            key: error.key.as_ref().map(Key::as_str),
+            backend: error.backend.as_deref(),
+            effect: match error.effect {
+                Effect::NotApplied => "not_applied",
+                Effect::Applied => "applied",
+                Effect::Unknown => "unknown",
+            },
+            causes,
+        }
+    }
+}
+
+const fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Unavailable => "unavailable",
+        Kind::Timeout => "timeout",
+        Kind::Denied => "denied",
+        Kind::Config => "config",
+        Kind::Layout => "layout",
+        Kind::Usage => "usage",
+        Kind::Unsupported => "unsupported",
+        Kind::Data => "data",
+        Kind::Internal => "internal",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use jiff::tz::TimeZone;
+
+    use super::*;
+    use crate::lock::Metadata;
+
+    #[test]
+    fn whatever_others_wrote_it_is_one_line_of_json() {
+        let metadata = Metadata { host: Some("a\n\u{1b}\"\u{202e}".into()), description: Some("x".repeat(1 << 20)), ..Metadata::default() };
+        let holder = Holder {
+            mode: Mode::Exclusive,
+            metadata: Some(metadata),
+            fence: None,
+            foreign: false,
+            detached: true,
+            held_for: Some(Duration::from_secs(60)),
+            renewed_ago: None,
+            expires_in: None,
+            holds: 1,
+        };
+        let state = LockState {
+            key: Key::new("k").unwrap(),
+            stored_as: "dlock:k".into(),
+            holders: vec![holder],
+            waiters: vec![],
+            last_fence: None,
+        };
+        let now = Now::at("2026-11-20T02:00:00Z".parse().unwrap(), TimeZone::UTC);
+        let text = line(&Inspected::new(&state, "local", &now));
+        assert_eq!(text.matches('\n').count(), 1);
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&json["schema"], &json["result"], &json["held"]), (&"dlock/1".into(), &"ok".into(), &true.into()));
+        let holder = &json["holders"][0];
+        assert_eq!(holder["since"], "2026-11-20T01:59:00.000Z");
+        assert_eq!(holder["host"], "a\n\u{1b}\"\u{202e}");
+        assert!(holder["fence"].is_null() && holder["expires_in_ms"].is_null());
+    }
+}

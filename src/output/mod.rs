@@ -1,0 +1,269 @@
+//! All that dlock prints: data on stdout, everything else on stderr, one line at a time.
+//!
+//! Decides nothing, and never fails the job: a line that can't be written is lost. What other people wrote
+//! (metadata, stored names, server messages) is escaped here before it reaches a terminal.
+
+pub mod inspect;
+pub mod json;
+pub mod list;
+mod skip;
+mod status_file;
+mod syslog;
+mod time;
+mod verdict;
+mod waiting;
+mod who;
+
+use std::{
+    error::Error as _,
+    io::{self, IsTerminal as _, Write as _},
+    os::fd::AsFd as _,
+};
+
+use serde::Serialize;
+pub use skip::Skip;
+pub use status_file::StatusFile;
+pub use syslog::{Syslog, SyslogPolicy};
+pub use time::{Now, age};
+pub use verdict::{CommandEnd, GivenBack, Outcome, Verdict};
+pub use waiting::Waiting;
+pub use who::{described, shell, who};
+
+use crate::{
+    exit,
+    lock::{Error, Key, Kind, Result, printable},
+};
+
+/// How things are printed.
+#[derive(Clone, Debug, Default)]
+#[allow(clippy::struct_excessive_bools)] // independent wishes
+pub struct Output {
+    /// One JSON object instead of lines for people.
+    pub json: bool,
+    /// The JSON object goes to stderr, since stdout is the command's (`run`).
+    pub json_on_stderr: bool,
+    /// No notices.
+    pub quiet: bool,
+    /// What lies under an error, too.
+    pub verbose: bool,
+    /// Whether colours were asked for or forbidden; `None` to go by the terminal.
+    pub color: Option<bool>,
+}
+
+/// How tables look: how wide the terminal is, and whether it has colours.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Look {
+    /// `None` if lines are not to be cut.
+    pub width: Option<usize>,
+    /// Bold and colours.
+    pub color: bool,
+}
+
+impl Look {
+    /// `text` in the terminal's `style` (SGR numbers).
+    pub fn paint(&self, style: &str, text: &str) -> String {
+        if self.color { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+impl Output {
+    /// Whether a program reads.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// Whether somebody looks at stderr.
+    pub fn attended(&self) -> bool {
+        io::stderr().is_terminal()
+    }
+
+    /// How tables are to look on stdout.
+    pub fn look(&self) -> Look {
+        let terminal = io::stdout().is_terminal();
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let width = terminal.then(|| columns(io::stdout().as_fd()));
+        Look { width, color: self.color.unwrap_or(terminal && !dumb && !forbidden) }
+    }
+
+    /// Writes data to stdout.
+    ///
+    /// # Errors
+    /// If not all of it could be written.
+    pub fn data(&self, text: &str) -> io::Result<()> {
+        self.bytes(text.as_bytes())
+    }
+
+    /// As [`Output::data`].
+    ///
+    /// # Errors
+    /// If not all of it could be written.
+    pub fn bytes(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(bytes)?;
+        stdout.flush()
+    }
+
+    /// Writes the one JSON object.
+    ///
+    /// # Errors
+    /// If not all of it could be written.
+    pub fn json(&self, report: &impl Serialize) -> io::Result<()> {
+        let text = json::line(report);
+        if self.json_on_stderr { io::stderr().write_all(text.as_bytes()) } else { self.data(&text) }
+    }
+
+    /// The exit status after data was to be written: `status`, unless nobody has it now. A reader that
+    /// has read enough and left is fine.
+    pub fn finish(&self, written: io::Result<()>, status: u8) -> u8 {
+        match written {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => self.unwritten(&error, ""),
+            _ => status,
+        }
+    }
+
+    /// Says that stdout can't be written, and what follows from it. Returns the exit status.
+    pub fn unwritten(&self, error: &io::Error, consequence: &str) -> u8 {
+        let joint = if consequence.is_empty() { "" } else { ": " };
+        self.say(&format!("stdout can't be written: {}{joint}{consequence}", plain(error)));
+        exit::OUTPUT
+    }
+
+    /// Refuses to take a lock whose token nobody could read.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if stdout is closed.
+    pub fn check_token_has_a_reader(&self) -> Result<()> {
+        // Rust opens /dev/null, for reading and writing, in place of a descriptor that was closed at start.
+        // `>/dev/null` is for writing only: whoever writes that means it.
+        let closed = rustix::fs::fstat(io::stdout().as_fd()).is_ok_and(|stat| {
+            let is_null = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_char_device()
+                && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3);
+            is_null && rustix::fs::fcntl_getfl(io::stdout().as_fd()).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::RDWR))
+        });
+        if closed {
+            return Err(Error::new(Kind::Usage, "stdout is closed: nobody would learn the token that this lock is released with")
+                .hint(">/dev/null throws it away"));
+        }
+        Ok(())
+    }
+
+    /// A line that can be silenced.
+    pub fn notice(&self, text: &str) {
+        if !self.quiet {
+            self.say(text);
+        }
+    }
+
+    /// A line that is always printed.
+    pub fn warn(&self, text: &str) {
+        self.say(text);
+    }
+
+    /// A notice and what to do next.
+    pub fn notice_with_hint(&self, text: &str, hint: &str) {
+        if !self.quiet {
+            stderr_lines(&format!("dlock: {}\nhint: {}\n", printable(text), printable(hint)));
+        }
+    }
+
+    /// A warning and what to do next.
+    pub fn warn_with_hint(&self, text: &str, hint: &str) {
+        stderr_lines(&format!("dlock: {}\nhint: {}\n", printable(text), printable(hint)));
+    }
+
+    fn say(&self, text: &str) {
+        stderr_lines(&format!("dlock: {}\n", printable(text)));
+    }
+
+    /// Says why it failed, as lines or as the one JSON object, and returns the exit status.
+    pub fn error(&self, error: &Error) -> u8 {
+        let status = exit::of(error);
+        if self.json {
+            return self.finish(self.json(&json::Failed::new(error, status)), status);
+        }
+        self.error_lines(error);
+        status
+    }
+
+    /// Says an error to people, whatever happens to the exit status.
+    pub fn error_lines(&self, error: &Error) {
+        let mut text = format!("dlock: {}\n", printable(&error.to_string()));
+        let mut cause = error.source();
+        while let Some(error) = cause.filter(|_| self.verbose) {
+            text += &format!("cause: {}\n", printable(&error.to_string()));
+            cause = error.source();
+        }
+        if let Some(hint) = error.hint.as_deref().filter(|hint| !hint.is_empty()) {
+            text += &format!("hint: {}\n", printable(hint));
+        }
+        stderr_lines(&text);
+    }
+
+    /// Says that the token does not hold the lock.
+    pub fn not_held(&self, key: &Key, backend: &str) -> u8 {
+        if self.json {
+            return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
+        }
+        let text = format!("{}: the token does not hold this lock", key.escaped());
+        self.warn_with_hint(
+            &text,
+            &format!("its lease ended, or it was given back: dlock inspect {} tells who has it now", who::shell(key)),
+        );
+        exit::NOT_HELD
+    }
+
+    /// Says that waiting was ended by a signal.
+    pub fn interrupted(&self, key: &Key, signal: i32) -> u8 {
+        let status = exit::signalled(signal);
+        if self.json { self.finish(self.json(&json::Interrupted::new(key, signal, status)), status) } else { status }
+    }
+
+    /// Says that `run` skips, if somebody looks.
+    pub fn skipped(&self, skip: &Skip<'_>) {
+        if self.attended() && !self.json {
+            self.notice_with_hint(&skip.text(), &skip.hint());
+        }
+    }
+
+    /// Says that the lock was lost, always; in JSON the verdict says it.
+    pub fn lost(&self, key: &Key, how: &str, hint: &str) {
+        if !self.json {
+            self.warn_with_hint(&format!("{}: the lock was lost: {how}", key.escaped()), hint);
+        }
+    }
+
+    /// Prints the verdict of `run` for programs, if they asked for it.
+    pub fn verdict(&self, verdict: &Verdict) {
+        if self.json {
+            stderr_lines(&verdict.json());
+        }
+    }
+
+    /// Says that somebody else has the lock, to whoever called a command that isn't `run`.
+    pub fn busy(&self, skip: &Skip<'_>, backend: &str, status: u8) -> u8 {
+        if self.json {
+            return self.finish(self.json(&json::Busy::new(skip, backend, &Now::read(), status)), status);
+        }
+        self.notice_with_hint(&skip.text(), &skip.hint());
+        status
+    }
+}
+
+/// The terminal's width, or 80.
+fn columns(terminal: std::os::fd::BorrowedFd<'_>) -> usize {
+    rustix::termios::tcgetwinsize(terminal).map_or(80, |size| usize::from(size.ws_col)).max(40)
+}
+
+/// One write, so that lines of several processes don't mix. A lost diagnostic changes nothing.
+fn stderr_lines(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// An I/O error without the "(os error 2)" that Rust adds.
+pub fn plain(error: &io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut chars = text.chars();
+    chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
+}

@@ -1,0 +1,107 @@
+//! The file that says how a `run` ended, for callers who can't tell dlock's exit status from the command's.
+//!
+//! Written aside and renamed, so that a reader sees the old verdict or the new one, never half of one; a
+//! symbolic link in its place is replaced, not followed.
+
+use std::{
+    ffi::OsString,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::lock::random;
+
+/// Where a verdict is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatusFile {
+    folder: PathBuf,
+    name: OsString,
+}
+
+impl StatusFile {
+    /// Checks that a verdict could be written there, as far as that can be told without writing.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn new(path: &Path) -> Result<Self, String> {
+        let name = path.file_name().ok_or("it is no file's name")?.to_owned();
+        let folder = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        // The command may change nothing of ours, but `dlock` may be told to go elsewhere: keep where we are now.
+        let folder = folder.canonicalize().map_err(|error| format!("its folder: {}", super::plain(&error)))?;
+        if !folder.is_dir() {
+            return Err("its folder is none".into());
+        }
+        let file = Self { folder, name };
+        file.check_replaceable().map_err(|error| error.to_string())?;
+        Ok(file)
+    }
+
+    /// The file.
+    pub fn path(&self) -> PathBuf {
+        self.folder.join(&self.name)
+    }
+
+    /// Renaming over a device or a pipe (`/dev/null`, `/dev/stderr`) would remove it for everybody.
+    fn check_replaceable(&self) -> io::Result<()> {
+        match self.path().symlink_metadata() {
+            Ok(metadata) if !metadata.is_file() && !metadata.is_symlink() => Err(io::Error::other("something is there that is not a file")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the verdict, readable by its owner alone.
+    ///
+    /// # Errors
+    /// If it can't be written; the old one is still there then.
+    pub fn write(&self, text: &str) -> io::Result<()> {
+        self.check_replaceable()?;
+        let mut aside = OsString::from(".");
+        aside.push(&self.name);
+        aside.push(format!(".{:016x}", random()));
+        let aside = self.folder.join(aside);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut file = std::fs::File::from(rustix::fs::open(&aside, flags, Mode::RUSR | Mode::WUSR)?);
+        let written = file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&aside, self.path()));
+        if written.is_err() {
+            let _ = std::fs::remove_file(&aside);
+        }
+        written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+
+    #[test]
+    fn a_verdict_replaces_the_old_one_and_follows_no_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("status.json");
+        let file = StatusFile::new(&path).unwrap();
+        file.write("one").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let victim = folder.path().join("victim");
+        fs::write(&victim, "precious").unwrap();
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&victim, &path).unwrap();
+        file.write("two").unwrap();
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "two");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left aside");
+    }
+
+    #[test]
+    fn devices_and_missing_folders_are_refused() {
+        assert!(StatusFile::new(Path::new("/dev/null")).unwrap_err().contains("not a file"));
+        assert!(StatusFile::new(Path::new("/nonexistent/x")).unwrap_err().contains("no such file"));
+        assert!(StatusFile::new(Path::new("/")).is_err());
+        assert!(StatusFile::new(Path::new("")).is_err());
+    }
+}

@@ -1,0 +1,87 @@
+//! One line to syslog per run, skip or loss, for jobs that nobody watches.
+//!
+//! Never blocks and never fails: a host without syslog has no lines.
+
+use std::{
+    os::unix::net::UnixDatagram,
+    path::{Path, PathBuf},
+};
+
+use super::{Now, Output, Verdict};
+use crate::lock::printable;
+
+/// What syslog gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SyslogPolicy {
+    /// A line if stderr is no terminal.
+    #[default]
+    Auto,
+    /// Nothing.
+    Off,
+    /// The verdict as JSON.
+    Json,
+}
+
+/// Facility cron, severities error and informational.
+const ERROR: u8 = 9 * 8 + 3;
+const INFO: u8 = 9 * 8 + 6;
+
+/// The way to the syslog daemon.
+#[derive(Clone, Debug)]
+pub struct Syslog {
+    socket: PathBuf,
+}
+
+impl Default for Syslog {
+    fn default() -> Self {
+        Self { socket: "/dev/log".into() }
+    }
+}
+
+impl Syslog {
+    /// Another socket, for tests.
+    pub fn at(socket: &Path) -> Self {
+        Self { socket: socket.to_owned() }
+    }
+
+    /// Sends what `policy` asks for of how a run ended.
+    pub fn report(&self, policy: SyslogPolicy, out: &Output, verdict: &Verdict) {
+        let text = match policy {
+            SyslogPolicy::Auto if !out.attended() => verdict.line(),
+            SyslogPolicy::Json => verdict.json().trim_end().to_owned(),
+            _ => return,
+        };
+        self.send(if verdict.is_bad() { ERROR } else { INFO }, &text);
+    }
+
+    /// Sends a line, if that is possible at once.
+    fn send(&self, priority: u8, text: &str) {
+        let line = format!("<{priority}>{} dlock[{}]: {}", Now::read().syslog(), std::process::id(), printable(text));
+        let Ok(socket) = UnixDatagram::unbound() else { return };
+        // Connecting blocks as sending does when the daemon's queue is full.
+        if socket.set_nonblocking(true).is_ok() && socket.connect(&self.socket).is_ok() {
+            let _ = socket.send(line.as_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_arrive_and_a_missing_or_full_daemon_is_ignored() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        Syslog::at(&path).send(INFO, "nobody there");
+        let daemon = UnixDatagram::bind(&path).unwrap();
+        Syslog::at(&path).send(INFO, "sms-job skipped\nbusy");
+        let mut buffer = [0; 1024];
+        let length = daemon.recv(&mut buffer).unwrap();
+        let line = std::str::from_utf8(&buffer[..length]).unwrap();
+        assert!(line.starts_with("<78>") && line.ends_with(&format!("dlock[{}]: sms-job skipped\\nbusy", std::process::id())), "{line}");
+        for _ in 0..5000 {
+            Syslog::at(&path).send(INFO, "nobody reads");
+        }
+    }
+}

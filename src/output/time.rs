@@ -1,0 +1,97 @@
+//! Times as people and programs read them.
+
+use std::time::Duration;
+
+use jiff::{Timestamp, Zoned, tz::TimeZone};
+
+/// The wall clock, read once per view, for showing only: leases are never counted by it.
+#[derive(Clone, Debug)]
+pub struct Now(Zoned);
+
+impl Now {
+    /// The host's clock and time zone.
+    pub fn read() -> Self {
+        Self(Zoned::now())
+    }
+
+    /// A given time, for tests.
+    pub fn at(timestamp: Timestamp, zone: TimeZone) -> Self {
+        Self(timestamp.to_zoned(zone))
+    }
+
+    fn before(&self, ago: Duration) -> Option<Zoned> {
+        jiff::SignedDuration::try_from(ago).ok().and_then(|ago| self.0.checked_sub(ago).ok())
+    }
+
+    /// The time so long ago as RFC 3339 in UTC, to the millisecond.
+    pub fn utc_before(&self, ago: Duration) -> Option<String> {
+        self.before(ago).map(|then| rfc3339(then.timestamp()))
+    }
+
+    /// The local time so long ago, with its zone, and with the day if that is another.
+    pub fn local_before(&self, ago: Duration) -> String {
+        let Some(then) = self.before(ago) else { return "long ago".into() };
+        let format = match (then.date() == self.0.date(), then.year() == self.0.year()) {
+            (true, _) => "%H:%M:%S %Z",
+            (_, true) => "%a %-d %b %H:%M:%S %Z",
+            _ => "%a %-d %b %Y %H:%M:%S %Z",
+        };
+        then.strftime(format).to_string()
+    }
+
+    /// As syslog wants it.
+    pub fn syslog(&self) -> String {
+        self.0.strftime("%b %e %H:%M:%S").to_string()
+    }
+}
+
+/// RFC 3339 in UTC, to the millisecond.
+pub fn rfc3339(timestamp: Timestamp) -> String {
+    format!("{timestamp:.3}")
+}
+
+/// A length of time in its two largest units, rounded down: `1h 4m`, `48s`.
+pub fn age(length: Duration) -> String {
+    let seconds = length.as_secs();
+    let units = [(86_400, "d"), (3600, "h"), (60, "m"), (1, "s")];
+    let Some(first) = units.iter().position(|(size, _)| seconds >= *size) else { return "0s".into() };
+    let (size, unit) = units[first];
+    let mut text = format!("{}{unit}", seconds / size);
+    if let Some((small, unit)) = units.get(first + 1) {
+        let rest = seconds % size / small;
+        if rest > 0 {
+            text += &format!(" {rest}{unit}");
+        }
+    }
+    text
+}
+
+/// Whole milliseconds.
+pub fn millis(length: Duration) -> u64 {
+    u64::try_from(length.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_have_two_units() {
+        for (seconds, text) in
+            [(0, "0s"), (48, "48s"), (60, "1m"), (252, "4m 12s"), (3840, "1h 4m"), (3601, "1h"), (90_061, "1d 1h"), (864_000, "10d")]
+        {
+            assert_eq!(age(Duration::from_secs(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn times_are_local_for_people_and_utc_for_programs() {
+        let zone = TimeZone::fixed(jiff::tz::offset(1));
+        let now = Now::at("2026-11-20T02:04:01.5Z".parse().unwrap(), zone);
+        assert_eq!(now.utc_before(Duration::from_millis(500)).unwrap(), "2026-11-20T02:04:01.000Z");
+        assert!(now.local_before(Duration::from_secs(60)).starts_with("03:03:01 "));
+        assert!(now.local_before(Duration::from_secs(90_000)).starts_with("Thu 19 Nov 02:04:01 "));
+        assert_eq!(now.local_before(Duration::MAX), "long ago");
+        assert_eq!(now.syslog(), "Nov 20 03:04:01");
+    }
+}

@@ -1,0 +1,264 @@
+//! How a `dlock run` ended: for the status file, for `--json` and for syslog.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::{Now, json, time, who};
+use crate::lock::{Error, Fence, Holder, Key, printable};
+
+/// How it ended, in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// The command ran to its end under the lock.
+    Ok,
+    /// Somebody else had the lock.
+    Busy,
+    /// The lock was lost while the command ran.
+    Lost,
+    /// A signal ended the wait.
+    Interrupted,
+    /// Something failed; the command did not run, or could not be supervised.
+    Error,
+}
+
+/// How the command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommandEnd {
+    /// With this status.
+    Exited(u8),
+    /// By this signal.
+    Signalled(i32),
+}
+
+impl From<crate::supervise::Outcome> for CommandEnd {
+    fn from(outcome: crate::supervise::Outcome) -> Self {
+        match outcome {
+            crate::supervise::Outcome::Exited(status) => Self::Exited(status),
+            crate::supervise::Outcome::Signalled(signal) => Self::Signalled(signal),
+        }
+    }
+}
+
+/// Whether the lock is free after the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GivenBack {
+    /// It was given back.
+    Yes,
+    /// An outer `dlock run` keeps it.
+    Nested,
+    /// It was not ours any more.
+    NotHeld,
+    /// The store did not say; the lease ends by itself.
+    Unknown,
+}
+
+/// How a run ended. What did not happen is `None`.
+#[derive(Debug)]
+pub struct Verdict {
+    /// In a word.
+    pub outcome: Outcome,
+    /// Which lock.
+    pub key: Key,
+    /// The store, without secrets.
+    pub backend: String,
+    /// What dlock exits with.
+    pub status: u8,
+    /// How the command ended.
+    pub command: Option<CommandEnd>,
+    /// The hold's number.
+    pub fence: Option<Fence>,
+    /// When the command was started.
+    pub started: Option<Timestamp>,
+    /// How long it was waited for the lock.
+    pub waited: Duration,
+    /// How long the command ran.
+    pub ran: Option<Duration>,
+    /// Whether the lock is free now.
+    pub given_back: Option<GivenBack>,
+    /// Who has the lock, if it was busy.
+    pub holders: Vec<Holder>,
+    /// What went wrong: the failure, or how the lock was lost.
+    pub error: Option<Error>,
+}
+
+impl Verdict {
+    /// A verdict of which only the beginning is known.
+    pub fn new(outcome: Outcome, key: &Key, backend: impl Into<String>, status: u8) -> Self {
+        Self {
+            outcome,
+            key: key.clone(),
+            backend: backend.into(),
+            status,
+            command: None,
+            fence: None,
+            started: None,
+            waited: Duration::ZERO,
+            ran: None,
+            given_back: None,
+            holders: Vec::new(),
+            error: None,
+        }
+    }
+
+    /// Whether somebody has to look after it.
+    pub fn is_bad(&self) -> bool {
+        matches!(self.outcome, Outcome::Lost | Outcome::Error)
+    }
+
+    /// The line for syslog: `sms-job skipped busy holder=web1 fence=812`.
+    pub fn line(&self) -> String {
+        let mut parts = vec![word(self.key.as_str())];
+        let mut add = |text: String| parts.push(text);
+        match self.outcome {
+            Outcome::Ok => {
+                add("ran".into());
+                match self.command {
+                    Some(CommandEnd::Exited(status)) => add(format!("status={status}")),
+                    Some(CommandEnd::Signalled(signal)) => add(format!("signal={signal}")),
+                    None => {}
+                }
+            }
+            Outcome::Busy => {
+                add("skipped busy".into());
+                if let Some(holder) = self.holders.first() {
+                    let host = holder.metadata.as_ref().and_then(|m| m.host.as_deref());
+                    add(format!("holder={}", host.map_or("?".into(), |host| word(&who::clean(host, 64)))));
+                    if let Some(fence) = holder.fence {
+                        add(format!("fence={fence}"));
+                    }
+                }
+            }
+            Outcome::Lost => add("lost".into()),
+            Outcome::Interrupted => add("interrupted".into()),
+            Outcome::Error => add("failed".into()),
+        }
+        if let Some(fence) = self.fence {
+            add(format!("fence={fence}"));
+        }
+        if let Some(ran) = self.ran {
+            add(format!("ran={:.3}s", ran.as_secs_f64()));
+        }
+        if self.outcome == Outcome::Ok && self.given_back == Some(GivenBack::Unknown) {
+            add("release=unknown".into());
+        }
+        if let Some(error) = &self.error {
+            add(format!("error={:?}", error.message));
+        }
+        parts.join(" ")
+    }
+
+    /// The one JSON object, as a line.
+    pub fn json(&self) -> String {
+        let (exit_status, signal) = match self.command {
+            Some(CommandEnd::Exited(status)) => (Some(status), None),
+            Some(CommandEnd::Signalled(signal)) => (None, Some(signal)),
+            None => (None, None),
+        };
+        let now = Now::read();
+        json::line(&Run {
+            schema: json::SCHEMA,
+            result: self.outcome,
+            status: self.status,
+            key: self.key.as_str(),
+            backend: &self.backend,
+            fence: self.fence.map(|fence| fence.0),
+            started: self.started.map(time::rfc3339),
+            waited_ms: time::millis(self.waited),
+            ran_ms: self.ran.map(time::millis),
+            command: self.command.map(|_| CommandReport { status: exit_status, signal }),
+            released: self.given_back,
+            holders: self.holders.iter().map(|holder| json::HolderReport::new(holder, &now)).collect(),
+            error: self.error.as_ref().map(json::ErrorReport::new),
+        })
+    }
+}
+
+#[derive(Serialize)]
+struct Run<'a> {
+    schema: &'static str,
+    result: Outcome,
+    status: u8,
+    key: &'a str,
+    backend: &'a str,
+    fence: Option<u64>,
+    started: Option<String>,
+    waited_ms: u64,
+    ran_ms: Option<u64>,
+    command: Option<CommandReport>,
+    released: Option<GivenBack>,
+    holders: Vec<json::HolderReport<'a>>,
+    error: Option<json::ErrorReport<'a>>,
+}
+
+#[derive(Serialize)]
+struct CommandReport {
+    status: Option<u8>,
+    signal: Option<i32>,
+}
+
+/// As one word of a line.
+fn word(text: &str) -> String {
+    let text = printable(text);
+    if text.chars().any(|c| c == ' ' || c == '"' || c == '=') { format!("{text:?}") } else { text.into_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::{Kind, Metadata, Mode};
+
+    fn verdict(outcome: Outcome, status: u8) -> Verdict {
+        Verdict::new(outcome, &Key::new("sms-job").unwrap(), "redis://r1:6379", status)
+    }
+
+    fn holder() -> Holder {
+        Holder {
+            mode: Mode::Exclusive,
+            metadata: Some(Metadata { host: Some("web1".into()), ..Metadata::default() }),
+            fence: Some(Fence(812)),
+            foreign: false,
+            detached: false,
+            held_for: None,
+            renewed_ago: None,
+            expires_in: None,
+            holds: 1,
+        }
+    }
+
+    #[test]
+    fn a_line_tells_what_happened() {
+        let skipped = Verdict { holders: vec![holder()], ..verdict(Outcome::Busy, 75) };
+        assert_eq!(skipped.line(), "sms-job skipped busy holder=web1 fence=812");
+        let ran = Verdict {
+            command: Some(CommandEnd::Exited(3)),
+            fence: Some(Fence(7)),
+            ran: Some(Duration::from_millis(1500)),
+            ..verdict(Outcome::Ok, 3)
+        };
+        assert_eq!(ran.line(), "sms-job ran status=3 fence=7 ran=1.500s");
+        let lost =
+            Verdict { error: Some(Error::new(Kind::Timeout, "no renewal for 36s")), fence: Some(Fence(7)), ..verdict(Outcome::Lost, 76) };
+        assert_eq!(lost.line(), "sms-job lost fence=7 error=\"no renewal for 36s\"");
+        assert!(lost.is_bad() && !ran.is_bad() && !skipped.is_bad());
+    }
+
+    #[test]
+    fn odd_names_stay_one_word() {
+        let key = Key::new("a b=\"c").unwrap();
+        assert_eq!(Verdict::new(Outcome::Interrupted, &key, "local", 130).line(), r#""a b=\"c" interrupted"#);
+    }
+
+    #[test]
+    fn unknown_is_null() {
+        let json: serde_json::Value = serde_json::from_str(&verdict(Outcome::Interrupted, 130).json()).unwrap();
+        assert_eq!(json["schema"], "dlock/1");
+        assert_eq!(json["result"], "interrupted");
+        for unknown in ["fence", "started", "ran_ms", "command", "released", "error"] {
+            assert!(json.get(unknown).is_some_and(serde_json::Value::is_null), "{unknown}");
+        }
+    }
+}

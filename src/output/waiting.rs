@@ -1,0 +1,109 @@
+//! The line that shows a wait on a terminal. It is drawn over itself, and gone when the wait is over.
+
+use std::{io, os::fd::AsFd as _, time::Duration};
+
+use super::{Output, age, columns, stderr_lines, who};
+use crate::{
+    lease::{Clock, Patience},
+    lock::{BootTime, Busy, Key},
+};
+
+/// A wait in progress.
+pub struct Waiting<'a> {
+    key: &'a Key,
+    patience: Patience,
+    clock: &'a dyn Clock,
+    began: BootTime,
+    shown: bool,
+    drawn: bool,
+}
+
+impl<'a> Waiting<'a> {
+    /// A wait that begins now. Nothing is drawn unless somebody looks.
+    pub fn new(out: &Output, key: &'a Key, patience: Patience, clock: &'a dyn Clock) -> Self {
+        let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        let shown = out.attended() && !out.quiet && !out.json && !dumb;
+        Self { key, patience, clock, began: clock.now(), shown, drawn: false }
+    }
+
+    /// Shows who is waited for.
+    pub fn update(&mut self, busy: &Busy) {
+        if self.shown {
+            let text = line(self.key, busy, self.clock.now().since(self.began), self.patience);
+            let text = who::cut(&text, columns(io::stderr().as_fd()).saturating_sub(1));
+            stderr_lines(&format!("\r\x1b[K{text}"));
+            self.drawn = true;
+        }
+    }
+
+    /// Takes the line away.
+    pub fn clear(&mut self) {
+        if std::mem::take(&mut self.drawn) {
+            stderr_lines("\r\x1b[K");
+        }
+    }
+
+    /// How long it was waited; nothing if there was to be no waiting.
+    pub fn waited(&self) -> Duration {
+        if self.patience == Patience::Try { Duration::ZERO } else { self.clock.now().since(self.began) }
+    }
+}
+
+fn line(key: &Key, busy: &Busy, waited: Duration, patience: Patience) -> String {
+    let holder = busy.holders.first().map_or_else(|| "somebody else".into(), who::described);
+    let mut text = format!("dlock: waiting for {}: {holder}", key.escaped());
+    let most = match patience {
+        Patience::For(most) => format!("{} of {}", age(waited), age(most)),
+        _ => age(waited),
+    };
+    text += &busy.position.map_or_else(|| format!("; {most}"), |place| format!("; {} in line, {most}", ordinal(place)));
+    text
+}
+
+fn ordinal(number: u32) -> String {
+    let ending = match (number % 10, number % 100) {
+        (1, rest) if rest != 11 => "st",
+        (2, rest) if rest != 12 => "nd",
+        (3, rest) if rest != 13 => "rd",
+        _ => "th",
+    };
+    format!("{number}{ending}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::{Holder, Metadata, Mode};
+
+    #[test]
+    fn the_line_says_who_and_how_long() {
+        let metadata =
+            Metadata { user: Some("ana".into()), host: Some("ops1".into()), description: Some("v2.3".into()), ..Metadata::default() };
+        let holder = Holder {
+            mode: Mode::Exclusive,
+            metadata: Some(metadata),
+            fence: None,
+            foreign: false,
+            detached: false,
+            held_for: Some(Duration::from_secs(252)),
+            renewed_ago: None,
+            expires_in: None,
+            holds: 1,
+        };
+        let busy = Busy { holders: vec![holder], position: Some(2), ..Busy::default() };
+        let key = Key::new("deploy").unwrap();
+        assert_eq!(
+            line(&key, &busy, Duration::from_secs(17), Patience::For(Duration::from_secs(600))),
+            "dlock: waiting for deploy: ana@ops1, 4m 12s, \"v2.3\"; 2nd in line, 17s of 10m"
+        );
+        assert_eq!(
+            line(&key, &Busy::default(), Duration::from_secs(17), Patience::Forever),
+            "dlock: waiting for deploy: somebody else; 17s"
+        );
+    }
+
+    #[test]
+    fn ordinals() {
+        assert_eq!([1, 2, 3, 4, 11, 12, 13, 21, 112].map(ordinal), ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "112th"]);
+    }
+}

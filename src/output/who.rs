@@ -1,0 +1,91 @@
+//! Holders and waiters as people read them. All of it was written by others, so all of it is escaped and cut.
+
+use crate::lock::{Holder, Key, Metadata, printable};
+
+/// More of a name than this is noise, or malice.
+const NAME: usize = 40;
+/// More of a note than this is.
+const NOTE: usize = 120;
+
+/// `text` escaped, and cut to `most` characters.
+pub fn clean(text: &str, most: usize) -> String {
+    // Cut first: ten megabytes needn't be escaped to be thrown away.
+    let start: String = text.chars().take(most + 1).collect();
+    cut(&printable(&start), most)
+}
+
+/// `text` cut to `most` characters, with an ellipsis if it was longer.
+pub fn cut(text: &str, most: usize) -> String {
+    if text.chars().count() <= most { text.to_owned() } else { text.chars().take(most.saturating_sub(1)).chain(['…']).collect() }
+}
+
+/// `user@host`, or as much of it as is known.
+pub fn who(metadata: Option<&Metadata>) -> Option<String> {
+    let metadata = metadata?;
+    let name = |text: &Option<String>| text.as_deref().map(|text| clean(text, NAME));
+    match (name(&metadata.user), name(&metadata.host)) {
+        (Some(user), Some(host)) => Some(format!("{user}@{host}")),
+        (None, Some(host)) => Some(host),
+        (Some(user), None) => Some(user),
+        (None, None) => None,
+    }
+}
+
+/// Who holds, for a sentence.
+pub fn holder(holder: &Holder) -> String {
+    who(holder.metadata.as_ref()).unwrap_or_else(|| if holder.foreign { "a client that is not dlock" } else { "somebody" }.into())
+}
+
+/// The name of the command.
+pub fn command(metadata: Option<&Metadata>) -> Option<String> {
+    metadata?.command.as_deref().map(|command| clean(command, NAME))
+}
+
+/// The note in quotes.
+pub fn note(metadata: Option<&Metadata>) -> Option<String> {
+    metadata?.description.as_deref().map(|note| format!("\"{}\"", clean(note, NOTE)))
+}
+
+/// Who, since when and why: `ana@ops1, 4m 12s, "v2.3"`.
+pub fn described(one: &Holder) -> String {
+    let held = one.held_for.map(super::age);
+    [Some(holder(one)), held, note(one.metadata.as_ref())].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// The key as a word of a shell.
+pub fn shell(key: &Key) -> String {
+    let text = key.as_str();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@%+=,".contains(c);
+    if text.chars().all(plain) && !text.starts_with('-') {
+        text.to_owned()
+    } else if text.starts_with('-') {
+        format!("-- '{}'", text.replace('\'', r"'\''"))
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_wrote_is_escaped_and_cut() {
+        let metadata = Metadata {
+            user: Some("an\u{1b}[2Ja\r\u{202e}".into()),
+            host: Some("h".repeat(10 << 20)),
+            description: Some("x\n".repeat(5 << 20)),
+            ..Metadata::default()
+        };
+        let who = who(Some(&metadata)).unwrap();
+        assert!(who.starts_with("an\\u{1b}[2Ja\\r\\u{202e}@hhh") && who.chars().count() < 100, "{who}");
+        assert!(note(Some(&metadata)).is_some_and(|note| note.chars().count() <= NOTE + 2 && !note.contains('\n')));
+    }
+
+    #[test]
+    fn keys_can_be_pasted_into_a_shell() {
+        for (key, word) in [("demo", "demo"), ("a b", "'a b'"), ("it's", r"'it'\''s'"), ("-x", "-- '-x'"), ("$(reboot)", "'$(reboot)'")] {
+            assert_eq!(shell(&Key::new(key).unwrap()), word);
+        }
+    }
+}

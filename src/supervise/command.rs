@@ -1,0 +1,207 @@
+//! The command: may it run, what does it get, and the fork that executes it.
+
+use std::{
+    ffi::{CString, OsStr, OsString},
+    io,
+    os::{
+        fd::OwnedFd,
+        unix::{
+            ffi::{OsStrExt, OsStringExt},
+            fs::MetadataExt,
+        },
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{Access, access, getxattr},
+    pipe::{PipeFlags, pipe_with},
+    process::{Pid, Signal, getegid, geteuid, getgid, getpid, getppid, getuid, set_parent_process_death_signal, setpgid},
+};
+
+use super::{
+    CannotStart, Plan,
+    cgroup::Cgroup,
+    sys::{self, Fork, SignalSet},
+};
+use crate::lock::{Error, Kind};
+
+/// Refuses, before any lock is taken, a command that would get rights with which we could not kill it.
+///
+/// Whether it exists and can be executed is left for the attempt to say.
+///
+/// # Errors
+/// [`Kind::Usage`] for a set-uid or set-gid command or one with file capabilities, unless we are root.
+pub fn check_command(plan: &Plan) -> Result<(), Error> {
+    let Some(path) = plan.command.first().and_then(|name| find(name)) else { return Ok(()) };
+    let Ok(file) = std::fs::metadata(&path) else { return Ok(()) };
+    if geteuid().is_root() || rustix::thread::no_new_privs().unwrap_or(false) {
+        return Ok(());
+    }
+    let raises = |bit: u32, owner: u32, real: u32, effective: u32| file.mode() & bit != 0 && (owner != real || owner != effective);
+    let what = if raises(0o4000, file.uid(), getuid().as_raw(), geteuid().as_raw()) {
+        "is set-uid"
+    } else if raises(0o2000, file.gid(), getgid().as_raw(), getegid().as_raw()) {
+        "is set-gid"
+    } else if getxattr(&path, "security.capability", &mut [0; 64][..]).is_ok() {
+        "has file capabilities"
+    } else {
+        return Ok(());
+    };
+    let name = plan.command[0].to_string_lossy().escape_debug().to_string();
+    Err(Error::new(Kind::Usage, format!("{name} {what}: it could not be killed when the lock is lost"))
+        .hint(format!("sudo dlock run … -- {name} …")))
+}
+
+/// The file that `execvp` would execute.
+fn find(name: &OsStr) -> Option<PathBuf> {
+    let runs = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
+    if name.as_bytes().contains(&b'/') {
+        return Some(name.into());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| runs(path))
+}
+
+/// The environment of the command: ours without our options but for `kept`, plus what is given.
+pub fn environment(kept: &[String], given: &[(OsString, OsString)]) -> Vec<CString> {
+    merge(std::env::vars_os(), kept, given)
+}
+
+fn merge(inherited: impl Iterator<Item = (OsString, OsString)>, keep: &[String], given: &[(OsString, OsString)]) -> Vec<CString> {
+    let kept = |name: &OsStr| {
+        let name = name.as_bytes();
+        (!name.starts_with(b"DLOCK_") || keep.iter().any(|kept| kept.as_bytes() == name))
+            && given.iter().all(|(new, _)| new.as_bytes() != name)
+    };
+    let join = |(name, value): (OsString, OsString)| {
+        let mut entry = name.into_vec();
+        entry.push(b'=');
+        entry.extend(value.into_vec());
+        CString::new(entry).ok()
+    };
+    inherited.filter(|(name, _)| kept(name)).chain(given.iter().cloned()).filter_map(join).collect()
+}
+
+/// What the guardian knows about how to execute the command.
+pub struct Launch<'a> {
+    pub argv: &'a [CString],
+    pub environment: &'a [CString],
+    /// The process group to join, or `None` for one of its own.
+    pub join: Option<Pid>,
+    pub cgroup: Option<&'a Cgroup>,
+    /// The signal mask that dlock was started with.
+    pub mask: &'a SignalSet,
+}
+
+/// A command that was forked. Whether it could be executed is what its pipe tells.
+#[derive(Debug)]
+pub struct Launched {
+    pub pid: Pid,
+    /// Closed by a successful exec; else it carries a [`CannotStart`].
+    pub pipe: OwnedFd,
+}
+
+impl Launch<'_> {
+    /// Forks and executes.
+    pub fn run(&self) -> io::Result<Launched> {
+        let (pipe, report) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let guardian = getpid();
+        match sys::fork()? {
+            Fork::Child => {
+                let (stage, error) = self.become_it(guardian);
+                let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
+                let mut message = [stage; 5];
+                message[1..].copy_from_slice(&errno.to_le_bytes());
+                let _ = rustix::io::write(&report, &message);
+                sys::exit_now(127)
+            }
+            Fork::Parent(pid) => {
+                if self.join.is_none() {
+                    // Both sides do it, so that neither a signal for the group nor the command comes too early.
+                    let _ = setpgid(Some(pid), Some(pid));
+                }
+                Ok(Launched { pid, pipe })
+            }
+        }
+    }
+
+    /// In the new process. Returns only if it failed: before the exec (0) or in it (1).
+    fn become_it(&self, guardian: Pid) -> (u8, io::Error) {
+        match self.prepare(guardian) {
+            Ok(()) => (1, sys::exec(self.argv, self.environment)),
+            Err(error) => (0, error),
+        }
+    }
+
+    fn prepare(&self, guardian: Pid) -> io::Result<()> {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        if getppid() != Some(guardian) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        setpgid(None, self.join)?;
+        if let Some(cgroup) = self.cgroup {
+            cgroup.enter()?;
+        }
+        sys::set_ignored(libc::SIGPIPE, sys::sigpipe_was_ignored());
+        sys::set_mask(self.mask);
+        Ok(())
+    }
+}
+
+impl Launched {
+    /// Whether the command was executed; `None` while that isn't known.
+    pub fn verdict(&self) -> Option<Result<(), CannotStart>> {
+        let mut message = [0; 5];
+        match rustix::io::read(&self.pipe, &mut message[..]) {
+            Ok(0) => Some(Ok(())),
+            Ok(5) => {
+                let errno = i32::from_le_bytes([message[1], message[2], message[3], message[4]]);
+                Some(Err(match (message[0], errno) {
+                    (0, _) => CannotStart::System(errno),
+                    (_, libc::ENOENT) => CannotStart::NotFound,
+                    _ => CannotStart::NotExecutable(errno),
+                }))
+            }
+            Ok(_) => Some(Err(CannotStart::System(libc::EIO))),
+            Err(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervise::{Contain, Leftover, OnLost};
+
+    #[test]
+    fn options_are_stripped_and_what_is_given_replaces_what_was_there() {
+        let inherited = [("PATH", "/bin"), ("DLOCK_WAIT", "5"), ("DLOCK_PASSWORD", "s"), ("DLOCK_BACKEND", "b"), ("DLOCK_CONFIG", "c")]
+            .into_iter()
+            .chain([("DLOCK_KEY", "outer"), ("DLOCK_HELD", "outer"), ("XDLOCK_A", "1"), ("EMPTY", "")])
+            .map(|(name, value)| (name.into(), value.into()));
+        let merged = merge(inherited, &["DLOCK_BACKEND".into(), "DLOCK_CONFIG".into()], &[("DLOCK_KEY".into(), "inner".into())]);
+        let merged: Vec<_> = merged.iter().map(|entry| entry.to_str().unwrap()).collect();
+        assert_eq!(merged, ["PATH=/bin", "DLOCK_BACKEND=b", "DLOCK_CONFIG=c", "XDLOCK_A=1", "EMPTY=", "DLOCK_KEY=inner"]);
+    }
+
+    #[test]
+    fn a_command_is_found_as_execvp_finds_it() {
+        assert!(find(OsStr::new("sh")).unwrap().ends_with("sh"));
+        assert_eq!(find(OsStr::new("./no/such")).unwrap(), Path::new("./no/such"));
+        assert_eq!(find(OsStr::new("no-such-command-anywhere")), None);
+    }
+
+    #[test]
+    fn an_ordinary_command_is_not_refused() {
+        let plan = Plan {
+            command: vec!["sh".into()],
+            on_lost: OnLost::Kill,
+            leftover: Leftover::Wait,
+            contain: Contain::Auto,
+            grace: std::time::Duration::ZERO,
+            kept_variables: Vec::new(),
+        };
+        check_command(&plan).unwrap();
+    }
+}

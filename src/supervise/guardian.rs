@@ -1,0 +1,467 @@
+//! The guardian: the small process between dlock and the command that kills the tree when its time is up.
+//!
+//! One thread, one poll loop, no runtime. It blocks every signal but KILL and STOP, has a process group of its own
+//! and is a subreaper. It never talks to a store and never prints: dlock, as long as it lives, does.
+
+use std::{ffi::CString, os::fd::OwnedFd, time::Duration};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait},
+    time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime},
+};
+
+use super::{
+    CannotStart, Contain, Deadlines, Ended, Leftover, OnLost, Outcome, Plan, Why,
+    cgroup::{Cgroup, Parent},
+    command::{Launch, Launched, environment},
+    hunt::Hunt,
+    message::{Order, Received, Report, receive, transmit},
+    sys::{self, SignalSet},
+    terminal, tree,
+};
+use crate::{lease::BootClock, lock::BootTime};
+
+/// How long a cgroup may take to notice that it is empty, and how often it is looked at after that.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// What the guardian is born with.
+pub struct Setup {
+    pub plan: Plan,
+    pub argv: Vec<CString>,
+    /// Joined with dlock's end.
+    pub socket: OwnedFd,
+    /// The signal mask that dlock was started with.
+    pub mask: SignalSet,
+    /// dlock's process group, if its leader is in our PID namespace.
+    pub group: Option<Pid>,
+    /// The name of the command's cgroup, if it gets one.
+    pub cgroup: String,
+}
+
+/// Lives the guardian's life, from just after the fork to the end of the process.
+pub fn live(setup: Setup) -> ! {
+    // A panic must not unwind into dlock's own code; when the guardian ends, dlock takes over.
+    let lived = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let mut guardian = Guardian::new(setup)?;
+        guardian.run();
+        Ok::<(), std::io::Error>(())
+    }));
+    sys::exit_now(if matches!(lived, Ok(Ok(()))) { 0 } else { 70 })
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// No command yet.
+    Idle,
+    /// Forked, not yet known to be executed; or running; or only its descendants are.
+    Running,
+    /// TERM was sent; KILL comes then.
+    Stopping(BootTime),
+    Killing(Hunt),
+}
+
+#[allow(clippy::struct_excessive_bools)] // independent facts; the state is `phase`
+struct Guardian {
+    setup: Setup,
+    children: OwnedFd,
+    timer: OwnedFd,
+    /// Where the command's cgroup will be made.
+    parent: Option<Parent>,
+    cgroup: Option<Cgroup>,
+    phase: Phase,
+    deadlines: Deadlines,
+    /// The deadline has passed: what comes from dlock now can't revive the hold.
+    lapsed: bool,
+    /// dlock is gone.
+    orphaned: bool,
+    /// Whether the deadlines count.
+    bound: bool,
+    why: Option<Why>,
+    command: Option<Launched>,
+    /// Whether it is known that the command was executed, or wasn't.
+    verdict: Option<Result<(), CannotStart>>,
+    joined: bool,
+    terminal: bool,
+    outcome: Option<Outcome>,
+    /// No child is left to wait for.
+    empty: bool,
+    emptied: Option<BootTime>,
+    leftover_told: bool,
+}
+
+impl Guardian {
+    fn new(setup: Setup) -> std::io::Result<Self> {
+        sys::set_mask(&SignalSet::full());
+        rustix::process::setpgid(None, None)?;
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        let _ = rustix::thread::set_name(c"dlock-guardian");
+        let parent = match setup.plan.contain {
+            Contain::Group => None,
+            Contain::Auto => Parent::find().ok().filter(Parent::is_delegated),
+            Contain::Cgroup => Some(Parent::find()?),
+        };
+        let bound = setup.plan.on_lost != OnLost::Continue;
+        let never = BootTime::from_boot(Duration::MAX);
+        Ok(Self {
+            children: sys::signalfd(&SignalSet::of(&[libc::SIGCHLD]))?,
+            timer: timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?,
+            setup,
+            parent,
+            cgroup: None,
+            phase: Phase::Idle,
+            deadlines: Deadlines { term_at: never, kill_at: never },
+            lapsed: false,
+            orphaned: false,
+            bound,
+            why: None,
+            command: None,
+            verdict: None,
+            joined: false,
+            terminal: false,
+            outcome: None,
+            empty: true,
+            emptied: None,
+            leftover_told: false,
+        })
+    }
+
+    fn run(&mut self) {
+        loop {
+            // Extensions that arrived while this process didn't run are honest (their times are absolute):
+            // they come before the deadline is judged.
+            while !self.orphaned && self.take_order() {}
+            if self.orphaned && matches!(self.phase, Phase::Idle) {
+                return;
+            }
+            self.learn_verdict();
+            self.reap();
+            self.judge(BootClock::read());
+            if self.is_done() {
+                self.say_goodbye();
+                return;
+            }
+            self.sleep();
+        }
+    }
+
+    /// Carries out one order; whether there may be more.
+    fn take_order(&mut self) -> bool {
+        match receive(&self.setup.socket) {
+            Received::Nothing => false,
+            Received::Closed => {
+                self.orphaned = true;
+                let now = BootClock::read();
+                // Nobody renews any more. A lease that had been given up (`continue`) binds nobody, though.
+                self.bound |= now < self.deadlines.term_at;
+                self.stop(Why::Orphaned, now.plus(self.setup.plan.grace), Signal::TERM);
+                false
+            }
+            Received::Datagram(datagram) => {
+                if let Some((number, order)) = Order::decode(&datagram) {
+                    self.obey(order);
+                    self.report(&Report::Ack(number));
+                }
+                true
+            }
+        }
+    }
+
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Start { start_by, deadlines, environment } if matches!(self.phase, Phase::Idle) => {
+                self.deadlines = deadlines;
+                self.start(start_by, &environment);
+            }
+            Order::Extend(deadlines) if !self.lapsed => self.deadlines = deadlines,
+            Order::Lost if self.setup.plan.on_lost != OnLost::Continue => self.kill(Why::Lost),
+            Order::Stop(grace) => self.stop(Why::Stop, BootClock::read().plus(grace), Signal::TERM),
+            Order::Forward(number) => self.forward(number),
+            Order::Start { .. } | Order::Extend(_) | Order::Lost | Order::Ping => {}
+        }
+    }
+
+    fn start(&mut self, start_by: BootTime, given: &[(std::ffi::OsString, std::ffi::OsString)]) {
+        self.phase = Phase::Running;
+        let environment = environment(&self.setup.plan.kept_variables, given);
+        let terminal = terminal::controlling();
+        self.terminal = terminal.is_some();
+        let foreground = |group: &Pid| terminal.as_ref().is_some_and(|terminal| terminal::is_foreground(terminal, *group));
+        let join = self.setup.group.filter(foreground);
+        self.joined = join.is_some();
+        let system = |error: std::io::Error| CannotStart::System(error.raw_os_error().unwrap_or(libc::EIO));
+        let created = self.parent.as_ref().map(|parent| parent.create(&self.setup.cgroup)).transpose();
+        self.cgroup = match created {
+            Ok(cgroup) => cgroup,
+            // `auto` does without.
+            Err(_) if self.setup.plan.contain == Contain::Auto => None,
+            Err(error) => return self.verdict = Some(Err(system(error))),
+        };
+        let launch =
+            Launch { argv: &self.setup.argv, environment: &environment, join, cgroup: self.cgroup.as_ref(), mask: &self.setup.mask };
+        if BootClock::read() >= start_by {
+            return self.verdict = Some(Err(CannotStart::TooLate));
+        }
+        match launch.run() {
+            Ok(launched) => {
+                self.empty = false;
+                self.command = Some(launched);
+            }
+            Err(error) => self.verdict = Some(Err(system(error))),
+        }
+    }
+
+    fn learn_verdict(&mut self) {
+        let Some(command) = self.command.as_ref().filter(|_| self.verdict.is_none()) else { return };
+        self.verdict = command.verdict();
+        if self.verdict == Some(Ok(())) {
+            let pid = command.pid.as_raw_pid();
+            self.report(&Report::Started { pid, joined: self.joined });
+        }
+    }
+
+    /// Collects all children that ended, orphans of the command included.
+    fn reap(&mut self) {
+        while let Some((_, _)) = sys::read_signal(&self.children) {}
+        if self.empty {
+            return;
+        }
+        loop {
+            match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
+                Ok(Some((pid, status))) => {
+                    if self.command.as_ref().is_some_and(|command| command.pid == pid) {
+                        self.command_changed(status);
+                    }
+                }
+                Ok(None) => return,
+                Err(rustix::io::Errno::INTR) => {}
+                // With a subreaper this says it all: every orphan would be our child.
+                Err(_) => {
+                    self.empty = true;
+                    self.emptied = Some(BootClock::read());
+                    return;
+                }
+            }
+        }
+    }
+
+    fn command_changed(&mut self, status: WaitStatus) {
+        self.learn_verdict();
+        if let Some(signal) = status.stopping_signal() {
+            // On a terminal dlock stops with its command, as the shell expects. A STOP from elsewhere isn't its concern.
+            let by_terminal = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU].contains(&signal);
+            if self.joined || (self.terminal && by_terminal) {
+                self.report(&Report::Stopped(signal));
+            }
+        } else if status.continued() {
+            self.report(&Report::Continued);
+        } else {
+            self.outcome = outcome(status);
+        }
+    }
+
+    /// What the clock and the state of the tree ask for.
+    fn judge(&mut self, now: BootTime) {
+        if matches!(self.phase, Phase::Idle) || self.is_done() {
+            return;
+        }
+        // A command that isn't there can't be stopped; descendants of it can.
+        if self.bound && !self.lapsed && now >= self.deadlines.term_at {
+            self.lapsed = true;
+            self.report(&Report::DeadlineTerm);
+            if matches!(self.phase, Phase::Running) {
+                let signal = match self.setup.plan.on_lost {
+                    OnLost::Signal(number) => sys::signal(number).unwrap_or(Signal::TERM),
+                    OnLost::Kill | OnLost::Continue => Signal::TERM,
+                };
+                self.stop(Why::Deadline, self.deadlines.kill_at, signal);
+            }
+        }
+        // Right after the last one was reaped its cgroup may still seem populated.
+        let settled = self.emptied.is_none_or(|emptied| now.since(emptied) >= SETTLE);
+        if self.outcome.is_some() && matches!(self.phase, Phase::Running) && settled {
+            self.judge_leftover(now);
+        }
+        if let Phase::Stopping(kill_at) = self.phase {
+            let due = if self.bound { kill_at.min(self.deadlines.kill_at) } else { kill_at };
+            if now >= due {
+                self.begin_killing(now);
+            }
+        }
+        self.hunt(now);
+    }
+
+    fn judge_leftover(&mut self, now: BootTime) {
+        match self.setup.plan.leftover {
+            Leftover::Wait if !self.leftover_told => {
+                self.leftover_told = true;
+                let me = rustix::process::getpid().as_raw_pid();
+                let left = tree::below(me, &[]).unwrap_or_default();
+                let mut pids: Vec<i32> = left.iter().filter(|process| !process.is_dead()).map(|process| process.pid).collect();
+                pids.extend(self.cgroup.as_ref().map(Cgroup::members).unwrap_or_default());
+                pids.sort_unstable();
+                pids.dedup();
+                pids.truncate(1000);
+                self.report(&Report::Leftover(pids));
+            }
+            Leftover::Kill => self.stop(Why::Leftover, now.plus(self.setup.plan.grace), Signal::TERM),
+            Leftover::Wait | Leftover::Leave => {}
+        }
+    }
+
+    fn hunt(&mut self, now: BootTime) {
+        let Phase::Killing(hunt) = &mut self.phase else { return };
+        if now < hunt.next_at() {
+            return;
+        }
+        let stuck = hunt.round(self.cgroup.as_ref(), now);
+        for (pid, why) in stuck {
+            self.report(&Report::Unkillable(pid, why));
+        }
+        // Most are gone by now: no need to wait for the kernel to say so.
+        self.reap();
+    }
+
+    fn stop(&mut self, why: Why, kill_at: BootTime, signal: Signal) {
+        if matches!(self.phase, Phase::Running) {
+            self.phase = Phase::Stopping(kill_at);
+            self.why.get_or_insert(why);
+            if tree::signal_all(rustix::process::getpid().as_raw_pid(), &[], signal).is_err() {
+                // Without /proc the command is the only one that we can name.
+                if let Some(command) = self.command.as_ref().filter(|_| self.outcome.is_none()) {
+                    let _ = kill_process(command.pid, signal);
+                    let _ = kill_process(command.pid, Signal::CONT);
+                }
+            }
+        } else if let Phase::Stopping(before) = self.phase {
+            self.phase = Phase::Stopping(before.min(kill_at));
+        }
+    }
+
+    fn kill(&mut self, why: Why) {
+        if matches!(self.phase, Phase::Running | Phase::Stopping(_)) {
+            self.why.get_or_insert(why);
+            self.begin_killing(BootClock::read());
+        }
+    }
+
+    fn begin_killing(&mut self, now: BootTime) {
+        let me = rustix::process::getpid().as_raw_pid();
+        let alive = self.command.as_ref().filter(|_| self.outcome.is_none());
+        if let Some(command) = alive {
+            // The one that we can name without looking.
+            let _ = kill_process(command.pid, Signal::KILL);
+        }
+        let group = alive.filter(|_| !self.joined).map(|command| command.pid);
+        self.phase = Phase::Killing(Hunt::new(me, Vec::new(), group, now));
+    }
+
+    /// Passes a signal on, as the terminal or a user meant it: those that end a job to all of the job.
+    fn forward(&mut self, number: i32) {
+        let Some(signal) = sys::signal(number) else { return };
+        let ends = [Signal::TERM, Signal::HUP].contains(&signal);
+        let alive = self.command.as_ref().filter(|_| self.outcome.is_none()).map(|command| command.pid);
+        let for_all = ends || [Signal::INT, Signal::QUIT, Signal::TSTP].contains(&signal);
+        match alive {
+            Some(pid) if !for_all => drop(kill_process(pid, signal)),
+            Some(pid) if !self.joined => {
+                let _ = kill_process_group(pid, signal);
+                if ends {
+                    let _ = kill_process_group(pid, Signal::CONT);
+                }
+            }
+            None if !for_all => {}
+            // dlock itself is in the command's group, or the group is only a number by now.
+            _ => {
+                let me = rustix::process::getpid().as_raw_pid();
+                let group = self.setup.group.map_or(0, Pid::as_raw_pid);
+                let all = tree::below(me, &[]).unwrap_or_default();
+                for process in all.iter().filter(|process| alive.is_none() || process.group == group) {
+                    let _ = tree::signal(process, me, signal);
+                    if ends {
+                        let _ = tree::signal(process, me, Signal::CONT);
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        if matches!(self.phase, Phase::Idle) {
+            return false;
+        }
+        let never_ran = self.command.is_none() && self.verdict.is_some();
+        let left = self.leaves_leftover();
+        let quiet = self.empty && !self.cgroup.as_ref().is_some_and(Cgroup::is_populated);
+        never_ran || (self.outcome.is_some() && (quiet || left))
+    }
+
+    /// Whether descendants are to be left alone now: never those of a command that was stopped.
+    fn leaves_leftover(&self) -> bool {
+        self.setup.plan.leftover == Leftover::Leave && self.outcome.is_some() && matches!(self.phase, Phase::Running) && !self.orphaned
+    }
+
+    fn say_goodbye(&mut self) {
+        let leftover_left = self.leaves_leftover() && !self.empty;
+        if let Some(cgroup) = self.cgroup.take() {
+            if leftover_left {
+                cgroup.evict();
+            }
+            cgroup.remove();
+        }
+        let last = match self.verdict {
+            Some(Err(why)) => Report::CannotStart(why),
+            _ => Report::Ended(Ended { outcome: self.outcome, stopped: self.why, leftover_left }),
+        };
+        self.report(&last);
+    }
+
+    fn report(&self, report: &Report) {
+        // If dlock doesn't read or is gone, the tree is still ours to look after.
+        let _ = transmit(&self.setup.socket, &report.encode());
+    }
+
+    /// Until an order, a child or the next deadline comes.
+    fn sleep(&self) {
+        let bound = self.bound;
+        let next = match &self.phase {
+            Phase::Idle => None,
+            Phase::Running => bound.then_some(self.deadlines.term_at),
+            Phase::Stopping(kill_at) if bound && self.lapsed => Some((*kill_at).min(self.deadlines.kill_at)),
+            Phase::Stopping(kill_at) if bound => Some((*kill_at).min(self.deadlines.term_at)),
+            Phase::Stopping(kill_at) => Some(*kill_at),
+            Phase::Killing(hunt) => Some(hunt.next_at()),
+        };
+        // Nothing tells when a cgroup becomes empty after the last child was reaped.
+        let look_again = self.emptied.map(|emptied| {
+            let now = BootClock::read();
+            now.plus(if now.since(emptied) < SETTLE { Duration::from_millis(1) } else { SETTLE })
+        });
+        arm(&self.timer, [next, look_again].into_iter().flatten().min());
+        let mut sources = vec![PollFd::new(&self.children, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
+        if !self.orphaned {
+            sources.push(PollFd::new(&self.setup.socket, PollFlags::IN));
+        }
+        if let Some(command) = self.command.as_ref().filter(|_| self.verdict.is_none()) {
+            sources.push(PollFd::new(&command.pipe, PollFlags::IN));
+        }
+        let _ = poll(&mut sources, None);
+    }
+}
+
+/// How the process ended, if it did.
+pub fn outcome(status: WaitStatus) -> Option<Outcome> {
+    let exited = status.exit_status().map(|status| Outcome::Exited(u8::try_from(status).unwrap_or(u8::MAX)));
+    exited.or_else(|| status.terminating_signal().map(Outcome::Signalled))
+}
+
+/// Makes the timer readable at that time, which may have passed; or never.
+pub fn arm(timer: &OwnedFd, at: Option<BootTime>) {
+    let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let value = at.map_or(none, |at| {
+        let since = at.since_boot();
+        let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX / 1_000_000_000).min(i64::MAX / 1_000_000_000);
+        Timespec { tv_sec: seconds, tv_nsec: i64::from(since.subsec_nanos()) }
+    });
+    let _ = timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval: none, it_value: value });
+}

@@ -1,0 +1,109 @@
+//! The signals of dlock itself: blocked from the start and read from a descriptor, so that none is lost and none interrupts.
+//!
+//! Nothing here decides what a signal means; it says which came, and whether the kernel's terminal sent it.
+
+use std::{io, os::fd::OwnedFd};
+
+use rustix::process::{Resource, Rlimit};
+use tokio::io::unix::AsyncFd;
+
+use super::sys::{self, SignalSet};
+
+/// What dlock passes on to the command. TSTP is here because dlock stops together with the command.
+const HANDLED: [i32; 9] =
+    [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH, libc::SIGCONT, libc::SIGTSTP];
+
+/// `si_code` of what the kernel sends by itself; of these signals only the terminal's.
+const SI_KERNEL: i32 = 0x80;
+
+/// Blocks the handled signals and SIGCHLD, whose default action is restored. Returns the mask before.
+///
+/// Signals that were ignored when dlock was started (nohup, a shell's background job) stay ignored and untouched.
+pub(super) fn block() -> SignalSet {
+    sys::set_ignored(libc::SIGCHLD, false);
+    let mut blocked = handled();
+    blocked.push(libc::SIGCHLD);
+    sys::block(&SignalSet::of(&blocked))
+}
+
+fn handled() -> Vec<i32> {
+    HANDLED.into_iter().filter(|&signal| !sys::is_ignored(signal)).collect()
+}
+
+/// A signal that dlock received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signal {
+    /// Its number.
+    pub number: i32,
+    /// Whether it came from the terminal (Ctrl-C, a hang-up, a new size), which sends it to the whole foreground group.
+    pub from_terminal: bool,
+}
+
+impl Signal {
+    /// Whether it ends the wait for a lock.
+    pub fn ends_wait(self) -> bool {
+        [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT].contains(&self.number)
+    }
+
+    /// Whether it asks to end in order: the command gets TERM, and KILL a grace later.
+    pub fn is_orderly_stop(self) -> bool {
+        self.number == libc::SIGTERM
+    }
+
+    /// Whether it asks to be stopped (Ctrl-Z). While there is no command yet, answer with [`stop_self`].
+    pub fn is_stop(self) -> bool {
+        self.number == libc::SIGTSTP
+    }
+}
+
+/// The stream of signals that dlock receives, also while it waits for a lock.
+#[derive(Debug)]
+pub struct Signals {
+    fd: AsyncFd<OwnedFd>,
+}
+
+impl Signals {
+    /// Blocks the signals if they aren't yet, and starts to receive them. To be called inside the runtime.
+    ///
+    /// # Errors
+    /// When the system has no descriptors left.
+    pub fn new() -> io::Result<Self> {
+        block();
+        Ok(Self { fd: sys::watch(sys::signalfd(&SignalSet::of(&handled()))?)? })
+    }
+
+    /// The next signal. Cancel safe.
+    pub async fn next(&mut self) -> Signal {
+        loop {
+            if let Some((number, code)) = sys::read_signal(self.fd.get_ref()) {
+                return Signal { number, from_terminal: code == SI_KERNEL };
+            }
+            match self.fd.readable().await {
+                Ok(mut ready) => ready.clear_ready(),
+                Err(_) => std::future::pending().await,
+            }
+        }
+    }
+}
+
+/// Stops dlock as `signal` (TSTP, TTIN, TTOU, STOP) would have, and returns when it was continued.
+///
+/// Check the deadline before anything else then: any time may have passed.
+pub fn stop_self(signal: i32) {
+    let own = SignalSet::of(&[signal]);
+    let before = sys::block(&own);
+    sys::raise(signal);
+    // The pending signal takes effect inside this call.
+    sys::unblock(&own);
+    sys::set_mask(&before);
+}
+
+/// Ends dlock by `signal`, as the command ended, so that a calling shell sees what a plain command would have shown.
+///
+/// Only after the lock was released. No core is dumped. Returns if the signal has no effect, as for PID 1: exit with 128+N then.
+pub fn reraise(signal: i32) {
+    let _ = rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    sys::set_ignored(signal, false);
+    sys::raise(signal);
+    sys::unblock(&SignalSet::of(&[signal]));
+}

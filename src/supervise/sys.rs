@@ -1,0 +1,191 @@
+//! The only `unsafe` of dlock: fork, exec, signal masks and signalfd, which rustix leaves out.
+//!
+//! Thin wrappers, each safe to call as long as the process has one thread (fork) and no Rust code
+//! relies on the dispositions that are changed. Nothing here decides anything.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::CString,
+    io, mem,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    ptr,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use rustix::process::{Pid, Signal};
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// Which side of a fork this is.
+#[derive(Debug)]
+pub enum Fork {
+    /// The process that called; its new child.
+    Parent(Pid),
+    /// The new process.
+    Child,
+}
+
+/// Forks. The caller must be single-threaded, so that the child may allocate.
+pub fn fork() -> io::Result<Fork> {
+    // SAFETY: no other thread exists that could hold a lock of the allocator.
+    match unsafe { libc::fork() } {
+        0 => Ok(Fork::Child),
+        pid => Pid::from_raw(pid).filter(|_| pid > 0).map(Fork::Parent).ok_or_else(io::Error::last_os_error),
+    }
+}
+
+/// Ends the process without destructors, exit handlers or flushing.
+pub fn exit_now(status: i32) -> ! {
+    // SAFETY: always sound.
+    unsafe { libc::_exit(status) }
+}
+
+/// Replaces the process by `argv` as `execvp` does: PATH lookup, and /bin/sh for a script without `#!`. Returns on failure only.
+pub fn exec(argv: &[CString], environment: &[CString]) -> io::Error {
+    let pointers = |list: &[CString]| -> Vec<*const libc::c_char> { list.iter().map(|s| s.as_ptr()).chain([ptr::null()]).collect() };
+    let (argv, environment) = (pointers(argv), pointers(environment));
+    // SAFETY: both lists end with a null pointer and outlive the call.
+    unsafe { libc::execvpe(argv[0], argv.as_ptr(), environment.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// A set of signals.
+#[derive(Clone, Copy)]
+pub struct SignalSet(libc::sigset_t);
+
+impl SignalSet {
+    /// Every signal that can be blocked.
+    pub fn full() -> Self {
+        // SAFETY: sigfillset initialises the set.
+        unsafe {
+            let mut set = mem::zeroed();
+            libc::sigfillset(&raw mut set);
+            Self(set)
+        }
+    }
+
+    /// These signals.
+    pub fn of(signals: &[i32]) -> Self {
+        // SAFETY: sigemptyset initialises the set; a bad number is refused by sigaddset.
+        unsafe {
+            let mut set = mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            for &signal in signals {
+                libc::sigaddset(&raw mut set, signal);
+            }
+            Self(set)
+        }
+    }
+}
+
+impl std::fmt::Debug for SignalSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // SAFETY: the set is initialised.
+        let has = |signal: &i32| unsafe { libc::sigismember(&raw const self.0, *signal) == 1 };
+        f.debug_set().entries((1..=64).filter(has)).finish()
+    }
+}
+
+fn change_mask(how: i32, set: &SignalSet) -> SignalSet {
+    let mut old = SignalSet::of(&[]);
+    // SAFETY: both sets are initialised; the call can only fail for a bad `how`.
+    unsafe { libc::pthread_sigmask(how, &raw const set.0, &raw mut old.0) };
+    old
+}
+
+/// Blocks these too; returns the mask before.
+pub fn block(set: &SignalSet) -> SignalSet {
+    change_mask(libc::SIG_BLOCK, set)
+}
+
+/// Unblocks these; what was pending takes effect before this returns.
+pub fn unblock(set: &SignalSet) {
+    change_mask(libc::SIG_UNBLOCK, set);
+}
+
+/// Makes this the mask; returns the mask before.
+pub fn set_mask(set: &SignalSet) -> SignalSet {
+    change_mask(libc::SIG_SETMASK, set)
+}
+
+fn disposition(signal: i32) -> libc::sighandler_t {
+    // SAFETY: a null new action only reads.
+    unsafe {
+        let mut action: libc::sigaction = mem::zeroed();
+        libc::sigaction(signal, ptr::null(), &raw mut action);
+        action.sa_sigaction
+    }
+}
+
+/// Whether the signal is ignored now.
+pub fn is_ignored(signal: i32) -> bool {
+    disposition(signal) == libc::SIG_IGN
+}
+
+/// Gives the signal its default action, or ignores it.
+pub fn set_ignored(signal: i32, ignored: bool) {
+    // SAFETY: neither disposition runs code of ours.
+    unsafe { libc::signal(signal, if ignored { libc::SIG_IGN } else { libc::SIG_DFL }) };
+}
+
+/// Sends a signal to this process.
+pub fn raise(signal: i32) {
+    // SAFETY: always sound.
+    unsafe { libc::kill(libc::getpid(), signal) };
+}
+
+/// The process group of this process; `None` if its leader is outside of our PID namespace.
+pub fn own_group() -> Option<Pid> {
+    // SAFETY: always sound.
+    Pid::from_raw(unsafe { libc::getpgrp() })
+}
+
+/// The signal of that number, if it is one that has a name.
+pub fn signal(number: i32) -> Option<Signal> {
+    Signal::from_named_raw(number)
+}
+
+/// A non-blocking, close-on-exec descriptor that receives these signals, which must be blocked.
+pub fn signalfd(set: &SignalSet) -> io::Result<OwnedFd> {
+    // SAFETY: the set is initialised; the new descriptor is ours alone.
+    unsafe {
+        let fd = libc::signalfd(-1, &raw const set.0, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
+    }
+}
+
+/// The next signal from a [`signalfd`], with its `si_code`; `None` if there is none.
+pub fn read_signal(fd: &OwnedFd) -> Option<(i32, i32)> {
+    // SAFETY: the kernel fills exactly one record, or nothing.
+    unsafe {
+        let mut info: libc::signalfd_siginfo = mem::zeroed();
+        let size = mem::size_of::<libc::signalfd_siginfo>();
+        let got = libc::read(fd.as_raw_fd(), (&raw mut info).cast(), size);
+        if usize::try_from(got).ok() != Some(size) {
+            return None;
+        }
+        Some((i32::try_from(info.ssi_signo).ok()?, info.ssi_code))
+    }
+}
+
+static SIGPIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+
+/// Rust's runtime ignores SIGPIPE before `main`; what it was before that is read here, even earlier.
+extern "C" fn remember_sigpipe() {
+    SIGPIPE_WAS_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
+}
+
+// SAFETY: the loader calls it once, before `main`; it only reads a disposition and writes an atomic.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = remember_sigpipe;
+
+/// Whether SIGPIPE was ignored when this program was executed.
+pub fn sigpipe_was_ignored() -> bool {
+    SIGPIPE_WAS_IGNORED.load(Ordering::Relaxed)
+}
+
+/// Watches a descriptor for being readable, inside the runtime.
+pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd names the same open file for as long as it exists.
+    Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
+}

@@ -1,0 +1,18 @@
+//! The controlling terminal: whether there is one, and whose turn it is.
+
+use std::os::fd::OwnedFd;
+
+use rustix::{
+    fs::{Mode, OFlags},
+    process::Pid,
+};
+
+/// The controlling terminal, if this session has one.
+pub fn controlling() -> Option<OwnedFd> {
+    rustix::fs::open("/dev/tty", OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()).ok()
+}
+
+/// Whether `group` is in the foreground of this terminal: Ctrl-C goes to it, and it may read.
+pub fn is_foreground(terminal: &OwnedFd, group: Pid) -> bool {
+    rustix::termios::tcgetpgrp(terminal).is_ok_and(|foreground| foreground == group)
+}
