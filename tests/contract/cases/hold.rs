@@ -121,7 +121,9 @@ async fn a_renewal_never_shortens(lab: &Lab) {
     let held = lab.expiring(&job, LONG);
     a.take(&held).await;
     match a.renew(&held, Some(LONG / 2)).await {
-        Renewal::WouldShorten { expires_in } => assert!(expires_in > LONG / 2 && expires_in <= LONG + Duration::from_millis(5), "{expires_in:?}"),
+        Renewal::WouldShorten { expires_in } => {
+            assert!(expires_in > LONG / 2 && expires_in <= LONG + Duration::from_millis(5), "{expires_in:?}")
+        }
         other => panic!("{other:?}"),
     }
     assert!(a.left(&job).await > LONG * 9 / 10);
