@@ -33,6 +33,7 @@ pub fn live(arguments: &[OsString]) -> ! {
         leftover: Leftover::Wait,
         contain: Contain::Group,
         grace: Duration::from_millis(300),
+        kept_variables: vec!["DLOCK_BACKEND".into()],
     };
     let mut orders = Orders {
         log: String::new(),
