@@ -92,7 +92,7 @@ struct Guardian {
 
 impl Guardian {
     fn new(setup: Setup) -> std::io::Result<Self> {
-        sys::set_mask(&SignalSet::full());
+        sys::block_all();
         rustix::process::setpgid(None, None)?;
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let _ = rustix::thread::set_name(c"dlock-guardian");

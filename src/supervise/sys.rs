@@ -53,16 +53,6 @@ pub fn exec(argv: &[CString], environment: &[CString]) -> io::Error {
 pub struct SignalSet(libc::sigset_t);
 
 impl SignalSet {
-    /// Every signal that can be blocked.
-    pub fn full() -> Self {
-        // SAFETY: sigfillset initialises the set.
-        unsafe {
-            let mut set = mem::zeroed();
-            libc::sigfillset(&raw mut set);
-            Self(set)
-        }
-    }
-
     /// These signals.
     pub fn of(signals: &[i32]) -> Self {
         // SAFETY: sigemptyset initialises the set; a bad number is refused by sigaddset.
@@ -100,6 +90,13 @@ pub fn block(set: &SignalSet) -> SignalSet {
 /// Unblocks these; what was pending takes effect before this returns.
 pub fn unblock(set: &SignalSet) {
     change_mask(libc::SIG_UNBLOCK, set);
+}
+
+/// Blocks every signal that can be blocked, also the two that the C library keeps for its threads, of which we have none.
+pub fn block_all() {
+    let all = u64::MAX;
+    // SAFETY: the kernel reads one set of 64 signals.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const all, ptr::null_mut::<u64>(), mem::size_of::<u64>()) };
 }
 
 /// Makes this the mask; returns the mask before.

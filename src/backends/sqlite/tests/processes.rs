@@ -23,6 +23,12 @@ async fn process() {
         "count" => count(path, Path::new(words[2])).await,
         "refused" => say(&format!("{:?}", backend(path).try_acquire(&request("job")).await.unwrap_err().kind)),
         "drain" => drain(path).await,
+        "steps" => {
+            let steps: Vec<_> = figures::steps(path).await.iter().map(ToString::to_string).collect();
+            say(&steps.join(" "));
+            // As dlock ends: nothing is closed.
+            rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+        }
         other => panic!("{other}"),
     }
 }
@@ -40,6 +46,7 @@ fn told() -> String {
 }
 
 /// Holds `job` and, if `child` says so, leaves a child process behind that has inherited the lock file.
+#[allow(clippy::zombie_processes)] // it is to be left behind
 async fn hold(path: &Path, child: &str) {
     let mut backend = backend(path);
     backend.prepare().unwrap();
