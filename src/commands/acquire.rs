@@ -82,7 +82,7 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
     };
     let mut waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
     let outcome = lease::acquire(&mut *backend, &clock, request, settings.patience, context.limits, interrupted(signals), |busy| {
-        waiting.update(busy)
+        waiting.update(busy);
     })
     .await;
     waiting.clear();
