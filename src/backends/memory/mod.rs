@@ -20,13 +20,23 @@ use crate::lock::{
 };
 
 /// What several [`Memory`] backends share.
-#[derive(Clone, Default)]
-pub struct Store(Rc<RefCell<HashMap<(String, Key), Slot>>>);
+#[derive(Clone)]
+pub struct Store {
+    slots: Rc<RefCell<HashMap<(String, Key), Slot>>>,
+    born: Instant,
+}
+
+impl Default for Store {
+    #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
+    fn default() -> Self {
+        Self { slots: Rc::default(), born: Instant::now() }
+    }
+}
 
 impl Store {
     /// Forgets every lock and every fence, as a store that lost its disk.
     pub fn lose_data(&self) {
-        for slot in self.0.borrow_mut().values_mut() {
+        for slot in self.slots.borrow_mut().values_mut() {
             slot.lease = None;
             slot.last_fence = 0;
             slot.wake.notify_waiters();
@@ -141,7 +151,7 @@ impl Memory {
     #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
     fn with<T>(&self, key: &Key, answer: impl FnOnce(&mut Slot, Instant) -> T) -> T {
         let now = Instant::now();
-        let mut slots = self.store.0.borrow_mut();
+        let mut slots = self.store.slots.borrow_mut();
         let slot = slots.entry((self.namespace.as_str().to_owned(), key.clone())).or_default();
         slot.settle(now);
         answer(slot, now)
@@ -163,6 +173,7 @@ impl Backend for Memory {
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        let born = self.store.born;
         Ok(self.with(&request.key, |slot, now| {
             let hold = Hold { ttl: request.ttl, expires: now + request.ttl.get() };
             let ours = slot.lease.as_ref().is_some_and(|lease| lease.owner == request.token.owner);
@@ -170,7 +181,8 @@ impl Backend for Memory {
                 return Attempt::NotHeld;
             }
             if slot.lease.is_none() {
-                slot.last_fence += 1;
+                // Never below the store's time, so that a store that lost its data doesn't repeat a fence.
+                slot.last_fence = (slot.last_fence + 1).max(u64::try_from((now - born).as_micros()).unwrap_or(u64::MAX));
                 slot.lease = Some(Lease {
                     owner: request.token.owner,
                     holds: BTreeMap::new(),
@@ -267,7 +279,7 @@ impl Backend for Memory {
         let now = Instant::now();
         let mut found: Vec<_> = self
             .store
-            .0
+            .slots
             .borrow_mut()
             .iter_mut()
             .filter(|((namespace, key), _)| namespace == self.namespace.as_str() && key.as_str().starts_with(start))

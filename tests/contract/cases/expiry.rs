@@ -1,0 +1,115 @@
+//! The end of a lease that nobody gave back.
+
+use dlock::lock::{Release, Renewal, Request, Scope};
+
+use super::{Case, cases, everywhere};
+use crate::{
+    lab::{LONG, Lab, SHORT, SLACK, SOON, key, request},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![everywhere =>
+        an_expired_lock_is_free,
+        an_expired_token_holds_nothing,
+        an_expired_hold_does_not_touch_its_successor,
+        nothing_expires_early,
+        busy_tells_when_it_expires,
+    ];
+    all.extend(cases![|kind| !kind.bound_to_processes() => a_vanished_holders_lock_is_free_after_its_lease]);
+    all.extend(cases![Kind::bound_to_processes =>
+        a_vanished_holders_lock_is_free_at_once,
+        a_living_holders_lock_is_held_beyond_its_lease,
+    ]);
+    all
+}
+
+async fn an_expired_lock_is_free(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let first = a.take(&lab.expiring(&job, SHORT)).await;
+    b.refused(&request(&job, LONG)).await;
+    lab.outlast(SHORT).await;
+    assert!(b.inspect(&job).await.holders.is_empty());
+    assert!(b.keys("").await.is_empty());
+    let second = b.take(&request(&job, LONG)).await;
+    assert!(second.fence > first.fence);
+}
+
+async fn an_expired_token_holds_nothing(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = lab.expiring(&job, SHORT);
+    a.take(&held).await;
+    lab.outlast(SHORT).await;
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    assert_eq!(a.renew(&held, Some(LONG)).await, Renewal::NotHeld);
+    assert_eq!(a.release(&held, Scope::Hold).await, Release::NotHeld);
+    assert!(a.inspect(&job).await.holders.is_empty(), "a renewal made the hold anew");
+}
+
+async fn an_expired_hold_does_not_touch_its_successor(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let late = lab.expiring(&job, SHORT);
+    a.take(&late).await;
+    lab.outlast(SHORT).await;
+    let held = b.hold(&job).await;
+    assert_eq!(a.renew(&late, Some(LONG)).await, Renewal::NotHeld);
+    for scope in [Scope::Hold, Scope::Tree] {
+        assert_eq!(a.release(&late, scope).await, Release::NotHeld);
+    }
+    a.refused(&request(&job, LONG)).await;
+    b.renewed(&held, None).await;
+}
+
+async fn nothing_expires_early(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    a.take(&lab.expiring(&job, SHORT)).await;
+    lab.pass(SHORT * 7 / 10).await;
+    b.refused(&request(&job, LONG)).await;
+}
+
+async fn busy_tells_when_it_expires(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    a.take(&lab.expiring(&job, SHORT)).await;
+    let left = b.refused(&request(&job, LONG)).await.expires_in.expect("a lease that ends");
+    assert!(left <= SHORT + SLACK && left > SHORT / 2, "{left:?}");
+    lab.pass(left + SLACK).await;
+    b.hold(&job).await;
+}
+
+async fn a_vanished_holders_lock_is_free_after_its_lease(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    a.take(&request(&job, SHORT)).await;
+    drop(a);
+    b.refused(&request(&job, LONG)).await;
+    lab.outlast(SHORT).await;
+    b.hold(&job).await;
+}
+
+async fn a_vanished_holders_lock_is_free_at_once(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    a.hold(&job).await;
+    drop(a);
+    let began = std::time::Instant::now();
+    b.wait_for(&Request { waiting: true, ..request(&job, LONG) }, LONG).await;
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+}
+
+async fn a_living_holders_lock_is_held_beyond_its_lease(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = request(&job, SHORT);
+    a.take(&held).await;
+    lab.outlast(SHORT).await;
+    b.refused(&request(&job, LONG)).await;
+    assert_eq!(b.keys("").await, ["job"]);
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+    b.hold(&job).await;
+}

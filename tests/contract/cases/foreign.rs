@@ -1,0 +1,224 @@
+//! What other clients put under a lock's name in Redis is never overwritten.
+
+use std::time::Duration;
+
+use dlock::lock::{Attempt, Kind as ErrorKind, Release, Renewal, Request, Scope};
+
+use super::{Case, cases};
+use crate::{
+    lab::{LONG, Lab, SHORT, SOON, key, request, waiting},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    cases![|kind| kind == Kind::Redis =>
+        a_string_that_ends_is_a_busy_lock,
+        a_string_that_does_not_end_is_an_error,
+        another_type_is_an_error,
+        a_hash_that_is_no_lock_is_an_error,
+        redissons_locks_are_busy_and_reported,
+        redissons_lock_without_end_is_busy,
+        a_lock_of_ours_is_what_redisson_expects,
+        a_lock_deleted_by_others_is_not_held,
+        a_lock_taken_over_by_others_is_not_held,
+        a_newer_layout_is_refused,
+        a_foreign_holder_is_waited_for_by_looking,
+    ]
+}
+
+/// The name that a lock has in the server.
+async fn name(lab: &Lab, job: &str) -> String {
+    lab.client().await.inspect(&key(job)).await.stored_as
+}
+
+/// Tries everything on a name that somebody else uses, and sees that it is as it was.
+async fn assert_untouched(lab: &Lab, job: &str, name: &str) {
+    let server = lab.redis().server();
+    let dump = |server: &crate::support::redis::Redis| server.command(&["DUMP", name]);
+    let before = (dump(&server), server.int(&["PTTL", name]));
+    let mut a = lab.client().await;
+    let ours = request(&key(job), LONG);
+    let _ = a.0.try_acquire(&ours).await;
+    let _ = a.0.try_acquire(&waiting(&key(job), LONG)).await;
+    assert!(!matches!(a.0.renew(&ours.key, &ours.token, Some(crate::lab::ttl(LONG * 2))).await, Ok(Renewal::Renewed { .. })));
+    for scope in [Scope::Hold, Scope::Tree] {
+        assert!(!matches!(a.0.release(&ours.key, &ours.token, scope).await, Ok(Release::Released | Release::StillHeld(_))));
+    }
+    let nested = Request { entry: dlock::lock::Entry::Reenter, ..ours };
+    assert!(!matches!(a.0.try_acquire(&nested).await, Ok(Attempt::Granted(_))));
+    let _ = a.0.list("").await;
+    let after = (dump(&server), server.int(&["PTTL", name]));
+    assert_eq!(after.0, before.0);
+    assert!(after.1 <= before.1 && (after.1 < 0) == (before.1 < 0), "PTTL was {}, is {}", before.1, after.1);
+}
+
+async fn a_string_that_ends_is_a_busy_lock(lab: &Lab) {
+    let name = name(lab, "job").await;
+    lab.redis().server().command(&["SET", &name, "0a1b2c", "NX", "PX", "5000"]);
+    let mut a = lab.client().await;
+    let busy = a.refused(&request(&key("job"), LONG)).await;
+    let left = busy.expires_in.expect("it ends");
+    assert!(left > Duration::from_secs(3) && left <= Duration::from_secs(5), "{left:?}");
+    assert!(!busy.notifies, "SET NX users tell nobody");
+    let state = a.inspect(&key("job")).await;
+    assert!(state.holders.len() == 1 && state.holders[0].foreign && state.holders[0].fence.is_none(), "{state:?}");
+    assert_untouched(lab, "job", &name).await;
+    lab.redis().server().command(&["DEL", &name]);
+    a.hold(&key("job")).await;
+}
+
+async fn a_string_that_does_not_end_is_an_error(lab: &Lab) {
+    let name = name(lab, "job").await;
+    lab.redis().server().command(&["SET", &name, "not a lock"]);
+    let mut a = lab.client().await;
+    for wanted in [request(&key("job"), LONG), waiting(&key("job"), LONG)] {
+        let error = a.0.try_acquire(&wanted).await.expect_err("cron would skip silently for ever");
+        assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
+    }
+    assert_untouched(lab, "job", &name).await;
+}
+
+async fn another_type_is_an_error(lab: &Lab) {
+    let puts: [(&str, &[&str]); 4] = [
+        ("list", &["RPUSH", "?", "a", "b"]),
+        ("set", &["SADD", "?", "a"]),
+        ("zset", &["ZADD", "?", "1", "a"]),
+        ("stream", &["XADD", "?", "*", "a", "b"]),
+    ];
+    for (job, put) in puts {
+        let name = name(lab, job).await;
+        let words: Vec<_> = put.iter().map(|word| if *word == "?" { name.as_str() } else { word }).collect();
+        lab.redis().server().command(&words);
+        let error = lab.client().await.0.try_acquire(&request(&key(job), LONG)).await.expect_err("no lock");
+        assert_eq!(error.kind, ErrorKind::Data, "{job}: {error:?}");
+        assert_untouched(lab, job, &name).await;
+    }
+}
+
+async fn a_hash_that_is_no_lock_is_an_error(lab: &Lab) {
+    let name = name(lab, "job").await;
+    lab.redis().server().command(&["HSET", &name, "name", "ana", "mail", "ana@example.org"]);
+    let error = lab.client().await.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no lock");
+    assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
+    assert_untouched(lab, "job", &name).await;
+}
+
+const OTHER: &str = "8743c9c0-0795-4907-87fd-6c719a6b4586";
+
+async fn redissons_locks_are_busy_and_reported(lab: &Lab) {
+    let (plain, write) = (format!("{OTHER}:31"), format!("{OTHER}:31:write"));
+    let shapes: [(&str, &[&str]); 4] = [
+        ("plain", &[&plain, "1"]),
+        ("entered", &[&plain, "3"]),
+        ("write", &["mode", "write", &write, "1"]),
+        ("read", &["mode", "read", &plain, "1", "other:1", "1"]),
+    ];
+    for (job, fields) in shapes {
+        let name = name(lab, job).await;
+        let words: Vec<_> = ["HSET", &name].into_iter().chain(fields.iter().copied()).collect();
+        lab.redis().server().command(&words);
+        lab.redis().server().command(&["PEXPIRE", &name, "30000"]);
+        let mut a = lab.client().await;
+        let busy = a.refused(&request(&key(job), LONG)).await;
+        assert!(busy.expires_in.is_some_and(|left| left <= Duration::from_secs(30)), "{job}");
+        assert!(busy.holders.iter().all(|holder| holder.foreign), "{job}");
+        let state = a.inspect(&key(job)).await;
+        assert_eq!(state.holders.len(), if job == "read" { 2 } else { 1 }, "{job}: {state:?}");
+        assert!(state.holders.iter().all(|holder| holder.foreign && holder.metadata.is_none()), "{job}");
+        assert!(a.keys("").await.contains(&job.to_owned()), "{job}");
+        assert_untouched(lab, job, &name).await;
+    }
+}
+
+async fn redissons_lock_without_end_is_busy(lab: &Lab) {
+    let name = name(lab, "job").await;
+    lab.redis().server().command(&["HSET", &name, &format!("{OTHER}:31"), "1"]);
+    let busy = lab.client().await.refused(&waiting(&key("job"), LONG)).await;
+    assert_eq!(busy.expires_in, None);
+    assert!(!busy.notifies, "it has to be looked at");
+    assert_untouched(lab, "job", &name).await;
+}
+
+async fn a_lock_of_ours_is_what_redisson_expects(lab: &Lab) {
+    let mut a = lab.client().await;
+    let held = request(&key("job"), LONG);
+    a.take(&Request { metadata: Some(crate::lab::who("web1")), ..held.clone() }).await;
+    a.take(&crate::lab::nested(&held)).await;
+    let name = name(lab, "job").await;
+    let server = lab.redis().server();
+    assert_eq!(server.text(&["TYPE", &name]), "hash");
+    let fields: std::collections::BTreeMap<String, String> = redis::from_redis_value(server.command(&["HGETALL", &name])).expect("a hash");
+    assert_eq!(fields.len(), 2, "a field more breaks Redisson's readers: {fields:?}");
+    assert_eq!(fields["mode"], "write");
+    assert_eq!(fields[&format!("{}:1:write", held.token.owner)], "1");
+    assert!(server.int(&["PTTL", &name]) > 0, "without an end Redisson's waiters are stranded");
+    assert_eq!(server.command(&["SET", &name, "x", "NX", "PX", "1000"]), redis::Value::Nil);
+    let fence = a.inspect(&key("job")).await.last_fence.expect("a fence");
+    assert_eq!(server.text(&["GET", &format!("redisson_lock_token:{{{name}}}")]), fence.to_string());
+}
+
+async fn a_lock_deleted_by_others_is_not_held(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let name = name(lab, "job").await;
+    lab.redis().server().command(&["DEL", &name]);
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
+    let newer = lab.client().await.hold(&job).await;
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    lab.client().await.renewed(&newer, None).await;
+}
+
+async fn a_lock_taken_over_by_others_is_not_held(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let name = name(lab, "job").await;
+    lab.redis().server().command(&["DEL", &name]);
+    lab.redis().server().command(&["HSET", &name, &format!("{OTHER}:31"), "1"]);
+    lab.redis().server().command(&["PEXPIRE", &name, "30000"]);
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
+    assert!(matches!(a.attempt(&crate::lab::nested(&held)).await, Attempt::NotHeld));
+    let state = a.inspect(&job).await;
+    assert!(state.holders[0].foreign, "what dlock left of its own hold was taken for Redisson's: {state:?}");
+    assert_untouched(lab, "job", &name).await;
+}
+
+async fn a_newer_layout_is_refused(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let name = name(lab, "job").await;
+    lab.redis().server().command(&["HSET", &format!("dlock:{{{name}}}:record"), "v", "2.0"]);
+    let mut errors = Vec::new();
+    errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
+    errors.extend(a.0.renew(&job, &held.token, None).await.err());
+    errors.extend(a.0.release(&job, &held.token, Scope::Tree).await.err());
+    errors.extend(a.0.inspect(&job).await.err());
+    assert_eq!(errors.len(), 4);
+    assert!(errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
+    // A newer minor version is ours to read.
+    lab.redis().server().command(&["HSET", &format!("dlock:{{{name}}}:record"), "v", "1.9"]);
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+}
+
+async fn a_foreign_holder_is_waited_for_by_looking(lab: &Lab) {
+    use dlock::lease::{BootClock, Limits, Outcome, Patience, acquire};
+    let name = name(lab, "job").await;
+    lab.redis().server().command(&["SET", &name, "x", "PX", "60000"]);
+    let mut a = lab.client().await;
+    let wanted = waiting(&key("job"), SHORT);
+    let never = std::future::pending::<()>();
+    let take = acquire(&mut *a.0, &BootClock, wanted, Patience::For(LONG), Limits::DEFAULT, never, |_| {});
+    let delete = async {
+        lab.pass(Duration::from_millis(300)).await;
+        lab.redis().server().command(&["DEL", &name]);
+        std::time::Instant::now()
+    };
+    let (outcome, deleted) = tokio::join!(take, delete);
+    assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+    assert!(deleted.elapsed() < SOON, "{:?}", deleted.elapsed());
+}

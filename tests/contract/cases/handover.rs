@@ -1,0 +1,371 @@
+//! Waiting, being woken, and passing a wake-up on.
+
+use std::time::Duration;
+
+use dlock::{
+    lease::{self, BootClock, Limits, Outcome, Patience},
+    lock::{Request, Scope, Wake},
+};
+use tokio::time::{Instant, timeout};
+
+use super::{Case, cases, everywhere};
+use crate::lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, waiting};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![everywhere =>
+        a_release_wakes_who_waits,
+        a_release_before_the_wait_is_not_missed,
+        a_release_of_the_last_nested_hold_wakes_who_waits,
+        waiting_ends_by_itself,
+        who_waits_outlives_a_holder_that_vanished,
+        one_release_wakes_one_waiter,
+        every_waiter_has_its_turn,
+        a_waiter_that_was_woken_and_leaves_passes_it_on,
+        a_turn_that_comes_while_giving_up_is_passed_on,
+        a_waiter_that_vanished_does_not_swallow_the_turn,
+        leaving_leaves_nothing_in_the_queue,
+        leaving_without_having_waited_is_nothing,
+        many_releases_pile_nothing_up,
+    ];
+    all.extend(cases![|kind| !kind.clock_is_ours() =>
+        the_core_hands_over_at_once,
+        the_core_leaves_nothing_when_it_gives_up,
+        a_frozen_waiter_does_not_keep_the_lock_idle,
+    ]);
+    all
+}
+
+/// So long that a waiter which looks by itself would fail the case.
+const NEVER: Duration = Duration::from_secs(20);
+
+async fn a_release_wakes_who_waits(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    for _ in 0..3 {
+        let held = a.hold(&job).await;
+        let wanted = waiting(&job, LONG);
+        assert!(b.refused(&wanted).await.notifies);
+        let release = async {
+            lab.pass(Duration::from_millis(100)).await;
+            a.free(&held).await;
+            Instant::now()
+        };
+        let ((), released) = tokio::join!(
+            async {
+                b.wait_for(&wanted, NEVER).await;
+            },
+            release
+        );
+        assert!(released.elapsed() < SOON, "{:?} after the release", released.elapsed());
+        b.free(&wanted).await;
+    }
+}
+
+async fn a_release_before_the_wait_is_not_missed(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let wanted = waiting(&job, LONG);
+    b.refused(&wanted).await;
+    a.free(&held).await;
+    let began = Instant::now();
+    b.wait_for(&wanted, NEVER).await;
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+}
+
+async fn a_release_of_the_last_nested_hold_wakes_who_waits(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = lab.expiring(&job, LONG);
+    a.take(&outer).await;
+    let inner = crate::lab::nested(&outer);
+    a.take(&inner).await;
+    let wanted = waiting(&job, LONG);
+    b.refused(&wanted).await;
+    let give_back = async {
+        lab.pass(SLACK).await;
+        a.release(&outer, Scope::Hold).await;
+        lab.pass(SLACK).await;
+        a.free(&inner).await;
+        Instant::now()
+    };
+    let ((), released) = tokio::join!(
+        async {
+            b.wait_for(&wanted, NEVER).await;
+        },
+        give_back
+    );
+    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+}
+
+async fn waiting_ends_by_itself(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let wanted = waiting(&job, LONG);
+    for length in [Duration::from_millis(50), Duration::from_millis(400)] {
+        b.refused(&wanted).await;
+        let began = Instant::now();
+        assert_eq!(b.wait(&wanted, length).await, Wake::TimedOut);
+        let took = began.elapsed();
+        assert!(took + Duration::from_millis(5) >= length && took < length + SOON, "{length:?} took {took:?}");
+    }
+    a.renewed(&held, None).await;
+}
+
+async fn who_waits_outlives_a_holder_that_vanished(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    a.take(&lab.expiring(&job, SHORT)).await;
+    drop(a);
+    let wanted = waiting(&job, LONG);
+    let began = Instant::now();
+    loop {
+        let busy = match b.attempt(&wanted).await {
+            dlock::lock::Attempt::Granted(_) => break,
+            dlock::lock::Attempt::Busy(busy) => busy,
+            dlock::lock::Attempt::NotHeld => panic!("not held"),
+        };
+        let left = busy.expires_in.expect("a lease that ends") + Duration::from_millis(1);
+        b.wait(&wanted, left).await;
+    }
+    assert!(began.elapsed() < SHORT + SOON, "{:?}", began.elapsed());
+}
+
+/// Waiters that stand in the queue of a lock, in order.
+async fn queue(lab: &Lab, job: &dlock::lock::Key, length: usize) -> Vec<(Client, Request)> {
+    let mut queue = Vec::new();
+    for _ in 0..length {
+        let (mut client, request) = (lab.client().await, waiting(job, LONG));
+        client.refused(&request).await;
+        queue.push((client, request));
+    }
+    queue
+}
+
+async fn one_release_wakes_one_waiter(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let mut waiters = queue(lab, &job, 3).await.into_iter();
+    let mut wait = || {
+        let (mut client, request) = waiters.next().expect("a waiter");
+        async move { client.wait(&request, Duration::from_millis(700)).await }
+    };
+    let release = async {
+        lab.pass(Duration::from_millis(200)).await;
+        a.free(&held).await;
+    };
+    let (one, two, three, ()) = tokio::join!(wait(), wait(), wait(), release);
+    let woken = [one, two, three].into_iter().filter(|wake| *wake == Wake::Changed).count();
+    assert_eq!(woken, 1, "woken by one release");
+}
+
+async fn every_waiter_has_its_turn(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let waiters = queue(lab, &job, 6).await;
+    let began = Instant::now();
+    let turns: Vec<_> = waiters
+        .into_iter()
+        .map(|(mut client, request)| async move {
+            client.wait_for(&request, NEVER).await;
+            client.free(&request).await;
+        })
+        .collect();
+    let release = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+    };
+    let all = async {
+        let mut all = Vec::from_iter(turns.into_iter().map(Box::pin));
+        std::future::poll_fn(|context| {
+            all.retain_mut(|turn| turn.as_mut().poll(context).is_pending());
+            if all.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
+    };
+    tokio::join!(all, release);
+    assert!(began.elapsed() < SLACK + SOON * 2, "{:?}", began.elapsed());
+}
+
+async fn a_waiter_that_was_woken_and_leaves_passes_it_on(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let mut waiters = queue(lab, &job, 2).await;
+    let (mut next, wanted) = waiters.pop().expect("a waiter");
+    let (mut leaving, unwanted) = waiters.pop().expect("a waiter");
+    let leave = async {
+        // Whoever is woken first: if it is the one that leaves, it leaves without asking.
+        let _ = timeout(Duration::from_millis(500), leaving.wait(&unwanted, NEVER)).await;
+        leaving.abandon(&unwanted).await;
+    };
+    let release = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+    };
+    let began = Instant::now();
+    let (_, (), ()) = tokio::join!(next.wait_for(&wanted, NEVER), leave, release);
+    assert!(began.elapsed() < SLACK + Duration::from_millis(500) + SOON, "{:?}", began.elapsed());
+}
+
+async fn a_turn_that_comes_while_giving_up_is_passed_on(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    // The wait is cut off at every moment around the release.
+    for step in 0..16_u32 {
+        let held = a.hold(&job).await;
+        let mut waiters = queue(lab, &job, 2).await;
+        let (mut next, wanted) = waiters.pop().expect("a waiter");
+        let (mut leaving, unwanted) = waiters.pop().expect("a waiter");
+        let patience = Duration::from_millis(20) + Duration::from_micros(150) * step;
+        let leave = async {
+            let _ = timeout(patience, leaving.wait(&unwanted, NEVER)).await;
+            leaving.abandon(&unwanted).await;
+        };
+        let release = async {
+            lab.pass(Duration::from_millis(21)).await;
+            a.free(&held).await;
+        };
+        let began = Instant::now();
+        let (_, (), ()) = tokio::join!(next.wait_for(&wanted, NEVER), leave, release);
+        assert!(began.elapsed() < SOON, "step {step}: {:?}", began.elapsed());
+        next.free(&wanted).await;
+    }
+}
+
+async fn a_waiter_that_vanished_does_not_swallow_the_turn(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let mut waiters = queue(lab, &job, 2).await;
+    let (mut next, wanted) = waiters.pop().expect("a waiter");
+    let (mut dying, unwanted) = waiters.pop().expect("a waiter");
+    let die = async move {
+        let _ = timeout(SLACK, dying.wait(&unwanted, NEVER)).await;
+        drop(dying);
+    };
+    let release = async {
+        lab.pass(SLACK * 2).await;
+        a.free(&held).await;
+    };
+    let began = Instant::now();
+    let (_, (), ()) = tokio::join!(next.wait_for(&wanted, NEVER), die, release);
+    assert!(began.elapsed() < SLACK * 2 + SOON, "{:?}", began.elapsed());
+}
+
+async fn leaving_leaves_nothing_in_the_queue(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    a.hold(&job).await;
+    for (mut client, request) in queue(lab, &job, 3).await {
+        let _ = timeout(Duration::from_millis(20), client.wait(&request, NEVER)).await;
+        client.abandon(&request).await;
+        client.abandon(&request).await;
+    }
+    assert!(a.inspect(&job).await.waiters.is_empty());
+    // A granted waiter stands in it no more either.
+    let job = key("other");
+    let held = a.hold(&job).await;
+    let (mut client, request) = queue(lab, &job, 1).await.remove(0);
+    a.free(&held).await;
+    client.wait_for(&request, NEVER).await;
+    assert!(a.inspect(&job).await.waiters.is_empty());
+}
+
+async fn leaving_without_having_waited_is_nothing(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    b.abandon(&waiting(&job, LONG)).await;
+    let held = a.hold(&job).await;
+    b.abandon(&waiting(&job, LONG)).await;
+    // Not even of the holder's own request.
+    a.abandon(&held).await;
+    a.renewed(&held, None).await;
+    b.refused(&waiting(&job, LONG)).await;
+}
+
+async fn many_releases_pile_nothing_up(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    for _ in 0..50 {
+        let held = a.hold(&job).await;
+        a.free(&held).await;
+    }
+    let held = a.hold(&job).await;
+    let wanted = waiting(&job, LONG);
+    let mut woken = 0;
+    let until = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < until {
+        b.refused(&wanted).await;
+        if b.wait(&wanted, Duration::from_millis(100)).await == Wake::Changed {
+            woken += 1;
+        }
+    }
+    assert!(woken <= 3, "woken {woken} times for nothing");
+    a.renewed(&held, None).await;
+}
+
+async fn the_core_hands_over_at_once(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let want = waiting(&job, LONG);
+    let never = std::future::pending::<()>();
+    let acquire = lease::acquire(&mut *b.0, &BootClock, want, Patience::For(NEVER), Limits::DEFAULT, never, |_| {});
+    let release = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    let (outcome, released) = tokio::join!(acquire, release);
+    assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+}
+
+async fn the_core_leaves_nothing_when_it_gives_up(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    for patience in [Patience::Try, Patience::For(Duration::from_millis(200))] {
+        let mut b = lab.client().await;
+        let never = std::future::pending::<()>();
+        let outcome = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), patience, Limits::DEFAULT, never, |_| {}).await;
+        assert!(matches!(outcome, Ok(Outcome::Busy(_))), "{outcome:?}");
+    }
+    let mut b = lab.client().await;
+    let stop = tokio::time::sleep(Duration::from_millis(150));
+    let outcome = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), Patience::Forever, Limits::DEFAULT, stop, |_| {}).await;
+    assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
+    let state = a.inspect(&job).await;
+    assert!(state.waiters.is_empty(), "{state:?}");
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+    assert!(a.inspect(&job).await.holders.is_empty());
+}
+
+/// Who was stopped while it waited can be the one that is woken.
+async fn a_frozen_waiter_does_not_keep_the_lock_idle(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let mut waiters = queue(lab, &job, 1).await;
+    let (mut frozen, unwanted) = waiters.pop().expect("a waiter");
+    // Long enough to be asleep in the store; never polled again.
+    let mut asleep = Box::pin(frozen.wait(&unwanted, LONG));
+    assert!(timeout(SLACK, &mut asleep).await.is_err(), "woken without a release");
+    let mut b = lab.client().await;
+    let never = std::future::pending::<()>();
+    let next = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), Patience::For(NEVER), Limits::DEFAULT, never, |_| {});
+    let release = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    let (outcome, released) = tokio::join!(next, release);
+    assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+    assert!(released.elapsed() < Duration::from_secs(7), "{:?}", released.elapsed());
+    drop(asleep);
+}

@@ -1,0 +1,234 @@
+//! Taking, keeping and giving back: one holder at a time, and no token but the holder's does anything.
+
+use std::time::Duration;
+
+use dlock::lock::{Release, Renewal, Scope};
+
+use super::{Case, cases, everywhere};
+use crate::lab::{LONG, Lab, SHORT, key, request};
+
+pub fn all() -> Vec<Case> {
+    cases![everywhere =>
+        a_held_lock_is_refused_to_others,
+        a_free_lock_is_given_to_the_next,
+        detached_holds_exclude_and_are_excluded,
+        a_repeated_request_counts_once,
+        a_repeated_request_sets_the_expiry_anew,
+        a_renewal_extends,
+        a_renewal_never_shortens,
+        a_renewal_without_a_ttl_means_the_one_it_was_taken_with,
+        a_stale_token_can_not_renew,
+        a_stale_token_can_not_release,
+        another_hold_of_the_owner_is_not_this_hold,
+        a_free_lock_can_be_neither_renewed_nor_released,
+        a_detached_hold_is_kept_by_its_token_alone,
+        init_can_be_repeated,
+    ]
+}
+
+async fn a_held_lock_is_refused_to_others(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = request(&job, LONG);
+    let grant = a.take(&held).await;
+    assert_eq!(grant.holds, 1);
+    assert_eq!(grant.ttl.get(), LONG);
+    for _ in 0..3 {
+        let busy = b.refused(&request(&job, LONG)).await;
+        assert_eq!(busy.holders.len(), 1);
+        assert_eq!(busy.holders[0].fence, Some(grant.fence));
+        assert!(busy.notifies, "a release by dlock is heard of");
+        assert_eq!(busy.position, None, "who does not wait has no place");
+    }
+    // The same client, asking for somebody else, is somebody else.
+    a.refused(&request(&job, LONG)).await;
+    // Being refused changed nothing.
+    assert_eq!(a.renewed(&held, None).await, grant.fence);
+}
+
+async fn a_free_lock_is_given_to_the_next(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    for _ in 0..5 {
+        let held = a.hold(&job).await;
+        b.refused(&request(&job, LONG)).await;
+        a.free(&held).await;
+        let held = b.hold(&job).await;
+        a.refused(&request(&job, LONG)).await;
+        b.free(&held).await;
+    }
+    assert!(a.inspect(&job).await.holders.is_empty());
+}
+
+async fn detached_holds_exclude_and_are_excluded(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let detached = |lease| dlock::lock::Request { detached: true, ..request(&job, lease) };
+    let kept = detached(LONG);
+    a.take(&kept).await;
+    b.refused(&request(&job, LONG)).await;
+    b.refused(&detached(LONG)).await;
+    a.free(&kept).await;
+    let held = b.hold(&job).await;
+    a.refused(&detached(LONG)).await;
+    b.free(&held).await;
+}
+
+async fn a_repeated_request_counts_once(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = request(&job, LONG);
+    let first = a.take(&held).await;
+    for _ in 0..3 {
+        let again = a.take(&held).await;
+        assert_eq!((again.fence, again.holds), (first.fence, 1));
+    }
+    b.refused(&request(&job, LONG)).await;
+    a.free(&held).await;
+    b.hold(&job).await;
+}
+
+async fn a_repeated_request_sets_the_expiry_anew(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = lab.expiring(&job, SHORT * 2);
+    a.take(&held).await;
+    lab.pass(SHORT).await;
+    a.take(&held).await;
+    let left = a.left(&job).await;
+    assert!(left > SHORT * 3 / 2, "only {left:?} are left");
+}
+
+async fn a_renewal_extends(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = lab.expiring(&job, SHORT);
+    a.take(&held).await;
+    for _ in 0..3 {
+        lab.pass(SHORT * 7 / 10).await;
+        a.renewed(&held, None).await;
+    }
+    // Twice its TTL is over, and it is still held.
+    b.refused(&request(&job, LONG)).await;
+    a.renewed(&held, Some(LONG)).await;
+    let left = b.left(&job).await;
+    assert!(left > LONG / 2 && left <= LONG + Duration::from_millis(5), "{left:?}");
+}
+
+async fn a_renewal_never_shortens(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = lab.expiring(&job, LONG);
+    a.take(&held).await;
+    match a.renew(&held, Some(LONG / 2)).await {
+        Renewal::WouldShorten { expires_in } => {
+            assert!(expires_in > LONG / 2 && expires_in <= LONG + Duration::from_millis(5), "{expires_in:?}")
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(a.left(&job).await > LONG * 9 / 10);
+    // A hold that was once given longer isn't brought back to its own TTL either.
+    a.renewed(&held, Some(LONG * 3)).await;
+    assert!(matches!(a.renew(&held, None).await, Renewal::WouldShorten { .. }));
+    assert!(a.left(&job).await > LONG * 2);
+}
+
+async fn a_renewal_without_a_ttl_means_the_one_it_was_taken_with(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = lab.expiring(&job, SHORT * 3);
+    a.take(&held).await;
+    lab.pass(SHORT * 2).await;
+    match a.renew(&held, None).await {
+        Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), SHORT * 3),
+        other => panic!("{other:?}"),
+    }
+    let left = a.left(&job).await;
+    assert!(left > SHORT * 5 / 2 && left <= SHORT * 3 + Duration::from_millis(5), "{left:?}");
+    // The exception doesn't become the rule.
+    a.renewed(&held, Some(SHORT * 4)).await;
+    lab.pass(SHORT * 2).await;
+    match a.renew(&held, None).await {
+        Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), SHORT * 3),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn a_stale_token_can_not_renew(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let stale = a.hold(&job).await;
+    a.free(&stale).await;
+    let held = b.hold(&job).await;
+    let before = b.inspect(&job).await;
+    assert_eq!(a.renew(&stale, None).await, Renewal::NotHeld);
+    assert_eq!(a.renew(&stale, Some(LONG * 10)).await, Renewal::NotHeld);
+    let after = b.inspect(&job).await;
+    assert_eq!(after.holders[0].fence, before.holders[0].fence);
+    assert!(after.holders[0].expires_in <= before.holders[0].expires_in, "the stale renewal extended the newer hold");
+    b.renewed(&held, None).await;
+}
+
+async fn a_stale_token_can_not_release(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let stale = a.hold(&job).await;
+    a.free(&stale).await;
+    let held = b.hold(&job).await;
+    for scope in [Scope::Hold, Scope::Tree] {
+        assert_eq!(a.release(&stale, scope).await, Release::NotHeld);
+    }
+    c.refused(&request(&job, LONG)).await;
+    b.renewed(&held, None).await;
+    b.free(&held).await;
+    assert_eq!(b.release(&held, Scope::Hold).await, Release::NotHeld, "given back twice");
+}
+
+async fn another_hold_of_the_owner_is_not_this_hold(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let other = dlock::lock::Request { token: held.token.nested(), ..held.clone() };
+    assert_eq!(a.renew(&other, None).await, Renewal::NotHeld);
+    for scope in [Scope::Hold, Scope::Tree] {
+        assert_eq!(a.release(&other, scope).await, Release::NotHeld);
+    }
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+}
+
+async fn a_free_lock_can_be_neither_renewed_nor_released(lab: &Lab) {
+    let mut a = lab.client().await;
+    let never = request(&key("never"), LONG);
+    assert_eq!(a.renew(&never, None).await, Renewal::NotHeld);
+    for scope in [Scope::Hold, Scope::Tree] {
+        assert_eq!(a.release(&never, scope).await, Release::NotHeld);
+    }
+    let state = a.inspect(&never.key).await;
+    assert!(state.holders.is_empty() && state.last_fence.is_none(), "asking made something: {state:?}");
+}
+
+async fn a_detached_hold_is_kept_by_its_token_alone(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = dlock::lock::Request { detached: true, ..request(&job, LONG) };
+    let grant = a.take(&held).await;
+    drop(a);
+    b.refused(&request(&job, LONG)).await;
+    assert_eq!(b.renewed(&held, Some(LONG * 2)).await, grant.fence);
+    assert!(b.left(&job).await > LONG);
+    b.free(&held).await;
+    b.hold(&job).await;
+}
+
+async fn init_can_be_repeated(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    for _ in 0..2 {
+        a.0.init().await.expect("init");
+        lab.client().await.0.init().await.expect("init");
+    }
+    a.renewed(&held, None).await;
+    lab.client().await.refused(&request(&job, LONG)).await;
+}

@@ -1,0 +1,325 @@
+//! Redis behind a network that loses answers: what may have happened is asked again or undone, never assumed.
+
+use std::{
+    future::pending,
+    time::{Duration, Instant},
+};
+
+use dlock::{
+    lease::{self, BootClock, Clock as _, Limits, Outcome, Patience, Released},
+    lock::{Effect, Key, Release, Renewal, Request, Scope},
+};
+
+use super::{Case, cases};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, request, waiting},
+    support::proxy::{Fault, Mode, Proxy},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    cases![|kind| kind == Kind::Redis =>
+        acquire_whose_answer_was_lost_is_granted_once,
+        acquire_whose_answers_are_all_lost_is_undone,
+        acquire_that_arrives_late_ends_with_its_lease,
+        acquire_that_was_given_up_on_is_undone_by_the_core,
+        renewal_whose_answer_was_lost_is_asked_again,
+        renewal_without_any_answer_is_a_loss_in_time,
+        renewal_that_arrives_late_does_not_revive,
+        release_whose_answer_was_lost_is_unknown_and_done,
+        release_that_never_arrived_is_asked_again,
+        release_that_arrives_late_leaves_the_newer_holder,
+        wake_up_that_was_lost_is_covered,
+        a_waiter_behind_a_cut_connection_has_its_turn,
+        waiting_outlives_an_outage,
+        a_frozen_server_is_no_answer,
+        a_restarted_server_knows_no_script_and_is_asked_in_full,
+        a_slow_network_changes_nothing,
+    ]
+}
+
+/// Short enough for a case, with room for a lost answer and another one.
+const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+
+/// A client behind a proxy that has run every script once, so that the next request is the one that counts.
+async fn warm(lab: &Lab) -> (Proxy, Client) {
+    let proxy = lab.redis().proxy();
+    let mut client = lab.redis().through(&proxy);
+    let held = waiting(&key("warm"), LONG);
+    client.take(&held).await;
+    client.renewed(&held, None).await;
+    client.abandon(&held).await;
+    client.free(&held).await;
+    client.inspect(&key("warm")).await;
+    (proxy, client)
+}
+
+/// The ways to lose an answer to a request that the server served.
+const LOST: [Fault; 2] = [Fault::CutAfter, Fault::Swallow];
+
+async fn core_acquire(client: &mut Client, request: Request, patience: Patience) -> dlock::lock::Result<Outcome<()>> {
+    lease::acquire(&mut *client.0, &BootClock, request, patience, LIMITS, pending::<()>(), |_| {}).await
+}
+
+async fn assert_free(lab: &Lab, job: &Key) {
+    let state = lab.client().await.inspect(job).await;
+    assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
+}
+
+async fn acquire_whose_answer_was_lost_is_granted_once(lab: &Lab) {
+    for fault in LOST {
+        let (proxy, mut a) = warm(lab).await;
+        let job = key(&format!("job-{fault:?}"));
+        proxy.trap("", fault);
+        let Outcome::Granted(lease) = core_acquire(&mut a, request(&job, LONG), Patience::Try).await.expect("granted") else {
+            panic!("busy: our own unanswered attempt was taken for somebody else's");
+        };
+        assert_eq!(proxy.sprung(), 1);
+        assert_eq!(lease.holds, 1);
+        let state = lab.client().await.inspect(&job).await;
+        assert_eq!((state.holders[0].holds, state.last_fence), (1, Some(lease.fence)));
+        assert_eq!(a.0.release(&job, &lease.token, Scope::Hold).await.expect("release"), Release::Released);
+        assert_free(lab, &job).await;
+    }
+}
+
+async fn acquire_whose_answers_are_all_lost_is_undone(lab: &Lab) {
+    for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
+        let (proxy, mut a) = warm(lab).await;
+        let job = key(&format!("job-{fault:?}"));
+        // A release names the lock too: only what sets a TTL is an acquire.
+        proxy.trap_nth("\r\n60000\r\n", 0, usize::MAX, fault);
+        let error = core_acquire(&mut a, request(&job, LONG), Patience::Try).await.expect_err("no answer");
+        assert!(error.is_transient(), "{error:?}");
+        assert!(proxy.sprung() > 0);
+        assert_free(lab, &job).await;
+    }
+}
+
+async fn acquire_that_arrives_late_ends_with_its_lease(lab: &Lab) {
+    let (proxy, mut a) = warm(lab).await;
+    let job = key("job");
+    proxy.trap("", Fault::Late(Duration::from_millis(400)));
+    let held = request(&job, SHORT);
+    let given_up = tokio::time::timeout(Duration::from_millis(100), a.0.try_acquire(&held)).await;
+    assert!(given_up.is_err(), "{given_up:?}");
+    assert_eq!(a.release(&held, Scope::Hold).await, Release::NotHeld, "it has not arrived yet");
+    lab.pass(Duration::from_millis(400)).await;
+    let state = lab.client().await.inspect(&job).await;
+    if let Some(holder) = state.holders.first() {
+        assert!(holder.expires_in.expect("a lock that ends") <= SHORT);
+        lab.outlast(SHORT).await;
+    }
+    lab.client().await.hold(&job).await;
+}
+
+async fn acquire_that_was_given_up_on_is_undone_by_the_core(lab: &Lab) {
+    let (proxy, mut a) = warm(lab).await;
+    let job = key("job");
+    proxy.trap("", Fault::Swallow);
+    let stop = tokio::time::sleep(Duration::from_millis(100));
+    let outcome = lease::acquire(&mut *a.0, &BootClock, request(&job, LONG), Patience::Forever, LIMITS, stop, |_| {}).await;
+    assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
+    assert_eq!(proxy.sprung(), 1);
+    assert_free(lab, &job).await;
+}
+
+async fn renewal_whose_answer_was_lost_is_asked_again(lab: &Lab) {
+    for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
+        let (proxy, mut a) = warm(lab).await;
+        let job = key(&format!("job-{fault:?}"));
+        let held = a.hold(&job).await;
+        proxy.trap("", fault);
+        let renewal = lease::ask(&mut *a.0, &BootClock, LIMITS, async |backend: &mut dyn dlock::lock::Backend| {
+            backend.renew(&held.key, &held.token, None).await
+        });
+        assert!(matches!(renewal.await, Ok(Renewal::Renewed { .. })));
+        assert_eq!(proxy.sprung(), 1);
+        a.free(&held).await;
+    }
+}
+
+async fn renewal_without_any_answer_is_a_loss_in_time(lab: &Lab) {
+    let (mut proxy, mut a) = warm(lab).await;
+    let job = key("job");
+    let Outcome::Granted(mut held) = core_acquire(&mut a, request(&job, SHORT * 2), Patience::Try).await.expect("granted") else {
+        panic!("busy");
+    };
+    let budget = lease::Budget::new(held.ttl, None).expect("a budget");
+    let mut renewals = 0;
+    let t0 = held.t0;
+    proxy.set(Mode::BlackHole);
+    let loss = lease::keep(&mut *a.0, &BootClock, &mut held, budget, LIMITS, |_, _| renewals += 1).await;
+    assert!(matches!(loss, lease::Loss::Unconfirmed { .. }), "{loss:?}");
+    assert_eq!((renewals, held.t0), (0, t0), "an answer that did not come was taken for one");
+    let spent = BootClock.now().since(t0);
+    assert!(spent < SHORT * 2, "found out after the lease, {spent:?}");
+    assert!(spent + Duration::from_millis(10) >= budget.term_at(t0).since(t0), "given up early, after {spent:?}");
+}
+
+async fn renewal_that_arrives_late_does_not_revive(lab: &Lab) {
+    let (proxy, mut a) = warm(lab).await;
+    let job = key("job");
+    let held = request(&job, SHORT);
+    a.take(&held).await;
+    proxy.trap("", Fault::Late(SHORT + SLACK * 3));
+    let unanswered = tokio::time::timeout(SHORT + SLACK, a.0.renew(&held.key, &held.token, Some(crate::lab::ttl(LONG)))).await;
+    assert!(unanswered.is_err(), "{unanswered:?}");
+    let mut b = lab.client().await;
+    let newer = request(&job, SHORT * 3);
+    let fence = b.take(&newer).await.fence;
+    lab.pass(SLACK * 4).await;
+    assert!(b.left(&job).await <= SHORT * 3);
+    assert_eq!(b.renewed(&newer, None).await, fence);
+}
+
+async fn release_whose_answer_was_lost_is_unknown_and_done(lab: &Lab) {
+    for fault in LOST {
+        let (proxy, mut a) = warm(lab).await;
+        let job = key(&format!("job-{fault:?}"));
+        let held = a.hold(&job).await;
+        proxy.trap("", fault);
+        let released = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, Scope::Tree, LIMITS).await;
+        // "Not held" would mean that the lock was lost while the command ran.
+        assert!(matches!(&released, Released::Unknown(error) if error.effect == Effect::Unknown), "{released:?}");
+        assert_eq!(proxy.sprung(), 1);
+        assert_free(lab, &job).await;
+    }
+}
+
+async fn release_that_never_arrived_is_asked_again(lab: &Lab) {
+    let (proxy, mut a) = warm(lab).await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    proxy.trap("", Fault::CutBefore);
+    let released = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, Scope::Tree, LIMITS).await;
+    assert!(matches!(released, Released::Free), "{released:?}");
+    assert_eq!(proxy.sprung(), 1);
+    assert_free(lab, &job).await;
+}
+
+async fn release_that_arrives_late_leaves_the_newer_holder(lab: &Lab) {
+    let (proxy, mut a) = warm(lab).await;
+    let job = key("job");
+    let held = request(&job, SHORT);
+    a.take(&held).await;
+    proxy.trap("", Fault::Late(SHORT + SLACK * 3));
+    let unanswered = tokio::time::timeout(SHORT + SLACK, a.0.release(&held.key, &held.token, Scope::Tree)).await;
+    assert!(unanswered.is_err(), "{unanswered:?}");
+    let mut b = lab.client().await;
+    let newer = b.hold(&job).await;
+    lab.pass(SLACK * 4).await;
+    lab.client().await.refused(&request(&job, LONG)).await;
+    b.free(&newer).await;
+}
+
+async fn wake_up_that_was_lost_is_covered(lab: &Lab) {
+    let mut a = lab.client().await;
+    let (proxy, mut b) = warm(lab).await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let wanted = waiting(&job, LONG);
+    b.refused(&wanted).await;
+    // The blocking request is served, and what it is answered with is lost.
+    proxy.trap("", Fault::Swallow);
+    let release = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    let acquire = lease::acquire(&mut *b.0, &BootClock, wanted, Patience::For(LONG), LIMITS, pending::<()>(), |_| {});
+    let (outcome, released) = tokio::join!(acquire, release);
+    assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+    assert!(released.elapsed() < Duration::from_secs(9), "{:?}", released.elapsed());
+}
+
+async fn a_waiter_behind_a_cut_connection_has_its_turn(lab: &Lab) {
+    let mut a = lab.client().await;
+    let (proxy, mut b) = warm(lab).await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let release = async {
+        lab.pass(SLACK).await;
+        proxy.cut();
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    let acquire = core_acquire(&mut b, waiting(&job, LONG), Patience::For(LONG));
+    let (outcome, released) = tokio::join!(acquire, release);
+    assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+}
+
+async fn waiting_outlives_an_outage(lab: &Lab) {
+    let mut a = lab.client().await;
+    let (mut proxy, mut b) = warm(lab).await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let outage = async {
+        lab.pass(SLACK).await;
+        proxy.set(Mode::Refuse);
+        // Longer than the time that one answer may take.
+        lab.pass(LIMITS.answer + SLACK).await;
+        a.free(&held).await;
+        proxy.set(Mode::Pass);
+        Instant::now()
+    };
+    let acquire = core_acquire(&mut b, waiting(&job, LONG), Patience::For(LONG));
+    let (outcome, back) = tokio::join!(acquire, outage);
+    assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+    assert!(back.elapsed() < Duration::from_secs(3), "{:?}", back.elapsed());
+}
+
+async fn a_frozen_server_is_no_answer(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    lab.redis().server().freeze();
+    let began = Instant::now();
+    let error = core_acquire(&mut lab.client().await, request(&key("other"), LONG), Patience::Try).await.expect_err("frozen");
+    let renewal = tokio::time::timeout(Duration::from_millis(300), a.0.renew(&job, &held.token, None)).await;
+    lab.redis().server().thaw();
+    assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
+    assert!(began.elapsed() < LIMITS.answer * 2 + SOON, "{:?}", began.elapsed());
+    assert!(!matches!(renewal, Ok(Ok(_))), "{renewal:?}");
+    a.renewed(&held, None).await;
+}
+
+async fn a_restarted_server_knows_no_script_and_is_asked_in_full(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    for forget in [["SCRIPT", "FLUSH"], ["CLIENT", "KILL"]] {
+        let held = a.hold(&job).await;
+        if forget[0] == "SCRIPT" {
+            lab.redis().server().command(&forget);
+            a.renewed(&held, None).await;
+            lab.redis().server().command(&forget);
+            a.free(&held).await;
+        } else {
+            lab.redis().server().command(&["CLIENT", "KILL", "TYPE", "normal"]);
+            let answer = lease::ask(&mut *a.0, &BootClock, LIMITS, async |backend: &mut dyn dlock::lock::Backend| {
+                backend.renew(&held.key, &held.token, None).await
+            });
+            assert!(matches!(answer.await, Ok(Renewal::Renewed { .. })));
+            a.free(&held).await;
+        }
+    }
+    lab.redis().server_mut().restart_empty();
+    let Ok(Outcome::Granted(_)) = core_acquire(&mut a, request(&job, LONG), Patience::Try).await else {
+        panic!("not granted after a restart");
+    };
+}
+
+async fn a_slow_network_changes_nothing(lab: &Lab) {
+    let (proxy, mut a) = warm(lab).await;
+    proxy.delay(Duration::from_millis(40));
+    let job = key("job");
+    let before = BootClock.now();
+    let Outcome::Granted(held) = core_acquire(&mut a, request(&job, SHORT), Patience::Try).await.expect("granted") else {
+        panic!("busy");
+    };
+    assert!(held.t0 >= before && BootClock.now().since(held.t0) >= Duration::from_millis(80), "the lease counts from the send");
+    let Ok(Renewal::Renewed { .. }) = a.0.renew(&job, &held.token, None).await else { panic!("not renewed") };
+    assert_eq!(a.0.release(&job, &held.token, Scope::Tree).await.expect("release"), Release::Released);
+}

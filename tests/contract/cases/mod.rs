@@ -1,0 +1,61 @@
+//! The cases. A case is a function over a [`Lab`]; its name says what holds.
+
+mod expiry;
+mod fence;
+mod foreign;
+mod handover;
+mod hold;
+mod lost_reply;
+mod model;
+mod names;
+mod reentry;
+mod refusal;
+mod report;
+mod residue;
+mod transport;
+mod unanswered;
+
+use std::pin::Pin;
+
+use crate::{lab::Lab, targets::Kind};
+
+/// One case, for the kinds of store that `on` says.
+#[derive(Clone, Copy)]
+pub struct Case {
+    pub name: &'static str,
+    pub on: fn(Kind) -> bool,
+    pub run: for<'a> fn(&'a Lab) -> Pin<Box<dyn Future<Output = ()> + 'a>>,
+}
+
+/// A list of cases, each named after its function.
+macro_rules! cases {
+    ($on:expr => $($case:ident),+ $(,)?) => {
+        vec![$(crate::cases::Case { name: stringify!($case), on: $on, run: |lab| Box::pin($case(lab)) }),+]
+    };
+}
+pub(crate) use cases;
+
+/// On every kind of store.
+fn everywhere(_: Kind) -> bool {
+    true
+}
+
+pub fn all() -> Vec<Case> {
+    [
+        hold::all(),
+        expiry::all(),
+        fence::all(),
+        reentry::all(),
+        names::all(),
+        report::all(),
+        refusal::all(),
+        handover::all(),
+        unanswered::all(),
+        lost_reply::all(),
+        foreign::all(),
+        residue::all(),
+        transport::all(),
+        model::all(),
+    ]
+    .concat()
+}

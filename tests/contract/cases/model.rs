@@ -1,0 +1,198 @@
+//! Random operations of three clients on two keys, with the in-memory store as the reference.
+
+use std::{collections::HashMap, env, fmt::Write as _};
+
+use dlock::{
+    backends::memory::{Memory, Store},
+    lock::{Attempt, Entry, Fence, Namespace, Release, Renewal, Request, Scope},
+};
+
+use super::{Case, cases};
+use crate::lab::{Client, LONG, Lab, key, nested, request, ttl, waiting};
+
+pub fn all() -> Vec<Case> {
+    cases![|kind| !kind.clock_is_ours() => random_operations_are_answered_as_by_the_reference]
+}
+
+const ROUNDS: u64 = 6;
+const STEPS: usize = 120;
+
+/// Random numbers that a seed brings back (splitmix64).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((z ^ (z >> 31)) % sides as u64).expect("small")
+    }
+}
+
+/// Fences by the order in which they were met, since each store has numbers of its own.
+#[derive(Default)]
+struct Fences(HashMap<(String, Fence), usize>);
+
+impl Fences {
+    fn place(&mut self, key: &str, fence: Fence) -> usize {
+        let next = self.0.keys().filter(|(of, _)| of == key).count();
+        *self.0.entry((key.to_owned(), fence)).or_insert(next)
+    }
+}
+
+/// One of the two stores, and how it is spoken with.
+struct Side {
+    clients: Vec<Client>,
+    fences: Fences,
+}
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Acquire(Request),
+    Renew(Request, Option<u32>),
+    Release(Request, Scope),
+    Abandon(Request),
+    Inspect(&'static str),
+    List,
+}
+
+const KEYS: [&str; 2] = ["job", "a{b}/%"];
+
+impl Side {
+    fn new(clients: Vec<Client>) -> Self {
+        Self { clients, fences: Fences::default() }
+    }
+
+    /// The answer, in words that must be the same on both sides.
+    async fn ask(&mut self, client: usize, operation: &Operation) -> String {
+        let client = &mut self.clients[client];
+        match operation {
+            Operation::Acquire(request) => match client.attempt(request).await {
+                Attempt::Granted(grant) => {
+                    let place = self.fences.place(request.key.as_str(), grant.fence);
+                    format!("granted, fence {place}, holds {}", grant.holds)
+                }
+                Attempt::Busy(busy) => {
+                    let fence = busy.holders[0].fence.map(|fence| self.fences.place(request.key.as_str(), fence));
+                    format!("busy, fence {fence:?}, holds {}, place {:?}", busy.holders[0].holds, busy.position)
+                }
+                Attempt::NotHeld => "not held".into(),
+            },
+            Operation::Renew(request, times) => match client.renew(request, times.map(|times| LONG * times)).await {
+                Renewal::Renewed { ttl, fence } => {
+                    format!("renewed for {:?}, fence {}", ttl.get(), self.fences.place(request.key.as_str(), fence))
+                }
+                Renewal::WouldShorten { .. } => "would shorten".into(),
+                Renewal::NotHeld => "not held".into(),
+            },
+            Operation::Release(request, scope) => match client.release(request, *scope).await {
+                Release::Released => "released".into(),
+                Release::StillHeld(holds) => format!("still held {holds}"),
+                Release::NotHeld => "not held".into(),
+            },
+            Operation::Abandon(request) => {
+                client.abandon(request).await;
+                String::new()
+            }
+            Operation::Inspect(name) => {
+                let state = client.inspect(&key(name)).await;
+                let mut text = String::new();
+                for holder in &state.holders {
+                    let fence = holder.fence.map(|fence| self.fences.place(name, fence));
+                    let left = holder.expires_in.expect("it ends").as_secs_f64() / LONG.as_secs_f64();
+                    let _ = write!(text, "held {} fence {fence:?} detached {} for {:.0}; ", holder.holds, holder.detached, left.round());
+                }
+                let last = state.last_fence.map(|fence| self.fences.place(name, fence));
+                format!("{text}{} wait, last fence {last:?}", state.waiters.len())
+            }
+            Operation::List => format!("{:?}", client.keys("").await),
+        }
+    }
+}
+
+async fn random_operations_are_answered_as_by_the_reference(lab: &Lab) {
+    let given = env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let first = given.unwrap_or_else(dlock::lock::random);
+    for round in 0..if given.is_some() { 1 } else { ROUNDS } {
+        play(lab, first.wrapping_add(round)).await;
+        lab.target.lose_data().await;
+    }
+}
+
+async fn play(lab: &Lab, seed: u64) {
+    let mut dice = Dice(seed);
+    let store = Store::default();
+    let (mut reference, mut tried) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        reference.push(Client(Box::new(Memory::new(store.clone(), Namespace::default()))));
+        tried.push(lab.client().await);
+    }
+    let (mut reference, mut tried) = (Side::new(reference), Side::new(tried));
+    // Every request that was ever made, with the client whose process it belongs to.
+    let mut made: Vec<(usize, Request)> = Vec::new();
+    let mut story = String::new();
+    for step in 0..STEPS {
+        let (client, operation) = next(&mut dice, &mut made);
+        let expected = reference.ask(client, &operation).await;
+        let answer = tried.ask(client, &operation).await;
+        let _ = writeln!(story, "{step}: client {client} {}: {expected}", words(&operation));
+        assert_eq!(answer, expected, "DLOCK_TEST_SEED={seed} step {step}; so far, as the reference answered:\n{story}");
+    }
+}
+
+fn next(dice: &mut Dice, made: &mut Vec<(usize, Request)>) -> (usize, Operation) {
+    let name = KEYS[dice.roll(KEYS.len())];
+    let fresh = made.is_empty() || dice.roll(5) == 0;
+    if fresh {
+        let client = dice.roll(3);
+        let lease = LONG * [1, 2, 3][dice.roll(3)];
+        let request = match dice.roll(4) {
+            0 => waiting(&key(name), lease),
+            1 => Request { detached: true, ..request(&key(name), lease) },
+            _ => request(&key(name), lease),
+        };
+        made.push((client, request.clone()));
+        return (client, Operation::Acquire(request));
+    }
+    // Mostly the newest, of whom some hold something.
+    let back = dice.roll(made.len().min(8));
+    let (owner, request) = made[made.len() - 1 - back].clone();
+    // A token may be used by any process; a hold that is bound to one is used by that one.
+    let client = if request.detached { dice.roll(3) } else { owner };
+    match dice.roll(12) {
+        0 | 1 => (client, Operation::Acquire(request)),
+        2 => {
+            let inner = Request { ttl: ttl(LONG * [1, 2][dice.roll(2)]), ..nested(&request) };
+            made.push((client, inner.clone()));
+            (client, Operation::Acquire(inner))
+        }
+        3 => (client, Operation::Renew(request, None)),
+        4 | 5 => (client, Operation::Renew(request, Some([1, 2, 4][dice.roll(3)]))),
+        6 | 7 => (client, Operation::Release(request, Scope::Hold)),
+        8 => (client, Operation::Release(request, Scope::Tree)),
+        9 => (client, Operation::Abandon(request)),
+        10 => (dice.roll(3), Operation::Inspect(name)),
+        _ => (dice.roll(3), Operation::List),
+    }
+}
+
+/// The operation with its token's hold shortened to something that a reader can follow.
+fn words(operation: &Operation) -> String {
+    let of = |request: &Request| {
+        let hold = request.token.hold_text();
+        let owner = request.token.owner.to_string();
+        let entry = if request.entry == Entry::Reenter { " nested" } else { "" };
+        format!("{:?} {}/{}{entry}", request.key.as_str(), &owner[..4], &hold[..4])
+    };
+    match operation {
+        Operation::Acquire(request) => {
+            format!("acquire {} for {:?} waiting {} detached {}", of(request), request.ttl.get(), request.waiting, request.detached)
+        }
+        Operation::Renew(request, times) => format!("renew {} {times:?}", of(request)),
+        Operation::Release(request, scope) => format!("release {} {scope:?}", of(request)),
+        Operation::Abandon(request) => format!("abandon {}", of(request)),
+        Operation::Inspect(name) => format!("inspect {name:?}"),
+        Operation::List => "list".into(),
+    }
+}

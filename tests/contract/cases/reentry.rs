@@ -1,0 +1,161 @@
+//! Entering a hold that an ancestor has.
+
+use dlock::lock::{Attempt, Release, Renewal, Request, Scope};
+
+use super::{Case, cases, everywhere};
+use crate::lab::{LONG, Lab, SHORT, SLACK, key, nested, request};
+
+pub fn all() -> Vec<Case> {
+    cases![everywhere =>
+        three_deep,
+        entering_twice_counts_once,
+        entering_what_is_not_held_is_told,
+        entering_does_not_shorten,
+        a_nested_hold_ends_by_itself,
+        a_nested_renewal_does_not_shorten_the_lock,
+        giving_back_a_hold_leaves_the_nested_ones,
+        giving_back_the_tree_drops_the_nested_ones,
+        nested_holds_keep_others_out,
+        a_nested_hold_is_not_its_siblings,
+    ]
+}
+
+async fn three_deep(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = a.hold(&job).await;
+    let (middle, inner) = (nested(&outer), nested(&outer));
+    assert_eq!(b.take(&middle).await.holds, 2);
+    assert_eq!(c.take(&inner).await.holds, 3);
+    assert_eq!(a.inspect(&job).await.holders.len(), 1, "one owner");
+    assert_eq!(a.inspect(&job).await.holders[0].holds, 3);
+    for (client, held) in [(&mut a, &outer), (&mut b, &middle), (&mut c, &inner)] {
+        client.renewed(held, None).await;
+    }
+    assert_eq!(c.release(&inner, Scope::Hold).await, Release::StillHeld(2));
+    assert_eq!(c.release(&inner, Scope::Hold).await, Release::NotHeld);
+    assert_eq!(b.release(&middle, Scope::Hold).await, Release::StillHeld(1));
+    assert_eq!(a.release(&outer, Scope::Hold).await, Release::Released);
+    assert!(c.inspect(&job).await.holders.is_empty());
+}
+
+async fn entering_twice_counts_once(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = a.hold(&job).await;
+    let inner = nested(&outer);
+    for _ in 0..3 {
+        assert_eq!(b.take(&inner).await.holds, 2);
+    }
+    assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
+}
+
+async fn entering_what_is_not_held_is_told(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let never = Request { entry: dlock::lock::Entry::Reenter, ..request(&job, LONG) };
+    assert!(matches!(b.attempt(&never).await, Attempt::NotHeld), "a lock that is free");
+    let outer = a.hold(&job).await;
+    assert!(matches!(b.attempt(&never).await, Attempt::NotHeld), "a lock that another owner has");
+    a.free(&outer).await;
+    assert!(matches!(b.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that was given back");
+    let newer = b.hold(&job).await;
+    assert!(matches!(a.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that passed to another");
+    b.renewed(&newer, None).await;
+    let short = lab.expiring(&key("other"), SHORT);
+    a.take(&short).await;
+    lab.outlast(SHORT).await;
+    assert!(matches!(b.attempt(&nested(&short)).await, Attempt::NotHeld), "a lock that expired");
+    assert!(b.inspect(&key("other")).await.holders.is_empty());
+}
+
+async fn entering_does_not_shorten(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = lab.expiring(&job, LONG);
+    a.take(&outer).await;
+    b.take(&Request { ttl: crate::lab::ttl(SHORT), ..nested(&outer) }).await;
+    assert!(a.left(&job).await > LONG / 2);
+    // Nor does it make the outer hold's own next renewal shorter.
+    a.renewed(&outer, None).await;
+    assert!(a.left(&job).await > LONG * 9 / 10);
+}
+
+async fn a_nested_hold_ends_by_itself(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = lab.expiring(&job, LONG);
+    a.take(&outer).await;
+    let inner = Request { ttl: crate::lab::ttl(SHORT), ..nested(&outer) };
+    assert_eq!(b.take(&inner).await.holds, 2);
+    lab.outlast(SHORT).await;
+    assert_eq!(a.inspect(&job).await.holders[0].holds, 1);
+    assert_eq!(b.renew(&inner, None).await, Renewal::NotHeld);
+    assert_eq!(b.release(&inner, Scope::Hold).await, Release::NotHeld);
+    a.free(&outer).await;
+}
+
+async fn a_nested_renewal_does_not_shorten_the_lock(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = lab.expiring(&job, LONG);
+    a.take(&outer).await;
+    let inner = Request { ttl: crate::lab::ttl(SHORT), ..nested(&outer) };
+    b.take(&inner).await;
+    lab.pass(SLACK).await;
+    b.renewed(&inner, None).await;
+    assert!(a.left(&job).await > LONG / 2);
+}
+
+async fn giving_back_a_hold_leaves_the_nested_ones(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = lab.expiring(&job, LONG);
+    a.take(&outer).await;
+    let inner = nested(&outer);
+    b.take(&inner).await;
+    assert_eq!(a.release(&outer, Scope::Hold).await, Release::StillHeld(1));
+    c.refused(&request(&job, LONG)).await;
+    b.renewed(&inner, None).await;
+    assert_eq!(b.release(&inner, Scope::Hold).await, Release::Released);
+    c.hold(&job).await;
+}
+
+async fn giving_back_the_tree_drops_the_nested_ones(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = a.hold(&job).await;
+    let inner = nested(&outer);
+    b.take(&inner).await;
+    assert_eq!(a.release(&outer, Scope::Tree).await, Release::Released);
+    assert_eq!(b.renew(&inner, None).await, Renewal::NotHeld);
+    c.hold(&job).await;
+    assert_eq!(b.release(&inner, Scope::Tree).await, Release::NotHeld);
+    assert_eq!(a.inspect(&job).await.holders.len(), 1);
+}
+
+async fn nested_holds_keep_others_out(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = a.hold(&job).await;
+    let inner = nested(&outer);
+    b.take(&inner).await;
+    c.refused(&request(&job, LONG)).await;
+    assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
+    c.refused(&request(&job, LONG)).await;
+    a.free(&outer).await;
+    c.hold(&job).await;
+}
+
+async fn a_nested_hold_is_not_its_siblings(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = a.hold(&job).await;
+    let (one, two) = (nested(&outer), nested(&outer));
+    b.take(&one).await;
+    c.take(&two).await;
+    assert_eq!(b.release(&one, Scope::Hold).await, Release::StillHeld(2));
+    c.renewed(&two, None).await;
+    assert_eq!(b.renew(&one, None).await, Renewal::NotHeld);
+    a.renewed(&outer, None).await;
+}

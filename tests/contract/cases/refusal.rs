@@ -1,0 +1,80 @@
+//! What a backend does not declare it refuses, with the reason, before it asks its store anything.
+
+use std::time::Duration;
+
+use dlock::lock::{Effect, Error, Kind, Mode, Renewal, Request};
+
+use super::{Case, cases, everywhere};
+use crate::lab::{LONG, Lab, key, request, ttl};
+
+pub fn all() -> Vec<Case> {
+    cases![everywhere =>
+        what_is_not_declared_is_refused_without_asking,
+        what_is_declared_is_served,
+        a_ttl_out_of_range_is_refused_without_asking,
+    ]
+}
+
+/// Each thing that can be asked for, and whether the backend says that it has it.
+fn asked_for(capabilities: &dlock::lock::Capabilities) -> Vec<(&'static str, bool, Request)> {
+    let plain = || request(&key("job"), LONG);
+    vec![
+        ("shared", capabilities.shared, Request { mode: Mode::Shared, ..plain() }),
+        ("permits", capabilities.permits, Request { mode: Mode::Permits(3), ..plain() }),
+        ("fair", capabilities.fair, Request { fair: true, ..plain() }),
+        ("detached", capabilities.detached, Request { detached: true, ..plain() }),
+    ]
+}
+
+fn assert_refused(what: &str, backend: &str, error: &Error) {
+    assert_eq!(error.kind, Kind::Unsupported, "{what}: {error:?}");
+    assert_eq!(error.effect, Effect::NotApplied, "{what}");
+    assert!(error.message.contains(backend), "{what}: {error}");
+}
+
+async fn what_is_not_declared_is_refused_without_asking(lab: &Lab) {
+    // This client's store can't be reached: any answer but "unavailable" was given without it.
+    let mut backend = lab.target.unreachable().await;
+    let capabilities = backend.capabilities().clone();
+    for (what, has, request) in asked_for(&capabilities) {
+        let core = capabilities.check(&request);
+        assert_eq!(core.is_ok(), has, "{what}");
+        if !has {
+            assert_refused(what, capabilities.backend, &core.expect_err("not declared"));
+            if lab.kind != crate::targets::Kind::Memory {
+                assert_refused(what, capabilities.backend, &backend.try_acquire(&request).await.expect_err("not declared"));
+            }
+        }
+    }
+}
+
+async fn what_is_declared_is_served(lab: &Lab) {
+    let mut a = lab.client().await;
+    for (what, has, request) in asked_for(&a.capabilities()) {
+        if has {
+            let grant = a.take(&request).await;
+            assert!(!a.capabilities().fencing || grant.fence.0 > 0, "{what}");
+            a.free(&request).await;
+        }
+    }
+}
+
+async fn a_ttl_out_of_range_is_refused_without_asking(lab: &Lab) {
+    let capabilities = lab.client().await.capabilities();
+    assert!(capabilities.ttl_min <= capabilities.ttl_max);
+    assert!(capabilities.ttl_granularity > Duration::ZERO);
+    for end in [capabilities.ttl_min, capabilities.ttl_max] {
+        let mut a = lab.client().await;
+        let held = request(&key(&format!("{end:?}")), end);
+        assert_eq!(a.take(&held).await.ttl.get(), end);
+        assert!(matches!(a.renew(&held, Some(end)).await, Renewal::Renewed { .. }));
+        a.free(&held).await;
+    }
+    for outside in [capabilities.ttl_min / 2, capabilities.ttl_max * 2] {
+        if let Ok(outside) = dlock::lock::Ttl::new(outside) {
+            let error = capabilities.check_ttl(outside).expect_err("out of range");
+            assert_refused("ttl", capabilities.backend, &error);
+        }
+    }
+    assert_eq!(capabilities.clamp_ttl(ttl(LONG)).get(), LONG.clamp(capabilities.ttl_min, capabilities.ttl_max));
+}

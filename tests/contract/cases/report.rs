@@ -1,0 +1,164 @@
+//! What `inspect` and `list` tell.
+
+use std::time::Duration;
+
+use dlock::lock::{Metadata, Mode, Request};
+
+use super::{Case, cases, everywhere};
+use crate::lab::{LONG, Lab, SLACK, key, nested, request, waiting, who};
+
+pub fn all() -> Vec<Case> {
+    cases![everywhere =>
+        a_free_lock_is_reported_free,
+        a_held_lock_is_reported_whole,
+        a_hold_without_metadata_is_reported_without,
+        a_nested_hold_is_counted,
+        who_waits_is_reported_in_order,
+        listing_and_inspecting_agree,
+        looking_changes_nothing,
+        anything_in_metadata_comes_back,
+    ]
+}
+
+async fn a_free_lock_is_reported_free(lab: &Lab) {
+    let mut a = lab.client().await;
+    let state = a.inspect(&key("job")).await;
+    assert_eq!(state.key, key("job"));
+    assert!(!state.stored_as.is_empty());
+    assert!(state.holders.is_empty() && state.waiters.is_empty());
+    assert_eq!(state.last_fence, None);
+}
+
+async fn a_held_lock_is_reported_whole(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    for (name, detached) in [("attached", false), ("detached", true)] {
+        let job = key(name);
+        let held = Request { detached, metadata: Some(who("web3")), ..request(&job, LONG) };
+        let grant = a.take(&held).await;
+        lab.pass(Duration::from_millis(300)).await;
+        a.renewed(&held, None).await;
+        lab.pass(Duration::from_millis(20)).await;
+        let busy = b.refused(&request(&job, LONG)).await;
+        for holder in [&b.inspect(&job).await.holders[0], &busy.holders[0]] {
+            assert_eq!(holder.mode, Mode::Exclusive);
+            assert_eq!(holder.metadata, Some(who("web3")));
+            assert_eq!(holder.fence, Some(grant.fence));
+            assert!(!holder.foreign);
+            assert_eq!(holder.detached, detached);
+            assert_eq!(holder.holds, 1);
+            let held_for = holder.held_for.expect("known");
+            assert!(held_for >= Duration::from_millis(300) && held_for < Duration::from_secs(3), "{held_for:?}");
+            let renewed = holder.renewed_ago.expect("known");
+            assert!(renewed < held_for && renewed < Duration::from_secs(2), "{renewed:?} of {held_for:?}");
+            let left = holder.expires_in.expect("known");
+            assert!(left <= LONG + Duration::from_millis(5) && left > LONG - Duration::from_secs(3), "{left:?}");
+        }
+        assert_eq!(b.inspect(&job).await.last_fence, Some(grant.fence));
+    }
+}
+
+async fn a_hold_without_metadata_is_reported_without(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    // The holder before left some: it must not be taken for this one's.
+    let before = Request { metadata: Some(who("web1")), ..request(&job, LONG) };
+    a.take(&before).await;
+    a.free(&before).await;
+    a.hold(&job).await;
+    let state = a.inspect(&job).await;
+    assert_eq!(state.holders[0].metadata, None);
+    assert!(!state.holders[0].foreign);
+}
+
+async fn a_nested_hold_is_counted(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = Request { metadata: Some(who("web3")), ..request(&job, LONG) };
+    a.take(&outer).await;
+    b.take(&Request { metadata: Some(who("other")), ..nested(&outer) }).await;
+    let state = a.inspect(&job).await;
+    assert_eq!(state.holders.len(), 1);
+    assert_eq!(state.holders[0].holds, 2);
+    assert_eq!(state.holders[0].metadata, Some(who("web3")), "it is the owner's");
+}
+
+async fn who_waits_is_reported_in_order(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    a.hold(&job).await;
+    let mut queue = Vec::new();
+    for (place, host) in (1..).zip(["web1", "web2", "web3"]) {
+        let mut client = lab.client().await;
+        let metadata = (place != 2).then(|| who(host));
+        let request = Request { metadata, ..waiting(&job, LONG) };
+        let busy = client.refused(&request).await;
+        assert_eq!(busy.position, Some(place), "{host}");
+        lab.pass(Duration::from_millis(30)).await;
+        // Asked again it is the same waiter, at the same place.
+        assert_eq!(client.refused(&request).await.position, Some(place), "{host}");
+        queue.push((client, request));
+    }
+    let state = a.inspect(&job).await;
+    let hosts: Vec<_> = state.waiters.iter().map(|w| w.metadata.as_ref().and_then(|m| m.host.as_deref())).collect();
+    assert_eq!(hosts, [Some("web1"), None, Some("web3")]);
+    for waiter in &state.waiters {
+        assert!(waiter.waiting_for.expect("known") < Duration::from_secs(5));
+    }
+    assert!(state.waiters[0].waiting_for > state.waiters[2].waiting_for);
+    let (mut first, request) = queue.remove(0);
+    first.abandon(&request).await;
+    let hosts: Vec<_> = a.inspect(&job).await.waiters.into_iter().map(|w| w.metadata.and_then(|m| m.host)).collect();
+    assert_eq!(hosts, [None, Some("web3".to_owned())]);
+}
+
+async fn listing_and_inspecting_agree(lab: &Lab) {
+    let mut a = lab.client().await;
+    for name in ["one", "two"] {
+        a.take(&Request { metadata: Some(who(name)), ..request(&key(name), LONG) }).await;
+    }
+    let mut waiter = lab.client().await;
+    waiter.refused(&waiting(&key("two"), LONG)).await;
+    let listed = a.0.list("").await.expect("list");
+    assert_eq!(listed.len(), 2);
+    for listed in listed {
+        let inspected = a.inspect(&listed.key).await;
+        assert_eq!(listed.stored_as, inspected.stored_as);
+        assert_eq!(listed.last_fence, inspected.last_fence);
+        assert_eq!(listed.waiters.len(), inspected.waiters.len());
+        let (one, other) = (&listed.holders[0], &inspected.holders[0]);
+        assert_eq!((one.fence, &one.metadata, one.holds, one.detached), (other.fence, &other.metadata, other.holds, other.detached));
+        let apart = one.expires_in.expect("known").abs_diff(other.expires_in.expect("known"));
+        assert!(apart < Duration::from_secs(2));
+    }
+}
+
+async fn looking_changes_nothing(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = lab.expiring(&job, crate::lab::SHORT);
+    a.take(&held).await;
+    let before = b.left(&job).await;
+    lab.pass(SLACK).await;
+    for _ in 0..3 {
+        b.inspect(&job).await;
+        b.keys("").await;
+    }
+    assert!(b.left(&job).await < before);
+    lab.outlast(crate::lab::SHORT).await;
+    b.hold(&job).await;
+}
+
+async fn anything_in_metadata_comes_back(lab: &Lab) {
+    let mut a = lab.client().await;
+    let odd = "\u{1b}[2J\r\n\t\0\"'\\{}%\u{202e}\u{1f512}\u{ffff}";
+    let metadata = Metadata {
+        host: Some(odd.into()),
+        boot_id: Some(String::new()),
+        pid_ns: Some(u64::from(u32::MAX) + 7),
+        pid: Some(u32::MAX),
+        description: Some(odd.repeat(500)),
+        ..Metadata::default()
+    };
+    a.take(&Request { metadata: Some(metadata.clone()), ..request(&key("job"), LONG) }).await;
+    assert_eq!(a.inspect(&key("job")).await.holders[0].metadata, Some(metadata));
+}

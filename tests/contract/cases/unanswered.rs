@@ -1,0 +1,143 @@
+//! A call that is dropped at any moment leaves a backend that answers the next one.
+
+use std::time::Duration;
+
+use dlock::lock::{Release, Renewal, Scope, Wake};
+use tokio::time::timeout;
+
+use super::{Case, cases, everywhere};
+use crate::lab::{LONG, Lab, SHORT, SOON, key, request, waiting};
+
+pub fn all() -> Vec<Case> {
+    cases![everywhere =>
+        a_dropped_acquire_can_be_asked_again,
+        a_dropped_acquire_can_be_undone,
+        a_dropped_renewal_can_be_asked_again,
+        a_dropped_release_can_be_asked_again,
+        a_dropped_wait_can_be_followed_by_anything,
+        a_dropped_look_can_be_repeated,
+    ]
+}
+
+/// Before the first step of a call, in its midst, and after its end.
+const MOMENTS: [Duration; 10] = [
+    Duration::ZERO,
+    Duration::from_micros(20),
+    Duration::from_micros(50),
+    Duration::from_micros(100),
+    Duration::from_micros(200),
+    Duration::from_micros(400),
+    Duration::from_micros(800),
+    Duration::from_micros(1500),
+    Duration::from_millis(4),
+    Duration::from_millis(30),
+];
+
+/// Polls once, then drops at the given moment.
+async fn cut<T>(moment: Duration, call: impl Future<Output = T>) -> Option<T> {
+    timeout(moment, call).await.ok()
+}
+
+async fn a_dropped_acquire_can_be_asked_again(lab: &Lab) {
+    let mut other = lab.client().await;
+    for warm in [false, true] {
+        for moment in MOMENTS {
+            let mut a = lab.client().await;
+            if warm {
+                a.inspect(&key("warm")).await;
+            }
+            let job = key(&format!("job-{warm}-{moment:?}"));
+            let held = request(&job, LONG);
+            let _ = cut(moment, a.0.try_acquire(&held)).await;
+            assert_eq!(a.take(&held).await.holds, 1, "{moment:?}");
+            other.refused(&request(&job, LONG)).await;
+            a.renewed(&held, None).await;
+            a.free(&held).await;
+            other.hold(&job).await;
+        }
+    }
+}
+
+async fn a_dropped_acquire_can_be_undone(lab: &Lab) {
+    let mut other = lab.client().await;
+    for moment in MOMENTS {
+        let mut a = lab.client().await;
+        let job = key(&format!("job-{moment:?}"));
+        // What was dropped may reach the store after its undoing: then it ends with its lease.
+        let held = lab.expiring(&job, SHORT);
+        let _ = cut(moment, a.0.try_acquire(&held)).await;
+        let answer = a.release(&held, Scope::Hold).await;
+        assert!(matches!(answer, Release::Released | Release::NotHeld), "{answer:?}");
+        let began = tokio::time::Instant::now();
+        other.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
+        assert!(began.elapsed() < SHORT + SOON, "{moment:?}: {:?}", began.elapsed());
+    }
+}
+
+async fn a_dropped_renewal_can_be_asked_again(lab: &Lab) {
+    let mut a = lab.client().await;
+    for moment in MOMENTS {
+        let job = key(&format!("job-{moment:?}"));
+        let held = a.hold(&job).await;
+        let _ = cut(moment, a.0.renew(&held.key, &held.token, None)).await;
+        a.renewed(&held, Some(LONG * 2)).await;
+        assert!(a.left(&job).await > LONG, "{moment:?}");
+        a.free(&held).await;
+    }
+}
+
+async fn a_dropped_release_can_be_asked_again(lab: &Lab) {
+    let (mut a, mut other) = (lab.client().await, lab.client().await);
+    for moment in MOMENTS {
+        let job = key(&format!("job-{moment:?}"));
+        let held = a.hold(&job).await;
+        let _ = cut(moment, a.0.release(&held.key, &held.token, Scope::Hold)).await;
+        let answer = a.release(&held, Scope::Hold).await;
+        assert!(matches!(answer, Release::Released | Release::NotHeld), "{moment:?}: {answer:?}");
+        assert_eq!(a.renew(&held, None).await, Renewal::NotHeld, "{moment:?}");
+        other.hold(&job).await;
+    }
+}
+
+async fn a_dropped_wait_can_be_followed_by_anything(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let wanted = waiting(&job, LONG);
+    let other = b.hold(&key("other")).await;
+    for moment in MOMENTS {
+        b.refused(&wanted).await;
+        let _ = cut(moment, b.0.wait(&wanted, LONG)).await;
+        b.renewed(&other, None).await;
+        let _ = cut(moment, b.0.wait(&wanted, LONG)).await;
+        b.refused(&wanted).await;
+        let _ = cut(moment, b.0.wait(&wanted, LONG)).await;
+        let mut woken = 0;
+        while b.wait(&wanted, Duration::from_millis(10)).await == Wake::Changed {
+            // Waking for nothing is allowed, but not for ever.
+            woken += 1;
+            assert!(woken < 4, "{moment:?}");
+            b.refused(&wanted).await;
+        }
+        let _ = cut(moment, b.0.wait(&wanted, LONG)).await;
+        let _ = cut(moment, b.0.abandon(&wanted)).await;
+        b.abandon(&wanted).await;
+        assert!(a.inspect(&job).await.waiters.is_empty(), "{moment:?}");
+    }
+    a.free(&held).await;
+    b.hold(&job).await;
+}
+
+async fn a_dropped_look_can_be_repeated(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    for moment in MOMENTS {
+        let _ = cut(moment, a.0.inspect(&job)).await;
+        assert_eq!(a.inspect(&job).await.holders.len(), 1, "{moment:?}");
+        let _ = cut(moment, a.0.list("")).await;
+        assert_eq!(a.keys("").await, ["job"], "{moment:?}");
+        let _ = cut(moment, a.0.init()).await;
+    }
+    a.renewed(&held, None).await;
+}

@@ -1,0 +1,202 @@
+//! What cases are written with: clients on one store, requests, and answers that must be so or so.
+
+use std::time::Duration;
+
+use dlock::lock::{
+    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Key, LockState, Metadata, Mode, Release, Renewal, Request, Scope, Token,
+    Ttl, Wake,
+};
+
+use crate::targets::{Kind, Target, redis};
+
+/// The shortest lease there is: what cases about its end are run with.
+pub const SHORT: Duration = Duration::from_secs(1);
+/// A lease that outlasts every case.
+pub const LONG: Duration = Duration::from_secs(60);
+/// How late a store may be to see that a lease is over.
+pub const SLACK: Duration = Duration::from_millis(150);
+/// Far less than the time after which a waiter looks by itself.
+pub const SOON: Duration = Duration::from_millis(800);
+
+/// One store and the clients that a case opens on it.
+pub struct Lab {
+    pub kind: Kind,
+    pub target: Box<dyn Target>,
+}
+
+impl Lab {
+    pub async fn new(kind: Kind) -> Self {
+        Self { kind, target: kind.make().await }
+    }
+
+    /// One more client, as another process would be.
+    pub async fn client(&self) -> Client {
+        self.client_in("dlock").await
+    }
+
+    pub async fn client_in(&self, namespace: &str) -> Client {
+        Client(self.target.open(namespace).await)
+    }
+
+    /// Lets time pass; at once where the clock is ours.
+    pub async fn pass(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    /// Lets a short lease end.
+    pub async fn outlast(&self, lease: Duration) {
+        self.pass(lease + SLACK).await;
+    }
+
+    /// The server of a case that runs on Redis only.
+    pub fn redis(&self) -> &redis::Target {
+        self.target.redis().expect("a case for Redis")
+    }
+
+    /// A request for a hold that ends with its TTL on this store, whatever its process does.
+    pub fn expiring(&self, key: &Key, lease: Duration) -> Request {
+        Request { detached: self.kind.bound_to_processes(), ..request(key, lease) }
+    }
+}
+
+pub fn key(name: &str) -> Key {
+    Key::new(name).unwrap_or_else(|error| panic!("{name:?}: {error}"))
+}
+
+pub fn ttl(length: Duration) -> Ttl {
+    Ttl::new(length).expect("a TTL")
+}
+
+/// A request with a new token for an exclusive hold, without waiting.
+pub fn request(key: &Key, lease: Duration) -> Request {
+    Request {
+        key: key.clone(),
+        token: Token::random(),
+        ttl: ttl(lease),
+        mode: Mode::Exclusive,
+        fair: false,
+        entry: Entry::Fresh,
+        detached: false,
+        waiting: false,
+        metadata: None,
+    }
+}
+
+/// The same, standing in the queue while the lock is busy.
+pub fn waiting(key: &Key, lease: Duration) -> Request {
+    Request { waiting: true, ..request(key, lease) }
+}
+
+/// A hold nested in that of `outer`.
+pub fn nested(outer: &Request) -> Request {
+    Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() }
+}
+
+pub fn who(host: &str) -> Metadata {
+    Metadata {
+        host: Some(host.into()),
+        user: Some("ana".into()),
+        pid: Some(4711),
+        command: Some("report.sh".into()),
+        description: Some("v2.3 \"rollout\" \u{2600}".into()),
+        ..Metadata::default()
+    }
+}
+
+/// One client; a helper's failure is the case's.
+pub struct Client(pub Box<dyn Backend>);
+
+impl Client {
+    pub fn capabilities(&self) -> Capabilities {
+        self.0.capabilities().clone()
+    }
+
+    pub async fn attempt(&mut self, request: &Request) -> Attempt {
+        self.0.try_acquire(request).await.unwrap_or_else(|error| panic!("acquire: {error:?}"))
+    }
+
+    /// Takes what must be free.
+    pub async fn take(&mut self, request: &Request) -> Grant {
+        match self.attempt(request).await {
+            Attempt::Granted(grant) => grant,
+            other => panic!("{} should have been free: {other:?}", request.key),
+        }
+    }
+
+    /// Meets a lock that must be held.
+    pub async fn refused(&mut self, request: &Request) -> Busy {
+        match self.attempt(request).await {
+            Attempt::Busy(busy) => busy,
+            other => panic!("{} should have been busy: {other:?}", request.key),
+        }
+    }
+
+    /// Takes a long hold of what must be free, and says what it is released with.
+    pub async fn hold(&mut self, key: &Key) -> Request {
+        let request = request(key, LONG);
+        self.take(&request).await;
+        request
+    }
+
+    pub async fn renew(&mut self, of: &Request, lease: Option<Duration>) -> Renewal {
+        self.0.renew(&of.key, &of.token, lease.map(ttl)).await.unwrap_or_else(|error| panic!("renew: {error:?}"))
+    }
+
+    /// Renews what must be held, and returns its fence.
+    pub async fn renewed(&mut self, of: &Request, lease: Option<Duration>) -> Fence {
+        match self.renew(of, lease).await {
+            Renewal::Renewed { fence, .. } => fence,
+            other => panic!("{} should have been renewed: {other:?}", of.key),
+        }
+    }
+
+    pub async fn release(&mut self, of: &Request, scope: Scope) -> Release {
+        self.0.release(&of.key, &of.token, scope).await.unwrap_or_else(|error| panic!("release: {error:?}"))
+    }
+
+    /// Gives back what must be held once.
+    pub async fn free(&mut self, of: &Request) {
+        assert_eq!(self.release(of, Scope::Hold).await, Release::Released, "{}", of.key);
+    }
+
+    pub async fn wait(&mut self, of: &Request, at_most: Duration) -> Wake {
+        self.0.wait(of, at_most).await.unwrap_or_else(|error| panic!("wait: {error:?}"))
+    }
+
+    pub async fn abandon(&mut self, of: &Request) {
+        self.0.abandon(of).await.unwrap_or_else(|error| panic!("abandon: {error:?}"));
+    }
+
+    pub async fn inspect(&mut self, key: &Key) -> LockState {
+        self.0.inspect(key).await.unwrap_or_else(|error| panic!("inspect: {error:?}"))
+    }
+
+    /// What is left of the lease of a lock that must be held.
+    pub async fn left(&mut self, key: &Key) -> Duration {
+        let state = self.inspect(key).await;
+        assert_eq!(state.holders.len(), 1, "{state:?}");
+        state.holders[0].expires_in.expect("a lease that ends")
+    }
+
+    /// The keys of a listing.
+    pub async fn keys(&mut self, start: &str) -> Vec<String> {
+        let found = self.0.list(start).await.unwrap_or_else(|error| panic!("list: {error:?}"));
+        found.into_iter().map(|state| state.key.to_string()).collect()
+    }
+
+    /// Waits for its turn as the core does: asks, sleeps until woken, asks again.
+    pub async fn wait_for(&mut self, request: &Request, looks_by_itself_after: Duration) -> Grant {
+        loop {
+            match self.attempt(request).await {
+                Attempt::Granted(grant) => {
+                    self.abandon(request).await;
+                    return grant;
+                }
+                Attempt::Busy(_) => {
+                    self.wait(request, looks_by_itself_after).await;
+                }
+                Attempt::NotHeld => panic!("a fresh request was answered as a nested one"),
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! One suite for every backend: what [`dlock::lock::Backend`] promises, as cases that a backend passes, or whose
+//! capability it does not declare and then refuses before it asks its store anything.
+//!
+//! `cargo test --test contract -- redis::` runs one backend's, `-- fence` those about fences.
+#![allow(clippy::disallowed_methods, reason = "cases measure and wait in real time")]
+
+mod cases;
+mod lab;
+#[path = "../support/mod.rs"]
+mod support;
+mod targets;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// Most of a case's time is spent waiting for a lease to end, so that there can be more of them than cores.
+const AT_ONCE: usize = 12;
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(AT_ONCE);
+    let mut trials = Vec::new();
+    for kind in targets::ALL {
+        let missing = kind.missing();
+        if let Some(why) = &missing {
+            support::skip(&format!("contract of {}", kind.name()), why);
+        }
+        for case in cases::all().into_iter().filter(|case| (case.on)(kind)) {
+            let name = format!("{}::{}", kind.name(), case.name);
+            let trial = Trial::test(name, move || run(kind, &case));
+            trials.push(trial.with_ignored_flag(missing.is_some()));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+/// One case on a store of its own.
+fn run(kind: targets::Kind, case: &cases::Case) -> Result<(), Failed> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(kind.clock_is_ours()).build()?;
+    runtime.block_on(async {
+        let lab = lab::Lab::new(kind).await;
+        (case.run)(&lab).await;
+    });
+    Ok(())
+}

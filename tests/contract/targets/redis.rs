@@ -1,0 +1,63 @@
+//! A server of its own for each case.
+
+use std::cell::RefCell;
+
+use async_trait::async_trait;
+use dlock::{
+    backends::redis::{Options, Redis, Server},
+    lock::{Backend, Namespace},
+};
+
+use crate::support::{self, ports, proxy::Proxy};
+
+pub struct Target(RefCell<support::redis::Redis>);
+
+fn client(port: u16, namespace: &str) -> Box<dyn Backend> {
+    let mut options = Options::new(Server::Tcp { host: "127.0.0.1".into(), port });
+    options.namespace = Namespace::new(namespace).expect("a namespace");
+    let mut backend = Redis::new(options);
+    backend.prepare().expect("prepare");
+    Box::new(backend)
+}
+
+impl Target {
+    pub fn make() -> Self {
+        Self(RefCell::new(support::redis::Redis::plain()))
+    }
+
+    pub fn server(&self) -> std::cell::Ref<'_, support::redis::Redis> {
+        self.0.borrow()
+    }
+
+    pub fn server_mut(&self) -> std::cell::RefMut<'_, support::redis::Redis> {
+        self.0.borrow_mut()
+    }
+
+    /// A proxy before the server, and how to open a client that goes through it.
+    pub fn proxy(&self) -> Proxy {
+        Proxy::to(self.server().port)
+    }
+
+    pub fn through(&self, proxy: &Proxy) -> crate::lab::Client {
+        crate::lab::Client(client(proxy.port, "dlock"))
+    }
+}
+
+#[async_trait(?Send)]
+impl super::Target for Target {
+    async fn open(&self, namespace: &str) -> Box<dyn Backend> {
+        client(self.server().port, namespace)
+    }
+
+    async fn unreachable(&self) -> Box<dyn Backend> {
+        client(ports::free(), "dlock")
+    }
+
+    async fn lose_data(&self) {
+        self.server().command(&["FLUSHALL"]);
+    }
+
+    fn redis(&self) -> Option<&Target> {
+        Some(self)
+    }
+}

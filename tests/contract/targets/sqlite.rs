@@ -1,0 +1,38 @@
+//! A database file of its own for each case.
+
+use async_trait::async_trait;
+use dlock::{
+    backends::sqlite::{Options, Sqlite},
+    lock::{Backend, Namespace},
+};
+use tempfile::TempDir;
+
+use crate::support;
+
+pub struct Target(TempDir);
+
+impl Target {
+    pub fn make() -> Self {
+        Self(support::folder())
+    }
+}
+
+#[async_trait(?Send)]
+impl super::Target for Target {
+    async fn open(&self, namespace: &str) -> Box<dyn Backend> {
+        let namespace = Namespace::new(namespace).expect("a namespace");
+        let mut backend = Sqlite::new(Options::at(self.0.path().join("locks.db"), namespace));
+        backend.prepare().expect("prepare");
+        Box::new(backend)
+    }
+
+    async fn unreachable(&self) -> Box<dyn Backend> {
+        Box::new(Sqlite::new(Options::at("/nonexistent/locks.db", Namespace::default())))
+    }
+
+    async fn lose_data(&self) {
+        for suffix in ["", "-wal", "-shm"] {
+            let _ = std::fs::remove_file(self.0.path().join(format!("locks.db{suffix}")));
+        }
+    }
+}

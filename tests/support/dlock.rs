@@ -1,0 +1,45 @@
+//! The binary under test, as a user starts it.
+
+use std::{
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use super::process::{self, Ended, Process};
+
+/// Where cargo put the binary.
+pub fn binary() -> PathBuf {
+    env!("CARGO_BIN_EXE_dlock").into()
+}
+
+/// The default time limit of one call in a test.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// `dlock` without any setting from this process's environment, and with an empty standard input.
+pub fn command() -> Command {
+    let mut command = process::command(binary());
+    command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent").stdin(Stdio::null());
+    command
+}
+
+/// Runs `dlock ARGS` on a backend to its end.
+#[track_caller]
+pub fn run(backend: &str, args: &[&str]) -> Ended {
+    spawn(backend, args).wait(LIMIT)
+}
+
+/// Starts `dlock ARGS` on a backend.
+#[track_caller]
+pub fn spawn(backend: &str, args: &[&str]) -> Process {
+    let mut command = command();
+    command.args(args).env("DLOCK_BACKEND", backend);
+    Process::collect(command)
+}
+
+/// A key that no other test uses, which also marks the processes that belong to it.
+pub fn unique(name: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("{name}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}

@@ -1,0 +1,83 @@
+//! What the tests stand on: real servers on free ports in temporary folders, a TCP proxy that injects faults,
+//! and processes that are watched and ended by their ids.
+//!
+//! Nothing here is mocked, nothing is looked up or killed by name, and nothing outlives an aborted test run.
+#![allow(dead_code, reason = "each test target uses its own part")]
+#![allow(clippy::disallowed_methods, reason = "tests measure and wait in real time")]
+#![allow(clippy::print_stderr, reason = "a skipped test says so")]
+
+pub mod dlock;
+pub mod ports;
+pub mod process;
+pub mod procfs;
+pub mod proxy;
+pub mod redis;
+pub mod tls;
+
+use std::{
+    env,
+    io::Write as _,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Whether a test that can't run here must fail instead of being skipped.
+pub fn skips_fail() -> bool {
+    env::var("DLOCK_TEST_REQUIRE").is_ok_and(|v| v == "1") || env::var("CI").is_ok_and(|v| v == "true")
+}
+
+/// The program's full path, looked up in PATH and in the folders of system programs.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from))
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+}
+
+/// Says that a test did not run, past the test runner's capturing. Fails it instead where skips are not allowed.
+pub fn skip(test: &str, why: &str) {
+    assert!(!skips_fail(), "{test} can't run here and may not be skipped: {why}");
+    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
+}
+
+/// Whether all of `programs` are installed; otherwise the test is skipped, or fails.
+pub fn have(test: &str, programs: &[&str]) -> bool {
+    let missing: Vec<_> = programs.iter().filter(|name| find_program(name).is_none()).copied().collect();
+    if missing.is_empty() {
+        return true;
+    }
+    skip(test, &format!("not installed: {}", missing.join(", ")));
+    false
+}
+
+/// A new folder that goes away with its owner; in memory where there is such a place, for speed.
+pub fn folder() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("dlock-test-").tempdir().expect("a temporary folder")
+}
+
+/// Waits until `done` says yes, looking every few milliseconds, for at most `limit`.
+pub fn eventually(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let began = Instant::now();
+    loop {
+        if done() {
+            return true;
+        }
+        if began.elapsed() >= limit {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// As [`eventually`], failing the test with `what` did not happen.
+#[track_caller]
+pub fn must(what: &str, limit: Duration, done: impl FnMut() -> bool) {
+    assert!(eventually(limit, done), "not within {limit:?}: {what}");
+}
+
+/// The lines of a file that may not be there yet.
+pub fn lines(file: &Path) -> Vec<String> {
+    std::fs::read_to_string(file).unwrap_or_default().lines().map(str::to_owned).collect()
+}

@@ -1,0 +1,230 @@
+//! A real Redis server of one's own.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::PathBuf,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+use redis::{Connection, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, Value};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::{ports, process, procfs, tls::Certificates};
+
+/// How a server is to be started.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The default user's password.
+    pub password: Option<&'static str>,
+    /// ACL users besides: name and rules, such as `("app", "on >secret ~dlock:* &* +@all")`.
+    pub users: Vec<(&'static str, &'static str)>,
+    /// Also listens on a Unix socket.
+    pub unix_socket: bool,
+    /// Also listens on a TLS port, with a certificate for these names.
+    pub tls_names: Vec<&'static str>,
+    /// Keeps its data over a restart, writing each change before it answers.
+    pub durable: bool,
+    /// Further lines for the configuration file, such as `maxmemory 2mb`.
+    pub config: Vec<String>,
+}
+
+/// A running server; it ends with this value, by process id.
+#[derive(Debug)]
+pub struct Redis {
+    pub port: u16,
+    pub tls_port: u16,
+    pub certificates: Option<Certificates>,
+    options: Options,
+    folder: TempDir,
+    child: Option<std::process::Child>,
+}
+
+impl Redis {
+    /// The program that has to be installed.
+    pub const PROGRAM: &'static str = "redis-server";
+
+    pub fn plain() -> Self {
+        Self::with(Options::default())
+    }
+
+    pub fn durable() -> Self {
+        Self::with(Options { durable: true, ..Options::default() })
+    }
+
+    pub fn with(options: Options) -> Self {
+        let folder = super::folder();
+        let certificates = (!options.tls_names.is_empty()).then(|| Certificates::make(folder.path(), &options.tls_names));
+        let tls_port = if certificates.is_some() { ports::free() } else { 0 };
+        let mut server = Self { port: ports::free(), tls_port, certificates, options, folder, child: None };
+        server.start();
+        server
+    }
+
+    /// The URL without credentials.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/0", self.port)
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("redis.sock")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("the server runs").id()
+    }
+
+    fn configuration(&self) -> String {
+        let mut text = format!(
+            "bind 127.0.0.1\nport {}\ndir {}\nsave \"\"\ndaemonize no\nlogfile {}\nrepl-diskless-sync-delay 0\n",
+            self.port,
+            self.folder.path().display(),
+            self.folder.path().join("redis.log").display(),
+        );
+        let durable = if self.options.durable { "appendonly yes\nappendfsync always\n" } else { "appendonly no\n" };
+        text.push_str(durable);
+        if self.options.unix_socket {
+            let _ = writeln!(text, "unixsocket {}", self.socket().display());
+        }
+        if let Some(files) = &self.certificates {
+            let _ = writeln!(
+                text,
+                "tls-port {}\ntls-cert-file {}\ntls-key-file {}\ntls-ca-cert-file {}\ntls-auth-clients no",
+                self.tls_port,
+                files.certificate.display(),
+                files.key.display(),
+                files.ca.display()
+            );
+        }
+        if let Some(password) = self.options.password {
+            let _ = writeln!(text, "requirepass {password}");
+        }
+        for (name, rules) in &self.options.users {
+            let _ = writeln!(text, "user {name} {rules}");
+        }
+        for line in &self.options.config {
+            let _ = writeln!(text, "{line}");
+        }
+        text
+    }
+
+    /// Starts the server again, on the same port and with what it kept.
+    pub fn start(&mut self) {
+        assert!(self.child.is_none(), "the server runs already");
+        let file = self.folder.path().join("redis.conf");
+        fs::write(&file, self.configuration()).expect("redis.conf");
+        let mut command = process::command(Self::PROGRAM);
+        command.arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.child = Some(process::start(command).expect("redis-server"));
+        let began = Instant::now();
+        while !self.answers() {
+            let log = || fs::read_to_string(self.folder.path().join("redis.log")).unwrap_or_default();
+            assert!(procfs::alive(self.pid()), "redis-server ended:\n{}", log());
+            assert!(began.elapsed() < Duration::from_secs(10), "redis-server does not answer:\n{}", log());
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn answers(&self) -> bool {
+        self.try_connect(Duration::from_millis(500)).is_ok_and(|mut to| redis::cmd("PING").query::<String>(&mut to).is_ok())
+    }
+
+    fn try_connect(&self, limit: Duration) -> redis::RedisResult<Connection> {
+        let mut settings = redis::RedisConnectionInfo::default().set_skip_set_lib_name();
+        if let Some(password) = self.options.password {
+            settings = settings.set_password(password);
+        }
+        let info: ConnectionInfo = ConnectionAddr::Tcp("127.0.0.1".into(), self.port).into_connection_info()?.set_redis_settings(settings);
+        let connection = redis::Client::open(info)?.get_connection_with_timeout(limit)?;
+        connection.set_read_timeout(Some(Duration::from_secs(5)))?;
+        Ok(connection)
+    }
+
+    /// A connection of the test's own, past any proxy.
+    pub fn connect(&self) -> Connection {
+        self.try_connect(Duration::from_secs(2)).expect("a connection to the server")
+    }
+
+    /// What the server answers to a command, given as words.
+    #[track_caller]
+    pub fn command(&self, words: &[&str]) -> Value {
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]);
+        command.query(&mut self.connect()).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    #[track_caller]
+    pub fn int(&self, words: &[&str]) -> i64 {
+        redis::from_redis_value(self.command(words)).expect("an integer")
+    }
+
+    #[track_caller]
+    pub fn text(&self, words: &[&str]) -> String {
+        redis::from_redis_value(self.command(words)).expect("text")
+    }
+
+    /// Every key, with what is left of its life in ms; −1 for ever.
+    pub fn keys(&self) -> Vec<(String, i64)> {
+        let mut connection = self.connect();
+        let names: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).expect("KEYS");
+        let left = |name: String| {
+            let ms: i64 = redis::cmd("PTTL").arg(&name).query(&mut connection).expect("PTTL");
+            (name, ms)
+        };
+        // −2: it ended between the two questions.
+        let mut keys: Vec<_> = names.into_iter().map(left).filter(|(_, ms)| *ms != -2).collect();
+        keys.sort();
+        keys
+    }
+
+    /// How often each command was called since `CONFIG RESETSTAT`, calls from scripts included.
+    pub fn calls(&self) -> Vec<(String, u64)> {
+        let parse = |line: &str| {
+            let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            Some((name.to_owned(), rest.split(',').next()?.parse().ok()?))
+        };
+        self.text(&["INFO", "commandstats"]).lines().filter_map(parse).collect()
+    }
+
+    /// Stops answering, with all connections open.
+    pub fn freeze(&self) {
+        process::signal(self.pid(), Signal::STOP);
+    }
+
+    pub fn thaw(&self) {
+        process::signal(self.pid(), Signal::CONT);
+    }
+
+    /// Ends the server at once, as a crash does.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Starts again with what was kept on disk.
+    pub fn restart(&mut self) {
+        self.kill();
+        self.start();
+    }
+
+    /// Starts again as a machine that lost its disk.
+    pub fn restart_empty(&mut self) {
+        self.kill();
+        for name in ["appendonlydir", "dump.rdb"] {
+            let path = self.folder.path().join(name);
+            let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        }
+        self.start();
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
