@@ -57,7 +57,7 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --conflict-exit-code 'The status when somebody else holds it [75]'
             cand --ttl 'The length of the lease, renewed all along [60s]'
             cand --grace 'Time between TERM and KILL [10s]'
-            cand -c 'A shell line to run (/bin/sh -c) instead of COMMAND'
+            cand -c 'A line for /bin/sh to run instead of COMMAND'
             cand --describe 'A note for those who look at the lock'
             cand --status-file 'Write how it ended to a file, as JSON'
             cand --on-lost 'If the lock is lost: kill, signal:SIG before the KILL, or continue'
@@ -93,7 +93,7 @@ set edit:completion:arg-completer[dlock] = {|@words|
         &'dlock;acquire'= {
             cand -k 'The lock''s name, if it begins with a dash for example'
             cand --key 'The lock''s name, if it begins with a dash for example'
-            cand --ttl 'How long the lock is held unless it is renewed or released'
+            cand --ttl 'How long it is held unless renewed or released'
             cand -w 'Wait so long for the lock: 30s, 5m, forever'
             cand --wait 'Wait so long for the lock: 30s, 5m, forever'
             cand -E 'The status when somebody else holds it [75]'

@@ -55,7 +55,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait s
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l ttl -d 'The length of the lease, renewed all along [60s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'Time between TERM and KILL [10s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -d 'A shell line to run (/bin/sh -c) instead of COMMAND' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -d 'A line for /bin/sh to run instead of COMMAND' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l describe -d 'A note for those who look at the lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l status-file -d 'Write how it ended to a file, as JSON' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'If the lock is lost: kill, signal:SIG before the KILL, or continue' -r
@@ -89,7 +89,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'No no
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l ttl -d 'How long the lock is held unless it is renewed or released' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l ttl -d 'How long it is held unless renewed or released' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l describe -d 'A note for those who look at the lock' -r

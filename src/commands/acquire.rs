@@ -19,7 +19,7 @@ pub struct Args {
     /// The key.
     #[command(flatten)]
     pub key: KeyArg,
-    /// How long the lock is held unless it is renewed or released
+    /// How long it is held unless renewed or released
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
     /// Wait so long for the lock: 30s, 5m, forever

@@ -42,7 +42,7 @@ pub struct Args {
     /// Time between TERM and KILL [10s]
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub grace: Option<String>,
-    /// A shell line to run (/bin/sh -c) instead of COMMAND
+    /// A line for /bin/sh to run instead of COMMAND
     #[arg(short = 'c', value_name = "STRING", allow_hyphen_values = true)]
     pub shell: Option<OsString>,
     /// A note for those who look at the lock
