@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use dlock::lock::{
-    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Key, LockState, Metadata, Mode, Release, Renewal, Request, Scope, Token, Ttl,
-    Wake,
+    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Key, LockState, Metadata, Mode, Release, Renewal, Request, Scope, Token,
+    Ttl, Wake,
 };
 
 use crate::targets::{Kind, Target, redis};

@@ -75,12 +75,7 @@ pub struct Proxy {
 impl Proxy {
     /// Listens on a free port and passes everything on to `target` on this host.
     pub fn to(target: u16) -> Self {
-        let mut proxy = Self {
-            port: ports::free(),
-            target: (Ipv4Addr::LOCALHOST, target).into(),
-            shared: Arc::default(),
-            listener: None,
-        };
+        let mut proxy = Self { port: ports::free(), target: (Ipv4Addr::LOCALHOST, target).into(), shared: Arc::default(), listener: None };
         proxy.listen();
         proxy
     }
