@@ -4,8 +4,9 @@ use super::{Context, KeyArg, interrupted, metadata};
 use crate::{
     exit,
     lease::{self, BootClock, Outcome, Patience, Released, give_back},
-    lock::{Entry, Key, Mode, Request, Result, Scope, Token, Ttl},
+    lock::{Entry, Error, Key, Kind, Mode, Request, Result, Scope, Token, Ttl},
     output::{Skip, Waiting, json},
+    supervise::{Signals, reraise},
 };
 
 /// The arguments of `dlock acquire`.
@@ -66,7 +67,7 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     out.check_token_has_a_reader()?;
     let clock = BootClock;
-    let stop = interrupted()?;
+    let signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
     let request = Request {
         key: settings.key.clone(),
@@ -80,8 +81,10 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
         metadata: settings.metadata.then(|| metadata::collect(context.host.as_deref(), None, settings.describe.clone())),
     };
     let mut waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
-    let outcome =
-        lease::acquire(&mut *backend, &clock, request, settings.patience, context.limits, stop, |busy| waiting.update(busy)).await;
+    let outcome = lease::acquire(&mut *backend, &clock, request, settings.patience, context.limits, interrupted(signals), |busy| {
+        waiting.update(busy)
+    })
+    .await;
     waiting.clear();
     let waited = waiting.waited();
     let lease = match outcome? {
@@ -90,7 +93,14 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
             let skip = Skip { key: &settings.key, busy: &busy, waited, outcome: "not taken" };
             return Ok(out.busy(&skip, &backend.describe(), settings.conflict_status));
         }
-        Outcome::Stopped(signal) => return Ok(out.interrupted(&settings.key, signal)),
+        Outcome::Stopped(signal) => {
+            let status = out.interrupted(&settings.key, signal.number);
+            if signal.from_terminal {
+                // So that a calling script ends too.
+                reraise(signal.number);
+            }
+            return Ok(status);
+        }
     };
     let written = if out.is_json() {
         out.json(&json::Acquired::new(&lease, &backend.describe()))

@@ -33,13 +33,6 @@ fn name_of(passwd: &str, uid: &str) -> Option<String> {
     line.split(':').next().map(str::to_owned)
 }
 
-/// The numbers of the signals that this process was started to ignore (`nohup`).
-pub(super) fn ignored_signals() -> Vec<i32> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    (1..=64).filter(|number| mask.unwrap_or_default() >> (number - 1) & 1 == 1).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

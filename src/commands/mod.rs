@@ -15,7 +15,7 @@ pub mod renew;
 pub mod run;
 mod target;
 
-use std::{future::Future, io};
+use std::future::Future;
 
 pub use key::{KeyArg, TokenArg};
 pub use metadata::collect as collect_metadata;
@@ -26,7 +26,7 @@ use crate::{
     lease::Limits,
     lock::{Backend, Error, Kind, Result},
     output::Output,
-    supervise::{Signals, stop_self},
+    supervise::{Signal, Signals, stop_self},
 };
 
 /// What every command works with, checked, before anything was touched.
@@ -101,19 +101,15 @@ fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
         .block_on(work)
 }
 
-/// Ready with the signal's number once one came that ends a wait. Signals that were ignored at start stay so.
-fn interrupted() -> Result<impl Future<Output = i32>> {
-    let failed = |error: io::Error| Error::new(Kind::Internal, "signals can't be watched").source(error);
-    let mut signals = Signals::new().map_err(failed)?;
-    Ok(async move {
-        loop {
-            let signal = signals.next().await;
-            if signal.ends_wait() {
-                return signal.number;
-            }
-            if signal.is_stop() {
-                stop_self(signal.number);
-            }
+/// Ready with the signal that ends a wait, once it has come. Ctrl-Z stops dlock as usual.
+async fn interrupted(mut signals: Signals) -> Signal {
+    loop {
+        let signal = signals.next().await;
+        if signal.ends_wait() {
+            return signal;
         }
-    })
+        if signal.is_stop() {
+            stop_self(signal.number);
+        }
+    }
 }

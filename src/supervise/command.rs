@@ -71,7 +71,8 @@ pub fn environment(kept: &[String], given: &[(OsString, OsString)]) -> Vec<CStri
 fn merge(inherited: impl Iterator<Item = (OsString, OsString)>, keep: &[String], given: &[(OsString, OsString)]) -> Vec<CString> {
     let kept = |name: &OsStr| {
         let name = name.as_bytes();
-        (!name.starts_with(b"DLOCK_") || keep.iter().any(|kept| kept.as_bytes() == name)) && given.iter().all(|(new, _)| new.as_bytes() != name)
+        (!name.starts_with(b"DLOCK_") || keep.iter().any(|kept| kept.as_bytes() == name))
+            && given.iter().all(|(new, _)| new.as_bytes() != name)
     };
     let join = |(name, value): (OsString, OsString)| {
         let mut entry = name.into_vec();

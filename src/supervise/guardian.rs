@@ -33,8 +33,8 @@ pub struct Setup {
     pub socket: OwnedFd,
     /// The signal mask that dlock was started with.
     pub mask: SignalSet,
-    /// dlock's process group.
-    pub group: Pid,
+    /// dlock's process group, if its leader is in our PID namespace.
+    pub group: Option<Pid>,
     /// The name of the command's cgroup, if it gets one.
     pub cgroup: String,
 }
@@ -92,7 +92,7 @@ struct Guardian {
 
 impl Guardian {
     fn new(setup: Setup) -> std::io::Result<Self> {
-        sys::set_mask(&SignalSet::full());
+        sys::block_all();
         rustix::process::setpgid(None, None)?;
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let _ = rustix::thread::set_name(c"dlock-guardian");
@@ -186,7 +186,9 @@ impl Guardian {
         let environment = environment(&self.setup.plan.kept_variables, given);
         let terminal = terminal::controlling();
         self.terminal = terminal.is_some();
-        self.joined = terminal.is_some_and(|terminal| terminal::is_foreground(&terminal, self.setup.group));
+        let foreground = |group: &Pid| terminal.as_ref().is_some_and(|terminal| terminal::is_foreground(terminal, *group));
+        let join = self.setup.group.filter(foreground);
+        self.joined = join.is_some();
         let system = |error: std::io::Error| CannotStart::System(error.raw_os_error().unwrap_or(libc::EIO));
         let created = self.parent.as_ref().map(|parent| parent.create(&self.setup.cgroup)).transpose();
         self.cgroup = match created {
@@ -195,13 +197,8 @@ impl Guardian {
             Err(_) if self.setup.plan.contain == Contain::Auto => None,
             Err(error) => return self.verdict = Some(Err(system(error))),
         };
-        let launch = Launch {
-            argv: &self.setup.argv,
-            environment: &environment,
-            join: self.joined.then_some(self.setup.group),
-            cgroup: self.cgroup.as_ref(),
-            mask: &self.setup.mask,
-        };
+        let launch =
+            Launch { argv: &self.setup.argv, environment: &environment, join, cgroup: self.cgroup.as_ref(), mask: &self.setup.mask };
         if BootClock::read() >= start_by {
             return self.verdict = Some(Err(CannotStart::TooLate));
         }
@@ -377,7 +374,7 @@ impl Guardian {
             // dlock itself is in the command's group, or the group is only a number by now.
             _ => {
                 let me = rustix::process::getpid().as_raw_pid();
-                let group = self.setup.group.as_raw_pid();
+                let group = self.setup.group.map_or(0, Pid::as_raw_pid);
                 let all = tree::below(me, &[]).unwrap_or_default();
                 for process in all.iter().filter(|process| alive.is_none() || process.group == group) {
                     let _ = tree::signal(process, me, signal);

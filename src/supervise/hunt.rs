@@ -10,7 +10,7 @@ use rustix::{
 };
 
 use super::{Unkillable, cgroup::Cgroup, tree, tree::Process};
-use crate::lock::BootTime;
+use crate::{lease::BootClock, lock::BootTime};
 
 /// A process that was killed and isn't gone after this long is reported.
 const STUCK: Duration = Duration::from_secs(1);
@@ -18,8 +18,8 @@ const STUCK: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(2);
 /// The longest.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
-/// How often a round looks again at once because it found processes that weren't there before.
-const CHASES: u32 = 50;
+/// How long a round looks again at once because it found processes that weren't there before.
+const CHASE: Duration = Duration::from_millis(40);
 
 /// The hunt for everything below one process.
 #[derive(Debug)]
@@ -59,25 +59,29 @@ impl Hunt {
             cgroup.kill();
         }
         let mut stuck = Vec::new();
-        let mut found = Ok(Vec::new());
-        for _ in 0..CHASES {
-            found = tree::below(self.root, &self.spared);
-            let Ok(found) = &found else { break };
-            if !self.kill(found, now, &mut stuck) {
-                break;
+        let mut news = true;
+        while news && BootClock::read().since(now) < CHASE {
+            match tree::below(self.root, &self.spared) {
+                Ok(found) => {
+                    news = self.kill(&found, now, &mut stuck);
+                    if found.iter().all(Process::is_dead) {
+                        self.kill_blindly();
+                    }
+                }
+                Err(_) => {
+                    news = false;
+                    self.kill_blindly();
+                }
             }
-        }
-        match found {
-            Err(_) => self.kill_blindly(),
-            Ok(found) if found.iter().all(Process::is_dead) => self.kill_blindly(),
-            Ok(_) => {}
         }
         if self.seen.is_empty() && !self.told_unseen && now.since(self.began) >= STUCK {
             self.told_unseen = true;
             stuck.push((0, Unkillable::Unknown));
         }
         self.next_at = now.plus(self.pause);
-        self.pause = (self.pause * 2).min(MAX_PAUSE);
+        if !news {
+            self.pause = (self.pause * 2).min(MAX_PAUSE);
+        }
         stuck
     }
 

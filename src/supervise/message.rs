@@ -203,7 +203,8 @@ pub fn receive(socket: &OwnedFd) -> Received {
         let length = match recv(socket, &mut nothing[..], RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT) {
             Ok((_, 0)) => return Received::Closed,
             Ok((_, length)) => length,
-            Err(Errno::INTR) => continue,
+            // The other end closed without having read all of ours: said once, before what it had still to say.
+            Err(Errno::INTR | Errno::CONNRESET) => continue,
             Err(Errno::AGAIN) => return Received::Nothing,
             Err(_) => return Received::Closed,
         };

@@ -13,7 +13,7 @@ use std::{
 use rustix::{
     io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
-    process::{Pid, Signal as Signo, WaitOptions, getpgrp, getpid, kill_process, set_child_subreaper, wait, waitpid},
+    process::{Pid, Signal as Signo, WaitOptions, getpid, kill_process, set_child_subreaper, wait, waitpid},
     time::{TimerfdClockId, TimerfdFlags, timerfd_create},
 };
 use tokio::io::unix::AsyncFd;
@@ -31,6 +31,8 @@ use crate::{lease::BootClock, lock::BootTime};
 
 /// An answer of the guardian that takes longer than this is missed, but acted on only when a deadline comes.
 const PATIENCE: Duration = Duration::from_millis(150);
+/// The same for a guardian that answered since it was time to kill: it is at work.
+const MORE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The guardian, forked and waiting.
 #[derive(Debug)]
@@ -64,7 +66,7 @@ pub fn fork_guardian(plan: Plan) -> io::Result<Guardian> {
     match sys::fork()? {
         Fork::Child => {
             drop(socket);
-            live(Setup { plan, argv, socket: theirs, mask, group: getpgrp(), cgroup })
+            live(Setup { plan, argv, socket: theirs, mask, group: sys::own_group(), cgroup })
         }
         Fork::Parent(pid) => Ok(Guardian { pid, socket, plan, cgroup, spared }),
     }
@@ -358,7 +360,8 @@ impl Supervisor {
             return;
         }
         let Some(due) = self.due().filter(|due| !self.over && self.acknowledged.is_some() && now >= due.term_at) else { return };
-        let late = self.unanswered.front().is_some_and(|order| now.since(order.since) >= PATIENCE);
+        let patience = self.patience(due);
+        let late = self.unanswered.front().is_some_and(|order| now.since(order.since) >= patience);
         if self.unanswered.is_empty() && now.since(self.heard) >= PATIENCE {
             let _ = self.order(&Order::Ping, None);
         } else if late && now >= due.kill_at {
@@ -374,6 +377,10 @@ impl Supervisor {
         }
     }
 
+    fn patience(&self, due: Deadlines) -> Duration {
+        if self.heard >= due.kill_at { MORE_PATIENCE } else { PATIENCE }
+    }
+
     fn wake_at(&self) -> Option<BootTime> {
         if self.over {
             return None;
@@ -382,7 +389,7 @@ impl Supervisor {
             return Some(takeover.next_at());
         }
         let due = self.due().filter(|_| self.acknowledged.is_some())?;
-        let answer_by = self.unanswered.front().map_or(self.heard, |order| order.since).plus(PATIENCE);
+        let answer_by = self.unanswered.front().map_or(self.heard.plus(PATIENCE), |order| order.since.plus(self.patience(due)));
         Some(if self.termed && !self.unanswered.is_empty() { due.kill_at.max(answer_by) } else { due.term_at.max(answer_by) })
     }
 

@@ -53,16 +53,6 @@ pub fn exec(argv: &[CString], environment: &[CString]) -> io::Error {
 pub struct SignalSet(libc::sigset_t);
 
 impl SignalSet {
-    /// Every signal that can be blocked.
-    pub fn full() -> Self {
-        // SAFETY: sigfillset initialises the set.
-        unsafe {
-            let mut set = mem::zeroed();
-            libc::sigfillset(&raw mut set);
-            Self(set)
-        }
-    }
-
     /// These signals.
     pub fn of(signals: &[i32]) -> Self {
         // SAFETY: sigemptyset initialises the set; a bad number is refused by sigaddset.
@@ -102,6 +92,13 @@ pub fn unblock(set: &SignalSet) {
     change_mask(libc::SIG_UNBLOCK, set);
 }
 
+/// Blocks every signal that can be blocked, also the two that the C library keeps for its threads, of which we have none.
+pub fn block_all() {
+    let all = u64::MAX;
+    // SAFETY: the kernel reads one set of 64 signals.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const all, ptr::null_mut::<u64>(), mem::size_of::<u64>()) };
+}
+
 /// Makes this the mask; returns the mask before.
 pub fn set_mask(set: &SignalSet) -> SignalSet {
     change_mask(libc::SIG_SETMASK, set)
@@ -131,6 +128,12 @@ pub fn set_ignored(signal: i32, ignored: bool) {
 pub fn raise(signal: i32) {
     // SAFETY: always sound.
     unsafe { libc::kill(libc::getpid(), signal) };
+}
+
+/// The process group of this process; `None` if its leader is outside of our PID namespace.
+pub fn own_group() -> Option<Pid> {
+    // SAFETY: always sound.
+    Pid::from_raw(unsafe { libc::getpgrp() })
 }
 
 /// The signal of that number, if it is one that has a name.

@@ -4,11 +4,9 @@
 //! since a reply may still come.
 
 use std::{
-    future::poll_fn,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    pin::Pin,
-    task::Poll,
+    os::fd::{AsFd as _, BorrowedFd},
 };
 
 use combine::{
@@ -16,10 +14,12 @@ use combine::{
     stream::{Decoder, PointerOffset},
 };
 use redis::Value;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
     net::{TcpStream, UnixStream, lookup_host},
 };
+use tokio_rustls::client::TlsStream;
 
 use super::{
     failure,
@@ -28,9 +28,28 @@ use super::{
 };
 use crate::lock::{Effect, Error, Key, Kind, Result};
 
-/// A byte stream of any kind.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
+/// A byte stream of any kind, over a socket.
+trait Stream: AsyncRead + AsyncWrite + Unpin {
+    fn socket(&self) -> BorrowedFd<'_>;
+}
+
+impl Stream for TcpStream {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.as_fd()
+    }
+}
+
+impl Stream for UnixStream {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.as_fd()
+    }
+}
+
+impl Stream for TlsStream<TcpStream> {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.get_ref().0.as_fd()
+    }
+}
 
 /// An open connection, logged in and in its database.
 pub(super) struct Connection {
@@ -95,15 +114,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether the connection is still open and at rest, as far as can be told without asking the server.
-    pub(super) async fn is_idle(&mut self) -> bool {
-        let mut byte = [0];
-        poll_fn(|cx| {
-            let mut buffer = ReadBuf::new(&mut byte);
-            // At rest there is nothing to read: an end, an error and an unasked-for byte are all reasons to part.
-            Poll::Ready(Pin::new(&mut self.stream).poll_read(cx, &mut buffer).is_pending())
-        })
-        .await
+    /// Whether the server has not closed its end yet, as far as has come through.
+    ///
+    /// What is sent to a closed end may or may not have been read: not to send it is better than not to know.
+    pub(super) fn is_open(&self) -> bool {
+        let socket = self.stream.socket();
+        // The events that end a connection; waited for without waiting.
+        let mut ends = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+        matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
     }
 
     /// Sends `packed`, which holds `count` commands, and awaits their replies. Errors of the server are among the replies.

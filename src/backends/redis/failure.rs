@@ -19,8 +19,7 @@ pub(super) fn refused(error: &ServerError) -> Error {
             .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration"),
         "WRONGPASS" => Error::new(Kind::Denied, "the server refused the user or the password")
             .hint("the user is in the URL (redis://USER@HOST); the password in DLOCK_PASSWORD or --password-file"),
-        "NOPERM" => Error::new(Kind::Denied, format!("the user has not all the rights that dlock needs: {}", clean(details)))
-            .hint("ACL SETUSER … ~NAMESPACE:* ~redisson_lock_token:* &redisson_* +@read +@write +@scripting +@connection +@pubsub +time"),
+        "NOPERM" => no_rights(details),
         "DENIED" => Error::new(Kind::Denied, "the server runs in protected mode and lets nobody in from another host")
             .hint("give the server a password, or bind it to this network's address"),
         "LOADING" => unavailable("the server is loading its data"),
@@ -41,10 +40,20 @@ pub(super) fn refused(error: &ServerError) -> Error {
     }
 }
 
+fn no_rights(details: &str) -> Error {
+    // Where a script ran into it, the server adds the script's hash.
+    let details = details.split(" script: ").next().unwrap_or_default();
+    Error::new(Kind::Denied, format!("the user has not all the rights that dlock needs: {}", clean(details.trim_end_matches('.')))).hint(
+        "ACL SETUSER USER ~NAMESPACE:* ~redisson_lock_token:* &redisson_* +@read +@write +@blocking +@scripting +@connection +publish +time",
+    )
+}
+
 /// The server's errors without a code of their own.
 fn general(code: &str, details: &str) -> Error {
     let says = |text: &str| details.to_ascii_lowercase().contains(text);
-    if says("not an integer") {
+    if says("the user executing the script") {
+        no_rights(details)
+    } else if says("not an integer") {
         Error::new(Kind::Data, "the fence counter is not a number").hint("somebody wrote it; delete redisson_lock_token:{…}")
     } else if says("max number of clients") {
         Error::new(Kind::Unavailable, "the server has as many clients as it takes").hint("raise maxclients on the server")

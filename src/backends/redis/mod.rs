@@ -67,12 +67,10 @@ impl Redis {
 
     /// The connection, to be put back when it is at rest again.
     async fn take_connection(&mut self) -> Result<Connection> {
-        if let Some(mut connection) = self.connection.take()
-            && connection.is_idle().await
-        {
-            return Ok(connection);
+        match self.connection.take().filter(Connection::is_open) {
+            Some(connection) => Ok(connection),
+            None => Connection::open(&self.options).await,
         }
-        Connection::open(&self.options).await
     }
 
     /// Runs a script, by its hash as long as the server remembers it.
@@ -156,10 +154,8 @@ impl Redis {
             return Ok(Wake::TimedOut);
         }
         // A release before this connection asked would go unnoticed: ask first, then block.
-        let Some(mut connection) = self.connection.take() else { return Ok(Wake::Changed) };
-        if connection.asked.as_ref() != Some(&request.key) || !connection.is_idle().await {
-            return Ok(Wake::Changed);
-        }
+        let ready = self.connection.take().filter(|connection| connection.asked.as_ref() == Some(&request.key) && connection.is_open());
+        let Some(mut connection) = ready else { return Ok(Wake::Changed) };
         let seconds = format!("{}.{:03}", ms / 1000, ms % 1000);
         let mut block = ::redis::cmd("BLPOP");
         block.arg(self.names(&request.key).wake).arg(seconds);

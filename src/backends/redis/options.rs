@@ -29,20 +29,15 @@ impl Options {
 
     /// The URL without user and password.
     pub fn redacted_url(&self) -> String {
-        let mut url = match &self.server {
+        let (place, db) = match &self.server {
             Server::Tcp { host, port } => {
                 let scheme = if self.tls.is_some() { "rediss" } else { "redis" };
-                if host.contains(':') { format!("{scheme}://[{host}]:{port}") } else { format!("{scheme}://{host}:{port}") }
+                let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+                (format!("{scheme}://{host}:{port}"), format!("/{}", self.db))
             }
-            Server::Unix(path) => format!("redis+unix://{}", path.display()),
+            Server::Unix(path) => (format!("redis+unix://{}", path.display()), format!("?db={}", self.db)),
         };
-        if self.db != 0 {
-            url += &match self.server {
-                Server::Tcp { .. } => format!("/{}", self.db),
-                Server::Unix(_) => format!("?db={}", self.db),
-            };
-        }
-        url
+        if self.db == 0 { place } else { place + &db }
     }
 }
 

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use redis::Value;
-use uuid::Uuid;
 
 use super::{failure, reply};
 use crate::lock::{Fence, Holder, Metadata, Mode, Result, Waiter};
@@ -26,11 +25,6 @@ pub(super) struct Snapshot {
     pub lock_len: usize,
     /// dlock's record beside it.
     pub record: Vec<(String, String)>,
-}
-
-/// A lock that a dlock holds has this one field beside `mode`.
-pub(super) fn owner_field(owner: &Uuid) -> String {
-    format!("{owner}:1:write")
 }
 
 impl Snapshot {
@@ -64,7 +58,7 @@ impl Snapshot {
         Ok(vec![Holder { holds, ..foreign(mode, self.expires_in()) }; count.min(16)])
     }
 
-    /// Whether the holder is a dlock, which wakes who waits when it releases.
+    /// When the lock ends by itself; `None` if it doesn't.
     pub(super) fn expires_in(&self) -> Option<Duration> {
         self.pttl.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis)
     }

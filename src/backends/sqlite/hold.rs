@@ -11,15 +11,24 @@ use super::{
 use crate::lock::{Effect, Key, Release, Renewal, Result, Scope, Token, Ttl};
 
 /// What the lock file says of a hold.
+#[allow(clippy::struct_excessive_bools)] // independent facts
 struct Standing {
     /// This process has the hold, and the kernel confirms its bytes.
     ours: bool,
     /// Others have bytes of this key.
     others: bool,
+    /// This process has the bytes for a grant of this owner whose answer it has not seen.
+    unsure: bool,
     /// Which lock file it is that others would take; zero, which no file has, if there is none.
     file: i64,
     /// Our lock file is that one.
     current: bool,
+}
+
+impl Standing {
+    fn locked(&self) -> Locked {
+        Locked { locked: self.ours || self.others || self.unsure, file: self.file }
+    }
 }
 
 impl Sqlite {
@@ -32,7 +41,8 @@ impl Sqlite {
             let confirmed = slot.has(token) && slot.confirm(token).map_err(failed)?;
             let others = slot.file.others_have(slot.bytes.all()).map_err(failed)?;
             let with_us = slot.mine_of(token).is_some_and(|mine| mine.holds.len() > usize::from(slot.has(token)));
-            return Ok(Standing { ours: confirmed, others: others || with_us, file, current: slot.file.id() == file });
+            let unsure = slot.mine.is_none() && slot.unsure == Some(token.owner);
+            return Ok(Standing { ours: confirmed, others: others || with_us, unsure, file, current: slot.file.id() == file });
         }
         let bytes = self.bytes(key);
         let looked = match &self.file {
@@ -40,7 +50,7 @@ impl Sqlite {
             _ => LockFile::open_to_look(&self.options.path).map_err(failed)?.map(Arc::new),
         };
         let others = looked.map_or(Ok(false), |file| file.others_have(bytes.all())).map_err(failed)?;
-        Ok(Standing { ours: false, others, file, current: true })
+        Ok(Standing { ours: false, others, unsure: false, file, current: true })
     }
 
     /// An attached hold of this process stands as long as its bytes are ours and the row is not somebody else's.
@@ -57,7 +67,7 @@ impl Sqlite {
             }
         }
         let whose = Whose { namespace: &self.options.namespace, key, token };
-        let lock = Locked { locked: standing.ours || standing.others, file: standing.file };
+        let lock = standing.locked();
         let answer = async {
             if !guaranteed && !self.options.path.exists() {
                 return Ok(Some(Renewal::NotHeld));
@@ -96,7 +106,7 @@ impl Sqlite {
             before
         });
         let whose = Whose { namespace: &self.options.namespace, key, token };
-        let lock = Locked { locked: standing.ours || standing.others, file: standing.file };
+        let lock = standing.locked();
         let answer = async {
             if !self.options.path.exists() {
                 return Ok(None);

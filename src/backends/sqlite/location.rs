@@ -42,6 +42,16 @@ pub(super) fn directory(path: &Path) -> &Path {
     }
 }
 
+/// The one spelling of `path`, as far as it exists.
+pub(super) fn resolved(path: &Path) -> PathBuf {
+    for there in path.ancestors() {
+        if let (Ok(real), Ok(rest)) = (there.canonicalize(), path.strip_prefix(there)) {
+            return if rest == Path::new("") { real } else { real.join(rest) };
+        }
+    }
+    path.to_owned()
+}
+
 /// Refuses file systems that other hosts can write to, or whose locks nobody here can vouch for.
 pub(super) fn check_file_system(directory: &Path) -> Result<()> {
     let Ok(stat) = rustix::fs::statfs(directory) else {
@@ -112,6 +122,19 @@ mod tests {
             assert_eq!(error.kind, Kind::Config);
             assert!(error.hint.is_some());
         }
+    }
+
+    #[test]
+    fn a_path_has_one_spelling_before_and_after_it_exists() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap().join("real");
+        std::fs::create_dir(&real).unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        assert_eq!(resolved(&link.join("a/b.db")), real.join("a/b.db"));
+        std::fs::create_dir(real.join("a")).unwrap();
+        std::fs::write(real.join("a/b.db"), "").unwrap();
+        assert_eq!(resolved(&link.join("a/b.db")), real.join("a/b.db"));
     }
 
     #[test]

@@ -119,7 +119,13 @@ impl Sqlite {
     }
 
     /// Checks the place, and makes it if it is ours to make.
-    fn place(&self) -> Result<()> {
+    fn place(&mut self) -> Result<()> {
+        // The lock file lies beside the database itself, not beside one of its names.
+        if self.options.path.is_symlink()
+            && let Ok(target) = self.options.path.canonicalize()
+        {
+            self.options.path = target;
+        }
         let directory = location::directory(&self.options.path);
         if self.options.create_directory && !directory.exists() {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
@@ -128,7 +134,7 @@ impl Sqlite {
         location::check_file_system(directory)
     }
 
-    fn open_lock_file(&self, inherited: bool) -> Result<Arc<LockFile>> {
+    fn open_lock_file(&mut self, inherited: bool) -> Result<Arc<LockFile>> {
         self.place()?;
         let file = LockFile::open(&self.options.path, inherited);
         file.map(Arc::new).map_err(|error| failure::files(&error, &LockFile::path_for(&self.options.path)))
@@ -194,10 +200,7 @@ impl Backend for Sqlite {
     }
 
     fn fingerprint(&self) -> u64 {
-        // One directory has many spellings.
-        let path = &self.options.path;
-        let directory = location::directory(path).canonicalize().unwrap_or_else(|_| location::directory(path).to_owned());
-        let path = directory.join(path.file_name().unwrap_or_default());
+        let path = location::resolved(&self.options.path);
         fingerprint(&["sqlite", &path.to_string_lossy(), self.options.namespace.as_str()])
     }
 

@@ -30,7 +30,7 @@ const BUSY: Duration = Duration::from_secs(1);
 /// Opens the database for writing; creates it if there is none. Also whether it was created.
 pub(super) async fn open(path: &Path) -> Result<(SqliteConnection, bool)> {
     let mut created = false;
-    if !path.try_exists().map_err(|error| failure::files(&error, path))? {
+    if !exists(path)? {
         created = create(path).await?;
     }
     let mut connection = connect(&options(path)?).await?;
@@ -43,11 +43,21 @@ pub(super) async fn open(path: &Path) -> Result<(SqliteConnection, bool)> {
 
 /// Opens the database for reading; `None` if there is none, or an empty one.
 pub(super) async fn open_to_look(path: &Path) -> Result<Option<SqliteConnection>> {
-    if !path.try_exists().map_err(|error| failure::files(&error, path))? {
+    if !exists(path)? {
         return Ok(None);
     }
     let mut connection = connect(&options(path)?.read_only(true)).await?;
     Ok(layout(&mut connection).await?.map(|()| connection))
+}
+
+/// Whether there is a database, or at least a file.
+fn exists(path: &Path) -> Result<bool> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_file() => Ok(true),
+        Ok(_) => Err(Error::new(Kind::Config, format!("{} is not a file", path.display())).hint("name a file for the database")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(failure::files(&error, path)),
+    }
 }
 
 fn options(path: &Path) -> Result<SqliteConnectOptions> {

@@ -31,17 +31,17 @@ impl Sqlite {
                 Ok(waited) => waited.map(|()| Wake::Changed).map_err(failed),
                 Err(_) => Ok(Wake::TimedOut),
             },
-            Obstacle::Lease if slot.gate.is_locked() => match alarm {
-                Some(alarm) => match timeout(at_most, alarm.rung()).await {
-                    Ok(rung) => rung.map(|()| Wake::Changed).map_err(failed),
-                    Err(_) => Ok(Wake::TimedOut),
-                },
-                None => {
+            Obstacle::Lease if slot.gate.is_locked() => {
+                let Some(alarm) = alarm else {
                     *alarm = Some(Alarm::new(slot.file.path()).map_err(failed)?);
                     // It may have been released just before.
-                    Ok(Wake::Changed)
+                    return Ok(Wake::Changed);
+                };
+                match timeout(at_most, alarm.rung()).await {
+                    Ok(rung) => rung.map(|()| Wake::Changed).map_err(failed),
+                    Err(_) => Ok(Wake::TimedOut),
                 }
-            },
+            }
             Obstacle::Lease => match timeout(at_most.min(GATE_KEEPER), slot.gate.wait()).await {
                 Ok(waited) => waited.map(|()| Wake::Changed).map_err(failed),
                 Err(_) if at_most > GATE_KEEPER => Ok(Wake::Changed),

@@ -44,7 +44,8 @@ impl Job<'_> {
         let mut waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
         let stop = wait_ended(&mut self.signals, &mut self.supervisor);
         let limits = self.context.limits;
-        let outcome = lease::acquire(&mut *self.backend, &clock, request, settings.patience, limits, stop, |busy| waiting.update(busy)).await;
+        let outcome =
+            lease::acquire(&mut *self.backend, &clock, request, settings.patience, limits, stop, |busy| waiting.update(busy)).await;
         waiting.clear();
         let waited = waiting.waited();
         if let Ok(lease::Outcome::Granted(lease)) = outcome {
@@ -292,7 +293,10 @@ impl<'a> Watch<'a> {
             }
             Released::Unknown(error) => {
                 if self.lost.is_none() {
-                    self.context.out.warn_with_hint(&format!("{error}: it is unknown whether the lock was given back"), "it ends with its lease at the latest");
+                    self.context.out.warn_with_hint(
+                        &format!("{error}: it is unknown whether the lock was given back"),
+                        "it ends with its lease at the latest",
+                    );
                 }
                 GivenBack::Unknown
             }

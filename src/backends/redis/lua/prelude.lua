@@ -13,11 +13,11 @@
 
 local MAJOR = 1
 
--- The server's time, in ms (rounded up) and in us.
+-- The server's time, in ms and in us.
 local function clock()
   local time = redis.call('TIME')
   local us = time[1] * 1000000 + time[2]
-  return math.ceil(us / 1000), us
+  return math.floor(us / 1000), us
 end
 
 -- A number in all its digits: Lua would write 1.7e+15.

@@ -46,6 +46,28 @@ impl TestServer {
         let _ = self.process.wait();
     }
 
+    /// Stops its clockwork: what is sent stays unread until it is thawed.
+    pub fn freeze(&self) {
+        self.signal(rustix::process::Signal::STOP);
+    }
+
+    pub fn thaw(&self) {
+        self.signal(rustix::process::Signal::CONT);
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// The names of all keys that have not expired.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> =
+            self.raw(&["KEYS", "*"]).lines().filter(|line| !line.starts_with(['*', '$'])).map(Into::into).collect();
+        names.sort();
+        names
+    }
+
     pub fn options(&self) -> Options {
         Options::new(Server::Tcp { host: "127.0.0.1".into(), port: self.port })
     }

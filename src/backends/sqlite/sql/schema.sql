@@ -50,5 +50,5 @@ BEGIN
     DELETE FROM waiters WHERE namespace = NEW.namespace AND key = NEW.key AND owner = NEW.owner;
 END;
 
-PRAGMA application_id = 1684827755; -- "dlck"
+PRAGMA application_id = 1684824939; -- "dlck"
 PRAGMA user_version = 1;

@@ -1,0 +1,217 @@
+//! One question, one answer: exclusion, tokens, leases, fences, looking.
+
+use super::*;
+
+#[tokio::test]
+async fn one_holds_and_the_other_is_told_who() {
+    let (_keep, path) = place();
+    let (mut a, mut b) = (backend(&path), backend(&path));
+    let (first, second) = (request("job"), request("job"));
+    let one = granted(&mut a, &first).await;
+    assert_eq!((one.holds, one.ttl), (1, ttl(60)));
+
+    let found = busy(&mut b, &second).await;
+    assert_eq!(found.holders.len(), 1);
+    assert_eq!(found.holders[0].fence, Some(one.fence));
+    assert_eq!(found.holders[0].metadata, first.metadata);
+    assert!(found.notifies);
+    assert_eq!(found.expires_in, None, "an attached hold ends with its processes");
+
+    assert_eq!(release(&mut a, &first).await, Release::Released);
+    let two = granted(&mut b, &second).await;
+    assert!(two.fence > one.fence);
+    assert_eq!(release(&mut b, &second).await, Release::Released);
+}
+
+#[tokio::test]
+async fn two_owners_in_one_process_exclude_each_other() {
+    let (_keep, path) = place();
+    let mut a = backend(&path);
+    let (first, second) = (request("job"), request("job"));
+    granted(&mut a, &first).await;
+    busy(&mut a, &second).await;
+    assert_eq!(a.wait(&second, Duration::from_millis(10)).await.unwrap(), Wake::TimedOut);
+    a.abandon(&second).await.unwrap();
+    busy(&mut backend(&path), &second).await;
+    release(&mut a, &first).await;
+    granted(&mut a, &second).await;
+}
+
+#[tokio::test]
+async fn a_request_asked_again_counts_once() {
+    let (_keep, path) = place();
+    let mut a = backend(&path);
+    for request in [request("attached"), detached("detached")] {
+        let first = granted(&mut a, &request).await;
+        assert_eq!(granted(&mut a, &request).await, first);
+        // The reply may have been lost together with the process's connection.
+        if request.detached {
+            assert_eq!(granted(&mut backend(&path), &request).await, first);
+        }
+        assert_eq!(a.release(&request.key, &request.token, Scope::Hold).await.unwrap(), Release::Released);
+        granted(&mut backend(&path), &self::request(request.key.as_str())).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stale_token_changes_nothing() {
+    let (_keep, path) = place();
+    let (mut a, mut b) = (backend(&path), backend(&path));
+    for (old, new) in [(request("x"), request("x")), (detached("y"), detached("y"))] {
+        granted(&mut a, &old).await;
+        release(&mut a, &old).await;
+        assert_eq!(a.renew(&old.key, &old.token, None).await.unwrap(), Renewal::NotHeld);
+        assert_eq!(release(&mut a, &old).await, Release::NotHeld);
+
+        let grant = granted(&mut b, &new).await;
+        assert_eq!(a.renew(&old.key, &old.token, Some(ttl(600))).await.unwrap(), Renewal::NotHeld);
+        assert_eq!(release(&mut a, &old).await, Release::NotHeld);
+        let wrong_hold = Token { hold: 1, ..new.token };
+        assert_eq!(a.renew(&old.key, &wrong_hold, None).await.unwrap(), Renewal::NotHeld);
+        assert_eq!(a.release(&old.key, &wrong_hold, Scope::Tree).await.unwrap(), Release::NotHeld);
+
+        let state = b.inspect(&new.key).await.unwrap();
+        assert_eq!(state.holders[0].fence, Some(grant.fence));
+        assert!(state.holders[0].expires_in.unwrap() <= Duration::from_secs(60));
+        busy(&mut a, &request(new.key.as_str())).await;
+        release(&mut b, &new).await;
+    }
+}
+
+#[tokio::test]
+async fn a_detached_hold_lasts_until_its_lease_ends_and_no_longer() {
+    let (_keep, path) = place();
+    let held = Request { ttl: ttl(1), ..detached("job") };
+    let start = Instant::now();
+    let first = granted(&mut backend(&path), &held).await;
+    let mut other = backend(&path);
+    let found = busy(&mut other, &request("job")).await;
+    assert!(found.holders[0].detached);
+    assert!(found.expires_in.unwrap() <= Duration::from_secs(1));
+    let mut remote = backend(&path);
+    assert!(matches!(remote.renew(&held.key, &held.token, None).await.unwrap(), Renewal::Renewed { fence, .. } if fence == first.fence));
+
+    tokio::time::sleep(Duration::from_millis(1300).saturating_sub(start.elapsed())).await;
+    assert_eq!(remote.renew(&held.key, &held.token, None).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(release(&mut remote, &held).await, Release::NotHeld);
+    assert!(remote.inspect(&held.key).await.unwrap().holders.is_empty());
+    assert!(granted(&mut other, &request("job")).await.fence > first.fence);
+}
+
+#[tokio::test]
+async fn a_renewal_never_ends_a_hold_sooner() {
+    let (_keep, path) = place();
+    let mut a = backend(&path);
+    for held in [request("x"), detached("y")] {
+        let grant = granted(&mut a, &held).await;
+        let shorter = a.renew(&held.key, &held.token, Some(ttl(5))).await.unwrap();
+        assert!(matches!(shorter, Renewal::WouldShorten { expires_in } if expires_in > Duration::from_secs(50)), "{shorter:?}");
+        let longer = a.renew(&held.key, &held.token, Some(ttl(600))).await.unwrap();
+        assert_eq!(longer, Renewal::Renewed { ttl: ttl(600), fence: grant.fence });
+        let usual = a.renew(&held.key, &held.token, None).await.unwrap();
+        assert_eq!(usual, Renewal::Renewed { ttl: ttl(60), fence: grant.fence });
+        let left = a.inspect(&held.key).await.unwrap().holders[0].expires_in.unwrap();
+        assert!(left > Duration::from_secs(590), "{left:?}");
+    }
+}
+
+#[tokio::test]
+async fn odd_keys_and_namespaces_are_distinct() {
+    let (_keep, path) = place();
+    let mut a = backend(&path);
+    let odd =
+        ["job", "JOB", "job ", " job", "a/b", "a", "../x", "a{b}c", "%", "_", "*", "%25", "é", "e\u{301}", "'", "\"; DROP TABLE locks; --"];
+    for name in odd {
+        granted(&mut a, &request(name)).await;
+    }
+    let mut other = Sqlite::new(Options::at(&path, Namespace::new("other").unwrap()));
+    let mut none = Sqlite::new(Options::at(&path, Namespace::new("").unwrap()));
+    for name in odd {
+        busy(&mut backend(&path), &request(name)).await;
+        granted(&mut other, &request(name)).await;
+        granted(&mut none, &request(name)).await;
+    }
+    assert_ne!(a.fingerprint(), other.fingerprint());
+    let listed = |start: &'static str| {
+        let mut look = backend(&path);
+        async move { look.list(start).await.unwrap().into_iter().map(|state| state.key.to_string()).collect::<Vec<_>>() }
+    };
+    let mut all: Vec<String> = odd.map(str::to_owned).to_vec();
+    all.sort();
+    assert_eq!(listed("").await, all);
+    assert_eq!(listed("%").await, ["%", "%25"]);
+    assert_eq!(listed("_").await, ["_"]);
+    assert_eq!(listed("job").await, ["job", "job "]);
+    assert_eq!(listed("J").await, ["JOB"]);
+}
+
+#[tokio::test]
+async fn fences_rise_also_over_lost_data() {
+    let (_keep, path) = place();
+    let mut last = 0;
+    for round in 0..40 {
+        let mut a = backend(&path);
+        let request = request("job");
+        let fence = granted(&mut a, &request).await.fence.0;
+        assert!(fence > last && fence < 1 << 53, "{round}: {last} {fence}");
+        last = fence;
+        release(&mut a, &request).await;
+        if round % 10 == 9 {
+            for end in ["", "-wal", "-shm"] {
+                let _ = std::fs::remove_file(format!("{}{end}", path.display()));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn looking_creates_nothing_and_changes_nothing() {
+    let (keep, path) = place();
+    let mut look = backend(&path);
+    assert!(look.inspect(&key("job")).await.unwrap().holders.is_empty());
+    assert!(look.list("").await.unwrap().is_empty());
+    assert_eq!(std::fs::read_dir(keep.path()).unwrap().count(), 0);
+
+    let mut a = backend(&path);
+    let held = request("job");
+    let grant = granted(&mut a, &held).await;
+    let state = look.inspect(&key("job")).await.unwrap();
+    assert_eq!(state.holders.len(), 1);
+    assert_eq!(state.last_fence, Some(grant.fence));
+    assert_eq!(state.stored_as, "dlock:job");
+    release(&mut a, &held).await;
+    let state = look.inspect(&key("job")).await.unwrap();
+    assert!(state.holders.is_empty() && state.last_fence == Some(grant.fence));
+    assert!(look.list("").await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn bytes_that_are_locked_mean_held_whatever_the_row_says() {
+    let (_keep, path) = place();
+    let file = LockFile::open(&path, false).unwrap();
+    let mut a = backend(&path);
+    let bytes = a.bytes(&key("job"));
+    assert!(file.try_lock(bytes.first(), super::super::lock_file::Kind::Write).unwrap());
+    let found = busy(&mut a, &request("job")).await;
+    assert_eq!(found.holders.len(), 1);
+    assert_eq!(found.holders[0].metadata, None);
+    assert_eq!(a.inspect(&key("job")).await.unwrap().holders.len(), 1);
+    file.unlock(bytes.first());
+    granted(&mut a, &request("job")).await;
+}
+
+#[tokio::test]
+async fn the_log_does_not_grow_without_bound() {
+    let (_keep, path) = place();
+    let log = || std::fs::metadata(format!("{}-wal", path.display())).map_or(0, |log| log.len());
+    let mut largest = 0;
+    for _ in 0..300 {
+        let mut a = backend(&path);
+        let request = request("job");
+        granted(&mut a, &request).await;
+        release(&mut a, &request).await;
+        largest = largest.max(log());
+    }
+    assert!(largest < 1 << 20, "{largest}");
+    assert!(std::fs::metadata(&path).unwrap().len() < 1 << 20);
+}

@@ -1,0 +1,97 @@
+//! Real files and real processes. Processes are this test binary, started again for one test that does what it is told.
+#![allow(clippy::disallowed_methods)] // time is what is measured here
+
+mod answers;
+mod figures;
+mod nesting;
+mod places;
+mod processes;
+mod waits;
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use super::{LockFile, Options, Sqlite};
+use crate::lock::{
+    Attempt, Backend, Busy, Effect, Entry, Grant, Key, Kind, Metadata, Mode, Namespace, Release, Renewal, Request, Scope, Token, Ttl, Wake,
+};
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+fn ttl(seconds: u64) -> Ttl {
+    Ttl::new(Duration::from_secs(seconds)).unwrap()
+}
+
+fn backend(path: &Path) -> Sqlite {
+    Sqlite::new(Options::at(path, Namespace::default()))
+}
+
+fn request(name: &str) -> Request {
+    Request {
+        key: key(name),
+        token: Token::random(),
+        ttl: ttl(60),
+        mode: Mode::Exclusive,
+        fair: false,
+        entry: Entry::Fresh,
+        detached: false,
+        waiting: false,
+        metadata: Some(Metadata { host: Some("here".into()), ..Metadata::default() }),
+    }
+}
+
+fn detached(name: &str) -> Request {
+    Request { detached: true, ..request(name) }
+}
+
+fn nested(outer: &Request) -> Request {
+    Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() }
+}
+
+/// A directory and the path of a database in it that isn't there yet.
+fn place() -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("locks.db");
+    (directory, path)
+}
+
+async fn granted(backend: &mut Sqlite, request: &Request) -> Grant {
+    match backend.try_acquire(request).await.unwrap() {
+        Attempt::Granted(grant) => grant,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+async fn busy(backend: &mut Sqlite, request: &Request) -> Busy {
+    match backend.try_acquire(request).await.unwrap() {
+        Attempt::Busy(busy) => busy,
+        other => panic!("not busy: {other:?}"),
+    }
+}
+
+/// Asks and waits as the core does, without its time limits.
+async fn acquire(backend: &mut Sqlite, request: &Request) -> Grant {
+    loop {
+        match backend.try_acquire(request).await {
+            Ok(Attempt::Granted(grant)) => {
+                backend.abandon(request).await.unwrap();
+                return grant;
+            }
+            Ok(Attempt::Busy(busy)) => {
+                let at_most = busy.expires_in.map_or(Duration::from_secs(5), |left| left + Duration::from_millis(2));
+                backend.wait(request, at_most).await.unwrap();
+            }
+            Ok(Attempt::NotHeld) => panic!("a fresh request was answered as a nested one"),
+            Err(error) if error.is_transient() => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+async fn release(backend: &mut Sqlite, request: &Request) -> Release {
+    backend.release(&request.key, &request.token, Scope::Tree).await.unwrap()
+}

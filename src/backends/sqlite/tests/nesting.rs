@@ -1,0 +1,120 @@
+//! Holds within holds.
+
+use super::*;
+
+#[tokio::test]
+async fn three_deep_and_free_with_the_last() {
+    let (_keep, path) = place();
+    let (mut a, mut b, mut c) = (backend(&path), backend(&path), backend(&path));
+    let outer = request("job");
+    let fence = granted(&mut a, &outer).await.fence;
+    let middle = nested(&outer);
+    let inner = nested(&outer);
+    let grant = granted(&mut b, &middle).await;
+    assert_eq!((grant.fence, grant.holds), (fence, 2));
+    assert_eq!(granted(&mut c, &inner).await.holds, 3);
+    assert_eq!(granted(&mut c, &inner).await.holds, 3, "asked again it counts once");
+    assert!(matches!(c.renew(&inner.key, &inner.token, None).await.unwrap(), Renewal::Renewed { fence: f, .. } if f == fence));
+
+    assert_eq!(release(&mut c, &inner).await, Release::StillHeld(2));
+    assert_eq!(c.renew(&inner.key, &inner.token, None).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(release(&mut c, &inner).await, Release::NotHeld);
+    // The outer one goes first: the lock is kept by the one within.
+    assert_eq!(a.release(&outer.key, &outer.token, Scope::Hold).await.unwrap(), Release::StillHeld(1));
+    busy(&mut a, &request("job")).await;
+    assert!(matches!(b.renew(&middle.key, &middle.token, None).await.unwrap(), Renewal::Renewed { .. }));
+    assert_eq!(release(&mut b, &middle).await, Release::Released);
+    assert!(granted(&mut a, &request("job")).await.fence > fence);
+}
+
+#[tokio::test]
+async fn an_outer_release_of_the_tree_takes_the_nested_along() {
+    let (_keep, path) = place();
+    let (mut a, mut b) = (backend(&path), backend(&path));
+    let outer = request("job");
+    granted(&mut a, &outer).await;
+    let inner = nested(&outer);
+    granted(&mut b, &inner).await;
+    // The inner one's process is gone, its row is not.
+    drop(b);
+    assert_eq!(release(&mut a, &outer).await, Release::Released);
+    granted(&mut backend(&path), &request("job")).await;
+}
+
+#[tokio::test]
+async fn a_nested_hold_whose_process_is_gone_does_not_keep_the_lock() {
+    let (_keep, path) = place();
+    let (mut a, mut b) = (backend(&path), backend(&path));
+    let outer = request("job");
+    granted(&mut a, &outer).await;
+    granted(&mut b, &nested(&outer)).await;
+    drop(b);
+    assert_eq!(a.release(&outer.key, &outer.token, Scope::Hold).await.unwrap(), Release::Released);
+    granted(&mut backend(&path), &request("job")).await;
+}
+
+#[tokio::test]
+async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_died() {
+    let (_keep, path) = place();
+    let (mut a, mut b) = (backend(&path), backend(&path));
+    let outer = request("job");
+    granted(&mut a, &outer).await;
+    let inner = nested(&outer);
+    granted(&mut b, &inner).await;
+    drop(a);
+    busy(&mut backend(&path), &request("job")).await;
+    assert!(matches!(b.renew(&inner.key, &inner.token, None).await.unwrap(), Renewal::Renewed { .. }));
+    assert_eq!(release(&mut b, &inner).await, Release::Released);
+    granted(&mut backend(&path), &request("job")).await;
+}
+
+#[tokio::test]
+async fn nobody_enters_what_is_not_held() {
+    let (_keep, path) = place();
+    let (mut a, mut b) = (backend(&path), backend(&path));
+    let not_held = async |b: &mut Sqlite, wants: &Request| matches!(b.try_acquire(wants).await.unwrap(), Attempt::NotHeld);
+    let outer = request("job");
+    assert!(not_held(&mut b, &nested(&outer)).await, "nobody ever took it");
+    granted(&mut a, &outer).await;
+    release(&mut a, &outer).await;
+    assert!(not_held(&mut b, &nested(&outer)).await, "it was given back");
+    let died = request("job");
+    granted(&mut a, &died).await;
+    drop(a);
+    assert!(not_held(&mut b, &nested(&died)).await, "its processes are gone");
+    let mut c = backend(&path);
+    let newer = request("job");
+    granted(&mut c, &newer).await;
+    assert!(not_held(&mut b, &nested(&died)).await, "somebody else has it");
+    assert_eq!(release(&mut c, &newer).await, Release::Released, "and nothing was left in his way");
+    granted(&mut b, &request("job")).await;
+}
+
+#[tokio::test]
+async fn a_detached_hold_can_be_entered() {
+    let (_keep, path) = place();
+    let (mut a, mut b) = (backend(&path), backend(&path));
+    let outer = detached("job");
+    granted(&mut a, &outer).await;
+    let inner = Request { detached: false, ..nested(&outer) };
+    assert_eq!(granted(&mut b, &inner).await.holds, 2);
+    busy(&mut backend(&path), &request("job")).await;
+    assert!(matches!(b.renew(&inner.key, &inner.token, None).await.unwrap(), Renewal::Renewed { .. }));
+    assert_eq!(a.release(&outer.key, &outer.token, Scope::Hold).await.unwrap(), Release::StillHeld(1));
+    busy(&mut backend(&path), &request("job")).await;
+    assert_eq!(release(&mut b, &inner).await, Release::Released);
+    granted(&mut backend(&path), &request("job")).await;
+}
+
+#[tokio::test]
+async fn entering_never_ends_a_lease_sooner() {
+    let (_keep, path) = place();
+    let mut a = backend(&path);
+    let outer = detached("job");
+    granted(&mut a, &outer).await;
+    granted(&mut backend(&path), &Request { ttl: ttl(1), detached: false, ..nested(&outer) }).await;
+    assert!(a.inspect(&key("job")).await.unwrap().holders[0].expires_in.unwrap() > Duration::from_secs(50));
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    // The inner one has run out and does not keep what the outer one gives back.
+    assert_eq!(a.release(&outer.key, &outer.token, Scope::Hold).await.unwrap(), Release::Released);
+}

@@ -1,0 +1,294 @@
+//! Killed, frozen and competing processes.
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader, Write},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::*;
+
+const TASK: &str = "DLOCK_SQLITE_TEST_TASK";
+
+/// Not a test: what the other processes do. Does nothing unless it is told to.
+#[tokio::test]
+async fn process() {
+    let Ok(task) = env::var(TASK) else { return };
+    let words: Vec<&str> = task.split('|').collect();
+    let path = Path::new(words[1]);
+    match words[0] {
+        "hold" => hold(path, words[2]).await,
+        "count" => count(path, Path::new(words[2])).await,
+        "refused" => say(&format!("{:?}", backend(path).try_acquire(&request("job")).await.unwrap_err().kind)),
+        "drain" => drain(path).await,
+        "steps" => {
+            let steps: Vec<_> = figures::steps(path).await.iter().map(ToString::to_string).collect();
+            say(&steps.join(" "));
+            // As dlock ends: nothing is closed.
+            rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+        }
+        other => panic!("{other}"),
+    }
+}
+
+fn say(what: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "@{what}").unwrap();
+    out.flush().unwrap();
+}
+
+fn told() -> String {
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line).unwrap();
+    line.trim().to_owned()
+}
+
+/// Holds `job` and, if `child` says so, leaves a child process behind that has inherited the lock file.
+#[allow(clippy::zombie_processes)] // it is to be left behind
+async fn hold(path: &Path, child: &str) {
+    let mut backend = backend(path);
+    backend.prepare().unwrap();
+    let held = Request { waiting: true, ttl: ttl(1), ..request("job") };
+    say("ready");
+    let grant = acquire(&mut backend, &held).await;
+    say(&grant.fence.to_string());
+    if child == "child" {
+        let child = Command::new("sleep").arg("60").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        say(&child.id().to_string());
+    }
+    if told() == "release" {
+        assert_eq!(release(&mut backend, &held).await, Release::Released);
+        say("released");
+        told();
+    }
+}
+
+/// Adds one to a number in a file, without any care, under the lock.
+async fn count(path: &Path, counter: &Path) {
+    for _ in 0..25 {
+        let mut backend = backend(path);
+        let held = Request { waiting: true, ..request("job") };
+        let grant = acquire(&mut backend, &held).await;
+        let before: (u64, u64) = fs::read_to_string(counter).map_or((0, 0), |text| {
+            let (count, fence) = text.split_once(' ').unwrap();
+            (count.parse().unwrap(), fence.parse().unwrap())
+        });
+        assert!(grant.fence.0 > before.1, "fence {} after {}", grant.fence, before.1);
+        fs::write(counter, format!("{} {}", before.0 + 1, grant.fence)).unwrap();
+        assert_eq!(release(&mut backend, &held).await, Release::Released);
+    }
+}
+
+/// Waits for `job`, says when it came, and gives it back at once.
+pub(super) async fn drain(path: &Path) {
+    let mut backend = backend(path);
+    backend.prepare().unwrap();
+    let held = Request { waiting: true, ..request("job") };
+    busy(&mut backend, &held).await;
+    say("ready");
+    acquire(&mut backend, &held).await;
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    release(&mut backend, &held).await;
+    say(&(now.tv_sec * 1_000_000_000 + now.tv_nsec).to_string());
+}
+
+/// Another process, killed at the end of the test.
+pub(super) struct Other {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Other {
+    pub(super) fn start(task: &str) -> Self {
+        Self::run(Command::new(env::current_exe().unwrap()), task)
+    }
+
+    fn run(mut command: Command, task: &str) -> Self {
+        command.args(["backends::sqlite::tests::processes::process", "--exact", "--nocapture", "--test-threads=1"]).env(TASK, task);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, input, output }
+    }
+
+    /// The next thing that it says.
+    pub(super) fn says(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "it ended");
+            if let Some((_, said)) = line.split_once('@') {
+                return said.trim().to_owned();
+            }
+        }
+    }
+
+    fn tell(&mut self, what: &str) {
+        writeln!(self.input.as_mut().unwrap(), "{what}").unwrap();
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub(super) fn ends_well(mut self) {
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A process that holds `job`, and its fence.
+fn holder(path: &Path, child: &str) -> (Other, u64) {
+    let mut other = Other::start(&format!("hold|{}|{child}", path.display()));
+    assert_eq!(other.says(), "ready");
+    let fence = other.says().parse().unwrap();
+    (other, fence)
+}
+
+#[tokio::test]
+async fn a_killed_holders_lock_is_free_at_once() {
+    let (_keep, path) = place();
+    let mut last = 0;
+    for _ in 0..3 {
+        let (other, fence) = holder(&path, "alone");
+        assert!(fence > last, "fences rise over crashes");
+        let mut waiter = backend(&path);
+        let wants = Request { waiting: true, ..request("job") };
+        busy(&mut waiter, &wants).await;
+        other.signal(Signal::KILL);
+        let start = Instant::now();
+        last = acquire(&mut waiter, &wants).await.fence.0;
+        assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+        assert!(last > fence);
+        release(&mut waiter, &wants).await;
+    }
+}
+
+#[tokio::test]
+async fn a_lock_is_held_as_long_as_a_child_of_a_killed_holder_lives() {
+    let (_keep, path) = place();
+    let (mut other, _) = holder(&path, "child");
+    let child: i32 = other.says().parse().unwrap();
+    other.signal(Signal::KILL);
+    other.child.wait().unwrap();
+    let mut waiter = backend(&path);
+    let wants = Request { waiting: true, ..request("job") };
+    // Longer than the lease of one second.
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    busy(&mut waiter, &wants).await;
+    kill_process(Pid::from_raw(child).unwrap(), Signal::KILL).unwrap();
+    let start = Instant::now();
+    acquire(&mut waiter, &wants).await;
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_release_frees_the_lock_although_a_child_has_the_descriptor() {
+    let (_keep, path) = place();
+    let (mut other, _) = holder(&path, "child");
+    let child: i32 = other.says().parse().unwrap();
+    other.tell("release");
+    assert_eq!(other.says(), "released");
+    granted(&mut backend(&path), &request("job")).await;
+    kill_process(Pid::from_raw(child).unwrap(), Signal::KILL).unwrap();
+}
+
+#[tokio::test]
+async fn a_frozen_holder_keeps_the_lock_beyond_its_lease() {
+    let (_keep, path) = place();
+    let (mut other, fence) = holder(&path, "alone");
+    other.signal(Signal::STOP);
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let found = busy(&mut backend(&path), &request("job")).await;
+    assert_eq!(found.holders[0].fence.unwrap().0, fence);
+    other.signal(Signal::CONT);
+    other.tell("release");
+    assert_eq!(other.says(), "released");
+}
+
+#[tokio::test]
+async fn a_frozen_waiter_holds_up_nobody() {
+    let (_keep, path) = place();
+    let mut a = backend(&path);
+    let held = request("job");
+    granted(&mut a, &held).await;
+    let mut frozen = Other::start(&format!("hold|{}|alone", path.display()));
+    assert_eq!(frozen.says(), "ready");
+    let mut queued = false;
+    for _ in 0..200 {
+        queued = !backend(&path).inspect(&held.key).await.unwrap().waiters.is_empty();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        if queued {
+            break;
+        }
+    }
+    assert!(queued);
+    frozen.signal(Signal::STOP);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    release(&mut a, &held).await;
+    let start = Instant::now();
+    let next = request("job");
+    acquire(&mut a, &next).await;
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    frozen.signal(Signal::CONT);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    release(&mut a, &next).await;
+    assert!(frozen.says().parse::<u64>().is_ok(), "it gets its turn once it goes on");
+}
+
+#[tokio::test]
+async fn a_waiter_that_died_is_not_shown() {
+    let (_keep, path) = place();
+    let mut a = backend(&path);
+    let held = request("job");
+    granted(&mut a, &held).await;
+    let mut dead = Other::start(&format!("drain|{}", path.display()));
+    assert_eq!(dead.says(), "ready");
+    assert_eq!(a.inspect(&held.key).await.unwrap().waiters.len(), 1);
+    let mut second = backend(&path);
+    let wants = Request { waiting: true, ..request("job") };
+    assert_eq!(busy(&mut second, &wants).await.position, Some(2));
+    dead.signal(Signal::KILL);
+    dead.child.wait().unwrap();
+    assert_eq!(a.inspect(&held.key).await.unwrap().waiters.len(), 1);
+    assert_eq!(busy(&mut second, &wants).await.position, Some(1));
+}
+
+#[test]
+fn twenty_processes_never_hold_it_together() {
+    let (keep, path) = place();
+    let counter = keep.path().join("counter");
+    let task = format!("count|{}|{}", path.display(), counter.display());
+    let all: Vec<_> = (0..20).map(|_| Other::start(&task)).collect();
+    for one in all {
+        one.ends_well();
+    }
+    let count = fs::read_to_string(counter).unwrap();
+    assert_eq!(count.split_once(' ').unwrap().0, "500");
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_is_refused() {
+    let (keep, path) = place();
+    let exe = env::current_exe().unwrap();
+    let mut command = Command::new(&exe);
+    if rustix::process::geteuid().is_root() {
+        // Rights don't bind root; somebody else may not reach a build directory, so that the binary is copied.
+        let copy = keep.path().join("test");
+        fs::copy(&exe, &copy).unwrap();
+        command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(copy);
+    }
+    fs::set_permissions(keep.path(), std::os::unix::fs::PermissionsExt::from_mode(0o555)).unwrap();
+    let mut other = Other::run(command, &format!("refused|{}", path.display()));
+    assert_eq!(other.says(), "Denied");
+    other.ends_well();
+    fs::set_permissions(keep.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+}

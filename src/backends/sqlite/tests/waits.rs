@@ -1,0 +1,196 @@
+//! Waiting, being woken, leaving, and futures that are dropped.
+
+use super::*;
+
+/// Runs `work` while `backend` waits for `request`; how long the wait went on after `work` was done.
+async fn woken_after(waiter: &mut Sqlite, request: &Request, work: impl Future<Output = ()>) -> Duration {
+    let woken = async {
+        acquire(waiter, request).await;
+        Instant::now()
+    };
+    let work = async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        work.await;
+        Instant::now()
+    };
+    let (woken, done) = tokio::join!(woken, work);
+    woken.saturating_duration_since(done)
+}
+
+#[tokio::test]
+async fn a_release_wakes_whoever_waits() {
+    let (_keep, path) = place();
+    for held in [request("job"), detached("job")] {
+        let (mut holder, mut waiter) = (backend(&path), backend(&path));
+        granted(&mut holder, &held).await;
+        let wants = Request { waiting: true, ..request("job") };
+        let late = woken_after(&mut waiter, &wants, async {
+            let state = backend(&path).inspect(&held.key).await.unwrap();
+            assert_eq!(state.waiters.len(), 1, "whoever waits is seen");
+            assert_eq!(state.waiters[0].metadata, wants.metadata);
+            release(&mut holder, &held).await;
+        })
+        .await;
+        assert!(late < Duration::from_millis(500), "{late:?}");
+        assert!(waiter.inspect(&held.key).await.unwrap().waiters.is_empty(), "whoever got it waits no more");
+        release(&mut waiter, &wants).await;
+    }
+}
+
+#[tokio::test]
+async fn several_who_wait_for_a_detached_hold_come_one_after_the_other() {
+    let (_keep, path) = place();
+    let held = detached("job");
+    let mut holder = backend(&path);
+    granted(&mut holder, &held).await;
+    let waits = (0..5).map(|_| {
+        let mut waiter = backend(&path);
+        async move {
+            let wants = Request { waiting: true, ..detached("job") };
+            acquire(&mut waiter, &wants).await;
+            release(&mut waiter, &wants).await;
+        }
+    });
+    let start = Instant::now();
+    let waits: Vec<_> = waits.map(Box::pin).collect();
+    let all = async {
+        for_each_at_once(waits).await;
+    };
+    tokio::join!(all, async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        release(&mut holder, &held).await;
+    });
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+}
+
+/// Polls all of them in one task.
+async fn for_each_at_once<F: Future<Output = ()> + Unpin>(mut work: Vec<F>) {
+    std::future::poll_fn(|context| {
+        work.retain_mut(|one| std::pin::Pin::new(one).poll(context).is_pending());
+        if work.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_attached_waiter_gets_an_expired_detached_hold() {
+    let (_keep, path) = place();
+    granted(&mut backend(&path), &Request { ttl: ttl(1), ..detached("job") }).await;
+    let start = Instant::now();
+    acquire(&mut backend(&path), &Request { waiting: true, ..request("job") }).await;
+    assert!((800..2000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_waiter_that_was_dropped_and_left_swallows_nothing() {
+    let (_keep, path) = place();
+    let (mut holder, mut quitter) = (backend(&path), backend(&path));
+    let (held, wants) = (request("job"), Request { waiting: true, ..request("job") });
+    granted(&mut holder, &held).await;
+    busy(&mut quitter, &wants).await;
+    let dropped = tokio::time::timeout(Duration::from_millis(50), quitter.wait(&wants, Duration::from_secs(9))).await;
+    assert!(dropped.is_err());
+    quitter.abandon(&wants).await.unwrap();
+    assert!(quitter.inspect(&held.key).await.unwrap().waiters.is_empty());
+    release(&mut holder, &held).await;
+    // The thread that it left behind gives back what it gets.
+    let start = Instant::now();
+    acquire(&mut backend(&path), &request("job")).await;
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn the_turn_that_comes_while_leaving_is_passed_on() {
+    let (_keep, path) = place();
+    let (mut holder, mut quitter) = (backend(&path), backend(&path));
+    let (held, wants) = (request("job"), Request { waiting: true, ..request("job") });
+    granted(&mut holder, &held).await;
+    busy(&mut quitter, &wants).await;
+    let _ = tokio::time::timeout(Duration::from_millis(20), quitter.wait(&wants, Duration::from_secs(9))).await;
+    release(&mut holder, &held).await;
+    // By now the thread has the bytes for somebody who does not want them any more.
+    std::thread::sleep(Duration::from_millis(50));
+    busy(&mut holder, &request("job")).await;
+    quitter.abandon(&wants).await.unwrap();
+    granted(&mut holder, &request("job")).await;
+}
+
+#[tokio::test]
+async fn whoever_dropped_a_wait_can_wait_again() {
+    let (_keep, path) = place();
+    let (mut holder, mut waiter) = (backend(&path), backend(&path));
+    let (held, wants) = (request("job"), Request { waiting: true, ..request("job") });
+    granted(&mut holder, &held).await;
+    busy(&mut waiter, &wants).await;
+    for _ in 0..3 {
+        let _ = tokio::time::timeout(Duration::from_millis(10), waiter.wait(&wants, Duration::from_secs(9))).await;
+        busy(&mut waiter, &wants).await;
+        assert_eq!(waiter.wait(&wants, Duration::from_millis(1)).await.unwrap(), Wake::TimedOut);
+    }
+    release(&mut holder, &held).await;
+    assert_eq!(waiter.wait(&wants, Duration::from_secs(5)).await.unwrap(), Wake::Changed);
+    granted(&mut waiter, &wants).await;
+    // The thread that was blocked is done with, and can't take or free anything now.
+    release(&mut waiter, &wants).await;
+    granted(&mut holder, &held).await;
+    busy(&mut waiter, &wants).await;
+}
+
+#[tokio::test]
+async fn a_dropped_attempt_is_asked_again_or_undone() {
+    let (_keep, path) = place();
+    let mut other = backend(&path);
+    for again in [true, false] {
+        for wants in [request("job"), detached("job")] {
+            let mut a = backend(&path);
+            // Dropped at each of its first steps in turn.
+            for polls in 1..12 {
+                let mut attempt = Box::pin(a.try_acquire(&wants));
+                for _ in 0..polls {
+                    let step = tokio::time::timeout(Duration::from_micros(30), &mut attempt).await;
+                    if step.is_ok() {
+                        break;
+                    }
+                }
+                drop(attempt);
+                if again {
+                    granted(&mut a, &wants).await;
+                    busy(&mut other, &request("job")).await;
+                    assert_eq!(release(&mut a, &wants).await, Release::Released);
+                } else {
+                    a.release(&wants.key, &wants.token, Scope::Hold).await.unwrap();
+                    a.abandon(&wants).await.unwrap();
+                }
+                let free = request("job");
+                granted(&mut other, &free).await;
+                release(&mut other, &free).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_lost_answer_to_a_release_is_asked_again() {
+    let (_keep, path) = place();
+    let mut a = backend(&path);
+    for polls in 1..8 {
+        let held = request("job");
+        granted(&mut a, &held).await;
+        let mut attempt = Box::pin(a.release(&held.key, &held.token, Scope::Tree));
+        let mut answer = None;
+        for _ in 0..polls {
+            answer = tokio::time::timeout(Duration::from_micros(20), &mut attempt).await.ok();
+            if answer.is_some() {
+                break;
+            }
+        }
+        drop(attempt);
+        if answer.is_none() {
+            assert_eq!(release(&mut a, &held).await, Release::Released);
+        }
+        let free = request("job");
+        let mut other = backend(&path);
+        granted(&mut other, &free).await;
+        assert_eq!(release(&mut a, &held).await, Release::NotHeld);
+    }
+}

@@ -1,0 +1,195 @@
+//! The server is killed, frozen, restarted or cut off, or somebody takes the lock away, while a command runs.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    support::{
+        self, have, must,
+        proxy::{Mode, Proxy},
+        redis::Redis,
+    },
+    world::{LIMIT, TTL, World},
+};
+
+/// When the tree must be dead, counted from when nothing was confirmed any more: KILL comes at 0.8 of the lease.
+const DEAD_BY: Duration = TTL;
+
+macro_rules! with_redis {
+    ($name:expr) => {
+        if !have($name, &["redis-server"]) {
+            return;
+        }
+    };
+}
+
+#[test]
+fn cut_off() {
+    with_redis!("cut_off");
+    for mode in [Mode::BlackHole, Mode::Refuse] {
+        let server = Redis::plain();
+        let mut proxy = Proxy::to(server.port);
+        let world = World::new(server.url());
+        let first = world.first_on(&format!("redis://127.0.0.1:{}/0", proxy.port), &[]);
+        let began = Instant::now();
+        proxy.set(mode);
+        // The second one reaches the server.
+        let took = world.second();
+        assert!(took < TTL + Duration::from_secs(2), "{took:?}");
+        let first = first.wait(LIMIT);
+        assert_eq!(first.code(), 76, "{mode:?}: {}", first.stderr);
+        assert!(began.elapsed() < DEAD_BY + Duration::from_secs(5));
+        world.assert_gone();
+        world.assert_free();
+    }
+}
+
+#[test]
+fn frozen_for_longer_than_the_lease() {
+    with_redis!("frozen_for_longer_than_the_lease");
+    let server = Redis::plain();
+    let world = World::new(server.url());
+    let first = world.first();
+    server.freeze();
+    let began = Instant::now();
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    assert!(began.elapsed() < DEAD_BY, "{:?}", began.elapsed());
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    server.thaw();
+    world.second();
+    world.assert_gone();
+    world.assert_free();
+}
+
+#[test]
+fn a_short_freeze_is_ridden_out() {
+    with_redis!("a_short_freeze_is_ridden_out");
+    let server = Redis::plain();
+    let world = World::new(server.url());
+    let job = world.start(&["--ttl", "6s"], "sleep 4");
+    must("the lock is held", LIMIT, || !world.is_free());
+    server.freeze();
+    std::thread::sleep(Duration::from_millis(1800));
+    server.thaw();
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), 0, "{}", job.stderr);
+    world.assert_free();
+}
+
+#[test]
+fn killed() {
+    with_redis!("killed");
+    let mut server = Redis::plain();
+    let world = World::new(server.url());
+    let first = world.first();
+    server.kill();
+    let began = Instant::now();
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    assert!(began.elapsed() < DEAD_BY, "{:?}", began.elapsed());
+    assert_eq!(first.wait(LIMIT).code(), 76);
+    world.assert_gone();
+}
+
+#[test]
+fn restarted_with_its_data() {
+    with_redis!("restarted_with_its_data");
+    let mut server = Redis::durable();
+    let world = World::new(server.url());
+    let job = world.start(&["--ttl", "6s"], "sleep 3");
+    must("the lock is held", LIMIT, || !world.is_free());
+    server.kill();
+    server.restart();
+    assert!(!world.is_free(), "a durable server remembers the lock");
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), 0, "{}", job.stderr);
+    world.assert_free();
+}
+
+/// No promise that nobody else is granted the lock in between; but the first one learns of it and is stopped.
+#[test]
+fn restarted_without_its_data() {
+    with_redis!("restarted_without_its_data");
+    let mut server = Redis::plain();
+    let world = World::new(server.url());
+    let first = world.first();
+    let before = world.inspect().stdout;
+    server.kill();
+    server.restart_empty();
+    let began = Instant::now();
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    assert!(began.elapsed() < DEAD_BY, "{:?}", began.elapsed());
+    assert_eq!(first.wait(LIMIT).code(), 76);
+    world.assert_gone();
+    let fence = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap()["last_fence"].as_u64();
+    let old = fence(&before);
+    let again = world.start(&[], "echo $DLOCK_FENCE").wait(LIMIT);
+    assert!(again.stdout.trim().parse::<u64>().ok() > old && old.is_some(), "{old:?} {}", again.stdout);
+}
+
+#[test]
+fn deleted_by_somebody_else() {
+    with_redis!("deleted_by_somebody_else");
+    let server = Redis::plain();
+    let world = World::new(server.url());
+    let first = world.first();
+    let lock = format!("dlock:{}", world.key);
+    assert_eq!(server.int(&["DEL", &lock]), 1);
+    let began = Instant::now();
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    // Noticed at the next renewal.
+    assert!(began.elapsed() < TTL / 2, "{:?}", began.elapsed());
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    assert!(first.stderr.contains("lost"), "{}", first.stderr);
+    world.assert_gone();
+}
+
+/// The lock disappears while a short command runs, before any renewal could notice: its success is none.
+#[test]
+fn gone_when_it_is_to_be_given_back() {
+    with_redis!("gone_when_it_is_to_be_given_back");
+    let server = Redis::plain();
+    let world = World::new(server.url());
+    let job = world.start(&["--ttl", "60s"], &format!("while [ ! -e {} ]; do sleep 0.02; done", world.path("go").display()));
+    must("the lock is held", LIMIT, || !world.is_free());
+    server.int(&["DEL", &format!("dlock:{}", world.key)]);
+    std::fs::write(world.path("go"), "").unwrap();
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), 76, "{}", job.stderr);
+}
+
+#[test]
+fn what_to_do_on_loss_is_the_users_choice() {
+    with_redis!("what_to_do_on_loss_is_the_users_choice");
+    let server = Redis::plain();
+    for (on_lost, expected) in [("continue", "to the end\n"), ("signal:USR1", "got USR1\n")] {
+        let mut proxy = Proxy::to(server.port);
+        let world = World::new(server.url());
+        let script = format!("trap 'echo got USR1; exit 0' USR1; touch {}; for i in 1 2 3 4 5 6 7 8; do sleep 0.4; done; echo to the end", world.path("ready").display());
+        let job = world.start_on(&format!("redis://127.0.0.1:{}/0", proxy.port), &["--on-lost", on_lost], &script);
+        must("the command runs", LIMIT, || world.path("ready").exists());
+        proxy.set(Mode::BlackHole);
+        let job = job.wait(LIMIT);
+        assert_eq!((job.code(), job.stdout.as_str()), (76, expected), "{on_lost}: {}", job.stderr);
+    }
+}
+
+/// Each answer is lost once: of the acquire, of a renewal, of the release.
+#[test]
+fn lost_answers() {
+    with_redis!("lost_answers");
+    use support::proxy::Fault;
+    for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
+        let server = Redis::plain();
+        let proxy = Proxy::to(server.port);
+        let world = World::new(server.url());
+        for nth in 0..3 {
+            proxy.trap_nth("EVAL", nth, 1, fault);
+            let url = format!("redis://127.0.0.1:{}/0", proxy.port);
+            let job = world.start_on(&url, &["--ttl", "4s", "--backend-timeout", "2s"], "sleep 1").wait(LIMIT);
+            assert_eq!(job.code(), 0, "{fault:?} {nth}: {}", job.stderr);
+            // A second grant on top of a lost one would leave something here.
+            must("the lock is free", Duration::from_secs(6), || world.is_free());
+        }
+    }
+}

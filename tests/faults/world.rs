@@ -1,0 +1,180 @@
+//! A store, a stubborn first holder, and a second one that looks for the first one's tree when its command starts.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+use crate::support::{
+    self, dlock,
+    process::{Ended, Process, Sweep},
+    procfs::{self, Stat},
+    redis::Redis,
+};
+
+/// The TTL of the leases here: TERM comes 1.2 s after the last confirmed renewal, KILL by 1.6 s.
+pub const TTL: Duration = Duration::from_secs(2);
+/// More than anything takes on a loaded machine.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// Where the locks are.
+pub enum Store {
+    Sqlite(TempDir),
+    Redis(Box<Redis>),
+}
+
+impl Store {
+    pub fn sqlite() -> Self {
+        Self::Sqlite(support::folder())
+    }
+
+    pub fn redis() -> Self {
+        Self::Redis(Box::new(Redis::plain()))
+    }
+
+    pub fn url(&self) -> String {
+        match self {
+            Self::Sqlite(folder) => format!("sqlite://{}", folder.path().join("locks.db").display()),
+            Self::Redis(server) => server.url(),
+        }
+    }
+}
+
+/// One lock, and everything that is to be known about the processes around it.
+pub struct World {
+    url: String,
+    pub key: String,
+    folder: TempDir,
+    /// A number of seconds that only the first holder's tree sleeps: it marks its processes.
+    tag: String,
+    _sweep: Sweep,
+}
+
+/// Looks for living processes of the first tree, then says that it started.
+const PROBE: &str = r#"
+for file in $(grep -lasFf "$1/tag" /proc/[0-9]*/cmdline); do
+  read -r name < "${file%/cmdline}/comm" 2>/dev/null || continue
+  case $name in dlock*) ;; *) echo "$name" >> "$1/overlap" ;; esac
+done
+echo started >> "$1/second"
+"#;
+
+impl World {
+    pub fn new(url: String) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let tag = format!("8{:07}{:03}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let folder = support::folder();
+        fs::write(folder.path().join("tag"), &tag).unwrap();
+        fs::write(folder.path().join("probe.sh"), PROBE).unwrap();
+        Self { url, key: dlock::unique("job"), folder, _sweep: Sweep(tag.clone()), tag }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A command that ignores TERM, with a child, and a grandchild in a session of its own that ignores it as well.
+    pub fn stubborn(&self) -> String {
+        format!(
+            "trap '' TERM INT HUP; setsid sh -c 'trap \"\" TERM; while :; do sleep {tag}; done' & sleep {tag} & touch {ready}; \
+             while :; do sleep {tag}; done",
+            tag = self.tag,
+            ready = self.path("ready").display()
+        )
+    }
+
+    /// `text` with the tag in the place of TAG.
+    pub fn tagged(&self, text: &str) -> String {
+        text.replace("TAG", &self.tag)
+    }
+
+    /// Starts `dlock run` with these options around a shell script, in a process group of its own.
+    pub fn start(&self, options: &[&str], script: &str) -> Process {
+        self.start_on(&self.url, options, script)
+    }
+
+    /// As [`World::start`], on another way to the same store.
+    pub fn start_on(&self, url: &str, options: &[&str], script: &str) -> Process {
+        use std::os::unix::process::CommandExt as _;
+        let mut command = dlock::command();
+        let ttl = format!("{}s", TTL.as_secs());
+        command.args(["run", "-k", &self.key]).args(options).args(["--", "sh", "-c", script]);
+        command.env("DLOCK_BACKEND", url).env("DLOCK_TTL", ttl).process_group(0);
+        Process::collect(command)
+    }
+
+    /// Starts the stubborn first holder, and waits until all of its tree runs.
+    pub fn first(&self) -> Process {
+        self.first_on(&self.url, &[])
+    }
+
+    /// As [`World::first`], on another way to the same store.
+    pub fn first_on(&self, url: &str, options: &[&str]) -> Process {
+        let first = self.start_on(url, options, &self.stubborn());
+        // The shell, its child and its pause, the shell of the other session and its pause.
+        support::must("the first holder's tree runs", LIMIT, || self.path("ready").exists() && self.tree().len() >= 5);
+        first
+    }
+
+    /// What is alive of the first holder's tree.
+    pub fn tree(&self) -> Vec<Stat> {
+        procfs::tagged(&self.tag).into_iter().filter(|stat| !stat.name.starts_with("dlock")).collect()
+    }
+
+    /// Has a second holder wait for the lock and run the probe; how long that took.
+    #[track_caller]
+    pub fn second(&self) -> Duration {
+        let began = Instant::now();
+        let probe = format!("sh {} {}", self.path("probe.sh").display(), self.folder.path().display());
+        let second = self.start(&["-w", "25"], &probe).wait(LIMIT);
+        assert_eq!(second.code(), 0, "{}", second.stderr);
+        self.assert_no_overlap();
+        began.elapsed()
+    }
+
+    #[track_caller]
+    pub fn assert_no_overlap(&self) {
+        assert!(self.path("second").exists(), "the second command never started");
+        let overlap = support::lines(&self.path("overlap"));
+        assert!(overlap.is_empty(), "the second command started while these of the first tree were alive: {overlap:?}");
+    }
+
+    /// Nothing of the first tree is left, guardian included.
+    #[track_caller]
+    pub fn assert_gone(&self) {
+        support::must("nothing of the first tree is left", LIMIT, || procfs::tagged(&self.tag).is_empty());
+    }
+
+    /// The lock is free, at the latest when its lease is over.
+    #[track_caller]
+    pub fn assert_free(&self) {
+        support::must("the lock is free", LIMIT, || self.is_free());
+    }
+
+    pub fn is_free(&self) -> bool {
+        let state: serde_json::Value = serde_json::from_str(&self.inspect().stdout).expect("JSON");
+        state["holders"].as_array().is_some_and(Vec::is_empty) && state["waiters"].as_array().is_some_and(Vec::is_empty)
+    }
+
+    pub fn inspect(&self) -> Ended {
+        dlock::run(&self.url, &["inspect", &self.key, "--json"])
+    }
+
+    /// The guardian of a running `dlock run`.
+    pub fn guardian(dlock: &Process) -> u32 {
+        procfs::children(dlock.pid()).iter().find(|stat| stat.name == "dlock-guardian").expect("a guardian").pid
+    }
+
+    pub fn file(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+}
+
+/// `path` as one word of a shell script.
+pub fn shell(path: &Path) -> String {
+    format!("'{}'", path.display())
+}

@@ -1,0 +1,149 @@
+//! The lease ends, or is said to: the command must be dead by then.
+
+use rustix::process::Signal;
+
+use crate::{
+    trials,
+    world::{World, send, until},
+};
+
+trials!(
+    without_renewal_term_comes_and_kill_follows,
+    renewals_keep_it_alive,
+    no_extension_revives_it_after_term,
+    a_command_that_ends_on_term_gets_no_kill,
+    a_stopped_command_is_woken_to_act_on_term,
+    lost_kills_at_once,
+    another_signal_takes_the_place_of_term,
+    continue_survives_deadline_and_loss_but_not_dlock,
+    stop_gives_the_grace,
+    an_orderly_stop_is_bounded_by_a_lease_that_is_not_renewed,
+    leftovers_die_with_the_lease,
+    a_tree_that_keeps_forking_is_caught,
+);
+
+/// Ignores TERM and says that it came.
+const STUBBORN: &str = "trap 'echo term >> DIR/signals' TERM; echo $$ > DIR/ready; while :; do sleep TOKEN & wait; done";
+
+fn without_renewal_term_comes_and_kill_follows() {
+    let mut world = World::new();
+    world.start("term=400 kill=800", STUBBORN);
+    let (started, _) = world.ready().event("Started");
+    let (ended, how) = world.event("Ended");
+    assert!(how.contains("Signalled(9)") && how.contains("Deadline"), "{how}");
+    assert_eq!(world.file("signals"), "term\n");
+    let (termed, _) = world.event("DeadlineTerm");
+    assert!((250..700).contains(&(termed - started)), "TERM after {} ms", termed - started);
+    assert!((650..1500).contains(&(ended - started)), "ended after {} ms", ended - started);
+    assert_eq!(world.status(), 76);
+    world.gone();
+}
+
+fn renewals_keep_it_alive() {
+    let mut world = World::new();
+    world.start("term=500 kill=800 renew=80", "sleep 1.5; exit 3");
+    assert_eq!(world.status(), 3, "{:?}", world.log());
+}
+
+fn no_extension_revives_it_after_term() {
+    let mut world = World::new();
+    world.start("term=300 kill=700 after=450:extend", STUBBORN);
+    let (started, _) = world.ready().event("Started");
+    let (ended, _) = world.event("Ended");
+    assert!(ended - started < 1100, "the extension moved KILL to {} ms", ended - started);
+    assert_eq!(world.status(), 76);
+}
+
+fn a_command_that_ends_on_term_gets_no_kill() {
+    let mut world = World::new();
+    world.start("term=300 kill=60000", "trap 'exit 5' TERM; echo > DIR/ready; sleep TOKEN & wait");
+    let (_, how) = world.ready().event("Ended");
+    assert!(how.contains("Exited(5)") && how.contains("Deadline"), "{how}");
+    assert_eq!(world.status(), 76);
+    world.gone();
+}
+
+fn a_stopped_command_is_woken_to_act_on_term() {
+    let mut world = World::new();
+    world.start("term=500 kill=60000", "trap 'echo woken > DIR/woken; exit' TERM; echo $$ > DIR/ready; while :; do sleep 0.01; done");
+    let pid = world.ready().file("ready").trim().parse().unwrap();
+    send(pid, Signal::STOP);
+    assert_eq!(world.status(), 76);
+    world.file("woken");
+    world.gone();
+}
+
+fn lost_kills_at_once() {
+    let mut world = World::new();
+    world.start("grace=60000 after=400:lost", STUBBORN);
+    let (started, _) = world.ready().event("Started");
+    let (ended, how) = world.event("Ended");
+    assert!(how.contains("Lost") && how.contains("Signalled(9)"), "{how}");
+    assert!(ended - started < 1200, "{} ms", ended - started);
+    assert!(world.when("DeadlineTerm").is_none());
+    assert!(std::fs::read(world.path("signals")).is_err(), "TERM came before KILL");
+    assert_eq!(world.status(), 76);
+    world.gone();
+}
+
+fn another_signal_takes_the_place_of_term() {
+    let mut world = World::new();
+    let script = "trap 'echo term >> DIR/signals' TERM; trap 'echo usr1 >> DIR/signals' USR1; echo > DIR/ready; while :; do sleep 0.01; done; : TOKEN";
+    world.start("on_lost=10 term=400 kill=800", script);
+    assert_eq!(world.status(), 76);
+    assert_eq!(world.file("signals"), "usr1\n");
+    world.gone();
+}
+
+fn continue_survives_deadline_and_loss_but_not_dlock() {
+    let mut world = World::new();
+    world.start("on_lost=continue grace=200 term=200 kill=300 after=400:lost", STUBBORN);
+    let (started, _) = world.ready().event("Started");
+    until("more than the lease", || (dlock::lease::BootClock::read().since_boot().as_millis() > u128::from(started) + 900).then_some(()));
+    assert!(!world.alive().is_empty());
+    assert!(world.when("DeadlineTerm").is_none() && world.when("Ended").is_none());
+    send(world.pid, Signal::KILL);
+    world.gone();
+    assert_eq!(world.file("signals"), "term\n", "dlock's death gives the grace");
+}
+
+fn stop_gives_the_grace() {
+    let mut world = World::new();
+    world.start("grace=500 after=300:stop term=2000 kill=3000 renew=100", STUBBORN);
+    let (started, _) = world.ready().event("Started");
+    let (ended, how) = world.event("Ended");
+    assert!(how.contains("Stop") && how.contains("Signalled(9)"), "{how}");
+    assert!((700..1700).contains(&(ended - started)), "{} ms", ended - started);
+    assert_eq!(world.file("signals"), "term\n");
+}
+
+fn an_orderly_stop_is_bounded_by_a_lease_that_is_not_renewed() {
+    let mut world = World::new();
+    world.start("grace=60000 after=100:stop term=400 kill=700", STUBBORN);
+    let (_, how) = world.ready().event("Ended");
+    assert!(how.contains("Stop"), "{how}");
+    world.event("DeadlineTerm");
+    world.gone();
+}
+
+fn leftovers_die_with_the_lease() {
+    let mut world = World::new();
+    world.start("term=500 kill=700", "(trap '' TERM; setsid sleep TOKEN) & exit 4");
+    world.event("Leftover");
+    let (_, how) = world.event("Ended");
+    assert!(how.contains("Exited(4)") && how.contains("Deadline"), "{how}");
+    assert_eq!(world.status(), 76);
+    world.gone();
+}
+
+fn a_tree_that_keeps_forking_is_caught() {
+    let mut world = World::new();
+    // Every process replaces itself by a new one in a new session, again and again.
+    let hare = "trap '' TERM; n=$1; [ $n -gt 0 ] || exit 0; setsid sh \"$0\" $((n-1)) TOKEN & setsid sh \"$0\" 0 & exit 0";
+    std::fs::write(world.path("hare"), hare.replace("TOKEN", &world.token)).unwrap();
+    world.start("after=500:lost", "for i in 1 2 3; do setsid sh DIR/hare 100000 TOKEN & done; echo > DIR/ready; sleep TOKEN");
+    world.ready();
+    let (_, how) = world.event("Ended");
+    assert!(how.contains("Lost"), "{how}");
+    world.gone();
+}

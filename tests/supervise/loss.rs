@@ -1,0 +1,160 @@
+//! dlock, the guardian, or both are killed or frozen.
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::{
+    trials,
+    world::{World, send, until},
+};
+
+trials!(
+    dlock_killed_takes_the_tree_along,
+    dlock_killed_before_the_start_takes_the_guardian_along,
+    dlock_killed_is_bounded_by_the_lease,
+    dlock_frozen_kills_in_time,
+    guardian_killed_takes_the_tree_along,
+    guardian_killed_idle_is_noticed,
+    guardian_frozen_kills_in_time,
+    guardian_frozen_is_noticed_when_the_lock_is_lost,
+    guardian_frozen_as_the_lease_runs_out_kills_in_time,
+    group_killed_leaves_nothing,
+    group_terminated_does_not_stop_the_guardian,
+    earlier_children_are_spared,
+);
+
+/// Ignores TERM, and has a daemon in a session of its own, orphaned, that ignores it as well.
+const DAEMONS: &str =
+    "trap '' TERM; (setsid sh -c 'trap \"\" TERM; sleep TOKEN & sleep TOKEN' &); echo > DIR/ready; sleep TOKEN & sleep TOKEN";
+
+fn started(orders: &str) -> World {
+    let mut world = World::new();
+    world.start(orders, DAEMONS);
+    world.ready().grown(6);
+    world
+}
+
+fn now() -> u64 {
+    u64::try_from(dlock::lease::BootClock::read().since_boot().as_millis()).unwrap()
+}
+
+fn dlock_killed_takes_the_tree_along() {
+    let mut world = started("");
+    send(world.pid, Signal::KILL);
+    let killed = now();
+    assert_eq!(world.status(), 137);
+    world.gone();
+    assert!(now() - killed >= 250, "no grace was given");
+}
+
+fn dlock_killed_before_the_start_takes_the_guardian_along() {
+    let mut world = World::new();
+    world.start("wait=60000", "touch DIR/ran");
+    world.guardian();
+    send(world.pid, Signal::KILL);
+    assert_eq!(world.status(), 137);
+    world.gone();
+    assert!(!std::fs::exists(world.path("ran")).unwrap());
+}
+
+fn dlock_killed_is_bounded_by_the_lease() {
+    let world = started("grace=60000 term=1500 kill=2000");
+    send(world.pid, Signal::KILL);
+    world.gone();
+}
+
+fn dlock_frozen_kills_in_time() {
+    let mut world = started("term=700 kill=1000 renew=100");
+    send(world.pid, Signal::STOP);
+    let frozen = now();
+    until("the tree's death", || world.alive().is_empty().then_some(()));
+    let took = now() - frozen;
+    assert!((500..1800).contains(&took), "{took} ms");
+    send(world.pid, Signal::CONT);
+    assert_eq!(world.status(), 76);
+    assert!(world.event("Ended").1.contains("Deadline"));
+    world.gone();
+}
+
+fn guardian_killed_takes_the_tree_along() {
+    let mut world = started("");
+    send(world.guardian(), Signal::KILL);
+    world.event("GuardianLost { frozen: false }");
+    let (_, how) = world.event("Ended");
+    assert!(how.contains("Guardian") && how.contains("Signalled(9)"), "{how}");
+    assert_eq!(world.alive(), [0; 0], "Ended before the end");
+    assert_eq!(world.status(), 76);
+    world.gone();
+}
+
+fn guardian_killed_idle_is_noticed() {
+    let mut world = World::new();
+    world.start("wait=60000", "touch DIR/ran");
+    send(world.guardian(), Signal::KILL);
+    world.event("GuardianLost { frozen: false }");
+    world.event("Ended(Ended { outcome: None, stopped: Some(Guardian)");
+    assert_eq!(world.status(), 70);
+    world.gone();
+    assert!(!std::fs::exists(world.path("ran")).unwrap());
+}
+
+fn guardian_frozen_kills_in_time() {
+    let mut world = started("term=700 kill=1000 renew=100");
+    send(world.guardian(), Signal::STOP);
+    let frozen = now();
+    let (ended, how) = world.event("Ended");
+    assert!(how.contains("Guardian"), "{how}");
+    world.event("GuardianLost { frozen: true }");
+    assert!((500..2000).contains(&(ended - frozen)), "{} ms", ended - frozen);
+    assert_eq!(world.alive(), [0; 0], "Ended before the end");
+    assert_eq!(world.status(), 76);
+    world.gone();
+}
+
+fn guardian_frozen_is_noticed_when_the_lock_is_lost() {
+    let mut world = started("after=1500:lost");
+    send(world.guardian(), Signal::STOP);
+    world.event("GuardianLost { frozen: true }");
+    assert_eq!(world.status(), 76);
+    world.gone();
+}
+
+fn guardian_frozen_as_the_lease_runs_out_kills_in_time() {
+    let mut world = started("term=1500 kill=2000");
+    send(world.guardian(), Signal::STOP);
+    world.event("GuardianLost { frozen: true }");
+    assert_eq!(world.status(), 76);
+    world.gone();
+}
+
+fn group_killed_leaves_nothing() {
+    let mut world = started("");
+    kill_process_group(Pid::from_raw(world.pid).unwrap(), Signal::KILL).unwrap();
+    assert_eq!(world.status(), 137);
+    world.gone();
+}
+
+fn group_terminated_does_not_stop_the_guardian() {
+    let mut world = started("");
+    for pid in world.keepers() {
+        for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::ALARM, Signal::PIPE] {
+            if pid != world.pid {
+                send(pid, signal);
+            }
+        }
+    }
+    send(world.pid, Signal::KILL);
+    assert_eq!(world.status(), 137);
+    world.gone();
+}
+
+fn earlier_children_are_spared() {
+    let mut world = World::new();
+    let before = World::new();
+    let script = format!("sleep {} & exec \"$@\"", before.token);
+    world.start_behind(&["sh", "-c", &script, "sh"], "", &["sh", "-c", DAEMONS]);
+    world.ready().grown(6);
+    send(world.guardian(), Signal::KILL);
+    assert_eq!(world.status(), 76);
+    world.gone();
+    assert_eq!(before.alive().len(), 1, "a child that dlock had before was killed");
+}

@@ -1,0 +1,42 @@
+//! Supervision, seen from outside: real processes that are killed, frozen and left behind.
+//!
+//! The program executes itself as a small dlock without a lock (`role.rs`), since a guardian can only be forked by a
+//! process with a single thread.
+#![allow(clippy::disallowed_methods)] // the test's own clock
+
+mod ending;
+mod lease;
+mod loss;
+mod rights;
+mod role;
+mod running;
+mod terminal;
+mod world;
+
+use libtest_mimic::{Arguments, Trial};
+
+/// Makes a list of trials of functions with their own names.
+#[macro_export]
+macro_rules! trials {
+    ($($name:ident),* $(,)?) => {
+        /// The cases of this file.
+        pub fn trials() -> Vec<libtest_mimic::Trial> {
+            vec![$(libtest_mimic::Trial::test(stringify!($name), || { $name(); Ok(()) })),*]
+        }
+    };
+}
+
+fn main() {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_some_and(|first| first == world::ROLE) {
+        role::live(arguments.collect());
+    }
+    let all: Vec<Trial> = [running::trials(), lease::trials(), loss::trials(), ending::trials(), rights::trials(), terminal::trials()]
+        .into_iter()
+        .flatten()
+        .collect();
+    let mut arguments = Arguments::from_args();
+    // Mostly waiting, but not to be slowed by each other beyond what the deadlines allow.
+    arguments.test_threads.get_or_insert(4);
+    libtest_mimic::run(&arguments, all).exit();
+}

@@ -1,0 +1,239 @@
+//! What needs root to be set up: processes that can't be killed, cgroups, PID namespaces. Printed as ignored elsewhere.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use libtest_mimic::Trial;
+use rustix::{
+    fs::XattrFlags,
+    process::{Signal, geteuid},
+};
+
+use crate::world::{World, send, stat, until};
+
+const FREEZER: &str = "/sys/fs/cgroup/freezer";
+
+/// The cases of this file.
+pub fn trials() -> Vec<Trial> {
+    let root = geteuid().is_root();
+    let namespaces =
+        root && Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).status().is_ok_and(|status| status.success());
+    let freezer = root && Path::new(FREEZER).join("cgroup.procs").exists();
+    let cgroup = root && unified().is_some();
+    let cases: [(&str, fn(), bool); 9] = [
+        ("a_set_uid_command_is_refused_before_the_lock", a_set_uid_command_is_refused_before_the_lock, root),
+        ("what_may_not_be_killed_is_not_gone", what_may_not_be_killed_is_not_gone, root),
+        ("what_hangs_in_the_kernel_is_not_gone", what_hangs_in_the_kernel_is_not_gone, freezer),
+        ("an_unprivileged_user_is_served_as_well", an_unprivileged_user_is_served_as_well, root),
+        ("as_pid_1_everything_is_reaped", as_pid_1_everything_is_reaped, namespaces),
+        ("proc_of_another_namespace_is_not_believed", proc_of_another_namespace_is_not_believed, namespaces),
+        ("a_cgroup_holds_the_tree", a_cgroup_holds_the_tree, cgroup),
+        ("a_cgroup_goes_with_whoever_is_killed", a_cgroup_goes_with_whoever_is_killed, cgroup),
+        ("auto_takes_a_delegated_cgroup_only", auto_takes_a_delegated_cgroup_only, cgroup),
+    ];
+    cases
+        .into_iter()
+        .map(|(name, case, possible)| {
+            Trial::test(name, move || {
+                case();
+                Ok(())
+            })
+            .with_ignored_flag(!possible)
+        })
+        .collect()
+}
+
+/// Where cgroups of version 2 can be made.
+fn unified() -> Option<PathBuf> {
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
+    let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter().map(Path::new);
+    roots
+        .filter(|root| root.join("cgroup.controllers").exists())
+        .map(|root| root.join(&own))
+        .find(|path| path.join("cgroup.procs").exists())
+}
+
+fn as_nobody(world: &World) -> [&'static str; 4] {
+    fs::set_permissions(world.directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+}
+
+/// A copy of a program that becomes root whoever executes it.
+fn set_uid_copy(world: &World, program: &str) -> String {
+    let path = world.path(program);
+    fs::copy(format!("/usr/bin/{program}"), &path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+    path
+}
+
+/// This program where everybody can execute it.
+fn public(world: &mut World) {
+    fs::copy(std::env::current_exe().unwrap(), world.path("program")).unwrap();
+    world.program = world.path("program");
+}
+
+fn a_set_uid_command_is_refused_before_the_lock() {
+    let mut world = World::new();
+    public(&mut world);
+    let prefix = as_nobody(&world);
+    let command = set_uid_copy(&world, "id");
+    world.start_behind(&prefix, "", &[&command]);
+    assert_eq!(world.status(), 64);
+    assert!(world.event("Refused").1.contains("is set-uid"));
+    // Root may kill whatever it becomes.
+    let mut world = World::new();
+    let command = set_uid_copy(&world, "id");
+    world.start_behind(&[], "", &[&command]);
+    assert_eq!(world.status(), 0);
+}
+
+fn what_may_not_be_killed_is_not_gone() {
+    let mut world = World::new();
+    public(&mut world);
+    let prefix = as_nobody(&world);
+    set_uid_copy(&world, "setpriv");
+    let script = "DIR/setpriv --reuid=0 --regid=0 --clear-groups sleep TOKEN & echo $! > DIR/ready; wait";
+    world.start_behind(&prefix, "term=600 kill=800", &["sh", "-c", script]);
+    let pid: i32 = world.ready().file("ready").trim().parse().unwrap();
+    assert_eq!(world.event("Unkillable").1, format!("{{ pid: {pid}, why: NotPermitted }}"));
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    assert!(world.when("Ended").is_none(), "said to be gone, but {pid} lives");
+    assert_eq!(world.alive(), [pid]);
+    send(pid, Signal::KILL);
+    assert_eq!(world.status(), 76);
+    world.gone();
+}
+
+fn what_hangs_in_the_kernel_is_not_gone() {
+    let mut world = World::new();
+    world.start("after=900:lost", "echo $$ > DIR/ready; exec sleep TOKEN");
+    let pid: i32 = world.ready().file("ready").trim().parse().unwrap();
+    let freezer = PathBuf::from(format!("{FREEZER}/dlock-test-{pid}"));
+    fs::create_dir(&freezer).unwrap();
+    fs::write(freezer.join("cgroup.procs"), pid.to_string()).unwrap();
+    fs::write(freezer.join("freezer.state"), "FROZEN").unwrap();
+    assert_eq!(world.event("Unkillable").1, format!("{{ pid: {pid}, why: Uninterruptible }}"));
+    assert!(world.when("Ended").is_none());
+    fs::write(freezer.join("freezer.state"), "THAWED").unwrap();
+    assert_eq!(world.status(), 76);
+    world.gone();
+    until("an empty freezer", || fs::remove_dir(&freezer).ok());
+}
+
+fn an_unprivileged_user_is_served_as_well() {
+    for victim in ["dlock", "guardian"] {
+        let mut world = World::new();
+        public(&mut world);
+        let prefix = as_nobody(&world);
+        let script = "trap '' TERM; (setsid sleep TOKEN &); echo > DIR/ready; sleep TOKEN";
+        world.start_behind(&prefix, "contain=auto", &["sh", "-c", script]);
+        world.ready();
+        send(if victim == "dlock" { world.pid } else { world.guardian() }, Signal::KILL);
+        world.status();
+        world.gone();
+    }
+}
+
+fn as_pid_1_everything_is_reaped() {
+    let mut world = World::new();
+    let script = "(setsid sh -c 'sleep 0.2; : TOKEN' &); echo > DIR/ready; while ! [ -e DIR/end ]; do sleep 0.02; done; exit 5";
+    world.start_behind(&["unshare", "--pid", "--fork", "--mount-proc"], "", &["sh", "-c", script]);
+    world.ready();
+    let init = until("PID 1", || {
+        world.keepers().into_iter().find(|pid| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            status.lines().any(|line| line.starts_with("NSpid:") && line.ends_with("\t1"))
+        })
+    });
+    // A stranger's orphan: of a process that entered the namespace.
+    let stranger = format!("(sleep 0.3 & echo $! > {}) ", world.path("stranger"));
+    assert!(Command::new("nsenter").args(["-t", &init.to_string(), "-p", "-m", "sh", "-c", &stranger]).status().unwrap().success());
+    let orphans = || -> Vec<i32> {
+        let all = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<i32>().ok());
+        all.filter(|pid| stat(*pid, 1).is_some_and(|parent| parent == init.to_string())).collect()
+    };
+    assert_eq!(orphans().len(), 2, "the guardian and the orphan");
+    until("the orphan to be reaped", || (orphans().len() == 1).then_some(()));
+    fs::write(world.path("end"), "x").unwrap();
+    assert_eq!(world.status(), 5);
+    world.gone();
+}
+
+fn proc_of_another_namespace_is_not_believed() {
+    let mut world = World::new();
+    world.start_behind(
+        &["unshare", "--pid", "--fork"],
+        "after=600:lost",
+        &["sh", "-c", "trap '' TERM; echo > DIR/ready; sleep TOKEN & sleep TOKEN"],
+    );
+    world.ready();
+    assert_eq!(world.status(), 76);
+    world.gone();
+}
+
+fn members(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir(path).unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
+    entries.filter(|name| name.starts_with("dlock-")).collect()
+}
+
+fn own_cgroup(pid: &str) -> String {
+    let text = fs::read_to_string(format!("/proc/{}/cgroup", pid.trim())).unwrap();
+    text.lines().find_map(|line| line.strip_prefix("0::")).unwrap().to_owned()
+}
+
+fn a_cgroup_holds_the_tree() {
+    for (end, status) in [("touch", 5), ("lost", 76)] {
+        let mut world = World::new();
+        let script = "(setsid sh -c 'echo $$ > DIR/daemon; exec sleep TOKEN' &); echo $$ > DIR/ready; while ! [ -e DIR/end ]; do sleep 0.02; done; \
+                      kill $(cat DIR/daemon); exit 5";
+        world.start(if end == "lost" { "contain=cgroup after=900:lost" } else { "contain=cgroup" }, script);
+        let command = own_cgroup(&world.ready().file("ready"));
+        assert!(command.contains("/dlock-run-"), "{command}");
+        assert_eq!(own_cgroup(&world.file("daemon")), command);
+        assert_ne!(own_cgroup(&world.guardian().to_string()), command);
+        if end == "touch" {
+            fs::write(world.path("end"), "x").unwrap();
+        }
+        assert_eq!(world.status(), status);
+        world.gone();
+        let directory = unified().unwrap().join(command.rsplit('/').next().unwrap());
+        assert!(!directory.exists(), "{} is left", directory.display());
+    }
+}
+
+fn a_cgroup_goes_with_whoever_is_killed() {
+    for victim in ["dlock", "guardian"] {
+        let mut world = World::new();
+        world.start("contain=cgroup", "trap '' TERM; (setsid sleep TOKEN &); echo $$ > DIR/ready; sleep TOKEN");
+        let command = own_cgroup(&world.ready().file("ready"));
+        let directory = unified().unwrap().join(command.rsplit('/').next().unwrap());
+        assert!(directory.exists());
+        send(if victim == "dlock" { world.pid } else { world.guardian() }, Signal::KILL);
+        world.status();
+        world.gone();
+        until("the cgroup's removal", || (!directory.exists()).then_some(()));
+    }
+}
+
+fn auto_takes_a_delegated_cgroup_only() {
+    let ours = unified().unwrap().join(format!("delegated-{}", std::process::id()));
+    fs::create_dir(&ours).unwrap();
+    for delegated in [false, true] {
+        if delegated {
+            rustix::fs::setxattr(&ours, "user.delegate", b"1", XattrFlags::empty()).unwrap();
+        }
+        let mut world = World::new();
+        let enter = format!("echo 0 > {}/cgroup.procs; exec \"$@\"", ours.display());
+        world.start_behind(&["sh", "-c", &enter, "sh"], "contain=auto", &["sh", "-c", "cat /proc/self/cgroup > DIR/cgroup; exit 5"]);
+        assert_eq!(world.status(), 5);
+        assert_eq!(world.file("cgroup").contains("/dlock-run-"), delegated, "{}", world.file("cgroup"));
+        assert_eq!(members(&ours), [""; 0]);
+        world.gone();
+    }
+    until("an empty cgroup", || fs::remove_dir(&ours).ok());
+}

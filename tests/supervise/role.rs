@@ -1,0 +1,198 @@
+//! A `dlock run` without a lock: takes orders from its arguments, writes what happens to a file.
+
+use std::{ffi::OsString, fs::OpenOptions, io::Write as _, time::Duration};
+
+use dlock::{
+    lease::{BootClock, Clock as _},
+    lock::BootTime,
+    supervise::{Contain, Deadlines, Event, Leftover, OnLost, Plan, Signals, Supervisor, fork_guardian, reraise, stop_self},
+};
+
+/// What the arguments before `--` say.
+struct Orders {
+    log: String,
+    term: u64,
+    kill: u64,
+    renew: u64,
+    start_by: i64,
+    grace: u64,
+    /// What to do how long after the start.
+    after: Vec<(u64, String)>,
+    give_up: bool,
+    huge: bool,
+    /// How long to wait before the start, as for a lock.
+    wait: u64,
+}
+
+/// Lives as dlock. `arguments`: `name=value …  -- command…`.
+pub fn live(arguments: Vec<OsString>) -> ! {
+    let split = arguments.iter().position(|word| word == "--").expect("no --");
+    let mut plan = Plan {
+        command: arguments[split + 1..].to_vec(),
+        on_lost: OnLost::Kill,
+        leftover: Leftover::Wait,
+        contain: Contain::Group,
+        grace: Duration::from_millis(300),
+        kept_variables: vec!["DLOCK_BACKEND".into()],
+    };
+    let mut orders = Orders {
+        log: String::new(),
+        term: 600_000,
+        kill: 900_000,
+        renew: 0,
+        start_by: 60_000,
+        grace: 300,
+        after: vec![],
+        give_up: false,
+        huge: false,
+        wait: 0,
+    };
+    for word in &arguments[..split] {
+        let (name, value) = word.to_str().unwrap().split_once('=').unwrap();
+        let number = || value.parse().unwrap();
+        match name {
+            "log" => orders.log = value.into(),
+            "term" => orders.term = number(),
+            "kill" => orders.kill = number(),
+            "renew" => orders.renew = number(),
+            "start_by" => orders.start_by = value.parse().unwrap(),
+            "grace" => {
+                orders.grace = number();
+                plan.grace = Duration::from_millis(orders.grace);
+            }
+            "after" => {
+                let (when, what) = value.split_once(':').unwrap();
+                orders.after.push((when.parse().unwrap(), what.into()));
+            }
+            "wait" => orders.wait = number(),
+            "give_up" => orders.give_up = true,
+            "huge" => orders.huge = true,
+            "on_lost" => {
+                plan.on_lost = match value {
+                    "continue" => OnLost::Continue,
+                    signal => OnLost::Signal(signal.parse().unwrap()),
+                }
+            }
+            "leftover" => plan.leftover = if value == "kill" { Leftover::Kill } else { Leftover::Leave },
+            "contain" => plan.contain = if value == "auto" { Contain::Auto } else { Contain::Cgroup },
+            other => panic!("unknown order {other}"),
+        }
+    }
+    if let Err(refused) = plan.check() {
+        Log(&orders.log).line(&format!("Refused {refused}"));
+        std::process::exit(64);
+    }
+    let guardian = fork_guardian(plan).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let status = runtime.block_on(async {
+        let supervisor = guardian.attach().unwrap();
+        let signals = Signals::new().unwrap();
+        if orders.give_up {
+            let started = BootClock::read();
+            supervisor.give_up();
+            let took = BootClock::read().since(started).as_micros();
+            let children = rustix::process::wait(rustix::process::WaitOptions::NOHANG).is_ok();
+            Log(&orders.log).line(&format!("GaveUp after {took} us, children left: {children}"));
+            return 75;
+        }
+        run(supervisor, signals, &orders).await
+    });
+    std::process::exit(status)
+}
+
+struct Log<'a>(&'a str);
+
+impl Log<'_> {
+    fn line(&self, text: &str) {
+        let mut file = OpenOptions::new().create(true).append(true).open(self.0).unwrap();
+        let at = BootClock::read().since_boot().as_millis();
+        file.write_all(format!("{at} {text}\n").as_bytes()).unwrap();
+    }
+}
+
+/// What happens before the start, which is nothing if all is well.
+async fn dlock_waits(supervisor: &mut Supervisor, until: BootTime) -> Option<Event> {
+    tokio::select! {
+        event = supervisor.next() => Some(event),
+        () = BootClock.sleep_until(until) => None,
+    }
+}
+
+async fn run(mut supervisor: Supervisor, mut signals: Signals, orders: &Orders) -> i32 {
+    let log = Log(&orders.log);
+    let ms = Duration::from_millis;
+    let ahead = |now: BootTime| Deadlines { term_at: now.plus(ms(orders.term)), kill_at: now.plus(ms(orders.kill)) };
+    let began = BootClock::read();
+    let start_by = if orders.start_by < 0 { BootTime::from_boot(ms(1)) } else { began.plus(ms(orders.start_by.unsigned_abs())) };
+    let mut environment: Vec<(OsString, OsString)> = vec![("DLOCK_KEY".into(), "the key".into())];
+    if orders.huge {
+        environment.push(("DLOCK_HELD".into(), "x".repeat(200_000).into()));
+        log.line(&format!("{:?}", supervisor.start(&environment, start_by, ahead(began)).map_err(|error| error.kind())));
+        environment[1].1 = "x".repeat(100_000).into();
+    }
+    log.line(&format!("Guardian {}", supervisor.guardian()));
+    let waited = dlock_waits(&mut supervisor, began.plus(ms(orders.wait))).await;
+    if let Some(event) = waited {
+        log.line(&format!("{event:?}"));
+        log.line(&format!("{:?}", supervisor.next().await));
+        return 70;
+    }
+    supervisor.start(&environment, start_by, ahead(began)).unwrap();
+    let mut after: Vec<(BootTime, &str)> = orders.after.iter().map(|(when, what)| (began.plus(ms(*when)), what.as_str())).collect();
+    let mut renew_at = began.plus(ms(orders.renew));
+    loop {
+        let next = after.iter().map(|(when, _)| *when).chain((orders.renew > 0).then_some(renew_at)).min();
+        tokio::select! {
+            event = supervisor.next() => {
+                log.line(&format!("{event:?}"));
+                match event {
+                    Event::Stopped { signal } => {
+                        supervisor.extend(ahead(BootClock::read()));
+                        stop_self(signal);
+                        log.line("Resumed");
+                    }
+                    Event::CannotStart(why) => {
+                        supervisor.finish();
+                        return i32::from(why.status());
+                    }
+                    Event::Ended(ended) => {
+                        supervisor.finish();
+                        if let Some(dlock::supervise::Outcome::Signalled(signal)) = ended.outcome.filter(|_| ended.stopped.is_none()) {
+                            if [2, 3].contains(&signal) {
+                                reraise(signal);
+                            }
+                        }
+                        return match ended.outcome {
+                            _ if ended.stopped.is_some() => 76,
+                            Some(outcome) => i32::from(outcome.status()),
+                            None => 70,
+                        };
+                    }
+                    _ => {}
+                }
+            }
+            signal = signals.next() => {
+                log.line(&format!("{signal:?}"));
+                supervisor.forward(signal);
+            }
+            () = BootClock.sleep_until(next.unwrap_or(began)), if next.is_some() => {
+                let now = BootClock::read();
+                if orders.renew > 0 && now >= renew_at {
+                    supervisor.extend(ahead(now));
+                    renew_at = now.plus(ms(orders.renew));
+                }
+                after.retain(|(when, what)| {
+                    if now >= *when {
+                        match *what {
+                            "lost" => supervisor.lost(),
+                            "stop" => supervisor.stop(ms(orders.grace)),
+                            "extend" => supervisor.extend(ahead(now)),
+                            other => panic!("unknown order {other}"),
+                        }
+                    }
+                    now < *when
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What a command gets, and what its end looks like.
+
+use std::fs;
+
+use crate::{trials, world::World};
+
+trials!(
+    the_status_is_the_commands,
+    a_signal_that_ended_it_is_passed_on,
+    a_missing_command_is_127_and_one_that_cannot_run_126,
+    a_script_without_interpreter_is_run_by_sh,
+    the_path_is_searched,
+    too_late_is_not_started,
+    options_are_stripped_and_results_given,
+    masks_and_ignored_signals_are_as_without_dlock,
+    an_inherited_descriptor_stays_and_none_of_ours_leaks,
+    without_a_terminal_it_has_a_group_of_its_own,
+    giving_up_leaves_no_guardian,
+    a_long_environment_fits_and_a_huge_one_is_refused,
+);
+
+fn the_status_is_the_commands() {
+    for wanted in [0, 7, 255] {
+        let mut world = World::new();
+        world.start("", &format!("exit {wanted}"));
+        assert_eq!(world.status(), wanted);
+        world.gone();
+        let log: Vec<String> = world.log().into_iter().map(|(_, line)| line).collect();
+        assert!(log[1].starts_with("Started { pid: "), "{log:?}");
+        assert_eq!(log[2], format!("Ended(Ended {{ outcome: Some(Exited({wanted})), stopped: None, leftover_left: false }})"));
+    }
+}
+
+fn a_signal_that_ended_it_is_passed_on() {
+    let mut world = World::new();
+    world.start("", "kill -9 $$");
+    assert_eq!(world.status(), 137);
+    // INT ends dlock itself too, as a shell expects.
+    let mut world = World::new();
+    world.start("", "kill -INT $$");
+    assert_eq!(world.status(), 130);
+    assert!(world.event("Ended").1.contains("Signalled(2)"));
+}
+
+fn a_missing_command_is_127_and_one_that_cannot_run_126() {
+    let file = World::new();
+    fs::write(file.path("text"), "x").unwrap();
+    for (command, status, event) in [
+        ("no-such-command-anywhere", 127, "NotFound"),
+        ("/no/such/file", 127, "NotFound"),
+        ("/tmp", 126, "NotExecutable(13)"),
+        (&file.path("text"), 126, "NotExecutable(13)"),
+    ] {
+        let mut world = World::new();
+        world.start_behind(&[], "", &[command]);
+        assert_eq!(world.status(), status, "{command}");
+        assert!(world.event("CannotStart").1.contains(event), "{command}: {:?}", world.log());
+        world.gone();
+    }
+}
+
+fn a_script_without_interpreter_is_run_by_sh() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mut world = World::new();
+    fs::write(world.path("script"), "exit $1\n").unwrap();
+    fs::set_permissions(world.path("script"), fs::Permissions::from_mode(0o755)).unwrap();
+    world.start_behind(&[], "", &[&world.path("script"), "9"]);
+    assert_eq!(world.status(), 9);
+}
+
+fn the_path_is_searched() {
+    let mut world = World::new();
+    world.start_behind(&[], "", &["true"]);
+    assert_eq!(world.status(), 0);
+}
+
+fn too_late_is_not_started() {
+    let mut world = World::new();
+    world.start("start_by=-1", "touch DIR/ran");
+    assert_eq!(world.status(), 69);
+    assert_eq!(world.event("CannotStart").1, "(TooLate)");
+    assert!(!fs::exists(world.path("ran")).unwrap());
+    world.gone();
+}
+
+fn options_are_stripped_and_results_given() {
+    let mut world = World::new();
+    world.start("", "env > DIR/env");
+    assert_eq!(world.status(), 0);
+    let environment = world.file("env");
+    let mut ours: Vec<&str> = environment.lines().filter(|line| line.starts_with("DLOCK_")).collect();
+    ours.sort_unstable();
+    assert_eq!(ours, ["DLOCK_BACKEND=kept", "DLOCK_KEY=the key"]);
+    assert!(environment.contains("PATH="));
+}
+
+fn masks_and_ignored_signals_are_as_without_dlock() {
+    for setting in ["", "trap '' HUP;", "trap '' PIPE INT;"] {
+        let mut world = World::new();
+        let look = "grep -E '^(SigBlk|SigIgn|ShdPnd)' /proc/self/status >";
+        let line = world.line("", &["sh", "-c", &format!("{look} DIR/inside")]).join("' '");
+        let script = format!("{setting} {look} {}; exec '{}'", world.path("outside"), line.replace(look, &look.replace('\'', "'\\''")));
+        let mut child = std::process::Command::new("sh").args(["-c", &script]).spawn().unwrap();
+        assert!(child.wait().unwrap().success());
+        assert_eq!(world.file("inside"), world.file("outside"), "{setting}");
+        world.child = None;
+    }
+}
+
+fn an_inherited_descriptor_stays_and_none_of_ours_leaks() {
+    let mut world = World::new();
+    let script = "echo kept >&9; ls /proc/self/fd > DIR/inside";
+    // Whoever started the tests may have left some open as well.
+    let before = "exec 9>\"$0/nine\"; ls /proc/self/fd > \"$0/outside\"; exec \"$@\"";
+    let directory = world.directory.path().to_str().unwrap().to_owned();
+    world.start_behind(&["sh", "-c", before, &directory], "", &["sh", "-c", script]);
+    assert_eq!(world.status(), 0);
+    assert_eq!(world.file("nine"), "kept\n");
+    assert_eq!(world.file("inside"), world.file("outside"));
+}
+
+fn without_a_terminal_it_has_a_group_of_its_own() {
+    let mut world = World::new();
+    world.start("", "echo $$ $(cut -d' ' -f5,6 /proc/$$/stat) > DIR/ready; sleep TOKEN");
+    let text = world.ready().file("ready");
+    let numbers: Vec<i32> = text.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    assert_eq!(numbers[0], numbers[1], "the group is led by the command");
+    let guardian = world.guardian();
+    let group = |pid| crate::world::stat(pid, 2).unwrap().parse::<i32>().unwrap();
+    assert_eq!(group(guardian), guardian);
+    assert_eq!(group(world.pid), world.pid);
+    assert_eq!(crate::world::stat(guardian, 3), crate::world::stat(world.pid, 3), "all in one session");
+}
+
+fn giving_up_leaves_no_guardian() {
+    let mut world = World::new();
+    world.start("give_up=1", "touch DIR/ran");
+    assert_eq!(world.status(), 75);
+    assert!(world.event("GaveUp").1.ends_with("children left: false"));
+    assert!(!fs::exists(world.path("ran")).unwrap());
+    world.gone();
+}
+
+fn a_long_environment_fits_and_a_huge_one_is_refused() {
+    let mut world = World::new();
+    world.start("huge=1", "echo ${#DLOCK_HELD} > DIR/length");
+    assert_eq!(world.status(), 0, "{:?}", world.log());
+    assert_eq!(world.file("length"), "100000\n");
+    world.event("Err(InvalidInput)");
+}

@@ -1,0 +1,148 @@
+//! dlock on a terminal, as a shell starts it: Ctrl-C, Ctrl-Z, fg, and the background.
+
+use std::{
+    fs::{self, File},
+    io::{Read as _, Write as _},
+    os::fd::OwnedFd,
+    process::{Command, Stdio},
+    thread::sleep,
+    time::Duration,
+};
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+use crate::{
+    trials,
+    world::{World, stat, until},
+};
+
+trials!(
+    ctrl_c_reaches_command_and_caller_once,
+    death_by_ctrl_c_is_passed_on,
+    ctrl_z_and_fg_work,
+    a_job_stopped_beyond_its_lease_is_killed,
+    in_the_background_it_has_a_group_of_its_own,
+);
+
+/// The user's end of a terminal.
+struct Keyboard(File);
+
+impl Keyboard {
+    fn press(&mut self, key: u8) {
+        self.0.write_all(&[key]).unwrap();
+    }
+}
+
+/// Starts bash on a terminal of its own. `ROLE` in the script stands for dlock with these orders and command.
+fn on_terminal(world: &mut World, script: &str, orders: &str, command: &str) -> Keyboard {
+    let user = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&user).unwrap();
+    unlockpt(&user).unwrap();
+    let name = ptsname(&user, Vec::new()).unwrap();
+    let line = |()| File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+    let role = world.line(orders, &["sh", "-c", command]);
+    let quoted: Vec<String> = role.iter().map(|word| format!("'{}'", word.replace('\'', "'\\''"))).collect();
+    let script = script.replace("ROLE", &quoted.join(" ")).replace("DIR", world.directory.path().to_str().unwrap());
+    let child = Command::new("setsid")
+        .args(["--ctty", "bash", "-c", &script])
+        .stdin(Stdio::from(OwnedFd::from(line(()))))
+        .stdout(line(()))
+        .stderr(line(()))
+        .spawn()
+        .unwrap();
+    world.pid = i32::try_from(child.id()).unwrap();
+    world.child = Some(child);
+    let mut reader = File::from(user.try_clone().unwrap());
+    let copy = world.path("output");
+    // A terminal that nobody reads blocks those who write to it.
+    std::thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(length @ 1..) = reader.read(&mut buffer) {
+            let copied = File::options().create(true).append(true).open(&copy).and_then(|mut file| file.write_all(&buffer[..length]));
+            if copied.is_err() {
+                return;
+            }
+        }
+    });
+    Keyboard(File::from(user))
+}
+
+fn ctrl_c_reaches_command_and_caller_once() {
+    let mut world = World::new();
+    let caller = "trap 'echo caller >> DIR/signals' INT; ROLE; echo $? > DIR/status";
+    let command = "trap 'echo command >> DIR/signals' INT; echo > DIR/ready; while ! [ -e DIR/end ]; do sleep 0.02; done; exit 3; : TOKEN";
+    let mut keyboard = on_terminal(&mut world, caller, "", command);
+    world.ready();
+    keyboard.press(3);
+    world.event("Signal { number: 2, from_terminal: true }");
+    // Long enough for a second one, which must not come, to arrive.
+    sleep(Duration::from_millis(300));
+    fs::write(world.path("end"), "x").unwrap();
+    assert_eq!(world.file("status"), "3\n");
+    let signals = world.file("signals");
+    let mut signals: Vec<&str> = signals.lines().collect();
+    signals.sort_unstable();
+    assert_eq!(signals, ["caller", "command"]);
+    world.status();
+    world.gone();
+}
+
+fn death_by_ctrl_c_is_passed_on() {
+    let mut world = World::new();
+    // bash itself ends by INT only if it sees that its child did.
+    let mut keyboard = on_terminal(&mut world, "ROLE; echo survived > DIR/survived", "", "echo > DIR/ready; exec sleep TOKEN");
+    world.ready();
+    keyboard.press(3);
+    assert_eq!(world.status(), 130);
+    assert!(!fs::exists(world.path("survived")).unwrap());
+    world.gone();
+}
+
+fn ctrl_z_and_fg_work() {
+    let mut world = World::new();
+    let caller = "set -m; ROLE; echo $? > DIR/stopped; while ! [ -e DIR/go ]; do sleep 0.02; done; fg; echo $? > DIR/status";
+    // Not in a loop of `sleep`: a shell that is caught in vfork does not stop, with or without dlock.
+    let command = "mkfifo DIR/end; echo $$ > DIR/ready; read word < DIR/end; exit 4; : TOKEN";
+    let mut keyboard = on_terminal(&mut world, caller, "", command);
+    let pid: i32 = world.ready().file("ready").trim().parse().unwrap();
+    keyboard.press(26);
+    assert_eq!(world.file("stopped"), "148\n");
+    world.event("Stopped { signal: 20 }");
+    assert_eq!(stat(pid, 0).unwrap(), "T");
+    fs::write(world.path("go"), "x").unwrap();
+    world.event("Resumed");
+    until("the command to go on", || (stat(pid, 0).unwrap() != "T").then_some(()));
+    fs::write(world.path("end"), "x\n").unwrap();
+    assert_eq!(world.file("status"), "4\n");
+    world.status();
+    world.gone();
+}
+
+fn a_job_stopped_beyond_its_lease_is_killed() {
+    let mut world = World::new();
+    let caller = "set -m; ROLE; echo $? > DIR/stopped; while ! [ -e DIR/go ]; do sleep 0.02; done; fg; echo $? > DIR/status";
+    let command = "trap 'echo term > DIR/term; exit 1' TERM; sleep TOKEN & echo $$ > DIR/ready; wait";
+    let mut keyboard = on_terminal(&mut world, caller, "term=900 kill=1300 renew=100", command);
+    world.ready();
+    keyboard.press(26);
+    assert_eq!(world.file("stopped"), "148\n");
+    assert_eq!(world.file("term"), "term\n");
+    until("the tree's death", || world.alive().iter().all(|pid| *pid == world.pid).then_some(()));
+    fs::write(world.path("go"), "x").unwrap();
+    assert_eq!(world.file("status"), "76\n");
+    world.status();
+    world.gone();
+}
+
+fn in_the_background_it_has_a_group_of_its_own() {
+    let mut world = World::new();
+    let caller = "set -m; ROLE & wait $!; echo $? > DIR/status";
+    let command = "cut -d' ' -f1,5 /proc/$$/stat > DIR/ready; exit 4; : TOKEN";
+    let _keyboard = on_terminal(&mut world, caller, "", command);
+    let text = world.ready().file("ready");
+    let (pid, group) = text.trim().split_once(' ').unwrap();
+    assert_eq!(pid, group);
+    assert_eq!(world.file("status"), "4\n");
+    world.status();
+    world.gone();
+}
