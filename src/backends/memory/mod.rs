@@ -55,6 +55,8 @@ struct Slot {
 
 struct Lease {
     owner: Uuid,
+    /// The hold that the lock was taken with.
+    root: u64,
     holds: BTreeMap<u64, Hold>,
     fence: u64,
     since: Instant,
@@ -185,6 +187,7 @@ impl Backend for Memory {
                 slot.last_fence = (slot.last_fence + 1).max(u64::try_from((now - born).as_micros()).unwrap_or(u64::MAX));
                 slot.lease = Some(Lease {
                     owner: request.token.owner,
+                    root: request.token.hold,
                     holds: BTreeMap::new(),
                     fence: slot.last_fence,
                     since: now,
@@ -209,7 +212,8 @@ impl Backend for Memory {
                     position: place.and_then(|place| u32::try_from(place + 1).ok()),
                 });
             };
-            lease.holds.insert(request.token.hold, hold);
+            let before = lease.holds.get(&request.token.hold).map_or(now, |hold| hold.expires);
+            lease.holds.insert(request.token.hold, Hold { expires: hold.expires.max(before), ..hold });
             lease.renewed = now;
             slot.queue.retain(|(token, ..)| *token != request.token);
             Attempt::Granted(Grant {
@@ -258,7 +262,8 @@ impl Backend for Memory {
                 return Release::NotHeld;
             };
             lease.holds.remove(&token.hold);
-            if scope == Scope::Tree {
+            // Who entered whom is not recorded: only the first hold is known to enclose all others.
+            if scope == Scope::Tree && lease.root == token.hold {
                 lease.holds.clear();
             }
             if !lease.holds.is_empty() {
