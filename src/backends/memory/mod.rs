@@ -55,6 +55,8 @@ struct Slot {
 
 struct Lease {
     owner: Uuid,
+    /// The hold that the lease was taken with: the only one that is known to enclose all others.
+    root: u64,
     holds: BTreeMap<u64, Hold>,
     fence: u64,
     since: Instant,
@@ -185,6 +187,7 @@ impl Backend for Memory {
                 slot.last_fence = (slot.last_fence + 1).max(u64::try_from((now - born).as_micros()).unwrap_or(u64::MAX));
                 slot.lease = Some(Lease {
                     owner: request.token.owner,
+                    root: request.token.hold,
                     holds: BTreeMap::new(),
                     fence: slot.last_fence,
                     since: now,
@@ -258,7 +261,7 @@ impl Backend for Memory {
                 return Release::NotHeld;
             };
             lease.holds.remove(&token.hold);
-            if scope == Scope::Tree {
+            if scope == Scope::Tree && lease.root == token.hold {
                 lease.holds.clear();
             }
             if !lease.holds.is_empty() {
