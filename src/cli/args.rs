@@ -10,15 +10,19 @@ use crate::commands::{acquire, completions, init, inspect, list, man, release, r
     name = "dlock",
     version,
     disable_help_flag = true,
+    disable_version_flag = true,
     disable_help_subcommand = true,
     help_template = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}",
     subcommand_help_heading = "Commands",
-    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock COMMAND --help; man dlock"
+    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock COMMAND --help; man dlock; dlock --version"
 )]
 pub struct Cli {
     /// What all commands take.
     #[command(flatten)]
     pub globals: Globals,
+    /// Print the version
+    #[arg(short = 'V', long, action = ArgAction::Version, hide_short_help = true)]
+    pub version: Option<bool>,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -49,9 +53,10 @@ pub enum Command {
 
 /// What all commands take.
 #[derive(Args, Clone, Debug, Default)]
+#[allow(clippy::struct_excessive_bools)] // flags
 #[command(next_help_heading = "All commands")]
 pub struct Globals {
-    /// The store: a URL, or a name from the configuration file
+    /// The store: a URL, or a name of the config file
     #[arg(short, long, global = true, value_name = "URL|NAME")]
     pub backend: Option<String>,
     /// The configuration file

@@ -189,7 +189,7 @@ impl Reader<'_> {
             DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
             DeValue::Float(number) => number.as_str().to_owned(),
             DeValue::Boolean(yes) => yes.to_string(),
-            other => return Err(wrong(self.path, Some(line), format!("{place}{name}: it can't be {}", other.type_str()))),
+            other => return Err(wrong(self.path, Some(line), format!("{place}{name}: it can't be of type {}", other.type_str()))),
         };
         let origin = Origin::File { path: self.path.to_owned(), line, name: name.to_owned() };
         table.0.insert(name.to_owned(), Setting { text, origin });

@@ -55,7 +55,7 @@ struct Slot {
 
 struct Lease {
     owner: Uuid,
-    /// The hold that the lease was taken with: the only one that is known to enclose all others.
+    /// The hold that the lock was taken with.
     root: u64,
     holds: BTreeMap<u64, Hold>,
     fence: u64,
@@ -212,7 +212,8 @@ impl Backend for Memory {
                     position: place.and_then(|place| u32::try_from(place + 1).ok()),
                 });
             };
-            lease.holds.insert(request.token.hold, hold);
+            let before = lease.holds.get(&request.token.hold).map_or(now, |hold| hold.expires);
+            lease.holds.insert(request.token.hold, Hold { expires: hold.expires.max(before), ..hold });
             lease.renewed = now;
             slot.queue.retain(|(token, ..)| *token != request.token);
             Attempt::Granted(Grant {
@@ -261,6 +262,7 @@ impl Backend for Memory {
                 return Release::NotHeld;
             };
             lease.holds.remove(&token.hold);
+            // Who entered whom is not recorded: only the first hold is known to enclose all others.
             if scope == Scope::Tree && lease.root == token.hold {
                 lease.holds.clear();
             }

@@ -112,7 +112,7 @@ impl Sqlite {
                 return Ok(None);
             }
             let (store, _) = opened(&mut self.store, &self.options.path).await?;
-            store.release(whose, all, lock, standing.others).await
+            store.release(whose, all, lock, standing.ours, standing.others).await
         };
         let answer = answer.await;
         let without_row = if standing.others && !all { Release::StillHeld(1) } else { Release::Released };

@@ -97,9 +97,9 @@ impl Slot {
     /// Forgets a hold, with `all` every hold if it is the first, and gives the bytes back with the last.
     pub(super) fn remove(&mut self, token: &Token, all: bool) {
         if let Some(mine) = self.mine.as_mut().filter(|mine| mine.owner == token.owner) {
-            mine.holds.remove(&token.hold);
+            let had = mine.holds.remove(&token.hold);
             mine.leaving = false;
-            if all && mine.first == Some(token.hold) {
+            if all && had && mine.first == Some(token.hold) {
                 mine.holds.clear();
             }
             if mine.holds.is_empty() {

@@ -181,7 +181,7 @@ impl Store {
         }
         let length = ttl.map_or(own_ttl, ms);
         let end = row.now_ms.saturating_add(length);
-        if ttl.is_some() && end < own_end {
+        if end < own_end {
             return Ok(Some(Renewal::WouldShorten { expires_in: millis(own_end - row.now_ms) }));
         }
         if first {
@@ -203,7 +203,14 @@ impl Store {
     /// `Ok(None)`: there is no row at all.
     ///
     /// `others`: whether other processes have the lock file's bytes, for nested holds that their rows alone don't prove.
-    pub(super) async fn release(&mut self, whose: Whose<'_>, all: bool, lock: Locked, others: bool) -> Result<Option<(Release, bool)>> {
+    pub(super) async fn release(
+        &mut self,
+        whose: Whose<'_>,
+        all: bool,
+        lock: Locked,
+        ours: bool,
+        others: bool,
+    ) -> Result<Option<(Release, bool)>> {
         let alone = all || (lock.locked && !others);
         let query = bind_whose(RELEASE, whose).bind(alone).bind(lock.locked).bind(lock.file);
         if let Some(found) = self.rows(query).await?.first() {
@@ -216,12 +223,15 @@ impl Store {
         if !row.is_owned_by(whose.token) || !row.is_held(Some(lock.file), lock.locked) {
             return not_held;
         }
+        // Only the process that has a nested hold proves it beyond its lease.
         let sql = if row.is_first_hold(whose.token) {
             "UPDATE locks SET hold = NULL WHERE namespace = ?1 AND key = ?2 AND owner = ?3 AND hold = ?4 RETURNING 1"
         } else {
-            "DELETE FROM holds WHERE namespace = ?1 AND key = ?2 AND owner = ?3 AND hold = ?4 RETURNING 1"
+            "DELETE FROM holds WHERE namespace = ?1 AND key = ?2 AND owner = ?3 AND hold = ?4 AND (?5 OR expires_ms > ?6) RETURNING 1"
         };
-        if run(&mut transaction, bind_whose(sql, whose)).await?.is_empty() {
+        let query = bind_whose(sql, whose);
+        let query = if row.is_first_hold(whose.token) { query } else { query.bind(ours).bind(row.now_ms) };
+        if run(&mut transaction, query).await?.is_empty() {
             return not_held;
         }
         let left = look(&mut transaction, whose.namespace, whose.key).await?.map_or(0, |row| row.holds());

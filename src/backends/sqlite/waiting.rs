@@ -65,7 +65,7 @@ impl Sqlite {
             // A grant of which nobody heard: undone before its bytes are given back.
             let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
             let lock = Locked { locked: true, file: slot.file.id() };
-            let undone = async { opened(store, &options.path).await?.0.release(whose, false, lock, false).await };
+            let undone = async { opened(store, &options.path).await?.0.release(whose, false, lock, true, false).await };
             // What could not be undone is of an attached hold, which ends with its bytes, or of a detached one, which ends with its lease.
             let _ = undone.await;
         }

@@ -14,6 +14,7 @@ pub fn all() -> Vec<Case> {
         detached_holds_exclude_and_are_excluded,
         a_repeated_request_counts_once,
         a_repeated_request_sets_the_expiry_anew,
+        a_repeated_request_does_not_shorten,
         a_renewal_extends,
         a_renewal_never_shortens,
         a_renewal_without_a_ttl_means_the_one_it_was_taken_with,
@@ -97,6 +98,18 @@ async fn a_repeated_request_sets_the_expiry_anew(lab: &Lab) {
     a.take(&held).await;
     let left = a.left(&job).await;
     assert!(left > SHORT * 3 / 2, "only {left:?} are left");
+}
+
+async fn a_repeated_request_does_not_shorten(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = lab.expiring(&job, SHORT);
+    a.take(&held).await;
+    a.renewed(&held, Some(SHORT * 4)).await;
+    a.take(&held).await;
+    assert!(a.left(&job).await > SHORT * 3);
+    lab.pass(SHORT * 2).await;
+    a.renewed(&held, Some(LONG)).await;
 }
 
 async fn a_renewal_extends(lab: &Lab) {

@@ -71,11 +71,14 @@ impl Side {
             Operation::Acquire(request) => match client.attempt(request).await {
                 Attempt::Granted(grant) => {
                     let place = self.fences.place(request.key.as_str(), grant.fence);
-                    format!("granted, fence {place}, holds {}", grant.holds)
+                    // Asked again, a store may count only what it was asked for.
+                    let holds = (request.entry == Entry::Reenter).then_some(grant.holds);
+                    format!("granted, fence {place}, holds {holds:?}")
                 }
                 Attempt::Busy(busy) => {
                     let fence = busy.holders[0].fence.map(|fence| self.fences.place(request.key.as_str(), fence));
-                    format!("busy, fence {fence:?}, holds {}, place {:?}", busy.holders[0].holds, busy.position)
+                    // Two who came in one instant may stand in either order.
+                    format!("busy, fence {fence:?}, holds {}, waits {}", busy.holders[0].holds, busy.position.is_some())
                 }
                 Attempt::NotHeld => "not held".into(),
             },
@@ -129,8 +132,7 @@ async fn play(lab: &Lab, seed: u64) {
         tried.push(lab.client().await);
     }
     let (mut reference, mut tried) = (Side::new(reference), Side::new(tried));
-    // Every request that was ever made, with the client whose process it belongs to.
-    let mut made: Vec<(usize, Request)> = Vec::new();
+    let mut made: Vec<Made> = Vec::new();
     let mut story = String::new();
     for step in 0..STEPS {
         let (client, operation) = next(&mut dice, &mut made);
@@ -141,37 +143,56 @@ async fn play(lab: &Lab, seed: u64) {
     }
 }
 
-fn next(dice: &mut Dice, made: &mut Vec<(usize, Request)>) -> (usize, Operation) {
+/// A request that was made, whichever answer it got.
+struct Made {
+    /// The client whose process it belongs to.
+    client: usize,
+    request: Request,
+    /// It was given back: to ask again would be no repetition.
+    over: bool,
+}
+
+fn next(dice: &mut Dice, made: &mut Vec<Made>) -> (usize, Operation) {
     let name = KEYS[dice.roll(KEYS.len())];
     let fresh = made.is_empty() || dice.roll(5) == 0;
     if fresh {
         let client = dice.roll(3);
         let lease = LONG * [1, 2, 3][dice.roll(3)];
+        // A process waits for a lock once at a time.
+        let waits = made.iter().any(|one| one.client == client && one.request.waiting && one.request.key.as_str() == name);
         let request = match dice.roll(4) {
-            0 => waiting(&key(name), lease),
+            0 if !waits => waiting(&key(name), lease),
             1 => Request { detached: true, ..request(&key(name), lease) },
             _ => request(&key(name), lease),
         };
-        made.push((client, request.clone()));
+        made.push(Made { client, request: request.clone(), over: false });
         return (client, Operation::Acquire(request));
     }
     // Mostly the newest, of whom some hold something.
     let back = dice.roll(made.len().min(8));
-    let (owner, request) = made[made.len() - 1 - back].clone();
+    let at = made.len() - 1 - back;
+    let Made { client: owner, request, over } = &made[at];
+    let (owner, request, over) = (*owner, request.clone(), *over);
     // A token may be used by any process; a hold that is bound to one is used by that one.
     let client = if request.detached { dice.roll(3) } else { owner };
     match dice.roll(12) {
-        0 | 1 => (client, Operation::Acquire(request)),
+        0 | 1 if !over => (client, Operation::Acquire(request)),
         2 => {
-            let inner = Request { ttl: ttl(LONG * [1, 2][dice.roll(2)]), ..nested(&request) };
-            made.push((client, inner.clone()));
+            let inner = Request { ttl: ttl(LONG * [1, 2][dice.roll(2)]), waiting: false, ..nested(&request) };
+            made.push(Made { client, request: inner.clone(), over: false });
             (client, Operation::Acquire(inner))
         }
         3 => (client, Operation::Renew(request, None)),
         4 | 5 => (client, Operation::Renew(request, Some([1, 2, 4][dice.roll(3)]))),
-        6 | 7 => (client, Operation::Release(request, Scope::Hold)),
-        8 => (client, Operation::Release(request, Scope::Tree)),
-        9 => (client, Operation::Abandon(request)),
+        roll @ 6..=8 => {
+            made[at].over = true;
+            (client, Operation::Release(request, if roll == 8 { Scope::Tree } else { Scope::Hold }))
+        }
+        9 if request.entry == Entry::Fresh => {
+            // It is not asked again as one who waits.
+            made[at].request.waiting = false;
+            (client, Operation::Abandon(request))
+        }
         10 => (dice.roll(3), Operation::Inspect(name)),
         _ => (dice.roll(3), Operation::List),
     }

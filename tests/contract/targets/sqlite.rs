@@ -21,9 +21,8 @@ impl Target {
 impl super::Target for Target {
     async fn open(&self, namespace: &str) -> Box<dyn Backend> {
         let namespace = Namespace::new(namespace).expect("a namespace");
-        let mut backend = Sqlite::new(Options::at(self.0.path().join("locks.db"), namespace));
-        backend.prepare().expect("prepare");
-        Box::new(backend)
+        // Not prepared for a guardian: servers that other cases start meanwhile would inherit the lock file.
+        Box::new(Sqlite::new(Options::at(self.0.path().join("locks.db"), namespace)))
     }
 
     async fn unreachable(&self) -> Box<dyn Backend> {

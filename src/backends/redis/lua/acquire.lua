@@ -63,8 +63,10 @@ if kind == 'hash' then
   end
   local ours = has_field(lock, field)
   if ours and record.owner == owner then
-    local others, latest, ended = other_holds(record, hold, now)
-    latest = math.max(ends, latest)
+    local others, _, ended = other_holds(record, hold, now)
+    local latest = math.max(ends, now + redis.call('PTTL', lock))
+    -- Asked again after it was extended, the hold keeps what it was given.
+    ends = math.max(ends, (live_hold(record, hold, now)) or 0)
     redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. ARGV[3])
     redis.call('PEXPIREAT', lock, whole(latest))
     redis.call('PEXPIREAT', record_key, whole(latest))

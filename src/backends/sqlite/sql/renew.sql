@@ -1,4 +1,4 @@
--- Extends the owner's first hold. No row comes back if it isn't held, or if an explicit TTL would end it sooner.
+-- Extends the owner's first hold. No row comes back if it isn't held, or if the TTL would end it sooner.
 -- ?1 namespace, ?2 key, ?3 owner, ?4 hold, ?5 ttl_ms or NULL, ?6 the lock file's bytes are locked, ?7 lock_file
 UPDATE locks
    SET hold_expires_ms = max(hold_expires_ms, now_ms + coalesce(?5, ttl_ms)),
@@ -7,5 +7,5 @@ UPDATE locks
   FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) AS now_ms)
  WHERE namespace = ?1 AND key = ?2 AND owner = ?3 AND hold = ?4
    AND iif(detached OR lock_file <> ?7, expires_ms > now_ms, ?6)
-   AND (?5 IS NULL OR now_ms + ?5 >= hold_expires_ms)
+   AND now_ms + coalesce(?5, ttl_ms) >= hold_expires_ms
 RETURNING fence, coalesce(?5, ttl_ms) AS ttl_ms
