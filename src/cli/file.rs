@@ -69,7 +69,10 @@ impl File {
                 Ok(file) => return Self::read(file, &path),
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
                 // Going on without it could mean another store, and with it the job on every node.
-                Err(error) => return Err(wrong(&path, None, secret_file::plain(&error))),
+                Err(error) => {
+                    let hint = "is HOME this user's? --config or DLOCK_CONFIG names another file";
+                    return Err(wrong(&path, None, secret_file::plain(&error)).hint(hint));
+                }
             }
         }
         Ok(Self::default())

@@ -100,6 +100,7 @@ mod tests {
     use super::*;
     use crate::lock::{Fence, Key, Metadata, Mode, Waiter};
 
+    #[allow(clippy::unnecessary_wraps)] // as the fields have it
     fn secs(seconds: u64) -> Option<Duration> {
         Some(Duration::from_secs(seconds))
     }

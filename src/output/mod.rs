@@ -253,7 +253,8 @@ fn say(text: &str) {
 
 /// The terminal's width, or 80.
 fn columns(terminal: std::os::fd::BorrowedFd<'_>) -> usize {
-    rustix::termios::tcgetwinsize(terminal).map_or(80, |size| usize::from(size.ws_col)).max(40)
+    let told = rustix::termios::tcgetwinsize(terminal).map_or(0, |size| usize::from(size.ws_col));
+    if told == 0 { 80 } else { told.max(40) }
 }
 
 /// One write, so that lines of several processes don't mix. A lost diagnostic changes nothing.
