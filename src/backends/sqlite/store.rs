@@ -233,14 +233,7 @@ impl Store {
     /// Gives a hold back, and with `all` every other hold of the owner if this is his first one. `Ok(None)`: there is no row at all.
     ///
     /// `others`: whether other processes have the lock file's bytes, for nested holds that their rows alone don't prove.
-    pub(super) async fn release(
-        &mut self,
-        whose: Whose<'_>,
-        all: bool,
-        lock: Locked,
-        ours: bool,
-        others: bool,
-    ) -> Result<Option<Release>> {
+    pub(super) async fn release(&mut self, whose: Whose<'_>, all: bool, lock: Locked, ours: bool, others: bool) -> Result<Option<Release>> {
         self.check().await?;
         let alone = all || (lock.locked && !others);
         let query = bind_whose(RELEASE, whose).bind(alone).bind(lock.locked).bind(lock.file);
