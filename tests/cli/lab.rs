@@ -73,7 +73,7 @@ impl Lab {
     /// Adds a run of `dlock` with these arguments to the transcript.
     pub fn say_args<S: AsRef<OsStr>>(&mut self, arguments: &[S]) -> &mut Self {
         let output = self.run(arguments);
-        let shown: String = arguments.iter().map(|argument| format!(" {}", quoted(argument.as_ref()))).collect();
+        let shown: String = arguments.iter().map(|argument| format!(" {}", quoted(argument.as_ref(), &self.folder.path().to_string_lossy()))).collect();
         self.add(&format!("$ dlock{shown}\n"), &output)
     }
 
@@ -104,9 +104,9 @@ impl Lab {
     }
 }
 
-fn quoted(argument: &OsStr) -> String {
-    let text = argument.to_string_lossy();
-    let text = if text.len() > 60 { format!("{}...", &text[..20]) } else { text.into_owned() };
+fn quoted(argument: &OsStr, folder: &str) -> String {
+    let text = argument.to_string_lossy().replace(folder, "[LAB]");
+    let text = if text.len() > 60 { format!("{}...", &text[..20]) } else { text };
     if text.is_empty() || text.contains(|c: char| c.is_control() || " '\"\u{fffd}".contains(c)) { format!("{text:?}") } else { text }
 }
 
