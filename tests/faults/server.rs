@@ -165,7 +165,10 @@ fn what_to_do_on_loss_is_the_users_choice() {
     for (on_lost, expected) in [("continue", "to the end\n"), ("signal:USR1", "got USR1\n")] {
         let mut proxy = Proxy::to(server.port);
         let world = World::new(server.url());
-        let script = format!("trap 'echo got USR1; exit 0' USR1; touch {}; for i in 1 2 3 4 5 6 7 8; do sleep 0.4; done; echo to the end", world.path("ready").display());
+        let script = format!(
+            "trap 'echo got USR1; exit 0' USR1; touch {}; for i in 1 2 3 4 5 6 7 8; do sleep 0.4; done; echo to the end",
+            world.path("ready").display()
+        );
         let job = world.start_on(&format!("redis://127.0.0.1:{}/0", proxy.port), &["--on-lost", on_lost], &script);
         must("the command runs", LIMIT, || world.path("ready").exists());
         proxy.set(Mode::BlackHole);
