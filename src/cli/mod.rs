@@ -20,7 +20,7 @@ mod usage;
 
 use std::ffi::OsString;
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::CommandFactory as _;
 
 use crate::{
     commands::{self, completions, man},
@@ -32,7 +32,7 @@ use crate::{
 /// Does what the command line says, and returns the exit status.
 pub fn main(arguments: &[OsString]) -> u8 {
     let env = env::Env::read();
-    let parsed = match args::Cli::try_parse_from(arguments) {
+    let parsed = match args::Cli::of(arguments) {
         Ok(parsed) => parsed,
         Err(error) => {
             let definition = args::Cli::command();

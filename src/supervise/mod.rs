@@ -238,7 +238,11 @@ impl std::fmt::Display for CannotStart {
         match self {
             Self::TooLate => f.write_str("too little of the lease was left to start the command"),
             Self::NotFound => f.write_str("no such command"),
-            Self::NotExecutable(errno) | Self::System(errno) => rustix::io::Errno::from_raw_os_error(*errno).fmt(f),
+            Self::NotExecutable(errno) | Self::System(errno) => {
+                // Rust adds the number in parentheses.
+                let text = std::io::Error::from_raw_os_error(*errno).to_string();
+                f.write_str(&text.split(" (os error").next().unwrap_or_default().to_lowercase())
+            }
         }
     }
 }

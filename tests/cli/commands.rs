@@ -10,7 +10,7 @@ use crate::lab::Lab;
 fn json(lab: &Lab, arguments: &str) -> Value {
     let output = lab.run(arguments.split(' '));
     assert!(output.stderr.is_empty(), "{output:?}");
-    assert_eq!(output.stdout.iter().filter(|byte| **byte == b'\n').count(), 1, "{output:?}");
+    assert_eq!(std::str::from_utf8(&output.stdout).unwrap().lines().count(), 1, "{output:?}");
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["schema"], "dlock/1");
     assert_eq!(json["status"].as_i64(), output.status.code().map(i64::from));
@@ -29,6 +29,7 @@ fn a_lock_is_taken_renewed_and_given_back() {
     lab.say_args(&["renew", "demo", "--token", stale]).say_args(&["release", "demo", "--token", stale]);
     lab.note("a renewal never shortens").say_args(&["renew", "demo", "--token", &token, "--ttl", "10"]);
     lab.say_args(&["renew", "demo", "--token", &token]).say_args(&["renew", "demo", "--token", &token, "--ttl", "10m"]);
+    lab.note("without a length it is content with a longer lease").say_args(&["renew", "demo", "--token", &token]);
     lab.say_args(&["release", "demo", "--token", &token]).say_args(&["release", "demo", "--token", &token]);
     lab.say("inspect demo").say("list").say("init");
     let text = redacted(&lab.transcript(), &token);
@@ -79,20 +80,20 @@ fn json_says_the_same() {
     let free = json(&lab, "inspect demo --json");
     assert_eq!((&free["result"], &free["held"], &free["holders"]), (&"ok".into(), &false.into(), &Value::Array(vec![])));
     assert_eq!(json(&lab, "list --json")["locks"], Value::Array(vec![]));
-    let taken = json(&lab, "acquire demo --ttl 90 --json --host lap");
-    assert_eq!((&taken["result"], &taken["ttl_ms"]), (&"ok".into(), &90_000.into()));
-    let token = taken["token"].as_str().unwrap();
+    let granted = json(&lab, "acquire demo --ttl 90 --json --host lap");
+    assert_eq!((&granted["result"], &granted["ttl_ms"]), (&"ok".into(), &90_000.into()));
+    let token = granted["token"].as_str().unwrap();
     let busy = json(&lab, "acquire demo --ttl 90 --json");
     assert_eq!((&busy["result"], &busy["status"], &busy["holders"][0]["host"]), (&"busy".into(), &75.into(), &"lap".into()));
     let held = json(&lab, "inspect demo --json");
     assert_eq!(
         (&held["held"], &held["holders"][0]["fence"], &held["holders"][0]["detached"]),
-        (&true.into(), &taken["fence"], &true.into())
+        (&true.into(), &granted["fence"], &true.into())
     );
     assert!(held["holders"][0]["since"].as_str().is_some_and(|since| since.ends_with('Z')), "{held}");
     assert!(!held.to_string().contains(token), "a token is never shown");
     assert_eq!(json(&lab, "list --json")["locks"][0]["key"], "demo");
-    assert_eq!(json(&lab, &format!("renew demo --json --token {token}"))["fence"], taken["fence"]);
+    assert_eq!(json(&lab, &format!("renew demo --json --token {token}"))["fence"], granted["fence"]);
     assert_eq!(json(&lab, &format!("release demo --json --token {token}"))["holds"], 0);
     assert_eq!(json(&lab, &format!("release demo --json --token {token}"))["result"], "not_held");
     assert_eq!(json(&lab, "init --json")["result"], "ok");

@@ -12,7 +12,7 @@ use crate::{
     lease::{self, BootClock, Budget, Clock, Held, Lease, Limits, Loss, Released, give_back, keep},
     lock::{Backend, BootTime, Error, Kind, Request, Result, Scope},
     output::{CommandEnd, GivenBack, Outcome, Skip, Verdict, Waiting, age, plain},
-    supervise::{CannotStart, Deadlines, Ended, Event, Signal, Signals, Supervisor, Why, stop_self},
+    supervise::{self, CannotStart, Deadlines, Ended, Event, OnLost, Signal, Signals, Supervisor, Why, stop_self},
 };
 
 /// How long descendants may outlive the command before somebody is told.
@@ -81,6 +81,7 @@ impl Job<'_> {
             Err(error) => End::NotStarted(exit::CANNOT_EXECUTE, format!("the command can't be started: {}", plain(&error))),
         };
         let ran = clock.now().since(began);
+        watch.ended = !matches!(end, End::Unkillable(_));
         let command = match &end {
             End::Ended(ended) => ended.outcome,
             _ => None,
@@ -91,7 +92,7 @@ impl Job<'_> {
             started: Some(started).filter(|_| !matches!(end, End::NotStarted(..))),
             ran: Some(ran).filter(|_| !matches!(end, End::NotStarted(..))),
             command: command.map(CommandEnd::from),
-            ..Verdict::new(Outcome::Ok, &settings.key, self.backend.describe(), command.map_or(exit::LOST, |outcome| outcome.status()))
+            ..Verdict::new(Outcome::Ok, &settings.key, self.backend.describe(), command.map_or(exit::LOST, supervise::Outcome::status))
         };
         // What is still alive keeps the lock.
         if !matches!(end, End::Unkillable(_)) && watch.owner {
@@ -103,11 +104,12 @@ impl Job<'_> {
         }
         match end {
             End::Unkillable(pid) => {
-                watch.lose(&format!("and process {pid} could not be killed"));
+                let how = watch.lost.take().unwrap_or_default();
+                watch.lose(&format!("{how}, and process {pid} can't be killed"));
             }
             End::NotStarted(status, why) => {
                 self.supervisor.finish();
-                let error = Error::new(Kind::Usage, why).key(&settings.key);
+                let error = Error::new(Kind::Usage, why).key(&settings.key).hint(not_started_hint(status));
                 let verdict = Verdict { outcome: Outcome::Error, status, error: Some(error), ..verdict };
                 return Ok(Done { verdict, reraise: None });
             }
@@ -203,6 +205,8 @@ struct Watch<'a> {
     lost: Option<String>,
     /// False once the store said that the lock is not ours.
     owner: bool,
+    /// Whether nothing of the command is left.
+    ended: bool,
     /// Since when the command's descendants outlive it, and which they were.
     leftover: Option<(BootTime, Vec<i32>)>,
     /// A signal of the terminal that may end the command.
@@ -212,7 +216,7 @@ struct Watch<'a> {
 impl<'a> Watch<'a> {
     fn new(settings: &'a RunSettings, context: &'a Context, budget: Budget) -> Self {
         let term_at = BootClock::read();
-        Self { settings, context, budget, term_at, lost: None, owner: true, leftover: None, reraise: None }
+        Self { settings, context, budget, term_at, lost: None, owner: true, ended: false, leftover: None, reraise: None }
     }
 
     fn event(&mut self, event: Event) -> Option<End> {
@@ -262,9 +266,14 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Says once how the lock was lost.
+    /// Says how the lock was lost. The first reason is the one that counts.
     fn lose(&mut self, how: &str) {
-        let hint = format!("the command is being stopped; dlock inspect {} tells who has it", crate::output::shell(&self.settings.key));
+        let what = match self.settings.on_lost {
+            _ if self.ended => "the command had ended by then",
+            OnLost::Continue => "the command goes on without it, as --on-lost continue says",
+            OnLost::Kill | OnLost::Signal(_) => "the command is being stopped",
+        };
+        let hint = format!("{what}; dlock inspect {} tells who has the lock", crate::output::shell(&self.settings.key));
         self.context.out.lost(&self.settings.key, how, &hint);
         self.lost.get_or_insert_with(|| how.to_owned());
     }
@@ -324,6 +333,15 @@ async fn wait_ended(signals: &mut Signals, supervisor: &mut Supervisor) -> Optio
                 }
             }
         }
+    }
+}
+
+/// What to do about a command that could not be started.
+fn not_started_hint(status: u8) -> String {
+    match status {
+        exit::NOT_FOUND => format!("PATH is {}", std::env::var("PATH").unwrap_or_default()),
+        exit::CANNOT_EXECUTE => "chmod +x makes a file executable; -c takes a shell line".into(),
+        _ => "try again, or give the lease a longer --ttl".into(),
     }
 }
 

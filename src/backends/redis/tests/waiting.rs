@@ -143,7 +143,7 @@ async fn the_queue_tells_places_and_forgets_the_dead() {
     pause(3).await;
     assert_eq!(busy(&mut third, &later).await.position, Some(3));
     assert_eq!(busy(&mut second, &asked).await.position, Some(2), "asking again keeps the place");
-    server.raw(&["HSET", "dlock:{dlock:job}:waiters", &dead.token.owner.to_string(), "1000:"]);
+    server.raw(&["HSET", "dlock:{dlock:job}:waiters", &dead.token.hold_text(), "1000:"]);
     assert_eq!(busy(&mut second, &asked).await.position, Some(1));
     assert_eq!(busy(&mut third, &later).await.position, Some(2));
     for name in ["dlock:{dlock:job}:queue", "dlock:{dlock:job}:waiters"] {
