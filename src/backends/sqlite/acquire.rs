@@ -134,6 +134,7 @@ impl Sqlite {
 
     /// Says who has the lock. Whoever wants to wait is entered in the list of those who wait.
     async fn refuse(&mut self, request: &Request, obstacle: Obstacle) -> Result<Attempt> {
+        self.contended = true;
         let Self { options, store, slots, .. } = self;
         let Some(slot) = slots.get_mut(&request.key) else { return Err(lost_slot()) };
         slot.obstacle = obstacle;

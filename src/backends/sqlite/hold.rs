@@ -140,7 +140,7 @@ impl Sqlite {
             self.lock_file()?.ring();
         }
         if let Some(store) = &mut self.store {
-            store.tidy(&self.options.path).await;
+            store.tidy(&self.options.path, self.contended).await;
         }
         answer
     }

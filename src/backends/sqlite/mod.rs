@@ -106,6 +106,8 @@ pub struct Sqlite {
     store: Option<Store>,
     slots: HashMap<Key, Slot>,
     alarm: Option<Alarm>,
+    /// Others were in the way, and so are likely to wait.
+    contended: bool,
 }
 
 impl Sqlite {
@@ -115,7 +117,7 @@ impl Sqlite {
         if let Ok(absolute) = path::absolute(&options.path) {
             options.path = absolute;
         }
-        Self { options, file: None, prepared: false, store: None, slots: HashMap::new(), alarm: None }
+        Self { options, file: None, prepared: false, store: None, slots: HashMap::new(), alarm: None, contended: false }
     }
 
     /// Checks the place, and makes it if it is ours to make.

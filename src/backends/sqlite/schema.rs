@@ -72,8 +72,6 @@ fn options(path: &Path) -> Result<SqliteConnectOptions> {
         .busy_timeout(BUSY)
         .foreign_keys(false)
         .synchronous(SqliteSynchronous::Normal)
-        // Small pages: whoever opens the database first reads the whole log, and each change logs whole pages.
-        .page_size(1024)
         .statement_cache_capacity(16)
         .thread_name(|_| "dlock-sqlite".into())
         .disable_statement_logging())
@@ -114,7 +112,8 @@ async fn create(path: &Path) -> Result<bool> {
     let files = |error: &io::Error| failure::files(error, path);
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(|error| files(&error))?;
     let draft = Draft(draft);
-    let options = options(&draft.0)?.journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full);
+    // Small pages: whoever opens the database first reads the whole log, and each change logs whole pages.
+    let options = options(&draft.0)?.page_size(1024).journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full);
     let mut connection = connect(&options).await?;
     fill(&mut connection).await?;
     connection.close().await.map_err(failure::statement)?;

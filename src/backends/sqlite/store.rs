@@ -27,6 +27,8 @@ const RELEASE: &str = include_str!("sql/release.sql");
 
 /// The write-ahead log is emptied beyond this size: whoever opens the database first has to read all of it.
 const LOG_BYTES: u64 = 64 * 1024;
+/// The same while others are waiting: emptying it would hold up the next.
+const LOG_BYTES_CONTENDED: u64 = 1024 * 1024;
 
 type Query = sqlx::query::Query<'static, Sqlite, SqliteArguments>;
 
@@ -305,10 +307,11 @@ impl Store {
     }
 
     /// Writes the log back into the database once it has grown, when nobody has to wait for it.
-    pub(super) async fn tidy(&mut self, path: &Path) {
+    pub(super) async fn tidy(&mut self, path: &Path, contended: bool) {
+        let most = if contended { LOG_BYTES_CONTENDED } else { LOG_BYTES };
         let mut log = path.as_os_str().to_owned();
         log.push("-wal");
-        if fs::metadata(log).is_ok_and(|log| log.len() > LOG_BYTES) {
+        if fs::metadata(log).is_ok_and(|log| log.len() > most) {
             // Whoever comes after us tries again.
             let _ = self.rows(sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)")).await;
             // The first change in an empty log syncs its header. Let it be this one, which changes nothing,
