@@ -68,7 +68,7 @@ fn from_url(globals: &Globals, setting: &Setting, layers: &mut Layers<'_>) -> Re
     let wrong = |why: &str| setting.refuse(format!("{}: {why}", url::redacted(text)));
     if let Some(scheme) = url::scheme(text).filter(|scheme| !SCHEMES.contains(&scheme.as_str())) {
         return Err(if LATER.contains(&scheme.as_str()) {
-            wrong(&format!("{scheme}: is not supported by this version")).hint(format!("it supports local, {}", SCHEMES.join(":, ") + ":"))
+            wrong(&format!("{scheme} is not supported by this version")).hint(format!("it supports local, {}", SCHEMES.join(":, ") + ":"))
         } else {
             wrong("there is no backend with this scheme").hint(suggest::or_all(&scheme, SCHEMES))
         });
@@ -189,7 +189,7 @@ fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<String>) -> R
     if let Some(setting) = layers.table.and_then(|table| table.get("password")) {
         return Ok(Some(setting.text.clone()));
     }
-    layers.from_file("password_file").map_or(Ok(None), read)
+    layers.in_file("password_file").map_or(Ok(None), read)
 }
 
 /// Parameters that this kind of backend has no use for are refused, not passed over.
@@ -212,19 +212,19 @@ fn namespace(globals: &Globals, layers: &Layers<'_>) -> Result<Namespace> {
     }
 }
 
-fn unknown_name(named: &Setting, layers: &Layers<'_>) -> Error {
+fn unknown_name(setting: &Setting, layers: &Layers<'_>) -> Error {
     let names: Vec<&str> = layers.file.backends.keys().map(String::as_str).collect();
-    let text = super::setting::short(&named.text);
+    let typed = super::setting::short(&setting.text);
     let place = if layers.file.path.as_os_str().is_empty() {
         "there is no configuration file".into()
     } else {
-        format!("{} has no [backends.{text}]", layers.file.path.display())
+        format!("{} has no [backends.{typed}]", layers.file.path.display())
     };
-    let error = named.refuse(format!("no backend is named {text:?}: {place}"));
-    if SCHEMES.contains(&text.as_str()) {
-        return error.hint(format!("a URL is meant? {text}://…"));
+    let error = setting.refuse(format!("no backend is named {typed:?}: {place}"));
+    if SCHEMES.contains(&typed.as_str()) {
+        return error.hint(format!("a URL is meant? {typed}://…"));
     }
-    match (suggest::nearest(&text, &names), names.is_empty()) {
+    match (suggest::nearest(&typed, &names), names.is_empty()) {
         (Some(name), _) => error.hint(format!("did you mean {name}?")),
         (None, false) => error.hint(format!("it has {}", names.join(", "))),
         (None, true) => error.hint("a backend is a URL such as redis://host:6379/0, or a name that the configuration file defines"),

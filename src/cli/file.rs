@@ -69,7 +69,10 @@ impl File {
                 Ok(file) => return Self::read(file, &path),
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
                 // Going on without it could mean another store, and with it the job on every node.
-                Err(error) => return Err(wrong(&path, None, secret_file::plain(&error))),
+                Err(error) => {
+                    let hint = "is HOME this user's? --config or DLOCK_CONFIG names another file";
+                    return Err(wrong(&path, None, secret_file::plain(&error)).hint(hint));
+                }
             }
         }
         Ok(Self::default())
@@ -189,7 +192,7 @@ impl Reader<'_> {
             DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
             DeValue::Float(number) => number.as_str().to_owned(),
             DeValue::Boolean(yes) => yes.to_string(),
-            other => return Err(wrong(self.path, Some(line), format!("{place}{name}: it can't be {}", other.type_str()))),
+            other => return Err(wrong(self.path, Some(line), format!("{place}{name}: it can't be of type {}", other.type_str()))),
         };
         let origin = Origin::File { path: self.path.to_owned(), line, name: name.to_owned() };
         table.0.insert(name.to_owned(), Setting { text, origin });

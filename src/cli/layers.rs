@@ -44,11 +44,11 @@ impl<'a> Layers<'a> {
         if let Some(setting) = from_env(self.env, name)? {
             return Ok(Some(setting));
         }
-        Ok(self.from_file(name))
+        Ok(self.in_file(name))
     }
 
     /// As [`Layers::get`], of the configuration alone.
-    pub fn from_file(&self, name: &str) -> Option<Setting> {
+    pub fn in_file(&self, name: &str) -> Option<Setting> {
         let tables = [self.policy, self.table].into_iter().flatten().find_map(|table| table.get(name));
         tables.or_else(|| self.url.get(name)).or_else(|| self.file.top.get(name)).cloned()
     }

@@ -20,7 +20,7 @@ mod usage;
 
 use std::ffi::OsString;
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::CommandFactory as _;
 
 use crate::{
     commands::{self, completions, man},
@@ -30,13 +30,16 @@ use crate::{
 };
 
 /// Does what the command line says, and returns the exit status.
-pub fn main(arguments: Vec<OsString>) -> u8 {
+pub fn main(arguments: &[OsString]) -> u8 {
     let env = env::Env::read();
-    let parsed = match args::Cli::try_parse_from(&arguments) {
+    let parsed = match args::Cli::of(arguments) {
         Ok(parsed) => parsed,
         Err(error) => {
-            let out = early(wants_json(&arguments), &env, is_run(&arguments));
-            return match usage::reshape(&error) {
+            let definition = args::Cli::command();
+            let commands: Vec<&str> = definition.get_subcommands().map(clap::Command::get_name).collect();
+            let command = named_command(arguments, &commands);
+            let out = early(wants_json(arguments), &env, command == Some("run"));
+            return match usage::reshape(&error, command, &commands) {
                 usage::Said::Text(text) => out.finish(out.data(&text), exit::OK),
                 usage::Said::Mistake(error) => out.error(&error),
             };
@@ -76,8 +79,9 @@ fn wants_json(arguments: &[OsString]) -> bool {
         || ours.windows(2).any(|pair| ["-o", "--output"].contains(&pair[0]) && pair[1] == "json")
 }
 
-fn is_run(arguments: &[OsString]) -> bool {
-    arguments.iter().skip(1).find(|argument| !argument.to_string_lossy().starts_with('-')).is_some_and(|first| first == "run")
+/// The first word of a command line that is the name of a command; good enough for a hint.
+fn named_command<'a>(arguments: &[OsString], commands: &[&'a str]) -> Option<&'a str> {
+    arguments.iter().skip(1).find_map(|argument| commands.iter().copied().find(|command| argument == command))
 }
 
 /// The variables that are read, for the man page.

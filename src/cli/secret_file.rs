@@ -46,7 +46,8 @@ pub const OPEN_TO_ALL: &str = "it holds a password and everybody can read it";
 ///
 /// Not asked of files in memory and below `/run/secrets`: container runtimes put secrets there with any mode.
 pub fn others_can_read(file: &File, path: &Path) -> io::Result<bool> {
-    if file.metadata()?.mode() & 0o007 == 0 {
+    let for_others = file.metadata()?.mode() & 0o007;
+    if for_others == 0 {
         return Ok(false);
     }
     let in_secrets = path.canonicalize().is_ok_and(|path| path.starts_with("/run/secrets"));

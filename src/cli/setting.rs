@@ -92,7 +92,7 @@ impl Setting {
         }
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
         let hint = suggest::or_all(&self.text, &names);
-        Err(self.refuse(format!("{:?} is none of {}", short(&self.text), names.join(", "))).hint(hint))
+        Err(self.refuse(format!("it can't be {:?}", short(&self.text))).hint(hint))
     }
 
     /// Yes or no.

@@ -2,7 +2,7 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use super::{setting::short, url};
+use super::{setting::short, suggest, url};
 use crate::lock::{Error, Kind};
 
 /// What clap has to say: help or a version for stdout, or an error.
@@ -14,8 +14,8 @@ pub enum Said {
     Mistake(Error),
 }
 
-/// Takes clap's error apart.
-pub fn reshape(error: &clap::Error) -> Said {
+/// Takes clap's error apart. `command` is the subcommand that it is about, if that is known, of all `commands`.
+pub fn reshape(error: &clap::Error, command: Option<&str>, commands: &[&str]) -> Said {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => return Said::Text(error.render().to_string()),
         _ => {}
@@ -34,28 +34,31 @@ pub fn reshape(error: &clap::Error) -> Said {
             prior if prior == argument => format!("{} is given twice", flag(&argument)),
             prior => format!("{} and {} exclude each other", flag(&argument), flag(&prior)),
         },
-        ErrorKind::MissingRequiredArgument => format!("{} is missing", argument),
+        ErrorKind::MissingRequiredArgument => format!("{} is missing", flag(argument.lines().next().unwrap_or_default().trim())),
         ErrorKind::InvalidUtf8 => "an argument is not UTF-8".into(),
         ErrorKind::TooManyValues => format!("{} takes no value {value:?}", flag(&argument)),
         _ => format!("{} has the wrong number of values", flag(&argument)),
     };
-    Said::Mistake(match hint(error) {
-        Some(hint) => Error::new(Kind::Usage, message).hint(hint),
-        None => Error::new(Kind::Usage, message).hint(match error.kind() {
-            ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::InvalidSubcommand => {
-                "dlock --help lists the commands"
-            }
-            _ => "dlock COMMAND --help tells what it takes",
-        }),
-    })
+    let no_command = matches!(
+        error.kind(),
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::InvalidSubcommand
+    );
+    let hint = hint(error, commands).unwrap_or_else(|| match command {
+        _ if no_command => "dlock --help lists the commands".into(),
+        Some(command) => format!("dlock {command} --help tells what it takes"),
+        None => "dlock --help tells what it takes".into(),
+    });
+    Said::Mistake(Error::new(Kind::Usage, message).hint(hint))
 }
 
-fn hint(error: &clap::Error) -> Option<String> {
+fn hint(error: &clap::Error, commands: &[&str]) -> Option<String> {
     let nearest = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue]
         .into_iter()
         .find_map(|kind| error.get(kind))
         .map(|value| text(value).split(", ").next().unwrap_or_default().to_owned());
-    if let Some(nearest) = nearest.filter(|nearest| !nearest.is_empty()) {
+    let typed = error.get(ContextKind::InvalidSubcommand).map(text);
+    let nearest = nearest.filter(|nearest| !nearest.is_empty()).or_else(|| suggest::nearest(&typed?, commands).map(str::to_owned));
+    if let Some(nearest) = nearest {
         return Some(format!("did you mean {nearest}?"));
     }
     let valid = error.get(ContextKind::ValidValue).map(text).filter(|valid| !valid.is_empty())?;
@@ -72,9 +75,9 @@ fn text(value: &ContextValue) -> String {
     }
 }
 
-/// `--ttl` of `--ttl <D>`.
+/// `--ttl` of `--ttl <D>`, `KEY` of `[KEY]`.
 fn flag(argument: &str) -> &str {
-    argument.split([' ', '[']).next().unwrap_or_default()
+    argument.trim_matches(['[', ']', '<', '>', '.']).split([' ', '[', '=']).next().unwrap_or_default()
 }
 
 /// An argument as it may be repeated: it may be a URL in the wrong place.

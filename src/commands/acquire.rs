@@ -19,7 +19,7 @@ pub struct Args {
     /// The key.
     #[command(flatten)]
     pub key: KeyArg,
-    /// How long the lock is held unless it is renewed or released
+    /// How long it is held unless renewed or released
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
     /// Wait so long for the lock: 30s, 5m, forever
@@ -82,7 +82,7 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
     };
     let mut waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
     let outcome = lease::acquire(&mut *backend, &clock, request, settings.patience, context.limits, interrupted(signals), |busy| {
-        waiting.update(busy)
+        waiting.update(busy);
     })
     .await;
     waiting.clear();

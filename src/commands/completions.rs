@@ -5,7 +5,7 @@ use clap_complete::{Generator as _, shells};
 
 /// The arguments of `dlock completions`.
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Example:  dlock completions bash > ~/.local/share/bash-completion/completions/dlock")]
+#[command(after_help = "Example:\n  dlock completions bash > ~/.local/share/bash-completion/completions/dlock")]
 pub struct Args {
     /// Which shell
     #[arg(value_enum)]

@@ -20,7 +20,10 @@ pub struct Args {
 ///
 /// # Errors
 /// [`Kind::Usage`] if there is no such command.
-pub fn text(mut command: clap::Command, args: &Args, variables: &[(String, String)]) -> Result<Vec<u8>> {
+pub fn text(command: clap::Command, args: &Args, variables: &[(String, String)]) -> Result<Vec<u8>> {
+    // What is too much for a screen has its place here.
+    let show = |command: clap::Command| command.mut_args(|argument| argument.hide_short_help(false));
+    let mut command = show(command).mut_subcommands(show).subcommand_help_heading("COMMANDS");
     command.build();
     let mut out = Vec::new();
     let rendered = match args.page.as_deref() {
@@ -128,6 +131,8 @@ dlock takes a lock on a store that all nodes share, runs a command under it, kee
 A key is 1 to 255 bytes of UTF-8 without control characters, compared by bytes: job, JOB and an accented letter in its composed and decomposed forms are different locks. Lengths of time are written like 90, .5, 30s, 5m or 1h 30m; a bare number is seconds.";
 
 const STORES: &str = "\
+A store is named by a URL, or by a name that the configuration file gives to one:
+
     local                              the embedded default, asked for
     sqlite:///path/to/file             SQLite on this host
     redis://[user@]host[:6379][/db]    one Redis or Valkey
@@ -239,6 +244,8 @@ Unless root runs it, a setuid command is refused, because it could not be killed
 Nothing saves a host that freezes as a whole: only the protected resource can refuse a command that wakes up too late, by its DLOCK_FENCE.";
 
 const RUN_EXAMPLES: &str = "\
+Skip if another node runs it; wait for the turn; run a line of a shell:
+
     dlock run -k sms-job -- ./send_sms.sh
     dlock run -k deploy -w 10m --ttl 2m --grace 20s -- ./deploy.sh
     dlock run -k report -c 'make report | gzip > /srv/report.gz'";

@@ -1,5 +1,7 @@
 //! `dlock renew`: extend the lease of a lock that was acquired.
 
+use std::time::Duration;
+
 use super::{Context, KeyArg, TokenArg};
 use crate::{
     exit,
@@ -50,22 +52,25 @@ pub async fn run(settings: RenewSettings, context: &Context) -> Result<u8> {
         .await
         .map_err(|error| error.during("renew").key(&settings.key))?;
     let out = &context.out;
-    match answer {
-        Renewal::Renewed { ttl, fence } => {
-            if out.is_json() {
-                return Ok(out.finish(out.json(&json::Renewed::new(&settings.key, &backend.describe(), ttl, fence)), exit::OK));
-            }
-            if out.attended() {
-                out.notice(&format!("{}: renewed, expires in {}", settings.key.escaped(), age(ttl.get())));
-            }
-            Ok(exit::OK)
-        }
-        Renewal::WouldShorten { expires_in } => {
-            Err(Error::new(Kind::Usage, format!("the lease still lasts {}, and a renewal never shortens it", age(expires_in)))
-                .during("renew")
-                .key(&settings.key)
-                .hint(format!("--ttl {}s or more, or none; dlock release gives the lock back", expires_in.as_secs() + 1)))
-        }
-        Renewal::NotHeld => Ok(out.not_held(&settings.key, &backend.describe())),
+    let (left, fence) = match (answer, settings.ttl) {
+        (Renewal::Renewed { ttl, fence }, _) => (ttl.get(), Some(fence)),
+        // Nobody asked for a length, and it is longer already.
+        (Renewal::WouldShorten { expires_in }, None) => (expires_in, None),
+        (Renewal::WouldShorten { expires_in }, Some(_)) => return Err(would_shorten(&settings.key, expires_in)),
+        (Renewal::NotHeld, _) => return Ok(out.not_held(&settings.key, &backend.describe())),
+    };
+    if out.is_json() {
+        return Ok(out.finish(out.json(&json::Renewed::new(&settings.key, &backend.describe(), left, fence)), exit::OK));
     }
+    if out.attended() {
+        out.notice(&format!("{}: renewed, expires in {}", settings.key.escaped(), age(left)));
+    }
+    Ok(exit::OK)
+}
+
+fn would_shorten(key: &Key, left: Duration) -> Error {
+    Error::new(Kind::Usage, format!("the lease still lasts {}, and a renewal never shortens it", age(left)))
+        .during("renew")
+        .key(key)
+        .hint(format!("--ttl {}s or more, or none; dlock release gives the lock back", left.as_secs() + 1))
 }

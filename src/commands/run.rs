@@ -20,7 +20,7 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock run -k KEY [OPTIONS] -- COMMAND [ARG]...",
-    after_help = "Also, see man dlock-run: --on-lost --leftover --contain --no-metadata --no-reentrant\n  --log --config --password-file --backend-timeout --host --namespace -o -q -v\nExample: four nodes skip and one runs, or each waits for its turn up to 5 minutes:\n  dlock run -k sms-job -- ./send_sms.sh\n  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
+    after_help = "More in man dlock-run: --on-lost --leftover --contain --no-metadata --log\n  --no-reentrant --config --password-file --backend-timeout --host --namespace\nExample:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
 )]
 #[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
@@ -42,7 +42,7 @@ pub struct Args {
     /// Time between TERM and KILL [10s]
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub grace: Option<String>,
-    /// A shell line to run (/bin/sh -c) instead of COMMAND
+    /// A line for /bin/sh to run instead of COMMAND
     #[arg(short = 'c', value_name = "STRING", allow_hyphen_values = true)]
     pub shell: Option<OsString>,
     /// A note for those who look at the lock

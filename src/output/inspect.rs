@@ -18,7 +18,7 @@ pub fn view(state: &LockState, name: Option<&str>, backend: &str, now: &Now, loo
         [] => {
             lines.push(format!("{key}   {}   {store}", look.paint("32", "FREE")));
             let fence = state.last_fence.map_or_else(|| "none yet".into(), |fence| format!("{fence} was the last"));
-            lines.push(row("fence", &format!("{fence:<11} stored as  {stored_as}")));
+            lines.push(row("fence", &format!("{fence:<10}  stored as  {stored_as}")));
         }
         holders => {
             let modes = holders.first().map_or("", |holder| json::mode(holder.mode));
@@ -37,7 +37,7 @@ pub fn view(state: &LockState, name: Option<&str>, backend: &str, now: &Now, loo
     if state.waiters.len() > WAITERS {
         lines.push(row("", &format!("and {} more", state.waiters.len() - WAITERS)));
     }
-    lines.into_iter().map(|line| format!("{}\n", line.trim_end())).collect()
+    lines.iter().flat_map(|line| [line.trim_end(), "\n"]).collect()
 }
 
 fn held(holder: &Holder, stored_as: &str, now: &Now, lines: &mut Vec<String>) {
@@ -61,7 +61,7 @@ fn held(holder: &Holder, stored_as: &str, now: &Now, lines: &mut Vec<String>) {
     }
     lines.push(row("lease", &lease(holder)));
     let fence = holder.fence.map_or_else(|| "none".into(), |fence| fence.to_string());
-    lines.push(row("fence", &format!("{fence:<11} stored as  {stored_as}")));
+    lines.push(row("fence", &format!("{fence:<10}  stored as  {stored_as}")));
 }
 
 fn lease(holder: &Holder) -> String {
@@ -100,6 +100,7 @@ mod tests {
     use super::*;
     use crate::lock::{Fence, Key, Metadata, Mode, Waiter};
 
+    #[allow(clippy::unnecessary_wraps)] // as the fields have it
     fn secs(seconds: u64) -> Option<Duration> {
         Some(Duration::from_secs(seconds))
     }
@@ -152,7 +153,7 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
     #[test]
     fn a_free_lock_remembers_its_fence() {
         let free = LockState { holders: vec![], waiters: vec![], ..state() };
-        assert_eq!(shown(&free), "nightly   FREE   prod (rediss://r1:6379)\n  fence    1042 was the last stored as  dlock:nightly\n");
+        assert_eq!(shown(&free), "nightly   FREE   prod (rediss://r1:6379)\n  fence    1042 was the last  stored as  dlock:nightly\n");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! | result | status | other fields |
 //! |---|---|---|
 //! | `ok` of acquire | 0 | `key backend token fence ttl_ms` |
-//! | `ok` of renew | 0 | `key backend fence ttl_ms` |
+//! | `ok` of renew | 0 | `key backend fence ttl_ms`; no fence if the lease was longer already |
 //! | `ok` of release | 0 | `key backend holds`: of the same owner, that keep the lock |
 //! | `ok` of inspect | 0 | `backend` and a lock |
 //! | `ok` of list | 0 | `backend locks`: an array of locks |
@@ -27,7 +27,7 @@
 //!
 //! `run` prints its object as the last line of stderr, since stdout is the command's.
 
-use std::error::Error as _;
+use std::{error::Error as _, time::Duration};
 
 use serde::Serialize;
 
@@ -35,7 +35,7 @@ use super::{Now, Skip, time::millis};
 use crate::{
     exit,
     lease::Lease,
-    lock::{self, Effect, Error, Fence, Holder, Key, Kind, LockState, Mode, Ttl, Waiter},
+    lock::{self, Effect, Error, Fence, Holder, Key, Kind, LockState, Mode, Waiter},
 };
 
 /// The name of the schema.
@@ -80,7 +80,7 @@ report!(
 );
 report!(
     /// `renew` extended the lease.
-    Renewed { key: &'a str, backend: &'a str, fence: u64, ttl_ms: u64 }
+    Renewed { key: &'a str, backend: &'a str, fence: Option<u64>, ttl_ms: u64 }
 );
 report!(
     /// `release` gave it back.
@@ -117,8 +117,8 @@ impl<'a> Acquired<'a> {
 
 impl<'a> Renewed<'a> {
     /// Of a lease from now on.
-    pub fn new(key: &'a Key, backend: &'a str, ttl: Ttl, fence: Fence) -> Self {
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, fence: fence.0, ttl_ms: ttl.as_millis() }
+    pub fn new(key: &'a Key, backend: &'a str, left: Duration, fence: Option<Fence>) -> Self {
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, fence: fence.map(|fence| fence.0), ttl_ms: millis(left) }
     }
 }
 
@@ -368,8 +368,6 @@ const fn kind(kind: Kind) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use jiff::tz::TimeZone;
 
     use super::*;

@@ -16,6 +16,7 @@ mod who;
 
 use std::{
     error::Error as _,
+    fmt::Write as _,
     io::{self, IsTerminal as _, Write as _},
     os::fd::AsFd as _,
 };
@@ -125,7 +126,7 @@ impl Output {
     /// Says that stdout can't be written, and what follows from it. Returns the exit status.
     pub fn unwritten(&self, error: &io::Error, consequence: &str) -> u8 {
         let joint = if consequence.is_empty() { "" } else { ": " };
-        self.say(&format!("stdout can't be written: {}{joint}{consequence}", plain(error)));
+        say(&format!("stdout can't be written: {}{joint}{consequence}", plain(error)));
         exit::OUTPUT
     }
 
@@ -151,13 +152,13 @@ impl Output {
     /// A line that can be silenced.
     pub fn notice(&self, text: &str) {
         if !self.quiet {
-            self.say(text);
+            say(text);
         }
     }
 
     /// A line that is always printed.
     pub fn warn(&self, text: &str) {
-        self.say(text);
+        say(text);
     }
 
     /// A notice and what to do next.
@@ -170,10 +171,6 @@ impl Output {
     /// A warning and what to do next.
     pub fn warn_with_hint(&self, text: &str, hint: &str) {
         stderr_lines(&format!("dlock: {}\nhint: {}\n", printable(text), printable(hint)));
-    }
-
-    fn say(&self, text: &str) {
-        stderr_lines(&format!("dlock: {}\n", printable(text)));
     }
 
     /// Says why it failed, as lines or as the one JSON object, and returns the exit status.
@@ -191,11 +188,11 @@ impl Output {
         let mut text = format!("dlock: {}\n", printable(&error.to_string()));
         let mut cause = error.source();
         while let Some(error) = cause.filter(|_| self.verbose) {
-            text += &format!("cause: {}\n", printable(&error.to_string()));
+            let _ = writeln!(text, "cause: {}", printable(&error.to_string()));
             cause = error.source();
         }
         if let Some(hint) = error.hint.as_deref().filter(|hint| !hint.is_empty()) {
-            text += &format!("hint: {}\n", printable(hint));
+            let _ = writeln!(text, "hint: {}", printable(hint));
         }
         stderr_lines(&text);
     }
@@ -250,9 +247,14 @@ impl Output {
     }
 }
 
+fn say(text: &str) {
+    stderr_lines(&format!("dlock: {}\n", printable(text)));
+}
+
 /// The terminal's width, or 80.
 fn columns(terminal: std::os::fd::BorrowedFd<'_>) -> usize {
-    rustix::termios::tcgetwinsize(terminal).map_or(80, |size| usize::from(size.ws_col)).max(40)
+    let told = rustix::termios::tcgetwinsize(terminal).map_or(0, |size| usize::from(size.ws_col));
+    if told == 0 { 80 } else { told.max(40) }
 }
 
 /// One write, so that lines of several processes don't mix. A lost diagnostic changes nothing.

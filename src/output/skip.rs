@@ -1,6 +1,6 @@
 //! What is said when somebody else has the lock.
 
-use std::time::Duration;
+use std::{fmt::Write as _, time::Duration};
 
 use super::{age, who};
 use crate::lock::{Busy, Key};
@@ -28,21 +28,21 @@ impl Skip<'_> {
         match self.busy.holders.as_slice() {
             [] => text += "held by somebody else",
             [first, others @ ..] => {
-                text += &format!("held by {}", who::holder(first));
+                let _ = write!(text, "held by {}", who::holder(first));
                 if let Some(pid) = first.metadata.as_ref().and_then(|m| m.pid).filter(|_| !first.detached) {
-                    text += &format!(", pid {pid},");
+                    let _ = write!(text, ", pid {pid},");
                 }
                 if let Some(held) = first.held_for {
-                    text += &format!(" for {}", age(held));
+                    let _ = write!(text, " for {}", age(held));
                 }
                 if let Some(command) = who::command(first.metadata.as_ref()) {
-                    text += &format!(" ({command})");
+                    let _ = write!(text, " ({command})");
                 }
                 if let Some(note) = who::note(first.metadata.as_ref()) {
-                    text += &format!(" {note}");
+                    let _ = write!(text, " {note}");
                 }
                 if !others.is_empty() {
-                    text += &format!(" and {} more", others.len());
+                    let _ = write!(text, " and {} more", others.len());
                 }
             }
         }

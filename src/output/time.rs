@@ -1,6 +1,6 @@
 //! Times as people and programs read them.
 
-use std::time::Duration;
+use std::{fmt::Write as _, time::Duration};
 
 use jiff::{Timestamp, Zoned, tz::TimeZone};
 
@@ -60,7 +60,7 @@ pub fn age(length: Duration) -> String {
     if let Some((small, unit)) = units.get(first + 1) {
         let rest = seconds % size / small;
         if rest > 0 {
-            text += &format!(" {rest}{unit}");
+            let _ = write!(text, " {rest}{unit}");
         }
     }
     text

@@ -61,17 +61,11 @@ impl Hunt {
         let mut stuck = Vec::new();
         let mut news = true;
         while news && BootClock::read().since(now) < CHASE {
-            match tree::below(self.root, &self.spared) {
-                Ok(found) => {
-                    news = self.kill(&found, now, &mut stuck);
-                    if found.iter().all(Process::is_dead) {
-                        self.kill_blindly();
-                    }
-                }
-                Err(_) => {
-                    news = false;
-                    self.kill_blindly();
-                }
+            let found = tree::below(self.root, &self.spared).unwrap_or_default();
+            news = self.kill(&found, now, &mut stuck);
+            // Also if /proc can't be read. Not for long: once its last member is gone, the number may be somebody else's.
+            if found.iter().all(Process::is_dead) && now.since(self.began) < STUCK {
+                self.kill_blindly();
             }
         }
         if self.seen.is_empty() && !self.told_unseen && now.since(self.began) >= STUCK {

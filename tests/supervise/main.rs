@@ -3,6 +3,7 @@
 //! The program executes itself as a small dlock without a lock (`role.rs`), since a guardian can only be forked by a
 //! process with a single thread.
 #![allow(clippy::disallowed_methods)] // the test's own clock
+#![allow(clippy::unwrap_used, clippy::exit, clippy::print_stderr)] // a test says what it found and ends
 
 mod ending;
 mod lease;
@@ -29,7 +30,7 @@ macro_rules! trials {
 fn main() {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|first| first == world::ROLE) {
-        role::live(arguments.collect());
+        role::live(&arguments.collect::<Vec<_>>());
     }
     let all: Vec<Trial> = [running::trials(), lease::trials(), loss::trials(), ending::trials(), rights::trials(), terminal::trials()]
         .into_iter()

@@ -25,7 +25,7 @@ struct Orders {
 }
 
 /// Lives as dlock. `arguments`: `name=value …  -- command…`.
-pub fn live(arguments: Vec<OsString>) -> ! {
+pub fn live(arguments: &[OsString]) -> ! {
     let split = arguments.iter().position(|word| word == "--").expect("no --");
     let mut plan = Plan {
         command: arguments[split + 1..].to_vec(),
@@ -158,9 +158,7 @@ async fn run(mut supervisor: Supervisor, mut signals: Signals, orders: &Orders) 
                     Event::Ended(ended) => {
                         supervisor.finish();
                         if let Some(dlock::supervise::Outcome::Signalled(signal)) = ended.outcome.filter(|_| ended.stopped.is_none()) {
-                            if [2, 3].contains(&signal) {
-                                reraise(signal);
-                            }
+                            [2, 3].contains(&signal).then(|| reraise(signal));
                         }
                         return match ended.outcome {
                             _ if ended.stopped.is_some() => 76,

@@ -15,8 +15,7 @@ pub(super) fn refused(error: &ServerError) -> Error {
     let (code, details) = innermost(error.code(), details);
     let unavailable = |message: &str| Error::new(Kind::Unavailable, message);
     match code {
-        "NOAUTH" => Error::new(Kind::Denied, "the server wants a password")
-            .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration"),
+        "NOAUTH" => no_password(),
         "WRONGPASS" => Error::new(Kind::Denied, "the server refused the user or the password")
             .hint("the user is in the URL (redis://USER@HOST); the password in DLOCK_PASSWORD or --password-file"),
         "NOPERM" => no_rights(details),
@@ -40,6 +39,11 @@ pub(super) fn refused(error: &ServerError) -> Error {
     }
 }
 
+fn no_password() -> Error {
+    Error::new(Kind::Denied, "the server wants a password")
+        .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration")
+}
+
 fn no_rights(details: &str) -> Error {
     // Where a script ran into it, the server adds the script's hash.
     let details = details.split(" script: ").next().unwrap_or_default();
@@ -53,14 +57,13 @@ fn general(code: &str, details: &str) -> Error {
     let says = |text: &str| details.to_ascii_lowercase().contains(text);
     if says("the user executing the script") {
         no_rights(details)
+    } else if says("unauthenticated") {
+        // To who has not logged in, servers from 6.2.7 on give this answer to any longer command.
+        no_password()
     } else if says("not an integer") {
         Error::new(Kind::Data, "the fence counter is not a number").hint("somebody wrote it; delete redisson_lock_token:{…}")
     } else if says("max number of clients") {
         Error::new(Kind::Unavailable, "the server has as many clients as it takes").hint("raise maxclients on the server")
-    } else if says("unauthenticated") {
-        // Long requests are refused before the server looks whether they are allowed.
-        Error::new(Kind::Denied, "the server wants a password")
-            .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration")
     } else if says("unknown command") {
         Error::new(Kind::Config, "the server doesn't know a command that dlock needs")
             .hint("dlock needs Redis 6.2 or Valkey 7.2 at least, with its commands under their own names")

@@ -20,7 +20,6 @@ use std::time::Duration;
 
 use ::redis::Value;
 use async_trait::async_trait;
-use uuid::Uuid;
 
 pub use self::options::{Options, Secret, Server, Tls};
 use self::{
@@ -56,7 +55,7 @@ pub struct Redis {
     options: Options,
     connection: Option<Connection>,
     /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
-    queued: Vec<(Key, Uuid)>,
+    queued: Vec<(Key, Token)>,
 }
 
 impl Redis {
@@ -103,11 +102,11 @@ impl Redis {
     }
 
     fn is_queued(&self, request: &Request) -> bool {
-        self.queued.iter().any(|(key, owner)| *key == request.key && *owner == request.token.owner)
+        self.queued.iter().any(|(key, token)| *key == request.key && *token == request.token)
     }
 
     fn forget_queued(&mut self, request: &Request) {
-        self.queued.retain(|(key, owner)| *key != request.key || *owner != request.token.owner);
+        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
     }
 
     async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
@@ -115,7 +114,7 @@ impl Redis {
         let names = self.names(&request.key);
         let was_queued = self.is_queued(request);
         if request.waiting && !was_queued {
-            self.queued.push((request.key.clone(), request.token.owner));
+            self.queued.push((request.key.clone(), request.token));
         }
         let metadata = match &request.metadata {
             Some(metadata) => serde_json::to_string(metadata)
@@ -179,7 +178,7 @@ impl Redis {
         }
         let names = self.names(&request.key);
         let keys = [&*names.lock, &names.queue, &names.waiters, &names.wake];
-        self.eval(&script::ABANDON, &keys, &[&request.token.owner.to_string()]).await?;
+        self.eval(&script::ABANDON, &keys, &[&request.token.hold_text()]).await?;
         self.forget_queued(request);
         Ok(())
     }

@@ -106,17 +106,17 @@ pub(super) fn foreign(mode: Mode, expires_in: Option<Duration>) -> Holder {
     Holder { mode, metadata: None, fence: None, foreign: true, detached: false, held_for: None, renewed_ago: None, expires_in, holds: 1 }
 }
 
-/// Those who wait: `queue` is the owners with their arrival, longest first, `said` what each said of itself.
+/// Those who wait: `queue` is their holds with their arrival in µs, longest first, `said` what each said of itself.
 pub(super) fn waiters(now: Option<i64>, queue: &Value, said: &Value) -> Vec<Waiter> {
     let (queue, said) = (reply::pairs(queue).unwrap_or_default(), reply::pairs(said).unwrap_or_default());
     let mut waiters = Vec::new();
-    for (owner, arrival) in queue {
-        let Some((seen, json)) = said.iter().find(|(who, _)| *who == owner).and_then(|(_, said)| said.split_once(':')) else { continue };
+    for (hold, arrival) in queue {
+        let Some((seen, json)) = said.iter().find(|(who, _)| *who == hold).and_then(|(_, said)| said.split_once(':')) else { continue };
         let seen: Option<i64> = seen.parse().ok();
         if now.zip(seen).is_none_or(|(now, seen)| now - seen > WAITER_GONE_MS) {
             continue;
         }
-        let waiting_for = now.zip(arrival.parse::<i64>().ok()).map(|(now, since)| u64::try_from(now - since).unwrap_or(0));
+        let waiting_for = now.zip(arrival.parse::<i64>().ok()).map(|(now, since)| u64::try_from(now - since / 1000).unwrap_or(0));
         let metadata: Option<Metadata> = serde_json::from_str(json).ok();
         waiters.push(Waiter { metadata, waiting_for: waiting_for.map(Duration::from_millis) });
     }

@@ -33,7 +33,7 @@ impl Sqlite {
         if !slot.hold.try_take().map_err(|error| ours(&error))? {
             if request.detached {
                 let (store, _) = opened(store, &options.path).await?;
-                if let Some(fence) = store.regrant(whose, request.ttl).await? {
+                if let Some(fence) = store.regrant(whose, request.ttl, true).await? {
                     return Ok(granted(request, fence, 1));
                 }
             }
@@ -47,9 +47,18 @@ impl Sqlite {
             return Err(if *prepared { error.hint("run it again") } else { error });
         }
         slot.unsure = Some(request.token.owner);
+        let again = slot.asked.replace(request.token.owner) == Some(request.token.owner);
         let row = async {
             let (store, _) = opened(store, &options.path).await?;
-            store.grant(whose, request.ttl, request.detached, file.id(), request.metadata.as_ref()).await
+            let (ttl, detached) = (request.ttl, request.detached);
+            if again && let Some(fence) = store.regrant(whose, ttl, detached).await? {
+                return Ok(Some(fence));
+            }
+            match store.grant(whose, ttl, detached, file.id(), request.metadata.as_ref()).await? {
+                // It may be our own: asked for by a process that is gone.
+                None if detached => store.regrant(whose, ttl, detached).await,
+                fence => Ok(fence),
+            }
         };
         match row.await {
             Ok(Some(fence)) => {

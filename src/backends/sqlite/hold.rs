@@ -116,14 +116,14 @@ impl Sqlite {
         };
         let answer = answer.await;
         let without_row = if standing.others && !all { Release::StillHeld(1) } else { Release::Released };
-        let (answer, detached) = match answer {
-            Ok(Some((Release::NotHeld, _))) if standing.ours && had_left == Some(true) => (Ok(without_row), false),
-            Ok(Some((answer, detached))) => (Ok(answer), detached),
-            Ok(None) if standing.ours => (Ok(without_row), false),
-            Ok(None) => (Ok(Release::NotHeld), false),
+        let answer = match answer {
+            Ok(Some(Release::NotHeld)) if standing.ours && had_left == Some(true) => Ok(without_row),
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) if standing.ours => Ok(without_row),
+            Ok(None) => Ok(Release::NotHeld),
             Err(error) => {
                 self.give_up_on(&error);
-                (if standing.ours && standing.current { Ok(without_row) } else { Err(error) }, false)
+                if standing.ours && standing.current { Ok(without_row) } else { Err(error) }
             }
         };
         let settled = answer.is_ok();
@@ -135,7 +135,8 @@ impl Sqlite {
                 slot.give_back();
             }
         }
-        if detached && answer.as_ref().is_ok_and(|answer| *answer == Release::Released) {
+        // Of ours, it was an attached hold, which nobody watches.
+        if !standing.ours && answer.as_ref().is_ok_and(|answer| *answer == Release::Released) {
             self.lock_file()?.ring();
         }
         if let Some(store) = &mut self.store {

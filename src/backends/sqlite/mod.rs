@@ -250,8 +250,8 @@ impl Backend for Sqlite {
         let about = self.about("init", None);
         let work = async {
             self.lock_file()?;
-            let (_, created) = opened(&mut self.store, &self.options.path).await?;
-            Ok(if created { Init::Created } else { Init::UpToDate })
+            let (store, created) = opened(&mut self.store, &self.options.path).await?;
+            Ok(if store.check().await? || created { Init::Created } else { Init::UpToDate })
         };
         work.await.map_err(about)
     }

@@ -28,17 +28,20 @@ const SCHEMA: &str = include_str!("sql/schema.sql");
 const BUSY: Duration = Duration::from_secs(1);
 
 /// Opens the database for writing; creates it if there is none. Also whether it was created.
+///
+/// The layout is not looked at: [`check`] does, and so does the statement that grants.
 pub(super) async fn open(path: &Path) -> Result<(SqliteConnection, bool)> {
-    let mut created = false;
-    if !exists(path)? {
-        created = create(path).await?;
+    let created = !exists(path)? && create(path).await?;
+    Ok((connect(&options(path)?).await?, created))
+}
+
+/// Refuses what is no database of this layout. One that is empty is filled; whether it was.
+pub(super) async fn check(connection: &mut SqliteConnection) -> Result<bool> {
+    let empty = layout(connection).await?.is_none();
+    if empty {
+        fill(connection).await?;
     }
-    let mut connection = connect(&options(path)?).await?;
-    if layout(&mut connection).await?.is_none() {
-        fill(&mut connection).await?;
-        created = true;
-    }
-    Ok((connection, created))
+    Ok(empty)
 }
 
 /// Opens the database for reading; `None` if there is none, or an empty one.
@@ -69,6 +72,8 @@ fn options(path: &Path) -> Result<SqliteConnectOptions> {
         .busy_timeout(BUSY)
         .foreign_keys(false)
         .synchronous(SqliteSynchronous::Normal)
+        // Small pages: whoever opens the database first reads the whole log, and each change logs whole pages.
+        .page_size(1024)
         .statement_cache_capacity(16)
         .thread_name(|_| "dlock-sqlite".into())
         .disable_statement_logging())

@@ -41,6 +41,8 @@ pub(super) struct Slot {
     pub mine: Option<Mine>,
     /// Whose grant was asked for without an answer so far.
     pub unsure: Option<Uuid>,
+    /// Who was the last to ask for a grant: he may be asking again.
+    pub asked: Option<Uuid>,
     /// Who stands in the queue.
     pub queued: Option<Uuid>,
     pub obstacle: Obstacle,
@@ -55,6 +57,7 @@ impl Slot {
             gate: Latch::new(Arc::clone(file), bytes.gate()),
             mine: None,
             unsure: None,
+            asked: None,
             queued: None,
             obstacle: Obstacle::Bytes,
         }

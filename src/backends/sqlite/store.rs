@@ -16,7 +16,7 @@ use super::{
     row::{self, Row, millis},
     schema,
 };
-use crate::lock::{Fence, Key, Metadata, Namespace, Release, Renewal, Result, Token, Ttl, Waiter};
+use crate::lock::{Fence, Key, Kind, Metadata, Namespace, Release, Renewal, Result, Token, Ttl, Waiter};
 
 const GRANT: &str = include_str!("sql/grant.sql");
 const REGRANT: &str = include_str!("sql/regrant.sql");
@@ -26,7 +26,7 @@ const RENEW: &str = include_str!("sql/renew.sql");
 const RELEASE: &str = include_str!("sql/release.sql");
 
 /// The write-ahead log is emptied beyond this size: whoever opens the database first has to read all of it.
-const LOG_BYTES: u64 = 256 * 1024;
+const LOG_BYTES: u64 = 64 * 1024;
 
 type Query = sqlx::query::Query<'static, Sqlite, SqliteArguments>;
 
@@ -51,6 +51,8 @@ pub(super) struct Locked {
 pub(super) struct Store {
     connection: Option<SqliteConnection>,
     durable: bool,
+    /// The layout is known to be ours.
+    checked: bool,
     /// Opened for writing.
     pub writable: bool,
 }
@@ -66,17 +68,27 @@ impl Drop for Store {
 impl Store {
     pub(super) async fn open(path: &Path) -> Result<(Self, bool)> {
         let (connection, created) = schema::open(path).await?;
-        Ok((Self { connection: Some(connection), durable: false, writable: true }, created))
+        Ok((Self { connection: Some(connection), durable: false, checked: created, writable: true }, created))
     }
 
     pub(super) async fn open_to_look(path: &Path) -> Result<Option<Self>> {
         let connection = schema::open_to_look(path).await?;
-        Ok(connection.map(|connection| Self { connection: Some(connection), durable: false, writable: false }))
+        Ok(connection.map(|connection| Self { connection: Some(connection), durable: false, checked: true, writable: false }))
     }
 
     /// Closes the database, for opening it anew.
     pub(super) fn close(mut self) {
         drop(self.connection.take());
+    }
+
+    /// Makes sure of the layout before the first statement that does not do so itself. Whether the tables were created for it.
+    pub(super) async fn check(&mut self) -> Result<bool> {
+        if self.checked {
+            return Ok(false);
+        }
+        let created = schema::check(self.connection()?).await?;
+        self.checked = true;
+        Ok(created)
     }
 
     fn connection(&mut self) -> Result<&mut SqliteConnection> {
@@ -108,27 +120,43 @@ impl Store {
         metadata: Option<&Metadata>,
     ) -> Result<Option<Fence>> {
         self.set_durable(detached).await?;
-        let query = bind_whose(GRANT, whose).bind(ms(ttl)).bind(detached).bind(file).bind(json(metadata));
-        fence_of(&self.rows(query).await?)
+        let query = || bind_whose(GRANT, whose).bind(ms(ttl)).bind(detached).bind(file).bind(json(metadata));
+        let first = match self.rows(query()).await {
+            // Perhaps it isn't our database, or has no tables yet.
+            Err(error) if error.kind == Kind::Data && !self.checked => None,
+            rows => fence_of(&rows?)?,
+        };
+        if first.is_some() {
+            self.checked = true;
+        }
+        if first.is_some() || self.checked {
+            return Ok(first);
+        }
+        self.check().await?;
+        fence_of(&self.rows(query()).await?)
     }
 
-    /// A detached grant, asked for again while somebody has the lock file's bytes.
-    pub(super) async fn regrant(&mut self, whose: Whose<'_>, ttl: Ttl) -> Result<Option<Fence>> {
-        self.set_durable(true).await?;
+    /// A grant asked for again; `None` if there was none.
+    pub(super) async fn regrant(&mut self, whose: Whose<'_>, ttl: Ttl, detached: bool) -> Result<Option<Fence>> {
+        self.check().await?;
+        self.set_durable(detached).await?;
         fence_of(&self.rows(bind_whose(REGRANT, whose).bind(ms(ttl))).await?)
     }
 
     pub(super) async fn look(&mut self, namespace: &Namespace, key: &Key) -> Result<Option<Row>> {
+        self.check().await?;
         look(self.connection()?, namespace, key).await
     }
 
     pub(super) async fn list(&mut self, namespace: &Namespace, start: &str) -> Result<Vec<Row>> {
+        self.check().await?;
         let query = sqlx::query(LIST).bind(namespace.as_str().to_owned()).bind(start.to_owned());
         self.rows(query).await?.iter().map(Row::read).collect()
     }
 
     /// Adds a nested hold; `None` if the owner does not hold the lock. The row says afterwards how it stands.
     pub(super) async fn enter(&mut self, whose: Whose<'_>, ttl: Ttl, lock: Locked) -> Result<Option<Row>> {
+        self.check().await?;
         self.set_durable(false).await?;
         let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
         let found = look(&mut transaction, whose.namespace, whose.key).await?;
@@ -137,6 +165,8 @@ impl Store {
         };
         let end = row.now_ms.saturating_add(ms(ttl));
         if !row.is_first_hold(whose.token) {
+            let sql = "DELETE FROM holds WHERE namespace = ?1 AND key = ?2 AND owner <> ?3";
+            run(&mut transaction, bind_whose(sql, whose)).await?;
             let sql = "INSERT INTO holds (namespace, key, owner, hold, ttl_ms, expires_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6) \
                        ON CONFLICT DO UPDATE SET expires_ms = max(expires_ms, excluded.expires_ms)";
             run(&mut transaction, bind_whose(sql, whose).bind(ms(ttl)).bind(end)).await?;
@@ -156,6 +186,7 @@ impl Store {
         durable: bool,
         nested_alive: bool,
     ) -> Result<Option<Renewal>> {
+        self.check().await?;
         self.set_durable(durable).await?;
         let query = bind_whose(RENEW, whose).bind(ttl.map(ms)).bind(lock.locked).bind(lock.file);
         if let Some(found) = self.rows(query).await?.first() {
@@ -199,8 +230,7 @@ impl Store {
         Ok(Some(Renewal::Renewed { ttl, fence: row.fence }))
     }
 
-    /// Gives a hold back, and with `all` every other hold of the owner if this is his first one; also whether it was a detached one.
-    /// `Ok(None)`: there is no row at all.
+    /// Gives a hold back, and with `all` every other hold of the owner if this is his first one. `Ok(None)`: there is no row at all.
     ///
     /// `others`: whether other processes have the lock file's bytes, for nested holds that their rows alone don't prove.
     pub(super) async fn release(
@@ -210,16 +240,16 @@ impl Store {
         lock: Locked,
         ours: bool,
         others: bool,
-    ) -> Result<Option<(Release, bool)>> {
+    ) -> Result<Option<Release>> {
+        self.check().await?;
         let alone = all || (lock.locked && !others);
         let query = bind_whose(RELEASE, whose).bind(alone).bind(lock.locked).bind(lock.file);
-        if let Some(found) = self.rows(query).await?.first() {
-            let detached = found.try_get("detached").map_err(row::malformed)?;
-            return Ok(Some((Release::Released, detached)));
+        if query.execute(self.connection()?).await.map_err(failure::statement)?.rows_affected() > 0 {
+            return Ok(Some(Release::Released));
         }
         let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
         let Some(row) = look(&mut transaction, whose.namespace, whose.key).await? else { return Ok(None) };
-        let not_held = Ok(Some((Release::NotHeld, row.detached)));
+        let not_held = Ok(Some(Release::NotHeld));
         if !row.is_owned_by(whose.token) || !row.is_held(Some(lock.file), lock.locked) {
             return not_held;
         }
@@ -249,11 +279,12 @@ impl Store {
         };
         run(&mut transaction, bind_name(sql, whose.namespace, whose.key)).await?;
         transaction.commit().await.map_err(failure::statement)?;
-        Ok(Some((if left == 0 { Release::Released } else { Release::StillHeld(left) }, row.detached)))
+        Ok(Some(if left == 0 { Release::Released } else { Release::StillHeld(left) }))
     }
 
     /// Puts a waiter into the list of those who wait, once.
     pub(super) async fn join_queue(&mut self, whose: Whose<'_>, metadata: Option<&Metadata>) -> Result<()> {
+        self.check().await?;
         self.set_durable(false).await?;
         let sql = "INSERT INTO waiters (namespace, key, owner, since_ms, metadata) \
                    VALUES (?1, ?2, ?3, CAST(round(unixepoch('subsec') * 1000) AS INTEGER), ?4) ON CONFLICT DO NOTHING";
@@ -269,6 +300,7 @@ impl Store {
 
     /// Who said that he waits, longest first; some may be gone.
     pub(super) async fn queue(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<(String, Waiter)>> {
+        self.check().await?;
         let sql = "SELECT owner, metadata, CAST(round(unixepoch('subsec') * 1000) AS INTEGER) - since_ms AS waited_ms \
                    FROM waiters WHERE namespace = ?1 AND key = ?2 ORDER BY place";
         let rows = self.rows(bind_name(sql, namespace, key)).await?;
@@ -286,6 +318,9 @@ impl Store {
         if fs::metadata(log).is_ok_and(|log| log.len() > LOG_BYTES) {
             // Whoever comes after us tries again.
             let _ = self.rows(sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)")).await;
+            // The first change in an empty log syncs its header. Let it be this one, which changes nothing,
+            // instead of the next grant.
+            let _ = self.rows(sqlx::query("PRAGMA application_id = 1684824939")).await;
         }
     }
 }

@@ -75,7 +75,7 @@ impl Sqlite {
         if slot.queued == Some(owner) {
             slot.queued = None;
             slot.file.unlock(Bytes::of(&[&owner.to_string()]).alive());
-            // A grant has taken the row out already, and one whose byte is free is skipped and swept.
+            // One whose byte is free is skipped and swept: whoever was granted has better things to do.
             if !held && let Some(store) = store {
                 let _ = store.leave_queue(&options.namespace, &request.key, &owner.to_string()).await;
             }

@@ -62,7 +62,7 @@ fn mistakes_are_refused_with_their_place_and_without_secrets() {
         (Some("redis://u:hunter2@h"), None, "", Kind::Usage, "--backend: redis://***@h: a password on the command line", "put it into"),
         (Some("reddis://h"), None, "", Kind::Usage, "--backend: reddis://h: there is no backend", "did you mean redis"),
         (Some("mysql://u:hunter2@h"), None, "", Kind::Usage, "--backend: mysql://***@h: a password", "put it"),
-        (Some("mysql://h"), None, "", Kind::Usage, "--backend: mysql://h: mysql: is not supported by this version", "it supports local"),
+        (Some("mysql://h"), None, "", Kind::Usage, "--backend: mysql://h: mysql is not supported by this version", "it supports local"),
         (
             Some("pord"),
             None,

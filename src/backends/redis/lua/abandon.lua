@@ -1,7 +1,7 @@
 -- Leaves the queue, and passes on a wake-up that this waiter may have taken without using it.
 --
 -- KEYS  1 lock  2 queue  3 waiters  4 wake-up list
--- ARGV  1 owner
+-- ARGV  1 hold
 -- Reply 1
 --
 -- Worst case: the lock was released, this waiter was woken, and leaves instead of taking it. While the lock is

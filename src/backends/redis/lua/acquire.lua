@@ -1,8 +1,8 @@
 -- Takes the lock if it is free, enters it for its owner, or says who has it and joins the queue.
 --
--- KEYS  1 lock   2 fence counter   3 record   4 queue (zset: owner by arrival)   5 waiters (hash: owner -> refreshed:JSON)
+-- KEYS  1 lock   2 fence counter   3 record   4 queue (zset: hold by arrival in us)   5 waiters (hash: hold -> refreshed:JSON)
 -- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": enter the owner's hold only  5 "1": join the queue if busy
---       6 "1": this owner may be in the queue  7 "1": detached  8 metadata as JSON, or ""
+--       6 "1": this hold may be in the queue  7 "1": detached  8 metadata as JSON, or ""
 -- Reply {"granted", fence, holds}
 --       {"busy", now, pttl, {field, value, ...} of the lock, {field, value, ...} of the record, place or 0}
 --       {"not-held"}              ARGV[4] was set and the owner does not hold the lock
@@ -22,18 +22,18 @@ local ends = now + ttl
 
 local function leave_queue()
   if queued then
-    redis.pcall('ZREM', queue, owner)
-    redis.pcall('HDEL', waiters, owner)
+    redis.pcall('ZREM', queue, hold)
+    redis.pcall('HDEL', waiters, hold)
   end
 end
 
 -- The place in the queue, from 1. The queue only informs, so that no failure here may hide that the lock is busy.
 local function join_queue()
-  redis.pcall('ZADD', queue, 'NX', now, owner)
-  redis.pcall('HSET', waiters, owner, whole(now) .. ':' .. ARGV[8])
+  redis.pcall('ZADD', queue, 'NX', whole(us), hold)
+  redis.pcall('HSET', waiters, hold, whole(now) .. ':' .. ARGV[8])
   redis.pcall('PEXPIRE', queue, 20000)
   redis.pcall('PEXPIRE', waiters, 20000)
-  local place = redis.pcall('ZRANK', queue, owner)
+  local place = redis.pcall('ZRANK', queue, hold)
   if type(place) ~= 'number' then
     return 0
   end

@@ -95,8 +95,10 @@ async fn credentials_are_checked_before_anything_is_asked_and_never_shown() {
     assert!(!format!("{:?}", Options { password: Some(Secret::new("hunter2")), ..server.options() }).contains("hunter"));
     assert_eq!(server.number(&["DBSIZE"]), 0, "nothing was taken with a refused login");
     server.raw(&["CONFIG", "SET", "requirepass", "swordfish"]);
-    let error = with(None, None).try_acquire(&request("job")).await.unwrap_err();
-    assert_eq!(error.kind, Kind::Denied);
+    for mut backend in [with(None, None), server.backend()] {
+        let error = backend.try_acquire(&request("job")).await.unwrap_err();
+        assert_eq!((error.kind, error.effect), (Kind::Denied, Effect::NotApplied), "{error:?}");
+    }
 }
 
 #[tokio::test]

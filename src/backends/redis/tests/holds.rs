@@ -134,6 +134,20 @@ async fn an_outer_release_takes_its_tree_along_or_leaves_it() {
 }
 
 #[tokio::test]
+async fn the_tree_of_an_inner_hold_is_not_the_outer_one() {
+    // A nested run that ends with nothing alive gives back its tree; the outer command goes on under the lock.
+    let server = TestServer::start();
+    let mut a = server.backend();
+    let outer = request("job");
+    let inner = nested(&outer);
+    granted(&mut a, &outer).await;
+    granted(&mut a, &inner).await;
+    assert_eq!(a.release(&inner.key, &inner.token, Scope::Tree).await.unwrap(), Release::StillHeld(1));
+    busy(&mut server.backend(), &request("job")).await;
+    assert!(matches!(a.renew(&outer.key, &outer.token, None).await.unwrap(), Renewal::Renewed { .. }));
+}
+
+#[tokio::test]
 async fn an_inner_hold_that_was_killed_ends_by_itself() {
     let server = TestServer::start();
     let mut a = server.backend();

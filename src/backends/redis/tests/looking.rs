@@ -50,7 +50,7 @@ async fn waiters_who_died_are_not_shown() {
     granted(&mut a, &request("job")).await;
     let dead = waiting("job");
     busy(&mut a, &dead).await;
-    server.raw(&["HSET", "dlock:{dlock:job}:waiters", &dead.token.owner.to_string(), "1000:{}"]);
+    server.raw(&["HSET", "dlock:{dlock:job}:waiters", &dead.token.hold_text(), "1000:{}"]);
     assert!(a.inspect(&key("job")).await.unwrap().waiters.is_empty());
 }
 

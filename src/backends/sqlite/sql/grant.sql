@@ -1,30 +1,26 @@
 -- Takes the lock for a new owner, whose process has the lock file's bytes; one statement, so one transaction
 -- that holds the database's write lock from its start, as BEGIN IMMEDIATE does. No row comes back if a hold
--- that the lock file does not speak for is still running.
+-- that the lock file does not speak for is still running, or if the layout isn't this one.
 -- ?1 namespace, ?2 key, ?3 owner, ?4 hold, ?5 ttl_ms, ?6 detached, ?7 lock_file, ?8 metadata
 INSERT INTO locks (namespace, key, fence, owner, hold, detached, lock_file,
                    since_ms, renewed_ms, ttl_ms, hold_expires_ms, expires_ms, metadata)
 SELECT ?1, ?2, now_ms * 1000, ?3, ?4, ?6, ?7, now_ms, now_ms, ?5, now_ms + ?5, now_ms + ?5, ?8
   FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) AS now_ms)
- WHERE true
+ WHERE (SELECT user_version FROM pragma_user_version) = 1
 ON CONFLICT (namespace, key) DO UPDATE SET
     -- Never below the time in microseconds, so that a lost database does not repeat fences.
-    fence = iif(owner IS excluded.owner AND hold IS excluded.hold, fence, max(fence + 1, excluded.fence)),
-    since_ms = iif(owner IS excluded.owner AND hold IS excluded.hold, since_ms, excluded.since_ms),
-    -- Asked again, the end moves on and never back, also when the clock was set back.
-    hold_expires_ms = iif(owner IS excluded.owner AND hold IS excluded.hold,
-                          max(hold_expires_ms, excluded.hold_expires_ms), excluded.hold_expires_ms),
-    expires_ms = iif(owner IS excluded.owner AND hold IS excluded.hold,
-                     max(expires_ms, excluded.expires_ms), excluded.expires_ms),
+    fence = max(fence + 1, excluded.fence),
     owner = excluded.owner,
     hold = excluded.hold,
     detached = excluded.detached,
     lock_file = excluded.lock_file,
+    since_ms = excluded.since_ms,
     renewed_ms = excluded.renewed_ms,
     ttl_ms = excluded.ttl_ms,
+    hold_expires_ms = excluded.hold_expires_ms,
+    expires_ms = excluded.expires_ms,
     metadata = excluded.metadata
 WHERE owner IS NULL
-   OR (owner = excluded.owner AND hold IS excluded.hold)
    -- An attached hold of this lock file would have kept us from getting here. One of another file of that name
    -- (somebody removed it under a holder) is protected by its lease alone, as a detached one is.
    OR (NOT detached AND lock_file = excluded.lock_file)

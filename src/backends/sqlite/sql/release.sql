@@ -7,4 +7,3 @@ UPDATE locks
    AND iif(detached OR lock_file <> ?7, expires_ms > now_ms, ?6)
    AND (?5 OR NOT EXISTS (SELECT 1 FROM holds AS h
                            WHERE h.namespace = ?1 AND h.key = ?2 AND h.owner = ?3 AND h.expires_ms > now_ms))
-RETURNING detached

@@ -1,0 +1,232 @@
+# Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
+function __fish_dlock_global_optspecs
+    string join \n b/backend= config= password-file= backend-timeout= host= namespace= insecure-argv json o/output= color= q/quiet v/verbose h/help V/version
+end
+
+function __fish_dlock_needs_command
+    # Figure out if the current invocation already has a command.
+    set -l cmd (commandline -opc)
+    set -e cmd[1]
+    argparse -s (__fish_dlock_global_optspecs) -- $cmd 2>/dev/null
+    or return
+    if set -q argv[1]
+        # Also print the command, so this can be used to figure out what it is.
+        echo $argv[1]
+        return 1
+    end
+    return 0
+end
+
+function __fish_dlock_using_subcommand
+    set -l cmd (__fish_dlock_needs_command)
+    test -z "$cmd"
+    and return 1
+    contains -- $cmd[1] $argv
+end
+
+complete -c dlock -n "__fish_dlock_needs_command" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_needs_command" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_needs_command" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_needs_command" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_needs_command" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_needs_command" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_needs_command" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_needs_command" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_needs_command" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_needs_command" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_needs_command" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_needs_command" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_needs_command" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_needs_command" -s V -l version -d 'Print the version'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "run" -d 'Take a lock, run a command, renew, release; exit with its status'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "acquire" -d 'Take a lock and return; prints the token that holds it'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "renew" -d 'Extend the lease of a lock that was acquired'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back a lock that was acquired'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "inspect" -d 'Show who holds a lock, who waits, and when it expires'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "list" -d 'Show every held lock'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "init" -d 'Create what the store needs before it can keep locks'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print the completions of a shell'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "man" -d 'Print a man page'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l ttl -d 'The length of the lease, renewed all along [60s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'Time between TERM and KILL [10s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -d 'A line for /bin/sh to run instead of COMMAND' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l describe -d 'A note for those who look at the lock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l status-file -d 'Write how it ended to a file, as JSON' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'If the lock is lost: kill, signal:SIG before the KILL, or continue' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l leftover -d 'Processes that outlive the command: wait for them, kill them, or leave them' -r -f -a "wait\t''
+kill\t''
+leave\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l contain -d 'How the command\'s processes are kept together' -r -f -a "auto\t''
+group\t''
+cgroup\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l log -d 'Lines for syslog: auto is when stderr is no terminal' -r -f -a "auto\t''
+off\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-metadata -d 'Leave out who holds the lock'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-reentrant -d 'Refuse to run inside of a `dlock run` of the same key, instead of entering its lock'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l ttl -d 'How long it is held unless renewed or released' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l describe -d 'A note for those who look at the lock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l no-metadata -d 'Leave out who holds the lock'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l ttl -d 'The lease from now on [the TTL that it was taken with]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand list" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand list" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand list" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand list" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand init" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand init" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand init" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand init" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand init" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand init" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand init" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand init" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand init" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand init" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand init" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand init" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand init" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand man" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand man" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand man" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand man" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand man" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand man" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand man" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand man" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand man" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand man" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand man" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand man" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand man" -s h -l help -d 'Print help'

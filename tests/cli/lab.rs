@@ -1,0 +1,118 @@
+//! A folder with a store of its own, and transcripts of what `dlock` says there.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+/// A folder, an environment, and what was said so far.
+pub struct Lab {
+    folder: tempfile::TempDir,
+    env: Vec<(String, OsString)>,
+    text: String,
+}
+
+impl Lab {
+    /// A new folder whose store doesn't exist yet. Nothing of the caller's environment gets in.
+    pub fn new() -> Self {
+        // Not below /tmp, which may be in memory, where secrets may have any mode.
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let mut lab = Self { folder, env: Vec::new(), text: String::new() };
+        let store = format!("sqlite://{}", lab.path("store.db").display());
+        let home = lab.path("");
+        lab.set("PATH", "/usr/bin:/bin").set("HOME", home.as_os_str()).set("TZ", "UTC").set("DLOCK_BACKEND", store);
+        lab
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Sets a variable, for all that follows; an empty one counts as unset.
+    pub fn set(&mut self, name: &str, value: impl AsRef<OsStr>) -> &mut Self {
+        self.env.retain(|(old, _)| old != name);
+        self.env.push((name.to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    pub fn write(&self, name: &str, mode: u32, content: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    pub fn dlock<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dlock"));
+        command.args(arguments).env_clear().envs(self.env.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it, and returns what it printed and how it ended.
+    pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Output {
+        self.dlock(arguments).output().unwrap()
+    }
+
+    /// Runs it successfully, and returns the line that it printed.
+    pub fn line(&self, arguments: &str) -> String {
+        let output = self.run(arguments.split(' '));
+        assert!(output.status.success(), "{arguments}: {output:?}");
+        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    }
+
+    /// Adds a run of `dlock` with these words to the transcript.
+    pub fn say(&mut self, words: &str) -> &mut Self {
+        let arguments: Vec<&str> = words.split(' ').filter(|word| !word.is_empty()).collect();
+        self.say_args(&arguments)
+    }
+
+    /// Adds a run of `dlock` with these arguments to the transcript.
+    pub fn say_args<S: AsRef<OsStr>>(&mut self, arguments: &[S]) -> &mut Self {
+        let output = self.run(arguments);
+        let shown: String = arguments.iter().map(|argument| format!(" {}", quoted(argument.as_ref()))).collect();
+        self.add(&format!("$ dlock{shown}\n"), &output)
+    }
+
+    /// Adds a comment to the transcript.
+    pub fn note(&mut self, text: &str) -> &mut Self {
+        self.text += &format!("# {text}\n");
+        self
+    }
+
+    pub fn add(&mut self, title: &str, output: &Output) -> &mut Self {
+        let mut entry = title.to_owned();
+        for stream in [&output.stdout, &output.stderr] {
+            entry += std::str::from_utf8(stream).expect("only UTF-8 is printed");
+        }
+        let status = output.status.code().map_or_else(|| output.status.to_string(), |status| status.to_string());
+        self.text += &format!("{entry}[{status}]\n\n");
+        self
+    }
+
+    /// All that was said, with this folder's name taken out.
+    pub fn transcript(&self) -> String {
+        self.text.replace(&*self.folder.path().to_string_lossy(), "[LAB]")
+    }
+
+    /// No file was made beside those of the test.
+    pub fn assert_untouched(&self) {
+        assert!(!self.path("store.db").exists() && !self.path("store.db.lock").exists(), "the store was touched");
+    }
+}
+
+fn quoted(argument: &OsStr) -> String {
+    let text = argument.to_string_lossy();
+    let text = if text.len() > 60 { format!("{}...", &text[..20]) } else { text.into_owned() };
+    if text.is_empty() || text.contains(|c: char| c.is_control() || " '\"\u{fffd}".contains(c)) { format!("{text:?}") } else { text }
+}
+
+/// A second copy of the binary where every user can execute it.
+pub fn copy_of_dlock(folder: &Path) -> PathBuf {
+    let path = folder.join("dlock");
+    fs::copy(env!("CARGO_BIN_EXE_dlock"), &path).unwrap();
+    path
+}

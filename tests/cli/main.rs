@@ -1,0 +1,14 @@
+//! What the commands print, and with which status they end: snapshots of the real binary.
+//!
+//! `SNAPSHOTS=overwrite cargo test --test cli` writes the snapshots, `man/` and `completions/` anew.
+
+#![allow(clippy::unwrap_used)] // in the helpers of tests as well
+#![allow(clippy::format_collect, clippy::format_push_string, clippy::large_stack_arrays)] // no test is in a hurry
+
+mod commands;
+mod configuration;
+mod generated;
+mod help;
+mod lab;
+mod streams;
+mod usage;

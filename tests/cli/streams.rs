@@ -1,0 +1,122 @@
+//! Closed, full and broken outputs: the job is unaffected, nothing panics, and no lock is lost in them.
+
+use std::{
+    fs::File,
+    io::Read as _,
+    process::{Command, Stdio},
+};
+
+use crate::lab::Lab;
+
+fn full() -> Stdio {
+    File::options().write(true).open("/dev/full").unwrap().into()
+}
+
+/// Runs a line of a shell in which `dlock` is the binary.
+fn shell(lab: &Lab, line: &str) -> std::process::Output {
+    let dlock = lab.dlock([""; 0]);
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", line]).env_clear().stdin(Stdio::null());
+    for (name, value) in dlock.get_envs() {
+        command.env(name, value.unwrap());
+    }
+    command.env("DLOCK_BIN", dlock.get_program()).output().unwrap()
+}
+
+#[test]
+fn a_token_that_cannot_be_printed_is_a_lock_given_back() {
+    let lab = Lab::new();
+    for arguments in [["acquire", "k", "--ttl", "60"].as_slice(), &["acquire", "k", "--ttl", "60", "--json"]] {
+        let output = lab.dlock(arguments).stdout(full()).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(74));
+        assert_eq!(
+            String::from_utf8(output.stderr).unwrap(),
+            "dlock: stdout can't be written: no space left on device: the lock was given back\n"
+        );
+        assert!(lab.line("inspect k").contains("FREE"));
+    }
+    let broken = shell(&lab, r#"{ "$DLOCK_BIN" acquire k --ttl 60; echo "$?" >&2; } | :"#);
+    assert!(String::from_utf8(broken.stderr).unwrap().ends_with("the lock was given back\n74\n"));
+    assert!(lab.line("inspect k").contains("FREE"));
+
+    let closed = shell(&lab, r#""$DLOCK_BIN" acquire k --ttl 60 >&-"#);
+    assert_eq!(closed.status.code(), Some(64), "{closed:?}");
+    assert!(lab.line("inspect k").contains("FREE"));
+    let thrown_away = shell(&lab, r#""$DLOCK_BIN" acquire k --ttl 60 >/dev/null"#);
+    assert!(thrown_away.status.success(), "{thrown_away:?}");
+    assert!(lab.line("inspect k").contains("HELD"));
+}
+
+#[test]
+fn data_that_cannot_be_written_is_a_failure_but_for_a_reader_that_left() {
+    let lab = Lab::new();
+    lab.line("acquire k --ttl 60");
+    for command in ["inspect k", "list", "list --json", "man", "completions bash", "--help", "--version"] {
+        let status = lab.dlock(command.split(' ')).stdout(full()).stderr(Stdio::null()).status().unwrap();
+        assert_eq!(status.code(), Some(74), "{command}");
+        let broken = shell(&lab, &format!(r#"{{ "$DLOCK_BIN" {command}; echo "$?" >&2; }} | :"#));
+        assert_eq!(String::from_utf8(broken.stderr).unwrap(), "0\n", "{command}");
+    }
+}
+
+#[test]
+fn a_job_does_not_mind_what_becomes_of_its_messages() {
+    let lab = Lab::new();
+    for line in [
+        r#""$DLOCK_BIN" run -k k -- sh -c 'exit 7' >&- 2>&- <&-"#,
+        r#""$DLOCK_BIN" run -k k -- sh -c 'exit 7' >/dev/full 2>/dev/full"#,
+        r#""$DLOCK_BIN" run -k k --json -- sh -c 'exit 7' 2>/dev/full"#,
+        r#""$DLOCK_BIN" run -k k --json -- sh -c 'exit 7' 2>&-"#,
+    ] {
+        let output = shell(&lab, line);
+        assert_eq!(output.status.code(), Some(7), "{line}: {output:?}");
+    }
+}
+
+#[test]
+fn the_streams_of_the_command_are_untouched() {
+    let lab = Lab::new();
+    let mut child = lab
+        .dlock(["run", "-k", "k", "--json", "--", "cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"\0binary\xff\n").unwrap();
+    let mut out = Vec::new();
+    child.stdout.take().unwrap().read_to_end(&mut out).unwrap();
+    assert_eq!(out, b"\0binary\xff\n");
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert!(child.wait().unwrap().success());
+    let verdict: serde_json::Value = serde_json::from_str(err.lines().last().unwrap()).unwrap();
+    assert_eq!((&verdict["result"], &verdict["command"]["status"]), (&"ok".into(), &0.into()));
+}
+
+#[test]
+fn a_status_file_has_the_verdict() {
+    let lab = Lab::new();
+    let path = lab.path("status.json");
+    let verdict = |arguments: &str, status: i32| {
+        let words: Vec<String> = format!("run -k k --status-file {} {arguments}", path.display()).split(' ').map(str::to_owned).collect();
+        assert_eq!(lab.run(&words).status.code(), Some(status), "{arguments}");
+        serde_json::from_slice::<serde_json::Value>(&std::fs::read(&path).unwrap()).unwrap()
+    };
+    assert_eq!(verdict("-c false", 1)["result"], "ok");
+    assert_eq!(verdict("-c false", 1)["command"]["status"], 1);
+    assert_eq!(verdict("/nonexistent", 127)["result"], "error");
+    lab.line("acquire k --ttl 60");
+    assert_eq!(verdict("true", 75)["result"], "busy");
+}
+
+#[test]
+fn nothing_is_said_of_a_success_or_a_skip_when_nobody_looks() {
+    let lab = Lab::new();
+    let ran = lab.run(["run", "-k", "k", "--", "true"]);
+    assert!(ran.status.success() && ran.stdout.is_empty() && ran.stderr.is_empty(), "{ran:?}");
+    lab.line("acquire k --ttl 60");
+    let skipped = lab.run(["run", "-k", "k", "--", "true"]);
+    assert_eq!(skipped.status.code(), Some(75));
+    assert!(skipped.stdout.is_empty() && skipped.stderr.is_empty(), "{skipped:?}");
+}
