@@ -1,0 +1,114 @@
+//! How long twenty waiters take to have their turns once the holder ends, and what they need while they wait.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::Child,
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    child,
+    lockers::{Locker, Stores},
+    support::procfs,
+    table::{self, median},
+};
+
+const ROUNDS: usize = 5;
+const WAITERS: usize = 20;
+
+pub fn run(stores: &Stores) {
+    let mut rows = Vec::new();
+    let mut times: [Vec<f64>; Locker::WAITING.len()] = Default::default();
+    let mut sizes: [Vec<f64>; Locker::WAITING.len()] = Default::default();
+    for round in 0..ROUNDS {
+        for (n, locker) in Locker::WAITING.into_iter().enumerate() {
+            let crowd = Crowd::gather(stores, locker, &format!("drain-{round}"), WAITERS);
+            sizes[n].push(crowd.kib_per_waiter() / 1024.0);
+            times[n].push(crowd.drain());
+        }
+    }
+    for (n, locker) in Locker::WAITING.into_iter().enumerate() {
+        let ((whole, _), (size, _)) = (median(&mut times[n]), median(&mut sizes[n]));
+        let each = whole / WAITERS as f64;
+        rows.push(vec![locker.name().into(), format!("{whole:.1}"), format!("{each:.2}"), format!("{size:.2}")]);
+    }
+    let title = format!("{WAITERS} waiters drained, median of {ROUNDS}, in turns");
+    table::print(&title, &["", "ms", "each", "MiB per waiter"], &rows);
+    println!("MiB per waiter: anonymous memory of all processes of a waiting one, pages of the binary not counted");
+}
+
+/// A holder that ends when told to, and processes that wait for it.
+pub struct Crowd {
+    folder: PathBuf,
+    key: String,
+    holder: Child,
+    waiters: Vec<Child>,
+}
+
+impl Crowd {
+    pub fn gather(stores: &Stores, locker: Locker, key: &str, size: usize) -> Self {
+        let folder = stores.folder.path().join(format!("{key}-{locker:?}"));
+        fs::create_dir(&folder).expect("a folder");
+        let me = stores.me.to_str().expect("UTF-8");
+        let (gate, stamp) = (folder.join("gate"), folder.join("holder"));
+        let words = [me, "child", "end-with", gate.to_str().expect("UTF-8"), stamp.to_str().expect("UTF-8")];
+        let holder = stores.command(locker, key, true, &words).spawn().expect("the holder");
+        thread::sleep(Duration::from_millis(100));
+        let waiters = (0..size).map(|n| {
+            let stamp = folder.join(n.to_string());
+            let words = [me, "child", "stamp", stamp.to_str().expect("UTF-8"), "0"];
+            stores.command(locker, key, true, &words).spawn().expect("a waiter")
+        });
+        let waiters: Vec<_> = waiters.collect();
+        // All of them wait when none uses the CPU any more.
+        let settled = Duration::from_millis(500) + Duration::from_millis(10) * u32::try_from(size).unwrap_or_default();
+        thread::sleep(settled);
+        Self { folder, key: key.into(), holder, waiters }
+    }
+
+    /// Lets the holder end. The ms from there to the start of the last waiter's command.
+    pub fn drain(mut self) -> f64 {
+        fs::write(self.folder.join("gate"), "").expect("the gate");
+        let until = Instant::now() + Duration::from_secs(60);
+        for waiter in &mut self.waiters {
+            while waiter.try_wait().expect("wait").is_none() {
+                assert!(Instant::now() < until, "a waiter for {} had no turn", self.key);
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.holder.wait().expect("wait");
+        let stamp = |name: &str| child::read(&self.folder.join(name)).unwrap_or_else(|| panic!("{} has no stamp of {name}", self.key));
+        let ended = stamp("holder").1;
+        let mut turns: Vec<_> = (0..self.waiters.len()).map(|n| stamp(&n.to_string())).collect();
+        turns.sort_unstable();
+        assert!(turns.windows(2).all(|two| two[0].1 <= two[1].0) && turns[0].0 >= ended, "two held {} at once", self.key);
+        (turns.last().expect("a waiter").0 - ended) as f64 / 1e6
+    }
+
+    /// The mean of what a waiter and its children keep in memory for themselves.
+    fn kib_per_waiter(&self) -> f64 {
+        let mut total = 0;
+        for waiter in &self.waiters {
+            let below = procfs::descendants(waiter.id());
+            total += below.iter().map(|stat| stat.pid).chain([waiter.id()]).map(anonymous_kib).sum::<u64>();
+        }
+        total as f64 / self.waiters.len() as f64
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        for child in self.waiters.iter_mut().chain([&mut self.holder]) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn anonymous_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    anonymous.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or_default()
+}

@@ -1,0 +1,51 @@
+//! From the end of one holder's command to the start of the next one's, with one waiter.
+
+use std::{fs, thread, time::Duration};
+
+use crate::{
+    child,
+    lockers::{Locker, Stores},
+    table::{self, median},
+};
+
+const ROUNDS: usize = 40;
+
+pub fn run(stores: &Stores) {
+    let mut gaps: [Vec<f64>; Locker::WAITING.len()] = Default::default();
+    for round in 0..ROUNDS {
+        for (locker, gaps) in Locker::WAITING.into_iter().zip(&mut gaps) {
+            gaps.push(one(stores, locker, round));
+        }
+    }
+    let flock = median(&mut gaps[0]).0;
+    let rows: Vec<_> = Locker::WAITING
+        .iter()
+        .zip(&mut gaps)
+        .map(|(locker, gaps)| {
+            let (middle, late) = median(gaps);
+            vec![locker.name().into(), format!("{middle:.2}"), format!("{late:.2}"), format!("{:.2}", middle / flock)]
+        })
+        .collect();
+    table::print(&format!("Hand-off with one waiter, median of {ROUNDS}, in turns"), &["", "ms", "95 %", "to flock"], &rows);
+}
+
+fn one(stores: &Stores, locker: Locker, round: usize) -> f64 {
+    let key = format!("handoff-{round}");
+    let me = stores.me.to_str().expect("UTF-8");
+    let file = |who: &str| stores.folder.path().join(format!("{key}-{who}"));
+    let run = |who: &str, ms: &str| {
+        let stamp = file(who);
+        let words = [me, "child", "stamp", stamp.to_str().expect("UTF-8"), ms];
+        stores.command(locker, &key, true, &words).spawn().expect("a process")
+    };
+    let mut first = run("first", "120");
+    thread::sleep(Duration::from_millis(50));
+    let mut second = run("second", "0");
+    assert!(first.wait().expect("wait").success() && second.wait().expect("wait").success(), "{locker:?}");
+    let read = |who: &str| child::read(&file(who)).expect("a stamp");
+    let gap = read("second").0.checked_sub(read("first").1).expect("no overlap");
+    for who in ["first", "second"] {
+        let _ = fs::remove_file(file(who));
+    }
+    gap as f64 / 1e6
+}

@@ -1,0 +1,43 @@
+//! Whole processes, timed one after the other in turns (A B C A B C …), so that a slower moment of the machine
+//! falls on all of them. Prints tables; proves nothing and fails for nothing.
+//!
+//! `cargo bench --bench whole_process`, with `-- processes`, `handoff`, `drain` or `commands` for a part of it.
+#![allow(missing_docs, reason = "a program of its own")]
+#![allow(clippy::disallowed_methods, reason = "it measures real time")]
+#![allow(clippy::print_stdout, reason = "its output is the point")]
+#![allow(clippy::cast_precision_loss, reason = "milliseconds in tables")]
+
+mod child;
+mod commands;
+mod drain;
+mod floor;
+mod handoff;
+mod lockers;
+mod processes;
+#[path = "../support/mod.rs"]
+mod support;
+mod table;
+
+use std::env;
+
+fn main() {
+    let arguments: Vec<String> = env::args().skip(1).filter(|word| word != "--bench").collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        // What this program runs as a child of itself.
+        ["child", "floor", port, ref command @ ..] => floor::run(port, command),
+        ["child", "stamp", file, after] => child::stamp(file, after),
+        ["child", "end-with", gate, file] => child::end_with(gate, file),
+        _ => {
+            let wanted = |part: &str| words.is_empty() || words.contains(&part);
+            let parts: [(&str, fn(&lockers::Stores)); 4] =
+                [("processes", processes::run), ("handoff", handoff::run), ("drain", drain::run), ("commands", commands::run)];
+            let stores = lockers::Stores::start();
+            for (name, run) in parts {
+                if wanted(name) {
+                    run(&stores);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! A whole process around `true`: wall time, CPU time and memory.
+
+use std::{process::Command, time::Instant};
+
+use crate::{
+    lockers::{Locker, Stores},
+    table::{self, median},
+};
+
+const ROUNDS: usize = 300;
+const ALL: [Locker; 5] = [Locker::None, Locker::Flock, Locker::Floor, Locker::Sqlite, Locker::Redis];
+
+/// What one process took.
+struct Cost {
+    wall_ms: f64,
+    cpu_ms: f64,
+    /// Of the largest process of the tree, or of this program, which counts in between fork and exec.
+    rss_mib: f64,
+}
+
+pub fn run(stores: &Stores) {
+    let mut costs: [Vec<Cost>; ALL.len()] = Default::default();
+    for round in 0..ROUNDS + 10 {
+        for (locker, costs) in ALL.into_iter().zip(&mut costs) {
+            let cost = one(stores.command(locker, "bench", false, &["true"]));
+            // The first rounds fill caches, and make the database.
+            if round >= 10 {
+                costs.push(cost);
+            }
+        }
+    }
+    let of = |costs: &[Cost], what: fn(&Cost) -> f64| median(&mut costs.iter().map(what).collect::<Vec<_>>());
+    let wall: Vec<_> = costs.iter().map(|costs| of(costs, |cost| cost.wall_ms)).collect();
+    let ratio = |n: usize, to: Locker| format!("{:.2}", wall[n].0 / wall[ALL.iter().position(|one| *one == to).unwrap_or_default()].0);
+    let rows: Vec<_> = ALL
+        .iter()
+        .enumerate()
+        .map(|(n, locker)| {
+            vec![
+                locker.name().into(),
+                format!("{:.2}", wall[n].0),
+                format!("{:.2}", wall[n].1),
+                ratio(n, Locker::Flock),
+                ratio(n, Locker::Floor),
+                format!("{:.2}", of(&costs[n], |cost| cost.cpu_ms).0),
+                format!("{:.1}", of(&costs[n], |cost| cost.rss_mib).0),
+            ]
+        })
+        .collect();
+    let title = format!("A whole process around `true`, median of {ROUNDS}, in turns");
+    table::print(&title, &["", "wall ms", "95 %", "to flock", "to floor", "CPU ms", "peak RSS MiB"], &rows);
+}
+
+/// Runs a command to its end.
+fn one(mut command: Command) -> Cost {
+    let began = Instant::now();
+    let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let (status, usage) = wait4(child.id());
+    let wall_ms = began.elapsed().as_secs_f64() * 1e3;
+    assert_eq!(status, 0, "{command:?}");
+    let ms = |time: libc::timeval| time.tv_sec as f64 * 1e3 + time.tv_usec as f64 / 1e3;
+    Cost { wall_ms, cpu_ms: ms(usage.ru_utime) + ms(usage.ru_stime), rss_mib: usage.ru_maxrss as f64 / 1024.0 }
+}
+
+/// Waits for a child, for its status and what it and its children used: std tells the status only.
+fn wait4(pid: u32) -> (i32, libc::rusage) {
+    let mut status = 0;
+    // SAFETY: both are plain data that the kernel fills in, and all zeros is a value of each.
+    #[allow(unsafe_code)]
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::wait4(pid.cast_signed(), &raw mut status, 0, &raw mut usage), pid.cast_signed());
+        usage
+    };
+    (status, usage)
+}

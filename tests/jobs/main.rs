@@ -1,0 +1,9 @@
+//! What people have dlock for: many real processes at once that want one lock, and a real cron that starts them.
+#![allow(missing_docs, reason = "a test program")]
+#![allow(clippy::disallowed_methods, reason = "tests measure and wait in real time")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod contention;
+mod cron;
