@@ -82,7 +82,9 @@ struct Guardian {
     /// Whether it is known that the command was executed, or wasn't.
     verdict: Option<Result<(), CannotStart>>,
     joined: bool,
-    terminal: bool,
+    terminal: Option<OwnedFd>,
+    /// The terminal's foreground was handed from dlock's group to the command's.
+    lent: bool,
     outcome: Option<Outcome>,
     /// No child is left to wait for.
     empty: bool,
@@ -118,7 +120,8 @@ impl Guardian {
             command: None,
             verdict: None,
             joined: false,
-            terminal: false,
+            terminal: None,
+            lent: false,
             outcome: None,
             empty: true,
             emptied: None,
@@ -185,9 +188,9 @@ impl Guardian {
         self.phase = Phase::Running;
         let environment = environment(&self.setup.plan.kept_variables, given);
         let terminal = terminal::controlling();
-        self.terminal = terminal.is_some();
         let foreground = |group: &Pid| terminal.as_ref().is_some_and(|terminal| terminal::is_foreground(terminal, *group));
         let join = self.setup.group.filter(foreground);
+        self.terminal = terminal;
         self.joined = join.is_some();
         let system = |error: std::io::Error| CannotStart::System(error.raw_os_error().unwrap_or(libc::EIO));
         let created = self.parent.as_ref().map(|parent| parent.create(&self.setup.cgroup)).transpose();
@@ -249,8 +252,10 @@ impl Guardian {
         self.learn_verdict();
         if let Some(signal) = status.stopping_signal() {
             // On a terminal dlock stops with its command, as the shell expects. A STOP from elsewhere isn't its concern.
-            let by_terminal = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU].contains(&signal);
-            if self.joined || (self.terminal && by_terminal) {
+            let wants_terminal = [libc::SIGTTIN, libc::SIGTTOU].contains(&signal);
+            if wants_terminal && self.lend_terminal() {
+                self.forward(libc::SIGCONT);
+            } else if self.joined || (self.terminal.is_some() && (wants_terminal || signal == libc::SIGTSTP)) {
                 self.report(&Report::Stopped(signal));
             }
         } else if status.continued() {
@@ -356,12 +361,33 @@ impl Guardian {
         self.phase = Phase::Killing(Hunt::new(me, Vec::new(), group, now));
     }
 
+    /// A job that was started in the background has a group of its own, and a shell brings only dlock's to the foreground:
+    /// hands it on. Whether it did.
+    fn lend_terminal(&mut self) -> bool {
+        let (Some(terminal), Some(ours), Some(command)) = (&self.terminal, self.setup.group, &self.command) else { return false };
+        let lends = !self.joined && self.outcome.is_none() && terminal::is_foreground(terminal, ours);
+        let lent = lends && terminal::bring_forward(terminal, command.pid);
+        self.lent |= lent;
+        lent
+    }
+
+    /// Before dlock ends, whoever called it must be able to read.
+    fn return_terminal(&mut self) {
+        let (Some(terminal), Some(ours), Some(command)) = (&self.terminal, self.setup.group, &self.command) else { return };
+        if std::mem::take(&mut self.lent) && terminal::is_foreground(terminal, command.pid) {
+            terminal::bring_forward(terminal, ours);
+        }
+    }
+
     /// Passes a signal on, as the terminal or a user meant it: those that end a job to all of the job.
     fn forward(&mut self, number: i32) {
         let Some(signal) = sys::signal(number) else { return };
         let ends = [Signal::TERM, Signal::HUP].contains(&signal);
         let alive = self.command.as_ref().filter(|_| self.outcome.is_none()).map(|command| command.pid);
-        let for_all = ends || [Signal::INT, Signal::QUIT, Signal::TSTP].contains(&signal);
+        let for_all = ends || [Signal::INT, Signal::QUIT, Signal::TSTP, Signal::CONT].contains(&signal);
+        if signal == Signal::CONT {
+            self.lend_terminal();
+        }
         match alive {
             Some(pid) if !for_all => drop(kill_process(pid, signal)),
             Some(pid) if !self.joined => {
@@ -402,6 +428,7 @@ impl Guardian {
     }
 
     fn say_goodbye(&mut self) {
+        self.return_terminal();
         let leftover_left = self.leaves_leftover() && !self.empty;
         if let Some(cgroup) = self.cgroup.take() {
             if leftover_left {

@@ -16,3 +16,8 @@ pub fn controlling() -> Option<OwnedFd> {
 pub fn is_foreground(terminal: &OwnedFd, group: Pid) -> bool {
     rustix::termios::tcgetpgrp(terminal).is_ok_and(|foreground| foreground == group)
 }
+
+/// Makes `group` the one in the foreground. Whether that was possible.
+pub fn bring_forward(terminal: &OwnedFd, group: Pid) -> bool {
+    rustix::termios::tcsetpgrp(terminal, group).is_ok()
+}

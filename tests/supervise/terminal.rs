@@ -22,6 +22,7 @@ trials!(
     ctrl_z_and_fg_work,
     a_job_stopped_beyond_its_lease_is_killed,
     in_the_background_it_has_a_group_of_its_own,
+    a_background_job_that_is_brought_forward_may_read,
 );
 
 /// The user's end of a terminal.
@@ -132,6 +133,31 @@ fn a_job_stopped_beyond_its_lease_is_killed() {
     assert_eq!(world.file("status"), "76\n");
     world.status();
     world.gone();
+}
+
+/// Stopped for reading in the background, then brought forward; or brought forward first.
+fn a_background_job_that_is_brought_forward_may_read() {
+    for reads_first in [true, false] {
+        let mut world = World::new();
+        let caller = "set -m; ROLE & while ! [ -e DIR/go ]; do sleep 0.02; done; fg; echo $? > DIR/status; read word; echo $word > DIR/after";
+        let waits = if reads_first { "" } else { "while ! [ -e DIR/late ]; do sleep 0.02; done; " };
+        let command = format!("echo $$ > DIR/ready; {waits}read word; echo $word > DIR/word; exit 4; : TOKEN");
+        let mut keyboard = on_terminal(&mut world, caller, "", &command);
+        world.ready();
+        if reads_first {
+            world.event("Stopped { signal: 21 }");
+        }
+        fs::write(world.path("go"), "x").unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        fs::write(world.path("late"), "x").unwrap();
+        keyboard.0.write_all(b"hello\n").unwrap();
+        assert_eq!(world.file("word"), "hello\n");
+        assert_eq!(world.file("status"), "4\n");
+        keyboard.0.write_all(b"again\n").unwrap();
+        assert_eq!(world.file("after"), "again\n");
+        world.status();
+        world.gone();
+    }
 }
 
 fn in_the_background_it_has_a_group_of_its_own() {
