@@ -56,10 +56,10 @@ impl Syslog {
 
     /// Sends a line, if that is possible at once.
     fn send(&self, priority: u8, text: &str) {
-        let line = format!("<{priority}>{} dlock[{}]: {}", Now::read().syslog(), std::process::id(), printable(text));
         let Ok(socket) = UnixDatagram::unbound() else { return };
         // Connecting blocks as sending does when the daemon's queue is full.
         if socket.set_nonblocking(true).is_ok() && socket.connect(&self.socket).is_ok() {
+            let line = format!("<{priority}>{} dlock[{}]: {}", Now::read().syslog(), std::process::id(), printable(text));
             let _ = socket.send(line.as_bytes());
         }
     }
