@@ -12,7 +12,7 @@ use crate::{
     lease::{self, BootClock, Budget, Clock, Held, Lease, Limits, Loss, Released, give_back, keep},
     lock::{Backend, BootTime, Error, Kind, Request, Result, Scope},
     output::{CommandEnd, GivenBack, Outcome, Skip, Verdict, Waiting, age, plain},
-    supervise::{CannotStart, Deadlines, Ended, Event, Signal, Signals, Supervisor, Why, stop_self},
+    supervise::{CannotStart, Deadlines, Ended, Event, OnLost, Signal, Signals, Supervisor, Why, stop_self},
 };
 
 /// How long descendants may outlive the command before somebody is told.
@@ -102,9 +102,7 @@ impl Job<'_> {
             verdict.given_back = Some(watch.released(released));
         }
         match end {
-            End::Unkillable(pid) => {
-                watch.lose(&format!("and process {pid} could not be killed"));
-            }
+            End::Unkillable(pid) => watch.give_up_on(pid),
             End::NotStarted(status, why) => {
                 self.supervisor.finish();
                 let error = Error::new(Kind::Usage, why).key(&settings.key);
@@ -164,6 +162,10 @@ impl Job<'_> {
                 },
                 () = clock.sleep_until(notice.unwrap_or(watch.term_at)), if notice.is_some() => watch.tell_leftover(),
             }
+            // Whichever came first: with the lock gone there is nothing that waiting for such a process could save.
+            if let (Some(pid), true) = (watch.stuck, watch.lost.is_some()) {
+                return End::Unkillable(pid);
+            }
         }
     }
 
@@ -207,12 +209,14 @@ struct Watch<'a> {
     leftover: Option<(BootTime, Vec<i32>)>,
     /// A signal of the terminal that may end the command.
     reraise: Option<i32>,
+    /// The process that can't be killed, while the lock is kept because of it.
+    stuck: Option<i32>,
 }
 
 impl<'a> Watch<'a> {
     fn new(settings: &'a RunSettings, context: &'a Context, budget: Budget) -> Self {
         let term_at = BootClock::read();
-        Self { settings, context, budget, term_at, lost: None, owner: true, leftover: None, reraise: None }
+        Self { settings, context, budget, term_at, lost: None, owner: true, leftover: None, reraise: None, stuck: None }
     }
 
     fn event(&mut self, event: Event) -> Option<End> {
@@ -234,6 +238,7 @@ impl<'a> Watch<'a> {
                 if self.lost.is_some() {
                     return Some(End::Unkillable(pid));
                 }
+                self.stuck = Some(pid);
                 self.warn(&format!("process {pid} can't be killed ({why}): the lock is kept as long as it lives"));
             }
             Event::GuardianLost { frozen } => {
@@ -264,9 +269,21 @@ impl<'a> Watch<'a> {
 
     /// Says once how the lock was lost.
     fn lose(&mut self, how: &str) {
-        let hint = format!("the command is being stopped; dlock inspect {} tells who has it", crate::output::shell(&self.settings.key));
+        let command = if self.settings.on_lost == OnLost::Continue { "runs on, as --on-lost continue wants" } else { "is being stopped" };
+        let hint = format!("the command {command}; dlock inspect {} tells who has it", crate::output::shell(&self.settings.key));
         self.context.out.lost(&self.settings.key, how, &hint);
         self.lost.get_or_insert_with(|| how.to_owned());
+    }
+
+    /// Says that the lock is lost and this process of the tree is not.
+    fn give_up_on(&mut self, pid: i32) {
+        let what = if pid == 0 { "what the command started".to_owned() } else { format!("process {pid}") };
+        let what = format!("{what} could not be killed, and runs on without the lock");
+        self.warn(&what);
+        if let Some(how) = &mut self.lost {
+            how.push_str("; ");
+            how.push_str(&what);
+        }
     }
 
     fn tell_leftover(&mut self) {
