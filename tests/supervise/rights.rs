@@ -188,8 +188,8 @@ fn what_proc_hides_is_killed_as_well() {
     let hide = "mount -t proc -o hidepid=2 proc /proc && exec \"$@\"";
     let mut prefix = vec!["unshare", "--mount", "--pid", "--fork", "sh", "-c", hide, "sh"];
     prefix.extend(nobody);
-    let hidden = "trap '' TERM; setsid sleep TOKEN & echo > DIR/ready; while :; do sleep TOKEN; done";
-    world.start_behind(&prefix, "after=600:lost", &["sh", "-c", &format!("DIR/sh -c \"{hidden}\" & sleep TOKEN")]);
+    let hidden = "trap '' TERM; sleep TOKEN & echo > DIR/ready; while :; do sleep TOKEN; done";
+    world.start_behind(&prefix, "after=600:lost", &["sh", "-c", &format!("setsid DIR/sh -c \"{hidden}\" & sleep TOKEN")]);
     world.ready();
     assert_eq!(world.status(), 76);
     assert!(world.when("Unkillable").is_none());
