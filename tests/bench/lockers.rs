@@ -77,7 +77,7 @@ impl Stores {
             }
         };
         command.args(&words[1..]).env_clear().env("PATH", "/usr/bin:/bin");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
         match locker {
             Locker::Sqlite => command.env("DLOCK_BACKEND", format!("sqlite://{}", self.folder.path().join("locks.db").display())),
             Locker::Redis => command.env("DLOCK_BACKEND", self.redis.url()),

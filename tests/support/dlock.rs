@@ -41,5 +41,6 @@ pub fn spawn(backend: &str, args: &[&str]) -> Process {
 /// A key that no other test uses, which also marks the processes that belong to it.
 pub fn unique(name: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("{name}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+    // Of one width, so that none is the beginning of another.
+    format!("{name}-{:07}-{:04}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }

@@ -39,7 +39,12 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 /// Says that a test did not run, past the test runner's capturing. Fails it instead where skips are not allowed.
 pub fn skip(test: &str, why: &str) {
     assert!(!skips_fail(), "{test} can't run here and may not be skipped: {why}");
-    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
+    say(&format!("SKIPPED {test}: {why}"));
+}
+
+/// Prints a line past the test runner's capturing.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Whether all of `programs` are installed; otherwise the test is skipped, or fails.

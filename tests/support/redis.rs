@@ -60,8 +60,18 @@ impl Redis {
         let certificates = (!options.tls_names.is_empty()).then(|| Certificates::make(folder.path(), &options.tls_names));
         let tls_port = if certificates.is_some() { ports::free() } else { 0 };
         let mut server = Self { port: ports::free(), tls_port, certificates, options, folder, child: None };
-        server.start();
-        server
+        // Somebody else may take the port before the server does.
+        for _ in 0..5 {
+            match server.try_start() {
+                Ok(()) => return server,
+                Err(why) => {
+                    super::say(&why);
+                    server.kill();
+                    server.port = ports::free();
+                }
+            }
+        }
+        panic!("redis-server does not start");
     }
 
     /// The URL without credentials.
@@ -112,7 +122,12 @@ impl Redis {
     }
 
     /// Starts the server again, on the same port and with what it kept.
+    #[track_caller]
     pub fn start(&mut self) {
+        self.try_start().unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    fn try_start(&mut self) -> Result<(), String> {
         assert!(self.child.is_none(), "the server runs already");
         let file = self.folder.path().join("redis.conf");
         fs::write(&file, self.configuration()).expect("redis.conf");
@@ -122,14 +137,22 @@ impl Redis {
         let began = Instant::now();
         while !self.answers() {
             let log = || fs::read_to_string(self.folder.path().join("redis.log")).unwrap_or_default();
-            assert!(procfs::alive(self.pid()), "redis-server ended:\n{}", log());
-            assert!(began.elapsed() < Duration::from_secs(10), "redis-server does not answer:\n{}", log());
+            if !procfs::alive(self.pid()) {
+                return Err(format!("redis-server ended:\n{}", log()));
+            }
+            if began.elapsed() > Duration::from_secs(10) {
+                return Err(format!("redis-server does not answer:\n{}", log()));
+            }
             thread::sleep(Duration::from_millis(2));
         }
+        Ok(())
     }
 
+    /// Whether this very server answers on its port, and not another test's.
     fn answers(&self) -> bool {
-        self.try_connect(Duration::from_millis(500)).is_ok_and(|mut to| redis::cmd("PING").query::<String>(&mut to).is_ok())
+        let info = |mut to| redis::cmd("INFO").arg("server").query::<String>(&mut to);
+        let pid = format!("process_id:{}\r", self.pid());
+        self.try_connect(Duration::from_millis(500)).and_then(info).is_ok_and(|text| text.contains(&pid))
     }
 
     fn try_connect(&self, limit: Duration) -> redis::RedisResult<Connection> {
