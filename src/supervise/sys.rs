@@ -38,15 +38,16 @@ pub fn fork() -> io::Result<Fork> {
 ///
 /// What `work` changes in memory is changed for the caller too; signal mask, dispositions and descriptors are its own.
 pub fn fork_to_exec(work: &mut dyn FnMut()) -> io::Result<Pid> {
+    struct Work<'a>(&'a mut dyn FnMut());
     extern "C" fn enter(work: *mut libc::c_void) -> libc::c_int {
-        // SAFETY: the pointer below, to a reference that lives until this process has ended or called exec.
-        let work: &mut &mut dyn FnMut() = unsafe { &mut *work.cast() };
-        work();
+        // SAFETY: the pointer below, to a value that lives until this process has ended or called exec.
+        let work: &mut Work<'_> = unsafe { &mut *work.cast() };
+        (work.0)();
         127
     }
     // execvp lays out the arguments of a script on it; the kernel allows 2 MiB of them. Only what is used is ever touched.
     let mut stack = vec![0_u128; 4 << 20 >> 4];
-    let mut work = work;
+    let mut work = Work(work);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // SAFETY: the stack is aligned and large enough; the caller is suspended, and as the only thread nobody else uses its memory.
     let pid = unsafe { libc::clone(enter, stack.as_mut_ptr_range().end.cast(), flags, (&raw mut work).cast()) };
