@@ -64,10 +64,6 @@ fn general(code: &str, details: &str) -> Error {
         Error::new(Kind::Data, "the fence counter is not a number").hint("somebody wrote it; delete redisson_lock_token:{…}")
     } else if says("max number of clients") {
         Error::new(Kind::Unavailable, "the server has as many clients as it takes").hint("raise maxclients on the server")
-    } else if says("unauthenticated") {
-        // Long requests are refused before the server looks whether they are allowed.
-        Error::new(Kind::Denied, "the server wants a password")
-            .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration")
     } else if says("unknown command") {
         Error::new(Kind::Config, "the server doesn't know a command that dlock needs")
             .hint("dlock needs Redis 6.2 or Valkey 7.2 at least, with its commands under their own names")
