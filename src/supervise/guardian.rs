@@ -20,7 +20,10 @@ use super::{
     sys::{self, SignalSet},
     terminal, tree,
 };
-use crate::{lease::BootClock, lock::BootTime};
+use crate::{
+    lease::BootClock,
+    lock::{BootTime, LastResort},
+};
 
 /// How long a cgroup may take to notice that it is empty, and how often it is looked at after that.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -28,6 +31,8 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// What the guardian is born with.
 pub struct Setup {
     pub plan: Plan,
+    /// What is left to do where dlock is stopped and can't release anything itself.
+    pub last_resort: Option<LastResort>,
     pub argv: Vec<CString>,
     /// Joined with dlock's end.
     pub socket: OwnedFd,
@@ -435,6 +440,13 @@ impl Guardian {
                 cgroup.evict();
             }
             cgroup.remove();
+        }
+        if self.lapsed
+            && self.empty
+            && !leftover_left
+            && let Some(give_back) = self.setup.last_resort.take()
+        {
+            give_back();
         }
         let last = match self.verdict {
             Some(Err(why)) => Report::CannotStart(why),
