@@ -7,6 +7,7 @@ use std::{ffi::CString, os::fd::OwnedFd, time::Duration};
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
+    fs::{Mode, OFlags},
     process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait},
     time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime},
 };
@@ -159,6 +160,12 @@ impl Guardian {
             Received::Nothing => false,
             Received::Closed => {
                 self.orphaned = true;
+                // Whoever reads what the command prints must not wait for this process.
+                if let Ok(null) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+                    let _ = rustix::stdio::dup2_stdin(&null);
+                    let _ = rustix::stdio::dup2_stdout(&null);
+                    let _ = rustix::stdio::dup2_stderr(&null);
+                }
                 let now = BootClock::read();
                 // Nobody renews any more. A lease that had been given up (`continue`) binds nobody, though.
                 self.bound |= now < self.deadlines.term_at;

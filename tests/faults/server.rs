@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::{
     support::{
-        self, have, must,
-        proxy::{Mode, Proxy},
+        have, must,
+        proxy::{Fault, Mode, Proxy},
         redis::Redis,
     },
     world::{LIMIT, TTL, World},
@@ -228,7 +228,6 @@ fn what_may_not_be_killed_keeps_no_lost_lock() {
 #[test]
 fn lost_answers() {
     with_redis!("lost_answers");
-    use support::proxy::Fault;
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
         let server = Redis::plain();
         let proxy = Proxy::to(server.port);

@@ -63,7 +63,10 @@ impl Job<'_> {
                 let verdict = verdict(Outcome::Interrupted, exit::signalled(signal.number));
                 Ok(Done { verdict, reraise: Some(signal.number).filter(|_| signal.from_terminal) })
             }
-            _ => Err(Error::new(Kind::Internal, "the guardian ended while the lock was waited for").hint("was it killed?")),
+            _ => {
+                Err(Error::new(Kind::Unavailable, "the guardian was killed while the lock was waited for")
+                    .hint("the command was not started"))
+            }
         }
     }
 

@@ -326,7 +326,7 @@ async fn an_acquire_that_is_given_up_is_called_back_and_a_release_is_not() {
     let port = listener.local_addr().unwrap().port();
     let end_of = |listener: TcpListener| {
         let (mut peer, _) = listener.accept().unwrap();
-        let mut all = [0; 65536];
+        let mut all = [0; 4096];
         loop {
             match peer.read(&mut all) {
                 Ok(0) => return Ok(()),
