@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     support::{
-        have, must,
+        self, have, must,
         proxy::{Fault, Mode, Proxy},
         redis::Redis,
     },
