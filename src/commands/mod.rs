@@ -94,11 +94,14 @@ pub fn open(context: &Context) -> Box<dyn Backend> {
 }
 
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Error::new(Kind::Internal, "the async runtime can't be started").source(error))?
-        .block_on(work)
+        .map_err(|error| Error::new(Kind::Internal, "the async runtime can't be started").source(error))?;
+    let done = runtime.block_on(work);
+    // A resolver that doesn't answer keeps its thread for many seconds: the end doesn't wait for it.
+    runtime.shutdown_background();
+    done
 }
 
 /// Ready with the signal that ends a wait, once it has come. Ctrl-Z stops dlock as usual.
@@ -111,5 +114,25 @@ async fn interrupted(mut signals: Signals) -> Signal {
         if signal.is_stop() {
             stop_self(signal.number);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::block_on;
+    use crate::lease::BootClock;
+
+    #[test]
+    fn the_end_does_not_wait_for_a_resolver_that_hangs() {
+        let began = BootClock::read();
+        let work = async {
+            drop(tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_secs(20))));
+            Ok(())
+        };
+        block_on(work).unwrap();
+        let took = BootClock::read().since(began);
+        assert!(took < Duration::from_secs(5), "{took:?}");
     }
 }

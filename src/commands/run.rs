@@ -163,8 +163,8 @@ fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backe
         kept_variables: settings.kept_variables.clone(),
     };
     plan.check()?;
-    backend.prepare()?;
-    let guardian = fork_guardian(plan).map_err(|error| cannot_supervise(&error))?;
+    let last_resort = backend.prepare()?;
+    let guardian = fork_guardian(plan, last_resort).map_err(|error| cannot_supervise(&error))?;
     let program = settings.command.first().map(OsString::as_os_str);
     let metadata = || super::collect_metadata(context.host.as_deref(), program, settings.describe.clone());
     let request = Request {

@@ -52,14 +52,16 @@ pub(super) fn spread(most: Duration) -> Duration {
 
 /// What a question without an answer means.
 pub(super) fn no_answer(backend: &dyn Backend, after: Duration) -> Error {
-    Error::new(Kind::Timeout, format!("no answer within {}", humantime::format_duration(whole_ms(after))))
+    Error::new(Kind::Timeout, format!("no answer within {}", humantime::format_duration(rounded(after))))
         .effect(Effect::Unknown)
         .backend(backend.describe())
         .hint("is the server up and reachable from here? --backend-timeout gives it more time")
 }
 
-fn whole_ms(length: Duration) -> Duration {
-    Duration::from_millis(u64::try_from(length.as_millis()).unwrap_or(u64::MAX))
+/// As people say it: tenths of a second, or milliseconds below one.
+fn rounded(length: Duration) -> Duration {
+    let ms = u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
+    Duration::from_millis(if ms < 1000 { ms } else { ms / 100 * 100 })
 }
 
 /// Asks until there is an answer, an error that asking again can't mend, or `limits.answer` is over.

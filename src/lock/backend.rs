@@ -32,8 +32,8 @@ pub trait Backend {
     ///
     /// # Errors
     /// As for any other call, with nothing applied.
-    fn prepare(&mut self) -> Result<()> {
-        Ok(())
+    fn prepare(&mut self) -> Result<Option<LastResort>> {
+        Ok(None)
     }
 
     /// Takes the lock if it is free, or enters it if `request.entry` says so.
@@ -69,6 +69,10 @@ pub trait Backend {
     /// Creates or upgrades what the store must have before locks can be kept (a schema). Idempotent.
     async fn init(&mut self) -> Result<Init>;
 }
+
+/// Gives back what the kernel keeps for a process that is stopped; called in the guardian, once the lease ran out and
+/// nothing of the command is left.
+pub type LastResort = Box<dyn FnOnce()>;
 
 /// The answer to [`Backend::try_acquire`].
 #[derive(Clone, Debug)]

@@ -22,7 +22,7 @@ use rustix::{
 use super::{
     CannotStart, Plan,
     cgroup::Cgroup,
-    sys::{self, Fork, SignalSet},
+    sys::{self, SignalSet},
 };
 use crate::lock::{Error, Kind};
 
@@ -107,23 +107,15 @@ impl Launch<'_> {
     pub fn run(&self) -> io::Result<Launched> {
         let (pipe, report) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let guardian = getpid();
-        match sys::fork()? {
-            Fork::Child => {
-                let (stage, error) = self.become_it(guardian);
-                let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
-                let mut message = [stage; 5];
-                message[1..].copy_from_slice(&errno.to_le_bytes());
-                let _ = rustix::io::write(&report, &message);
-                sys::exit_now(127)
-            }
-            Fork::Parent(pid) => {
-                if self.join.is_none() {
-                    // Both sides do it, so that neither a signal for the group nor the command comes too early.
-                    let _ = setpgid(Some(pid), Some(pid));
-                }
-                Ok(Launched { pid, pipe })
-            }
-        }
+        let pid = sys::fork_to_exec(&mut || {
+            let (stage, error) = self.become_it(guardian);
+            let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
+            let mut message = [stage; 5];
+            message[1..].copy_from_slice(&errno.to_le_bytes());
+            let _ = rustix::io::write(&report, &message);
+            sys::exit_now(127)
+        })?;
+        Ok(Launched { pid, pipe })
     }
 
     /// In the new process. Returns only if it failed: before the exec (0) or in it (1).

@@ -7,6 +7,7 @@ use std::{ffi::CString, os::fd::OwnedFd, time::Duration};
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
+    fs::{Mode, OFlags},
     process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait},
     time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime},
 };
@@ -20,7 +21,10 @@ use super::{
     sys::{self, SignalSet},
     terminal, tree,
 };
-use crate::{lease::BootClock, lock::BootTime};
+use crate::{
+    lease::BootClock,
+    lock::{BootTime, LastResort},
+};
 
 /// How long a cgroup may take to notice that it is empty, and how often it is looked at after that.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -28,6 +32,8 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// What the guardian is born with.
 pub struct Setup {
     pub plan: Plan,
+    /// What is left to do where dlock is stopped and can't release anything itself.
+    pub last_resort: Option<LastResort>,
     pub argv: Vec<CString>,
     /// Joined with dlock's end.
     pub socket: OwnedFd,
@@ -154,6 +160,12 @@ impl Guardian {
             Received::Nothing => false,
             Received::Closed => {
                 self.orphaned = true;
+                // Whoever reads what the command prints must not wait for this process.
+                if let Ok(null) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+                    let _ = rustix::stdio::dup2_stdin(&null);
+                    let _ = rustix::stdio::dup2_stdout(&null);
+                    let _ = rustix::stdio::dup2_stderr(&null);
+                }
                 let now = BootClock::read();
                 // Nobody renews any more. A lease that had been given up (`continue`) binds nobody, though.
                 self.bound |= now < self.deadlines.term_at;
@@ -435,6 +447,13 @@ impl Guardian {
                 cgroup.evict();
             }
             cgroup.remove();
+        }
+        if self.lapsed
+            && self.empty
+            && !leftover_left
+            && let Some(give_back) = self.setup.last_resort.take()
+        {
+            give_back();
         }
         let last = match self.verdict {
             Some(Err(why)) => Report::CannotStart(why),

@@ -27,7 +27,10 @@ use super::{
     takeover::Takeover,
     tree::{self, Process},
 };
-use crate::{lease::BootClock, lock::BootTime};
+use crate::{
+    lease::BootClock,
+    lock::{BootTime, LastResort},
+};
 
 /// An answer of the guardian that takes longer than this is missed, but acted on only when a deadline comes.
 const PATIENCE: Duration = Duration::from_millis(150);
@@ -51,7 +54,7 @@ pub struct Guardian {
 ///
 /// # Errors
 /// When processes, descriptors or memory ran out; `InvalidInput` for a command with a NUL in it.
-pub fn fork_guardian(plan: Plan) -> io::Result<Guardian> {
+pub fn fork_guardian(plan: Plan, last_resort: Option<LastResort>) -> io::Result<Guardian> {
     let argv: Vec<CString> = plan.command.iter().map(|word| CString::new(word.clone().into_vec())).collect::<Result<_, _>>()?;
     if argv.is_empty() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is no command"));
@@ -66,7 +69,7 @@ pub fn fork_guardian(plan: Plan) -> io::Result<Guardian> {
     match sys::fork()? {
         Fork::Child => {
             drop(socket);
-            live(Setup { plan, argv, socket: theirs, mask, group: sys::own_group(), cgroup })
+            live(Setup { plan, last_resort, argv, socket: theirs, mask, group: sys::own_group(), cgroup })
         }
         Fork::Parent(pid) => Ok(Guardian { pid, socket, plan, cgroup, spared }),
     }

@@ -24,6 +24,16 @@ pub struct Process {
 }
 
 impl Process {
+    /// A child of this process that /proc keeps from us (`hidepid`), as it does with every process that is not dumpable:
+    /// a nested dlock, for example. The number can't be reused as long as we have not reaped it.
+    fn hidden(pid: i32) -> Self {
+        Self { pid, parent: rustix::process::getpid().as_raw_pid(), group: 0, state: b'?', started: 0 }
+    }
+
+    fn is_hidden(&self) -> bool {
+        self.started == 0
+    }
+
     fn is(&self, other: &Self) -> bool {
         self.pid == other.pid && self.started == other.started
     }
@@ -75,6 +85,7 @@ pub fn below(root: i32, spared: &[Process]) -> io::Result<Vec<Process>> {
         }
     }
     let mut found = children.remove(&root).unwrap_or_default();
+    found.extend(hidden_children(root));
     found.retain(|process| !spared.iter().any(|spared| spared.is(process)));
     let mut next = 0;
     while let Some(parent) = found.get(next) {
@@ -85,6 +96,18 @@ pub fn below(root: i32, spared: &[Process]) -> io::Result<Vec<Process>> {
     }
     found.retain(|process| process.pid != root);
     Ok(found)
+}
+
+/// The children of `root`, if that is this process, that /proc doesn't show. What is below them shows once they are gone,
+/// since it becomes ours then.
+fn hidden_children(root: i32) -> Vec<Process> {
+    if root != rustix::process::getpid().as_raw_pid() {
+        return Vec::new();
+    }
+    // A kernel may be built without this file; then what is hidden stays so.
+    let children = std::fs::read_to_string(format!("/proc/self/task/{root}/children")).unwrap_or_default();
+    let pids = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+    pids.filter(|pid| look(*pid).is_none()).map(Process::hidden).collect()
 }
 
 /// The children that this process has now.
@@ -106,7 +129,11 @@ pub fn signal(process: &Process, root: i32, signal: Signal) -> Result<(), Errno>
         // Before Linux 5.3.
         Err(_) => None,
     };
-    if !look(process.pid).is_some_and(|now| now.is(process) && is_below(now, root)) {
+    let still = match look(process.pid) {
+        Some(now) => now.is(process) && is_below(now, root),
+        None => process.is_hidden() && hidden_children(root).iter().any(|child| child.is(process)),
+    };
+    if !still {
         return Ok(());
     }
     let sent = match handle {
@@ -127,7 +154,8 @@ fn is_below(mut process: Process, root: i32) -> bool {
         }
         match look(process.parent) {
             Some(parent) if parent.pid > 1 => process = parent,
-            _ => return false,
+            Some(_) => return false,
+            None => return hidden_children(root).iter().any(|child| child.pid == process.parent),
         }
     }
     false

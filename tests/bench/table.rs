@@ -25,5 +25,7 @@ pub fn print(title: &str, head: &[&str], rows: &[Vec<String>]) {
     let head: Vec<String> = head.iter().map(ToString::to_string).collect();
     line(&head);
     println!("{}", "-".repeat((0..head.len()).map(width).sum::<usize>() + 2 * (head.len() - 1)));
-    rows.iter().for_each(|row| line(row));
+    for row in rows {
+        line(row);
+    }
 }

@@ -5,6 +5,8 @@
 #![allow(missing_docs, reason = "a program of its own")]
 #![allow(clippy::disallowed_methods, reason = "it measures real time")]
 #![allow(clippy::print_stdout, reason = "its output is the point")]
+#![allow(clippy::format_push_string, reason = "short texts")]
+#![allow(clippy::zombie_processes, reason = "wait4 reaps them, for their figures")]
 #![allow(clippy::cast_precision_loss, reason = "milliseconds in tables")]
 
 mod child;
@@ -20,6 +22,9 @@ mod table;
 
 use std::env;
 
+/// A table of its own.
+type Part = fn(&lockers::Stores);
+
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).filter(|word| word != "--bench").collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -30,7 +35,7 @@ fn main() {
         ["child", "end-with", gate, file] => child::end_with(gate, file),
         _ => {
             let wanted = |part: &str| words.is_empty() || words.contains(&part);
-            let parts: [(&str, fn(&lockers::Stores)); 4] =
+            let parts: [(&str, Part); 4] =
                 [("processes", processes::run), ("handoff", handoff::run), ("drain", drain::run), ("commands", commands::run)];
             let stores = lockers::Stores::start();
             for (name, run) in parts {

@@ -73,7 +73,8 @@ impl Lab {
     /// Adds a run of `dlock` with these arguments to the transcript.
     pub fn say_args<S: AsRef<OsStr>>(&mut self, arguments: &[S]) -> &mut Self {
         let output = self.run(arguments);
-        let shown: String = arguments.iter().map(|argument| format!(" {}", quoted(argument.as_ref(), &self.folder.path().to_string_lossy()))).collect();
+        let shown: String =
+            arguments.iter().map(|argument| format!(" {}", quoted(argument.as_ref(), &self.folder.path().to_string_lossy()))).collect();
         self.add(&format!("$ dlock{shown}\n"), &output)
     }
 

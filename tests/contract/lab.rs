@@ -25,8 +25,8 @@ pub struct Lab {
 }
 
 impl Lab {
-    pub async fn new(kind: Kind) -> Self {
-        Self { kind, target: kind.make().await }
+    pub fn new(kind: Kind) -> Self {
+        Self { kind, target: kind.make() }
     }
 
     /// One more client, as another process would be.

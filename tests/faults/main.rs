@@ -4,6 +4,7 @@
 //! is alive; a lost lock is never a success (76); no process and no lock is left over.
 
 #![allow(missing_docs, reason = "a test program")]
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests measure and wait in real time")]
 
 #[path = "../support/mod.rs"]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::{
     support::{
         self, have, must,
-        proxy::{Mode, Proxy},
+        proxy::{Fault, Mode, Proxy},
         redis::Redis,
     },
     world::{LIMIT, TTL, World},
@@ -174,14 +174,60 @@ fn what_to_do_on_loss_is_the_users_choice() {
         proxy.set(Mode::BlackHole);
         let job = job.wait(LIMIT);
         assert_eq!((job.code(), job.stdout.as_str()), (76, expected), "{on_lost}: {}", job.stderr);
+        assert_eq!(job.stderr.contains("is being stopped"), on_lost != "continue", "{}", job.stderr);
     }
+}
+
+/// A process that may not be killed keeps the lock, but not dlock once the lock is lost all the same.
+#[test]
+fn what_may_not_be_killed_keeps_no_lost_lock() {
+    use std::os::unix::fs::PermissionsExt as _;
+    const NAME: &str = "what_may_not_be_killed_keeps_no_lost_lock";
+    with_redis!(NAME);
+    if !rustix::process::geteuid().is_root() {
+        return support::skip(NAME, "only root can make such a process");
+    }
+    let server = Redis::plain();
+    let world = World::new(server.url());
+    let copy = |from: &std::path::Path, to: &str, mode: u32| {
+        std::fs::copy(from, world.path(to)).unwrap();
+        std::fs::set_permissions(world.path(to), std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    copy(&support::dlock::binary(), "dlock", 0o755);
+    copy(std::path::Path::new("/usr/bin/setpriv"), "setpriv", 0o4755);
+    std::fs::set_permissions(world.path(""), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let script = world.tagged(&format!(
+        "{} --reuid=0 --regid=0 --clear-groups sleep TAG & echo $! > {}; wait",
+        crate::world::shell(&world.path("setpriv")),
+        crate::world::shell(&world.path("ready"))
+    ));
+    let mut command = support::process::command("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(world.path("dlock"));
+    command.args(["run", "-b", &server.url(), "-k", &world.key, "--ttl", "2s", "--status-file"]).arg(world.path("status"));
+    command.args(["--", "sh", "-c", &script]);
+    command.env("HOME", "/nonexistent");
+    let job = support::process::Process::collect(command);
+    must("the command runs", LIMIT, || world.file("ready").ends_with('\n'));
+    let pid = world.file("ready").trim().to_owned();
+    job.signal(rustix::process::Signal::TERM);
+    // Three times as long as the lease: it is kept.
+    std::thread::sleep(std::time::Duration::from_secs(6));
+    assert!(!world.is_free());
+    server.int(&["DEL", &format!("dlock:{}", world.key)]);
+    let ended = job.wait(std::time::Duration::from_secs(10));
+    assert_eq!(ended.code(), 76, "{}", ended.stderr);
+    // The guardian, which goes on trying, still has the output open.
+    let verdict = world.file("status");
+    assert!(verdict.contains(&format!("process {pid} could not be killed")), "{verdict}");
+    assert_eq!(world.tree().len(), 1, "{pid} lives");
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap(), rustix::process::Signal::KILL).unwrap();
+    world.assert_gone();
 }
 
 /// Each answer is lost once: of the acquire, of a renewal, of the release.
 #[test]
 fn lost_answers() {
     with_redis!("lost_answers");
-    use support::proxy::Fault;
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
         let server = Redis::plain();
         let proxy = Proxy::to(server.port);

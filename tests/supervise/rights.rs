@@ -24,13 +24,14 @@ pub fn trials() -> Vec<Trial> {
         root && Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).status().is_ok_and(|status| status.success());
     let freezer = root && Path::new(FREEZER).join("cgroup.procs").exists();
     let cgroup = root && unified().is_some();
-    let cases: [(&str, fn(), bool); 9] = [
+    let cases: [(&str, fn(), bool); 10] = [
         ("a_set_uid_command_is_refused_before_the_lock", a_set_uid_command_is_refused_before_the_lock, root),
         ("what_may_not_be_killed_is_not_gone", what_may_not_be_killed_is_not_gone, root),
         ("what_hangs_in_the_kernel_is_not_gone", what_hangs_in_the_kernel_is_not_gone, freezer),
         ("an_unprivileged_user_is_served_as_well", an_unprivileged_user_is_served_as_well, root),
         ("as_pid_1_everything_is_reaped", as_pid_1_everything_is_reaped, namespaces),
         ("proc_of_another_namespace_is_not_believed", proc_of_another_namespace_is_not_believed, namespaces),
+        ("what_proc_hides_is_killed_as_well", what_proc_hides_is_killed_as_well, namespaces),
         ("a_cgroup_holds_the_tree", a_cgroup_holds_the_tree, cgroup),
         ("a_cgroup_goes_with_whoever_is_killed", a_cgroup_goes_with_whoever_is_killed, cgroup),
         ("auto_takes_a_delegated_cgroup_only", auto_takes_a_delegated_cgroup_only, cgroup),
@@ -173,6 +174,26 @@ fn proc_of_another_namespace_is_not_believed() {
     );
     world.ready();
     assert_eq!(world.status(), 76);
+    world.gone();
+}
+
+/// Where /proc is mounted with `hidepid`, a user sees no process of his own that is not dumpable: no nested dlock.
+/// A program that he may not read is such a process too.
+fn what_proc_hides_is_killed_as_well() {
+    let mut world = World::new();
+    public(&mut world);
+    let nobody = as_nobody(&world);
+    fs::copy("/bin/sh", world.path("sh")).unwrap();
+    fs::set_permissions(world.path("sh"), fs::Permissions::from_mode(0o711)).unwrap();
+    let hide = "mount -t proc -o hidepid=2 proc /proc && exec \"$@\"";
+    let mut prefix = vec!["unshare", "--mount", "--pid", "--fork", "sh", "-c", hide, "sh"];
+    prefix.extend(nobody);
+    let hidden = "trap '' TERM; sleep TOKEN & echo > DIR/ready; while :; do sleep TOKEN; done";
+    world.start_behind(&prefix, "after=600:lost", &["sh", "-c", &format!("setsid DIR/sh -c \"{hidden}\" & sleep TOKEN")]);
+    world.ready();
+    assert_eq!(world.status(), 76);
+    assert!(world.when("Unkillable").is_none());
+    assert_eq!(world.alive(), [0; 0]);
     world.gone();
 }
 

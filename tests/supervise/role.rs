@@ -82,7 +82,7 @@ pub fn live(arguments: &[OsString]) -> ! {
         Log(&orders.log).line(&format!("Refused {refused}"));
         std::process::exit(64);
     }
-    let guardian = fork_guardian(plan).unwrap();
+    let guardian = fork_guardian(plan, None).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let status = runtime.block_on(async {
         let supervisor = guardian.attach().unwrap();

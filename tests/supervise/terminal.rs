@@ -139,7 +139,8 @@ fn a_job_stopped_beyond_its_lease_is_killed() {
 fn a_background_job_that_is_brought_forward_may_read() {
     for reads_first in [true, false] {
         let mut world = World::new();
-        let caller = "set -m; ROLE & while ! [ -e DIR/go ]; do sleep 0.02; done; fg; echo $? > DIR/status; read word; echo $word > DIR/after";
+        let caller =
+            "set -m; ROLE & while ! [ -e DIR/go ]; do sleep 0.02; done; fg; echo $? > DIR/status; read word; echo $word > DIR/after";
         let waits = if reads_first { "" } else { "while ! [ -e DIR/late ]; do sleep 0.02; done; " };
         let command = format!("echo $$ > DIR/ready; {waits}read word; echo $word > DIR/word; exit 4; : TOKEN");
         let mut keyboard = on_terminal(&mut world, caller, "", &command);

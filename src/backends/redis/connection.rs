@@ -7,6 +7,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::{AsFd as _, BorrowedFd},
+    time::Duration,
 };
 
 use combine::{
@@ -132,6 +133,12 @@ impl Connection {
             replies.push(self.receive().await?);
         }
         Ok(replies)
+    }
+
+    /// Whether closing the connection throws away what has not reached the server, instead of going on to deliver it.
+    pub(super) fn drop_unsent_on_close(&self, drop: bool) {
+        // On a Unix socket nothing is under way. A refusal leaves what TCP does anyway.
+        let _ = rustix::net::sockopt::set_socket_linger(self.stream.socket(), drop.then_some(Duration::ZERO));
     }
 
     /// As [`Connection::exchange`], for one command whose error is an error.

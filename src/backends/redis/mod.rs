@@ -75,10 +75,14 @@ impl Redis {
     /// Runs a script, by its hash as long as the server remembers it.
     async fn eval(&mut self, script: &Script, keys: &[&str], arguments: &[&str]) -> Result<Value> {
         let mut connection = self.take_connection().await?;
+        // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
+        let takes = script.is(&script::ACQUIRE);
+        connection.drop_unsent_on_close(takes);
         let mut reply = connection.ask(&script.by_sha(keys, arguments)).await?;
         if matches!(&reply, Value::ServerError(error) if error.code() == "NOSCRIPT") {
             reply = connection.ask(&script.in_full(keys, arguments)).await?;
         }
+        connection.drop_unsent_on_close(false);
         self.connection = Some(connection);
         match reply {
             Value::ServerError(error) => Err(failure::refused(&error)),

@@ -36,6 +36,11 @@ pub(super) struct Range {
     len: libc::off_t,
 }
 
+impl Range {
+    /// The whole file, to its end wherever that is.
+    pub(super) const EVERYTHING: Self = Self { start: 0, len: 0 };
+}
+
 /// The bytes of one key.
 ///
 /// A holder has `hold` locked for writing. A hold that was entered by another process has `nested` locked for

@@ -48,13 +48,13 @@ use async_trait::async_trait;
 pub use self::location::default_path;
 use self::{
     alarm::Alarm,
-    lock_file::{Bytes, LockFile},
+    lock_file::{Bytes, LockFile, Range},
     slot::Slot,
     store::Store,
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Error, Init, Key, Kind, LockState, Namespace, Release, Renewal, Request, Result, Scope, Token, Ttl,
-    Wake, fingerprint,
+    Attempt, Backend, Capabilities, Error, Init, Key, Kind, LastResort, LockState, Namespace, Release, Renewal, Request, Result, Scope,
+    Token, Ttl, Wake, fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities {
@@ -206,11 +206,11 @@ impl Backend for Sqlite {
         fingerprint(&["sqlite", &path.to_string_lossy(), self.options.namespace.as_str()])
     }
 
-    fn prepare(&mut self) -> Result<()> {
+    fn prepare(&mut self) -> Result<Option<LastResort>> {
         let file = self.open_lock_file(true).map_err(self.about("prepare", None))?;
-        self.file = Some(file);
+        self.file = Some(Arc::clone(&file));
         self.prepared = true;
-        Ok(())
+        Ok(Some(Box::new(move || file.unlock(Range::EVERYTHING))))
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {

@@ -63,7 +63,10 @@ impl Job<'_> {
                 let verdict = verdict(Outcome::Interrupted, exit::signalled(signal.number));
                 Ok(Done { verdict, reraise: Some(signal.number).filter(|_| signal.from_terminal) })
             }
-            _ => Err(Error::new(Kind::Internal, "the guardian ended while the lock was waited for").hint("was it killed?")),
+            _ => {
+                Err(Error::new(Kind::Unavailable, "the guardian was killed while the lock was waited for")
+                    .hint("the command was not started"))
+            }
         }
     }
 
@@ -103,10 +106,7 @@ impl Job<'_> {
             verdict.given_back = Some(watch.released(released));
         }
         match end {
-            End::Unkillable(pid) => {
-                let how = watch.lost.take().unwrap_or_default();
-                watch.lose(&format!("{how}, and process {pid} can't be killed"));
-            }
+            End::Unkillable(pid) => watch.give_up_on(pid),
             End::NotStarted(status, why) => {
                 self.supervisor.finish();
                 let error = Error::new(Kind::Usage, why).key(&settings.key).hint(not_started_hint(status));
@@ -166,6 +166,10 @@ impl Job<'_> {
                 },
                 () = clock.sleep_until(notice.unwrap_or(watch.term_at)), if notice.is_some() => watch.tell_leftover(),
             }
+            // Whichever came first: with the lock gone there is nothing that waiting for such a process could save.
+            if let (Some(pid), true) = (watch.stuck, watch.lost.is_some()) {
+                return End::Unkillable(pid);
+            }
         }
     }
 
@@ -211,12 +215,14 @@ struct Watch<'a> {
     leftover: Option<(BootTime, Vec<i32>)>,
     /// A signal of the terminal that may end the command.
     reraise: Option<i32>,
+    /// The process that can't be killed, while the lock is kept because of it.
+    stuck: Option<i32>,
 }
 
 impl<'a> Watch<'a> {
     fn new(settings: &'a RunSettings, context: &'a Context, budget: Budget) -> Self {
         let term_at = BootClock::read();
-        Self { settings, context, budget, term_at, lost: None, owner: true, ended: false, leftover: None, reraise: None }
+        Self { settings, context, budget, term_at, lost: None, owner: true, ended: false, leftover: None, reraise: None, stuck: None }
     }
 
     fn event(&mut self, event: Event) -> Option<End> {
@@ -238,6 +244,7 @@ impl<'a> Watch<'a> {
                 if self.lost.is_some() {
                     return Some(End::Unkillable(pid));
                 }
+                self.stuck = Some(pid);
                 self.warn(&format!("process {pid} can't be killed ({why}): the lock is kept as long as it lives"));
             }
             Event::GuardianLost { frozen } => {
@@ -276,6 +283,17 @@ impl<'a> Watch<'a> {
         let hint = format!("{what}; dlock inspect {} tells who has the lock", crate::output::shell(&self.settings.key));
         self.context.out.lost(&self.settings.key, how, &hint);
         self.lost.get_or_insert_with(|| how.to_owned());
+    }
+
+    /// Says that the lock is lost and this process of the tree is not.
+    fn give_up_on(&mut self, pid: i32) {
+        let what = if pid == 0 { "what the command started".to_owned() } else { format!("process {pid}") };
+        let what = format!("{what} could not be killed, and runs on without the lock");
+        self.warn(&what);
+        if let Some(how) = &mut self.lost {
+            how.push_str("; ");
+            how.push_str(&what);
+        }
     }
 
     fn tell_leftover(&mut self) {

@@ -185,7 +185,7 @@ async fn every_waiter_has_its_turn(lab: &Lab) {
         a.free(&held).await;
     };
     let all = async {
-        let mut all = Vec::from_iter(turns.into_iter().map(Box::pin));
+        let mut all: Vec<_> = turns.into_iter().map(Box::pin).collect();
         std::future::poll_fn(|context| {
             all.retain_mut(|turn| turn.as_mut().poll(context).is_pending());
             if all.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }

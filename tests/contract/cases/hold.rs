@@ -135,7 +135,7 @@ async fn a_renewal_never_shortens(lab: &Lab) {
     a.take(&held).await;
     match a.renew(&held, Some(LONG / 2)).await {
         Renewal::WouldShorten { expires_in } => {
-            assert!(expires_in > LONG / 2 && expires_in <= LONG + Duration::from_millis(5), "{expires_in:?}")
+            assert!(expires_in > LONG / 2 && expires_in <= LONG + Duration::from_millis(5), "{expires_in:?}");
         }
         other => panic!("{other:?}"),
     }

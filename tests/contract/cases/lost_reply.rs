@@ -44,7 +44,7 @@ const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
 /// A client behind a proxy that has run every script once, so that the next request is the one that counts.
 async fn warm(lab: &Lab) -> (Proxy, Client) {
     let proxy = lab.redis().proxy();
-    let mut client = lab.redis().through(&proxy);
+    let mut client = crate::targets::redis::Target::through(&proxy);
     let held = waiting(&key("warm"), LONG);
     client.take(&held).await;
     client.renewed(&held, None).await;

@@ -137,13 +137,13 @@ async fn play(lab: &Lab, seed: u64) {
     }
     let (mut reference, mut tried) = (Side::new(reference), Side::new(tried));
     let mut made: Vec<Made> = Vec::new();
-    let mut story = String::new();
+    let mut told = String::new();
     for step in 0..STEPS {
         let (client, operation) = next(&mut dice, &mut made);
         let expected = reference.ask(client, &operation).await;
         let answer = tried.ask(client, &operation).await;
-        let _ = writeln!(story, "{step}: client {client} {}: {expected}", words(&operation));
-        assert_eq!(answer, expected, "DLOCK_TEST_SEED={seed} step {step}; so far, as the reference answered:\n{story}");
+        let _ = writeln!(told, "{step}: client {client} {}: {expected}", words(&operation));
+        assert_eq!(answer, expected, "DLOCK_TEST_SEED={seed} step {step}; so far, as the reference answered:\n{told}");
     }
 }
 

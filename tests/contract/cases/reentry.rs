@@ -60,9 +60,9 @@ async fn entering_what_is_not_held_is_told(lab: &Lab) {
     assert!(matches!(b.attempt(&never).await, Attempt::NotHeld), "a lock that another owner has");
     a.free(&outer).await;
     assert!(matches!(b.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that was given back");
-    let newer = b.hold(&job).await;
+    let heir = b.hold(&job).await;
     assert!(matches!(a.attempt(&nested(&outer)).await, Attempt::NotHeld), "a lock that passed to another");
-    b.renewed(&newer, None).await;
+    b.renewed(&heir, None).await;
     let short = lab.expiring(&key("other"), SHORT);
     a.take(&short).await;
     lab.outlast(SHORT).await;

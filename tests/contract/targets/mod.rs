@@ -47,7 +47,7 @@ impl Kind {
         self == Self::Sqlite
     }
 
-    pub async fn make(self) -> Box<dyn Target> {
+    pub fn make(self) -> Box<dyn Target> {
         match self {
             Self::Memory => Box::<memory::Target>::default(),
             Self::Sqlite => Box::new(sqlite::Target::make()),

@@ -38,7 +38,7 @@ impl Target {
         Proxy::to(self.server().port)
     }
 
-    pub fn through(&self, proxy: &Proxy) -> crate::lab::Client {
+    pub fn through(proxy: &Proxy) -> crate::lab::Client {
         crate::lab::Client(client(proxy.port, "dlock"))
     }
 }

@@ -317,3 +317,37 @@ async fn over_tls_the_certificate_is_verified() {
     let error = Redis::new(Options::new(Server::Tcp { host: "localhost".into(), port: tls_port })).try_acquire(&held).await.unwrap_err();
     assert!(error.hint.unwrap_or_default().contains("rediss://"));
 }
+
+/// What has not arrived when an acquire is given up must not arrive later; of a release it may.
+#[tokio::test]
+async fn an_acquire_that_is_given_up_is_called_back_and_a_release_is_not() {
+    use std::{io::Read as _, net::TcpListener};
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let end_of = |listener: TcpListener| {
+        let (mut peer, _) = listener.accept().unwrap();
+        let mut all = [0; 4096];
+        loop {
+            match peer.read(&mut all) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                Err(error) => return Err(error.kind()),
+            }
+        }
+    };
+    let asked = request("job");
+    for takes in [true, false] {
+        let mut silent = Redis::new(Options::new(Server::Tcp { host: "127.0.0.1".into(), port }));
+        let ours = listener.try_clone().unwrap();
+        let peer = std::thread::spawn(move || end_of(ours));
+        let limit = Duration::from_millis(200);
+        let given_up = if takes {
+            tokio::time::timeout(limit, silent.try_acquire(&asked)).await.is_err()
+        } else {
+            tokio::time::timeout(limit, silent.release(&asked.key, &asked.token, Scope::Hold)).await.is_err()
+        };
+        assert!(given_up);
+        drop(silent);
+        assert_eq!(peer.join().unwrap().is_err(), takes);
+    }
+}
