@@ -70,6 +70,10 @@ impl Side {
         match operation {
             Operation::Acquire(request) => match client.attempt(request).await {
                 Attempt::Granted(grant) => {
+                    if request.waiting {
+                        // As the core does on every way out of waiting.
+                        client.abandon(request).await;
+                    }
                     let place = self.fences.place(request.key.as_str(), grant.fence);
                     // Asked again, a store may count only what it was asked for.
                     let holds = (request.entry == Entry::Reenter).then_some(grant.holds);
