@@ -233,7 +233,9 @@ The lock is released when the last process of the command's tree is gone. --left
 
 --on-lost continue leaves the command running after a loss: two may then run at the same time. --on-lost signal:SIG sends another signal than TERM; KILL follows all the same.
 
-A dlock run inside of another one with the same key enters its lock, and returns it when the outer one ends. Two such runs side by side do not exclude each other. --no-reentrant refuses instead.
+A dlock run inside of another one with the same key enters its lock, and returns it when the outer one ends. Two such runs side by side do not exclude each other. A process that got hold of DLOCK_HELD but runs outside of the command's tree (in a tmux server, by at or systemd-run) enters as well, but does not keep the lock when the outer run ends. --no-reentrant refuses instead.
+
+TERM sent to dlock stops the command in order: TERM, and KILL a grace later, while the lease goes on being renewed. INT, HUP, QUIT, USR1, USR2, WINCH and CONT are passed on, and the command decides. While the lock is waited for, TERM, INT, HUP and QUIT end the wait with 128+N.
 
 Without a terminal on stderr, a success and a skip print nothing, so that cron mails nothing; a line goes to syslog (facility cron) instead. Losses and unreachable stores are always printed.
 

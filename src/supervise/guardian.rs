@@ -3,12 +3,14 @@
 //! One thread, one poll loop, no runtime. It blocks every signal but KILL and STOP, has a process group of its own
 //! and is a subreaper. It never talks to a store and never prints: dlock, as long as it lives, does.
 
+mod foreground;
+
 use std::{ffi::CString, os::fd::OwnedFd, time::Duration};
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
     fs::{Mode, OFlags},
-    process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait},
+    process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait},
     time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime},
 };
 
@@ -371,57 +373,6 @@ impl Guardian {
         }
         let group = alive.filter(|_| !self.joined).map(|command| command.pid);
         self.phase = Phase::Killing(Hunt::new(me, Vec::new(), group, now));
-    }
-
-    /// A job that was started in the background has a group of its own, and a shell brings only dlock's to the foreground:
-    /// hands it on. Whether it did.
-    fn lend_terminal(&mut self) -> bool {
-        let (Some(terminal), Some(ours), Some(command)) = (&self.terminal, self.setup.group, &self.command) else { return false };
-        let lends = !self.joined && self.outcome.is_none() && terminal::is_foreground(terminal, ours);
-        let lent = lends && terminal::bring_forward(terminal, command.pid);
-        self.lent |= lent;
-        lent
-    }
-
-    /// Before dlock ends, whoever called it must be able to read.
-    fn return_terminal(&mut self) {
-        let (Some(terminal), Some(ours), Some(command)) = (&self.terminal, self.setup.group, &self.command) else { return };
-        if std::mem::take(&mut self.lent) && terminal::is_foreground(terminal, command.pid) {
-            terminal::bring_forward(terminal, ours);
-        }
-    }
-
-    /// Passes a signal on, as the terminal or a user meant it: those that end a job to all of the job.
-    fn forward(&mut self, number: i32) {
-        let Some(signal) = sys::signal(number) else { return };
-        let ends = [Signal::TERM, Signal::HUP].contains(&signal);
-        let alive = self.command.as_ref().filter(|_| self.outcome.is_none()).map(|command| command.pid);
-        let for_all = ends || [Signal::INT, Signal::QUIT, Signal::TSTP, Signal::CONT].contains(&signal);
-        if signal == Signal::CONT {
-            self.lend_terminal();
-        }
-        match alive {
-            Some(pid) if !for_all => drop(kill_process(pid, signal)),
-            Some(pid) if !self.joined => {
-                let _ = kill_process_group(pid, signal);
-                if ends {
-                    let _ = kill_process_group(pid, Signal::CONT);
-                }
-            }
-            None if !for_all => {}
-            // dlock itself is in the command's group, or the group is only a number by now.
-            _ => {
-                let me = rustix::process::getpid().as_raw_pid();
-                let group = self.setup.group.map_or(0, Pid::as_raw_pid);
-                let all = tree::below(me, &[]).unwrap_or_default();
-                for process in all.iter().filter(|process| alive.is_none() || process.group == group) {
-                    let _ = tree::signal(process, me, signal);
-                    if ends {
-                        let _ = tree::signal(process, me, Signal::CONT);
-                    }
-                }
-            }
-        }
     }
 
     fn is_done(&self) -> bool {
