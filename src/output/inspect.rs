@@ -50,7 +50,8 @@ fn held(holder: &Holder, stored_as: &str, now: &Now, lines: &mut Vec<String>) {
         parts.push(format!("command {command}"));
     }
     if holder.holds > 1 {
-        parts.push(format!("{} nested runs", holder.holds));
+        let times = holder.holds - 1;
+        parts.push(if times == 1 { "entered once".into() } else { format!("entered {times} times") });
     }
     lines.push(row("holder", &parts.join("   ")));
     if let Some(note) = who::note(metadata) {
