@@ -28,4 +28,5 @@ pub fn run(stores: &Stores) {
     }
     let head = ["waiters", "sent per hand-over", "with scripts' own", "ms per hand-over", "of these"];
     table::print("Commands per hand-over, from INFO commandstats", &head, &rows);
+    println!("from the holder's release on; with what each waiter had asked before, to join the queue and to block, it is 2 more of them");
 }
