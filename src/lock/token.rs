@@ -22,7 +22,7 @@ pub struct Token {
 impl Token {
     /// A token that nobody has.
     pub fn random() -> Self {
-        Self { owner: Uuid::new_v4(), hold: random() }
+        Self { owner: uuid::Builder::from_random_bytes(random_bytes()).into_uuid(), hold: random() }
     }
 
     /// A token for another hold of the same owner.
@@ -77,9 +77,20 @@ impl fmt::Display for Fence {
 
 /// 64 random bits from the operating system.
 pub fn random() -> u64 {
-    // A version 4 UUID has 60 free bits in its lower half and 62 in all but six of the upper: mix both.
-    let (high, low) = Uuid::new_v4().as_u64_pair();
-    high.rotate_left(32) ^ low
+    u64::from_ne_bytes(random_bytes())
+}
+
+/// From the kernel itself: a static binary's usual way is /dev/urandom, which a bare container may lack.
+fn random_bytes<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    loop {
+        match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+            Ok(read) if read == N => return bytes,
+            // So few come all at once once the kernel has any.
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => panic!("the kernel gives no random numbers: {error}"),
+        }
+    }
 }
 
 /// A short, stable name for a store, for telling whether two processes mean the same one (FNV-1a, 64 bits).

@@ -209,6 +209,8 @@ fn what_may_not_be_killed_keeps_no_lost_lock() {
     let job = support::process::Process::collect(command);
     must("the command runs", LIMIT, || world.file("ready").ends_with('\n'));
     let pid = world.file("ready").trim().to_owned();
+    // Before that it can be killed.
+    must("it runs as root", LIMIT, || support::procfs::stat(pid.parse().unwrap()).is_some_and(|stat| stat.name == "sleep"));
     job.signal(rustix::process::Signal::TERM);
     // Three times as long as the lease: it is kept.
     std::thread::sleep(std::time::Duration::from_secs(6));
@@ -216,7 +218,6 @@ fn what_may_not_be_killed_keeps_no_lost_lock() {
     server.int(&["DEL", &format!("dlock:{}", world.key)]);
     let ended = job.wait(std::time::Duration::from_secs(10));
     assert_eq!(ended.code(), 76, "{}", ended.stderr);
-    // The guardian, which goes on trying, still has the output open.
     let verdict = world.file("status");
     assert!(verdict.contains(&format!("process {pid} could not be killed")), "{verdict}");
     assert_eq!(world.tree().len(), 1, "{pid} lives");
