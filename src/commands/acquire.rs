@@ -80,11 +80,12 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
         waiting: false,
         metadata: settings.metadata.then(|| metadata::collect(context.host.as_deref(), None, settings.describe.clone())),
     };
-    let mut waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
-    let outcome = lease::acquire(&mut *backend, &clock, request, settings.patience, context.limits, interrupted(signals), |busy| {
-        waiting.update(busy);
-    })
-    .await;
+    let waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
+    let outcome =
+        lease::acquire(&mut *backend, &clock, request, settings.patience, context.limits, waiting.ticking(interrupted(signals)), |busy| {
+            waiting.update(busy);
+        })
+        .await;
     waiting.clear();
     let waited = waiting.waited();
     let lease = match outcome? {

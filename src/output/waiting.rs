@@ -1,6 +1,6 @@
 //! The line that shows a wait on a terminal. It is drawn over itself, and gone when the wait is over.
 
-use std::{io, os::fd::AsFd as _, time::Duration};
+use std::{cell::RefCell, future::Future, io, os::fd::AsFd as _, time::Duration};
 
 use super::{Output, age, columns, stderr_lines, who};
 use crate::{
@@ -15,7 +15,8 @@ pub struct Waiting<'a> {
     clock: &'a dyn Clock,
     began: BootTime,
     shown: bool,
-    drawn: bool,
+    /// Who was waited for when the store last said so, and when that was.
+    last: RefCell<Option<(Busy, BootTime)>>,
 }
 
 impl<'a> Waiting<'a> {
@@ -23,22 +24,46 @@ impl<'a> Waiting<'a> {
     pub fn new(out: &Output, key: &'a Key, patience: Patience, clock: &'a dyn Clock) -> Self {
         let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
         let shown = out.attended() && !out.quiet && !out.json && !dumb;
-        Self { key, patience, clock, began: clock.now(), shown, drawn: false }
+        Self { key, patience, clock, began: clock.now(), shown, last: RefCell::default() }
     }
 
     /// Shows who is waited for.
-    pub fn update(&mut self, busy: &Busy) {
+    pub fn update(&self, busy: &Busy) {
         if self.shown {
-            let text = line(self.key, busy, self.clock.now().since(self.began), self.patience);
+            *self.last.borrow_mut() = Some((busy.clone(), self.clock.now()));
+            self.draw();
+        }
+    }
+
+    /// Awaits what ends the wait, and draws the line anew each second until then. Cancel safe if `stop` is.
+    pub async fn ticking<T>(&self, stop: impl Future<Output = T>) -> T {
+        tokio::pin!(stop);
+        loop {
+            let next = self.clock.now().plus(Duration::from_secs(1));
+            tokio::select! {
+                biased;
+                stopped = &mut stop => return stopped,
+                () = self.clock.sleep_until(next), if self.shown => self.draw(),
+            }
+        }
+    }
+
+    fn draw(&self) {
+        let now = self.clock.now();
+        if let Some((busy, told)) = &*self.last.borrow() {
+            let mut busy = busy.clone();
+            for holder in &mut busy.holders {
+                holder.held_for = holder.held_for.map(|held| held.saturating_add(now.since(*told)));
+            }
+            let text = line(self.key, &busy, now.since(self.began), self.patience);
             let text = who::cut(&text, columns(io::stderr().as_fd()).saturating_sub(1));
             stderr_lines(&format!("\r\x1b[K{text}"));
-            self.drawn = true;
         }
     }
 
     /// Takes the line away.
-    pub fn clear(&mut self) {
-        if std::mem::take(&mut self.drawn) {
+    pub fn clear(&self) {
+        if self.last.take().is_some() {
             stderr_lines("\r\x1b[K");
         }
     }

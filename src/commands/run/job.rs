@@ -41,8 +41,8 @@ impl Job<'_> {
     /// Takes the lock, then runs the command under it.
     pub(super) async fn run(mut self, request: Request) -> Result<Done> {
         let (settings, out, clock) = (self.settings, &self.context.out, BootClock);
-        let mut waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
-        let stop = wait_ended(&mut self.signals, &mut self.supervisor);
+        let waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
+        let stop = waiting.ticking(wait_ended(&mut self.signals, &mut self.supervisor));
         let limits = self.context.limits;
         let outcome =
             lease::acquire(&mut *self.backend, &clock, request, settings.patience, limits, stop, |busy| waiting.update(busy)).await;
