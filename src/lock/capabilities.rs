@@ -33,6 +33,24 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
+    /// What is common to stores that keep a record for each lock: exclusive holds, fenced, re-entrant, detached or not, whose
+    /// waiters are woken, of any TTL to the millisecond. To be amended by `Capabilities { …, ..Capabilities::usual("x") }`.
+    pub const fn usual(backend: &'static str) -> Self {
+        Self {
+            backend,
+            shared: false,
+            permits: false,
+            fair: false,
+            detached: true,
+            reentrant: true,
+            fencing: true,
+            notification: true,
+            ttl_min: Ttl::MIN,
+            ttl_max: Ttl::MAX,
+            ttl_granularity: Duration::from_millis(1),
+        }
+    }
+
     /// Whether this backend can serve `request`.
     ///
     /// # Errors

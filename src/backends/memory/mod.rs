@@ -133,20 +133,7 @@ pub struct Memory {
 impl Memory {
     /// A client that keeps its locks in `store`.
     pub fn new(store: Store, namespace: Namespace) -> Self {
-        let capabilities = Capabilities {
-            backend: "memory",
-            shared: false,
-            permits: false,
-            fair: false,
-            detached: true,
-            reentrant: true,
-            fencing: true,
-            notification: true,
-            ttl_min: Ttl::MIN,
-            ttl_max: Ttl::MAX,
-            ttl_granularity: Duration::from_millis(1),
-        };
-        Self { store, namespace, capabilities }
+        Self { store, namespace, capabilities: Capabilities::usual("memory") }
     }
 
     /// Answers from a lock's settled state.

@@ -57,19 +57,7 @@ use crate::lock::{
     Token, Ttl, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities {
-    backend: "sqlite",
-    shared: false,
-    permits: false,
-    fair: false,
-    detached: true,
-    reentrant: true,
-    fencing: true,
-    notification: true,
-    ttl_min: Ttl::MIN,
-    ttl_max: Ttl::MAX,
-    ttl_granularity: Duration::from_millis(1),
-};
+const CAPABILITIES: Capabilities = Capabilities::usual("sqlite");
 
 /// Where the locks are kept.
 #[derive(Clone, Debug)]
