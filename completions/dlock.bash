@@ -22,6 +22,9 @@ _dlock() {
             dlock,completions)
                 cmd="dlock__subcmd__completions"
                 ;;
+            dlock,gc)
+                cmd="dlock__subcmd__gc"
+                ;;
             dlock,init)
                 cmd="dlock__subcmd__init"
                 ;;
@@ -50,7 +53,7 @@ _dlock() {
 
     case "${cmd}" in
         dlock)
-            opts="-b -o -q -v -h -V --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help --version run acquire renew release inspect list init completions man"
+            opts="-b -o -q -v -h -V --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help --version run acquire renew release inspect list init gc completions man"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -104,7 +107,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__acquire)
-            opts="-k -w -n -E -e -x -b -o -q -v -h --key --ttl --wait --nonblock --conflict-exit-code --describe --no-metadata --exclusive --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            opts="-k -w -n -s -E -e -x -b -o -q -v -h --key --ttl --wait --nonblock --shared --conflict-exit-code --describe --no-metadata --exclusive --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -243,8 +246,66 @@ _dlock() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        dlock__subcmd__gc)
+            opts="-b -o -q -v -h --older-than --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --older-than)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --backend)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -b)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --password-file)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --backend-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --host)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --namespace)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --output)
+                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    return 0
+                    ;;
+                -o)
+                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    return 0
+                    ;;
+                --color)
+                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         dlock__subcmd__init)
-            opts="-b -o -q -v -h --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            opts="-b -o -q -v -h --print --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -604,7 +665,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-k -w -n -E -c -e -x -b -o -q -v -h --key --wait --nonblock --conflict-exit-code --ttl --grace --describe --status-file --on-lost --leftover --contain --no-metadata --no-reentrant --log --exclusive --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            opts="-k -w -n -s -E -c -e -x -b -o -q -v -h --key --wait --nonblock --shared --conflict-exit-code --ttl --grace --describe --status-file --on-lost --leftover --contain --no-metadata --no-reentrant --log --exclusive --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -48,6 +48,7 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back 
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "inspect" -d 'Show who holds a lock, who waits, and when it expires'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "list" -d 'Show every held lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "init" -d 'Create what the store needs before it can keep locks'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "gc" -d 'Remove what no lock has used for long'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print the completions of a shell'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "man" -d 'Print a man page'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name' -r
@@ -80,6 +81,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l color -d 'Colours on
 always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Hold it together with other readers'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-metadata -d 'Leave out who holds the lock'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-reentrant -d 'Refuse to run inside of a `dlock run` of the same key, instead of entering its lock'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
@@ -105,6 +107,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l color -d 'Colour
 always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s s -l shared -d 'Hold it together with other readers'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l no-metadata -d 'Leave out who holds the lock'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l insecure-argv -d 'Allow a password in the --backend URL'
@@ -193,11 +196,29 @@ json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand init" -l print -d 'Only show what would be done, in the store\'s language'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -l older-than -d 'Remove what was last used longer ago than this' -r
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l password-file -d 'A file that holds the store\'s password' -r

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{ArgAction, Args, Parser, Subcommand, builder::PossibleValuesParser};
 
-use crate::commands::{acquire, completions, init, inspect, list, man, release, renew, run};
+use crate::commands::{acquire, completions, gc, init, inspect, list, man, release, renew, run};
 
 /// Take a lock on the store you already run, and run a command under it.
 #[derive(Debug, Parser)]
@@ -74,6 +74,8 @@ pub enum Command {
     List(list::Args),
     /// Create what the store needs before it can keep locks
     Init(init::Args),
+    /// Remove what no lock has used for long
+    Gc(gc::Args),
     /// Print the completions of a shell
     Completions(completions::Args),
     /// Print a man page

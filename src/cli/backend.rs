@@ -1,5 +1,14 @@
 //! From what names a backend (a URL, a name of the configuration file, or nothing) to a checked [`Target`].
 
+mod deployment;
+mod my_cnf;
+mod mysql;
+mod pgpass;
+mod postgres;
+mod redlock;
+mod tair;
+mod zookeeper;
+
 use std::path::PathBuf;
 
 use super::{
@@ -11,15 +20,33 @@ use super::{
     url::{self, Url},
 };
 use crate::{
-    commands::{BackendConfig, RedisOptions, Secret, Server, SqliteOptions, Target, Tls},
+    commands::{BackendConfig, EtcdOptions, RedisOptions, Secret, Server, SqliteOptions, Target, Tls},
     lock::{Error, Kind, Namespace, Result},
 };
 
 /// The schemes of this version.
-const SCHEMES: &[&str] = &["sqlite", "redis", "rediss", "redis+unix"];
-/// The schemes that are known by name only.
-const LATER: &[&str] =
-    &["redis+sentinel", "redis+cluster", "redlock", "mysql", "mariadb", "postgres", "postgresql", "zookeeper", "etcd", "etcds", "tair"];
+const SCHEMES: &[&str] = &[
+    "sqlite",
+    "redis",
+    "rediss",
+    "redis+unix",
+    "redis+sentinel",
+    "rediss+sentinel",
+    "redis+cluster",
+    "rediss+cluster",
+    "redlock",
+    "redlocks",
+    "tair",
+    "tairs",
+    "etcd",
+    "etcds",
+    "zookeeper",
+    "zookeepers",
+    "postgres",
+    "postgresql",
+    "mysql",
+    "mariadb",
+];
 
 /// Finds the backend that is meant, adds its table and its URL's parameters to `layers`, and checks it all.
 ///
@@ -67,11 +94,7 @@ fn from_url(globals: &Globals, setting: &Setting, layers: &mut Layers<'_>) -> Re
     }
     let wrong = |why: &str| setting.refuse(format!("{}: {why}", url::redacted(text)));
     if let Some(scheme) = url::scheme(text).filter(|scheme| !SCHEMES.contains(&scheme.as_str())) {
-        return Err(if LATER.contains(&scheme.as_str()) {
-            wrong(&format!("{scheme} is not supported by this version")).hint(format!("it supports local, {}", SCHEMES.join(":, ") + ":"))
-        } else {
-            wrong("there is no backend with this scheme").hint(suggest::or_all(&scheme, SCHEMES))
-        });
+        return Err(wrong("there is no backend with this scheme").hint(suggest::or_all(&scheme, SCHEMES)));
     }
     let url = Url::parse(text).map_err(|why| wrong(&why).hint("a URL is like redis://user@host:6379/0 or sqlite:///path/to/file"))?;
     for (name, value) in &url.query {
@@ -87,10 +110,15 @@ fn from_url(globals: &Globals, setting: &Setting, layers: &mut Layers<'_>) -> Re
             return Err(wrong(&format!("{name} is given twice")));
         }
     }
-    if url.scheme == "sqlite" {
-        sqlite(globals, &url, &wrong, layers)
-    } else {
-        redis(globals, url, &wrong, layers).map(BackendConfig::Redis)
+    match url.scheme.as_str() {
+        "sqlite" => sqlite(globals, &url, &wrong, layers),
+        "mysql" | "mariadb" => mysql::options(globals, url, &wrong, layers).map(BackendConfig::Mysql),
+        "tair" | "tairs" => tair::resolve(globals, url, &wrong, layers).map(BackendConfig::Tair),
+        "redlock" | "redlocks" => redlock::resolve(globals, &url, &wrong, layers).map(BackendConfig::Redlock),
+        "zookeeper" | "zookeepers" => zookeeper::resolve(globals, url, &wrong, layers).map(BackendConfig::ZooKeeper),
+        "etcd" | "etcds" => etcd(globals, url, &wrong, layers).map(BackendConfig::Etcd),
+        "postgres" | "postgresql" => postgres::options(globals, url, &wrong, layers).map(BackendConfig::Postgres),
+        _ => redis(globals, url, &wrong, layers).map(BackendConfig::Redis),
     }
 }
 
@@ -107,29 +135,33 @@ fn sqlite(globals: &Globals, url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &
 
 fn redis(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<RedisOptions> {
     let mut in_path = None;
-    let mut tls = None;
-    let server = if url.scheme == "redis+unix" {
-        if !url.hosts.is_empty() {
-            return Err(wrong("a socket has no host").hint("it takes three slashes: redis+unix:///run/redis.sock?db=0"));
+    let tls = if url.scheme.starts_with("rediss") { Some(self::tls(layers)?) } else { None };
+    let server = match url.scheme.as_str() {
+        "redis+sentinel" | "rediss+sentinel" => deployment::sentinel(&url, wrong, layers)?,
+        "redis+cluster" | "rediss+cluster" => deployment::cluster(&url, wrong, layers)?,
+        "redis+unix" => {
+            if !url.hosts.is_empty() {
+                return Err(wrong("a socket has no host").hint("it takes three slashes: redis+unix:///run/redis.sock?db=0"));
+            }
+            if !url.path.starts_with('/') || url.path.ends_with('/') {
+                return Err(wrong("it needs the absolute path of a socket"));
+            }
+            Server::Unix(url.path.into())
         }
-        if !url.path.starts_with('/') || url.path.ends_with('/') {
-            return Err(wrong("it needs the absolute path of a socket"));
+        _ => {
+            let mut hosts = url.hosts.into_iter();
+            let (host, port) = hosts.next().ok_or_else(|| wrong("it has no host"))?;
+            if hosts.next().is_some() {
+                return Err(wrong("it names more than one server").hint(
+                    "one server is what redis:// stands for; several are redis+sentinel://HOST,HOST/MASTER or redis+cluster://HOST,HOST",
+                ));
+            }
+            let path = url.path.trim_start_matches('/');
+            if !path.is_empty() {
+                in_path = Some(path.parse().map_err(|_| wrong("the database is not a number"))?);
+            }
+            Server::Tcp { host, port: port.unwrap_or(6379) }
         }
-        Server::Unix(url.path.into())
-    } else {
-        if url.scheme == "rediss" {
-            tls = Some(self::tls(layers)?);
-        }
-        let mut hosts = url.hosts.into_iter();
-        let (host, port) = hosts.next().ok_or_else(|| wrong("it has no host"))?;
-        if hosts.next().is_some() {
-            return Err(wrong("it names more than one server").hint("one server is what redis:// and rediss:// stand for"));
-        }
-        let path = url.path.trim_start_matches('/');
-        if !path.is_empty() {
-            in_path = Some(path.parse().map_err(|_| wrong("the database is not a number"))?);
-        }
-        Server::Tcp { host, port: port.unwrap_or(6379) }
     };
     let db = match (in_path, extra(layers, "db")) {
         (Some(_), Some(_)) => return Err(wrong("the database is given twice")),
@@ -137,12 +169,48 @@ fn redis(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &La
         (None, Some(setting)) => setting.text.parse().map_err(|_| setting.refuse("the database is not a number"))?,
         (None, None) => 0,
     };
-    let password = password(globals, layers, url.password)?.map(Secret::new);
-    if url.user.is_some() && password.is_none() {
+    let password = password_of(globals, layers, url.user.as_deref(), url.password, wrong)?;
+    Ok(RedisOptions {
+        server,
+        tls,
+        db,
+        user: url.user,
+        password,
+        namespace: namespace(globals, layers)?,
+        replicas: deployment::replicas(layers)?,
+    })
+}
+
+fn etcd(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<EtcdOptions> {
+    if url.hosts.is_empty() {
+        return Err(wrong("it has no host").hint("any members of the cluster: etcd://host1,host2,host3"));
+    }
+    if !url.path.trim_start_matches('/').is_empty() {
+        return Err(wrong("it has a path, which etcd has no use for").hint("--namespace says where the locks are"));
+    }
+    let tls = if url.scheme == "etcds" { Some(tls(layers)?) } else { None };
+    let password = password_of(globals, layers, url.user.as_deref(), url.password, wrong)?;
+    if url.user.is_none() && password.is_some() {
+        return Err(wrong("there is a password but no user").hint("the user stands before the hosts: etcd://USER@host1,host2"));
+    }
+    let endpoints = url.hosts.into_iter().map(|(host, port)| (host, port.unwrap_or(EtcdOptions::PORT))).collect();
+    Ok(EtcdOptions { endpoints, tls, user: url.user, password, namespace: namespace(globals, layers)? })
+}
+
+/// The password, which a user must have.
+fn password_of(
+    globals: &Globals,
+    layers: &Layers<'_>,
+    user: Option<&str>,
+    in_url: Option<String>,
+    wrong: &dyn Fn(&str) -> Error,
+) -> Result<Option<Secret>> {
+    let password = password(globals, layers, in_url)?.map(Secret::new);
+    if user.is_some() && password.is_none() {
         return Err(wrong("there is a user but no password")
             .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration"));
     }
-    Ok(RedisOptions { server, tls, db, user: url.user, password, namespace: namespace(globals, layers)? })
+    Ok(password)
 }
 
 fn tls(layers: &Layers<'_>) -> Result<Tls> {
@@ -167,13 +235,7 @@ fn extra(layers: &Layers<'_>, name: &str) -> Option<Setting> {
 
 /// The password from the nearest place that gives one.
 fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<String>) -> Result<Option<String>> {
-    let read = |setting: Setting| {
-        let path = PathBuf::from(&setting.text);
-        secret_file::read(&path).map(Some).map_err(|why| {
-            let error = Error::new(Kind::Config, format!("{}: {}: {why}", setting.origin, path.display()));
-            if why == secret_file::OPEN_TO_ALL { error.hint(format!("chmod o-rwx {}", path.display())) } else { error }
-        })
-    };
+    let read = |setting: Setting| read_secret(&setting).map(Some);
     if let Some(setting) = from_flag("password_file", globals.password_file.as_deref()) {
         return read(setting);
     }
@@ -192,14 +254,41 @@ fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<String>) -> R
     layers.in_file("password_file").map_or(Ok(None), read)
 }
 
+/// The password in the file that the setting names.
+fn read_secret(setting: &Setting) -> Result<String> {
+    let path = PathBuf::from(&setting.text);
+    secret_file::read(&path).map_err(|why| {
+        let error = Error::new(Kind::Config, format!("{}: {}: {why}", setting.origin, path.display()));
+        if why == secret_file::OPEN_TO_ALL { error.hint(format!("chmod o-rwx {}", path.display())) } else { error }
+    })
+}
+
 /// Parameters that this kind of backend has no use for are refused, not passed over.
 fn check_table(backend: &BackendConfig, layers: &Layers<'_>) -> Result<()> {
-    let useless: &[&str] = match backend {
-        BackendConfig::Sqlite { .. } => &["password", "password_file", "cacert", "cert", "key", "db"],
-        BackendConfig::Redis(options) if options.tls.is_some() => &[],
-        BackendConfig::Redis(_) => &["cacert", "cert", "key"],
+    const TLS: &[&str] = &["cacert", "cert", "key"];
+    const PASSWORD: &[&str] = &["password", "password_file"];
+    const SETTINGS: &[&str] = &["password", "password_file", "sentinel_password", "sentinel_password_file", "host"];
+    let when = |yes: bool, names: &'static [&'static str]| if yes { names } else { &[] };
+    let uses: Vec<&[&str]> = match backend {
+        BackendConfig::Sqlite { .. } => vec![],
+        BackendConfig::Redis(options) => vec![
+            PASSWORD,
+            &["db", "replicas", "replica_timeout"],
+            when(options.tls.is_some(), TLS),
+            when(matches!(options.server, Server::Sentinel(_)), &["sentinel_user", "sentinel_password", "sentinel_password_file"]),
+        ],
+        BackendConfig::Redlock(options) => {
+            vec![PASSWORD, &["db"], redlock::ONLY, when(options.nodes.iter().any(|node| node.tls.is_some()), TLS)]
+        }
+        BackendConfig::Tair(options) => vec![PASSWORD, &["db"], tair::ONLY, when(options.server.tls.is_some(), TLS)],
+        BackendConfig::ZooKeeper(options) => vec![PASSWORD, zookeeper::ONLY, when(options.tls.is_some(), TLS)],
+        BackendConfig::Etcd(options) => vec![PASSWORD, when(options.tls.is_some(), TLS)],
+        BackendConfig::Postgres(_) => vec![PASSWORD, TLS, spec::SQL_KEYS, spec::POSTGRES_KEYS],
+        BackendConfig::Mysql(_) => vec![PASSWORD, TLS, spec::SQL_KEYS, spec::MYSQL_KEYS],
     };
-    match useless.iter().find_map(|name| extra(layers, name).map(|setting| (name, setting))) {
+    let known = spec::BACKEND_KEYS.iter().chain(SETTINGS).filter(|name| **name != "url");
+    let mut useless = known.filter(|name| !uses.iter().any(|used| used.contains(name)));
+    match useless.find_map(|name| extra(layers, name).map(|setting| (name, setting))) {
         Some((name, setting)) => Err(setting.refuse(format!("this backend has no {name}"))),
         None => Ok(()),
     }

@@ -96,7 +96,7 @@ impl File {
     fn holds_password(&self) -> bool {
         let in_table = |table: &Table| {
             let in_url = |name| table.get(name).is_some_and(|s: &Setting| super::url::has_password(&s.text));
-            table.get("password").is_some() || in_url("url") || in_url("backend")
+            table.get("password").or_else(|| table.get("sentinel_password")).is_some() || in_url("url") || in_url("backend")
         };
         [&self.top].into_iter().chain(self.backends.values()).chain(self.keys.values()).any(in_table)
     }

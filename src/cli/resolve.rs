@@ -17,13 +17,13 @@ use super::{
     layers::{Layers, from_env, from_flag},
     run,
     secret_file::plain,
-    setting::Setting,
+    setting::{Origin, Setting},
 };
 use crate::{
-    commands::{Context, KeyArg, TokenArg, Work, acquire, inspect, list, release, renew},
+    commands::{Context, KeyArg, TokenArg, Work, acquire, gc, init, inspect, list, release, renew},
     exit,
     lease::{Limits, Patience},
-    lock::{Error, Key, Kind, Result, Token, Ttl},
+    lock::{Error, Key, Kind, Mode, Result, Token, Ttl},
     output::Output,
 };
 
@@ -146,6 +146,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             };
             Work::Acquire(acquire::AcquireSettings {
                 key: key()?,
+                mode: if args.shared { Mode::Shared } else { Mode::Exclusive },
                 ttl: self::ttl(&ttl)?,
                 patience: patience(args.wait.as_deref(), args.nonblock, layers)?,
                 conflict_status: conflict_status(args.conflict_exit_code.as_deref(), layers)?,
@@ -161,7 +162,14 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
         Command::Release(_) => Work::Release(release::ReleaseSettings { key: key()?, token: token()? }),
         Command::Inspect(_) => Work::Inspect(inspect::InspectSettings { key: key()? }),
         Command::List(args) => Work::List(list::ListSettings { start: args.start.unwrap_or_default() }),
-        Command::Init(_) => Work::Init,
+        Command::Init(args) => Work::Init(init::InitSettings { print: args.print }),
+        Command::Gc(args) => {
+            // A flag only: no configuration says what is to be removed.
+            let Some(setting) = args.older_than.map(|text| Setting { text, origin: Origin::Flag("--older-than") }) else {
+                return Err(Error::new(Kind::Usage, "gc needs --older-than").hint("--older-than 90d removes what was not used for 90 days"));
+            };
+            Work::Gc(gc::GcSettings { older_than: setting.duration("an age is 0 or more")? })
+        }
         Command::Completions(_) | Command::Man(_) => return Err(Error::new(Kind::Internal, "this command needs no store")),
     })
 }

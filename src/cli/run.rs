@@ -11,7 +11,7 @@ use super::{
 use crate::{
     commands::run::{Args, RunSettings},
     lease::Budget,
-    lock::{Error, Key, Kind, Result, Ttl},
+    lock::{Error, Key, Kind, Mode, Pace, Result, Ttl},
     output::{StatusFile, SyslogPolicy},
     supervise::{Contain, Leftover, OnLost},
 };
@@ -27,7 +27,7 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
     let grace = match layers.get("grace", args.grace.as_deref())? {
         Some(setting) => {
             let grace = setting.duration("a grace is 0 or more")?;
-            Budget::new(ttl.unwrap_or(Ttl::DEFAULT), Some(grace)).map_err(|error| setting.blame(error))?;
+            Budget::new(ttl.unwrap_or(Ttl::DEFAULT), Some(grace), Pace::USUAL).map_err(|error| setting.blame(error))?;
             Some(grace)
         }
         None => None,
@@ -37,6 +37,7 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
     let log = [("auto", SyslogPolicy::Auto), ("off", SyslogPolicy::Off), ("json", SyslogPolicy::Json)];
     Ok(RunSettings {
         key,
+        mode: if args.shared { Mode::Shared } else { Mode::Exclusive },
         command,
         ttl,
         grace,

@@ -36,6 +36,8 @@ pub const SETTINGS: &[Spec] = &[
     spec("config", "--config", "", true, "the configuration file"),
     spec("password", "", "b", false, "the store's password"),
     spec("password_file", "--password-file", "tb", true, "a file that holds the store's password"),
+    spec("sentinel_password", "", "b", false, "the sentinels' password"),
+    spec("sentinel_password_file", "", "b", true, "a file that holds the sentinels' password"),
     spec("backend_timeout", "--backend-timeout", "tbk", true, "how long the store may take to answer"),
     spec("host", "--host", "t", true, "this machine's name in leases"),
     spec("namespace", "--namespace", "tbk", true, "what every key is put under in the store"),
@@ -58,10 +60,79 @@ pub const SETTINGS: &[Spec] = &[
 ];
 
 /// Keys of a `[backends.NAME]` table beside the settings. All but `url` may stand in the URL's query as well.
-pub const BACKEND_KEYS: &[&str] = &["url", "cacert", "cert", "db", "key"];
+pub const BACKEND_KEYS: &[&str] = &[
+    "url",
+    "allow_few",
+    "auth",
+    "cacert",
+    "cert",
+    "db",
+    "key",
+    "lock_name",
+    "mode",
+    "node_timeout",
+    "pg_key",
+    "replica_timeout",
+    "replicas",
+    "retry_delay",
+    "sentinel_user",
+    "single_writer",
+    "socket",
+    "ssl-ca",
+    "ssl-cert",
+    "ssl-key",
+    "ssl-mode",
+    "sslcert",
+    "sslkey",
+    "sslmode",
+    "sslrootcert",
+    "table",
+];
+
+/// Those of them that only SQL servers have a use for.
+pub const SQL_KEYS: &[&str] = &["mode", "table"];
+
+/// Those that only PostgreSQL has a use for, and `host`, which stands in URLs only: in a table it would be the setting of
+/// that name.
+pub const POSTGRES_KEYS: &[&str] = &["host", "pg_key", "sslcert", "sslkey", "sslmode", "sslrootcert"];
+
+/// Those that only MySQL and MariaDB have a use for.
+pub const MYSQL_KEYS: &[&str] = &["lock_name", "single_writer", "socket", "ssl-ca", "ssl-cert", "ssl-key", "ssl-mode"];
 
 /// What a URL's query may hold.
-pub const URL_PARAMETERS: &[&str] = &["backend_timeout", "cacert", "cert", "db", "key", "namespace", "password_file", "ttl"];
+pub const URL_PARAMETERS: &[&str] = &[
+    "allow_few",
+    "auth",
+    "backend_timeout",
+    "cacert",
+    "cert",
+    "db",
+    "host",
+    "key",
+    "lock_name",
+    "mode",
+    "namespace",
+    "node_timeout",
+    "password_file",
+    "pg_key",
+    "replica_timeout",
+    "replicas",
+    "retry_delay",
+    "sentinel_password_file",
+    "sentinel_user",
+    "single_writer",
+    "socket",
+    "ssl-ca",
+    "ssl-cert",
+    "ssl-key",
+    "ssl-mode",
+    "sslcert",
+    "sslkey",
+    "sslmode",
+    "sslrootcert",
+    "table",
+    "ttl",
+];
 
 /// The setting of this name.
 pub fn find(name: &str) -> Option<&'static Spec> {
@@ -95,7 +166,7 @@ mod tests {
 
     #[test]
     fn every_url_parameter_is_a_key_of_the_backends_table() {
-        for name in URL_PARAMETERS {
+        for name in URL_PARAMETERS.iter().filter(|name| **name != "host") {
             assert!(BACKEND_KEYS.contains(name) || names('b').any(|n| n == *name), "{name}");
         }
     }

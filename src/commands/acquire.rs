@@ -11,6 +11,7 @@ use crate::{
 
 /// The arguments of `dlock acquire`.
 #[derive(clap::Args, Debug)]
+#[allow(clippy::struct_excessive_bools)] // flags
 #[command(
     override_usage = "dlock acquire KEY --ttl D [OPTIONS]",
     after_help = "Example:\n  token=$(dlock acquire deploy --ttl 5m) || exit\n  ./deploy.sh\n  dlock release deploy --token \"$token\""
@@ -28,6 +29,9 @@ pub struct Args {
     /// Do not wait (the default, and -w 0)
     #[arg(short, long)]
     pub nonblock: bool,
+    /// Hold it together with other readers
+    #[arg(short, long, conflicts_with = "exclusive")]
+    pub shared: bool,
     /// The status when somebody else holds it [75]
     #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
     pub conflict_exit_code: Option<String>,
@@ -35,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     pub describe: Option<String>,
     /// Leave out who holds the lock
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub no_metadata: bool,
     /// Hold the lock alone (the default)
     #[arg(short = 'x', visible_short_alias = 'e', long, hide_short_help = true)]
@@ -47,6 +51,8 @@ pub struct Args {
 pub struct AcquireSettings {
     /// Which lock.
     pub key: Key,
+    /// How it is held.
+    pub mode: Mode,
     /// For how long.
     pub ttl: Ttl,
     /// How long to wait.
@@ -73,7 +79,8 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
         key: settings.key.clone(),
         token: Token::random(),
         ttl: settings.ttl,
-        mode: Mode::Exclusive,
+        ttl_asked: true,
+        mode: settings.mode,
         fair: false,
         entry: Entry::Fresh,
         detached: true,
@@ -87,6 +94,7 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
         })
         .await;
     waiting.clear();
+    context.tell(&mut *backend);
     let waited = waiting.waited();
     let lease = match outcome? {
         Outcome::Granted(lease) => lease,

@@ -14,15 +14,39 @@ use crate::{
     override_usage = "dlock init [OPTIONS]",
     after_help = "It may be repeated. Redis needs none; SQLite does it by itself when first used."
 )]
-pub struct Args {}
+pub struct Args {
+    /// Only show what would be done, in the store's language
+    #[arg(long)]
+    pub print: bool,
+}
+
+/// What `dlock init` is to do.
+#[derive(Clone, Copy, Debug)]
+pub struct InitSettings {
+    /// Show it only.
+    pub print: bool,
+}
 
 /// Creates or upgrades the schema.
 ///
 /// # Errors
 /// What kept the store from doing so.
-pub async fn run(context: &Context) -> Result<u8> {
+pub async fn run(settings: InitSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
+    if settings.print {
+        let out = &context.out;
+        let (schema, store) = (backend.schema(), backend.describe());
+        if out.is_json() {
+            return Ok(out.finish(out.json(&json::Schema::new(schema, &store)), exit::OK));
+        }
+        let Some(schema) = schema else {
+            out.notice(&format!("{store}: this store needs nothing"));
+            return Ok(exit::OK);
+        };
+        return Ok(out.finish(out.data(&schema), exit::OK));
+    }
     let done = ask(&mut *backend, &BootClock, context.limits, async |b| b.init().await).await.map_err(|error| error.during("init"))?;
+    context.tell(&mut *backend);
     let out = &context.out;
     if out.is_json() {
         return Ok(out.finish(out.json(&json::Initialized::new(&done, &backend.describe())), exit::OK));

@@ -33,6 +33,7 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     let state = ask(&mut *backend, &BootClock, context.limits, async |b| b.inspect(&settings.key).await)
         .await
         .map_err(|error| error.during("inspect").key(&settings.key))?;
+    context.tell(&mut *backend);
     let out = &context.out;
     let now = Now::read();
     let written = if out.is_json() {

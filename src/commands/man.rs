@@ -138,10 +138,13 @@ A store is named by a URL, or by a name that the configuration file gives to one
     redis://[user@]host[:6379][/db]    one Redis or Valkey
     rediss://...                       the same over TLS
     redis+unix:///path.sock[?db=N]     the same over a Unix socket
+    redis+sentinel://h1,h2,h3/MASTER   Redis behind sentinels (port 26379)
+    redis+cluster://h1,h2              Redis Cluster, by some of its nodes
+    rediss+sentinel, rediss+cluster    the same over TLS
 
 Without a store, locks are kept in SQLite in /var/lib/dlock for root and in $XDG_STATE_HOME/dlock for others; they protect this user on this host only, and a line on stderr says so.
 
-A URL takes the parameters ttl, namespace, password_file, backend_timeout, cacert, cert and key (PEM files: CA certificates, the client's certificate and its key; rediss only) and db, as in redis://r1?ttl=30s. User, password and path are percent-encoded. A password in a --backend URL is refused, because every user of the host can read it there.";
+A URL takes the parameters ttl, namespace, password_file, backend_timeout, cacert, cert and key (PEM files: CA certificates, the client's certificate and its key; rediss only) and db, as in redis://r1?ttl=30s. With replicas=N a grant or renewal of Redis counts only once N replicas have it, for which they have replica_timeout (500ms). Sentinels have credentials of their own: sentinel_user and sentinel_password_file. User, password and path are percent-encoded. A password in a --backend URL is refused, because every user of the host can read it there.";
 
 const EXIT_STATUS: &[(&str, &str)] = &[
     ("the command's, or 128+N", "it ran to its end (N: the signal that ended it)"),
@@ -161,7 +164,7 @@ const EXIT_STATUS: &[(&str, &str)] = &[
 const ENVIRONMENT: &str = "\
 A flag beats a variable, a variable beats the configuration file. An empty variable is as an unset one. NO_COLOR is respected.
 
-All but DLOCK_BACKEND, DLOCK_CONFIG, DLOCK_PASSWORD_FILE, DLOCK_BACKEND_TIMEOUT, DLOCK_HOST and DLOCK_NAMESPACE are taken out of the environment of the command that run starts. A password in DLOCK_BACKEND does reach the command.";
+All but DLOCK_BACKEND, DLOCK_CONFIG, DLOCK_PASSWORD_FILE, DLOCK_SENTINEL_PASSWORD_FILE, DLOCK_BACKEND_TIMEOUT, DLOCK_HOST and DLOCK_NAMESPACE are taken out of the environment of the command that run starts. A password in DLOCK_BACKEND does reach the command.";
 
 const OUTPUTS: &[(&str, &str)] = &[
     ("DLOCK_KEY, DLOCK_TOKEN", "the lock and the secret that holds it; renew and release without arguments use them"),

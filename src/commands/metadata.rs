@@ -21,7 +21,7 @@ pub fn collect(host: Option<&str>, command: Option<&std::ffi::OsStr>, describe: 
 }
 
 /// The name of the effective user, or the number where it has none.
-fn user() -> String {
+pub fn user() -> String {
     let uid = rustix::process::geteuid().as_raw().to_string();
     // A static binary can't ask the name service: the file has the local users, the session the others.
     let in_file = fs::read_to_string("/etc/passwd").ok().and_then(|passwd| name_of(&passwd, &uid));

@@ -4,6 +4,7 @@
 
 pub mod acquire;
 pub mod completions;
+pub mod gc;
 pub mod init;
 pub mod inspect;
 mod key;
@@ -18,13 +19,17 @@ mod target;
 use std::future::Future;
 
 pub use key::{KeyArg, TokenArg};
-pub use metadata::collect as collect_metadata;
-pub use target::{BackendConfig, RedisOptions, Secret, Server, SqliteOptions, Target, Tls};
+pub use metadata::{collect as collect_metadata, user as user_name};
+pub use target::{
+    Address, AdvisoryKey, BackendConfig, EtcdOptions, MysqlMode, MysqlOptions, PostgresMode, PostgresOptions, RedisOptions, RedlockOptions,
+    Replicas, Secret, Sentinel, Server, SqlOptions, SqlSecret, SqlServer, SqliteOptions, TairMode, TairOptions, Target, Tls, TlsMode,
+    ZooKeeperOptions,
+};
 
 use crate::{
-    backends::{redis::Redis, sqlite::Sqlite},
+    backends::{etcd::Etcd, mysql, postgres, redis::Redis, redlock::Redlock, sqlite::Sqlite, tair::Tair, zookeeper::ZooKeeper},
     lease::Limits,
-    lock::{Backend, Error, Kind, Result},
+    lock::{Backend, Error, Kind, Notice, Result},
     output::Output,
     supervise::{Signal, Signals, stop_self},
 };
@@ -40,6 +45,22 @@ pub struct Context {
     pub host: Option<String>,
     /// Where everything is printed.
     pub out: Output,
+}
+
+impl Context {
+    /// Says what a store's backend noticed.
+    pub fn tell(&self, backend: &mut dyn Backend) {
+        for Notice { warning, text, hint } in backend.notices() {
+            if !warning && !self.out.is_verbose() {
+                continue;
+            }
+            let text = format!("{}: {text}", backend.describe());
+            match hint {
+                Some(hint) => self.out.warn_with_hint(&text, &hint),
+                None => self.out.warn(&text),
+            }
+        }
+    }
 }
 
 /// What is to be done, checked.
@@ -58,7 +79,9 @@ pub enum Work {
     /// `dlock list`
     List(list::ListSettings),
     /// `dlock init`
-    Init,
+    Init(init::InitSettings),
+    /// `dlock gc`
+    Gc(gc::GcSettings),
 }
 
 /// Does it, and returns the exit status.
@@ -74,7 +97,8 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
         Work::Release(settings) => block_on(release::run(settings, context)),
         Work::Inspect(settings) => block_on(inspect::run(settings, context)),
         Work::List(settings) => block_on(list::run(settings, context)),
-        Work::Init => block_on(init::run(context)),
+        Work::Init(settings) => block_on(init::run(settings, context)),
+        Work::Gc(settings) => block_on(gc::run(settings, context)),
     }
 }
 
@@ -90,6 +114,12 @@ pub fn open(context: &Context) -> Box<dyn Backend> {
             Box::new(Sqlite::new(options.clone()))
         }
         BackendConfig::Redis(options) => Box::new(Redis::new(options.clone())),
+        BackendConfig::Mysql(options) => mysql::backend(options.clone()),
+        BackendConfig::Redlock(options) => Box::new(Redlock::new(options.clone())),
+        BackendConfig::Tair(options) => Box::new(Tair::new(options.clone())),
+        BackendConfig::Etcd(options) => Box::new(Etcd::new(options.clone())),
+        BackendConfig::ZooKeeper(options) => Box::new(ZooKeeper::new(options.clone())),
+        BackendConfig::Postgres(options) => postgres::backend(options.clone()),
     }
 }
 

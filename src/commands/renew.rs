@@ -46,7 +46,7 @@ pub struct RenewSettings {
 pub async fn run(settings: RenewSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     if let Some(ttl) = settings.ttl {
-        backend.capabilities().check_ttl(ttl).map_err(|error| error.key(&settings.key))?;
+        backend.capabilities().check_new_ttl(ttl).map_err(|error| error.key(&settings.key))?;
     }
     let answer = ask(&mut *backend, &BootClock, context.limits, async |b| b.renew(&settings.key, &settings.token, settings.ttl).await)
         .await

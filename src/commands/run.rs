@@ -20,7 +20,7 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock run -k KEY [OPTIONS] -- COMMAND [ARG]...",
-    after_help = "More in man dlock-run: --on-lost --leftover --contain --no-metadata --log\n  --no-reentrant --config --password-file --backend-timeout --host --namespace\nExample:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
+    after_help = "More in man dlock-run: --on-lost --leftover --contain --no-metadata --log\n  --status-file --no-reentrant --config --password-file --backend-timeout --host\n  --namespace\nExample:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
 )]
 #[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
@@ -33,6 +33,9 @@ pub struct Args {
     /// Do not wait (the default, and -w 0)
     #[arg(short, long)]
     pub nonblock: bool,
+    /// Hold it together with other readers
+    #[arg(short, long, conflicts_with = "exclusive")]
+    pub shared: bool,
     /// The status when somebody else holds it [75]
     #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
     pub conflict_exit_code: Option<String>,
@@ -49,7 +52,7 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     pub describe: Option<String>,
     /// Write how it ended to a file, as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub status_file: Option<String>,
     /// If the lock is lost: kill, signal:SIG before the KILL, or continue
     #[arg(long, value_name = "ACTION", hide_short_help = true)]
@@ -83,6 +86,8 @@ pub struct Args {
 pub struct RunSettings {
     /// Which lock.
     pub key: Key,
+    /// How it is held.
+    pub mode: Mode,
     /// What to run: a program and its arguments. `-c STRING` has become `/bin/sh -c STRING`.
     pub command: Vec<OsString>,
     /// The lease that was asked for; `None` for the default, which the backend may move into its range.
@@ -147,7 +152,7 @@ fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backe
         }
         None => backend.capabilities().clamp_ttl(Ttl::DEFAULT),
     };
-    let budget = Budget::new(ttl, settings.grace)?;
+    let budget = Budget::new(ttl, settings.grace, backend.capabilities().pace)?;
     let held = std::env::var(Held::VARIABLE).map(|value| Held::parse(&value)).unwrap_or_default();
     let outer = held.find(backend.fingerprint(), &settings.key);
     if outer.is_some() && !settings.reentrant {
@@ -171,7 +176,8 @@ fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backe
         key: settings.key.clone(),
         token: outer.map_or_else(Token::random, Token::nested),
         ttl,
-        mode: Mode::Exclusive,
+        ttl_asked: settings.ttl.is_some(),
+        mode: settings.mode,
         fair: false,
         entry: if outer.is_some() { Entry::Reenter } else { Entry::Fresh },
         detached: false,

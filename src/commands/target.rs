@@ -1,8 +1,15 @@
 //! Which store is meant, completely and checked, before anything touches it.
 
 pub use crate::backends::{
-    redis::{Options as RedisOptions, Secret, Server, Tls},
+    etcd::Options as EtcdOptions,
+    mysql::{Mode as MysqlMode, Options as MysqlOptions},
+    postgres::{AdvisoryKey, Mode as PostgresMode, Options as PostgresOptions},
+    redis::{Address, Options as RedisOptions, Replicas, Secret, Sentinel, Server, Tls},
+    redlock::Options as RedlockOptions,
+    sql::{Options as SqlOptions, Secret as SqlSecret, Server as SqlServer, TlsMode},
     sqlite::Options as SqliteOptions,
+    tair::{Mode as TairMode, Options as TairOptions},
+    zookeeper::Options as ZooKeeperOptions,
 };
 
 /// The store, and what the configuration file calls it.
@@ -16,6 +23,7 @@ pub struct Target {
 
 /// Every kind of store there is.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one in a process")]
 pub enum BackendConfig {
     /// A database file on this host.
     Sqlite {
@@ -24,6 +32,18 @@ pub enum BackendConfig {
         /// False if nothing was configured, so that a warning is due.
         asked_for: bool,
     },
-    /// One Redis server.
+    /// A Redis server, or a deployment of several.
     Redis(RedisOptions),
+    /// Independent Redis servers, of which a majority decides.
+    Redlock(RedlockOptions),
+    /// A Tair, or Redis with the TairString module.
+    Tair(TairOptions),
+    /// An etcd cluster.
+    Etcd(EtcdOptions),
+    /// A ZooKeeper ensemble.
+    ZooKeeper(ZooKeeperOptions),
+    /// A PostgreSQL server.
+    Postgres(PostgresOptions),
+    /// A MySQL or MariaDB server.
+    Mysql(MysqlOptions),
 }

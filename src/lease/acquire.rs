@@ -9,7 +9,7 @@ use std::{future::Future, time::Duration};
 
 use super::{
     Budget, Clock, Lease, Limits,
-    ask::{Pause, no_answer, spread},
+    ask::{Pause, no_answer, silence, spread},
     bounded,
 };
 use crate::lock::{Attempt, Backend, BootTime, Busy, Effect, Entry, Error, Request, Result, Scope, Token};
@@ -40,6 +40,8 @@ pub enum Outcome<S> {
 const RECHECK: Duration = Duration::from_secs(5);
 /// How often to look at a lock whose holder tells nobody when it is released.
 const POLL: Duration = Duration::from_millis(250);
+/// How long who doesn't wait still waits for a lock that nobody has, or only for a moment.
+const PASSING: Duration = Duration::from_millis(100);
 /// How long to try to undo what may have happened, once we have given up anyway.
 const UNDO: Duration = Duration::from_secs(1);
 
@@ -83,6 +85,7 @@ pub async fn acquire<S>(
 }
 
 /// One attempt at one lock, over all of its questions.
+#[allow(clippy::struct_excessive_bools)] // what may have happened, each by itself
 struct Pursuit {
     limits: Limits,
     /// When waiting ends; `None` for never.
@@ -95,6 +98,10 @@ struct Pursuit {
     unsure: bool,
     /// Something may stand in the queue.
     waited: bool,
+    /// Until when a lock that is busy in passing is asked for again.
+    passing_until: Option<BootTime>,
+    /// What the grant asked to be waited for was waited for.
+    settled: bool,
 }
 
 impl Pursuit {
@@ -106,7 +113,7 @@ impl Pursuit {
             Patience::Forever => None,
         };
         let outage_until = wait_until.map(|end| end.max(now.plus(limits.answer)));
-        Self { limits, wait_until, outage_until, in_flight: false, unsure: false, waited: false }
+        Self { limits, wait_until, outage_until, in_flight: false, unsure: false, waited: false, passing_until: None, settled: false }
     }
 
     async fn run<S>(
@@ -117,6 +124,7 @@ impl Pursuit {
         busy: &mut dyn FnMut(&Busy),
     ) -> Result<Outcome<S>> {
         let mut pause = Pause::new();
+        let mut said = None;
         loop {
             let sent = clock.now();
             self.in_flight = true;
@@ -127,11 +135,14 @@ impl Pursuit {
             }
             let error = match bounded(clock, end, backend.try_acquire(request)).await {
                 Some(Ok(Attempt::Granted(grant))) => {
-                    let budget = Budget::new(grant.ttl, None)?;
+                    let budget = Budget::new(grant.ttl, None, backend.capabilities().pace)?;
+                    if grant.settle > Duration::ZERO && !std::mem::replace(&mut self.settled, true) {
+                        clock.sleep_until(clock.now().plus(grant.settle)).await;
+                    }
                     if clock.now() < budget.start_by(sent) {
                         return Ok(Outcome::Granted(Lease {
                             key: request.key.clone(),
-                            token: request.token,
+                            token: Token { session: grant.session.filter(|_| request.detached), ..request.token },
                             fence: grant.fence,
                             ttl: grant.ttl,
                             t0: sent,
@@ -153,11 +164,18 @@ impl Pursuit {
                     self.in_flight = false;
                     pause = Pause::new();
                     let now = clock.now();
-                    if self.wait_until.is_some_and(|end| now >= end) {
-                        return Ok(Outcome::Busy(found));
-                    }
-                    busy(&found);
-                    let most = self.longest_wait(now, &found);
+                    let most = if self.wait_until.is_none_or(|end| now < end) {
+                        busy(&found);
+                        // A store that tells nobody anything paces its waiters itself.
+                        self.longest_wait(now, &found, found.notifies || !backend.capabilities().notification)
+                    } else {
+                        let until = *self.passing_until.get_or_insert(now.plus(PASSING));
+                        if !found.passing || now >= until {
+                            return Ok(Outcome::Busy(found));
+                        }
+                        self.waited = true;
+                        until.since(now)
+                    };
                     // A failed wait is found out by asking again.
                     let grown = most.saturating_add(self.limits.attempt());
                     match bounded(clock, now.plus(grown), backend.wait(request, most)).await {
@@ -172,20 +190,22 @@ impl Pursuit {
                 }
                 None => {
                     self.unsure = true;
-                    no_answer(backend, clock.now().since(sent))
+                    let hurried = end < sent.plus(self.limits.attempt());
+                    silence(backend, clock.now().since(sent), said.take().filter(|_| hurried))
                 }
             };
             let again = clock.now().plus(pause.next());
             if !error.is_transient() || self.outage_until.is_some_and(|end| again >= end) {
                 return Err(error);
             }
+            said = Some(error);
             clock.sleep_until(again).await;
         }
     }
 
     /// How long to wait before the lock is looked at again without having been woken.
-    fn longest_wait(&self, now: BootTime, found: &Busy) -> Duration {
-        let mut most = if found.notifies { RECHECK } else { POLL.saturating_sub(spread(POLL / 4)) };
+    fn longest_wait(&self, now: BootTime, found: &Busy, ends_by_itself: bool) -> Duration {
+        let mut most = if ends_by_itself { RECHECK } else { POLL.saturating_sub(spread(POLL / 4)) };
         if let Some(expires) = found.expires_in {
             // Spread over a twentieth of a second, so that all who wait for a holder that died don't ask at once.
             most = most.min(expires + Duration::from_millis(1) + spread(Duration::from_millis(50)));

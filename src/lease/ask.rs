@@ -58,6 +58,12 @@ pub(super) fn no_answer(backend: &dyn Backend, after: Duration) -> Error {
         .hint("is the server up and reachable from here? --backend-timeout gives it more time")
 }
 
+/// What it means that the last attempt, which there was little time left for, had no answer: what went wrong `before` it,
+/// if something did, and that this one may have been served.
+pub(super) fn silence(backend: &dyn Backend, after: Duration, before: Option<Error>) -> Error {
+    before.map_or_else(|| no_answer(backend, after), |error| error.effect(Effect::Unknown))
+}
+
 /// As people say it: tenths of a second, or milliseconds below one.
 fn rounded(length: Duration) -> Duration {
     let ms = u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
@@ -77,12 +83,14 @@ pub async fn ask<T>(
     let until = began.plus(limits.answer);
     let mut pause = Pause::new();
     let mut unknown = false;
+    let mut said = None;
     loop {
         let sent = clock.now();
-        let error = match bounded(clock, sent.plus(limits.attempt()).min(until), question(backend)).await {
+        let full = sent.plus(limits.attempt());
+        let error = match bounded(clock, full.min(until), question(backend)).await {
             Some(Ok(answer)) => return Ok(answer),
             Some(Err(error)) => error,
-            None => no_answer(backend, clock.now().since(began)),
+            None => silence(backend, clock.now().since(began), said.take().filter(|_| until < full)),
         };
         unknown |= error.effect != Effect::NotApplied;
         let again = clock.now().plus(pause.next());
@@ -90,6 +98,7 @@ pub async fn ask<T>(
             let effect = if unknown { Effect::Unknown } else { error.effect };
             return Err(error.effect(effect));
         }
+        said = Some(error);
         clock.sleep_until(again).await;
     }
 }

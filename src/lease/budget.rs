@@ -2,45 +2,49 @@
 
 use std::time::Duration;
 
-use crate::lock::{BootTime, Error, Kind, Result, Ttl};
+use crate::lock::{BootTime, Error, Kind, Pace, Result, Ttl};
 
 /// The thresholds of one lease, all counted from t₀: the moment *before* the last confirmed acquire or renewal was sent.
 ///
 /// With L the TTL less the clock drift that is allowed for (1 % + 2 ms): renew every L/6; nothing confirmed
 /// by 0.6 L: TERM; KILL a grace later, by 0.8 L at the latest. The last fifth is for the kernel to kill and reap.
+/// A backend's [`Pace`] can be stricter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     lease: Duration,
     grace: Duration,
+    pace: Pace,
 }
 
 impl Budget {
     /// The time between TERM and KILL that nobody asked for.
     pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
-    /// The budget of a lease of `ttl`, with the grace that was asked for.
+    /// The budget of a lease of `ttl` at this pace, with the grace that was asked for.
     ///
     /// # Errors
     /// [`Kind::Usage`] with the arithmetic if an explicit grace doesn't fit.
-    pub fn new(ttl: Ttl, grace: Option<Duration>) -> Result<Self> {
+    pub fn new(ttl: Ttl, grace: Option<Duration>, pace: Pace) -> Result<Self> {
         let lease = without_drift(ttl.get());
-        let room = lease.mul_f64(0.2);
+        let room = lease * (pace.kill - pace.term) / 100;
         match grace {
             Some(grace) if grace > room => {
                 let secs = |d: Duration| format!("{:.1}s", d.as_secs_f64());
-                let needed = (grace.as_secs_f64() * 5.0 / 0.99 + 0.02).ceil();
+                let needed = (grace.as_secs_f64() * 100.0 / f64::from(pace.kill - pace.term) / 0.99 + 0.02).ceil();
                 Err(Error::new(
                     Kind::Usage,
                     format!(
-                        "a grace of {} does not fit a TTL of {}: TERM comes at 0.6 of it, KILL by 0.8, which leaves {}",
+                        "a grace of {} does not fit a TTL of {}: TERM comes at {} of it, KILL by {}, which leaves {}",
                         humantime::format_duration(grace),
                         humantime::format_duration(ttl.get()),
+                        f64::from(pace.term) / 100.0,
+                        f64::from(pace.kill) / 100.0,
                         secs(room)
                     ),
                 )
                 .hint(format!("--ttl {needed:.0}s makes room for it")))
             }
-            _ => Ok(Self { lease, grace: grace.unwrap_or(Self::DEFAULT_GRACE).min(room) }),
+            _ => Ok(Self { lease, grace: grace.unwrap_or(Self::DEFAULT_GRACE).min(room), pace }),
         }
     }
 
@@ -48,7 +52,7 @@ impl Budget {
     #[must_use]
     pub fn for_ttl(self, ttl: Ttl) -> Self {
         let lease = without_drift(ttl.get());
-        Self { lease, grace: self.grace.min(lease.mul_f64(0.2)) }
+        Self { lease, grace: self.grace.min(lease * (self.pace.kill - self.pace.term) / 100), ..self }
     }
 
     /// How long after t₀ the next renewal is sent.
@@ -61,14 +65,14 @@ impl Budget {
         self.grace
     }
 
-    /// Until when a command may still be started: with less than half of the lease left, it is not.
+    /// Until when a command may still be started: usually with half of the lease left.
     pub fn start_by(&self, t0: BootTime) -> BootTime {
-        t0.plus(self.lease / 2)
+        t0.plus(self.lease * self.pace.start / 100)
     }
 
     /// When the command gets TERM.
     pub fn term_at(&self, t0: BootTime) -> BootTime {
-        t0.plus(self.lease.mul_f64(0.6))
+        t0.plus(self.lease * self.pace.term / 100)
     }
 
     /// When the command gets KILL.
@@ -91,7 +95,7 @@ mod tests {
     use super::*;
 
     fn budget(ttl: u64, grace: Option<u64>) -> Result<Budget> {
-        Budget::new(Ttl::new(Duration::from_secs(ttl)).unwrap(), grace.map(Duration::from_secs))
+        Budget::new(Ttl::new(Duration::from_secs(ttl)).unwrap(), grace.map(Duration::from_secs), Pace::USUAL)
     }
 
     #[test]

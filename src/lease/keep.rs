@@ -19,7 +19,7 @@ pub enum Loss {
     },
 }
 
-/// Renews `lease` every sixth of it until it is lost; never returns otherwise.
+/// Renews `lease` every sixth of it, and when the store hints at its end, until it is lost; never returns otherwise.
 ///
 /// `extended` is told of each confirmed renewal, with the lease's new t₀, before anything else happens. An answer that
 /// did not come is unknown, never renewed: it is asked again until TERM time. An answer that comes after TERM
@@ -35,9 +35,19 @@ pub async fn keep(
     let mut budget = budget.for_ttl(lease.ttl);
     let mut next = lease.t0.plus(budget.renew_every());
     let mut last = None;
+    // A hint that proves wrong is not listened for again before this.
+    let mut deaf_until = lease.t0;
     loop {
         let term_at = budget.term_at(lease.t0);
-        clock.sleep_until(next.min(term_at)).await;
+        let listening = async {
+            clock.sleep_until(deaf_until).await;
+            backend.watch(&lease.key, &lease.token).await;
+        };
+        tokio::select! {
+            biased;
+            () = clock.sleep_until(next.min(term_at)) => {}
+            () = listening => deaf_until = clock.now().plus(budget.renew_every() / 8),
+        }
         let sent = clock.now();
         if sent >= term_at {
             return Loss::Unconfirmed { since: sent.since(lease.t0), last };

@@ -11,8 +11,8 @@ use super::*;
 use crate::{
     backends::memory::{Memory, Store},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Effect, Entry, Error, Init, Kind, LockState, Mode, Namespace, Release, Renewal, Request,
-        Result, Scope, Wake,
+        Attempt, Backend, Busy, Capabilities, Effect, Entry, Error, Init, Kind, LockState, Mode, Namespace, Pace, Release, Renewal,
+        Request, Result, Scope, Wake,
     },
 };
 
@@ -51,6 +51,12 @@ struct Faulty {
     inner: Memory,
     faults: Rc<RefCell<VecDeque<Option<Fault>>>>,
     calls: Rc<RefCell<Vec<&'static str>>>,
+    /// How long its grants have to settle.
+    settle: Duration,
+    /// How many times a lock that nobody has is busy in passing.
+    passing: u32,
+    /// Something happened to the hold.
+    hint: Rc<tokio::sync::Notify>,
 }
 
 impl Faulty {
@@ -92,9 +98,21 @@ impl Backend for Faulty {
         self.inner.fingerprint()
     }
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        self.meet("acquire", async |inner: &mut Memory| inner.try_acquire(request).await).await
+        if self.passing > 0 {
+            self.passing -= 1;
+            return Ok(Attempt::Busy(Busy { passing: true, ..Busy::default() }));
+        }
+        let mut attempt = self.meet("acquire", async |inner: &mut Memory| inner.try_acquire(request).await).await?;
+        if let Attempt::Granted(grant) = &mut attempt {
+            grant.settle = self.settle;
+        }
+        Ok(attempt)
+    }
+    async fn watch(&mut self, _: &Key, _: &Token) {
+        self.hint.notified().await;
     }
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        let at_most = if self.passing > 0 { Duration::from_millis(5) } else { at_most };
         self.inner.wait(request, at_most).await
     }
     async fn abandon(&mut self, request: &Request) -> Result<()> {
@@ -145,6 +163,7 @@ fn request() -> Request {
         key: key(),
         token: Token::random(),
         ttl: Ttl::new(secs(60)).unwrap(),
+        ttl_asked: true,
         mode: Mode::Exclusive,
         fair: false,
         entry: Entry::Fresh,
@@ -155,7 +174,7 @@ fn request() -> Request {
 }
 
 fn budget() -> Budget {
-    Budget::new(request().ttl, None).unwrap()
+    Budget::new(request().ttl, None, Pace::USUAL).unwrap()
 }
 
 impl World {
@@ -168,6 +187,9 @@ impl World {
             inner: Memory::new(self.store.clone(), Namespace::default()),
             faults: Rc::new(RefCell::new(faults.iter().copied().collect())),
             calls: Rc::default(),
+            settle: Duration::ZERO,
+            passing: 0,
+            hint: Rc::default(),
         }
     }
 
@@ -240,6 +262,19 @@ async fn an_unreachable_store_is_given_up_within_the_limit() {
     let error = world.acquire(&mut world.client(&refused), Patience::Try).await.unwrap_err();
     assert_eq!(error.kind, Kind::Unavailable);
     assert!(world.clock.now().since(before) <= LIMITS.answer);
+}
+
+/// Nine pauses take 3.2 s at least, so that the attempt after them is cut short.
+#[tokio::test(start_paused = true)]
+async fn what_was_wrong_is_told_although_the_last_attempt_had_no_time_for_an_answer() {
+    let world = World::new();
+    let faults: Vec<_> = [Some(Fault::Refused); 9].into_iter().chain([Some(Fault::Hangs); 5]).collect();
+    let error = world.acquire(&mut world.client(&faults), Patience::Try).await.unwrap_err();
+    assert_eq!((error.kind, error.effect, error.message.as_str()), (Kind::Unavailable, Effect::Unknown, "connection reset"));
+    let mut client = world.client(&faults);
+    let (key, token) = (key(), Token::random());
+    let error = ask(&mut client, &world.clock, LIMITS, async |backend| backend.renew(&key, &token, None).await).await.unwrap_err();
+    assert_eq!((error.kind, error.effect, error.message.as_str()), (Kind::Unavailable, Effect::Unknown, "connection reset"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -446,11 +481,71 @@ async fn a_release_whose_answer_was_lost_is_unknown_and_one_that_finds_nothing_i
 async fn what_a_backend_cannot_do_is_refused_without_a_call() {
     let world = World::new();
     let mut client = world.client(&[]);
-    for bad in
-        [Request { mode: Mode::Shared, ..request() }, Request { mode: Mode::Permits(2), ..request() }, Request { fair: true, ..request() }]
-    {
+    for bad in [Request { mode: Mode::Permits(2), ..request() }, Request { fair: true, ..request() }] {
         let refused = acquire(&mut client, &world.clock, bad, Patience::Try, LIMITS, pending::<()>(), |_| ()).await.unwrap_err();
         assert_eq!(refused.kind, Kind::Unsupported);
     }
     assert!(client.calls.borrow().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hint_has_the_lease_renewed_at_once() {
+    let world = World::new();
+    let mut client = world.client(&[]);
+    let mut lease = world.taken(&mut client).await;
+    let (hint, began) = (Rc::clone(&client.hint), world.clock.now());
+    let mut renewed = Vec::new();
+    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, |lease, _| renewed.push(lease.t0.since(began)));
+    let happening = async {
+        // Wrong, though the lock is ours; then right.
+        world.clock.sleep_until(began.plus(secs(2))).await;
+        hint.notify_one();
+        world.clock.sleep_until(began.plus(secs(5))).await;
+        world.store.lose_data();
+        hint.notify_one();
+    };
+    let (loss, ()) = tokio::join!(keeping, happening);
+    assert!(matches!(loss, Loss::NotOwner), "{loss:?}");
+    assert_eq!(renewed, [secs(2)]);
+    assert_about(world.clock.now().since(began), secs(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn hints_without_end_are_not_followed_without_end() {
+    let world = World::new();
+    let mut client = world.client(&[]);
+    let mut lease = world.taken(&mut client).await;
+    let (hint, calls) = (Rc::clone(&client.hint), Rc::clone(&client.calls));
+    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, |_, _| hint.notify_one());
+    hint.notify_one();
+    assert!(tokio::time::timeout(secs(60), keeping).await.is_err());
+    assert!(calls.borrow().len() < 70, "{}", calls.borrow().len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_settles_before_anything_is_started_and_can_be_given_up_meanwhile() {
+    let world = World::new();
+    let mut client = Faulty { settle: Duration::from_millis(500), ..world.client(&[]) };
+    let before = world.clock.now();
+    let lease = world.taken(&mut client).await;
+    assert_about(world.clock.now().since(before), Duration::from_millis(500));
+    assert_eq!(lease.t0, before);
+    give_back(&mut client, &world.clock, &lease.key, &lease.token, Scope::Tree, LIMITS).await;
+    let stop = world.clock.sleep_until(world.clock.now().plus(Duration::from_millis(100)));
+    let outcome = acquire(&mut client, &world.clock, request(), Patience::Try, LIMITS, stop, |_: &Busy| ()).await;
+    assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
+    assert!(world.is_free().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_busy_in_passing_is_asked_for_again_but_not_for_long() {
+    let world = World::new();
+    let mut client = Faulty { passing: 4, ..world.client(&[]) };
+    let lease = world.taken(&mut client).await;
+    give_back(&mut client, &world.clock, &lease.key, &lease.token, Scope::Tree, LIMITS).await;
+    let mut client = Faulty { passing: u32::MAX, ..world.client(&[]) };
+    let before = world.clock.now();
+    let outcome = world.acquire(&mut client, Patience::Try).await.unwrap();
+    assert!(matches!(outcome, Outcome::Busy(Busy { passing: true, .. })), "{outcome:?}");
+    assert!(world.clock.now().since(before) < Duration::from_millis(120));
 }

@@ -1,10 +1,10 @@
 //! The questions that the lease core asks a store.
 
-use std::time::Duration;
+use std::{future::pending, io, os::fd::OwnedFd, time::Duration};
 
 use async_trait::async_trait;
 
-use super::{Capabilities, Fence, Holder, Key, LockState, Request, Result, Token, Ttl};
+use super::{Capabilities, Error, Fence, Holder, Key, Kind, LockState, Request, Result, Session, Token, Ttl};
 
 /// A store that keeps locks.
 ///
@@ -60,6 +60,29 @@ pub trait Backend {
     /// Gives the hold back, and wakes who waits if the lock becomes free.
     async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release>;
 
+    /// Ready when the hold may be gone although its lease is not over: a session was ended, a key was deleted.
+    ///
+    /// A hint: the core renews at once, and goes by that answer. Cancel safe; called again and again while the hold is
+    /// kept, never beside another call. Where the store tells nothing, it is never ready.
+    async fn watch(&mut self, _key: &Key, _token: &Token) {
+        pending::<()>().await;
+    }
+
+    /// Duplicates of the connections that must stay open for the hold to last, for stores whose locks end with their
+    /// session. The guardian keeps them until the command's tree is dead, whatever becomes of this process; and shuts
+    /// them down when the lease ran out with this process stopped.
+    ///
+    /// # Errors
+    /// When no descriptor is left.
+    fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
+        Ok(Vec::new())
+    }
+
+    /// What was noticed of the store since this was last asked, for people.
+    fn notices(&mut self) -> Vec<Notice> {
+        Vec::new()
+    }
+
     /// What the store knows of one lock. Read only.
     async fn inspect(&mut self, key: &Key) -> Result<LockState>;
 
@@ -68,6 +91,29 @@ pub trait Backend {
 
     /// Creates or upgrades what the store must have before locks can be kept (a schema). Idempotent.
     async fn init(&mut self) -> Result<Init>;
+
+    /// What [`Backend::init`] would do, in the store's own language; `None` where it does nothing.
+    fn schema(&self) -> Option<String> {
+        None
+    }
+
+    /// Removes what no lock has used for so long by the store's clock, and says how much that was. Never what
+    /// a lock's fences depend on.
+    async fn collect(&mut self, _unused_for: Duration) -> Result<u64> {
+        let name = self.capabilities().backend;
+        Err(Error::new(Kind::Unsupported, format!("the {name} backend leaves nothing behind that is to be collected")))
+    }
+}
+
+/// Something that people should know of a store, although it answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Worth a line of its own; otherwise it is told under `-v` only.
+    pub warning: bool,
+    /// What, in one line.
+    pub text: String,
+    /// What to do about it, in one line.
+    pub hint: Option<String>,
 }
 
 /// Gives back what the kernel keeps for a process that is stopped; called in the guardian, once the lease ran out and
@@ -94,6 +140,10 @@ pub struct Grant {
     pub ttl: Ttl,
     /// How many holds the owner has now.
     pub holds: u32,
+    /// How long nothing may be started yet: a holder that vanished may need so long to stop what it ran.
+    pub settle: Duration,
+    /// What another process needs beside the token to renew and release this hold; only for detached holds.
+    pub session: Option<Session>,
 }
 
 /// Why a lock was not granted, and what to wait for.
@@ -105,6 +155,9 @@ pub struct Busy {
     pub expires_in: Option<Duration>,
     /// Whether a release will end [`Backend::wait`]. False for foreign holders who tell nobody.
     pub notifies: bool,
+    /// Nobody has the lock, or only for a moment: a step that is under way keeps it from being granted just now. Worth
+    /// asking again at once, even for who doesn't wait.
+    pub passing: bool,
     /// The requester's place among those who wait, from 1; `None` if it isn't known.
     pub position: Option<u32>,
 }

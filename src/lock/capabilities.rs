@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Error, Kind, Mode, Request, Result, Ttl};
+use super::{Entry, Error, Kind, Mode, Request, Result, Ttl};
 
 /// What a backend can do. A request beyond it is refused before any I/O.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,8 @@ pub struct Capabilities {
     pub reentrant: bool,
     /// Hands out fencing tokens.
     pub fencing: bool,
-    /// A release wakes whoever waits; without it waiters poll.
+    /// A release wakes whoever waits. Without it waiters look by themselves: [`super::Backend::wait`] ends after a pause of the
+    /// backend's choice.
     pub notification: bool,
     /// The shortest lease.
     pub ttl_min: Duration,
@@ -30,6 +31,26 @@ pub struct Capabilities {
     pub ttl_max: Duration,
     /// Leases are whole multiples of this; others are rounded up.
     pub ttl_granularity: Duration,
+    /// A renewal can ask for another TTL than the hold was taken with.
+    pub adjustable_ttl: bool,
+    /// How a lease's time is spent.
+    pub pace: Pace,
+}
+
+/// The parts of a lease, in per cent of it from t₀: by when a command may be started, when it gets TERM, and by when KILL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// After this, nothing is started.
+    pub start: u32,
+    /// TERM.
+    pub term: u32,
+    /// KILL, at the latest.
+    pub kill: u32,
+}
+
+impl Pace {
+    /// Where the store ends a lease by its own clock, counted from the last renewal that it confirmed.
+    pub const USUAL: Self = Self { start: 50, term: 60, kill: 80 };
 }
 
 impl Capabilities {
@@ -48,6 +69,8 @@ impl Capabilities {
             ttl_min: Ttl::MIN,
             ttl_max: Ttl::MAX,
             ttl_granularity: Duration::from_millis(1),
+            adjustable_ttl: true,
+            pace: Pace::USUAL,
         }
     }
 
@@ -62,6 +85,7 @@ impl Capabilities {
         match request.mode {
             Mode::Shared if !self.shared => refuse("shared locks"),
             Mode::Permits(_) if !self.permits => refuse("permits"),
+            _ if request.entry == Entry::Reenter && !self.reentrant => refuse("nested holds of one lock"),
             _ if request.fair && !self.fair => refuse("fair order"),
             _ if request.detached && !self.detached => refuse("holds that outlive their process"),
             _ => self.check_ttl(request.ttl),
@@ -86,6 +110,18 @@ impl Capabilities {
                 humantime::format_duration(self.ttl_max)
             ),
         ))
+    }
+
+    /// Whether a renewal may ask for a TTL of its own, and for this one.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] with the reason.
+    pub fn check_new_ttl(&self, ttl: Ttl) -> Result<()> {
+        if !self.adjustable_ttl {
+            return Err(Error::new(Kind::Unsupported, format!("the {} backend keeps a lease's TTL as it was taken", self.backend))
+                .hint("renew without --ttl, or acquire with a longer one"));
+        }
+        self.check_ttl(ttl)
     }
 
     /// `ttl` moved into this backend's range, for a TTL that nobody asked for.

@@ -12,12 +12,12 @@ mod state;
 mod time;
 mod token;
 
-pub use backend::{Attempt, Backend, Busy, Grant, Init, LastResort, Release, Renewal, Scope, Wake};
-pub use capabilities::Capabilities;
+pub use backend::{Attempt, Backend, Busy, Grant, Init, LastResort, Notice, Release, Renewal, Scope, Wake};
+pub use capabilities::{Capabilities, Pace};
 pub use encoding::{Encoding, printable};
 pub use error::{Effect, Error, Kind, Result};
 pub use key::{Key, Namespace};
 pub use request::{Entry, Mode, Request};
-pub use state::{Holder, LockState, Metadata, Waiter};
+pub use state::{Holder, LockState, Metadata, NodeView, Waiter};
 pub use time::{BootTime, Ttl};
-pub use token::{Fence, Token, fingerprint, random};
+pub use token::{Fence, Session, Token, fingerprint, random};

@@ -24,6 +24,7 @@ pub enum Entry {
 
 /// A request for a lock. Asked again with the same token it is the same request.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools)] // independent wishes
 pub struct Request {
     /// Which lock.
     pub key: Key,
@@ -31,6 +32,8 @@ pub struct Request {
     pub token: Token,
     /// For how long, by the store's clock, from when the store grants it.
     pub ttl: Ttl,
+    /// Whether somebody asked for just that TTL: a store that learns its range late refuses it then, and clamps it otherwise.
+    pub ttl_asked: bool,
     /// How.
     pub mode: Mode,
     /// In the order of asking among those who wait.

@@ -80,4 +80,23 @@ pub struct LockState {
     pub waiters: Vec<Waiter>,
     /// The last fence given out, also when the lock is free.
     pub last_fence: Option<Fence>,
+    /// What each server says, where several decide together; empty for other stores.
+    pub nodes: Vec<NodeView>,
+}
+
+/// What one of several servers says of a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeView {
+    /// Which one.
+    pub node: String,
+    /// Whether somebody has it there; `None` if the server did not answer.
+    pub held: Option<bool>,
+    /// It is held there, but not by the holder that the lock has as a whole.
+    pub others: bool,
+    /// The fence of the hold there; `None` until it is confirmed.
+    pub fence: Option<Fence>,
+    /// When it ends there unless it is extended.
+    pub expires_in: Option<Duration>,
+    /// Why there is no answer.
+    pub error: Option<String>,
 }

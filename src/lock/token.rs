@@ -1,6 +1,6 @@
 //! What identifies a hold: the secret token and the public fence.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, fmt::Write as _, str::FromStr};
 
 use uuid::Uuid;
 
@@ -10,25 +10,42 @@ use super::{Error, Kind, Result};
 ///
 /// It names an owner and, below it, one hold: a nested `dlock run` of the same key has the outer one's
 /// owner and a hold of its own, so that each is counted once however often its request is repeated.
-/// The text form is `<uuid>.<16 hex digits>`.
+/// The text form is `<uuid>.<16 hex digits>`, and for a hold whose session was handed over, `.<48 hex digits>` more.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token {
     /// Random, unique per lease.
     pub owner: Uuid,
     /// Random, unique per hold of that lease.
     pub hold: u64,
+    /// The store's session that the hold belongs to, where another process needs it. Never in a token that a command gets.
+    pub session: Option<Session>,
+}
+
+/// A session of a store that can be taken up by another process.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Session {
+    /// Its number.
+    pub id: i64,
+    /// Its secret.
+    pub password: [u8; 16],
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Session(…)")
+    }
 }
 
 impl Token {
     /// A token that nobody has.
     pub fn random() -> Self {
-        Self { owner: uuid::Builder::from_random_bytes(random_bytes()).into_uuid(), hold: random() }
+        Self { owner: uuid::Builder::from_random_bytes(random_bytes()).into_uuid(), hold: random(), session: None }
     }
 
-    /// A token for another hold of the same owner.
+    /// A token for another hold of the same owner, which will have a session of its own.
     #[must_use]
     pub fn nested(self) -> Self {
-        Self { hold: random(), ..self }
+        Self { hold: random(), session: None, ..self }
     }
 
     /// The hold as stores write it: 16 hexadecimal digits.
@@ -38,7 +55,12 @@ impl Token {
 
     /// The text form, which is a secret: only for whoever has to renew and release.
     pub fn reveal(&self) -> String {
-        format!("{}.{}", self.owner, self.hold_text())
+        let mut text = format!("{}.{}", self.owner, self.hold_text());
+        if let Some(Session { id, password }) = self.session {
+            // Writing to a String can't fail.
+            let _ = write!(text, ".{id:016x}{:032x}", u128::from_be_bytes(password));
+        }
+        text
     }
 }
 
@@ -48,15 +70,34 @@ impl fmt::Debug for Token {
     }
 }
 
+impl Session {
+    fn parse(text: &str) -> Option<Self> {
+        let (id, password) = (text.len() == 48).then(|| text.split_at_checked(16))??;
+        let (high, low) = password.split_at_checked(16)?;
+        let password = (u128::from(hex(high)?) << 64 | u128::from(hex(low)?)).to_be_bytes();
+        Some(Self { id: hex(id)?.cast_signed(), password })
+    }
+}
+
+/// Sixteen hexadecimal digits.
+fn hex(digits: &str) -> Option<u64> {
+    let only_digits = digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    only_digits.then(|| u64::from_str_radix(digits, 16).ok())?
+}
+
 impl FromStr for Token {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
         let parse = || {
-            let (owner, hold) = text.split_once('.')?;
-            let hold = (hold.len() == 16).then(|| u64::from_str_radix(hold, 16).ok())??;
+            let mut parts = text.split('.');
+            let (owner, hold, session) = (parts.next()?, parts.next()?, parts.next());
             let owner = (owner.len() == 36).then(|| Uuid::try_parse(owner).ok())??;
-            Some(Self { owner, hold })
+            let session = match session {
+                Some(text) => Some(Session::parse(text)?),
+                None => None,
+            };
+            parts.next().is_none().then_some(Self { owner, hold: hex(hold)?, session })
         };
         parse().ok_or_else(|| {
             Error::new(Kind::Data, "this is not a token of dlock")
@@ -113,7 +154,17 @@ mod tests {
         let token = Token::random();
         assert_eq!(token.reveal().parse::<Token>().unwrap(), token);
         assert!(!format!("{token:?}").contains(&token.hold_text()));
-        for bad in ["", "x", "0.0", &token.reveal()[1..], &format!("{} ", token.reveal())] {
+        let handed_over = Token { session: Some(Session { id: -7, password: *b"sixteen bytes ok" }), ..token };
+        assert_eq!(handed_over.reveal().parse::<Token>().unwrap(), handed_over);
+        for bad in [
+            "",
+            "x",
+            "0.0",
+            &handed_over.reveal()[..80],
+            &format!("{}.0", handed_over.reveal()),
+            &token.reveal()[1..],
+            &format!("{} ", token.reveal()),
+        ] {
             assert_eq!(bad.parse::<Token>().unwrap_err().kind, Kind::Data);
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Look, Now, age, json, who};
-use crate::lock::{Holder, LockState};
+use crate::lock::{Holder, LockState, NodeView};
 
 /// More waiters than this are counted, not shown.
 const WAITERS: usize = 10;
@@ -37,7 +37,27 @@ pub fn view(state: &LockState, name: Option<&str>, backend: &str, now: &Now, loo
     if state.waiters.len() > WAITERS {
         lines.push(row("", &format!("and {} more", state.waiters.len() - WAITERS)));
     }
+    for (index, node) in state.nodes.iter().enumerate() {
+        lines.push(row(if index == 0 { "nodes" } else { "" }, &on_node(node)));
+    }
     lines.iter().flat_map(|line| [line.trim_end(), "\n"]).collect()
+}
+
+fn on_node(node: &NodeView) -> String {
+    let what = match (node.held, &node.error) {
+        (Some(false), _) => "free".to_owned(),
+        (Some(true), _) => {
+            let whose = match (node.others, node.fence) {
+                (true, _) => "held by another",
+                (false, Some(_)) => "held",
+                (false, None) => "held, unconfirmed",
+            };
+            let left = node.expires_in.map(|left| format!(", expires in {}", age(left))).unwrap_or_default();
+            format!("{whose}{left}")
+        }
+        (None, why) => why.as_ref().map_or_else(|| "?".into(), |why| who::clean(why, 60)),
+    };
+    format!("{:<22}  {what}", who::clean(&node.node, 40))
 }
 
 fn held(holder: &Holder, stored_as: &str, now: &Now, lines: &mut Vec<String>) {
@@ -130,6 +150,7 @@ mod tests {
             }],
             waiters: vec![Waiter { metadata: Some(metadata("deploy", "web1")), waiting_for: secs(120) }],
             last_fence: Some(Fence(1042)),
+            nodes: vec![],
         }
     }
 
@@ -168,6 +189,33 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
         assert!(text.contains("holder   a client that is not dlock\n"), "{text}");
         assert!(text.contains("lease    its end is not known\n") && !text.contains("since"), "{text}");
         assert!(text.ends_with("10. somebody\n           and 2 more\n"), "{text}");
+    }
+
+    #[test]
+    fn nodes_are_shown_one_by_one() {
+        let node = |name: &str, held, fence| NodeView {
+            node: name.into(),
+            held,
+            others: fence == Some(Fence(7)),
+            fence,
+            expires_in: held.filter(|held| *held).and_then(|_| secs(57)),
+            error: held.is_none().then(|| "nothing listens there".into()),
+        };
+        let nodes = vec![
+            node("r1:6379", Some(true), Some(Fence(1042))),
+            node("r2:6379", Some(true), Some(Fence(7))),
+            node("r3:6379", Some(true), None),
+            node("r4:6379", Some(false), None),
+            node("r5:6379", None, None),
+        ];
+        let text = shown(&LockState { waiters: vec![], nodes, ..state() });
+        let expected = "  nodes    r1:6379                 held, expires in 57s
+           r2:6379                 held by another, expires in 57s
+           r3:6379                 held, unconfirmed, expires in 57s
+           r4:6379                 free
+           r5:6379                 nothing listens there
+";
+        assert!(text.ends_with(expected), "{text}");
     }
 
     #[test]

@@ -19,7 +19,8 @@
 //! | `interrupted` | 128+N | `key signal`; of run as `ok` |
 //! | `error` | 64 to 78, 126, 127 | `error`; of run, once it began, as `ok` |
 //!
-//! A lock: `key stored_as held last_fence holders waiters`. A holder: `mode host user pid boot_id pid_ns command description fence
+//! A lock: `key stored_as held last_fence holders waiters nodes`. A node, of a store of several that decide together: `node held others
+//! fence expires_in_ms error`; `others` if it is held there by somebody else than the holder. A holder: `mode host user pid boot_id pid_ns command description fence
 //! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds`. A waiter: `host user pid command description
 //! waiting_for_ms`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
 //! failed step happened in the store all the same: `not_applied`, `applied` or `unknown`. A `command`: `status` or `signal`. `released`:
@@ -35,7 +36,7 @@ use super::{Now, Skip, time::millis};
 use crate::{
     exit,
     lease::Lease,
-    lock::{self, Effect, Error, Fence, Holder, Key, Kind, LockState, Mode, Waiter},
+    lock::{self, Effect, Error, Fence, Holder, Key, Kind, LockState, Mode, NodeView, Waiter},
 };
 
 /// The name of the schema.
@@ -91,6 +92,14 @@ report!(
     Initialized { backend: &'a str, done: &'static str }
 );
 report!(
+    /// What `init` would do.
+    Schema { backend: &'a str, text: Option<String> }
+);
+report!(
+    /// What nobody used is gone.
+    Collected { backend: &'a str, removed: u64 }
+);
+report!(
     /// The token does not hold the lock.
     NotHeld { key: &'a str, backend: &'a str }
 );
@@ -141,6 +150,20 @@ impl<'a> Initialized<'a> {
     }
 }
 
+impl<'a> Schema<'a> {
+    /// In the store's own language.
+    pub fn new(schema: Option<String>, backend: &'a str) -> Self {
+        Self { head: head("ok", exit::OK), backend, text: schema }
+    }
+}
+
+impl<'a> Collected<'a> {
+    /// So many locks.
+    pub fn new(removed: u64, backend: &'a str) -> Self {
+        Self { head: head("ok", exit::OK), backend, removed }
+    }
+}
+
 impl<'a> NotHeld<'a> {
     /// Of this lock.
     pub fn new(key: &'a Key, backend: &'a str) -> Self {
@@ -186,6 +209,7 @@ pub struct LockReport<'a> {
     last_fence: Option<u64>,
     holders: Vec<HolderReport<'a>>,
     waiters: Vec<WaiterReport<'a>>,
+    nodes: Vec<NodeReport<'a>>,
 }
 
 impl<'a> LockReport<'a> {
@@ -197,6 +221,30 @@ impl<'a> LockReport<'a> {
             last_fence: state.last_fence.map(|fence| fence.0),
             holders: state.holders.iter().map(|holder| HolderReport::new(holder, now)).collect(),
             waiters: state.waiters.iter().map(WaiterReport::new).collect(),
+            nodes: state.nodes.iter().map(NodeReport::new).collect(),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct NodeReport<'a> {
+    node: &'a str,
+    held: Option<bool>,
+    others: bool,
+    fence: Option<u64>,
+    expires_in_ms: Option<u64>,
+    error: Option<&'a str>,
+}
+
+impl<'a> NodeReport<'a> {
+    fn new(node: &'a NodeView) -> Self {
+        Self {
+            node: &node.node,
+            held: node.held,
+            others: node.others,
+            fence: node.fence.map(|fence| fence.0),
+            expires_in_ms: node.expires_in.map(millis),
+            error: node.error.as_deref(),
         }
     }
 }
@@ -393,6 +441,7 @@ mod tests {
             holders: vec![holder],
             waiters: vec![],
             last_fence: None,
+            nodes: vec![],
         };
         let now = Now::at("2026-11-20T02:00:00Z".parse().unwrap(), TimeZone::UTC);
         let text = line(&Inspected::new(&state, "local", &now));

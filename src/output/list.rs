@@ -114,6 +114,7 @@ mod tests {
             }],
             waiters: vec![Waiter { metadata: None, waiting_for: None }; waiters],
             last_fence: None,
+            nodes: Vec::new(),
         }
     }
 

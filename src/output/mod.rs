@@ -149,6 +149,11 @@ impl Output {
         Ok(())
     }
 
+    /// Whether more is to be said than usual.
+    pub fn is_verbose(&self) -> bool {
+        self.verbose
+    }
+
     /// A line that can be silenced.
     pub fn notice(&self, text: &str) {
         if !self.quiet {

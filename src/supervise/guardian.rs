@@ -98,6 +98,8 @@ struct Guardian {
     empty: bool,
     emptied: Option<BootTime>,
     leftover_told: bool,
+    /// Connections that the lock lasts as long as.
+    lifelines: Vec<OwnedFd>,
 }
 
 impl Guardian {
@@ -134,6 +136,7 @@ impl Guardian {
             empty: true,
             emptied: None,
             leftover_told: false,
+            lifelines: Vec::new(),
         })
     }
 
@@ -174,7 +177,8 @@ impl Guardian {
                 self.stop(Why::Orphaned, now.plus(self.setup.plan.grace), Signal::TERM);
                 false
             }
-            Received::Datagram(datagram) => {
+            Received::Datagram(datagram, descriptors) => {
+                self.lifelines.extend(descriptors);
                 if let Some((number, order)) = Order::decode(&datagram) {
                     self.obey(order);
                     self.report(&Report::Ack(number));
@@ -399,12 +403,14 @@ impl Guardian {
             }
             cgroup.remove();
         }
-        if self.lapsed
-            && self.empty
-            && !leftover_left
-            && let Some(give_back) = self.setup.last_resort.take()
-        {
-            give_back();
+        if self.lapsed && self.empty && !leftover_left {
+            if let Some(give_back) = self.setup.last_resort.take() {
+                give_back();
+            }
+            for line in &self.lifelines {
+                // To be closed here is not enough: a dlock that is stopped has it open as well.
+                let _ = rustix::net::shutdown(line, rustix::net::Shutdown::Both);
+            }
         }
         let last = match self.verdict {
             Some(Err(why)) => Report::CannotStart(why),
@@ -415,7 +421,7 @@ impl Guardian {
 
     fn report(&self, report: &Report) {
         // If dlock doesn't read or is gone, the tree is still ours to look after.
-        let _ = transmit(&self.setup.socket, &report.encode());
+        let _ = transmit(&self.setup.socket, &report.encode(), &[]);
     }
 
     /// Until an order, a child or the next deadline comes.

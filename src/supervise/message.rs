@@ -5,9 +5,10 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    io,
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
     os::{
-        fd::OwnedFd,
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::ffi::{OsStrExt, OsStringExt},
     },
     time::Duration,
@@ -15,7 +16,10 @@ use std::{
 
 use rustix::{
     io::Errno,
-    net::{RecvFlags, SendFlags, recv, send},
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, recvmsg, send,
+        sendmsg,
+    },
 };
 
 use super::{CannotStart, Deadlines, Ended, Outcome, Unkillable, Why};
@@ -23,6 +27,8 @@ use crate::lock::BootTime;
 
 /// The longest datagram: the kernel's default socket buffer holds it with room to spare.
 const MAX: usize = 128 * 1024;
+/// The most descriptors beside one datagram.
+const MAX_DESCRIPTORS: usize = 8;
 
 /// What dlock tells the guardian.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -189,7 +195,8 @@ impl Report {
 
 /// What came out of a look into the socket.
 pub enum Received {
-    Datagram(Vec<u8>),
+    /// A message, and the descriptors that came with it.
+    Datagram(Vec<u8>, Vec<OwnedFd>),
     Nothing,
     /// The other end is closed: its process ended.
     Closed,
@@ -209,23 +216,44 @@ pub fn receive(socket: &OwnedFd) -> Received {
             Err(_) => return Received::Closed,
         };
         let mut datagram = vec![0; length];
-        return match recv(socket, &mut datagram[..], RecvFlags::DONTWAIT) {
-            Ok(_) => Received::Datagram(datagram),
-            Err(_) => Received::Closed,
-        };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut beside = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        if recvmsg(socket, &mut [IoSliceMut::new(&mut datagram)], &mut beside, flags).is_err() {
+            return Received::Closed;
+        }
+        let mut descriptors = Vec::new();
+        for message in beside.drain() {
+            if let RecvAncillaryMessage::ScmRights(passed) = message {
+                descriptors.extend(passed);
+            }
+        }
+        return Received::Datagram(datagram, descriptors);
     }
 }
 
-/// Sends a datagram without waiting.
+/// Sends a datagram without waiting, and duplicates of `descriptors` with it: [`MAX_DESCRIPTORS`] at most.
 ///
 /// # Errors
 /// `InvalidInput` if it is too long; else as the kernel says (the other end is gone, or hasn't read for long).
-pub fn transmit(socket: &OwnedFd, datagram: &[u8]) -> io::Result<()> {
+pub fn transmit(socket: &OwnedFd, datagram: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> {
     if datagram.len() > MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the command's environment is too long"));
     }
     loop {
-        match send(socket, datagram, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let sent = if descriptors.is_empty() {
+            send(socket, datagram, flags)
+        } else {
+            let passed: Vec<BorrowedFd<'_>> = descriptors.iter().map(OwnedFd::as_fd).collect();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+            let mut beside = SendAncillaryBuffer::new(&mut space);
+            if !beside.push(SendAncillaryMessage::ScmRights(&passed)) {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many connections to hand over"));
+            }
+            sendmsg(socket, &[IoSlice::new(datagram)], &mut beside, flags)
+        };
+        match sent {
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
             Ok(_) => return Ok(()),

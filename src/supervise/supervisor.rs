@@ -171,13 +171,20 @@ pub struct Supervisor {
 impl Supervisor {
     /// Has the command executed, unless the guardian gets to it only after `start_by`.
     ///
-    /// [`Event::Started`] or [`Event::CannotStart`] follows.
+    /// [`Event::Started`] or [`Event::CannotStart`] follows. The guardian keeps `lifelines` open until the tree is dead, and shuts
+    /// them down if the lease runs out while dlock is stopped.
     ///
     /// # Errors
     /// If the environment is longer than a message can be; nothing was started then.
-    pub fn start(&mut self, environment: &[(OsString, OsString)], start_by: BootTime, deadlines: Deadlines) -> io::Result<()> {
+    pub fn start(
+        &mut self,
+        environment: &[(OsString, OsString)],
+        start_by: BootTime,
+        deadlines: Deadlines,
+        lifelines: &[OwnedFd],
+    ) -> io::Result<()> {
         let order = Order::Start { start_by, deadlines, environment: environment.to_vec() };
-        match self.order(&order, Some(deadlines)) {
+        match self.order_with(&order, Some(deadlines), lifelines) {
             // The guardian is gone; that is told by the next event.
             Err(error) if error.kind() != io::ErrorKind::InvalidInput => {}
             other => other?,
@@ -262,8 +269,12 @@ impl Supervisor {
     }
 
     fn order(&mut self, order: &Order, deadlines: Option<Deadlines>) -> io::Result<()> {
+        self.order_with(order, deadlines, &[])
+    }
+
+    fn order_with(&mut self, order: &Order, deadlines: Option<Deadlines>, descriptors: &[OwnedFd]) -> io::Result<()> {
         self.sent += 1;
-        let sent = transmit(self.socket.get_ref(), &order.encode(self.sent));
+        let sent = transmit(self.socket.get_ref(), &order.encode(self.sent), descriptors);
         if !matches!(&sent, Err(error) if error.kind() == io::ErrorKind::InvalidInput) {
             // Also when it couldn't be sent: a full socket is a guardian that doesn't read.
             self.unanswered.push_back(Unanswered { number: self.sent, since: BootClock::read(), deadlines });
@@ -276,7 +287,7 @@ impl Supervisor {
             match receive(self.socket.get_ref()) {
                 Received::Nothing => return,
                 Received::Closed => self.closed = true,
-                Received::Datagram(datagram) => {
+                Received::Datagram(datagram, _) => {
                     self.heard = BootClock::read();
                     if let Some(report) = Report::decode(&datagram) {
                         self.take_in(report);

@@ -1,10 +1,6 @@
-//! What a Redis server has to do for one hand-over, by its own count, with few and with many waiters.
+//! What a Redis or etcd server has to do for one hand-over, by its own count, with few and with many waiters.
 
-use crate::{
-    drain::Crowd,
-    lockers::{Locker, Stores},
-    table,
-};
+use crate::{drain::Crowd, lockers::Stores, table};
 
 const SIZES: [usize; 3] = [1, 20, 100];
 
@@ -12,9 +8,59 @@ const SIZES: [usize; 3] = [1, 20, 100];
 const FROM_CLIENTS: [&str; 9] = ["eval", "evalsha", "blpop", "hello", "auth", "select", "client", "ping", "script"];
 
 pub fn run(stores: &Stores) {
+    of_redis(stores);
+    of_etcd(stores);
+    of_zookeeper(stores);
+}
+
+fn of_zookeeper(stores: &Stores) {
+    let Some(servers) = &stores.zookeeper else { return };
+    let (packets, writes) = (|| servers.nodes[0].counted("zk_packets_received").unwrap_or_default(), || servers.nodes[0].changes());
+    let mut rows = Vec::new();
+    for locker in stores.lockers.iter().filter(|locker| locker.waits && locker.name != "flock") {
+        for size in SIZES {
+            let crowd = Crowd::gather(stores, locker, &format!("packets-{size}"), size);
+            let before = (packets(), writes());
+            let ms = crowd.drain();
+            let each = |count: u64| format!("{:.2}", count as f64 / size as f64);
+            let (sent, written) = (each(packets() - before.0), each(writes() - before.1));
+            rows.push(vec![locker.name.clone(), size.to_string(), sent, written, format!("{:.2}", ms / size as f64)]);
+        }
+    }
+    let head = ["", "waiters", "packets", "changes", "ms per hand-over"];
+    table::print("Packets and changes per hand-over, as the ZooKeeper server counts them", &head, &rows);
+    println!("from the holder's release on, to the end of the last waiter; what keeps sessions alive is among the packets");
+}
+
+fn of_etcd(stores: &Stores) {
+    let Some(etcd) = &stores.etcd else { return };
+    let mut rows = Vec::new();
+    for locker in stores.lockers.iter().filter(|locker| locker.name.contains("etcd")) {
+        for size in SIZES {
+            let crowd = Crowd::gather(stores, locker, &format!("calls-{size}"), size);
+            let before = etcd.calls();
+            let ms = crowd.drain();
+            let calls = etcd.calls().into_iter().map(|(name, count)| {
+                let earlier = before.iter().find(|(other, _)| *other == name).map_or(0, |(_, count)| *count);
+                (name, count - earlier)
+            });
+            let mut calls: Vec<_> = calls.filter(|(_, count)| *count > 0).collect();
+            calls.sort_by_key(|call| std::cmp::Reverse(call.1));
+            let each = |count: u64| format!("{:.2}", count as f64 / size as f64);
+            let words: Vec<_> = calls.iter().map(|(name, count)| format!("{name} {}", each(*count))).collect();
+            let sum = calls.iter().map(|call| call.1).sum();
+            rows.push(vec![locker.name.clone(), size.to_string(), each(sum), format!("{:.2}", ms / size as f64), words.join(", ")]);
+        }
+    }
+    table::print("Requests per hand-over, from etcd's metrics", &["", "waiters", "requests", "ms per hand-over", "of these"], &rows);
+    println!("from the holder's release on, to the last waiter's; keep-alives and checks of those who still wait among them");
+}
+
+fn of_redis(stores: &Stores) {
+    let Some(locker) = stores.lockers.iter().find(|locker| locker.name == "dlock run, Redis") else { return };
     let mut rows = Vec::new();
     for size in SIZES {
-        let crowd = Crowd::gather(stores, Locker::Redis, &format!("commands-{size}"), size);
+        let crowd = Crowd::gather(stores, locker, &format!("commands-{size}"), size);
         stores.redis.command(&["CONFIG", "RESETSTAT"]);
         let ms = crowd.drain();
         let calls: Vec<_> = stores.redis.calls().into_iter().filter(|(name, _)| !name.starts_with("config") && name != "info").collect();

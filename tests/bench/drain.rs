@@ -20,19 +20,20 @@ const WAITERS: usize = 20;
 
 pub fn run(stores: &Stores) {
     let mut rows = Vec::new();
-    let mut times: [Vec<f64>; Locker::WAITING.len()] = Default::default();
-    let mut sizes: [Vec<f64>; Locker::WAITING.len()] = Default::default();
+    let lockers = stores.waiting();
+    let mut times: Vec<Vec<f64>> = lockers.iter().map(|_| Vec::new()).collect();
+    let mut sizes = times.clone();
     for round in 0..ROUNDS {
-        for (n, locker) in Locker::WAITING.into_iter().enumerate() {
+        for (n, locker) in lockers.iter().enumerate() {
             let crowd = Crowd::gather(stores, locker, &format!("drain-{round}"), WAITERS);
             sizes[n].push(crowd.kib_per_waiter() / 1024.0);
             times[n].push(crowd.drain());
         }
     }
-    for (n, locker) in Locker::WAITING.into_iter().enumerate() {
+    for (n, locker) in lockers.iter().enumerate() {
         let ((whole, _), (size, _)) = (median(&mut times[n]), median(&mut sizes[n]));
         let each = whole / WAITERS as f64;
-        rows.push(vec![locker.name().into(), format!("{whole:.1}"), format!("{each:.2}"), format!("{size:.2}")]);
+        rows.push(vec![locker.name.clone(), format!("{whole:.1}"), format!("{each:.2}"), format!("{size:.2}")]);
     }
     let title = format!("{WAITERS} waiters drained, median of {ROUNDS}, in turns");
     table::print(&title, &["", "ms", "each", "MiB per waiter"], &rows);
@@ -48,8 +49,8 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    pub fn gather(stores: &Stores, locker: Locker, key: &str, size: usize) -> Self {
-        let folder = stores.folder.path().join(format!("{key}-{locker:?}"));
+    pub fn gather(stores: &Stores, locker: &Locker, key: &str, size: usize) -> Self {
+        let folder = stores.folder.path().join(format!("{key}-{}", locker.name));
         fs::create_dir(&folder).expect("a folder");
         let me = stores.me.to_str().expect("UTF-8");
         let (gate, stamp) = (folder.join("gate"), folder.join("holder"));

@@ -11,25 +11,26 @@ use crate::{
 const ROUNDS: usize = 40;
 
 pub fn run(stores: &Stores) {
-    let mut gaps: [Vec<f64>; Locker::WAITING.len()] = Default::default();
+    let lockers = stores.waiting();
+    let mut gaps: Vec<Vec<f64>> = lockers.iter().map(|_| Vec::new()).collect();
     for round in 0..ROUNDS {
-        for (locker, gaps) in Locker::WAITING.into_iter().zip(&mut gaps) {
+        for (locker, gaps) in lockers.iter().zip(&mut gaps) {
             gaps.push(one(stores, locker, round));
         }
     }
     let flock = median(&mut gaps[0]).0;
-    let rows: Vec<_> = Locker::WAITING
+    let rows: Vec<_> = lockers
         .iter()
         .zip(&mut gaps)
         .map(|(locker, gaps)| {
             let (middle, late) = median(gaps);
-            vec![locker.name().into(), format!("{middle:.2}"), format!("{late:.2}"), format!("{:.2}", middle / flock)]
+            vec![locker.name.clone(), format!("{middle:.2}"), format!("{late:.2}"), format!("{:.2}", middle / flock)]
         })
         .collect();
     table::print(&format!("Hand-off with one waiter, median of {ROUNDS}, in turns"), &["", "ms", "95 %", "to flock"], &rows);
 }
 
-fn one(stores: &Stores, locker: Locker, round: usize) -> f64 {
+fn one(stores: &Stores, locker: &Locker, round: usize) -> f64 {
     let key = format!("handoff-{round}");
     let me = stores.me.to_str().expect("UTF-8");
     let file = |who: &str| stores.folder.path().join(format!("{key}-{who}"));
@@ -41,7 +42,7 @@ fn one(stores: &Stores, locker: Locker, round: usize) -> f64 {
     let mut first = run("first", "120");
     thread::sleep(Duration::from_millis(50));
     let mut second = run("second", "0");
-    assert!(first.wait().expect("wait").success() && second.wait().expect("wait").success(), "{locker:?}");
+    assert!(first.wait().expect("wait").success() && second.wait().expect("wait").success(), "{}", locker.name);
     let read = |who: &str| child::read(&file(who)).expect("a stamp");
     let gap = read("second").0.checked_sub(read("first").1).expect("no overlap");
     for who in ["first", "second"] {

@@ -8,52 +8,137 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::support::{self, dlock, redis::Redis};
+use crate::support::{
+    self, cluster::Cluster, dlock, etcd::Etcd, kazoo, mariadb::MariaDb, postgres::Postgres, redis::Redis, sentinel::Deployment,
+    zookeeper::ZooKeeper,
+};
+
+/// A command under kazoo's lock: CONNECT PATH COMMAND…
+const KAZOO: &str = "\
+import subprocess, sys
+from kazoo.client import KazooClient
+client = KazooClient(hosts=sys.argv[1])
+client.start()
+with client.Lock(sys.argv[2]):
+    status = subprocess.call(sys.argv[3:])
+client.stop()
+sys.exit(status)
+";
 
 /// A way to run a command under a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Locker {
+pub struct Locker {
+    pub name: String,
+    how: How,
+    /// Whether it can wait for the lock.
+    pub waits: bool,
+}
+
+enum How {
     /// No lock at all.
     None,
     Flock,
     /// The bare program in `floor.rs`.
     Floor,
-    Sqlite,
-    Redis,
+    /// `dlock run` on this store.
+    Dlock(String),
+    /// Another program: the words before the command's, with `KEY` for the lock's name.
+    Other(Vec<String>),
 }
 
 impl Locker {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "true",
-            Self::Flock => "flock",
-            Self::Floor => "SET NX + spawn + EVAL",
-            Self::Sqlite => "dlock run, SQLite",
-            Self::Redis => "dlock run, Redis",
-        }
+    fn new(name: &str, how: How) -> Self {
+        let waits = !matches!(how, How::None | How::Floor);
+        Self { name: name.into(), how, waits }
     }
-
-    /// Those that can wait for the lock.
-    pub const WAITING: [Self; 3] = [Self::Flock, Self::Sqlite, Self::Redis];
 }
 
 /// Where the locks are.
 pub struct Stores {
     pub redis: Redis,
+    pub etcd: Option<Etcd>,
+    pub zookeeper: Option<ZooKeeper>,
     pub folder: TempDir,
     pub me: PathBuf,
+    pub lockers: Vec<Locker>,
+    _sentinel: Option<Deployment>,
+    _cluster: Option<Cluster>,
+    _postgres: Option<Postgres>,
+    _mariadb: Option<MariaDb>,
 }
 
+/// The stores that can be asked for, beside `sqlite` and `redis`, which are compared unless others are named.
+pub const NAMES: [&str; 8] = ["sqlite", "redis", "sentinel", "cluster", "postgres", "mariadb", "etcd", "zookeeper"];
+
 impl Stores {
-    pub fn start() -> Self {
-        Self { redis: Redis::plain(), folder: support::folder(), me: env::current_exe().expect("this program") }
+    /// Starts the servers of the named stores, and of none other.
+    pub fn start(wanted: &[&str]) -> Self {
+        let (redis, folder) = (Redis::plain(), support::folder());
+        let mut lockers = vec![Locker::new("true", How::None), Locker::new("flock", How::Flock)];
+        let on = |name: &str| wanted.contains(&name);
+        if on("redis") {
+            lockers.push(Locker::new("SET NX + spawn + EVAL", How::Floor));
+        }
+        if on("sqlite") {
+            lockers.push(Locker::new("dlock run, SQLite", How::Dlock(format!("sqlite://{}", folder.path().join("locks.db").display()))));
+        }
+        if on("redis") {
+            lockers.push(Locker::new("dlock run, Redis", How::Dlock(redis.url())));
+        }
+        let sentinel = on("sentinel").then(Deployment::start);
+        if let Some(deployment) = &sentinel {
+            lockers.push(Locker::new("dlock run, Sentinel", How::Dlock(deployment.url())));
+            lockers.push(Locker::new("dlock run, Sentinel, replicas=1", How::Dlock(deployment.url() + "?replicas=1")));
+        }
+        let cluster = on("cluster").then(Cluster::start);
+        if let Some(cluster) = &cluster {
+            lockers.push(Locker::new("dlock run, Cluster", How::Dlock(cluster.url())));
+        }
+        let etcd = on("etcd").then(Etcd::plain);
+        if let Some(etcd) = &etcd {
+            let endpoint = format!("--endpoints=127.0.0.1:{}", etcd.port());
+            let words = ["etcdctl", &endpoint, "lock", "KEY"];
+            lockers.push(Locker::new("etcdctl lock", How::Other(words.map(str::to_owned).into())));
+            lockers.push(Locker::new("dlock run, etcd", How::Dlock(etcd.url())));
+        }
+        let postgres = on("postgres").then(Postgres::plain);
+        if let Some(server) = &postgres {
+            let url = server.url("postgres");
+            assert_eq!(dlock::run(&url, &["init"]).code(), 0);
+            lockers.push(Locker::new("dlock run, PostgreSQL", How::Dlock(url.clone())));
+            lockers.push(Locker::new("dlock run, PostgreSQL, mode=row", How::Dlock(format!("{url}?mode=row"))));
+            lockers.push(Locker::new("dlock run, PostgreSQL, mode=advisory", How::Dlock(format!("{url}?mode=advisory"))));
+        }
+        let mariadb = on("mariadb").then(MariaDb::plain);
+        if let Some(server) = &mariadb {
+            let url = server.url(&server.database());
+            assert_eq!(dlock::run(&url, &["init"]).code(), 0);
+            lockers.push(Locker::new("dlock run, MariaDB", How::Dlock(url.clone())));
+            lockers.push(Locker::new("dlock run, MariaDB, mode=row", How::Dlock(format!("{url}?mode=row"))));
+            lockers.push(Locker::new("dlock run, MariaDB, mode=advisory", How::Dlock(format!("{url}?mode=advisory"))));
+        }
+        let zookeeper = on("zookeeper").then(ZooKeeper::single);
+        if let Some(servers) = &zookeeper {
+            if let Ok(python) = kazoo::python() {
+                let words =
+                    [python.display().to_string(), "-c".into(), KAZOO.into(), servers.url().replace("zookeeper://", ""), "/KEY".into()];
+                lockers.push(Locker::new("kazoo", How::Other(words.into())));
+            }
+            lockers.push(Locker::new("dlock run, ZooKeeper", How::Dlock(servers.url())));
+        }
+        let me = env::current_exe().expect("this program");
+        Self { redis, etcd, zookeeper, folder, me, lockers, _sentinel: sentinel, _cluster: cluster, _postgres: postgres, _mariadb: mariadb }
+    }
+
+    /// Those that can wait for the lock, flock(1) first.
+    pub fn waiting(&self) -> Vec<&Locker> {
+        self.lockers.iter().filter(|locker| locker.waits).collect()
     }
 
     /// `words` under the lock `key`; `wait` says whether to wait for it.
-    pub fn command(&self, locker: Locker, key: &str, wait: bool, words: &[&str]) -> Command {
-        let mut command = match locker {
-            Locker::None => Command::new(words[0]),
-            Locker::Flock => {
+    pub fn command(&self, locker: &Locker, key: &str, wait: bool, words: &[&str]) -> Command {
+        let mut command = match &locker.how {
+            How::None => Command::new(words[0]),
+            How::Flock => {
                 let mut command = Command::new("flock");
                 if !wait {
                     command.arg("-n");
@@ -61,12 +146,12 @@ impl Stores {
                 command.arg(self.folder.path().join(key)).arg(words[0]);
                 command
             }
-            Locker::Floor => {
+            How::Floor => {
                 let mut command = Command::new(&self.me);
                 command.args(["child", "floor", &self.redis.port.to_string(), words[0]]);
                 command
             }
-            Locker::Sqlite | Locker::Redis => {
+            How::Dlock(_) => {
                 let mut command = Command::new(dlock::binary());
                 command.args(["run", "-k", key]);
                 if wait {
@@ -75,14 +160,17 @@ impl Stores {
                 command.args(["--", words[0]]);
                 command
             }
+            How::Other(before) => {
+                let mut command = Command::new(&before[0]);
+                command.args(before[1..].iter().map(|word| word.replace("KEY", key))).arg(words[0]);
+                command
+            }
         };
         command.args(&words[1..]).env_clear().env("PATH", "/usr/bin:/bin");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
-        match locker {
-            Locker::Sqlite => command.env("DLOCK_BACKEND", format!("sqlite://{}", self.folder.path().join("locks.db").display())),
-            Locker::Redis => command.env("DLOCK_BACKEND", self.redis.url()),
-            _ => &mut command,
-        };
+        if let How::Dlock(url) = &locker.how {
+            command.env("DLOCK_BACKEND", url);
+        }
         command
     }
 }

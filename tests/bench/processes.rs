@@ -3,12 +3,11 @@
 use std::{process::Command, time::Instant};
 
 use crate::{
-    lockers::{Locker, Stores},
+    lockers::Stores,
     table::{self, median},
 };
 
 const ROUNDS: usize = 300;
-const ALL: [Locker; 5] = [Locker::None, Locker::Flock, Locker::Floor, Locker::Sqlite, Locker::Redis];
 
 /// What one process took.
 struct Cost {
@@ -19,9 +18,10 @@ struct Cost {
 }
 
 pub fn run(stores: &Stores) {
-    let mut costs: [Vec<Cost>; ALL.len()] = Default::default();
+    let lockers = &stores.lockers;
+    let mut costs: Vec<Vec<Cost>> = lockers.iter().map(|_| Vec::new()).collect();
     for round in 0..ROUNDS + 10 {
-        for (locker, costs) in ALL.into_iter().zip(&mut costs) {
+        for (locker, costs) in lockers.iter().zip(&mut costs) {
             let cost = one(stores.command(locker, "bench", false, &["true"]));
             // The first rounds fill caches, and make the database.
             if round >= 10 {
@@ -31,17 +31,20 @@ pub fn run(stores: &Stores) {
     }
     let of = |costs: &[Cost], what: fn(&Cost) -> f64| median(&mut costs.iter().map(what).collect::<Vec<_>>());
     let wall: Vec<_> = costs.iter().map(|costs| of(costs, |cost| cost.wall_ms)).collect();
-    let ratio = |n: usize, to: Locker| format!("{:.2}", wall[n].0 / wall[ALL.iter().position(|one| *one == to).unwrap_or_default()].0);
-    let rows: Vec<_> = ALL
+    let ratio = |n: usize, to: &str| {
+        let to = lockers.iter().position(|locker| locker.name == to);
+        to.map_or_else(|| "-".into(), |to| format!("{:.2}", wall[n].0 / wall[to].0))
+    };
+    let rows: Vec<_> = lockers
         .iter()
         .enumerate()
         .map(|(n, locker)| {
             vec![
-                locker.name().into(),
+                locker.name.clone(),
                 format!("{:.2}", wall[n].0),
                 format!("{:.2}", wall[n].1),
-                ratio(n, Locker::Flock),
-                ratio(n, Locker::Floor),
+                ratio(n, "flock"),
+                ratio(n, "SET NX + spawn + EVAL"),
                 format!("{:.2}", of(&costs[n], |cost| cost.cpu_ms).0),
                 format!("{:.1}", of(&costs[n], |cost| cost.rss_mib).0),
             ]

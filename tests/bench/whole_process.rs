@@ -1,7 +1,8 @@
 //! Whole processes, timed one after the other in turns (A B C A B C …), so that a slower moment of the machine
 //! falls on all of them. Prints tables; proves nothing and fails for nothing.
 //!
-//! `cargo bench --bench whole_process`, with `-- processes`, `handoff`, `drain` or `commands` for a part of it.
+//! `cargo bench --bench whole_process`, with `-- processes`, `handoff`, `drain` or `commands` for a part of it, and with
+//! the names of stores for those instead of SQLite and Redis.
 #![allow(missing_docs, reason = "a program of its own")]
 #![allow(clippy::disallowed_methods, reason = "it measures real time")]
 #![allow(clippy::print_stdout, reason = "its output is the point")]
@@ -34,10 +35,11 @@ fn main() {
         ["child", "stamp", file, after] => child::stamp(file, after),
         ["child", "end-with", gate, file] => child::end_with(gate, file),
         _ => {
-            let wanted = |part: &str| words.is_empty() || words.contains(&part);
+            let (named, asked): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| lockers::NAMES.contains(word));
+            let wanted = |part: &str| asked.is_empty() || asked.contains(&part);
             let parts: [(&str, Part); 4] =
                 [("processes", processes::run), ("handoff", handoff::run), ("drain", drain::run), ("commands", commands::run)];
-            let stores = lockers::Stores::start();
+            let stores = lockers::Stores::start(if named.is_empty() { &["sqlite", "redis"] } else { &named });
             for (name, run) in parts {
                 if wanted(name) {
                     run(&stores);

@@ -31,7 +31,7 @@ fn a_lock_is_taken_renewed_and_given_back() {
     lab.say_args(&["renew", "demo", "--token", &token]).say_args(&["renew", "demo", "--token", &token, "--ttl", "10m"]);
     lab.note("without a length it is content with a longer lease").say_args(&["renew", "demo", "--token", &token]);
     lab.say_args(&["release", "demo", "--token", &token]).say_args(&["release", "demo", "--token", &token]);
-    lab.say("inspect demo").say("list").say("init");
+    lab.say("inspect demo").say("list").say("init").say("init --print").say("gc").say("gc --older-than x").say("gc --older-than 90d");
     let text = redacted(&lab.transcript(), &token);
     assert!(!text.contains(&token));
     assert_data_eq!(text, file!["snapshots/commands.txt"]);

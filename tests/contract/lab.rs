@@ -7,7 +7,7 @@ use dlock::lock::{
     Ttl, Wake,
 };
 
-use crate::targets::{Kind, Target, redis};
+use crate::targets::{Kind, Server, Target, etcd, mariadb, postgres, redis, redlock, tair, zookeeper};
 
 /// The shortest lease there is: what cases about its end are run with.
 pub const SHORT: Duration = Duration::from_secs(1);
@@ -45,7 +45,27 @@ impl Lab {
 
     /// Lets a short lease end.
     pub async fn outlast(&self, lease: Duration) {
-        self.pass(lease + SLACK).await;
+        self.pass(lease + SLACK + self.kind.late()).await;
+    }
+
+    /// Another TTL to renew with, where one can be asked for; that of the hold otherwise.
+    pub async fn other_ttl(&self, length: Duration) -> Option<Duration> {
+        self.client().await.capabilities().adjustable_ttl.then_some(length)
+    }
+
+    /// The server of a case that needs one.
+    pub fn server(&self) -> &dyn Server {
+        self.target.server().expect("a case for stores with a server")
+    }
+
+    /// The database of a case that runs on MariaDB only.
+    pub fn mariadb(&self) -> &mariadb::Target {
+        self.target.mariadb().expect("a case for MariaDB")
+    }
+
+    /// The database of a case that runs on PostgreSQL only.
+    pub fn postgres(&self) -> &postgres::Target {
+        self.target.postgres().expect("a case for PostgreSQL")
     }
 
     /// The server of a case that runs on Redis only.
@@ -53,9 +73,29 @@ impl Lab {
         self.target.redis().expect("a case for Redis")
     }
 
+    /// The server of a case that runs on Tair only.
+    pub fn tair(&self) -> &tair::Target {
+        self.target.tair().expect("a case for Tair")
+    }
+
+    /// The servers of a case that runs on Redlock only.
+    pub fn redlock(&self) -> &redlock::Target {
+        self.target.redlock().expect("a case for Redlock")
+    }
+
+    /// The etcd of a case that runs on etcd only.
+    pub fn etcd(&self) -> &etcd::Target {
+        self.target.etcd().expect("a case for etcd")
+    }
+
+    /// The servers of a case that runs on ZooKeeper only.
+    pub fn zookeeper(&self) -> &zookeeper::Target {
+        self.target.zookeeper().expect("a case for ZooKeeper")
+    }
+
     /// A request for a hold that ends with its TTL on this store, whatever its process does.
     pub fn expiring(&self, key: &Key, lease: Duration) -> Request {
-        Request { detached: self.kind.bound_to_processes(), ..request(key, lease) }
+        Request { detached: self.kind.lasts_with_its_process(), ..request(key, lease) }
     }
 }
 
@@ -73,6 +113,7 @@ pub fn request(key: &Key, lease: Duration) -> Request {
         key: key.clone(),
         token: Token::random(),
         ttl: ttl(lease),
+        ttl_asked: true,
         mode: Mode::Exclusive,
         fair: false,
         entry: Entry::Fresh,
@@ -115,9 +156,20 @@ impl Client {
         self.0.try_acquire(request).await.unwrap_or_else(|error| panic!("acquire: {error:?}"))
     }
 
-    /// Takes what must be free.
+    /// Takes what must be free; asks again, as the core does, while it is busy only in passing.
     pub async fn take(&mut self, request: &Request) -> Grant {
-        match self.attempt(request).await {
+        let until = tokio::time::Instant::now() + Duration::from_millis(100);
+        let mut attempt = self.attempt(request).await;
+        while let Attempt::Busy(Busy { passing: true, .. }) = attempt {
+            let left = until.saturating_duration_since(tokio::time::Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            self.wait(request, left).await;
+            attempt = self.attempt(request).await;
+            self.abandon(request).await;
+        }
+        match attempt {
             Attempt::Granted(grant) => grant,
             other => panic!("{} should have been free: {other:?}", request.key),
         }

@@ -14,7 +14,7 @@ mod targets;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Most of a case's time is spent waiting for a lease to end, so that there can be more of them than cores.
-const AT_ONCE: usize = 12;
+const AT_ONCE: usize = 8;
 
 fn main() {
     let mut arguments = Arguments::from_args();
@@ -23,7 +23,8 @@ fn main() {
     for kind in targets::ALL {
         let missing = kind.missing();
         if let Some(why) = &missing {
-            support::skip(&format!("contract of {}", kind.name()), why);
+            let what = format!("contract of {}", kind.name());
+            if kind.is_optional() { support::say(&format!("SKIPPED {what}: {why}")) } else { support::skip(&what, why) }
         }
         for case in cases::all().into_iter().filter(|case| (case.on)(kind)) {
             let name = format!("{}::{}", kind.name(), case.name);
@@ -31,7 +32,9 @@ fn main() {
             trials.push(trial.with_ignored_flag(missing.is_some()));
         }
     }
-    libtest_mimic::run(&arguments, trials).exit();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    targets::end();
+    conclusion.exit();
 }
 
 /// One case on a store of its own.

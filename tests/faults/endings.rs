@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::{
-    on_every_store,
+    stores::{Store, on_every_store},
     support::{must, process::Process},
-    world::{LIMIT, Store, World, shell},
+    world::{LIMIT, World, shell},
 };
 
 on_every_store!(
@@ -22,7 +22,7 @@ on_every_store!(
 
 const ENDING: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
 
-fn signals_while_waiting_leave_nothing_behind(store: &Store) {
+pub fn signals_while_waiting_leave_nothing_behind(store: &dyn Store) {
     let world = World::new(store.url());
     let holder = world.start(&[], "exec sleep 60");
     must("the lock is held", LIMIT, || !world.is_free());
@@ -41,7 +41,7 @@ fn signals_while_waiting_leave_nothing_behind(store: &Store) {
     assert!(!world.path("ran").exists());
 }
 
-fn signals_reach_the_command(store: &Store) {
+fn signals_reach_the_command(store: &dyn Store) {
     let world = World::new(store.url());
     for signal in ENDING {
         let job = world.start(&[], "exec sleep 60");
@@ -53,7 +53,7 @@ fn signals_reach_the_command(store: &Store) {
     }
 }
 
-fn a_command_that_handles_a_signal_decides(store: &Store) {
+fn a_command_that_handles_a_signal_decides(store: &dyn Store) {
     let world = World::new(store.url());
     for (signal, name) in [(Signal::TERM, "TERM"), (Signal::USR1, "USR1"), (Signal::HUP, "HUP")] {
         let ready = shell(&world.path(name));
@@ -67,7 +67,7 @@ fn a_command_that_handles_a_signal_decides(store: &Store) {
     }
 }
 
-fn a_command_that_ignores_term_is_killed_after_the_grace(store: &Store) {
+fn a_command_that_ignores_term_is_killed_after_the_grace(store: &dyn Store) {
     let world = World::new(store.url());
     let job = world.first_on(&store.url(), &["--grace", "300ms"]);
     job.signal(Signal::TERM);
@@ -80,7 +80,7 @@ fn a_command_that_ignores_term_is_killed_after_the_grace(store: &Store) {
     assert!(world.is_free());
 }
 
-fn leftovers_are_waited_for(store: &Store) {
+pub fn leftovers_are_waited_for(store: &dyn Store) {
     let world = World::new(store.url());
     let job = world.start(&[], &world.tagged("setsid sleep TAG & setsid sleep TAG & exit 5"));
     must("only the descendants are left", LIMIT, || world.tree().iter().all(|stat| stat.name == "sleep") && world.tree().len() == 2);
@@ -92,7 +92,7 @@ fn leftovers_are_waited_for(store: &Store) {
     assert!(world.is_free());
 }
 
-fn leftovers_are_killed(store: &Store) {
+pub fn leftovers_are_killed(store: &dyn Store) {
     let world = World::new(store.url());
     let job = world.start(&["--leftover", "kill"], &world.tagged("setsid sleep TAG & exit 5"));
     let ended = job.wait(LIMIT);
@@ -101,7 +101,7 @@ fn leftovers_are_killed(store: &Store) {
     assert!(world.is_free());
 }
 
-fn leftovers_are_left(store: &Store) {
+fn leftovers_are_left(store: &dyn Store) {
     let world = World::new(store.url());
     let job = world.start(&["--leftover", "leave"], &world.tagged("setsid sleep TAG >/dev/null 2>&1 & exit 5"));
     let ended = job.wait(LIMIT);

@@ -5,9 +5,9 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::{
-    on_every_store,
+    stores::{Store, on_every_store},
     support::process,
-    world::{LIMIT, Store, TTL, World},
+    world::{LIMIT, TTL, World},
 };
 
 on_every_store!(
@@ -24,7 +24,7 @@ on_every_store!(
 /// What the second holder may take: the lease, and a moment more on a loaded machine.
 const AFTER_THE_LEASE: Duration = Duration::from_secs(2);
 
-fn dlock_killed(store: &Store) {
+pub fn dlock_killed(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first();
     first.signal(Signal::KILL);
@@ -34,7 +34,7 @@ fn dlock_killed(store: &Store) {
     world.assert_free();
 }
 
-fn dlock_stopped(store: &Store) {
+pub fn dlock_stopped(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first();
     first.signal(Signal::STOP);
@@ -50,7 +50,7 @@ fn dlock_stopped(store: &Store) {
     world.assert_free();
 }
 
-fn guardian_killed(store: &Store) {
+pub fn guardian_killed(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first();
     process::signal(World::guardian(&first), Signal::KILL);
@@ -61,7 +61,7 @@ fn guardian_killed(store: &Store) {
     world.assert_free();
 }
 
-fn guardian_stopped(store: &Store) {
+pub fn guardian_stopped(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first();
     process::signal(World::guardian(&first), Signal::STOP);
@@ -72,7 +72,7 @@ fn guardian_stopped(store: &Store) {
     world.assert_free();
 }
 
-fn group_of_dlock_killed(store: &Store) {
+pub fn group_of_dlock_killed(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first();
     first.signal_group(Signal::KILL);
@@ -82,7 +82,7 @@ fn group_of_dlock_killed(store: &Store) {
 }
 
 /// The tree that the command leaves behind keeps the lock; killing all of it frees it at once.
-fn command_killed(store: &Store) {
+pub fn command_killed(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first();
     let group = world.tree().iter().map(|stat| stat.group).min().unwrap();
@@ -102,7 +102,7 @@ fn command_killed(store: &Store) {
     world.second();
 }
 
-fn dlock_killed_in_a_chain_of_waiters(store: &Store) {
+pub fn dlock_killed_in_a_chain_of_waiters(store: &dyn Store) {
     let world = World::new(store.url());
     let first = world.first();
     let waiting: Vec<_> = (0..3).map(|_| world.start(&["-w", "25"], "true")).collect();
@@ -119,7 +119,7 @@ fn dlock_killed_in_a_chain_of_waiters(store: &Store) {
 }
 
 /// The inner dlock's hold ends with it; the outer one's goes on.
-fn nested_dlock_killed(store: &Store) {
+fn nested_dlock_killed(store: &dyn Store) {
     let world = World::new(store.url());
     let inner = world.path("inner");
     let dlock = crate::support::dlock::binary();

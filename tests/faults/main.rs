@@ -10,28 +10,14 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod deployments;
 mod endings;
+mod etcd;
+mod failover;
 mod killed;
+mod majority;
 mod server;
+mod sessions;
+mod stores;
 mod world;
-
-/// Makes a test of each function for each store.
-macro_rules! on_every_store {
-    ($($name:ident),* $(,)?) => {
-        mod sqlite {
-            $(#[test]
-            fn $name() {
-                super::$name(&crate::world::Store::sqlite());
-            })*
-        }
-        mod redis {
-            $(#[test]
-            fn $name() {
-                if crate::support::have(concat!("redis::", stringify!($name)), &["redis-server"]) {
-                    super::$name(&crate::world::Store::redis());
-                }
-            })*
-        }
-    };
-}
-use on_every_store;
+mod zookeeper;

@@ -3,8 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::{
+    stores::{Server, on_every_server},
     support::{
         self, have, must,
+        netns::Netns,
         proxy::{Fault, Mode, Proxy},
         redis::Redis,
     },
@@ -14,6 +16,19 @@ use crate::{
 /// When the tree must be dead, counted from when nothing was confirmed any more: KILL comes at 0.8 of the lease.
 const DEAD_BY: Duration = TTL;
 
+on_every_server!(
+    cut_off,
+    cut_off_by_the_network,
+    frozen_for_longer_than_the_lease,
+    a_short_freeze_is_ridden_out,
+    killed,
+    restarted_with_its_data,
+    restarted_without_its_data,
+    deleted_by_somebody_else,
+    gone_when_it_is_to_be_given_back,
+    what_to_do_on_loss_is_the_users_choice,
+);
+
 macro_rules! with_redis {
     ($name:expr) => {
         if !have($name, &["redis-server"]) {
@@ -22,14 +37,11 @@ macro_rules! with_redis {
     };
 }
 
-#[test]
-fn cut_off() {
-    with_redis!("cut_off");
+pub fn cut_off(server: &mut dyn Server) {
     for mode in [Mode::BlackHole, Mode::Refuse] {
-        let server = Redis::plain();
-        let mut proxy = Proxy::to(server.port);
+        let mut proxy = Proxy::to(server.port());
         let world = World::new(server.url());
-        let first = world.first_on(&format!("redis://127.0.0.1:{}/0", proxy.port), &[]);
+        let first = world.first_on(&server.through(&proxy), &[]);
         let began = Instant::now();
         proxy.set(mode);
         // The second one reaches the server.
@@ -43,10 +55,25 @@ fn cut_off() {
     }
 }
 
-#[test]
-fn frozen_for_longer_than_the_lease() {
-    with_redis!("frozen_for_longer_than_the_lease");
-    let server = Redis::plain();
+/// No packet gets through in either direction, and nobody is told.
+pub fn cut_off_by_the_network(server: &mut dyn Server) {
+    let Some(netns) = Netns::make("cut_off_by_the_network") else { return };
+    let proxy = Proxy::at(netns.host, server.port());
+    let world = World::new(server.url());
+    let first = world.first_in(&netns, &server.through(&proxy));
+    netns.cut();
+    let began = Instant::now();
+    let took = world.second();
+    assert!(took < TTL + Duration::from_secs(2), "{took:?}");
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    assert!(began.elapsed() < DEAD_BY + Duration::from_secs(5));
+    world.assert_gone();
+    netns.heal();
+    world.assert_free();
+}
+
+pub fn frozen_for_longer_than_the_lease(server: &mut dyn Server) {
     let world = World::new(server.url());
     let first = world.first();
     server.freeze();
@@ -61,10 +88,7 @@ fn frozen_for_longer_than_the_lease() {
     world.assert_free();
 }
 
-#[test]
-fn a_short_freeze_is_ridden_out() {
-    with_redis!("a_short_freeze_is_ridden_out");
-    let server = Redis::plain();
+pub fn a_short_freeze_is_ridden_out(server: &mut dyn Server) {
     let world = World::new(server.url());
     let job = world.start(&["--ttl", "6s"], "sleep 4");
     must("the lock is held", LIMIT, || !world.is_free());
@@ -76,10 +100,7 @@ fn a_short_freeze_is_ridden_out() {
     world.assert_free();
 }
 
-#[test]
-fn killed() {
-    with_redis!("killed");
-    let mut server = Redis::plain();
+pub fn killed(server: &mut dyn Server) {
     let world = World::new(server.url());
     let first = world.first();
     server.kill();
@@ -90,10 +111,7 @@ fn killed() {
     world.assert_gone();
 }
 
-#[test]
-fn restarted_with_its_data() {
-    with_redis!("restarted_with_its_data");
-    let mut server = Redis::durable();
+fn restarted_with_its_data(server: &mut dyn Server) {
     let world = World::new(server.url());
     let job = world.start(&["--ttl", "6s"], "sleep 3");
     must("the lock is held", LIMIT, || !world.is_free());
@@ -106,10 +124,7 @@ fn restarted_with_its_data() {
 }
 
 /// No promise that nobody else is granted the lock in between; but the first one learns of it and is stopped.
-#[test]
-fn restarted_without_its_data() {
-    with_redis!("restarted_without_its_data");
-    let mut server = Redis::plain();
+fn restarted_without_its_data(server: &mut dyn Server) {
     let world = World::new(server.url());
     let first = world.first();
     let before = world.inspect().stdout;
@@ -123,17 +138,17 @@ fn restarted_without_its_data() {
     let fence = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap()["last_fence"].as_u64();
     let old = fence(&before);
     let again = world.start(&[], "echo $DLOCK_FENCE").wait(LIMIT);
+    if !server.keeps_fences() {
+        assert_eq!(again.code(), 0, "{}", again.stderr);
+        return;
+    }
     assert!(again.stdout.trim().parse::<u64>().ok() > old && old.is_some(), "{old:?} {}", again.stdout);
 }
 
-#[test]
-fn deleted_by_somebody_else() {
-    with_redis!("deleted_by_somebody_else");
-    let server = Redis::plain();
+fn deleted_by_somebody_else(server: &mut dyn Server) {
     let world = World::new(server.url());
     let first = world.first();
-    let lock = format!("dlock:{}", world.key);
-    assert_eq!(server.int(&["DEL", &lock]), 1);
+    server.take_away(&world.key);
     let began = Instant::now();
     must("the tree is dead", LIMIT, || world.tree().is_empty());
     // Noticed at the next renewal.
@@ -145,31 +160,25 @@ fn deleted_by_somebody_else() {
 }
 
 /// The lock disappears while a short command runs, before any renewal could notice: its success is none.
-#[test]
-fn gone_when_it_is_to_be_given_back() {
-    with_redis!("gone_when_it_is_to_be_given_back");
-    let server = Redis::plain();
+fn gone_when_it_is_to_be_given_back(server: &mut dyn Server) {
     let world = World::new(server.url());
     let job = world.start(&["--ttl", "60s"], &format!("while [ ! -e {} ]; do sleep 0.02; done", world.path("go").display()));
     must("the lock is held", LIMIT, || !world.is_free());
-    server.int(&["DEL", &format!("dlock:{}", world.key)]);
+    server.take_away(&world.key);
     std::fs::write(world.path("go"), "").unwrap();
     let job = job.wait(LIMIT);
     assert_eq!(job.code(), 76, "{}", job.stderr);
 }
 
-#[test]
-fn what_to_do_on_loss_is_the_users_choice() {
-    with_redis!("what_to_do_on_loss_is_the_users_choice");
-    let server = Redis::plain();
+fn what_to_do_on_loss_is_the_users_choice(server: &mut dyn Server) {
     for (on_lost, expected) in [("continue", "to the end\n"), ("signal:USR1", "got USR1\n")] {
-        let mut proxy = Proxy::to(server.port);
+        let mut proxy = Proxy::to(server.port());
         let world = World::new(server.url());
         let script = format!(
             "trap 'echo got USR1; exit 0' USR1; touch {}; for i in 1 2 3 4 5 6 7 8; do sleep 0.4; done; echo to the end",
             world.path("ready").display()
         );
-        let job = world.start_on(&format!("redis://127.0.0.1:{}/0", proxy.port), &["--on-lost", on_lost], &script);
+        let job = world.start_on(&server.through(&proxy), &["--on-lost", on_lost], &script);
         must("the command runs", LIMIT, || world.path("ready").exists());
         proxy.set(Mode::BlackHole);
         let job = job.wait(LIMIT);

@@ -11,38 +11,15 @@ use tempfile::TempDir;
 
 use crate::support::{
     self, dlock,
+    netns::Netns,
     process::{Ended, Process, Sweep},
     procfs::{self, Stat},
-    redis::Redis,
 };
 
 /// The TTL of the leases here: TERM comes 1.2 s after the last confirmed renewal, KILL by 1.6 s.
 pub const TTL: Duration = Duration::from_secs(2);
 /// More than anything takes on a loaded machine.
 pub const LIMIT: Duration = Duration::from_secs(30);
-
-/// Where the locks are.
-pub enum Store {
-    Sqlite(TempDir),
-    Redis(Box<Redis>),
-}
-
-impl Store {
-    pub fn sqlite() -> Self {
-        Self::Sqlite(support::folder())
-    }
-
-    pub fn redis() -> Self {
-        Self::Redis(Box::new(Redis::plain()))
-    }
-
-    pub fn url(&self) -> String {
-        match self {
-            Self::Sqlite(folder) => format!("sqlite://{}", folder.path().join("locks.db").display()),
-            Self::Redis(server) => server.url(),
-        }
-    }
-}
 
 /// One lock, and everything that is to be known about the processes around it.
 pub struct World {
@@ -107,6 +84,20 @@ impl World {
         Process::collect(command)
     }
 
+    /// As [`World::first_on`], in another network namespace.
+    pub fn first_in(&self, netns: &Netns, url: &str) -> Process {
+        use std::os::unix::process::CommandExt as _;
+        let [ip, rest @ ..] = netns.prefix();
+        let mut command = crate::support::process::command(ip);
+        let ttl = format!("{}s", TTL.as_secs());
+        command.args(rest).arg(dlock::binary()).args(["run", "-k", &self.key, "--", "sh", "-c", &self.stubborn()]);
+        command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent").stdin(std::process::Stdio::null());
+        command.env("DLOCK_BACKEND", url).env("DLOCK_TTL", ttl).process_group(0);
+        let first = Process::collect(command);
+        self.grown();
+        first
+    }
+
     /// Starts the stubborn first holder, and waits until all of its tree runs.
     pub fn first(&self) -> Process {
         self.first_on(&self.url, &[])
@@ -115,9 +106,14 @@ impl World {
     /// As [`World::first`], on another way to the same store.
     pub fn first_on(&self, url: &str, options: &[&str]) -> Process {
         let first = self.start_on(url, options, &self.stubborn());
+        self.grown();
+        first
+    }
+
+    #[track_caller]
+    fn grown(&self) {
         // The shell, its child and its pause, the shell of the other session and its pause.
         support::must("the first holder's tree runs", LIMIT, || self.path("ready").exists() && self.tree().len() >= 5);
-        first
     }
 
     /// What is alive of the first holder's tree.
@@ -125,12 +121,18 @@ impl World {
         procfs::tagged(&self.tag).into_iter().filter(|stat| !stat.name.starts_with("dlock")).collect()
     }
 
+    /// Starts a second holder, which waits for the lock and runs the probe.
+    #[track_caller]
+    pub fn start_second(&self) -> Process {
+        let probe = format!("sh {} {}", self.path("probe.sh").display(), self.folder.path().display());
+        self.start(&["-w", "25"], &probe)
+    }
+
     /// Has a second holder wait for the lock and run the probe; how long that took.
     #[track_caller]
     pub fn second(&self) -> Duration {
         let began = Instant::now();
-        let probe = format!("sh {} {}", self.path("probe.sh").display(), self.folder.path().display());
-        let second = self.start(&["-w", "25"], &probe).wait(LIMIT);
+        let second = self.start_second().wait(LIMIT);
         assert_eq!(second.code(), 0, "{}", second.stderr);
         self.assert_no_overlap();
         began.elapsed()

@@ -20,6 +20,8 @@ trials!(
     an_orderly_stop_is_bounded_by_a_lease_that_is_not_renewed,
     leftovers_die_with_the_lease,
     a_tree_that_keeps_forking_is_caught,
+    a_lifeline_outlives_dlock_and_not_the_tree,
+    a_lifeline_is_cut_when_the_lease_ran_out_with_dlock_stopped,
 );
 
 /// Ignores TERM and says that it came.
@@ -146,4 +148,40 @@ fn a_tree_that_keeps_forking_is_caught() {
     let (_, how) = world.event("Ended");
     assert!(how.contains("Lost"), "{how}");
     world.gone();
+}
+
+/// Starts it with a lifeline that ends here, and returns this end.
+fn with_lifeline(world: &mut World, orders: &str) -> std::net::TcpStream {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    world.start(&format!("lifeline={} {orders}", listener.local_addr().unwrap().port()), STUBBORN);
+    let line = listener.accept().unwrap().0;
+    world.ready();
+    line
+}
+
+/// Waits until the other end is closed, and returns what is alive then.
+fn alive_at_the_end(world: &World, mut line: &std::net::TcpStream) -> Vec<i32> {
+    use std::io::Read as _;
+    line.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+    assert_eq!(line.read(&mut [0]).unwrap(), 0, "closed");
+    world.alive()
+}
+
+fn a_lifeline_outlives_dlock_and_not_the_tree() {
+    let mut world = World::new();
+    let line = with_lifeline(&mut world, "grace=400");
+    send(world.pid, Signal::KILL);
+    let alive = alive_at_the_end(&world, &line);
+    assert!(alive.is_empty(), "{alive:?} live on without the lock");
+    assert_eq!(world.file("signals"), "term\n");
+}
+
+fn a_lifeline_is_cut_when_the_lease_ran_out_with_dlock_stopped() {
+    let mut world = World::new();
+    let line = with_lifeline(&mut world, "term=400 kill=800");
+    send(world.pid, Signal::STOP);
+    let alive = alive_at_the_end(&world, &line);
+    assert!(alive.is_empty(), "{alive:?} live on without the lock");
+    send(world.pid, Signal::CONT);
+    assert_eq!(world.status(), 76);
 }

@@ -1,6 +1,6 @@
 //! A `dlock run` without a lock: takes orders from its arguments, writes what happens to a file.
 
-use std::{ffi::OsString, fs::OpenOptions, io::Write as _, time::Duration};
+use std::{ffi::OsString, fs::OpenOptions, io::Write as _, os::fd::OwnedFd, time::Duration};
 
 use dlock::{
     lease::{BootClock, Clock as _},
@@ -20,6 +20,8 @@ struct Orders {
     after: Vec<(u64, String)>,
     give_up: bool,
     huge: bool,
+    /// A port to be connected with for as long as the tree lives.
+    lifeline: u16,
     /// How long to wait before the start, as for a lock.
     wait: u64,
 }
@@ -45,6 +47,7 @@ pub fn live(arguments: &[OsString]) -> ! {
         after: vec![],
         give_up: false,
         huge: false,
+        lifeline: 0,
         wait: 0,
     };
     for word in &arguments[..split] {
@@ -67,6 +70,7 @@ pub fn live(arguments: &[OsString]) -> ! {
             "wait" => orders.wait = number(),
             "give_up" => orders.give_up = true,
             "huge" => orders.huge = true,
+            "lifeline" => orders.lifeline = value.parse().unwrap(),
             "on_lost" => {
                 plan.on_lost = match value {
                     "continue" => OnLost::Continue,
@@ -127,7 +131,7 @@ async fn run(mut supervisor: Supervisor, mut signals: Signals, orders: &Orders) 
     let mut environment: Vec<(OsString, OsString)> = vec![("DLOCK_KEY".into(), "the key".into())];
     if orders.huge {
         environment.push(("DLOCK_HELD".into(), "x".repeat(200_000).into()));
-        log.line(&format!("{:?}", supervisor.start(&environment, start_by, ahead(began)).map_err(|error| error.kind())));
+        log.line(&format!("{:?}", supervisor.start(&environment, start_by, ahead(began), &[]).map_err(|error| error.kind())));
         environment[1].1 = "x".repeat(100_000).into();
     }
     log.line(&format!("Guardian {}", supervisor.guardian()));
@@ -137,7 +141,11 @@ async fn run(mut supervisor: Supervisor, mut signals: Signals, orders: &Orders) 
         log.line(&format!("{:?}", supervisor.next().await));
         return 70;
     }
-    supervisor.start(&environment, start_by, ahead(began)).unwrap();
+    // Open here as well for as long as this process lives, as a store's connection is.
+    let line = (orders.lifeline > 0).then(|| std::net::TcpStream::connect(("127.0.0.1", orders.lifeline)).unwrap());
+    let lifelines: Vec<OwnedFd> = line.iter().map(|line| line.try_clone().unwrap().into()).collect();
+    supervisor.start(&environment, start_by, ahead(began), &lifelines).unwrap();
+    drop(lifelines);
     let mut after: Vec<(BootTime, &str)> = orders.after.iter().map(|(when, what)| (began.plus(ms(*when)), what.as_str())).collect();
     let mut renew_at = began.plus(ms(orders.renew));
     loop {

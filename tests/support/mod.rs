@@ -6,13 +6,23 @@
 #![allow(clippy::disallowed_methods, reason = "tests measure and wait in real time")]
 #![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
+pub mod cluster;
 pub mod dlock;
+pub mod etcd;
+pub mod kazoo;
+pub mod mariadb;
+pub mod netns;
 pub mod ports;
+pub mod postgres;
 pub mod process;
 pub mod procfs;
 pub mod proxy;
 pub mod redis;
+pub mod redlock;
+pub mod sentinel;
+pub mod tair;
 pub mod tls;
+pub mod zookeeper;
 
 use std::{
     env,

@@ -66,6 +66,8 @@ struct Shared {
 
 /// A proxy on a port of its own; it ends with this value.
 pub struct Proxy {
+    /// Where it listens.
+    pub host: Ipv4Addr,
     pub port: u16,
     target: SocketAddr,
     shared: Arc<Shared>,
@@ -75,13 +77,19 @@ pub struct Proxy {
 impl Proxy {
     /// Listens on a free port and passes everything on to `target` on this host.
     pub fn to(target: u16) -> Self {
-        let mut proxy = Self { port: ports::free(), target: (Ipv4Addr::LOCALHOST, target).into(), shared: Arc::default(), listener: None };
+        Self::at(Ipv4Addr::LOCALHOST, target)
+    }
+
+    /// The same, listening at another address of this host.
+    pub fn at(host: Ipv4Addr, target: u16) -> Self {
+        let mut proxy =
+            Self { host, port: ports::free(), target: (Ipv4Addr::LOCALHOST, target).into(), shared: Arc::default(), listener: None };
         proxy.listen();
         proxy
     }
 
     fn listen(&mut self) {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, self.port)).expect("the proxy's port");
+        let listener = TcpListener::bind((self.host, self.port)).expect("the proxy's port");
         let (accepting, shared, target) = (listener.try_clone().expect("a listener"), Arc::clone(&self.shared), self.target);
         thread::spawn(move || {
             // Ends when `unlisten` shuts the socket down.

@@ -5,6 +5,7 @@ use std::{
     fs,
     path::PathBuf,
     process::Stdio,
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -26,10 +27,14 @@ pub struct Options {
     pub unix_socket: bool,
     /// Also listens on a TLS port, with a certificate for these names.
     pub tls_names: Vec<&'static str>,
+    /// Also listens on a TLS port, with this certificate.
+    pub certificates: Option<Certificates>,
     /// Keeps its data over a restart, writing each change before it answers.
     pub durable: bool,
     /// Further lines for the configuration file, such as `maxmemory 2mb`.
     pub config: Vec<String>,
+    /// Watches over other servers instead of keeping data.
+    pub sentinel: bool,
 }
 
 /// A running server; it ends with this value, by process id.
@@ -41,6 +46,7 @@ pub struct Redis {
     options: Options,
     folder: TempDir,
     child: Option<std::process::Child>,
+    frozen: AtomicBool,
 }
 
 impl Redis {
@@ -57,9 +63,10 @@ impl Redis {
 
     pub fn with(options: Options) -> Self {
         let folder = super::folder();
-        let certificates = (!options.tls_names.is_empty()).then(|| Certificates::make(folder.path(), &options.tls_names));
+        let made = (!options.tls_names.is_empty()).then(|| Certificates::make(folder.path(), &options.tls_names));
+        let certificates = options.certificates.clone().or(made);
         let tls_port = if certificates.is_some() { ports::free() } else { 0 };
-        let mut server = Self { port: ports::free(), tls_port, certificates, options, folder, child: None };
+        let mut server = Self { port: ports::free(), tls_port, certificates, options, folder, child: None, frozen: AtomicBool::new(false) };
         // Somebody else may take the port before the server does.
         for _ in 0..5 {
             match server.try_start() {
@@ -68,6 +75,7 @@ impl Redis {
                     super::say(&why);
                     server.kill();
                     server.port = ports::free();
+                    let _ = fs::remove_file(server.folder.path().join("redis.conf"));
                 }
             }
         }
@@ -85,6 +93,11 @@ impl Redis {
 
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("the server runs").id()
+    }
+
+    /// Neither killed nor frozen.
+    pub fn is_running(&self) -> bool {
+        self.child.is_some() && !self.frozen.load(Ordering::SeqCst)
     }
 
     fn configuration(&self) -> String {
@@ -130,9 +143,17 @@ impl Redis {
     fn try_start(&mut self) -> Result<(), String> {
         assert!(self.child.is_none(), "the server runs already");
         let file = self.folder.path().join("redis.conf");
-        fs::write(&file, self.configuration()).expect("redis.conf");
+        // A sentinel writes down there what it has learned.
+        if !(self.options.sentinel && file.exists()) {
+            fs::write(&file, self.configuration()).expect("redis.conf");
+        }
         let mut command = process::command(Self::PROGRAM);
-        command.arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .arg(&file)
+            .args(self.options.sentinel.then_some("--sentinel"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         self.child = Some(process::start(command).expect("redis-server"));
         let began = Instant::now();
         while !self.answers() {
@@ -214,15 +235,18 @@ impl Redis {
 
     /// Stops answering, with all connections open.
     pub fn freeze(&self) {
+        self.frozen.store(true, Ordering::SeqCst);
         process::signal(self.pid(), Signal::STOP);
     }
 
     pub fn thaw(&self) {
+        self.frozen.store(false, Ordering::SeqCst);
         process::signal(self.pid(), Signal::CONT);
     }
 
     /// Ends the server at once, as a crash does.
     pub fn kill(&mut self) {
+        self.frozen.store(false, Ordering::SeqCst);
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();

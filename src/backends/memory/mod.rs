@@ -37,23 +37,31 @@ impl Store {
     /// Forgets every lock and every fence, as a store that lost its disk.
     pub fn lose_data(&self) {
         for slot in self.slots.borrow_mut().values_mut() {
-            slot.lease = None;
+            slot.leases.clear();
             slot.last_fence = 0;
             slot.wake.notify_waiters();
         }
     }
 }
 
-/// One lock.
+/// One lock: free, one exclusive lease, or any number of shared ones.
 #[derive(Default)]
 struct Slot {
-    lease: Option<Lease>,
+    leases: Vec<Lease>,
     last_fence: u64,
-    queue: Vec<(Token, Option<Metadata>, Instant)>,
+    queue: Vec<Queued>,
     wake: Rc<Notify>,
 }
 
+struct Queued {
+    token: Token,
+    mode: Mode,
+    metadata: Option<Metadata>,
+    since: Instant,
+}
+
 struct Lease {
+    mode: Mode,
     owner: Uuid,
     /// The hold that the lock was taken with.
     root: u64,
@@ -78,7 +86,7 @@ impl Lease {
 
     fn holder(&self, now: Instant) -> Holder {
         Holder {
-            mode: Mode::Exclusive,
+            mode: self.mode,
             metadata: self.metadata.clone(),
             fence: Some(Fence(self.fence)),
             foreign: false,
@@ -94,16 +102,30 @@ impl Lease {
 impl Slot {
     /// Ends what has expired; a lease ends with its last hold.
     fn settle(&mut self, now: Instant) {
-        if let Some(lease) = &mut self.lease {
+        for lease in &mut self.leases {
             lease.holds.retain(|_, hold| hold.expires > now);
-            if lease.holds.is_empty() {
-                self.lease = None;
-            }
         }
+        self.leases.retain(|lease| !lease.holds.is_empty());
+    }
+
+    fn of(&mut self, owner: Uuid) -> Option<&mut Lease> {
+        self.leases.iter_mut().find(|lease| lease.owner == owner)
+    }
+
+    fn admits(&self, mode: Mode) -> bool {
+        self.leases.is_empty() || (mode == Mode::Shared && self.leases.iter().all(|lease| lease.mode == Mode::Shared))
+    }
+
+    /// Wakes one who waits, or all if there are readers, who can go together.
+    fn pass_on(&self) {
+        if self.queue.iter().any(|queued| queued.mode == Mode::Shared) {
+            self.wake.notify_waiters();
+        }
+        self.wake.notify_one();
     }
 
     fn hold(&mut self, token: &Token) -> Option<(&mut Lease, Hold)> {
-        let lease = self.lease.as_mut().filter(|lease| lease.owner == token.owner)?;
+        let lease = self.of(token.owner)?;
         let hold = *lease.holds.get(&token.hold)?;
         Some((lease, hold))
     }
@@ -112,13 +134,14 @@ impl Slot {
         LockState {
             key: key.clone(),
             stored_as: key.to_string(),
-            holders: self.lease.iter().map(|lease| lease.holder(now)).collect(),
+            holders: self.leases.iter().map(|lease| lease.holder(now)).collect(),
             waiters: self
                 .queue
                 .iter()
-                .map(|(_, metadata, since)| Waiter { metadata: metadata.clone(), waiting_for: Some(now - *since) })
+                .map(|queued| Waiter { metadata: queued.metadata.clone(), waiting_for: Some(now - queued.since) })
                 .collect(),
             last_fence: (self.last_fence > 0).then_some(Fence(self.last_fence)),
+            nodes: Vec::new(),
         }
     }
 }
@@ -133,7 +156,7 @@ pub struct Memory {
 impl Memory {
     /// A client that keeps its locks in `store`.
     pub fn new(store: Store, namespace: Namespace) -> Self {
-        Self { store, namespace, capabilities: Capabilities::usual("memory") }
+        Self { store, namespace, capabilities: Capabilities { shared: true, ..Capabilities::usual("memory") } }
     }
 
     /// Answers from a lock's settled state.
@@ -165,14 +188,15 @@ impl Backend for Memory {
         let born = self.store.born;
         Ok(self.with(&request.key, |slot, now| {
             let hold = Hold { ttl: request.ttl, expires: now + request.ttl.get() };
-            let ours = slot.lease.as_ref().is_some_and(|lease| lease.owner == request.token.owner);
+            let ours = slot.of(request.token.owner).is_some();
             if !ours && request.entry == Entry::Reenter {
                 return Attempt::NotHeld;
             }
-            if slot.lease.is_none() {
+            if !ours && slot.admits(request.mode) {
                 // Never below the store's time, so that a store that lost its data doesn't repeat a fence.
                 slot.last_fence = (slot.last_fence + 1).max(u64::try_from((now - born).as_micros()).unwrap_or(u64::MAX));
-                slot.lease = Some(Lease {
+                slot.leases.push(Lease {
+                    mode: request.mode,
                     owner: request.token.owner,
                     root: request.token.hold,
                     holds: BTreeMap::new(),
@@ -183,30 +207,38 @@ impl Backend for Memory {
                     detached: request.detached,
                 });
             }
-            let Some(lease) = slot.lease.as_mut().filter(|lease| lease.owner == request.token.owner) else {
-                let known = slot.queue.iter().position(|(token, ..)| *token == request.token);
+            let Some(lease) = slot.leases.iter_mut().find(|lease| lease.owner == request.token.owner) else {
+                let known = slot.queue.iter().position(|queued| queued.token == request.token);
                 let place = known.or_else(|| {
                     request.waiting.then(|| {
-                        slot.queue.push((request.token, request.metadata.clone(), now));
+                        slot.queue.push(Queued {
+                            token: request.token,
+                            mode: request.mode,
+                            metadata: request.metadata.clone(),
+                            since: now,
+                        });
                         slot.queue.len() - 1
                     })
                 });
-                let holders: Vec<_> = slot.lease.iter().map(|lease| lease.holder(now)).collect();
+                let holders: Vec<_> = slot.leases.iter().map(|lease| lease.holder(now)).collect();
                 return Attempt::Busy(Busy {
-                    expires_in: holders.first().and_then(|holder| holder.expires_in),
+                    expires_in: holders.iter().filter_map(|holder| holder.expires_in).max(),
                     holders,
                     notifies: true,
+                    passing: false,
                     position: place.and_then(|place| u32::try_from(place + 1).ok()),
                 });
             };
             let before = lease.holds.get(&request.token.hold).map_or(now, |hold| hold.expires);
             lease.holds.insert(request.token.hold, Hold { expires: hold.expires.max(before), ..hold });
             lease.renewed = now;
-            slot.queue.retain(|(token, ..)| *token != request.token);
+            slot.queue.retain(|queued| queued.token != request.token);
             Attempt::Granted(Grant {
                 fence: Fence(lease.fence),
                 ttl: request.ttl,
                 holds: u32::try_from(lease.holds.len()).unwrap_or(u32::MAX),
+                settle: Duration::ZERO,
+                session: None,
             })
         }))
     }
@@ -219,9 +251,9 @@ impl Backend for Memory {
 
     async fn abandon(&mut self, request: &Request) -> Result<()> {
         self.with(&request.key, |slot, _| {
-            slot.queue.retain(|(token, ..)| *token != request.token);
-            if slot.lease.is_none() {
-                slot.wake.notify_one();
+            slot.queue.retain(|queued| queued.token != request.token);
+            if slot.leases.is_empty() {
+                slot.pass_on();
             }
         });
         Ok(())
@@ -256,8 +288,8 @@ impl Backend for Memory {
             if !lease.holds.is_empty() {
                 return Release::StillHeld(u32::try_from(lease.holds.len()).unwrap_or(u32::MAX));
             }
-            slot.lease = None;
-            slot.wake.notify_one();
+            slot.leases.retain(|lease| lease.owner != token.owner);
+            slot.pass_on();
             Release::Released
         }))
     }

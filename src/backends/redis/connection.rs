@@ -14,7 +14,7 @@ use combine::{
     parser::combinator::AnySendSyncPartialState,
     stream::{Decoder, PointerOffset},
 };
-use redis::Value;
+use redis::{Pipeline, Value};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
@@ -53,7 +53,7 @@ impl Stream for TlsStream<TcpStream> {
 }
 
 /// An open connection, logged in and in its database.
-pub(super) struct Connection {
+pub(in crate::backends) struct Connection {
     stream: Box<dyn Stream>,
     decoder: Decoder<AnySendSyncPartialState, PointerOffset<[u8]>>,
     /// Whether any reply has come.
@@ -68,7 +68,13 @@ impl Connection {
     ///
     /// The login isn't sent together with the first request: where it is refused, a server that lets anybody in
     /// would go on and take the lock as another user, or in database 0.
-    pub(super) async fn open(options: &Options) -> Result<Self> {
+    pub(in crate::backends) async fn open(options: &Options) -> Result<Self> {
+        Ok(Self::open_and(options, &redis::pipe()).await?.0)
+    }
+
+    /// As [`Connection::open`], and asks something harmless in the same packet as it logs in. The answers' errors are the
+    /// caller's to find.
+    pub(in crate::backends) async fn open_and(options: &Options, questions: &Pipeline) -> Result<(Self, Vec<Value>)> {
         let stream: Box<dyn Stream> = match &options.server {
             Server::Unix(path) => Box::new(UnixStream::connect(path).await.map_err(failure::unreachable)?),
             Server::Tcp { host, port } => {
@@ -78,13 +84,16 @@ impl Connection {
                     Some(tls) => Box::new(tls::wrap(tls, host, tcp).await?),
                 }
             }
+            Server::Sentinel(_) | Server::Cluster(_) => {
+                return Err(Error::new(Kind::Internal, "one server was to be asked, and several were named"));
+            }
         };
         let mut connection = Self { stream, decoder: Decoder::new(), greeted: false, encrypted: options.tls.is_some(), asked: None };
-        connection.greet(options).await?;
-        Ok(connection)
+        let answers = connection.greet(options, questions).await?;
+        Ok((connection, answers))
     }
 
-    async fn greet(&mut self, options: &Options) -> Result<()> {
+    async fn greet(&mut self, options: &Options, questions: &Pipeline) -> Result<Vec<Value>> {
         let mut greeting = redis::pipe();
         match (&options.user, &options.password) {
             (Some(user), Some(password)) => {
@@ -102,23 +111,28 @@ impl Connection {
         if options.db != 0 {
             greeting.cmd("SELECT").arg(options.db);
         }
+        let login = greeting.len();
+        for question in questions.cmd_iter() {
+            greeting.add_command(question.clone());
+        }
         if greeting.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let packed = greeting.get_packed_pipeline();
-        let replies = self.exchange(&packed, greeting.len()).await.map_err(|error| error.effect(Effect::NotApplied))?;
+        let mut replies = self.exchange(&packed, greeting.len()).await.map_err(|error| error.effect(Effect::NotApplied))?;
+        let answers = replies.split_off(login);
         for reply in &replies {
             if let Value::ServerError(error) = reply {
                 return Err(failure::refused_greeting(error));
             }
         }
-        Ok(())
+        Ok(answers)
     }
 
     /// Whether the server has not closed its end yet, as far as has come through.
     ///
     /// What is sent to a closed end may or may not have been read: not to send it is better than not to know.
-    pub(super) fn is_open(&self) -> bool {
+    pub(in crate::backends) fn is_open(&self) -> bool {
         let socket = self.stream.socket();
         // The events that end a connection; waited for without waiting.
         let mut ends = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
@@ -126,7 +140,7 @@ impl Connection {
     }
 
     /// Sends `packed`, which holds `count` commands, and awaits their replies. Errors of the server are among the replies.
-    pub(super) async fn exchange(&mut self, packed: &[u8], count: usize) -> Result<Vec<Value>> {
+    pub(in crate::backends) async fn exchange(&mut self, packed: &[u8], count: usize) -> Result<Vec<Value>> {
         self.send(packed).await.map_err(failure::broken)?;
         let mut replies = Vec::with_capacity(count);
         for _ in 0..count {
@@ -136,7 +150,7 @@ impl Connection {
     }
 
     /// Whether closing the connection throws away what has not reached the server, instead of going on to deliver it.
-    pub(super) fn drop_unsent_on_close(&self, drop: bool) {
+    pub(in crate::backends) fn drop_unsent_on_close(&self, drop: bool) {
         // On a Unix socket nothing is under way. A refusal leaves what TCP does anyway.
         let _ = rustix::net::sockopt::set_socket_linger(self.stream.socket(), drop.then_some(Duration::ZERO));
     }
@@ -147,12 +161,12 @@ impl Connection {
         self.receive().await
     }
 
-    async fn send(&mut self, packed: &[u8]) -> io::Result<()> {
+    pub(in crate::backends) async fn send(&mut self, packed: &[u8]) -> io::Result<()> {
         self.stream.write_all(packed).await?;
         self.stream.flush().await
     }
 
-    async fn receive(&mut self) -> Result<Value> {
+    pub(in crate::backends) async fn receive(&mut self) -> Result<Value> {
         match redis::parse_redis_value_async(&mut self.decoder, &mut self.stream).await {
             Ok(reply) => {
                 self.greeted = true;

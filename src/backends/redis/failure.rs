@@ -7,10 +7,11 @@ use std::io;
 
 use redis::ServerError;
 
+use super::options::{Address, Replicas};
 use crate::lock::{Effect, Error, Kind};
 
 /// An error that the server answered with. It refused, so nothing was applied.
-pub(super) fn refused(error: &ServerError) -> Error {
+pub(in crate::backends) fn refused(error: &ServerError) -> Error {
     let details = error.details().unwrap_or_default();
     let (code, details) = innermost(error.code(), details);
     let unavailable = |message: &str| Error::new(Kind::Unavailable, message);
@@ -28,7 +29,9 @@ pub(super) fn refused(error: &ServerError) -> Error {
         "OOM" => unavailable("the server is out of memory").hint("raise maxmemory, or remove what fills it; keep noeviction"),
         "MISCONF" => unavailable("the server takes no writes because it can't save them").hint("see the server's log"),
         "NOREPLICAS" => unavailable("the server takes no writes because it has too few replicas (min-replicas-to-write)"),
-        "CLUSTERDOWN" | "TRYAGAIN" => unavailable("the server's cluster is down"),
+        "CLUSTERDOWN" => unavailable("the server's cluster is down").hint("`redis-cli --cluster check` says what it lacks"),
+        "TRYAGAIN" => unavailable("the cluster is moving this lock to another server")
+            .hint("if it lasts, the move was interrupted: `redis-cli --cluster fix` ends it"),
         "UNBLOCKED" => unavailable("the server became a replica"),
         "MOVED" | "ASK" | "CROSSSLOT" => Error::new(Kind::Config, "the server is one node of a Redis Cluster")
             .hint("a cluster has a URL of its own: redis+cluster://HOST:PORT,HOST:PORT"),
@@ -48,7 +51,8 @@ fn no_rights(details: &str) -> Error {
     // Where a script ran into it, the server adds the script's hash.
     let details = details.split(" script: ").next().unwrap_or_default();
     Error::new(Kind::Denied, format!("the user has not all the rights that dlock needs: {}", clean(details.trim_end_matches('.')))).hint(
-        "ACL SETUSER USER ~NAMESPACE:* ~redisson_lock_token:* &redisson_* +@read +@write +@blocking +@scripting +@connection +publish +time",
+        "ACL SETUSER USER ~NAMESPACE:* ~redisson_lock_token:* &redisson_* +@read +@write +@blocking +@scripting +@connection +publish +time; \
+         behind sentinels +role, in a cluster +cluster|slots +spublish",
     )
 }
 
@@ -72,6 +76,30 @@ fn general(code: &str, details: &str) -> Error {
     } else {
         Error::new(Kind::Unavailable, format!("the server refused for now: {}", clean(code)))
     }
+}
+
+/// The server isn't the master that it was, or that it was said to be.
+pub(super) fn no_master() -> Error {
+    Error::new(Kind::Unavailable, "the server is no master just now").hint("a failover is under way, or not all sentinels know of it yet")
+}
+
+/// A cluster sends from one node to the next without end, or to one whose name it doesn't say.
+pub(super) fn lost_in_cluster() -> Error {
+    Error::new(Kind::Unavailable, "the cluster's nodes don't agree where this lock is")
+        .hint("see `redis-cli --cluster check`, and whether each node announces an address (cluster-announce-hostname)")
+}
+
+/// Less than so many replicas have what was written.
+pub(super) fn too_few_replicas(replicas: Replicas, have: i64) -> Error {
+    let (count, within) = (replicas.count, humantime::format_duration(replicas.within));
+    Error::new(Kind::Unavailable, format!("{have} of {count} replicas had it within {within}"))
+        .hint("`INFO replication` on the master shows its replicas; ?replicas= and ?replica_timeout= say how many must have it how soon")
+}
+
+/// Says which of a deployment's servers failed.
+pub(super) fn of(what: &str, address: &Address, mut error: Error) -> Error {
+    error.message = format!("{what} {address}: {}", error.message);
+    error
 }
 
 /// An error in answer to `AUTH` or `SELECT`, of which nothing is quoted.
@@ -126,7 +154,10 @@ pub(super) fn tls(error: io::Error) -> Error {
     let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     let failure = match cause {
         Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
-            .hint("an authority of your own is named with ?cacert=FILE; the host in the URL must be one that the certificate names"),
+            .hint(
+                "an authority of your own is named with ?cacert=FILE; the host, as the URL, a sentinel or a node names it, must be one that \
+                 the certificate names",
+            ),
         Some(rustls::Error::AlertReceived(alert)) => Error::new(Kind::Denied, format!("the server ended the TLS handshake: {alert:?}"))
             .hint("if it asks for a client certificate, ?cert=FILE&key=FILE give it"),
         Some(rustls::Error::InvalidMessage(_)) => {
@@ -138,23 +169,23 @@ pub(super) fn tls(error: io::Error) -> Error {
 }
 
 /// The connection broke while a request was on its way: it may have been applied.
-pub(super) fn broken(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+pub(in crate::backends) fn broken(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::new(Kind::Unavailable, "the connection to the server broke").effect(Effect::Unknown).source(error)
 }
 
 /// An answer that no version of the server gives.
-pub(super) fn unreadable() -> Error {
+pub(in crate::backends) fn unreadable() -> Error {
     Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is it a Redis server?")
 }
 
 /// A newer dlock's data.
-pub(super) fn newer_layout(version: &str) -> Error {
+pub(in crate::backends) fn newer_layout(version: &str) -> Error {
     Error::new(Kind::Layout, format!("the lock was taken by a newer dlock, whose layout {} this one can't read", clean(version)))
         .hint("update dlock on this machine")
 }
 
 /// Something that is no lock is stored under the name.
-pub(super) fn no_lock(what: &str) -> Error {
+pub(in crate::backends) fn no_lock(what: &str) -> Error {
     Error::new(Kind::Data, format!("{} that is no lock is stored under this name", clean(what)))
         .hint("another program uses this name; take another key or --namespace")
 }

@@ -1,31 +1,40 @@
-//! One Redis or Valkey server.
+//! A Redis or Valkey server: one, whichever sentinels say is the master, or the one of a cluster that has the lock.
 //!
 //! Each question is one script, atomic in the server and judged by its clock. A lock is stored as Redisson stores a
 //! write lock, so that its locks and `SET NX` users exclude ours and the other way round; what Redisson has no place
 //! for lies in a record beside it. Nothing here retries, sleeps or reads the host's clock.
 
-mod connection;
-mod failure;
-mod names;
+mod cluster;
+pub(super) mod connection;
+pub(super) mod failure;
+pub(super) mod names;
 mod options;
-mod reading;
-mod reply;
-mod script;
-mod state;
+mod race;
+pub(super) mod reading;
+mod replicas;
+pub(super) mod reply;
+pub(super) mod script;
+mod sentinel;
+mod servers;
+mod slot;
+pub(super) mod state;
 #[cfg(test)]
 mod tests;
-mod tls;
+pub(super) mod tls;
 
 use std::time::Duration;
 
 use ::redis::Value;
 use async_trait::async_trait;
 
-pub use self::options::{Options, Secret, Server, Tls};
+pub use self::options::{Address, Options, Replicas, Secret, Sentinel, Server, Tls};
+// For other stores that speak TLS in the same way.
+pub(in crate::backends) use self::tls::wrap as wrap_in_tls;
 use self::{
-    connection::Connection,
+    cluster::Redirect,
     names::Names,
     script::Script,
+    servers::{Line, Servers},
     state::{Snapshot, foreign},
 };
 use crate::lock::{
@@ -35,13 +44,15 @@ use crate::lock::{
 
 const CAPABILITIES: Capabilities = Capabilities::usual("redis");
 
-/// Locks on one Redis server.
+/// How often one question follows a cluster from one node to another. Once is usual, twice while a slot is being moved.
+const REDIRECTIONS: usize = 5;
+
+/// Locks on one Redis server, or on one deployment of several.
 ///
-/// It has at most one connection, made by the first call that needs it. A call that is dropped or fails takes the
-/// connection with it, and the next call makes another.
+/// It has at most one connection to each server, made by the first call that needs it. A call that is dropped or fails
+/// takes the connection with it, and the next call makes another.
 pub struct Redis {
-    options: Options,
-    connection: Option<Connection>,
+    servers: Servers,
     /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
 }
@@ -49,43 +60,57 @@ pub struct Redis {
 impl Redis {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
-        Self { options, connection: None, queued: Vec::new() }
+        Self { servers: Servers::new(options), queued: Vec::new() }
     }
 
-    /// The connection, to be put back when it is at rest again.
-    async fn take_connection(&mut self) -> Result<Connection> {
-        match self.connection.take().filter(Connection::is_open) {
-            Some(connection) => Ok(connection),
-            None => Connection::open(&self.options).await,
-        }
+    fn options(&self) -> &Options {
+        self.servers.options()
     }
 
-    /// Runs a script, by its hash as long as the server remembers it.
-    async fn eval(&mut self, script: &Script, keys: &[&str], arguments: &[&str]) -> Result<Value> {
-        let mut connection = self.take_connection().await?;
+    /// Runs a script, by its hash as long as the server remembers it, where the lock is; its name is the first of the keys.
+    /// Whatever the reply is, the connection is at rest again.
+    async fn eval_over(&mut self, mut line: Line, script: &Script, keys: &[&str], arguments: &[&str]) -> Result<(Line, Value)> {
+        let name = keys[0];
         // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
         let takes = script.is(&script::ACQUIRE);
-        connection.drop_unsent_on_close(takes);
-        let mut reply = connection.ask(&script.by_sha(keys, arguments)).await?;
-        if matches!(&reply, Value::ServerError(error) if error.code() == "NOSCRIPT") {
-            reply = connection.ask(&script.in_full(keys, arguments)).await?;
+        for _ in 0..REDIRECTIONS {
+            line.connection.drop_unsent_on_close(takes);
+            let mut reply = line.ask(&script.by_sha(keys, arguments)).await?;
+            if matches!(&reply, Value::ServerError(error) if error.code() == "NOSCRIPT") {
+                reply = line.ask(&script.in_full(keys, arguments)).await?;
+            }
+            line.connection.drop_unsent_on_close(false);
+            match line.redirect(&reply) {
+                Some(redirect) => line = self.servers.follow(name, redirect, line).await?,
+                None => return Ok((line, reply)),
+            }
         }
-        connection.drop_unsent_on_close(false);
-        self.connection = Some(connection);
+        Err(failure::lost_in_cluster())
+    }
+
+    /// As [`Redis::eval_over`], over a connection that is found and put back. The reply is no error.
+    async fn eval(&mut self, script: &Script, keys: &[&str], arguments: &[&str]) -> Result<Value> {
+        let line = self.servers.take(keys[0]).await?;
+        let (line, reply) = self.eval_over(line, script, keys, arguments).await?;
+        self.servers.put_back_after(keys[0], line, &reply);
+        self.unrefused(reply)
+    }
+
+    fn unrefused(&self, reply: Value) -> Result<Value> {
         match reply {
-            Value::ServerError(error) => Err(failure::refused(&error)),
+            Value::ServerError(error) => Err(self.servers.refused(&error)),
             reply => Ok(reply),
         }
     }
 
     fn names(&self, key: &Key) -> Names {
-        Names::new(&self.options.namespace, key)
+        Names::new(&self.options().namespace, key)
     }
 
     /// Says which question failed, where and about which lock.
     fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
         outcome.map_err(|error| {
-            let error = error.during(operation).backend(self.options.redacted_url());
+            let error = error.during(operation).backend(self.options().redacted_url());
             match key {
                 Some(key) => error.key(key),
                 None => error,
@@ -124,18 +149,24 @@ impl Redis {
             flag(request.detached),
             &metadata,
         ];
-        let reply = self.eval(&script::ACQUIRE, &keys, &arguments).await?;
-        let attempt = read_attempt(&reply, request)?;
+        let line = self.servers.take(&names.lock).await?;
+        let (mut line, reply) = self.eval_over(line, &script::ACQUIRE, &keys, &arguments).await?;
+        let attempt = match &reply {
+            Value::ServerError(error) => Err(self.servers.refused(error)),
+            reply => read_attempt(reply, request),
+        };
         match &attempt {
-            Attempt::Granted(_) => self.forget_queued(request),
-            Attempt::Busy(_) => {
-                if let Some(connection) = &mut self.connection {
-                    connection.asked = Some(request.key.clone());
+            Ok(Attempt::Granted(_)) => {
+                if let Some(why) = self.shortfall(&mut line).await? {
+                    return Err(self.undo(line, &names, request, why).await);
                 }
+                self.forget_queued(request);
             }
-            Attempt::NotHeld => {}
+            Ok(Attempt::Busy(_)) => line.connection.asked = Some(request.key.clone()),
+            Ok(Attempt::NotHeld) | Err(_) => {}
         }
-        Ok(attempt)
+        self.servers.put_back_after(&names.lock, line, &reply);
+        attempt
     }
 
     async fn block(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
@@ -145,23 +176,26 @@ impl Redis {
             return Ok(Wake::TimedOut);
         }
         // A release before this connection asked would go unnoticed: ask first, then block.
-        let ready = self.connection.take().filter(|connection| connection.asked.as_ref() == Some(&request.key) && connection.is_open());
-        let Some(mut connection) = ready else { return Ok(Wake::Changed) };
+        let names = self.names(&request.key);
+        let Some(mut line) = self.servers.take_asked(&names.lock, &request.key) else { return Ok(Wake::Changed) };
+        self.servers.learn_over(&mut line).await?;
         let seconds = format!("{}.{:03}", ms / 1000, ms % 1000);
         let mut block = ::redis::cmd("BLPOP");
-        block.arg(self.names(&request.key).wake).arg(seconds);
-        let reply = connection.ask(&block.get_packed_command()).await?;
-        self.connection = Some(connection);
-        match reply {
-            Value::Nil => Ok(Wake::TimedOut),
-            Value::ServerError(error) if error.code() == "UNBLOCKED" => {
-                // The server changed its role; what is pushed from now on is pushed elsewhere.
-                self.connection = None;
-                Ok(Wake::Changed)
-            }
-            Value::ServerError(error) => Err(failure::refused(&error)),
-            _ => Ok(Wake::Changed),
+        block.arg(&names.wake).arg(seconds);
+        let reply = line.ask(&block.get_packed_command()).await?;
+        if let Some(redirect @ Redirect::Moved(_)) = line.redirect(&reply) {
+            self.servers.moved(&names.lock, &redirect);
+            return Ok(Wake::Changed);
         }
+        let wake = match &reply {
+            Value::Nil => Wake::TimedOut,
+            // The server changed its role; what is pushed from now on is pushed elsewhere.
+            Value::ServerError(error) if error.code() == "UNBLOCKED" => return Ok(Wake::Changed),
+            _ => Wake::Changed,
+        };
+        self.servers.put_back_after(&names.lock, line, &reply);
+        self.unrefused(reply)?;
+        Ok(wake)
     }
 
     async fn ask_abandon(&mut self, request: &Request) -> Result<()> {
@@ -182,22 +216,35 @@ impl Redis {
         let names = self.names(key);
         let ttl = ttl.map(|ttl| ttl.as_millis().to_string()).unwrap_or_default();
         let arguments = [&*token.owner.to_string(), &token.hold_text(), &ttl];
-        let reply = self.eval(&script::RENEW, &[&names.lock, &names.record], &arguments).await?;
-        let (answer, rest) = answer(&reply)?;
-        match (&*answer, rest) {
-            ("renewed", [ttl, fence]) => Ok(Renewal::Renewed { ttl: read_ttl(ttl)?, fence: read_fence(fence)? }),
-            ("shorter", [left]) => Ok(Renewal::WouldShorten { expires_in: read_ms(left)? }),
-            ("not-held", []) => Ok(Renewal::NotHeld),
-            ("layout", [version]) => Err(failure::newer_layout(&reply::text(version).unwrap_or_default())),
-            _ => Err(failure::unreadable()),
+        let line = self.servers.take_for_long(&names.lock).await?;
+        let (mut line, reply) = self.eval_over(line, &script::RENEW, &[&names.lock, &names.record], &arguments).await?;
+        let renewal = match &reply {
+            Value::ServerError(error) => Err(self.servers.refused(error)),
+            reply => read_renewal(reply),
+        };
+        // "Would shorten" counts as kept as well.
+        if matches!(renewal, Ok(Renewal::Renewed { .. } | Renewal::WouldShorten { .. }))
+            && let Some(why) = self.shortfall(&mut line).await?
+        {
+            return Err(why);
         }
+        self.servers.put_back_after(&names.lock, line, &reply);
+        renewal
+    }
+
+    async fn release_over(&mut self, line: Line, names: &Names, token: &Token, scope: Scope) -> Result<(Line, Value)> {
+        let keys = [&*names.lock, &names.record, &names.queue, &names.wake];
+        let (owner, hold) = (token.owner.to_string(), token.hold_text());
+        let (tree, sharded) = (flag(scope == Scope::Tree), flag(self.servers.is_cluster()));
+        self.eval_over(line, &script::RELEASE, &keys, &[&owner, &hold, tree, &names.channel, &names.rw_channel, sharded]).await
     }
 
     async fn ask_release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
         let names = self.names(key);
-        let keys = [&*names.lock, &names.record, &names.queue, &names.wake];
-        let arguments = [&*token.owner.to_string(), &token.hold_text(), flag(scope == Scope::Tree), &names.channel, &names.rw_channel];
-        let reply = self.eval(&script::RELEASE, &keys, &arguments).await?;
+        let line = self.servers.take(&names.lock).await?;
+        let (line, reply) = self.release_over(line, &names, token, scope).await?;
+        self.servers.put_back_after(&names.lock, line, &reply);
+        let reply = self.unrefused(reply)?;
         let (answer, rest) = answer(&reply)?;
         match (&*answer, rest) {
             ("released", []) => Ok(Release::Released),
@@ -216,11 +263,11 @@ impl Backend for Redis {
     }
 
     fn describe(&self) -> String {
-        self.options.redacted_url()
+        self.options().redacted_url()
     }
 
     fn fingerprint(&self) -> u64 {
-        fingerprint(&[&self.options.redacted_url(), self.options.namespace.as_str()])
+        fingerprint(&[&self.options().identity(), self.options().namespace.as_str()])
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
@@ -276,9 +323,13 @@ fn answer(reply: &Value) -> Result<(String, &[Value])> {
 fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> {
     let (answer, rest) = answer(reply)?;
     match (&*answer, rest) {
-        ("granted", [fence, holds]) => {
-            Ok(Attempt::Granted(Grant { fence: read_fence(fence)?, ttl: request.ttl, holds: read_count(holds)? }))
-        }
+        ("granted", [fence, holds]) => Ok(Attempt::Granted(Grant {
+            fence: read_fence(fence)?,
+            ttl: request.ttl,
+            holds: read_count(holds)?,
+            settle: Duration::ZERO,
+            session: None,
+        })),
         ("not-held", []) => Ok(Attempt::NotHeld),
         ("busy", [now, pttl, lock, record, place]) => {
             let lock = reply::pairs(lock).ok_or_else(failure::unreadable)?;
@@ -288,7 +339,7 @@ fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> {
             let expires_in = snapshot.expires_in();
             let notifies = expires_in.is_some() && holders.iter().all(|holder| !holder.foreign);
             let position = reply::int(place).and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
-            Ok(Attempt::Busy(Busy { holders, expires_in, notifies, position }))
+            Ok(Attempt::Busy(Busy { holders, expires_in, notifies, position, passing: false }))
         }
         // A string that ends by itself is a lock of `SET NX PX`; one that doesn't would make cron skip silently for ever.
         ("alien", [kind, pttl]) => match (reply::text(kind).as_deref(), read_ms(pttl)) {
@@ -296,10 +347,21 @@ fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> {
                 holders: vec![foreign(Mode::Exclusive, Some(left))],
                 expires_in: Some(left),
                 notifies: false,
-                position: None,
+                ..Busy::default()
             })),
             (kind, _) => Err(failure::no_lock(&format!("a {}", kind.unwrap_or("value")))),
         },
+        ("layout", [version]) => Err(failure::newer_layout(&reply::text(version).unwrap_or_default())),
+        _ => Err(failure::unreadable()),
+    }
+}
+
+fn read_renewal(reply: &Value) -> Result<Renewal> {
+    let (answer, rest) = answer(reply)?;
+    match (&*answer, rest) {
+        ("renewed", [ttl, fence]) => Ok(Renewal::Renewed { ttl: read_ttl(ttl)?, fence: read_fence(fence)? }),
+        ("shorter", [left]) => Ok(Renewal::WouldShorten { expires_in: read_ms(left)? }),
+        ("not-held", []) => Ok(Renewal::NotHeld),
         ("layout", [version]) => Err(failure::newer_layout(&reply::text(version).unwrap_or_default())),
         _ => Err(failure::unreadable()),
     }

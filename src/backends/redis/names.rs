@@ -6,10 +6,10 @@
 use crate::lock::{Encoding, Key, Namespace};
 
 /// How keys are written in Redis: braces, which would name a hash tag of their own, are encoded.
-pub(super) const ENCODING: Encoding = Encoding::new(b"{}");
+pub(in crate::backends) const ENCODING: Encoding = Encoding::new(b"{}");
 
 /// The names of everything that is stored about one lock.
-pub(super) struct Names {
+pub(in crate::backends) struct Names {
     /// The lock itself: a hash in the shape of Redisson's write lock.
     pub lock: String,
     /// The fence counter, which is Redisson's and never expires.
@@ -29,7 +29,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    pub(super) fn new(namespace: &Namespace, key: &Key) -> Self {
+    pub(in crate::backends) fn new(namespace: &Namespace, key: &Key) -> Self {
         let lock = prefix(namespace) + &ENCODING.encode(key);
         let side = |what: &str| match namespace.as_str() {
             "" => format!("{{{lock}}}:dlock-{what}"),
@@ -49,7 +49,7 @@ impl Names {
 }
 
 /// What all lock names of a namespace begin with.
-pub(super) fn prefix(namespace: &Namespace) -> String {
+pub(in crate::backends) fn prefix(namespace: &Namespace) -> String {
     match namespace.as_str() {
         "" => String::new(),
         namespace => format!("{namespace}:"),
@@ -57,12 +57,12 @@ pub(super) fn prefix(namespace: &Namespace) -> String {
 }
 
 /// The key whose lock is stored as `name`; `None` if that is no lock's name in this namespace.
-pub(super) fn key_of(namespace: &Namespace, name: &str) -> Option<Key> {
+pub(in crate::backends) fn key_of(namespace: &Namespace, name: &str) -> Option<Key> {
     ENCODING.decode(name.strip_prefix(&prefix(namespace))?)
 }
 
 /// A pattern for `SCAN` that matches what begins with `start`, literally, and nothing else.
-pub(super) fn pattern(start: &str) -> String {
+pub(in crate::backends) fn pattern(start: &str) -> String {
     let mut pattern = String::with_capacity(start.len() + 1);
     for c in start.chars() {
         if matches!(c, '*' | '?' | '[' | ']' | '^' | '-' | '\\') {

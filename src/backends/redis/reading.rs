@@ -2,14 +2,17 @@
 //!
 //! What the user may not read is unknown, and so are the lengths of time if it may not ask the server's.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use redis::{Pipeline, ServerErrorKind, Value};
 
 use super::{
-    Redis, failure,
+    REDIRECTIONS, Redis,
+    cluster::Redirect,
+    failure,
     names::{ENCODING, Names, key_of, pattern, prefix},
     reply,
+    servers::Line,
     state::{Snapshot, foreign, waiters},
 };
 use crate::lock::{Effect, Fence, Key, Kind, LockState, Mode, Result};
@@ -52,43 +55,49 @@ impl Redis {
         let names = self.names(key);
         let mut pipeline = redis::pipe();
         add_reads(&mut pipeline, &names);
-        let replies = self.run(&pipeline).await?;
+        let replies = self.look(&names.lock, &pipeline).await?;
         read_state(key.clone(), &names, &replies)
     }
 
     pub(super) async fn read_locks(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let keys: Vec<Key> = self.scan(start).await?.into_iter().collect();
-        let mut states = Vec::new();
-        for batch in keys.chunks(BATCH) {
-            let mut pipeline = redis::pipe();
-            let names: Vec<Names> = batch.iter().map(|key| self.names(key)).collect();
-            for names in &names {
-                add_reads(&mut pipeline, names);
-            }
-            let replies = self.run(&pipeline).await?;
-            for ((key, names), replies) in batch.iter().zip(&names).zip(replies.chunks(PER_LOCK)) {
-                match read_state(key.clone(), names, replies) {
-                    Ok(state) if state.holders.is_empty() => {}
-                    Ok(state) => states.push(state),
-                    // Some other program's hash.
-                    Err(error) if error.kind == Kind::Data => {}
-                    Err(error) => return Err(error),
+        let mut states = BTreeMap::new();
+        for server in self.servers.all().await? {
+            let mut line = self.servers.to(server).await?;
+            let keys: Vec<Key> = self.scan(&mut line, start).await?.into_iter().collect();
+            let mut moved = Vec::new();
+            for batch in keys.chunks(BATCH) {
+                let mut pipeline = redis::pipe();
+                let names: Vec<Names> = batch.iter().map(|key| self.names(key)).collect();
+                for names in &names {
+                    add_reads(&mut pipeline, names);
+                }
+                let replies = exchange(&mut line, &pipeline).await?;
+                for ((key, names), replies) in batch.iter().zip(&names).zip(replies.chunks(PER_LOCK)) {
+                    if replies.iter().any(|reply| line.redirect(reply).is_some()) {
+                        moved.push(key);
+                    } else {
+                        add_held(&mut states, read_state(key.clone(), names, replies))?;
+                    }
                 }
             }
+            self.servers.rest(line);
+            for key in moved {
+                add_held(&mut states, self.read_lock(key).await)?;
+            }
         }
-        Ok(states)
+        Ok(states.into_values().collect())
     }
 
     /// The keys that begin with `start` and have a hash stored under their name. A scan may tell of one twice.
-    async fn scan(&mut self, start: &str) -> Result<BTreeSet<Key>> {
-        let start = prefix(&self.options.namespace) + &ENCODING.encode_str(start);
+    async fn scan(&self, line: &mut Line, start: &str) -> Result<BTreeSet<Key>> {
+        let start = prefix(&self.options().namespace) + &ENCODING.encode_str(start);
         let pattern = pattern(&start);
         let mut found = BTreeSet::new();
         let mut cursor = "0".to_owned();
         loop {
             let mut pipeline = redis::pipe();
             pipeline.cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000).arg("TYPE").arg("hash");
-            let replies = self.run(&pipeline).await?;
+            let replies = exchange(line, &pipeline).await?;
             let reply = replies.first().ok_or_else(failure::unreadable)?;
             if let Value::ServerError(error) = reply {
                 return Err(failure::refused(error));
@@ -98,7 +107,7 @@ impl Redis {
                 if let Value::BulkString(name) = name
                     && let Ok(name) = str::from_utf8(name)
                 {
-                    found.extend(key_of(&self.options.namespace, name));
+                    found.extend(key_of(&self.options().namespace, name));
                 }
             }
             cursor = reply::text(next).ok_or_else(failure::unreadable)?;
@@ -108,13 +117,49 @@ impl Redis {
         }
     }
 
-    /// Sends several commands in one packet. A failure has changed nothing, since all of them only read.
-    async fn run(&mut self, pipeline: &Pipeline) -> Result<Vec<Value>> {
-        let mut connection = self.take_connection().await?;
-        let packed = pipeline.get_packed_pipeline();
-        let replies = connection.exchange(&packed, pipeline.len()).await.map_err(|error| error.effect(Effect::NotApplied))?;
-        self.connection = Some(connection);
-        Ok(replies)
+    /// Sends several commands about the lock stored as `name` in one packet to where it is.
+    async fn look(&mut self, name: &str, pipeline: &Pipeline) -> Result<Vec<Value>> {
+        let mut line = self.servers.take(name).await?;
+        for _ in 0..REDIRECTIONS {
+            let mut replies = exchange(&mut line, pipeline).await?;
+            match replies.iter().find_map(|reply| line.redirect(reply)) {
+                None => {
+                    self.servers.put_back(name, line);
+                    return Ok(replies);
+                }
+                Some(redirect @ Redirect::Moved(_)) => line = self.servers.follow(name, redirect, line).await?,
+                Some(redirect @ Redirect::Ask(_)) => {
+                    let mut there = self.servers.follow(name, redirect, line).await?;
+                    for (command, reply) in pipeline.cmd_iter().zip(&mut replies) {
+                        if there.redirect(reply).is_some() {
+                            *reply = there.ask(&command.get_packed_command()).await.map_err(|error| error.effect(Effect::NotApplied))?;
+                        }
+                    }
+                    self.servers.rest(there);
+                    return Ok(replies);
+                }
+            }
+        }
+        Err(failure::lost_in_cluster())
+    }
+}
+
+/// Sends several commands in one packet. A failure has changed nothing, since all of them only read.
+async fn exchange(line: &mut Line, pipeline: &Pipeline) -> Result<Vec<Value>> {
+    let packed = pipeline.get_packed_pipeline();
+    line.connection.exchange(&packed, pipeline.len()).await.map_err(|error| error.effect(Effect::NotApplied))
+}
+
+fn add_held(states: &mut BTreeMap<Key, LockState>, read: Result<LockState>) -> Result<()> {
+    match read {
+        Ok(state) if state.holders.is_empty() => Ok(()),
+        Ok(state) => {
+            states.insert(state.key.clone(), state);
+            Ok(())
+        }
+        // Some other program's hash.
+        Err(error) if error.kind == Kind::Data => Ok(()),
+        Err(error) => Err(error),
     }
 }
 
@@ -151,11 +196,12 @@ fn read_state(key: Key, names: &Names, replies: &[Value]) -> Result<LockState> {
         holders,
         waiters: waiters(now, readable(queue)?.unwrap_or(&none), readable(said)?.unwrap_or(&none)),
         last_fence: readable(fence)?.and_then(reply::int).and_then(|fence| u64::try_from(fence).ok()).map(Fence),
+        nodes: Vec::new(),
     })
 }
 
 /// A reply, or `None` for what this user may not read or what is of another type.
-fn readable(reply: &Value) -> Result<Option<&Value>> {
+pub(in crate::backends) fn readable(reply: &Value) -> Result<Option<&Value>> {
     match reply {
         Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoPerm) || error.code() == "WRONGTYPE" => Ok(None),
         Value::ServerError(error) => Err(failure::refused(error)),
@@ -163,7 +209,7 @@ fn readable(reply: &Value) -> Result<Option<&Value>> {
     }
 }
 
-fn read_time(reply: &Value) -> Option<i64> {
+pub(in crate::backends) fn read_time(reply: &Value) -> Option<i64> {
     let [seconds, micros] = reply::items(reply)? else { return None };
     Some(reply::int(seconds)? * 1000 + reply::int(micros)? / 1000)
 }

@@ -3,7 +3,7 @@
 use redis::Value;
 
 /// Text, whatever bytes it has: foreign libraries may write any.
-pub(super) fn text(value: &Value) -> Option<String> {
+pub(in crate::backends) fn text(value: &Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
         Value::SimpleString(text) => Some(text.clone()),
@@ -14,7 +14,7 @@ pub(super) fn text(value: &Value) -> Option<String> {
 }
 
 /// A whole number, as one or as text.
-pub(super) fn int(value: &Value) -> Option<i64> {
+pub(in crate::backends) fn int(value: &Value) -> Option<i64> {
     match value {
         Value::Int(number) => Some(*number),
         Value::BulkString(bytes) => str::from_utf8(bytes).ok()?.parse().ok(),
@@ -23,7 +23,7 @@ pub(super) fn int(value: &Value) -> Option<i64> {
 }
 
 /// A list.
-pub(super) fn items(value: &Value) -> Option<&[Value]> {
+pub(in crate::backends) fn items(value: &Value) -> Option<&[Value]> {
     match value {
         Value::Array(items) => Some(items),
         _ => None,
@@ -31,6 +31,6 @@ pub(super) fn items(value: &Value) -> Option<&[Value]> {
 }
 
 /// A list that alternates fields and values.
-pub(super) fn pairs(value: &Value) -> Option<Vec<(String, String)>> {
+pub(in crate::backends) fn pairs(value: &Value) -> Option<Vec<(String, String)>> {
     items(value)?.chunks(2).map(|pair| Some((text(pair.first()?)?, text(pair.get(1)?)?))).collect()
 }

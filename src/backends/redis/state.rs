@@ -102,12 +102,12 @@ impl Snapshot {
 }
 
 /// A holder of whom only the expiry is known.
-pub(super) fn foreign(mode: Mode, expires_in: Option<Duration>) -> Holder {
+pub(in crate::backends) fn foreign(mode: Mode, expires_in: Option<Duration>) -> Holder {
     Holder { mode, metadata: None, fence: None, foreign: true, detached: false, held_for: None, renewed_ago: None, expires_in, holds: 1 }
 }
 
 /// Those who wait: `queue` is their holds with their arrival in µs, longest first, `said` what each said of itself.
-pub(super) fn waiters(now: Option<i64>, queue: &Value, said: &Value) -> Vec<Waiter> {
+pub(in crate::backends) fn waiters(now: Option<i64>, queue: &Value, said: &Value) -> Vec<Waiter> {
     let (queue, said) = (reply::pairs(queue).unwrap_or_default(), reply::pairs(said).unwrap_or_default());
     let mut waiters = Vec::new();
     for (hold, arrival) in queue {

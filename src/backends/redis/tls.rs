@@ -13,14 +13,15 @@ use super::{failure, options::Tls};
 use crate::lock::{Error, Kind, Result};
 
 /// Shakes hands with the server, which must prove to be `host`.
-pub(super) async fn wrap(options: &Tls, host: &str, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
+pub(in crate::backends) async fn wrap(options: &Tls, host: &str, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
     let connector = TlsConnector::from(Arc::new(config(options)?));
     connector.connect(name, stream).await.map_err(failure::tls)
 }
 
-fn config(options: &Tls) -> Result<ClientConfig> {
+/// What a handshake is begun with; etcd's are, too.
+pub(in crate::backends) fn config(options: &Tls) -> Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

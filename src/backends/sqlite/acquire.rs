@@ -1,5 +1,7 @@
 //! Taking a lock, and entering one that an ancestor has.
 
+use std::time::Duration;
+
 use super::{
     Sqlite,
     lock_file::{Bytes, Kind as LockKind},
@@ -151,13 +153,15 @@ impl Sqlite {
         };
         let row = row.filter(|row| row.is_held(Some(file), by_bytes));
         let expires_in = row.as_ref().filter(|row| row.by_lease(Some(file))).map(row::Row::expires_in);
+        // Bytes and no row: somebody who stopped waiting got them, or a grant is half way.
+        let passing = by_bytes && obstacle != Obstacle::Ourselves && row.is_none();
         let holders = match &row {
             Some(row) => vec![row.holder()],
             None if by_bytes => vec![row::unknown_holder()],
             None => Vec::new(),
         };
         let position = if request.waiting { self.queue_up(request).await } else { None };
-        Ok(Attempt::Busy(Busy { holders, expires_in, notifies: true, position }))
+        Ok(Attempt::Busy(Busy { holders, expires_in, notifies: true, passing, position }))
     }
 
     /// Enters the request in the list of those who wait, and tells its place. Only people depend on it, so that
@@ -190,7 +194,7 @@ impl Sqlite {
 }
 
 fn granted(request: &Request, fence: Fence, holds: u32) -> Attempt {
-    Attempt::Granted(Grant { fence, ttl: request.ttl, holds })
+    Attempt::Granted(Grant { fence, ttl: request.ttl, holds, settle: Duration::ZERO, session: None })
 }
 
 fn lost_slot() -> Error {

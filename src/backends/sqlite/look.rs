@@ -73,7 +73,7 @@ impl Sqlite {
         let waiters = self.waiters(&key, file).await?;
         let namespace = self.options.namespace.as_str();
         let stored_as = if namespace.is_empty() { key.to_string() } else { format!("{namespace}:{key}") };
-        Ok(LockState { key, stored_as, holders, waiters, last_fence })
+        Ok(LockState { key, stored_as, holders, waiters, last_fence, nodes: Vec::new() })
     }
 
     /// Those who wait and are alive.

@@ -236,6 +236,10 @@ impl Backend for Sqlite {
         self.look_at_all(start).await.map_err(about)
     }
 
+    fn schema(&self) -> Option<String> {
+        Some(include_str!("sql/schema.sql").into())
+    }
+
     async fn init(&mut self) -> Result<Init> {
         let about = self.about("init", None);
         let work = async {

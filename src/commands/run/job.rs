@@ -47,6 +47,7 @@ impl Job<'_> {
         let outcome =
             lease::acquire(&mut *self.backend, &clock, request, settings.patience, limits, stop, |busy| waiting.update(busy)).await;
         waiting.clear();
+        self.context.tell(&mut *self.backend);
         let waited = waiting.waited();
         if let Ok(lease::Outcome::Granted(lease)) = outcome {
             return self.hold(lease, waited).await;
@@ -79,7 +80,9 @@ impl Job<'_> {
         watch.term_at = watch.budget.term_at(lease.t0);
         let environment = self.environment(&lease);
         let start_by = watch.budget.start_by(lease.t0);
-        let end = match self.supervisor.start(&environment, start_by, deadlines(&lease, &watch.budget)) {
+        let lifelines = self.backend.lifelines();
+        let launch = lifelines.and_then(|lines| self.supervisor.start(&environment, start_by, deadlines(&lease, &watch.budget), &lines));
+        let end = match launch {
             Ok(()) => self.watch(&mut lease, &mut watch).await,
             Err(error) => End::NotStarted(exit::CANNOT_EXECUTE, format!("the command can't be started: {}", plain(&error))),
         };

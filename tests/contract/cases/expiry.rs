@@ -16,11 +16,9 @@ pub fn all() -> Vec<Case> {
         nothing_expires_early,
         busy_tells_when_it_expires,
     ];
-    all.extend(cases![|kind| !kind.bound_to_processes() => a_vanished_holders_lock_is_free_after_its_lease]);
-    all.extend(cases![Kind::bound_to_processes =>
-        a_vanished_holders_lock_is_free_at_once,
-        a_living_holders_lock_is_held_beyond_its_lease,
-    ]);
+    all.extend(cases![Kind::lasts_with_its_process => a_living_holders_lock_is_held_beyond_its_lease]);
+    all.extend(cases![|kind| !kind.ends_with_its_process() => a_vanished_holders_lock_is_free_after_its_lease]);
+    all.extend(cases![Kind::ends_with_its_process => a_vanished_holders_lock_is_free_at_once]);
     all
 }
 
@@ -43,7 +41,7 @@ async fn an_expired_token_holds_nothing(lab: &Lab) {
     a.take(&held).await;
     lab.outlast(SHORT).await;
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
-    assert_eq!(a.renew(&held, Some(LONG)).await, Renewal::NotHeld);
+    assert_eq!(a.renew(&held, lab.other_ttl(LONG).await).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Hold).await, Release::NotHeld);
     assert!(a.inspect(&job).await.holders.is_empty(), "a renewal made the hold anew");
 }
@@ -55,7 +53,7 @@ async fn an_expired_hold_does_not_touch_its_successor(lab: &Lab) {
     a.take(&late).await;
     lab.outlast(SHORT).await;
     let held = b.hold(&job).await;
-    assert_eq!(a.renew(&late, Some(LONG)).await, Renewal::NotHeld);
+    assert_eq!(a.renew(&late, lab.other_ttl(LONG).await).await, Renewal::NotHeld);
     for scope in [Scope::Hold, Scope::Tree] {
         assert_eq!(a.release(&late, scope).await, Release::NotHeld);
     }
@@ -77,7 +75,7 @@ async fn busy_tells_when_it_expires(lab: &Lab) {
     a.take(&lab.expiring(&job, SHORT)).await;
     let left = b.refused(&request(&job, LONG)).await.expires_in.expect("a lease that ends");
     assert!(left <= SHORT + SLACK && left > SHORT / 2, "{left:?}");
-    lab.pass(left + SLACK).await;
+    lab.outlast(left).await;
     b.hold(&job).await;
 }
 

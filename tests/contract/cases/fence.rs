@@ -82,7 +82,9 @@ async fn fence_is_kept_while_it_is_held(lab: &Lab) {
     let fence = a.take(&held).await.fence;
     assert_eq!(a.take(&held).await.fence, fence, "asked again");
     assert_eq!(a.renewed(&held, None).await, fence, "renewed");
-    assert_eq!(a.take(&nested(&held)).await.fence, fence, "entered again");
+    if lab.kind.hands_on() {
+        assert_eq!(a.take(&nested(&held)).await.fence, fence, "entered again");
+    }
     assert_eq!(a.inspect(&job).await.holders[0].fence, Some(fence), "inspected");
     // Refusing others costs no number.
     lab.client().await.refused(&request(&job, LONG)).await;

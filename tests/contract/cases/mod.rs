@@ -1,5 +1,8 @@
 //! The cases. A case is a function over a [`Lab`]; its name says what holds.
 
+mod cluster;
+mod etcd_queue;
+mod etcd_ways;
 mod expiry;
 mod fence;
 mod foreign;
@@ -7,13 +10,21 @@ mod handover;
 mod hold;
 mod lost_reply;
 mod model;
+mod mysql;
 mod names;
+mod postgres;
+mod redlock;
 mod reentry;
 mod refusal;
 mod report;
 mod residue;
+mod sentinel;
+mod shared;
+mod tair;
 mod transport;
 mod unanswered;
+mod zookeeper_line;
+mod zookeeper_ways;
 
 use std::pin::Pin;
 
@@ -46,16 +57,27 @@ pub fn all() -> Vec<Case> {
         expiry::all(),
         fence::all(),
         reentry::all(),
+        shared::all(),
         names::all(),
         report::all(),
         refusal::all(),
         handover::all(),
         unanswered::all(),
+        zookeeper_line::all(),
+        zookeeper_ways::all(),
         lost_reply::all(),
         foreign::all(),
         residue::all(),
         transport::all(),
+        redlock::all(),
+        postgres::all(),
+        tair::all(),
         model::all(),
+        mysql::all(),
+        sentinel::all(),
+        cluster::all(),
+        etcd_queue::all(),
+        etcd_ways::all(),
     ]
     .concat()
 }

@@ -4,11 +4,14 @@ use std::{collections::HashMap, env, fmt::Write as _};
 
 use dlock::{
     backends::memory::{Memory, Store},
-    lock::{Attempt, Entry, Fence, Namespace, Release, Renewal, Request, Scope},
+    lock::{Attempt, Entry, Fence, Namespace, Release, Renewal, Request, Scope, Session, Token},
 };
 
 use super::{Case, cases};
-use crate::lab::{Client, LONG, Lab, key, nested, request, ttl, waiting};
+use crate::{
+    lab::{Client, LONG, Lab, key, nested, request, ttl, waiting},
+    targets::Kind,
+};
 
 pub fn all() -> Vec<Case> {
     cases![|kind| !kind.clock_is_ours() => random_operations_are_answered_as_by_the_reference]
@@ -45,6 +48,8 @@ impl Fences {
 struct Side {
     clients: Vec<Client>,
     fences: Fences,
+    /// What was handed over with holds that outlive their process.
+    sessions: HashMap<String, Session>,
 }
 
 #[derive(Clone, Debug)]
@@ -61,15 +66,21 @@ const KEYS: [&str; 2] = ["job", "a{b}/%"];
 
 impl Side {
     fn new(clients: Vec<Client>) -> Self {
-        Self { clients, fences: Fences::default() }
+        Self { clients, fences: Fences::default(), sessions: HashMap::new() }
     }
 
     /// The answer, in words that must be the same on both sides.
     async fn ask(&mut self, client: usize, operation: &Operation) -> String {
         let client = &mut self.clients[client];
-        match operation {
+        let name = |request: &Request| Token { session: None, ..request.token }.reveal();
+        let mut operation = operation.clone();
+        if let Operation::Acquire(request) | Operation::Renew(request, _) | Operation::Release(request, _) = &mut operation {
+            request.token.session = self.sessions.get(&name(request)).copied();
+        }
+        match &operation {
             Operation::Acquire(request) => match client.attempt(request).await {
                 Attempt::Granted(grant) => {
+                    self.sessions.extend(grant.session.map(|session| (name(request), session)));
                     if request.waiting {
                         // As the core does on every way out of waiting.
                         client.abandon(request).await;
@@ -139,7 +150,7 @@ async fn play(lab: &Lab, seed: u64) {
     let mut made: Vec<Made> = Vec::new();
     let mut told = String::new();
     for step in 0..STEPS {
-        let (client, operation) = next(&mut dice, &mut made);
+        let (client, operation) = next(&mut dice, &mut made, lab.kind);
         let expected = reference.ask(client, &operation).await;
         let answer = tried.ask(client, &operation).await;
         let _ = writeln!(told, "{step}: client {client} {}: {expected}", words(&operation));
@@ -156,17 +167,20 @@ struct Made {
     over: bool,
 }
 
-fn next(dice: &mut Dice, made: &mut Vec<Made>) -> (usize, Operation) {
+fn next(dice: &mut Dice, made: &mut Vec<Made>, kind: Kind) -> (usize, Operation) {
     let name = KEYS[dice.roll(KEYS.len())];
     let fresh = made.is_empty() || dice.roll(5) == 0;
     if fresh {
         let client = dice.roll(3);
-        let lease = LONG * [1, 2, 3][dice.roll(3)];
-        // A process waits for a lock once at a time.
-        let waits = made.iter().any(|one| one.client == client && one.request.waiting && one.request.key.as_str() == name);
+        // Where a hold has one TTL for all of its life, so have those within it, and all are taken for the same.
+        let lease = LONG * if kind.adjusts_ttl() { [1, 2, 3][dice.roll(3)] } else { 1 };
+        // A process waits for a lock once at a time. Where places are kept, a lock that is given back is the next one's at
+        // once, unlike in the reference: nobody waits then, and who comes first is tested elsewhere.
+        let waits =
+            kind.keeps_places() || made.iter().any(|one| one.client == client && one.request.waiting && one.request.key.as_str() == name);
         let request = match dice.roll(4) {
             0 if !waits => waiting(&key(name), lease),
-            1 => Request { detached: true, ..request(&key(name), lease) },
+            1 if kind.hands_on() => Request { detached: true, ..request(&key(name), lease) },
             _ => request(&key(name), lease),
         };
         made.push(Made { client, request: request.clone(), over: false });
@@ -181,13 +195,14 @@ fn next(dice: &mut Dice, made: &mut Vec<Made>) -> (usize, Operation) {
     let client = if request.detached { dice.roll(3) } else { owner };
     match dice.roll(12) {
         0 | 1 if !over => (client, Operation::Acquire(request)),
-        2 => {
-            let inner = Request { ttl: ttl(LONG * [1, 2][dice.roll(2)]), waiting: false, ..nested(&request) };
+        2 if kind.hands_on() => {
+            let times = if kind.adjusts_ttl() { [1, 2][dice.roll(2)] } else { 1 };
+            let inner = Request { ttl: ttl(LONG * times), waiting: false, ..nested(&request) };
             made.push(Made { client, request: inner.clone(), over: false });
             (client, Operation::Acquire(inner))
         }
         3 => (client, Operation::Renew(request, None)),
-        4 | 5 => (client, Operation::Renew(request, Some([1, 2, 4][dice.roll(3)]))),
+        4 | 5 if kind.adjusts_ttl() => (client, Operation::Renew(request, Some([1, 2, 4][dice.roll(3)]))),
         roll @ 6..=8 => {
             made[at].over = true;
             (client, Operation::Release(request, if roll == 8 { Scope::Tree } else { Scope::Hold }))

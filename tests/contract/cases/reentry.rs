@@ -2,11 +2,14 @@
 
 use dlock::lock::{Attempt, Release, Renewal, Request, Scope};
 
-use super::{Case, cases, everywhere};
-use crate::lab::{LONG, Lab, SHORT, SLACK, key, nested, request};
+use super::{Case, cases};
+use crate::{
+    lab::{LONG, Lab, SHORT, SLACK, key, nested, request},
+    targets::Kind,
+};
 
 pub fn all() -> Vec<Case> {
-    cases![everywhere =>
+    cases![Kind::hands_on =>
         three_deep,
         entering_twice_counts_once,
         entering_what_is_not_held_is_told,

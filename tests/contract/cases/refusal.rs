@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     lease::{self, BootClock, Limits, Patience},
-    lock::{Effect, Error, Kind as ErrorKind, Mode, Renewal, Request},
+    lock::{Effect, Entry, Error, Kind as ErrorKind, Mode, Renewal, Request},
 };
 
 use super::{Case, cases, everywhere};
@@ -20,6 +20,7 @@ pub fn all() -> Vec<Case> {
         what_is_not_declared_is_refused_without_asking,
         what_is_declared_is_served,
         a_ttl_out_of_range_is_refused_without_asking,
+        another_ttl_is_refused_where_a_hold_has_one_only,
     ]
 }
 
@@ -31,6 +32,7 @@ fn asked_for(capabilities: &dlock::lock::Capabilities) -> Vec<(&'static str, boo
         ("permits", capabilities.permits, Request { mode: Mode::Permits(3), ..plain() }),
         ("fair", capabilities.fair, Request { fair: true, ..plain() }),
         ("detached", capabilities.detached, Request { detached: true, ..plain() }),
+        ("nested", capabilities.reentrant, Request { entry: Entry::Reenter, ..plain() }),
     ]
 }
 
@@ -59,7 +61,8 @@ async fn what_is_not_declared_is_refused_without_asking(lab: &Lab) {
 async fn what_is_declared_is_served(lab: &Lab) {
     let mut a = lab.client().await;
     for (what, has, request) in asked_for(&a.capabilities()) {
-        if has {
+        // Nobody has a hold that could be entered here: cases of their own do that.
+        if has && request.entry == Entry::Fresh {
             let grant = a.take(&request).await;
             assert!(!a.capabilities().fencing || grant.fence.0 > 0, "{what}");
             a.free(&request).await;
@@ -67,15 +70,27 @@ async fn what_is_declared_is_served(lab: &Lab) {
     }
 }
 
+async fn another_ttl_is_refused_where_a_hold_has_one_only(lab: &Lab) {
+    let mut backend = lab.target.unreachable().await;
+    let capabilities = backend.capabilities().clone();
+    assert_eq!(capabilities.adjustable_ttl, lab.kind.adjusts_ttl());
+    if !capabilities.adjustable_ttl {
+        let held = request(&key("job"), LONG);
+        let error = backend.renew(&held.key, &held.token, Some(ttl(LONG * 2))).await.expect_err("it can't be");
+        assert_refused("another ttl", capabilities.backend, &error);
+    }
+}
+
 async fn a_ttl_out_of_range_is_refused_without_asking(lab: &Lab) {
     let capabilities = lab.client().await.capabilities();
+    assert_eq!(capabilities.shared, lab.kind.shared());
     assert!(capabilities.ttl_min <= capabilities.ttl_max);
     assert!(capabilities.ttl_granularity > Duration::ZERO);
     for end in [capabilities.ttl_min, capabilities.ttl_max] {
         let mut a = lab.client().await;
         let held = request(&key(&format!("{end:?}")), end);
         assert_eq!(a.take(&held).await.ttl.get(), end);
-        assert!(matches!(a.renew(&held, Some(end)).await, Renewal::Renewed { .. }));
+        assert!(matches!(a.renew(&held, lab.other_ttl(end).await).await, Renewal::Renewed { .. }));
         a.free(&held).await;
     }
     for outside in [capabilities.ttl_min / 2, capabilities.ttl_max * 2] {

@@ -33,7 +33,7 @@ fn at(port: u16) -> Options {
 }
 
 /// The whole life of a lock.
-async fn live(options: Options) {
+pub async fn live(options: Options) {
     let mut client = Client(Box::new(Redis::new(options)));
     let held = waiting(&key("a{b}c"), LONG);
     client.take(&held).await;
@@ -72,7 +72,7 @@ async fn a_refused_password_is_denied_and_never_shown(_: &Lab) {
 }
 
 /// What a user needs who may use the locks of the namespace `dlock` and nothing else.
-const LEAST: &str = "on >secret -@all +@connection +eval +evalsha +@hash +@sortedset +@list +@string +@keyspace +@pubsub +time \
+pub const LEAST: &str = "on >secret -@all +@connection +eval +evalsha +@hash +@sortedset +@list +@string +@keyspace +@pubsub +time \
                      -@dangerous ~dlock:* ~redisson_lock_token:{dlock:* &redisson_lock__channel:{dlock:* &redisson_rwlock:{dlock:*";
 
 fn server_with(user: &'static str) -> support::redis::Redis {

@@ -16,6 +16,7 @@ pub fn all() -> Vec<Case> {
         a_dropped_release_can_be_asked_again,
         a_dropped_wait_can_be_followed_by_anything,
         a_dropped_look_can_be_repeated,
+        a_dropped_entry_can_be_undone,
     ]
 }
 
@@ -80,8 +81,9 @@ async fn a_dropped_renewal_can_be_asked_again(lab: &Lab) {
         let job = key(&format!("job-{moment:?}"));
         let held = a.hold(&job).await;
         let _ = cut(moment, a.0.renew(&held.key, &held.token, None)).await;
-        a.renewed(&held, Some(LONG * 2)).await;
-        assert!(a.left(&job).await > LONG, "{moment:?}");
+        let longer = lab.other_ttl(LONG * 2).await;
+        a.renewed(&held, longer).await;
+        assert!(a.left(&job).await > longer.unwrap_or(LONG) / 2, "{moment:?}");
         a.free(&held).await;
     }
 }
@@ -140,4 +142,32 @@ async fn a_dropped_look_can_be_repeated(lab: &Lab) {
         let _ = cut(moment, a.0.init()).await;
     }
     a.renewed(&held, None).await;
+}
+
+/// Whatever is given up, the hold that was to be entered is not touched.
+async fn a_dropped_entry_can_be_undone(lab: &Lab) {
+    let (mut a, mut other) = (lab.client().await, lab.client().await);
+    if !a.capabilities().reentrant {
+        return;
+    }
+    let job = key("job");
+    let outer = lab.expiring(&job, LONG);
+    a.take(&outer).await;
+    for moment in MOMENTS {
+        for wait in [false, true] {
+            let mut b = lab.client().await;
+            let inner = dlock::lock::Request { waiting: wait, ..crate::lab::nested(&outer) };
+            let _ = cut(moment, b.0.try_acquire(&inner)).await;
+            let answer = b.release(&inner, Scope::Hold).await;
+            assert!(matches!(answer, Release::StillHeld(_) | Release::NotHeld), "{moment:?}: {answer:?}");
+            b.abandon(&inner).await;
+            let mut c = lab.client().await;
+            let _ = cut(moment, c.0.try_acquire(&inner)).await;
+            c.abandon(&inner).await;
+            a.renewed(&outer, None).await;
+            other.refused(&request(&job, LONG)).await;
+        }
+    }
+    assert_eq!(a.release(&outer, Scope::Tree).await, Release::Released);
+    other.hold(&job).await;
 }

@@ -8,7 +8,7 @@ use dlock::{
     lock::{Backend, Namespace},
 };
 
-use crate::support::{self, ports, proxy::Proxy};
+use crate::support::{self, ports};
 
 pub struct Target(RefCell<support::redis::Redis>);
 
@@ -32,15 +32,6 @@ impl Target {
     pub fn server_mut(&self) -> std::cell::RefMut<'_, support::redis::Redis> {
         self.0.borrow_mut()
     }
-
-    /// A proxy before the server, and how to open a client that goes through it.
-    pub fn proxy(&self) -> Proxy {
-        Proxy::to(self.server().port)
-    }
-
-    pub fn through(proxy: &Proxy) -> crate::lab::Client {
-        crate::lab::Client(client(proxy.port, "dlock"))
-    }
 }
 
 #[async_trait(?Send)]
@@ -57,7 +48,35 @@ impl super::Target for Target {
         self.server().command(&["FLUSHALL"]);
     }
 
+    fn server(&self) -> Option<&dyn super::Server> {
+        Some(self)
+    }
+
     fn redis(&self) -> Option<&Target> {
         Some(self)
+    }
+}
+
+#[async_trait(?Send)]
+impl super::Server for Target {
+    fn port(&self) -> u16 {
+        self.server().port
+    }
+
+    async fn through(&self, port: u16) -> Box<dyn Backend> {
+        client(port, "dlock")
+    }
+
+    fn acquire_mark(&self) -> &'static str {
+        // A release names the lock too: only what sets a TTL is an acquire.
+        "\r\n60000\r\n"
+    }
+
+    fn freeze(&self) {
+        self.server().freeze();
+    }
+
+    fn thaw(&self) {
+        self.server().thaw();
     }
 }

@@ -2,11 +2,18 @@
 --
 -- KEYS  1 lock  2 record  3 queue  4 wake-up list
 -- ARGV  1 owner  2 hold  3 "1": also the holds nested in this one
---       4 channel that waits for Redisson's plain lock  5 channel that waits for its read-write lock
+--       4 channel that waits for Redisson's plain lock  5 channel that waits for its read-write lock  6 "1": in a cluster
 -- Reply {"released"} | {"still-held", count} | {"not-held"} | {"layout", version}
 --
 -- Worst cases: somebody deleted the lock and another took it (the owner's field is gone: nothing is touched);
 -- a right to publish or to push is missing, or memory (DEL comes first, and what follows can't undo it).
+
+-- In a cluster from Redis 7 on, Redisson listens where the channel's slot is; before, on all nodes.
+local function publish(channel, message)
+  if ARGV[6] ~= '1' or type(redis.pcall('SPUBLISH', channel, message)) ~= 'number' then
+    redis.pcall('PUBLISH', channel, message)
+  end
+end
 
 local lock, record_key, queue, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, hold = ARGV[1], ARGV[2]
@@ -34,6 +41,6 @@ end
 redis.call('DEL', lock)
 redis.pcall('DEL', record_key)
 wake_one(queue, wake)
-redis.pcall('PUBLISH', ARGV[4], '0')
-redis.pcall('PUBLISH', ARGV[5], '1')
+publish(ARGV[4], '0')
+publish(ARGV[5], '1')
 return { 'released' }

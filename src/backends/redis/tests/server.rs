@@ -151,6 +151,7 @@ pub fn request(name: &str) -> Request {
         key: key(name),
         token: Token::random(),
         ttl: ttl(10_000),
+        ttl_asked: true,
         mode: Mode::Exclusive,
         fair: false,
         entry: Entry::Fresh,

@@ -35,6 +35,7 @@ fn request(name: &str) -> Request {
         key: key(name),
         token: Token::random(),
         ttl: ttl(60),
+        ttl_asked: true,
         mode: Mode::Exclusive,
         fair: false,
         entry: Entry::Fresh,

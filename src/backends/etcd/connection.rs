@@ -1,0 +1,185 @@
+//! One connection to one member: opening it, and what gRPC runs over.
+//!
+//! It never reconnects and knows no time limits.
+
+use std::{
+    error, fmt,
+    future::Future,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::{AsFd as _, OwnedFd},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use hyper::{
+    body::Incoming,
+    client::conn::http2::{self, SendRequest},
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustls::pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::{TcpStream, lookup_host},
+    task::AbortHandle,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tonic::{
+    body::Body,
+    client::Grpc,
+    codegen::{Service, http},
+};
+
+use super::{
+    failure,
+    options::{Options, authority},
+};
+use crate::{
+    backends::redis::{Tls, tls},
+    lock::{Error, Kind, Result},
+};
+
+/// More than any answer has: a queue of ten thousand has a megabyte.
+const LONGEST_ANSWER: usize = 256 << 20;
+
+/// An open connection. Its streams end with it.
+pub(super) struct Connection {
+    pub grpc: Grpc<Channel>,
+    /// Whether any answer has come.
+    pub greeted: bool,
+    socket: OwnedFd,
+    driver: AbortHandle,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl Connection {
+    /// Connects to `endpoint`, which is one of those that `options` name.
+    pub(super) async fn open(options: &Options, endpoint: &(String, u16)) -> Result<Self> {
+        let tcp = dial(endpoint).await?;
+        let socket = tcp.as_fd().try_clone_to_owned().map_err(failure::unreachable)?;
+        let scheme = if options.tls.is_some() { "https" } else { "http" };
+        let origin = format!("{scheme}://{}", authority(endpoint));
+        let origin = origin.parse().map_err(|error| Error::new(Kind::Config, "the host's name can't be one").source(error))?;
+        let (requests, driver) = match &options.tls {
+            None => drive(tcp).await?,
+            Some(wanted) => drive(encrypt(wanted, endpoint, tcp).await?).await?,
+        };
+        let grpc = Grpc::with_origin(Channel(requests), origin).max_decoding_message_size(LONGEST_ANSWER);
+        Ok(Self { grpc, greeted: false, socket, driver })
+    }
+
+    /// Why a server that shook hands ended the connection at once: what it thinks of our certificate it says only after
+    /// that, and our first words hid it. `None` if it says nothing of the kind.
+    pub(super) async fn why_ended(options: &Options, endpoint: &(String, u16)) -> Option<Error> {
+        let tcp = dial(endpoint).await.ok()?;
+        let mut stream = encrypt(options.tls.as_ref()?, endpoint, tcp).await.ok()?;
+        stream.write_all(PREFACE).await.ok()?;
+        let said = stream.read(&mut [0]).await.err().map(failure::tls);
+        said.filter(|error| !error.is_transient())
+    }
+
+    /// Whether the member has not closed its end yet, as far as has come through.
+    pub(super) fn is_open(&self) -> bool {
+        let mut ends = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0)) && !self.driver.is_finished()
+    }
+}
+
+/// What a client says first in HTTP/2, and no settings of its own.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// Shakes hands with a member, which must prove to be the one that was asked for.
+async fn encrypt(wanted: &Tls, (host, _): &(String, u16), tcp: TcpStream) -> Result<TlsStream<TcpStream>> {
+    let name = ServerName::try_from(host.clone())
+        .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
+    let mut config = tls::config(wanted)?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map_err(failure::tls)
+}
+
+async fn drive(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<(SendRequest<Body>, AbortHandle)> {
+    let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (requests, connection) = handshake.await.map_err(failure::no_http2)?;
+    // How it ends is learned by whoever has a request under way.
+    let driver = tokio::spawn(async { drop(connection.await) });
+    Ok((requests, driver.abort_handle()))
+}
+
+/// What carries requests to the connection.
+#[derive(Clone)]
+pub(super) struct Channel(SendRequest<Body>);
+
+/// A request that got no answer.
+#[derive(Debug)]
+pub(super) struct Lost {
+    /// Whether the member may have got it.
+    pub sent: bool,
+    source: hyper::Error,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+impl error::Error for Lost {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+impl Service<http::Request<Body>> for Channel {
+    type Response = http::Response<Incoming>;
+    type Error = Lost;
+    type Future = Pin<Box<dyn Future<Output = std::result::Result<Self::Response, Lost>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<std::result::Result<(), Lost>> {
+        self.0.poll_ready(context).map_err(|source| Lost { sent: false, source })
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let answer = self.0.try_send_request(request);
+        Box::pin(async {
+            answer.await.map_err(|mut failed| {
+                // It is given back if it never left.
+                let sent = failed.take_message().is_none();
+                Lost { sent, source: failed.into_error() }
+            })
+        })
+    }
+}
+
+/// Connects to the first address that answers.
+async fn dial((host, port): &(String, u16)) -> Result<TcpStream> {
+    let mut failed = None;
+    for address in resolve(host, *port).await? {
+        match TcpStream::connect((address, *port)).await {
+            Ok(stream) => {
+                // Requests are a few small packets: waiting to fill them would cost 40 ms. A refusal only costs time.
+                let _ = stream.set_nodelay(true);
+                return Ok(stream);
+            }
+            Err(error) => failed = Some(error),
+        }
+    }
+    Err(failed.map_or_else(|| failure::unresolved(None), failure::unreachable))
+}
+
+/// `localhost` and addresses need no resolver, which would start a thread.
+async fn resolve(host: &str, port: u16) -> Result<Vec<IpAddr>> {
+    if let Ok(address) = host.parse() {
+        return Ok(vec![address]);
+    }
+    if host.eq_ignore_ascii_case("localhost") {
+        return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
+    }
+    let found = lookup_host((host, port)).await.map_err(|error| failure::unresolved(Some(error)))?;
+    Ok(found.map(|address| address.ip()).collect())
+}

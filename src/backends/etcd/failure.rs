@@ -1,0 +1,228 @@
+//! From what etcd, gRPC, the network and TLS say to the one error type.
+//!
+//! etcd's errors are told apart by their texts, as its own clients do: one gRPC code stands for many of them.
+
+use std::{error::Error as _, io};
+
+use tonic::{Code, Status};
+
+use super::connection::Lost;
+use crate::lock::{Effect, Error, Kind};
+
+/// Why a question was not answered.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// There is no such lease.
+    NoLease,
+    /// There is such a lease already.
+    LeaseExists,
+    /// The store takes nothing that needs space.
+    Full(Error),
+    /// The member knows the login no more.
+    LoginOver(Error),
+    /// This member can't serve it, and nothing was done; another one may.
+    Elsewhere(Error),
+    /// Neither this connection nor its member is to be relied on.
+    Broken(Error),
+    /// Asking another member would be answered in the same way.
+    Refused(Error),
+}
+
+impl From<Trouble> for Error {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::NoLease => lease_gone(),
+            Trouble::LeaseExists => Self::new(Kind::Internal, "the lease exists already"),
+            Trouble::Full(error)
+            | Trouble::LoginOver(error)
+            | Trouble::Elsewhere(error)
+            | Trouble::Broken(error)
+            | Trouble::Refused(error) => error,
+        }
+    }
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// What a gRPC status means.
+pub(super) fn of(status: Status) -> Trouble {
+    if let Some(lost) = status.source().and_then(|source| source.downcast_ref::<Lost>()) {
+        let error = Error::new(Kind::Unavailable, "the connection to the server broke");
+        return if lost.sent {
+            Trouble::Broken(error.effect(Effect::Unknown).source(status))
+        } else {
+            Trouble::Elsewhere(error.source(status))
+        };
+    }
+    let text = status.message().to_owned();
+    let says = |part: &str| text.contains(part);
+    let unavailable = |message: &str| Error::new(Kind::Unavailable, message);
+    if says("requested lease not found") {
+        return Trouble::NoLease;
+    }
+    if says("lease already exists") {
+        return Trouble::LeaseExists;
+    }
+    match status.code() {
+        _ if says("invalid auth token") || says("revision of auth store is old") => Trouble::LoginOver(no_user()),
+        _ if says("user name is empty") || says("user name not found") => Trouble::LoginOver(no_user()),
+        _ if says("authentication failed") => Trouble::Refused(
+            Error::new(Kind::Denied, "the server refused the user or the password")
+                .hint("the user is in the URL (etcd://USER@HOST); the password in DLOCK_PASSWORD or --password-file"),
+        ),
+        _ if says("authentication is not enabled") => Trouble::Refused(
+            Error::new(Kind::Denied, "the server asks nobody for a password, but one was given").hint("leave user and password out"),
+        ),
+        Code::PermissionDenied => Trouble::Refused(
+            Error::new(Kind::Denied, "the user has not all the rights that dlock needs")
+                .hint("etcdctl role grant-permission ROLE --prefix=true readwrite NAMESPACE/, and the same for NAMESPACE.meta/"),
+        ),
+        _ if says("database space exceeded") => Trouble::Full(
+            // It may have been written all the same, by the members that still had space.
+            unavailable("the server is out of space (NOSPACE)")
+                .effect(Effect::Unknown)
+                .hint("etcdctl compact, then defrag, then alarm disarm; or raise --quota-backend-bytes"),
+        ),
+        _ if says("too many requests") => Trouble::Refused(unavailable("the server has too many requests to do")),
+        _ if says("request is too large") || says("message larger than max") => Trouble::Refused(
+            Error::new(Kind::Data, "the request is larger than the server takes").hint("is the --describe text very long?"),
+        ),
+        _ if says("not supported for learner") => Trouble::Elsewhere(unavailable("the server is a learner, which serves nobody yet")),
+        _ if says("no leader") => Trouble::Elsewhere(
+            unavailable("the server has no leader: most members of its cluster are down or cut off")
+                .hint("etcdctl endpoint status --cluster tells more"),
+        ),
+        Code::Unimplemented => Trouble::Refused(
+            Error::new(Kind::Config, "the server doesn't know a request that dlock needs").hint("dlock needs etcd 3.4 at least"),
+        ),
+        Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange if says("etcdserver") => {
+            Trouble::Refused(Error::new(Kind::Internal, format!("the server refused a request: {}", clean(&text))))
+        }
+        Code::Unavailable if says("etcdserver") => {
+            Trouble::Broken(unavailable(&format!("the server can't answer: {}", clean(&text))).effect(Effect::Unknown))
+        }
+        _ => Trouble::Broken(unavailable("the connection to the server broke").effect(Effect::Unknown).source(status)),
+    }
+}
+
+fn no_user() -> Error {
+    Error::new(Kind::Denied, "the server wants a user and a password")
+        .hint("etcd://USER@HOST, and the password in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration")
+}
+
+/// The lease that a hold or a place in the queue depends on is over.
+pub(super) fn lease_gone() -> Error {
+    Error::new(Kind::Unavailable, "the lease ended while the lock was being taken").effect(Effect::Unknown)
+}
+
+/// Others changed what a step was about, again and again.
+pub(super) fn contended() -> Error {
+    Error::new(Kind::Unavailable, "nested holds of the lock came and went meanwhile")
+}
+
+/// No connection: nothing was sent.
+pub(super) fn unreachable(error: io::Error) -> Error {
+    let plain = |message: &str| Error::new(Kind::Unavailable, message);
+    let failure = match error.kind() {
+        io::ErrorKind::ConnectionRefused => plain("nothing listens there").hint("is the server running, and is the port right?"),
+        io::ErrorKind::TimedOut => plain("the server did not answer"),
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => plain("the server's network can't be reached"),
+        _ => plain("can't connect to the server"),
+    };
+    failure.source(error)
+}
+
+/// The host name means nothing.
+pub(super) fn unresolved(error: Option<io::Error>) -> Error {
+    let failure = Error::new(Kind::Unavailable, "the server's name can't be resolved");
+    match error {
+        Some(error) => failure.source(error),
+        None => failure,
+    }
+}
+
+/// A connection ended before anything came over it.
+pub(super) fn never_spoke(trouble: Trouble, encrypted: bool) -> Trouble {
+    match trouble {
+        Trouble::Broken(error) if !encrypted && error.hint.is_none() => {
+            Trouble::Broken(error.hint("if the server speaks TLS there, the URL begins with etcds://"))
+        }
+        trouble => trouble,
+    }
+}
+
+/// What answered speaks no HTTP/2.
+pub(super) fn no_http2(error: hyper::Error) -> Error {
+    Error::new(Kind::Unavailable, "the connection to the server broke").source(error)
+}
+
+/// The TLS handshake failed: nothing was sent.
+pub(super) fn tls(error: io::Error) -> Error {
+    let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    let failure = match cause {
+        Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
+            .hint("an authority of your own is named with ?cacert=FILE; the host in the URL must be one that the certificate names"),
+        Some(rustls::Error::AlertReceived(alert)) => Error::new(Kind::Denied, format!("the server ended the TLS handshake: {alert:?}"))
+            .hint("if it asks for a client certificate, ?cert=FILE&key=FILE give it"),
+        Some(rustls::Error::InvalidMessage(_)) => {
+            Error::new(Kind::Config, "the server doesn't speak TLS on this port").hint("etcd:// connects without TLS")
+        }
+        _ => Error::new(Kind::Unavailable, "the connection ended in the TLS handshake"),
+    };
+    failure.source(error)
+}
+
+/// An answer that no version of the server gives.
+pub(super) fn unreadable() -> Error {
+    Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is it an etcd server?")
+}
+
+/// A newer dlock's data.
+pub(super) fn newer_layout(version: &str) -> Error {
+    Error::new(Kind::Layout, format!("the lock was taken by a newer dlock, whose layout {} this one can't read", clean(version)))
+        .hint("update dlock on this machine")
+}
+
+/// A key that looks like a hold, and that nothing ever ends.
+pub(super) fn no_end(name: &str) -> Error {
+    Error::new(Kind::Data, format!("the key {} stands where a lock's holder would, and has no lease that ends it", clean(name)))
+        .hint("another program or a person put it there; take another key or --namespace, or delete it with etcdctl del")
+}
+
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn etcds_errors_are_told_apart_by_their_texts() {
+        let of = |code, text: &str| of(Status::new(code, text));
+        assert!(matches!(of(Code::NotFound, "etcdserver: requested lease not found"), Trouble::NoLease));
+        assert!(matches!(of(Code::FailedPrecondition, "etcdserver: lease already exists"), Trouble::LeaseExists));
+        assert!(matches!(of(Code::Unauthenticated, "etcdserver: invalid auth token"), Trouble::LoginOver(_)));
+        for (text, transient, effect) in [
+            ("etcdserver: no leader", true, Effect::NotApplied),
+            ("etcdserver: rpc not supported for learner", true, Effect::NotApplied),
+            ("etcdserver: request timed out", true, Effect::Unknown),
+            ("etcdserver: leader changed", true, Effect::Unknown),
+        ] {
+            let error = Error::from(of(Code::Unavailable, text));
+            assert_eq!((error.is_transient(), error.effect), (transient, effect), "{text}");
+        }
+        for (code, text, kind) in [
+            (Code::PermissionDenied, "etcdserver: permission denied", Kind::Denied),
+            (Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password", Kind::Denied),
+            (Code::InvalidArgument, "etcdserver: user name is empty", Kind::Denied),
+            (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", Kind::Unavailable),
+        ] {
+            assert_eq!(Error::from(of(code, text)).kind, kind, "{text}");
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Ending what stays behind: a fence for each key that was ever locked, and a record of each holder that vanished from a
+//! lock that nobody took since.
+//!
+//! etcd has no clock that could tell how long ago that was. So what is unused now is given a lease of that length, which
+//! nobody extends: it goes when it has been unused for so long. A release puts the fence anew, without a lease.
+
+use std::time::Duration;
+
+use super::{
+    client::{Answer, Client},
+    messages::{KeyValue, TxnRequest},
+    names::{self, Names},
+    ops::{self, Answers},
+};
+use crate::lock::Key;
+
+/// Ends what no lock has used for `unused_for` by then; returns how many records that are.
+pub(super) async fn collect(client: &mut Client, unused_for: Duration) -> Answer<u64> {
+    let namespace = client.options().namespace.clone();
+    let mut records: Vec<(Names, KeyValue)> = Vec::new();
+    for folder in names::records(&namespace) {
+        let mut answers = Answers::of(client.txn(ops::read(vec![ops::under(&folder, false)])).await?)?;
+        for kv in answers.keys()? {
+            let rest = str::from_utf8(&kv.key).ok().and_then(|name| name.strip_prefix(&*folder));
+            let key: Option<Key> = rest.and_then(|rest| names::ENCODING.decode(rest.split('/').next()?));
+            // What has a lease was found unused before.
+            if let Some(key) = key.filter(|_| kv.lease == 0) {
+                records.push((Names::new(&namespace, &key), kv));
+            }
+        }
+    }
+    let seconds = i64::try_from(unused_for.as_secs()).unwrap_or(i64::MAX);
+    let lease = i64::try_from(crate::lock::random() >> 1).unwrap_or(1).max(1);
+    if records.is_empty() {
+        return Ok(0);
+    }
+    if seconds > 0 {
+        client.grant(lease, seconds).await?;
+    }
+    let mut ended = 0;
+    for (names, kv) in records {
+        let Ok(name) = String::from_utf8(kv.key) else { continue };
+        let end = if seconds > 0 { ops::put(&name, kv.value, lease) } else { ops::delete(&name) };
+        // Neither held nor waited for, and the record is there still, or put anew and then of a lock that was used.
+        let compare = vec![ops::nothing_under(&names.folder), ops::unchanged(&name, kv.mod_revision)];
+        let txn = TxnRequest { compare, success: vec![end], failure: Vec::new() };
+        if Answers::of(client.txn(txn).await?)?.succeeded {
+            ended += 1;
+        }
+    }
+    if ended == 0 && seconds > 0 {
+        client.revoke(lease).await?;
+    }
+    Ok(ended)
+}

@@ -1,0 +1,67 @@
+//! Contenders as people see them: what they said of themselves, and what is left of their leases.
+
+use std::time::Duration;
+
+use super::{
+    client::{Answer, Client},
+    failure::Trouble,
+    queue::{Contender, Look},
+    value::Value,
+};
+use crate::lock::{Holder, Metadata, Result, Waiter};
+
+/// The place of the one at `place` among those who wait, from 1.
+pub(super) fn position(look: &Look, place: usize) -> u32 {
+    u32::try_from(place.saturating_sub(look.holding()) + 1).unwrap_or(u32::MAX)
+}
+
+/// `holders` with their leases.
+///
+/// etcd has no clock that could tell since when, and counts leases in whole seconds.
+pub(super) async fn tell<'a>(client: &mut Client, look: &Look, holders: impl Iterator<Item = &'a Contender>) -> Answer<Vec<Holder>> {
+    let mut told = Vec::new();
+    for one in holders {
+        let value = said(one)?;
+        let lease = if one.lease == 0 { None } else { left(client, one.lease).await? };
+        told.push(Holder {
+            mode: one.class.mode(),
+            foreign: one.value.is_some() && value.is_none(),
+            detached: value.as_ref().is_some_and(|value| value.detached),
+            metadata: value.and_then(|value| value.metadata),
+            fence: Some(one.fence()),
+            held_for: None,
+            renewed_ago: lease.map(|(_, ago)| ago),
+            expires_in: lease.map(|(left, _)| left),
+            holds: look.holds(one.lease),
+        });
+    }
+    Ok(told)
+}
+
+/// Those who wait, by what they said of themselves.
+pub(super) fn waiters(look: &Look) -> Result<Vec<Waiter>> {
+    let waiter = |one: &Contender| -> Result<Waiter> { Ok(Waiter { metadata: metadata(one)?, waiting_for: None }) };
+    look.contenders[look.holding()..].iter().map(waiter).collect()
+}
+
+fn metadata(one: &Contender) -> Result<Option<Metadata>> {
+    Ok(said(one)?.and_then(|value| value.metadata))
+}
+
+/// What dlock wrote with the key; `None` for others, or if it was not read.
+fn said(one: &Contender) -> Result<Option<Value>> {
+    one.value.as_deref().map_or(Ok(None), Value::read)
+}
+
+/// What is left of a lease, rounded up, and how long ago it was extended.
+async fn left(client: &mut Client, lease: i64) -> Answer<Option<(Duration, Duration)>> {
+    let answer = match client.time_to_live(lease).await {
+        Ok(answer) => answer,
+        // It ended just now, or is not for this user to see.
+        Err(Trouble::NoLease | Trouble::Refused(_)) => return Ok(None),
+        Err(trouble) => return Err(trouble),
+    };
+    let (Ok(left), Ok(granted)) = (u64::try_from(answer.ttl), u64::try_from(answer.granted_ttl)) else { return Ok(None) };
+    let left = Duration::from_secs((left + 1).min(granted));
+    Ok(Some((left, Duration::from_secs(granted).saturating_sub(left))))
+}

@@ -1,0 +1,217 @@
+//! An etcd v3 cluster.
+//!
+//! A lock is a folder of keys, one for each who holds or waits, each with a lease of its own; the order of their creation
+//! is the order of the queue, and the revision of it is the fence. `etcdctl lock`, Go's `concurrency` package and etcd's
+//! read-write lock do the same, so that they exclude us and we them. What must be safe is written beside the code that is:
+//! [`acquire`] and [`hold`] say which interleavings they are made for, [`names`] what lies where.
+//!
+//! A holder of another library leaves no record that tells whether it went by itself, so nobody waits for it to die:
+//! `etcdctl lock` doesn't stop its command when its lease is lost, and would gain nothing.
+//!
+//! Nothing here retries, limits time or prints.
+
+mod acquire;
+mod client;
+mod connection;
+mod failure;
+mod gc;
+mod hold;
+mod holders;
+mod look;
+mod messages;
+mod names;
+mod ops;
+mod options;
+mod queue;
+mod session;
+mod value;
+mod waiting;
+
+use std::{future::pending, time::Duration};
+
+use async_trait::async_trait;
+
+pub use self::options::Options;
+use self::{
+    client::{Answer, Client},
+    session::{Session, Stage, seconds},
+};
+use crate::lock::{
+    Attempt, Backend, Capabilities, Entry, Error, Grant, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token,
+    Ttl, Wake, fingerprint,
+};
+
+const CAPABILITIES: Capabilities = Capabilities {
+    shared: true,
+    fair: true,
+    // A server's shortest lease may be longer: what it granted is what counts.
+    ttl_min: Ttl::MIN,
+    ttl_granularity: Duration::from_secs(1),
+    // A lease's length is chosen when it is granted.
+    adjustable_ttl: false,
+    ..Capabilities::usual("etcd")
+};
+
+/// Locks in one etcd cluster.
+///
+/// It has at most one connection, to one member, made by the first call that needs it. A call that is dropped or fails
+/// takes the connection with it, and the next call asks another member.
+pub struct Etcd {
+    client: Client,
+    /// What this process asked for, noted before it asks: an unanswered request may have been served.
+    sessions: Vec<Session>,
+    notices: Vec<Notice>,
+}
+
+impl Etcd {
+    /// A backend for `options`. Without I/O.
+    pub fn new(options: Options) -> Self {
+        Self { client: Client::new(options), sessions: Vec::new(), notices: Vec::new() }
+    }
+
+    fn at(&self, key: &Key, token: &Token) -> Option<usize> {
+        self.sessions.iter().position(|session| session.key == *key && session.token == *token)
+    }
+
+    /// What is remembered of this token's hold, if only from now on.
+    fn session(&mut self, key: &Key, token: &Token) -> usize {
+        self.at(key, token).unwrap_or_else(|| {
+            self.sessions.push(Session::new(&self.client.options().namespace, key, token));
+            self.sessions.len() - 1
+        })
+    }
+
+    /// Says which question failed, where and about which lock.
+    fn about<T>(&self, outcome: Answer<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
+        outcome.map_err(|trouble| {
+            let error = Error::from(trouble).during(operation).backend(self.describe());
+            match key {
+                Some(key) => error.key(key),
+                None => error,
+            }
+        })
+    }
+
+    /// A lease of another length than was asked for is said.
+    fn note_length(&mut self, request: &Request, grant: &Grant) {
+        let granted = grant.ttl.get();
+        if granted.as_secs() == seconds(request.ttl).unsigned_abs() || !self.notices.is_empty() {
+            return;
+        }
+        let length = humantime::format_duration(granted);
+        let text = if granted > request.ttl.get() {
+            format!("the lease lasts {length}, the shortest that the server gives")
+        } else {
+            format!("the lease lasts {length}, no longer than that of the lock which was entered")
+        };
+        self.notices.push(Notice { warning: false, text, hint: None });
+    }
+}
+
+#[async_trait(?Send)]
+impl Backend for Etcd {
+    fn capabilities(&self) -> &Capabilities {
+        &CAPABILITIES
+    }
+
+    fn describe(&self) -> String {
+        self.client.options().redacted_url()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        let mut options = self.client.options().clone();
+        options.endpoints.sort();
+        fingerprint(&[&options.redacted_url(), options.namespace.as_str()])
+    }
+
+    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        CAPABILITIES.check(request)?;
+        let at = self.session(&request.key, &request.token);
+        let session = &mut self.sessions[at];
+        session.taking = true;
+        if request.entry == Entry::Reenter {
+            // Before anything is asked: whatever is given up from now on, the owner's key is not ours to remove.
+            session.inner = Some(session.inner());
+        }
+        let outcome = match request.entry {
+            Entry::Fresh => acquire::take(&mut self.client, session, request).await,
+            Entry::Reenter => acquire::enter(&mut self.client, session, request).await,
+        };
+        match &outcome {
+            Ok(Attempt::Granted(grant)) => self.note_length(request, grant),
+            Ok(Attempt::Busy(_)) if request.waiting => {}
+            Ok(Attempt::Busy(_) | Attempt::NotHeld) => drop(self.sessions.swap_remove(at)),
+            Err(_) => {}
+        }
+        self.about(outcome, "acquire", Some(&request.key))
+    }
+
+    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        let at = self.session(&request.key, &request.token);
+        let outcome = waiting::wait(&mut self.client, &mut self.sessions[at], at_most).await;
+        self.about(outcome, "wait", Some(&request.key))
+    }
+
+    async fn abandon(&mut self, request: &Request) -> Result<()> {
+        let Some(at) = self.at(&request.key, &request.token) else { return Ok(()) };
+        let session = &mut self.sessions[at];
+        let outcome = match session.stage {
+            Stage::Asked { .. } | Stage::Queued(_) if session.taking => hold::leave(&mut self.client, session, request.mode).await,
+            _ => return Ok(()),
+        };
+        if outcome.is_ok() {
+            self.sessions.swap_remove(at);
+        }
+        self.about(outcome, "abandon", Some(&request.key))
+    }
+
+    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        if let Some(ttl) = ttl {
+            CAPABILITIES.check_new_ttl(ttl)?;
+        }
+        let at = self.session(key, token);
+        let outcome = hold::renew(&mut self.client, &mut self.sessions[at]).await;
+        self.about(outcome, "renew", Some(key))
+    }
+
+    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+        let at = self.session(key, token);
+        let session = &mut self.sessions[at];
+        let outcome = hold::release(&mut self.client, session, scope).await;
+        // One who waits is left in the queue, and leaves it by itself.
+        if outcome.is_ok() && !matches!(session.stage, Stage::Queued(_)) {
+            self.sessions.swap_remove(at);
+        }
+        self.about(outcome, "release", Some(key))
+    }
+
+    async fn watch(&mut self, key: &Key, token: &Token) {
+        match self.at(key, token) {
+            Some(at) => waiting::listen(&mut self.client, &mut self.sessions[at]).await,
+            None => pending().await,
+        }
+    }
+
+    fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        let outcome = look::inspect(&mut self.client, key).await;
+        self.about(outcome, "inspect", Some(key))
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let outcome = look::list(&mut self.client, start).await;
+        self.about(outcome, "list", None)
+    }
+
+    async fn init(&mut self) -> Result<Init> {
+        Ok(Init::NotNeeded)
+    }
+
+    async fn collect(&mut self, unused_for: Duration) -> Result<u64> {
+        let outcome = gc::collect(&mut self.client, unused_for).await;
+        self.about(outcome, "gc", None)
+    }
+}

@@ -1,0 +1,175 @@
+//! The names of a lock's keys in etcd.
+//!
+//! A lock is a folder, `<namespace>/<key>/`, with one key for each who holds or waits:
+//!
+//! | key | by |
+//! |---|---|
+//! | `write/<lease>` | who wants it alone: dlock, and etcd's own read-write lock recipe |
+//! | `read/<lease>` | who shares it |
+//! | `<lease>` | `etcdctl lock`, Go's `concurrency.Mutex` and `Election`, the server's lock service; dlock reads them only |
+//!
+//! Nothing else is put there: whoever waits for the folder's first key would wait for it too. Slashes in keys are
+//! encoded, and what lies deeper is nobody's: so `a` and `a/b` are strangers, which they are not to `etcdctl lock`.
+//!
+//! What else is known of a lock lies in `<namespace>.meta/`, in folders whose names no key is encoded to.
+
+use crate::lock::{Encoding, Key, Mode, Namespace};
+
+/// How keys are written in etcd.
+pub(super) const ENCODING: Encoding = Encoding::new(b"/");
+
+/// The names of everything that is stored about one lock.
+pub(super) struct Names {
+    /// The folder of those who hold or wait, with its slash.
+    pub folder: String,
+    side: String,
+    encoded: String,
+}
+
+impl Names {
+    pub(super) fn new(namespace: &Namespace, key: &Key) -> Self {
+        let encoded = ENCODING.encode(key);
+        Self { folder: format!("{}{encoded}/", prefix(namespace)), side: side(namespace), encoded }
+    }
+
+    /// The name for people: the folder, without its slash.
+    pub(super) fn shown(&self) -> String {
+        self.folder.trim_end_matches('/').to_owned()
+    }
+
+    /// The key of the hold with this lease.
+    pub(super) fn own(&self, mode: Mode, lease: i64) -> String {
+        let class = if mode == Mode::Shared { READ } else { WRITE };
+        format!("{}{class}{lease:x}", self.folder)
+    }
+
+    /// Where those who share the lock are.
+    pub(super) fn readers(&self) -> String {
+        format!("{}{READ}", self.folder)
+    }
+
+    /// The folder of those who have not left by themselves: see [`super::queue::Look::vanished`].
+    pub(super) fn open(&self) -> String {
+        format!("{}{OPEN}{}/", self.side, self.encoded)
+    }
+
+    /// Says that the key with this lease was not given back by its owner, as long as it is there.
+    pub(super) fn open_of(&self, lease: i64) -> String {
+        format!("{}{lease:x}", self.open())
+    }
+
+    /// The folder of what is nested in any hold.
+    pub(super) fn all_nested(&self) -> String {
+        format!("{}%nested/{}/", self.side, self.encoded)
+    }
+
+    /// The folder of what is nested in the hold with this lease.
+    pub(super) fn nested(&self, lease: i64) -> String {
+        format!("{}{lease:x}/", self.all_nested())
+    }
+
+    /// A nested hold.
+    pub(super) fn nested_hold(&self, lease: i64, hold: &str) -> String {
+        format!("{}{hold}", self.nested(lease))
+    }
+
+    /// Says that the hold with this lease was given back, and lasts for what is nested in it.
+    pub(super) fn left(&self, lease: i64) -> String {
+        format!("{}{LEFT}", self.nested(lease))
+    }
+
+    /// The fence of the last hold that was given back.
+    pub(super) fn last(&self) -> String {
+        format!("{}{LAST}{}", self.side, self.encoded)
+    }
+}
+
+pub(super) const WRITE: &str = "write/";
+pub(super) const READ: &str = "read/";
+/// The last part of [`Names::left`]; holds have sixteen digits.
+pub(super) const LEFT: &str = "left";
+const OPEN: &str = "%open/";
+const LAST: &str = "%last/";
+
+/// What all names of locks begin with.
+pub(super) fn prefix(namespace: &Namespace) -> String {
+    match namespace.as_str() {
+        "" => String::new(),
+        namespace => format!("{namespace}/"),
+    }
+}
+
+/// What the names of all else begin with.
+pub(super) fn side(namespace: &Namespace) -> String {
+    match namespace.as_str() {
+        // A key of this name would be encoded.
+        "" => "%.meta/".into(),
+        namespace => format!("{namespace}.meta/"),
+    }
+}
+
+/// The folders of records that stay when nobody uses a lock.
+pub(super) fn records(namespace: &Namespace) -> [String; 2] {
+    [OPEN, LAST].map(|folder| side(namespace) + folder)
+}
+
+/// The key whose lock the key `name` belongs to, and the rest of the name; `None` if it is no lock's.
+pub(super) fn key_of<'a>(namespace: &Namespace, name: &'a str) -> Option<(Key, &'a str)> {
+    let (key, rest) = name.strip_prefix(&*prefix(namespace))?.split_once('/')?;
+    Some((ENCODING.decode(key)?, rest))
+}
+
+/// The end of the range of all names that begin with `start`; in etcd's words a zero byte is "to the last one".
+pub(super) fn range_end(start: &str) -> Vec<u8> {
+    let mut end = start.as_bytes().to_vec();
+    match end.last_mut() {
+        // No byte of UTF-8 is 0xff.
+        Some(last) => *last += 1,
+        None => end.push(0),
+    }
+    end
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn names(namespace: &str, key: &str) -> Names {
+        Names::new(&Namespace::new(namespace).unwrap(), &Key::new(key).unwrap())
+    }
+
+    proptest! {
+        #[test]
+        fn no_lock_lies_where_another_looks(
+            a in "[a%/.-]{1,8}", b in "[a%/.-]{1,8}", one in "(|a|a\\.meta|\\.meta)", other in "(|a|a\\.meta|\\.meta)"
+        ) {
+            let (first, second) = (names(&one, &a), names(&other, &b));
+            let sides = [first.open_of(1), first.nested_hold(1, "00"), first.left(1), first.last()];
+            for side in &sides {
+                // Not by its folder, and not as a contender of it.
+                prop_assert!(!second.folder.starts_with(side.as_str()));
+                let inside = side.strip_prefix(&second.folder);
+                prop_assert!(inside.is_none_or(|rest| super::super::queue::Class::of(rest).is_none()), "{side} in {}", second.folder);
+            }
+            if (&a, &one) != (&b, &other) {
+                let own = first.own(Mode::Exclusive, 1);
+                let inside = own.strip_prefix(&second.folder);
+                prop_assert!(inside.is_none_or(|rest| super::super::queue::Class::of(rest).is_none()), "{own} in {}", second.folder);
+                prop_assert!(!sides.contains(&second.last()));
+            }
+            let namespace = Namespace::new(&*one).unwrap();
+            let own = first.own(Mode::Shared, 0x1f);
+            prop_assert_eq!(key_of(&namespace, &own), Some((Key::new(a).unwrap(), "read/1f")));
+        }
+    }
+
+    #[test]
+    fn names_are_where_other_libraries_look() {
+        assert_eq!(names("", "job").own(Mode::Exclusive, 0x1234_abcd), "job/write/1234abcd");
+        assert_eq!(names("dlock", "a/b").own(Mode::Shared, 1), "dlock/a%2Fb/read/1");
+        assert_eq!(names("dlock", "job").open_of(1), "dlock.meta/%open/job/1");
+        assert_eq!(range_end("dlock/"), b"dlock0");
+    }
+}

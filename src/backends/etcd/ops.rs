@@ -1,0 +1,170 @@
+//! The parts that transactions are put together from, and taken apart into.
+
+use super::{
+    failure,
+    messages::{
+        Compare, DeleteRangeRequest, DeleteRangeResponse, Is, KeyValue, PutRequest, RangeRequest, Request, RequestOp, Response, SortOrder,
+        SortTarget, Target, TxnRequest, TxnResponse,
+    },
+    names::{self, Names},
+    queue::Look,
+};
+use crate::lock::Result;
+
+/// How many of those who come first are read with what they say of themselves, when it is only to be told who holds.
+pub(super) const SOME: i64 = 20;
+/// All of them.
+pub(super) const ALL: i64 = 0;
+
+/// How many operations a server lets a transaction have is 128, unless it is told otherwise.
+pub(super) const MOST_OPS: usize = 100;
+
+fn op(request: Request) -> RequestOp {
+    RequestOp { request: Some(request) }
+}
+
+pub(super) fn get(name: &str) -> RequestOp {
+    op(Request::Range(RangeRequest { key: name.into(), ..RangeRequest::default() }))
+}
+
+/// Whether a key is there, without its value.
+pub(super) fn peek(name: &str) -> RequestOp {
+    op(Request::Range(RangeRequest { key: name.into(), keys_only: true, ..RangeRequest::default() }))
+}
+
+/// All that begins with `start`.
+pub(super) fn under(start: &str, keys_only: bool) -> RequestOp {
+    // An empty start is everything, which etcd writes as from a zero byte on.
+    let key = if start.is_empty() { vec![0] } else { start.into() };
+    op(Request::Range(RangeRequest { key, range_end: names::range_end(start), keys_only, ..RangeRequest::default() }))
+}
+
+/// The first `limit` by creation of what begins with `start`.
+fn first(start: &str, limit: i64) -> RequestOp {
+    op(Request::Range(RangeRequest {
+        key: start.into(),
+        range_end: names::range_end(start),
+        limit,
+        sort_order: SortOrder::Ascend.into(),
+        sort_target: SortTarget::Create.into(),
+        ..RangeRequest::default()
+    }))
+}
+
+pub(super) fn put(name: &str, value: impl Into<Vec<u8>>, lease: i64) -> RequestOp {
+    op(Request::Put(PutRequest { key: name.into(), value: value.into(), lease }))
+}
+
+pub(super) fn delete(name: &str) -> RequestOp {
+    op(Request::DeleteRange(DeleteRangeRequest { key: name.into(), ..DeleteRangeRequest::default() }))
+}
+
+/// Deletes all that begins with `start`, and returns it.
+pub(super) fn delete_under(start: &str) -> RequestOp {
+    op(Request::DeleteRange(DeleteRangeRequest { key: start.into(), range_end: names::range_end(start), prev_kv: true }))
+}
+
+fn compare(name: &str, range_end: Vec<u8>, is: Is, revision: i64) -> Compare {
+    Compare {
+        result: is.into(),
+        target: Target::Create.into(),
+        key: name.into(),
+        create_revision: Some(revision),
+        mod_revision: None,
+        range_end,
+    }
+}
+
+/// Nobody wrote the key since it was read at this revision of its own.
+pub(super) fn unchanged(name: &str, revision: i64) -> Compare {
+    Compare {
+        result: Is::Equal.into(),
+        target: Target::Mod.into(),
+        key: name.into(),
+        create_revision: None,
+        mod_revision: Some(revision),
+        range_end: Vec::new(),
+    }
+}
+
+/// The key is the one that was created at this revision; 0 if there is none.
+pub(super) fn created_at(name: &str, revision: i64) -> Compare {
+    compare(name, Vec::new(), Is::Equal, revision)
+}
+
+pub(super) fn absent(name: &str) -> Compare {
+    created_at(name, 0)
+}
+
+/// Nothing begins with `start`.
+pub(super) fn nothing_under(start: &str) -> Compare {
+    compare(start, names::range_end(start), Is::Equal, 0)
+}
+
+/// Nothing in the folder comes before those who share the lock, nor after them.
+pub(super) fn only_readers(names: &Names) -> Vec<Compare> {
+    let (folder, readers) = (&names.folder, names.readers());
+    let after = names::range_end(&readers);
+    vec![compare(folder, readers.into_bytes(), Is::Equal, 0), Compare { key: after, ..compare("", names::range_end(folder), Is::Equal, 0) }]
+}
+
+/// Nothing that begins with `start` was created after `revision`.
+pub(super) fn nothing_newer_under(start: &str, revision: i64) -> Compare {
+    compare(start, names::range_end(start), Is::Less, revision.saturating_add(1))
+}
+
+/// What it takes to look at a lock; `values` is how many are read with what they say of themselves.
+pub(super) fn look(names: &Names, values: i64) -> Vec<RequestOp> {
+    vec![under(&names.folder, true), first(&names.folder, values), under(&names.open(), false), under(&names.all_nested(), true)]
+}
+
+/// A transaction that changes nothing.
+pub(super) fn read(ops: Vec<RequestOp>) -> TxnRequest {
+    TxnRequest { compare: Vec::new(), success: ops, failure: Vec::new() }
+}
+
+/// The answers of one transaction, in the order of its operations.
+pub(super) struct Answers {
+    pub succeeded: bool,
+    pub revision: i64,
+    rest: std::vec::IntoIter<Response>,
+}
+
+impl Answers {
+    pub(super) fn of(response: TxnResponse) -> Result<Self> {
+        let revision = response.header.ok_or_else(failure::unreadable)?.revision;
+        let answers: Option<Vec<_>> = response.responses.into_iter().map(|answer| answer.response).collect();
+        Ok(Self { succeeded: response.succeeded, revision, rest: answers.ok_or_else(failure::unreadable)?.into_iter() })
+    }
+
+    /// What was put or deleted.
+    pub(super) fn skip(&mut self, ops: usize) {
+        for _ in 0..ops {
+            self.rest.next();
+        }
+    }
+
+    pub(super) fn keys(&mut self) -> Result<Vec<KeyValue>> {
+        match self.rest.next() {
+            Some(Response::Range(answer)) => Ok(answer.kvs),
+            _ => Err(failure::unreadable()),
+        }
+    }
+
+    pub(super) fn one(&mut self) -> Result<Option<KeyValue>> {
+        Ok(self.keys()?.pop())
+    }
+
+    pub(super) fn deleted(&mut self) -> Result<Vec<KeyValue>> {
+        match self.rest.next() {
+            Some(Response::DeleteRange(DeleteRangeResponse { prev_kvs, .. })) => Ok(prev_kvs),
+            _ => Err(failure::unreadable()),
+        }
+    }
+
+    /// The answers to [`look`].
+    pub(super) fn look(&mut self, names: &Names) -> Result<Look> {
+        let (keys, values, open, nested) = (self.keys()?, self.keys()?, self.keys()?, self.keys()?);
+        Ok(Look::new(names, self.revision, keys, values, open).with_nested(names, nested))
+    }
+}

@@ -1,0 +1,242 @@
+//! A lock's folder as it was at one revision: who holds, who waits, and who vanished.
+
+use std::collections::HashSet;
+
+use super::{
+    messages::KeyValue,
+    names::{self, Names},
+};
+use crate::lock::{Fence, Mode};
+
+/// How a key in a lock's folder contends for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// Alone, in the layout of dlock and of etcd's own read-write lock.
+    Write,
+    /// Beside other readers.
+    Read,
+    /// Alone, in the layout of `etcdctl lock`.
+    Plain,
+}
+
+impl Class {
+    /// What the rest of a key's name after its lock's folder makes it; `None` for what is no part of this lock.
+    pub(super) fn of(rest: &str) -> Option<Self> {
+        let one = |id: &str| !id.is_empty() && !id.contains('/');
+        if let Some(id) = rest.strip_prefix(names::WRITE) {
+            return one(id).then_some(Self::Write);
+        }
+        if let Some(id) = rest.strip_prefix(names::READ) {
+            return one(id).then_some(Self::Read);
+        }
+        let lease = (1..=16).contains(&rest.len()) && rest.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        lease.then_some(Self::Plain)
+    }
+
+    pub(super) fn mode(self) -> Mode {
+        if self == Self::Read { Mode::Shared } else { Mode::Exclusive }
+    }
+
+    /// Whether one of this class that came before keeps one of `mode` from having the lock.
+    fn blocks(self, mode: Mode) -> bool {
+        mode != Mode::Shared || self != Self::Read
+    }
+}
+
+/// One who holds or waits.
+#[derive(Clone, Debug)]
+pub(super) struct Contender {
+    pub name: String,
+    pub class: Class,
+    /// The revision that it came with: its place in the order, and its fence.
+    pub created: i64,
+    /// 0 if nothing ends it.
+    pub lease: i64,
+    /// As far as it was asked for.
+    pub value: Option<Vec<u8>>,
+}
+
+impl Contender {
+    pub(super) fn fence(&self) -> Fence {
+        Fence(u64::try_from(self.created).unwrap_or_default())
+    }
+}
+
+/// A record of somebody who did not leave by themselves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Vanished {
+    pub name: String,
+    pub mode: Mode,
+}
+
+/// A lock at one revision.
+#[derive(Clone, Debug)]
+pub(super) struct Look {
+    pub revision: i64,
+    /// In order.
+    pub contenders: Vec<Contender>,
+    /// Those who put a record beside their key (all of dlock's), and whose key is gone although they did not remove
+    /// both: their lease ended or was revoked, or somebody deleted the key. Whatever they ran may still be dying.
+    pub vanished: Vec<Vanished>,
+    /// What is nested in holds.
+    pub nested: Vec<Inner>,
+}
+
+/// A hold nested in another, or the mark of an outer hold that was given back.
+#[derive(Clone, Debug)]
+pub(super) struct Inner {
+    /// The lease of the hold that it is nested in, as it stands in names.
+    outer: String,
+    pub name: String,
+    pub created: i64,
+    /// Of its own, with which it ends.
+    pub lease: i64,
+}
+
+impl Inner {
+    pub(super) fn is_mark(&self) -> bool {
+        self.name.ends_with(names::LEFT)
+    }
+}
+
+impl Look {
+    /// From the folder's keys without values, the first of them with values, and the records beside.
+    pub(super) fn new(names: &Names, revision: i64, keys: Vec<KeyValue>, with_values: Vec<KeyValue>, open: Vec<KeyValue>) -> Self {
+        let contender = |kv: KeyValue, value| {
+            let name = String::from_utf8(kv.key).ok()?;
+            let class = Class::of(name.strip_prefix(&*names.folder)?)?;
+            Some(Contender { name, class, created: kv.create_revision, lease: kv.lease, value })
+        };
+        let mut contenders: Vec<_> = keys.into_iter().filter_map(|kv| contender(kv, None)).collect();
+        contenders.sort_by_key(|one| one.created);
+        for mut kv in with_values {
+            let value = std::mem::take(&mut kv.value);
+            if let Some(one) = contenders.iter_mut().find(|one| one.created == kv.create_revision && one.name.as_bytes() == kv.key) {
+                one.value = Some(value);
+            }
+        }
+        let present: HashSet<&str> = contenders.iter().filter_map(|one| one.name.rsplit('/').next()).collect();
+        let folder = names.open();
+        let vanished = open.into_iter().filter_map(|kv| {
+            let name = String::from_utf8(kv.key).ok()?;
+            let mode = if kv.value == READS { Mode::Shared } else { Mode::Exclusive };
+            (!present.contains(name.strip_prefix(&*folder)?)).then_some(Vanished { name, mode })
+        });
+        let vanished = vanished.collect();
+        Self { revision, contenders, vanished, nested: Vec::new() }
+    }
+
+    /// Adds what is nested in holds, from its keys.
+    pub(super) fn with_nested(mut self, names: &Names, keys: Vec<KeyValue>) -> Self {
+        let folder = names.all_nested();
+        let inner = |kv: KeyValue| {
+            let name = String::from_utf8(kv.key).ok()?;
+            let (outer, _) = name.strip_prefix(&*folder)?.split_once('/')?;
+            Some(Inner { outer: outer.to_owned(), created: kv.create_revision, lease: kv.lease, name })
+        };
+        self.nested = keys.into_iter().filter_map(inner).collect();
+        self
+    }
+
+    /// What is nested in the hold with this lease, the mark that it was given back included.
+    pub(super) fn nested_in(&self, lease: i64) -> impl Iterator<Item = &Inner> {
+        let outer = format!("{lease:x}");
+        self.nested.iter().filter(move |inner| inner.outer == outer)
+    }
+
+    /// How many holds the owner with this lease has.
+    pub(super) fn holds(&self, lease: i64) -> u32 {
+        let (mut holds, mut outer) = (0, 1);
+        for inner in self.nested_in(lease) {
+            if inner.is_mark() {
+                outer = 0;
+            } else {
+                holds += 1;
+            }
+        }
+        holds + outer
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<usize> {
+        self.contenders.iter().position(|one| one.name == name)
+    }
+
+    /// The last one of those at the first `place` places who keep one of `mode` from having the lock.
+    pub(super) fn blocker(&self, mode: Mode, place: usize) -> Option<&Contender> {
+        self.contenders[..place].iter().rev().find(|one| one.class.blocks(mode))
+    }
+
+    /// How many, from the first on, have the lock.
+    pub(super) fn holding(&self) -> usize {
+        match self.contenders.first() {
+            Some(Contender { class: Class::Read, .. }) => {
+                self.contenders.iter().position(|one| one.class != Class::Read).unwrap_or(self.contenders.len())
+            }
+            Some(_) => 1,
+            None => 0,
+        }
+    }
+
+    /// The records of those whom one of `mode` has to leave time to die.
+    pub(super) fn dying(&self, mode: Mode) -> Vec<String> {
+        let matters = |one: &&Vanished| mode != Mode::Shared || one.mode != Mode::Shared;
+        self.vanished.iter().filter(matters).map(|one| one.name.clone()).collect()
+    }
+}
+
+/// What the record of a reader says; that of a writer is empty.
+pub(super) const READS: &[u8] = b"read";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::{Key, Namespace};
+
+    fn look(keys: &[(&str, i64)], open: &[(&str, &[u8])]) -> Look {
+        let names = Names::new(&Namespace::default(), &Key::new("job").unwrap());
+        let kv = |name: String, created: i64, value: &[u8]| KeyValue {
+            key: name.into_bytes(),
+            create_revision: created,
+            mod_revision: created,
+            value: value.into(),
+            lease: 1,
+        };
+        let keys = keys.iter().map(|(rest, created)| kv(format!("dlock/job/{rest}"), *created, b"")).collect();
+        let open = open.iter().map(|(rest, value)| kv(format!("{}{rest}", names.open()), 1, value)).collect();
+        Look::new(&names, 100, keys, Vec::new(), open)
+    }
+
+    fn blocker(look: &Look, mode: Mode, rest: &str) -> Option<i64> {
+        let place = look.find(&format!("dlock/job/{rest}")).unwrap();
+        look.blocker(mode, place).map(|one| one.created)
+    }
+
+    #[test]
+    fn writers_wait_for_all_before_them_and_readers_for_writers() {
+        let look = look(&[("read/5", 9), ("write/4", 7), ("read/3", 5), ("6f", 11), ("read/2", 4), ("read/7", 12)], &[]);
+        assert_eq!(look.holding(), 2);
+        for (mode, rest, expected) in [
+            (Mode::Shared, "read/2", None),
+            (Mode::Shared, "read/3", None),
+            (Mode::Exclusive, "write/4", Some(5)),
+            (Mode::Shared, "read/5", Some(7)),
+            (Mode::Shared, "read/7", Some(11)),
+        ] {
+            assert_eq!(blocker(&look, mode, rest), expected, "{rest}");
+        }
+    }
+
+    #[test]
+    fn what_lies_deeper_or_has_another_shape_is_no_part_of_the_lock() {
+        let look = look(&[("meta", 1), ("1/2f", 2), ("write/a/b", 3), ("write/", 4), ("2F", 5), ("0123456789abcdef0", 6), ("b", 7)], &[]);
+        assert_eq!(look.contenders.iter().map(|one| one.created).collect::<Vec<_>>(), [7]);
+    }
+
+    #[test]
+    fn who_left_a_record_without_a_key_vanished() {
+        let look = look(&[("write/1a", 1), ("read/2b", 2)], &[("1a", b""), ("2b", READS), ("3c", READS), ("4d", b"")]);
+        assert_eq!(look.vanished.len(), 2);
+        assert_eq!(look.dying(Mode::Exclusive), ["dlock.meta/%open/job/3c", "dlock.meta/%open/job/4d"]);
+        assert_eq!(look.dying(Mode::Shared), ["dlock.meta/%open/job/4d"], "readers don't mind readers");
+    }
+}

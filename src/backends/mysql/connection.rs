@@ -1,0 +1,250 @@
+//! One session: opening it, setting it up, and asking over it.
+//!
+//! Statements go as text, several at once, so that a step of several statements is one round trip; values in them are
+//! written by [`super::statement`] alone. It never reconnects and knows no time limits. After a question that was dropped
+//! half-way, the next one first awaits and drops what is still to come; a session that keeps no lock is better dropped.
+
+use std::{os::fd::OwnedFd, time::Duration};
+
+use futures_util::TryStreamExt as _;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, Either, MySqlConnection, Row as _,
+    mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlRow, MySqlSslMode},
+};
+use tokio::sync::Mutex;
+
+use super::{
+    checks::{self, Checked},
+    failure,
+    options::Options,
+    socket::{self, Sockets},
+};
+use crate::{
+    backends::sql::{self, Server, TlsMode},
+    lock::{Effect, Result},
+};
+
+/// Every session: statements judge what is committed and lock no gaps, mistakes are errors, and neither a row that another
+/// client keeps locked nor a table that is being altered holds a statement up for long, whose asker may be gone by then.
+/// The variable tells whether a later statement reaches the same session.
+const SET_UP: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+    SET SESSION sql_mode = 'STRICT_ALL_TABLES', autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 2, \
+    @dlock = CONNECTION_ID(); ";
+
+/// One connection is made at a time, so that its socket can be told from others.
+static CONNECTING: Mutex<()> = Mutex::const_new(());
+
+/// The values of one row as text; `None` for NULL.
+pub(super) type Row = Vec<Option<Vec<u8>>>;
+
+/// What one statement came to.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    /// The rows, if it gives any.
+    pub rows: Vec<Row>,
+    /// How many rows it matched, if it changes any.
+    pub matched: u64,
+}
+
+/// An error that the server answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// Its number, as the manuals list them.
+    pub number: u16,
+    /// Its text. It can quote statements, and so what stands in them.
+    pub message: String,
+}
+
+/// The answers to a batch, up to the statement that failed, if one did. None after it was executed.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    pub answers: Vec<Answer>,
+    pub refusal: Option<Refusal>,
+}
+
+/// An open session.
+pub(super) struct Connection {
+    driver: MySqlConnection,
+    /// Its socket once more, if it could be told.
+    socket: Option<OwnedFd>,
+    encrypted: bool,
+    /// Nothing is under way.
+    at_rest: bool,
+    /// What was found out about the server.
+    pub server: Checked,
+    /// The gates that this session has.
+    pub gates: Vec<String>,
+    /// After so many seconds without a question the server ends the session.
+    pub idle_limit: Option<u32>,
+}
+
+impl Connection {
+    /// Connects, logs in and looks at the server: one round trip more than the login's own.
+    pub(super) async fn open(options: &Options) -> Result<Self> {
+        let (driver, socket) = connect(&options.sql).await?;
+        if let Some(socket) = &socket {
+            socket::no_delay(socket);
+        }
+        let encrypted = options.sql.tls != TlsMode::Disable && matches!(options.sql.server, Server::Tcp { .. });
+        let mut connection =
+            Self { driver, socket, encrypted, at_rest: true, server: Checked::default(), gates: Vec::new(), idle_limit: None };
+        // Whatever is refused here, nothing has happened to any lock.
+        let harmless = |error: crate::lock::Error| error.effect(Effect::NotApplied);
+        let answers = connection.ask(&format!("{SET_UP}{}", checks::QUESTION)).await.map_err(harmless)?;
+        connection.server = Checked::read(&answers).map_err(harmless)?;
+        connection.server.check(options)?;
+        Ok(connection)
+    }
+
+    /// Whether the server has not ended the session yet, as far as has come through: at rest it has nothing to say.
+    pub(super) fn is_open(&self) -> bool {
+        let Some(socket) = &self.socket else { return self.at_rest };
+        let mut ends = [PollFd::new(socket, PollFlags::IN | PollFlags::RDHUP)];
+        self.at_rest && matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
+    }
+
+    /// Whether the server has not ended the session yet. An answer to what was dropped half-way may still come.
+    pub(super) fn is_alive(&self) -> bool {
+        let Some(socket) = &self.socket else { return self.at_rest };
+        let mut ends = [PollFd::new(socket, PollFlags::RDHUP)];
+        matches!(poll(&mut ends, Some(&Timespec::default())), Ok(0))
+    }
+
+    /// Ready when the server ends the session. What can't be watched says nothing; the next question finds out.
+    pub(super) async fn ended(&self) {
+        match &self.socket {
+            Some(socket) => socket::readable(socket).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The socket once more.
+    pub(super) fn lifeline(&self) -> std::io::Result<OwnedFd> {
+        self.socket.as_ref().ok_or_else(|| std::io::Error::other("the connection's socket is not to be found in /proc"))?.try_clone()
+    }
+
+    /// Has the kernel notice within `limit` that the server's host is gone. A refusal only costs time.
+    pub(super) fn keep_alive(&self, limit: Duration) {
+        if let Some(socket) = &self.socket {
+            let _ = socket::keep_alive(socket, limit);
+        }
+    }
+
+    /// Whether closing the session throws away what has not reached the server, instead of going on to deliver it.
+    pub(super) fn drop_unsent_on_close(&self, drop: bool) {
+        if let Some(socket) = &self.socket {
+            socket::drop_unsent_on_close(socket, drop);
+        }
+    }
+
+    /// Runs statements, one after the other, each a transaction of its own unless they say otherwise.
+    ///
+    /// # Errors
+    /// The first refusal; its effect is unknown if any statement was executed before it.
+    pub(super) async fn ask(&mut self, batch: &str) -> Result<Vec<Answer>> {
+        let answers = self.try_ask(batch).await?;
+        match answers.refusal {
+            Some(refusal) => Err(failure::refused(&refusal, !answers.answers.is_empty())),
+            None => Ok(answers.answers),
+        }
+    }
+
+    /// As [`Connection::ask`], with the refusal as part of the answer.
+    pub(super) async fn try_ask(&mut self, batch: &str) -> Result<Answers> {
+        self.at_rest = false;
+        let mut answers = Answers::default();
+        let mut current = Answer::default();
+        {
+            let mut stream = sqlx::raw_sql(AssertSqlSafe(batch.to_owned())).fetch_many(&mut self.driver);
+            loop {
+                match stream.try_next().await {
+                    Ok(Some(Either::Right(row))) => current.rows.push(values(&row).ok_or_else(failure::unreadable)?),
+                    Ok(Some(Either::Left(done))) => {
+                        current.matched = done.rows_affected();
+                        answers.answers.push(std::mem::take(&mut current));
+                    }
+                    Ok(None) => break,
+                    Err(error) => {
+                        answers.refusal = Some(refusal(&error).ok_or_else(|| failure::broken(error))?);
+                        break;
+                    }
+                }
+            }
+        }
+        self.at_rest = true;
+        Ok(answers)
+    }
+}
+
+impl Drop for Connection {
+    /// Says goodbye: a session whose socket is closed without ends as well, but with a line in the server's log.
+    fn drop(&mut self) {
+        const COM_QUIT: [u8; 5] = [1, 0, 0, 0, 1];
+        if let Some(socket) = &self.socket
+            && !self.encrypted
+            && self.is_open()
+        {
+            let _ = rustix::io::write(socket, &COM_QUIT);
+        }
+    }
+}
+
+/// What an error says if it came from the server.
+pub(super) fn refusal(error: &sqlx::Error) -> Option<Refusal> {
+    let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
+    Some(Refusal { number: error.number(), message: error.message().to_owned() })
+}
+
+fn values(row: &MySqlRow) -> Option<Row> {
+    (0..row.len()).map(|column| row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok()).collect()
+}
+
+async fn connect(options: &sql::Options) -> Result<(MySqlConnection, Option<OwnedFd>)> {
+    let driver = driver_options(options);
+    let _alone = CONNECTING.lock().await;
+    let before = Sockets::of_this_process();
+    let connection = driver.connect().await.map_err(failure::connecting)?;
+    Ok((connection, before.newest(&options.server)))
+}
+
+/// Without the statements that the driver would send first on its own account.
+fn driver_options(options: &sql::Options) -> MySqlConnectOptions {
+    let mut driver = MySqlConnectOptions::new()
+        .timezone(None)
+        .set_names(false)
+        .pipes_as_concat(false)
+        .no_engine_substitution(false)
+        .statement_cache_capacity(0)
+        .disable_statement_logging();
+    driver = match &options.server {
+        Server::Unix { path, .. } => driver.socket(path).ssl_mode(MySqlSslMode::Disabled),
+        Server::Tcp { host, port } => {
+            // `localhost` needs no resolver, which would start a thread; in a certificate it has to stand as it is.
+            let plain = host.eq_ignore_ascii_case("localhost") && options.tls != TlsMode::VerifyFull;
+            driver.host(if plain { "127.0.0.1" } else { host }).port(*port).ssl_mode(match options.tls {
+                TlsMode::Disable => MySqlSslMode::Disabled,
+                TlsMode::Prefer => MySqlSslMode::Preferred,
+                TlsMode::Require => MySqlSslMode::Required,
+                TlsMode::VerifyCa => MySqlSslMode::VerifyCa,
+                TlsMode::VerifyFull => MySqlSslMode::VerifyIdentity,
+            })
+        }
+    };
+    if let Some(user) = &options.user {
+        driver = driver.username(user);
+    }
+    if let Some(password) = &options.password {
+        driver = driver.password(password.reveal());
+    }
+    if let Some(database) = &options.database {
+        driver = driver.database(database);
+    }
+    if let Some(file) = &options.ca_file {
+        driver = driver.ssl_ca(file);
+    }
+    if let (Some(cert), Some(key)) = (&options.cert_file, &options.key_file) {
+        driver = driver.ssl_client_cert(cert).ssl_client_key(key);
+    }
+    driver
+}

@@ -1,0 +1,190 @@
+//! What the server's refusals and a connection's ends mean.
+
+use std::io;
+
+use super::connection::{self, Refusal};
+use crate::{
+    backends::sql::LAYOUT_REFUSED,
+    lock::{Effect, Error, Kind, Result},
+};
+
+/// A statement was refused. `begun` says whether statements before it in the same batch were executed.
+pub(super) fn refused(refusal: &Refusal, begun: bool) -> Error {
+    let error = meaning(refusal);
+    let unsure = matches!(refusal.number, 3 | 1026 | 1030 | 1053 | 1158..=1161 | 1317 | 1598 | 1927 | 1969 | 3024);
+    if begun || unsure { error.effect(Effect::Unknown) } else { error }
+}
+
+fn meaning(refusal: &Refusal) -> Error {
+    let unavailable = |text: &str| Error::new(Kind::Unavailable, text);
+    let config = |text: &str| Error::new(Kind::Config, text);
+    match refusal.number {
+        1040 => {
+            unavailable("the server has as many connections as it takes").hint("raise max_connections on the server; each waiter has one")
+        }
+        1203 | 1226 => unavailable("the user has as many connections as it may").hint("raise the user's limit; each waiter has one"),
+        1205 => unavailable("the lock's row is locked by another client's transaction"),
+        1213 => unavailable("the server ended a deadlock"),
+        1020 => unavailable("the lock's row was changed at the same moment"),
+        1290 | 1792 | 1836 | 3008 => read_only(),
+        1021 | 1114 | 1030 | 1026 | 3 | 28 => {
+            unavailable("the server's disk is full or fails").hint(format!("its error is {}: {}", refusal.number, quoted(refusal)))
+        }
+        1037 | 1038 | 1041 | 1135 => unavailable("the server is out of memory"),
+        1053 | 1077 | 1079 => unavailable("the server is shutting down"),
+        1927 | 1317 | 4031 | 1152 | 1158..=1161 | 1184 => unavailable("the server ended the session"),
+        1969 | 3024 => unavailable("the server ended the statement for taking too long"),
+        1047 => unavailable("the cluster's node is not ready").hint("it has no quorum or is being synchronized"),
+        1044 | 1045 | 1130 | 1142 | 1143 | 1227 | 1370 | 1410 | 1419 | 1698 | 1820 | 1862 | 3118 | 4151 => denied(refusal),
+        1129 => unavailable("the server blocks this host after many failed connections").hint("mysqladmin flush-hosts"),
+        1046 => config("no database is named").hint("it stands in the URL: mysql://host/DATABASE"),
+        1049 => config("there is no database of that name").hint("it stands in the URL: mysql://host/DATABASE"),
+        1146 => config("the lock table does not exist").hint("dlock init creates it, dlock init --print shows how"),
+        1054 => config("the lock table lacks columns that dlock needs").hint("dlock init adds them, dlock init --print shows how"),
+        1103 | 1059 => config("the table's name can't be one").hint("?table=NAME or ?table=DATABASE.NAME"),
+        1406 => config("the key is too long for the table's name column").hint("dlock init makes room"),
+        1665 => config("the server's binlog_format STATEMENT keeps locks from being written").hint("MIXED or ROW are what it must be"),
+        number => Error::new(Kind::Internal, format!("the server refused a request with error {number}: {}", quoted(refusal))),
+    }
+}
+
+/// The server takes no changes.
+pub(super) fn read_only() -> Error {
+    Error::new(Kind::Unavailable, "the server is read-only, as a replica is").hint("name the primary in the URL")
+}
+
+fn denied(refusal: &Refusal) -> Error {
+    let error = Error::new(Kind::Denied, format!("the server refused: {}", quoted(refusal)));
+    match refusal.number {
+        1044 | 1142 | 1143 | 1227 | 1370 => {
+            error.hint("dlock needs SELECT, INSERT, UPDATE and DELETE on its tables; init also CREATE and ALTER")
+        }
+        1820 | 1862 => error.hint("the user's password has expired"),
+        _ => error.hint("user and password come from the URL, DLOCK_PASSWORD, --password-file, the configuration or ~/.my.cnf"),
+    }
+}
+
+/// The server's words in one line. Statements, which hold tokens, are quoted in syntax errors only.
+fn quoted(refusal: &Refusal) -> String {
+    if refusal.number == 1064 || refusal.number == 1149 {
+        return "a syntax error".into();
+    }
+    cleaned(&refusal.message)
+}
+
+fn cleaned(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
+}
+
+/// No session: nothing was asked.
+pub(super) fn connecting(error: sqlx::Error) -> Error {
+    if let Some(refusal) = connection::refusal(&error) {
+        return meaning(&refusal);
+    }
+    match error {
+        sqlx::Error::Io(error) => unreachable(error),
+        sqlx::Error::Tls(error) => tls(error),
+        sqlx::Error::Configuration(error) => Error::new(Kind::Config, "the connection can't be made so").source(error),
+        error => {
+            let text = error.to_string();
+            // The driver has no kind of error of its own for it.
+            match text.split_once("unknown authentication plugin: ") {
+                Some((_, plugin)) => Error::new(Kind::Config, format!("the user's login method {} is not supported", cleaned(plugin)))
+                    .hint("caching_sha2_password, mysql_native_password and sha256_password are"),
+                None => {
+                    Error::new(Kind::Unavailable, "the login was broken off").hint("does a MySQL server listen on this port?").source(error)
+                }
+            }
+        }
+    }
+}
+
+fn unreachable(error: io::Error) -> Error {
+    let plain = |message: &str| Error::new(Kind::Unavailable, message);
+    let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    if cause.is_some() {
+        return tls(error.into());
+    }
+    let failure = match error.kind() {
+        io::ErrorKind::ConnectionRefused => plain("nothing listens there").hint("is the server running, and is the port right?"),
+        io::ErrorKind::NotFound => plain("there is no such socket").hint("is the server running, and is the path right?"),
+        io::ErrorKind::PermissionDenied => Error::new(Kind::Denied, "this user may not open the server's socket"),
+        io::ErrorKind::TimedOut => plain("the server did not answer"),
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => plain("the server's network can't be reached"),
+        _ => plain("can't connect to the server"),
+    };
+    failure.source(error)
+}
+
+/// The TLS handshake failed: nothing was sent.
+fn tls(error: Box<dyn std::error::Error + Send + Sync>) -> Error {
+    let io = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    let cause = error.downcast_ref::<rustls::Error>().or_else(|| io.and_then(|inner| inner.downcast_ref::<rustls::Error>()));
+    let failure = match cause {
+        Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
+            .hint("an authority of your own is named with ?ssl-ca=FILE; the host in the URL must be one that the certificate names"),
+        Some(rustls::Error::AlertReceived(alert)) => Error::new(Kind::Denied, format!("the server ended the TLS handshake: {alert:?}"))
+            .hint("if it asks for a client certificate, ?ssl-cert=FILE&ssl-key=FILE give it"),
+        _ if error.to_string().contains("does not support TLS") => {
+            Error::new(Kind::Denied, "the server doesn't speak TLS").hint("?ssl-mode=DISABLED connects without it")
+        }
+        _ => Error::new(Kind::Unavailable, "the connection ended in the TLS handshake"),
+    };
+    failure.source(error)
+}
+
+/// The connection broke while a request was on its way: it may have been applied.
+pub(super) fn broken(error: sqlx::Error) -> Error {
+    Error::new(Kind::Unavailable, "the connection to the server broke").effect(Effect::Unknown).source(error)
+}
+
+/// An answer that no server gives to what was asked.
+pub(super) fn unreadable() -> Error {
+    Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is the table one that dlock init made?")
+}
+
+/// The number of the error that a row of that key is there already.
+pub(super) const DUPLICATE: u16 = 1062;
+
+/// What a newer dlock wrote is not to be touched.
+pub(super) fn check_layout(layout: i64) -> Result<()> {
+    if layout < i64::from(LAYOUT_REFUSED) {
+        return Ok(());
+    }
+    let (major, minor) = (layout / 100, layout % 100);
+    Err(Error::new(Kind::Layout, format!("the lock was taken by a newer dlock, whose layout {major}.{minor} this one can't read"))
+        .hint("update dlock on this machine"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(number: u16, begun: bool) -> Error {
+        refused(&Refusal { number, message: "words\nof the server".into() }, begun)
+    }
+
+    #[test]
+    fn what_may_pass_is_unavailable_and_what_must_be_mended_is_not() {
+        for number in [1020, 1021, 1040, 1041, 1047, 1114, 1203, 1205, 1213, 1290, 1836] {
+            let error = of(number, false);
+            assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied), "{number}");
+            assert_eq!(of(number, true).effect, Effect::Unknown, "{number}");
+        }
+        for (number, kind) in [(1045, Kind::Denied), (1142, Kind::Denied), (1146, Kind::Config), (1054, Kind::Config), (1665, Kind::Config)]
+        {
+            assert_eq!(of(number, false).kind, kind, "{number}");
+        }
+        // The server's own files failed, or it ended the statement: it may have been done.
+        for number in [1026, 1030, 1053, 1317, 1927] {
+            assert_eq!((of(number, false).kind, of(number, false).effect), (Kind::Unavailable, Effect::Unknown), "{number}");
+        }
+    }
+
+    #[test]
+    fn statements_which_hold_tokens_are_not_quoted() {
+        let error = refused(&Refusal { number: 1064, message: "near 'dlock:secret'".into() }, false);
+        assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+        assert!(!of(9999, false).message.contains('\n'));
+    }
+}

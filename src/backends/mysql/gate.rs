@@ -1,0 +1,80 @@
+//! Waiting for a row without polling it.
+//!
+//! The row is the authority; an advisory lock of the server, the gate, only picks the one who watches it. A running
+//! holder has the gate as well, and lets the next one through after it has freed the row: those who wait are blocked on it
+//! in the server, so that a release wakes one session however many wait.
+//!
+//! Whoever has the gate but not the row looks at the row every 50 to 250 ms: its holder may be one that runs nowhere
+//! (`acquire`), a ShedLock node, or a dlock whose session was ended. Who is frozen with the gate keeps the others from being
+//! woken, not from the lock: none is blocked for longer than his core lets him wait (five seconds, or to the lease's
+//! end), and then tries the row. The server ends a frozen session after two leases.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::{lease::Lease, reading::Fields};
+use crate::lock::{Result, Wake, random};
+
+/// How often to look at a row that nobody guards, at least and at most.
+const LOOK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(250));
+
+impl Lease {
+    /// A release wakes; so does each time that the row is to be looked at.
+    pub(super) async fn await_change(&mut self, name: &str, at_most: Duration) -> Result<Wake> {
+        let mut session = self.take_session().await?;
+        if self.gates_fail || session.server.proxied {
+            // Nothing is asked of the session meanwhile, and a dropped wait must not cost it.
+            self.session = Some(session);
+            return Ok(pause(at_most).await);
+        }
+        if session.gates.iter().any(|gate| gate == name) {
+            self.session = Some(session);
+            let look = LOOK.0 + Duration::from_millis(random() % 200);
+            return Ok(if at_most < look { pause(at_most).await } else { pause_to_look(look.min(LOOK.1)).await });
+        }
+        let (blocked, rest) = if session.server.mariadb {
+            (format!("{:.3}", at_most.as_secs_f64()), Duration::ZERO)
+        } else {
+            // MySQL rounds to whole seconds.
+            (at_most.as_secs().to_string(), Duration::from_nanos(at_most.subsec_nanos().into()))
+        };
+        let gate = self.tables.gate(name);
+        for (seconds, first) in [(&*blocked, Duration::ZERO), ("0", rest)] {
+            if seconds == "0" && !first.is_zero() {
+                self.session = Some(session);
+                pause(first).await;
+                session = self.take_session().await?;
+            }
+            let answers = session.try_ask(&format!("SELECT GET_LOCK({gate}, {seconds})")).await?;
+            if answers.refusal.is_some() {
+                self.gates_fail = true;
+                break;
+            }
+            let row = answers.answers.first().and_then(|answer| answer.rows.first());
+            let got = row.map(|row| Fields::of(row).int_or_null()).transpose()?.flatten();
+            if got == Some(1) {
+                session.gates.push(name.to_owned());
+                self.session = Some(session);
+                return Ok(Wake::Changed);
+            }
+            if rest.is_zero() {
+                break;
+            }
+        }
+        self.session = Some(session);
+        Ok(Wake::TimedOut)
+    }
+}
+
+/// Waiting is what a backend's `wait` is for.
+#[allow(clippy::disallowed_methods)]
+async fn pause(length: Duration) -> Wake {
+    sleep(length).await;
+    Wake::TimedOut
+}
+
+async fn pause_to_look(length: Duration) -> Wake {
+    pause(length).await;
+    Wake::Changed
+}

@@ -1,0 +1,261 @@
+//! `mode=lease`: a lock is a row with an end. See the module's own docs for what can go wrong.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{
+    connection::Connection,
+    names::Tables,
+    options::Options,
+    schema,
+    table::{LockTable, Seen},
+};
+use crate::{
+    backends::sql::{Names, Taken, ledger},
+    lock::{
+        Attempt, Backend, Busy, Capabilities, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token, Ttl, Wake,
+        fingerprint,
+    },
+};
+
+const CAPABILITIES: Capabilities = Capabilities::usual("mysql");
+
+/// Leases in a table.
+///
+/// It has at most one session, made by the first call that needs it. A call that is dropped or fails takes the session
+/// with it, and the next call makes another.
+pub struct Lease {
+    options: Options,
+    pub(super) tables: Tables,
+    names: Names,
+    pub(super) session: Option<Connection>,
+    /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
+    queued: Vec<Queued>,
+    /// The server, or what stands before it, has no gates.
+    pub(super) gates_fail: bool,
+    notices: Vec<Notice>,
+}
+
+/// A waiter of ours in a queue.
+struct Queued {
+    key: Key,
+    token: Token,
+    /// It has the lock now. Its entry is passed over by who looks, and goes when the lock is given back: the command
+    /// need not wait for that.
+    granted: bool,
+}
+
+impl Lease {
+    /// A backend for `options`. Without I/O.
+    pub fn new(options: Options) -> Self {
+        let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
+        Self { options, tables, names, session: None, queued: Vec::new(), gates_fail: false, notices: Vec::new() }
+    }
+
+    /// The session, to be put back when it is at rest again.
+    pub(super) async fn take_session(&mut self) -> Result<Connection> {
+        if let Some(session) = self.session.take().filter(Connection::is_open) {
+            return Ok(session);
+        }
+        let session = Connection::open(&self.options).await?;
+        self.notices = session.server.notices();
+        Ok(session)
+    }
+
+    /// Asks the table, and keeps the session unless the question is dropped or its answer lost.
+    async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+        let mut session = self.take_session().await?;
+        let gated = !self.gates_fail && !session.server.proxied;
+        let mut table = LockTable { session: &mut session, tables: &self.tables, gated, seen: Seen::No, place: None };
+        let answer = question(&mut table).await;
+        self.session = Some(session);
+        answer
+    }
+
+    /// Says which question failed, where and about which lock.
+    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
+        outcome.map_err(|error| {
+            let error = error.during(operation).backend(self.options.redacted_url());
+            match key {
+                Some(key) => error.key(key),
+                None => error,
+            }
+        })
+    }
+
+    fn queued(&mut self, key: &Key, token: &Token) -> Option<&mut Queued> {
+        self.queued.iter_mut().find(|queued| queued.key == *key && queued.token == *token)
+    }
+
+    async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        CAPABILITIES.check(request)?;
+        let name = self.names.of(&request.key);
+        if request.waiting && self.queued(&request.key, &request.token).is_none() {
+            self.queued.push(Queued { key: request.key.clone(), token: request.token, granted: false });
+        }
+        let (taken, position) = self
+            .ask(async |table| {
+                let taken = ledger::take(table, &name, request).await?;
+                Ok((taken, table.place))
+            })
+            .await?;
+        let notifies = !self.gates_fail && self.session.as_ref().is_some_and(|session| !session.server.proxied);
+        Ok(match taken {
+            Taken::Granted(grant) => {
+                if let Some(queued) = self.queued(&request.key, &request.token) {
+                    queued.granted = !request.detached;
+                }
+                Attempt::Granted(grant)
+            }
+            Taken::NotHeld => Attempt::NotHeld,
+            Taken::Passing => Attempt::Busy(Busy { notifies, passing: true, expires_in: Some(Duration::ZERO), ..Busy::default() }),
+            Taken::Held(record) => Attempt::Busy(Busy {
+                holders: record.holder()?.into_iter().collect(),
+                expires_in: Some(record.expires_in()),
+                // Who has the gate looks at the row for all the others, whoever has the lock.
+                notifies,
+                passing: false,
+                position,
+            }),
+        })
+    }
+
+    async fn ask_abandon(&mut self, request: &Request) -> Result<()> {
+        let name = self.names.of(&request.key);
+        match self.queued(&request.key, &request.token) {
+            Some(queued) if !queued.granted => {}
+            _ => return Ok(()),
+        }
+        self.ask(async |table| table.leave(&name, &request.token, true).await).await?;
+        self.queued.retain(|queued| queued.key != request.key || queued.token != request.token);
+        Ok(())
+    }
+
+    async fn ask_release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+        let name = self.names.of(key);
+        let queued = self.queued(key, token).is_some_and(|queued| queued.granted);
+        let release = self
+            .ask(async |table| {
+                let release = ledger::release(table, &name, token, scope).await?;
+                // The lock is given back already: nobody waits for what follows, and nothing hangs on it.
+                if queued {
+                    let _ = table.leave(&name, token, !matches!(release, Release::StillHeld(_))).await;
+                } else if release == Release::NotHeld {
+                    let _ = table.pass_on(&name).await;
+                }
+                Ok(release)
+            })
+            .await?;
+        self.queued.retain(|queued| !queued.granted || queued.key != *key || queued.token != *token);
+        Ok(release)
+    }
+
+    async fn look_at(&mut self, key: &Key) -> Result<LockState> {
+        let name = self.names.of(key);
+        match self.ask(async |table| table.look(&name).await).await? {
+            (Some(record), waiters) => record.state(key.clone(), waiters),
+            (None, waiters) => {
+                Ok(LockState { key: key.clone(), stored_as: name, holders: Vec::new(), waiters, last_fence: None, nodes: Vec::new() })
+            }
+        }
+    }
+
+    async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let start = self.names.starting_with(start);
+        let (records, queue) = self.ask(async |table| table.list(&start).await).await?;
+        let mut states = Vec::new();
+        for record in records {
+            // What no dlock can have written is no lock.
+            let Some(key) = self.names.key(&record.name) else { continue };
+            let waiters = queue.iter().filter(|(name, _)| *name == record.name).map(|(_, waiter)| waiter.clone()).collect();
+            states.push(record.state(key, waiters)?);
+        }
+        Ok(states)
+    }
+}
+
+#[async_trait(?Send)]
+impl Backend for Lease {
+    fn capabilities(&self) -> &Capabilities {
+        &CAPABILITIES
+    }
+
+    fn describe(&self) -> String {
+        self.options.redacted_url()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        fingerprint(&[&self.options.redacted_url(), &self.options.sql.table, self.options.sql.namespace.as_str()])
+    }
+
+    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        let outcome = self.ask_acquire(request).await;
+        self.about(outcome, "acquire", Some(&request.key))
+    }
+
+    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        let name = self.names.of(&request.key);
+        let outcome = self.await_change(&name, at_most).await;
+        self.about(outcome, "wait", Some(&request.key))
+    }
+
+    async fn abandon(&mut self, request: &Request) -> Result<()> {
+        let outcome = self.ask_abandon(request).await;
+        self.about(outcome, "abandon", Some(&request.key))
+    }
+
+    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        if let Some(ttl) = ttl {
+            CAPABILITIES.check_ttl(ttl)?;
+        }
+        let name = self.names.of(key);
+        let outcome = self.ask(async |table| ledger::renew(table, &name, token, ttl).await).await;
+        self.about(outcome, "renew", Some(key))
+    }
+
+    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+        let outcome = self.ask_release(key, token, scope).await;
+        self.about(outcome, "release", Some(key))
+    }
+
+    fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        let outcome = self.look_at(key).await;
+        self.about(outcome, "inspect", Some(key))
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let outcome = self.look_at_all(start).await;
+        self.about(outcome, "list", None)
+    }
+
+    async fn init(&mut self) -> Result<Init> {
+        let work = async {
+            let mut session = self.take_session().await?;
+            let done = schema::create(&mut session, &self.tables).await?;
+            self.session = Some(session);
+            Ok(done)
+        };
+        let outcome = work.await;
+        self.about(outcome, "init", None)
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(schema::text(&self.tables))
+    }
+
+    async fn collect(&mut self, unused_for: Duration) -> Result<u64> {
+        let work = async {
+            let mut session = self.take_session().await?;
+            let removed = schema::collect(&mut session, &self.tables, unused_for).await?;
+            self.session = Some(session);
+            Ok(removed)
+        };
+        let outcome = work.await;
+        self.about(outcome, "gc", None)
+    }
+}

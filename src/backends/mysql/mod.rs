@@ -1,0 +1,53 @@
+//! MySQL and MariaDB.
+//!
+//! | mode | a lock is | its holder vanishes |
+//! |---|---|---|
+//! | `lease` ([`Lease`]) | a row with an end, as ShedLock has it | it ends with its lease |
+//! | `row` ([`Sessions`]) | a row that a transaction keeps locked | it ends with its session |
+//! | `advisory` ([`Sessions`]) | a `GET_LOCK` that a session keeps | it ends with its session |
+//!
+//! Worst interleavings of `lease`, and what keeps them harmless:
+//! - *The reply to a grant is lost.* Asked again, the row says by `locked_by` that it is ours: same fence, counted once.
+//! - *A request arrives late, after it was given up.* Its connection is reset with what it had not delivered; what was
+//!   delivered all the same is freed by the release that the core sends, or ends with its lease.
+//! - *A statement waits for another one on the same row, and the lease ends meanwhile.* It judges by its own beginning: at
+//!   worst it finds held what has become free, and grants a lease that is shorter than was asked for. It waits a second.
+//! - *ShedLock takes the row over after our lease ended.* Our columns stay behind: they count only while `owner` is what
+//!   `locked_by` says, which ShedLock changes.
+//! - *A client is frozen in the midst of anything.* No transaction spans a round trip, so that it keeps no row locked. It
+//!   may keep a gate: see [`gate`].
+//! - *The row is changed between being read and written back* (nested holds). `revision` tells, and it is asked again.
+//! - *The server is restarted.* Rows and fences are as durable as its commits (`innodb_flush_log_at_trx_commit`). The
+//!   gates are gone, and are taken again with the next renewal.
+//! - *The server's clock is stepped.* Forward ends leases early, back keeps them longer; fences go on rising either way.
+
+mod checks;
+mod connection;
+mod failure;
+mod gate;
+mod keeper;
+mod lease;
+mod names;
+mod options;
+mod reading;
+mod schema;
+mod session_look;
+mod sessions;
+mod socket;
+mod statement;
+mod table;
+
+pub use self::{
+    lease::Lease,
+    options::{Mode, Options, PORT},
+    sessions::Sessions,
+};
+use crate::lock::Backend;
+
+/// A backend for `options`. Without I/O.
+pub fn backend(options: Options) -> Box<dyn Backend> {
+    match options.mode {
+        Mode::Lease => Box::new(Lease::new(options)),
+        Mode::Row | Mode::Advisory => Box::new(Sessions::new(options)),
+    }
+}

@@ -1,0 +1,123 @@
+//! Creating the tables, upgrading ShedLock's, and removing what is long unused.
+
+use std::time::Duration;
+
+use super::{connection::Connection, names::Tables, reading::Fields, statement::Value};
+use crate::lock::{Error, Init, Kind, Result};
+
+/// What the lock table's columns are, as `information_schema` writes it, and how they are added or changed to be so.
+const COLUMNS: [(&str, &str, &str); 14] = [
+    ("name", "varbinary(320)", "VARBINARY(320) NOT NULL"),
+    ("lock_until", "datetime(6)", "DATETIME(6) NOT NULL"),
+    ("locked_at", "datetime(6)", "DATETIME(6) NOT NULL"),
+    ("locked_by", "varchar(255)", "VARCHAR(255) NOT NULL"),
+    ("layout", "smallint", "SMALLINT NULL"),
+    ("owner", "varchar(64)", "VARCHAR(64) NULL"),
+    ("root", "char(16)", "CHAR(16) NULL"),
+    ("ttl_ms", "bigint", "BIGINT NOT NULL DEFAULT 0"),
+    ("holds", "mediumtext", "MEDIUMTEXT NULL"),
+    ("fence", "bigint", "BIGINT NOT NULL DEFAULT 0"),
+    ("detached", "tinyint", "TINYINT NOT NULL DEFAULT 0"),
+    ("renewed_at", "datetime(6)", "DATETIME(6) NULL"),
+    ("metadata", "mediumtext", "MEDIUMTEXT NULL"),
+    ("revision", "bigint", "BIGINT NOT NULL DEFAULT 0"),
+];
+
+/// What `dlock init` does for who has no tables yet, as SQL.
+pub(super) fn text(tables: &Tables) -> String {
+    tables.show(include_str!("sql/schema.sql"))
+}
+
+/// Creates what is missing, and makes of ShedLock's table one that both can use. Asked again it changes nothing.
+pub(super) async fn create(session: &mut Connection, tables: &Tables) -> Result<Init> {
+    let before = examine(session, tables).await?;
+    if before.complete {
+        return Ok(Init::UpToDate);
+    }
+    // Altering waits for the statements that use the table.
+    session.ask("SET SESSION lock_wait_timeout = 30").await?;
+    session.ask(&tables.fill(include_str!("sql/schema.sql"), &[])).await?;
+    if let Some(changes) = before.changes {
+        session.ask(&changes).await?;
+    }
+    session.ask("SET SESSION lock_wait_timeout = 2").await?;
+    Ok(Init::Created)
+}
+
+/// What was found of the tables.
+struct Found {
+    complete: bool,
+    /// What must be done to the lock table, if it is there.
+    changes: Option<String>,
+}
+
+async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
+    let (database, table) = match tables.table().split_once('.') {
+        Some((database, table)) => (Value::Text(database), table),
+        None => (Value::Sql("DATABASE()"), tables.table()),
+    };
+    let question = super::statement::fill(
+        "SELECT table_name, column_name, column_type, character_set_name FROM information_schema.columns WHERE table_schema = :database AND table_name IN (:table, :waiters, :rows, :sessions);",
+        &[
+            ("database", database),
+            ("table", Value::Text(table)),
+            ("waiters", Value::Text(&format!("{table}_waiters"))),
+            ("rows", Value::Text(&format!("{table}_rows"))),
+            ("sessions", Value::Text(&format!("{table}_sessions"))),
+        ],
+    );
+    let answers = session.ask(&question).await?;
+    let mut columns = Vec::new();
+    let mut others = Vec::new();
+    for row in answers.iter().flat_map(|answer| &answer.rows) {
+        let mut fields = Fields::of(row);
+        let (of, column, kind, charset) = (fields.text()?, fields.text()?, fields.text()?, fields.text_or_null()?);
+        if of.eq_ignore_ascii_case(table) {
+            columns.push((column.to_ascii_lowercase(), kind.to_ascii_lowercase(), charset));
+        } else if !others.contains(&of) {
+            others.push(of);
+        }
+    }
+    if columns.is_empty() {
+        return Ok(Found { complete: false, changes: None });
+    }
+    let mut parts = Vec::new();
+    let mut first = String::new();
+    for (column, kind, definition) in COLUMNS {
+        match columns.iter().find(|(name, ..)| name == column) {
+            None => parts.push(format!("ADD COLUMN {column} {definition}")),
+            // MariaDB writes bigint(20), MySQL bigint.
+            Some((_, found, _)) if found == kind || kind.contains("int") && found.starts_with(kind) => {}
+            Some((_, found, charset)) => {
+                if column == "name" && charset.as_deref().is_some_and(|charset| !charset.starts_with("utf8")) {
+                    // By bytes it must be the bytes of UTF-8.
+                    first = tables.fill("ALTER TABLE :table MODIFY name VARCHAR(80) CHARACTER SET utf8mb4 NOT NULL;", &[]);
+                }
+                if matches!(column, "name" | "lock_until" | "locked_at") || found.starts_with("varchar") && column != "locked_by" {
+                    parts.push(format!("MODIFY {column} {definition}"));
+                }
+            }
+        }
+    }
+    let changes = (!parts.is_empty()).then(|| format!("{first}{} {};", tables.fill("ALTER TABLE :table", &[]), parts.join(", ")));
+    Ok(Found { complete: changes.is_none() && others.len() == 3, changes })
+}
+
+/// Removes rows that were last used so long ago, and those who wait no more.
+///
+/// A row that is taken again is made anew, with a fence of the server's time in µs. So a row goes only if its fence lies
+/// below the time in µs before which it was last used: a clock would have to be set back by all of `unused_for` for a fence
+/// to repeat.
+pub(super) async fn collect(session: &mut Connection, tables: &Tables, unused_for: Duration) -> Result<u64> {
+    let shared = session.ask(&tables.fill("SELECT 1 FROM :table WHERE owner IS NULL OR owner <> locked_by LIMIT 1;", &[])).await?;
+    if shared.first().is_some_and(|answer| !answer.rows.is_empty()) {
+        return Err(Error::new(
+            Kind::Unsupported,
+            "other programs than dlock keep locks in this table, and some remember which rows exist",
+        )
+        .hint("remove the rows by hand while those programs are stopped"));
+    }
+    let micros = i64::try_from(unused_for.as_micros()).unwrap_or(i64::MAX);
+    let answers = session.ask(&tables.fill(include_str!("sql/collect.sql"), &[("age", Value::Int(micros))])).await?;
+    Ok(answers.first().map_or(0, |answer| answer.matched))
+}

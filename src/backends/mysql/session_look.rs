@@ -1,0 +1,107 @@
+//! Who has the locks that sessions keep: what the server knows of its locks, and what their holders said beside.
+//!
+//! Read only, but that a look at a row in `mode=row` locks it for readers for an instant.
+
+use super::{connection::Answer, failure, options::Mode, reading::Fields, sessions::Sessions, statement::Value};
+use crate::{
+    backends::sql::micros,
+    lock::{Fence, Holder, Key, LockState, Metadata, Mode as How, Result, Waiter},
+};
+
+impl Sessions {
+    /// Asks who has a lock.
+    pub(super) fn look_sql(&self, key: &Key, mariadb: bool) -> String {
+        let name = self.names.of(key);
+        let holder = match self.options.mode {
+            Mode::Row => "0".to_owned(),
+            _ => format!("IS_USED_LOCK({})", self.lock_of(key)),
+        };
+        let values = [("name", Value::Bytes(&name)), ("holder", Value::Sql(&holder))];
+        let look = self.tables.fill(include_str!("sql/look_session.sql"), &values);
+        if self.options.mode != Mode::Row {
+            return look;
+        }
+        // A row that can't be locked by readers is locked by its holder. They let go of it at once.
+        let share = if mariadb { "LOCK IN SHARE MODE" } else { "FOR SHARE" };
+        let template = format!("SELECT 1 FROM :rows WHERE name = :name;\nSELECT 1 FROM :rows WHERE name = :name {share} SKIP LOCKED;");
+        look + &self.tables.fill(&template, &values)
+    }
+
+    pub(super) async fn look_at(&mut self, key: &Key) -> Result<LockState> {
+        let name = self.names.of(key);
+        let mut session = self.side().await?;
+        let values = [("start", Value::Bytes(&name)), ("whole", Value::Int(1))];
+        let queue = self.tables.fill(include_str!("sql/queue.sql"), &values);
+        let answers = session.ask(&(self.look_sql(key, session.server.mariadb) + &queue)).await;
+        self.side = Some(session);
+        let answers = answers?;
+        let (holder, last_fence) = read_holder(&answers, 0)?;
+        let waiter = |row| {
+            let mut fields = Fields::of(row);
+            fields.text()?;
+            fields.waiter()
+        };
+        let rows = answers.last().map(|answer| &*answer.rows).unwrap_or_default();
+        let waiters = rows.iter().map(waiter).collect::<Result<Vec<Waiter>>>()?;
+        Ok(LockState {
+            key: key.clone(),
+            stored_as: name.clone(),
+            holders: holder.into_iter().collect(),
+            waiters,
+            last_fence,
+            nodes: Vec::new(),
+        })
+    }
+
+    pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let start = self.names.starting_with(start);
+        let sql = "SELECT name FROM :sessions WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND session IS NOT NULL ORDER BY name;";
+        let answers = self.aside(&self.tables.fill(sql, &[("start", Value::Bytes(&start))])).await?;
+        let mut states = Vec::new();
+        for row in answers.iter().flat_map(|answer| &answer.rows) {
+            let Some(key) = self.names.key(&Fields::of(row).text()?) else { continue };
+            let state = self.look_at(&key).await?;
+            if !state.holders.is_empty() {
+                states.push(state);
+            }
+        }
+        Ok(states)
+    }
+}
+
+/// Who has the lock, and the last fence given out, from the answers to [`Sessions::look_sql`].
+pub(super) fn read_holder(answers: &[Answer], at: usize) -> Result<(Option<Holder>, Option<Fence>)> {
+    let row = answers.get(at).and_then(|answer| answer.rows.first()).ok_or_else(failure::unreadable)?;
+    let mut fields = Fields::of(row);
+    let (holder, fence, layout) = (fields.int_or_null()?, fields.int_or_null()?, fields.int_or_null()?);
+    let (session, held, silent) = (fields.int_or_null()?, fields.int_or_null()?, fields.int_or_null()?);
+    let (ttl, metadata) = (fields.int_or_null()?, fields.text_or_null()?);
+    failure::check_layout(layout.unwrap_or_default())?;
+    let fence = fence.map(|fence| Fence(u64::try_from(fence).unwrap_or_default()));
+    let held_by = match holder {
+        // mode=row: whether the row is there, and whether readers can lock it.
+        Some(0) => {
+            let found = |nth: usize| answers.get(at + nth).is_some_and(|answer| !answer.rows.is_empty());
+            (found(1) && !found(2)).then_some(session)
+        }
+        Some(number) => Some(session.filter(|session| *session == number)),
+        None => None,
+    };
+    let Some(ours) = held_by else { return Ok((None, fence)) };
+    let ours = ours.is_some();
+    Ok((
+        Some(Holder {
+            mode: How::Exclusive,
+            // What can't be read is left out, since no decision hangs on it.
+            metadata: metadata.filter(|_| ours).and_then(|json| serde_json::from_str::<Metadata>(&json).ok()),
+            fence: fence.filter(|_| ours),
+            foreign: !ours,
+            detached: false,
+            held_for: held.filter(|_| ours).map(micros),
+            renewed_ago: silent.filter(|_| ours).map(micros),
+            expires_in: ttl.zip(silent).filter(|_| ours).map(|(ttl, silent)| micros(ttl.saturating_mul(1000) - silent)),
+            holds: 1,
+        }),
+        fence,
+    ))
+}

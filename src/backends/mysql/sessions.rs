@@ -1,0 +1,419 @@
+//! `mode=row` and `mode=advisory`: a lock is what a session has, and ends with it.
+//!
+//! A hold can't be given to another process, nor entered by one. Whether it lasts is asked over its own session only:
+//! an error there that ended the session ended the hold. The fence is counted and committed once the lock is ours, before
+//! anybody is told, over a second session where the first is in a transaction.
+//!
+//! Worst interleavings, and what keeps them harmless:
+//! - *The reply to a grant is lost.* The same session is asked again, and has the lock already. A session that leaves
+//!   two questions unanswered is left to the server, which ends it after the TTL, and another one asks.
+//! - *The holder's fence is counted and the holder dies.* The number is skipped.
+//! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Backend::watch`]),
+//!   or the next renewal does, and the command is killed. The next holder may have the lock in that instant: what the one
+//!   before left behind tells it to wait a moment before it starts anything.
+//! - *Who waits gets the lock while it is frozen.* The server ends that session after ten seconds of silence.
+//! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
+
+use std::{io, os::fd::OwnedFd, time::Duration};
+
+use async_trait::async_trait;
+
+use super::{
+    connection::{Answer, Connection},
+    keeper::Keeper,
+    names::{Tables, advisory},
+    options::{Mode, Options},
+    reading::Fields,
+    schema,
+    session_look::read_holder,
+    table::{join, leaving, place},
+};
+use crate::{
+    backends::sql::{Names, micros, ms},
+    lock::{
+        Attempt, Backend, Busy, Capabilities, Fence, Grant, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token,
+        Ttl, Wake, fingerprint,
+    },
+};
+
+const ROW: Capabilities = Capabilities { detached: false, reentrant: false, ..Capabilities::usual("mysql mode=row") };
+const ADVISORY: Capabilities = Capabilities { backend: "mysql mode=advisory", ..ROW };
+
+/// What a holder that vanished may need to see that its session is over, and to stop what it ran.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// Locks that sessions keep.
+pub struct Sessions {
+    pub(super) options: Options,
+    pub(super) tables: Tables,
+    pub(super) names: Names,
+    holds: Vec<Hold>,
+    /// Who asks or waits, with a session of his own.
+    tries: Vec<(Key, Token, Keeper)>,
+    /// Sessions that were left blocking in the server, by their numbers there: a row lock that nobody waits for any more
+    /// would be given to them all the same.
+    stuck: Vec<i64>,
+    /// For all that is not a lock.
+    pub(super) side: Option<Connection>,
+    /// Who may stand in a queue because of us.
+    queued: Vec<(Key, Token)>,
+    notices: Vec<Notice>,
+}
+
+/// A lock that a session of ours has.
+struct Hold {
+    key: Key,
+    token: Token,
+    keeper: Keeper,
+    fence: Fence,
+    ttl: Ttl,
+    /// When it ends by the server's clock, in µs.
+    ends: i64,
+}
+
+impl Sessions {
+    /// A backend for `options`. Without I/O.
+    pub fn new(options: Options) -> Self {
+        let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
+        Self {
+            options,
+            tables,
+            names,
+            holds: Vec::new(),
+            tries: Vec::new(),
+            stuck: Vec::new(),
+            side: None,
+            queued: Vec::new(),
+            notices: Vec::new(),
+        }
+    }
+
+    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
+        outcome.map_err(|error| {
+            let error = error.during(operation).backend(self.options.redacted_url());
+            match key {
+                Some(key) => error.key(key),
+                None => error,
+            }
+        })
+    }
+
+    fn hold_of(&self, key: &Key, token: &Token) -> Option<usize> {
+        self.holds.iter().position(|hold| hold.key == *key && hold.token == *token)
+    }
+
+    /// What `GET_LOCK` takes for a key, as SQL.
+    pub(super) fn lock_of(&self, key: &Key) -> String {
+        advisory(&self.options, key, &self.names.of(key))
+    }
+
+    /// Takes the session that asks for this request out, if there is one that may still answer.
+    fn take_try(&mut self, key: &Key, token: &Token) -> Option<Keeper> {
+        let at = self.tries.iter().position(|(of, who, _)| of == key && who == token)?;
+        let (_, _, keeper) = self.tries.swap_remove(at);
+        if keeper.blocked {
+            self.stuck.push(keeper.number);
+        }
+        (keeper.session.is_alive() && keeper.unanswered < 2 && !keeper.blocked).then_some(keeper)
+    }
+
+    pub(super) async fn side(&mut self) -> Result<Connection> {
+        match self.side.take().filter(Connection::is_open) {
+            Some(session) => Ok(session),
+            None => Connection::open(&self.options).await,
+        }
+    }
+
+    /// Asks what is about no lock of ours.
+    pub(super) async fn aside(&mut self, batch: &str) -> Result<Vec<Answer>> {
+        let mut session = match self.side.take().filter(Connection::is_alive) {
+            Some(session) => session,
+            None => Connection::open(&self.options).await?,
+        };
+        let answers = session.ask(batch).await;
+        self.side = Some(session);
+        answers
+    }
+
+    /// Ends sessions that were left blocking, as their user may. That it fails only leaves them to their own end.
+    async fn end_stuck(&mut self) {
+        while let Some(number) = self.stuck.pop() {
+            let _ = self.aside(&format!("KILL {number}")).await;
+        }
+    }
+
+    /// The session that is to have this hold, in its place among the tries, so that a dropped question can be asked again.
+    async fn keeper(&mut self, request: &Request) -> Result<usize> {
+        let keeper = if let Some(keeper) = self.take_try(&request.key, &request.token) {
+            keeper
+        } else {
+            self.end_stuck().await;
+            let keeper = Keeper::open(&self.options, &self.tables, self.names.of(&request.key), self.lock_of(&request.key)).await?;
+            self.notices = keeper.session.server.notices();
+            keeper
+        };
+        self.tries.push((request.key.clone(), request.token, keeper));
+        Ok(self.tries.len() - 1)
+    }
+
+    async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        self.capabilities().check(request)?;
+        if self.hold_of(&request.key, &request.token).is_some() {
+            return Ok(match self.ask_renew(&request.key, &request.token, Some(request.ttl)).await? {
+                Renewal::NotHeld => Attempt::Busy(Busy { notifies: true, passing: true, ..Busy::default() }),
+                _ => Attempt::Granted(grant(
+                    self.hold_of(&request.key, &request.token).map_or(Fence(0), |at| self.holds[at].fence),
+                    request.ttl,
+                )),
+            });
+        }
+        if request.waiting && !self.is_queued(&request.key, &request.token) {
+            self.queued.push((request.key.clone(), request.token));
+        }
+        let at = self.keeper(request).await?;
+        let keeper = &mut self.tries[at].2;
+        // An acquire that is given up must not arrive when nobody waits for its answer any more.
+        keeper.session.drop_unsent_on_close(true);
+        if !keeper.attempt(request.ttl).await? {
+            return self.refuse(request, at).await;
+        }
+        let mut side = if self.options.mode == Mode::Row { Some(self.side().await?) } else { None };
+        let begun = self.tries[at].2.begin(request, side.as_mut()).await;
+        self.side = side.or_else(|| self.side.take());
+        let (fence, now, vanished) = begun?;
+        let (key, token, keeper) = self.tries.swap_remove(at);
+        keeper.session.drop_unsent_on_close(false);
+        let ends = now.saturating_add(ms(request.ttl).saturating_mul(1000));
+        self.holds.push(Hold { key, token, keeper, fence, ttl: request.ttl, ends });
+        let settle = if vanished { SETTLE } else { Duration::ZERO };
+        Ok(Attempt::Granted(Grant { settle, ..grant(fence, request.ttl) }))
+    }
+
+    /// Says who has the lock. The session stays for who waits.
+    async fn refuse(&mut self, request: &Request, at: usize) -> Result<Attempt> {
+        let name = self.names.of(&request.key);
+        let session = &self.tries[at].2.session;
+        let mut batch = self.look_sql(&request.key, session.server.mariadb);
+        if request.waiting {
+            batch += &join(&self.tables, &name, request, false)?;
+            batch += &place(&self.tables, &name, request);
+        }
+        let answers = self.tries[at].2.session.ask(&batch).await?;
+        let (holder, _) = read_holder(&answers, 0)?;
+        if request.waiting && self.options.mode == Mode::Row && self.side.is_none() {
+            // When the turn comes, the fence is counted over it: connecting then would keep the lock idle. It can be done later.
+            self.side = Connection::open(&self.options).await.ok();
+        }
+        let position = if request.waiting {
+            answers.last().and_then(|answer| answer.rows.first()).map(|row| Fields::of(row).int()).transpose()?
+        } else {
+            let (_, _, keeper) = self.tries.swap_remove(at);
+            self.side.get_or_insert(keeper.session);
+            None
+        };
+        Ok(Attempt::Busy(Busy {
+            expires_in: holder.as_ref().and_then(|holder| holder.expires_in),
+            passing: holder.is_none(),
+            holders: holder.into_iter().collect(),
+            notifies: true,
+            position: position.and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0),
+        }))
+    }
+
+    async fn await_change(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        let Some(at) = self.tries.iter().position(|(key, token, _)| *key == request.key && *token == request.token) else {
+            return Ok(Wake::Changed);
+        };
+        let keeper = &mut self.tries[at].2;
+        if keeper.has || !keeper.session.is_open() {
+            return Ok(Wake::Changed);
+        }
+        Ok(if keeper.wait(request.ttl, at_most).await? { Wake::Changed } else { Wake::TimedOut })
+    }
+
+    fn is_queued(&self, key: &Key, token: &Token) -> bool {
+        self.queued.iter().any(|(of, who)| of == key && who == token)
+    }
+
+    async fn ask_abandon(&mut self, request: &Request) -> Result<()> {
+        // Who has the lock is passed over by who looks: the command need not wait for the queue.
+        if !self.is_queued(&request.key, &request.token) || self.hold_of(&request.key, &request.token).is_some() {
+            return Ok(());
+        }
+        // What the session got meanwhile goes back with it, to whoever is next.
+        let waited = self.take_try(&request.key, &request.token);
+        self.end_stuck().await;
+        let mut leave = leaving(&self.tables, &self.names.of(&request.key), &request.token);
+        if let Some(keeper) = waited.filter(|keeper| keeper.session.is_alive()) {
+            leave = self.letting_go(&request.key) + &leave;
+            self.side = Some(keeper.session);
+        }
+        self.aside(&leave).await?;
+        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
+        Ok(())
+    }
+
+    async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        let Some(at) = self.hold_of(key, token) else { return Ok(Renewal::NotHeld) };
+        let root = token.hold_text();
+        if self.options.mode == Mode::Row {
+            // First, since the session's silence is counted from what is asked last.
+            let length = ttl.unwrap_or(self.holds[at].ttl);
+            self.tell(at, &root, length).await;
+        }
+        let now = match self.holds[at].keeper.renew(None, &root).await {
+            Ok(Some(now)) => now,
+            // A statement can fail by itself; a session that is over has ended the hold.
+            Err(error) if self.holds[at].keeper.session.is_open() => return Err(error),
+            Ok(None) | Err(_) => {
+                self.holds.swap_remove(at);
+                return Ok(Renewal::NotHeld);
+            }
+        };
+        let hold = &self.holds[at];
+        let length = ttl.unwrap_or(hold.ttl);
+        let ends = now.saturating_add(ms(length).saturating_mul(1000));
+        if ends < hold.ends {
+            return Ok(Renewal::WouldShorten { expires_in: micros(hold.ends - now) });
+        }
+        let fence = hold.fence;
+        if length.get() != hold.keeper.patience {
+            match self.holds[at].keeper.renew(Some(length.get()), &root).await {
+                Ok(Some(_)) => {}
+                Err(error) if self.holds[at].keeper.session.is_open() => return Err(error),
+                Ok(None) | Err(_) => {
+                    self.holds.swap_remove(at);
+                    return Ok(Renewal::NotHeld);
+                }
+            }
+        }
+        self.holds[at].ends = ends;
+        Ok(Renewal::Renewed { ttl: length, fence })
+    }
+
+    /// Lets those who look know of a renewal, over another session than the one that is in a transaction. That it fails or
+    /// hangs changes only what they see, and must not keep the renewal.
+    async fn tell(&mut self, at: usize, root: &str, length: Ttl) {
+        let touch = self.holds[at].keeper.touch(root, length.get());
+        let patience = (length.get() / 30).clamp(Duration::from_millis(50), Duration::from_secs(1));
+        let _ = tokio::time::timeout(patience, self.aside(&touch)).await;
+    }
+
+    async fn ask_release(&mut self, key: &Key, token: &Token) -> Result<Release> {
+        // One that was given up on: its session, asked in order behind what may still be under way there, lets go of it; if
+        // it doesn't answer, it ends, and the lock with it.
+        if let Some(mut keeper) = self.take_try(key, token)
+            && keeper.session.ask(&self.letting_go(key)).await.is_ok()
+        {
+            self.side = Some(keeper.session);
+        }
+        let Some(at) = self.hold_of(key, token) else { return Ok(Release::NotHeld) };
+        let mut hold = self.holds.swap_remove(at);
+        if !hold.keeper.session.is_alive() {
+            return Ok(Release::NotHeld);
+        }
+        let released = hold.keeper.give_back(&token.hold_text()).await?;
+        if self.is_queued(key, token) {
+            // The lock is given back already: nobody waits for this, and nothing hangs on it.
+            let _ = hold.keeper.session.ask(&leaving(&self.tables, &self.names.of(key), token)).await;
+            self.queued.retain(|(of, who)| of != key || who != token);
+        }
+        self.side.get_or_insert(hold.keeper.session);
+        Ok(if released { Release::Released } else { Release::NotHeld })
+    }
+
+    /// Gives back whatever a session has of a lock.
+    fn letting_go(&self, key: &Key) -> String {
+        match self.options.mode {
+            Mode::Row => "ROLLBACK;\n".to_owned(),
+            _ => format!("DO RELEASE_LOCK({});\n", self.lock_of(key)),
+        }
+    }
+}
+
+fn grant(fence: Fence, ttl: Ttl) -> Grant {
+    Grant { fence, ttl, holds: 1, settle: Duration::ZERO, session: None }
+}
+
+#[async_trait(?Send)]
+impl Backend for Sessions {
+    fn capabilities(&self) -> &Capabilities {
+        if self.options.mode == Mode::Row { &ROW } else { &ADVISORY }
+    }
+
+    fn describe(&self) -> String {
+        self.options.redacted_url()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        fingerprint(&[&self.options.redacted_url(), &self.options.sql.table, self.options.sql.namespace.as_str()])
+    }
+
+    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        let outcome = self.ask_acquire(request).await;
+        self.about(outcome, "acquire", Some(&request.key))
+    }
+
+    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        let outcome = self.await_change(request, at_most).await;
+        self.about(outcome, "wait", Some(&request.key))
+    }
+
+    async fn abandon(&mut self, request: &Request) -> Result<()> {
+        let outcome = self.ask_abandon(request).await;
+        self.about(outcome, "abandon", Some(&request.key))
+    }
+
+    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        if let Some(ttl) = ttl {
+            self.capabilities().check_ttl(ttl)?;
+        }
+        let outcome = self.ask_renew(key, token, ttl).await;
+        self.about(outcome, "renew", Some(key))
+    }
+
+    async fn release(&mut self, key: &Key, token: &Token, _: Scope) -> Result<Release> {
+        let outcome = self.ask_release(key, token).await;
+        self.about(outcome, "release", Some(key))
+    }
+
+    async fn watch(&mut self, key: &Key, token: &Token) {
+        match self.hold_of(key, token) {
+            Some(at) => self.holds[at].keeper.session.ended().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
+        self.holds.iter().map(|hold| hold.keeper.session.lifeline()).collect()
+    }
+
+    fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        let outcome = self.look_at(key).await;
+        self.about(outcome, "inspect", Some(key))
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let outcome = self.look_at_all(start).await;
+        self.about(outcome, "list", None)
+    }
+
+    async fn init(&mut self) -> Result<Init> {
+        let work = async {
+            let mut session = self.side().await?;
+            let done = schema::create(&mut session, &self.tables).await?;
+            self.side = Some(session);
+            Ok(done)
+        };
+        let outcome = work.await;
+        self.about(outcome, "init", None)
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(schema::text(&self.tables))
+    }
+}

@@ -1,0 +1,117 @@
+//! The socket of a connection that sqlx opens and hides.
+//!
+//! A session lock must outlive a killed dlock by way of its socket, which so has to be handed to another process; and
+//! what is known of the socket saves requests over one that is dead. It is found as the one that was not there before the
+//! connection was made, and leads where the connection does.
+
+use std::{
+    collections::HashSet,
+    ffi::OsString,
+    fs, io,
+    os::{
+        fd::{OwnedFd, RawFd},
+        unix::ffi::OsStringExt as _,
+    },
+    path::PathBuf,
+    time::Duration,
+};
+
+use filedescriptor::FileDescriptor;
+use rustix::{
+    fs::OFlags,
+    net::{AddressFamily, SocketAddrUnix, getpeername, sockopt},
+};
+
+use crate::backends::sql::Server;
+
+/// The sockets that there are, by the numbers that the kernel gives them and does not give again.
+#[derive(Debug, Default)]
+pub(super) struct Sockets(HashSet<String>);
+
+impl Sockets {
+    /// Those of this process.
+    pub(super) fn of_this_process() -> Self {
+        Self(all().into_iter().map(|(_, name)| name).collect())
+    }
+
+    /// The one that came since then and is connected with `server`; `None` if that can't be told for certain.
+    pub(super) fn newest(&self, server: &Server) -> Option<OwnedFd> {
+        let new = all().into_iter().filter(|(_, name)| !self.0.contains(name));
+        let mut ours = new.filter_map(|(number, _)| duplicate(number).ok()).filter(|socket| leads_to(socket, server));
+        let found = ours.next()?;
+        ours.next().is_none().then_some(found)
+    }
+}
+
+/// Open sockets by number and name. Nothing where there is no /proc.
+fn all() -> Vec<(RawFd, String)> {
+    let Ok(entries) = fs::read_dir("/proc/self/fd") else { return Vec::new() };
+    let read = |entry: io::Result<fs::DirEntry>| {
+        let entry = entry.ok()?;
+        let name = fs::read_link(entry.path()).ok()?.to_str()?.to_owned();
+        name.starts_with("socket:").then_some(())?;
+        Some((entry.file_name().to_str()?.parse().ok()?, name))
+    };
+    entries.filter_map(read).collect()
+}
+
+fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
+    let file = FileDescriptor::dup(&number).and_then(|copy| copy.as_file()).map_err(io::Error::other)?;
+    Ok(file.into())
+}
+
+/// Tokio's sockets don't block; those of other threads of a test's may lead there too.
+fn leads_to(socket: &OwnedFd, server: &Server) -> bool {
+    let nonblocking = rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
+    let Ok(Some(peer)) = getpeername(socket) else { return false };
+    nonblocking
+        && match server {
+            Server::Unix { path, .. } => SocketAddrUnix::try_from(peer).is_ok_and(|peer| unix_path(&peer).as_deref() == Some(path)),
+            Server::Tcp { port, .. } => std::net::SocketAddr::try_from(peer).is_ok_and(|peer| peer.port() == *port),
+        }
+}
+
+fn unix_path(peer: &SocketAddrUnix) -> Option<PathBuf> {
+    let bytes = peer.path_bytes()?.to_vec();
+    Some(OsString::from_vec(bytes).into())
+}
+
+/// Ready when there is something to be read, or nothing ever will be. Never, if the socket can't be watched.
+pub(super) async fn readable(socket: &OwnedFd) {
+    let watch = async {
+        let copy = socket.try_clone()?;
+        match sockopt::socket_domain(socket)? {
+            AddressFamily::UNIX => tokio::net::UnixStream::from_std(copy.into())?.readable().await,
+            _ => tokio::net::TcpStream::from_std(copy.into())?.readable().await,
+        }
+    };
+    let watched: io::Result<()> = watch.await;
+    if watched.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Requests are one small packet each: waiting to fill it would cost 40 ms. A refusal only costs time.
+pub(super) fn no_delay(socket: &OwnedFd) {
+    let _ = sockopt::set_tcp_nodelay(socket, true);
+}
+
+/// Whether closing the connection throws away what has not reached the server, instead of going on to deliver it. On a
+/// Unix socket nothing is under way; a refusal leaves what TCP does anyway.
+pub(super) fn drop_unsent_on_close(socket: &OwnedFd, drop: bool) {
+    let _ = sockopt::set_socket_linger(socket, drop.then_some(Duration::ZERO));
+}
+
+/// Has the kernel notice within `limit` that the server's host is gone, also while nothing is sent.
+pub(super) fn keep_alive(socket: &OwnedFd, limit: Duration) -> io::Result<()> {
+    if sockopt::socket_domain(socket)? == AddressFamily::UNIX {
+        return Ok(());
+    }
+    let second = Duration::from_secs(1);
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, (limit / 3).max(second))?;
+    sockopt::set_tcp_keepintvl(socket, (limit / 6).max(second))?;
+    sockopt::set_tcp_keepcnt(socket, 3)?;
+    sockopt::set_tcp_user_timeout(socket, u32::try_from(limit.as_millis()).unwrap_or(u32::MAX))?;
+    Ok(())
+}

@@ -1,0 +1,6 @@
+-- Removes rows last used longer ago than this, and waiters that are gone.
+DELETE FROM :table
+ WHERE GREATEST(lock_until, locked_at, COALESCE(renewed_at, locked_at)) < TIMESTAMPADD(MICROSECOND, -:age, UTC_TIMESTAMP(6))
+   AND lock_until < UTC_TIMESTAMP(6)
+   AND fence < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) - :age;
+DELETE FROM :waiters WHERE seen < UTC_TIMESTAMP(6) - INTERVAL 60 SECOND;

@@ -1,0 +1,2 @@
+-- Takes a waiter out of the queue, and whoever has not been heard of for long.
+DELETE FROM :waiters WHERE name = :name AND (hold = :root OR seen < UTC_TIMESTAMP(6) - INTERVAL 60 SECOND);

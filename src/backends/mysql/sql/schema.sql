@@ -1,0 +1,49 @@
+-- Locks: a row per key that was ever taken, never deleted by a release. The first four columns are ShedLock's, in UTC, and
+-- of a type that no session's time zone changes; names are told apart by bytes. What follows counts only while owner says
+-- what locked_by says.
+CREATE TABLE IF NOT EXISTS :table (
+    name       VARBINARY(320) NOT NULL,
+    lock_until DATETIME(6) NOT NULL,
+    locked_at  DATETIME(6) NOT NULL,
+    locked_by  VARCHAR(255) NOT NULL,
+    layout     SMALLINT NULL,
+    owner      VARCHAR(64) NULL,
+    root       CHAR(16) NULL,
+    ttl_ms     BIGINT NOT NULL DEFAULT 0,
+    holds      MEDIUMTEXT NULL,
+    fence      BIGINT NOT NULL DEFAULT 0,
+    detached   TINYINT NOT NULL DEFAULT 0,
+    renewed_at DATETIME(6) NULL,
+    metadata   MEDIUMTEXT NULL,
+    revision   BIGINT NOT NULL DEFAULT 0,
+    PRIMARY KEY (name)
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+
+-- Who waits, for people who look.
+CREATE TABLE IF NOT EXISTS :waiters (
+    name     VARBINARY(320) NOT NULL,
+    hold     CHAR(16) NOT NULL,
+    since    DATETIME(6) NOT NULL,
+    seen     DATETIME(6) NOT NULL,
+    metadata MEDIUMTEXT NULL,
+    PRIMARY KEY (name, hold)
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+
+-- What mode=row locks, and what is known of the holds of mode=row and mode=advisory: their fences outlive them, so that
+-- they are counted in a table of their own.
+CREATE TABLE IF NOT EXISTS :rows (
+    name VARBINARY(320) NOT NULL,
+    PRIMARY KEY (name)
+) ENGINE = InnoDB;
+CREATE TABLE IF NOT EXISTS :sessions (
+    name       VARBINARY(320) NOT NULL,
+    layout     SMALLINT NOT NULL,
+    fence      BIGINT NOT NULL,
+    session    BIGINT NULL,
+    root       CHAR(16) NULL,
+    since      DATETIME(6) NOT NULL,
+    renewed_at DATETIME(6) NOT NULL,
+    ttl_ms     BIGINT NOT NULL,
+    metadata   MEDIUMTEXT NULL,
+    PRIMARY KEY (name)
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;

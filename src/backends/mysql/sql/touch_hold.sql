@@ -1,0 +1,4 @@
+-- For people who look: the lease was extended just now. One that arrives late doesn't move its end backwards.
+UPDATE :sessions SET renewed_at = UTC_TIMESTAMP(6), ttl_ms = :ttl
+ WHERE name = :name AND session = :session AND root = :root
+   AND TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6)) >= TIMESTAMPADD(MICROSECOND, ttl_ms * 1000, renewed_at);

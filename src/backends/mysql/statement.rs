@@ -1,0 +1,104 @@
+//! Statements as text with their values in them, so that several make one round trip.
+//!
+//! A value can't end its literal: strings are written in hexadecimal, whatever the server's `sql_mode` and character
+//! sets are, and names between backticks that are doubled within.
+
+use std::fmt::Write as _;
+
+/// What stands in the place of a parameter.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Value<'a> {
+    /// Bytes, compared as such.
+    Bytes(&'a str),
+    /// Text.
+    Text(&'a str),
+    /// A whole number.
+    Int(i64),
+    /// The name of a table, or of a database and a table.
+    Name(&'a str),
+    /// SQL of ours.
+    Sql(&'a str),
+    /// NULL.
+    Null,
+}
+
+impl<'a> Value<'a> {
+    pub(super) fn text_or_null(text: Option<&'a str>) -> Self {
+        text.map_or(Self::Null, Value::Text)
+    }
+
+    fn write(self, out: &mut String) {
+        // Writing to a String can't fail.
+        match self {
+            Self::Bytes(bytes) => hex(out, "", bytes),
+            Self::Text(text) => hex(out, "_utf8mb4 ", text),
+            Self::Int(number) => {
+                let _ = write!(out, "{number}");
+            }
+            Self::Name(name) => {
+                for (nth, part) in name.splitn(2, '.').enumerate() {
+                    let dot = if nth == 0 { "" } else { "." };
+                    let _ = write!(out, "{dot}`{}`", part.replace('`', "``"));
+                }
+            }
+            Self::Sql(sql) => out.push_str(sql),
+            Self::Null => out.push_str("NULL"),
+        }
+    }
+}
+
+fn hex(out: &mut String, charset: &str, text: &str) {
+    out.push_str(charset);
+    out.push_str("X'");
+    for byte in text.bytes() {
+        let _ = write!(out, "{byte:02X}");
+    }
+    out.push('\'');
+}
+
+/// A template with each `:name` replaced by the value of that name, once, and without its comments.
+///
+/// # Panics
+/// If a name has no value, which is a mistake in a template of ours.
+pub(super) fn fill(template: &str, values: &[(&str, Value<'_>)]) -> String {
+    let lines = template.lines().map(str::trim).filter(|line| !line.starts_with("--") && !line.is_empty());
+    lines.map(|line| substitute(line, values) + "\n").collect()
+}
+
+/// A line with its parameters replaced: see [`fill`].
+pub(super) fn substitute(line: &str, values: &[(&str, Value<'_>)]) -> String {
+    let mut out = String::with_capacity(line.len() * 2);
+    let mut rest = line;
+    while let Some(at) = rest.find(':') {
+        let (before, after) = rest.split_at(at);
+        out.push_str(before);
+        let after = &after[1..];
+        let end = after.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(after.len());
+        let (name, after) = after.split_at(end);
+        rest = after;
+        if name.is_empty() {
+            out.push(':');
+            continue;
+        }
+        let value = values.iter().find(|(known, _)| *known == name);
+        value.unwrap_or_else(|| panic!("no value for :{name}")).1.write(&mut out);
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_stay_values() {
+        let odd = "x' OR '1'='1'; -- :b \\";
+        let sql = fill(
+            "-- a comment :with\nSELECT :a, :b\n  FROM :table;\n",
+            &[("a", Value::Text(odd)), ("b", Value::Null), ("table", Value::Name("d`b.t.x"))],
+        );
+        assert_eq!(sql, "SELECT _utf8mb4 X'7827204F52202731273D2731273B202D2D203A62205C', NULL\nFROM `d``b`.`t.x`;\n");
+        assert_eq!(fill(":n, :b", &[("n", Value::Int(-7)), ("b", Value::Bytes("\u{e9}"))]), "-7, X'C3A9'\n");
+    }
+}

@@ -1,0 +1,297 @@
+//! The lock table in MySQL's SQL: each step one round trip, each statement a transaction of its own.
+//!
+//! All of them judge by `UTC_TIMESTAMP(6)`, which is what ShedLock compares with and no time zone changes. Assignments are
+//! in an order in which none reads a column that was assigned before it, since MySQL sees the new value then.
+
+use async_trait::async_trait;
+
+use super::{
+    connection::{Answer, Answers, Connection, Row},
+    failure,
+    names::Tables,
+    reading::{Fields, RECORD},
+    statement::Value,
+};
+use crate::{
+    backends::sql::{self, Record, locked_by, micros},
+    lock::{Error, Fence, Kind, Metadata, Request, Result, Token, Ttl, Waiter},
+};
+
+/// A lock table over a session.
+pub(super) struct LockTable<'a> {
+    pub session: &'a mut Connection,
+    pub tables: &'a Tables,
+    /// Whether a holder keeps a gate beside its row.
+    pub gated: bool,
+    /// What was seen of a row by the step before, for the next one that would read it.
+    pub seen: Seen,
+    /// The place in the queue that was found out on the way.
+    pub place: Option<u32>,
+}
+
+/// What was seen of a row.
+pub(super) enum Seen {
+    /// Nothing yet.
+    No,
+    /// That it isn't there.
+    Nothing,
+    /// The row.
+    Row(Box<Record>),
+}
+
+impl Seen {
+    fn of(record: Option<Record>) -> Self {
+        record.map_or(Self::Nothing, |record| Self::Row(Box::new(record)))
+    }
+}
+
+impl LockTable<'_> {
+    /// Reads a row, and takes its gate if it is held by `owner`.
+    fn read_with_gate(&self, name: &str, owner: Option<&str>) -> String {
+        let gate = match owner {
+            Some(owner) if self.gated && !self.has_gate(name) => {
+                let gate = self.tables.gate(name);
+                format!(
+                    "IF(owner = '{owner}' AND locked_by = '{owner}' AND detached = 0 AND lock_until > UTC_TIMESTAMP(6), GET_LOCK({gate}, 0), 0)"
+                )
+            }
+            _ => "0".to_owned(),
+        };
+        let values = [("record", Value::Sql(RECORD)), ("gate", Value::Sql(&gate)), ("name", Value::Bytes(name))];
+        self.tables.fill(include_str!("sql/read.sql"), &values)
+    }
+
+    /// What [`LockTable::read_with_gate`] was answered.
+    fn noted(&mut self, name: &str, answer: Option<&Answer>) -> Result<Option<Record>> {
+        let Some(row) = answer.and_then(|answer| answer.rows.first()) else { return Ok(None) };
+        let mut fields = Fields::of(row);
+        let record = fields.record()?;
+        if fields.int_or_null()? == Some(1) {
+            self.session.gates.push(name.to_owned());
+        }
+        Ok(Some(record))
+    }
+
+    pub(super) fn has_gate(&self, name: &str) -> bool {
+        self.session.gates.iter().any(|gate| gate == name)
+    }
+
+    /// Lets the next one through the gate, as SQL.
+    fn open_gate(&self, name: &str) -> String {
+        if self.has_gate(name) { format!("RELEASE_LOCK({})", self.tables.gate(name)) } else { "0".into() }
+    }
+
+    fn gate_is_open(&mut self, name: &str) {
+        self.session.gates.retain(|gate| gate != name);
+    }
+
+    /// Every held lock whose name starts with `start`, by name, and who waits for those.
+    pub(super) async fn list(&mut self, start: &str) -> Result<(Vec<Record>, Vec<(String, Waiter)>)> {
+        let values = [("record", Value::Sql(RECORD)), ("start", Value::Bytes(start)), ("whole", Value::Int(0))];
+        let batch = self.tables.fill(include_str!("sql/list.sql"), &values) + &self.tables.fill(include_str!("sql/queue.sql"), &values);
+        let answers = self.session.ask(&batch).await?;
+        let records = rows(&answers, 0)?.iter().map(|row| Fields::of(row).record()).collect::<Result<_>>()?;
+        Ok((records, waiters(&answers)?))
+    }
+
+    /// One lock, and who waits for it.
+    pub(super) async fn look(&mut self, name: &str) -> Result<(Option<Record>, Vec<Waiter>)> {
+        let values = [("start", Value::Bytes(name)), ("whole", Value::Int(1))];
+        let batch = self.read_with_gate(name, None) + &self.tables.fill(include_str!("sql/queue.sql"), &values);
+        let answers = self.session.ask(&batch).await?;
+        let record = self.noted(name, answers.first())?;
+        Ok((record, waiters(&answers)?.into_iter().map(|(_, waiter)| waiter).collect()))
+    }
+
+    /// Lets the next one through the gate, of a row that is somebody else's.
+    pub(super) async fn pass_on(&mut self, name: &str) -> Result<()> {
+        if self.has_gate(name) {
+            let open = format!("DO {}", self.open_gate(name));
+            self.session.ask(&open).await?;
+            self.gate_is_open(name);
+        }
+        Ok(())
+    }
+
+    /// Takes a waiter out of the queue, and opens its gate if it has that.
+    pub(super) async fn leave(&mut self, name: &str, token: &Token, gate: bool) -> Result<()> {
+        let open = if gate { format!("DO {};\n", self.open_gate(name)) } else { String::new() };
+        let batch = open + &leaving(self.tables, name, token);
+        self.session.ask(&batch).await?;
+        if gate {
+            self.gate_is_open(name);
+        }
+        Ok(())
+    }
+
+    fn before(&mut self, seconds: u32) -> String {
+        if self.session.idle_limit == Some(seconds) { String::new() } else { format!("SET SESSION wait_timeout = {seconds};\n") }
+    }
+}
+
+#[async_trait(?Send)]
+impl sql::Table for LockTable<'_> {
+    async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<Fence>> {
+        let (owner, root, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
+        let idle = idle_limit(request.ttl);
+        let values = [
+            ("name", Value::Bytes(name)),
+            ("owner", Value::Text(&owner)),
+            ("root", Value::Text(&root)),
+            ("ttl", Value::Int(sql::ms(request.ttl))),
+            ("detached", Value::Int(request.detached.into())),
+            ("metadata", Value::text_or_null(metadata.as_deref())),
+        ];
+        let mut batch = self.before(idle);
+        let first = usize::from(!batch.is_empty());
+        batch += &self.tables.fill(include_str!("sql/grant.sql"), &values);
+        let read = self.read_with_gate(name, Some(&owner));
+        batch += &read;
+        if request.waiting {
+            batch += &join(self.tables, name, request, true)?;
+            batch += &place(self.tables, name, request);
+        }
+        // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
+        self.session.drop_unsent_on_close(true);
+        let answers = self.session.ask(&batch).await?;
+        self.session.idle_limit = Some(idle);
+        let record = self.noted(name, answers.get(first + 1))?;
+        let granted = if let (Some(record), Some(answer)) = (record, answers.get(first)) {
+            let granted = (answer.matched > 0 && record.is_held_by(&request.token)).then(|| record.fence());
+            self.seen = Seen::Row(Box::new(record));
+            granted
+        } else {
+            let batch = self.tables.fill(include_str!("sql/insert.sql"), &values) + &read;
+            let Answers { answers, refusal } = self.session.try_ask(&batch).await?;
+            match refusal {
+                // Somebody else was quicker.
+                Some(refusal) if refusal.number == failure::DUPLICATE => None,
+                Some(refusal) => return Err(failure::refused(&refusal, !answers.is_empty())),
+                None => {
+                    let record = self.noted(name, answers.get(1))?;
+                    let fence = record.as_ref().filter(|record| record.is_held_by(&request.token)).map(Record::fence);
+                    self.seen = Seen::of(record);
+                    fence
+                }
+            }
+        };
+        if granted.is_none() && request.waiting {
+            let place = rows(&answers, first + 3)?.first().map(|row| Fields::of(row).int()).transpose()?;
+            self.place = place.and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
+        }
+        self.session.drop_unsent_on_close(false);
+        Ok(granted)
+    }
+
+    async fn extend(&mut self, name: &str, token: &Token, ttl: Option<Ttl>) -> Result<Option<(Ttl, Fence)>> {
+        let (owner, root) = (locked_by(token), token.hold_text());
+        let values = [
+            ("name", Value::Bytes(name)),
+            ("owner", Value::Text(&owner)),
+            ("root", Value::Text(&root)),
+            ("ttl", ttl.map_or(Value::Null, |ttl| Value::Int(sql::ms(ttl)))),
+        ];
+        let batch = self.tables.fill(include_str!("sql/extend.sql"), &values) + &self.read_with_gate(name, Some(&owner));
+        let answers = self.session.ask(&batch).await?;
+        let record = self.noted(name, answers.get(1))?;
+        let matched = answers.first().is_some_and(|answer| answer.matched > 0);
+        let extended = record.as_ref().filter(|record| matched && record.is_held_by(token)).map(|record| {
+            let own = Ttl::new(micros(record.ttl_ms.saturating_mul(1000))).unwrap_or(Ttl::DEFAULT);
+            (ttl.unwrap_or(own), record.fence())
+        });
+        self.seen = Seen::of(record);
+        Ok(extended)
+    }
+
+    async fn free(&mut self, name: &str, token: &Token) -> Result<bool> {
+        let (owner, root, open) = (locked_by(token), token.hold_text(), self.open_gate(name));
+        let values =
+            [("name", Value::Bytes(name)), ("owner", Value::Text(&owner)), ("root", Value::Text(&root)), ("open", Value::Sql(&open))];
+        let answers = self.session.ask(&self.tables.fill(include_str!("sql/free.sql"), &values)).await?;
+        let freed = answers.first().is_some_and(|answer| answer.matched > 0);
+        if freed {
+            self.gate_is_open(name);
+        }
+        Ok(freed)
+    }
+
+    async fn read(&mut self, name: &str) -> Result<Option<Record>> {
+        match std::mem::replace(&mut self.seen, Seen::No) {
+            Seen::Row(record) => return Ok(Some(*record)),
+            Seen::Nothing => return Ok(None),
+            Seen::No => {}
+        }
+        let answers = self.session.ask(&self.read_with_gate(name, None)).await?;
+        self.noted(name, answers.first())
+    }
+
+    async fn write(&mut self, record: &Record) -> Result<bool> {
+        let open = if record.is_held() { "0".into() } else { self.open_gate(&record.name) };
+        let values = [
+            ("name", Value::Bytes(&record.name)),
+            ("owner", Value::Text(&record.locked_by)),
+            ("root", Value::text_or_null(record.root.as_deref())),
+            ("ttl", Value::Int(record.ttl_ms)),
+            ("holds", Value::text_or_null(record.holds.as_deref())),
+            ("metadata", Value::text_or_null(record.metadata.as_deref())),
+            ("renewed", Value::Int(record.renewed_us)),
+            ("until", Value::Int(record.lock_until_us)),
+            ("revision", Value::Int(record.revision)),
+            ("open", Value::Sql(&open)),
+        ];
+        let answers = self.session.ask(&self.tables.fill(include_str!("sql/write.sql"), &values)).await?;
+        let written = answers.first().is_some_and(|answer| answer.matched > 0);
+        if written && !record.is_held() {
+            self.gate_is_open(&record.name);
+        }
+        Ok(written)
+    }
+}
+
+/// Puts a waiter into the queue: with `leased`, only if the lease is somebody else's.
+pub(super) fn join(tables: &Tables, name: &str, request: &Request, leased: bool) -> Result<String> {
+    let (owner, root, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
+    let values = [
+        ("name", Value::Bytes(name)),
+        ("owner", Value::Text(&owner)),
+        ("root", Value::Text(&root)),
+        ("metadata", Value::text_or_null(metadata.as_deref())),
+        ("leased", Value::Int(leased.into())),
+    ];
+    Ok(tables.fill(include_str!("sql/join.sql"), &values))
+}
+
+/// Asks for a waiter's place in the queue.
+pub(super) fn place(tables: &Tables, name: &str, request: &Request) -> String {
+    let root = request.token.hold_text();
+    tables.fill(include_str!("sql/place.sql"), &[("name", Value::Bytes(name)), ("root", Value::Text(&root))])
+}
+
+/// Takes a waiter out of the queue.
+pub(super) fn leaving(tables: &Tables, name: &str, token: &Token) -> String {
+    tables.fill(include_str!("sql/leave.sql"), &[("name", Value::Bytes(name)), ("root", Value::Text(&token.hold_text()))])
+}
+
+/// After how many seconds of silence the server ends a session: twice the lease, so that a frozen client doesn't keep
+/// a gate for much longer than its lock.
+fn idle_limit(ttl: Ttl) -> u32 {
+    u32::try_from(ttl.get().as_secs().saturating_mul(2).saturating_add(1)).unwrap_or(u32::MAX).clamp(2, 31_536_000)
+}
+
+/// What people say of themselves, as columns have it.
+pub(super) fn json(metadata: Option<&Metadata>) -> Result<Option<String>> {
+    let write = |metadata| serde_json::to_string(metadata);
+    metadata.map(write).transpose().map_err(|error| Error::new(Kind::Internal, "the metadata can't be written").source(error))
+}
+
+fn rows(answers: &[Answer], nth: usize) -> Result<&[Row]> {
+    answers.get(nth).map(|answer| &*answer.rows).ok_or_else(failure::unreadable)
+}
+
+fn waiters(answers: &[Answer]) -> Result<Vec<(String, Waiter)>> {
+    let read = |row| {
+        let mut fields = Fields::of(row);
+        Ok((fields.text()?, fields.waiter()?))
+    };
+    rows(answers, 1)?.iter().map(read).collect()
+}

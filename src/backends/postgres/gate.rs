@@ -1,0 +1,133 @@
+//! Waiting for a row without polling it.
+//!
+//! The row is the authority; an advisory lock, the gate, only picks the one of those who wait that watches it. He
+//! listens for the notification that each release sends, and his core's timer covers holders that vanish. All others
+//! are blocked on the gate in the server, so that a release wakes one session however many wait.
+//!
+//! Whoever is frozen with the gate keeps the others from being woken, not from the lock: nobody is blocked for longer
+//! than his core lets him wait, and then tries the row.
+
+use std::{future::pending, time::Duration};
+
+use tokio::time::timeout;
+use tokio_postgres::types::Type;
+
+use super::{checks, lease::Lease};
+use crate::lock::{Key, Notice, Result, Wake};
+
+/// Blocked statements keep a snapshot, which keeps the server from tidying up.
+const BLOCKED: Duration = Duration::from_secs(60);
+/// How often to look where nothing can be heard, less up to a quarter.
+const POLL: Duration = Duration::from_millis(250);
+
+/// What a session waits with.
+#[derive(Default)]
+pub(super) struct Gate {
+    /// The lock that was found busy over this session, so that waiting for its release misses nothing.
+    pub asked: Option<Key>,
+    /// The one who has it tells nobody.
+    pub foreign: bool,
+    /// The lock whose gate this session has, and to whose releases it listens.
+    kept: Option<Key>,
+    /// Whether something between us and the server hands its sessions out by the transaction, so that neither is possible.
+    pooled: Option<bool>,
+    told: bool,
+}
+
+impl Gate {
+    pub(super) fn is_pooled(&self) -> bool {
+        self.pooled == Some(true)
+    }
+
+    /// What undoes it all in the session.
+    pub(super) fn leave(&mut self) -> &'static str {
+        self.asked = None;
+        match self.kept.take() {
+            Some(_) => "UNLISTEN *; SELECT pg_advisory_unlock_all()",
+            None => "",
+        }
+    }
+
+    /// What people should know, once.
+    pub(super) fn notice(&mut self) -> Option<Notice> {
+        (self.is_pooled() && !std::mem::replace(&mut self.told, true)).then(|| Notice {
+            warning: false,
+            text: "a pooler shares its sessions among clients, so that the lock is looked at four times a second while it is waited for"
+                .into(),
+            hint: Some("name the server itself in the URL, or a pool in session mode".into()),
+        })
+    }
+}
+
+impl Lease {
+    pub(super) async fn await_change(&mut self, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
+        // A release before this session asked would go unnoticed: ask first, then wait.
+        if self.gate.asked.as_ref() != Some(key) || !self.session.as_ref().is_some_and(super::connection::Session::is_open) {
+            return Ok(Wake::Changed);
+        }
+        // Dropped by this limit, a session that is blocked goes with it.
+        match timeout(at_most, self.listen(key, name, at_most)).await {
+            Ok(woken) => woken,
+            Err(_) => Ok(Wake::TimedOut),
+        }
+    }
+
+    /// Waits for ever, once there is nothing left to do but wait.
+    async fn listen(&mut self, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
+        if self.gate.pooled.is_none() {
+            let mut session = self.take_session().await?;
+            let pooled = checks::is_pooled(&mut session, self.options()).await?;
+            self.session = Some(session);
+            self.gate.pooled = Some(pooled);
+        }
+        if self.gate.is_pooled() {
+            // Neither the gate nor a notification would reach this client, or a later one would inherit them.
+            let spread = Duration::from_millis(crate::lock::random() % 63);
+            return match timeout(POLL.saturating_sub(spread), pending::<()>()).await {
+                Err(_) => Ok(Wake::Changed),
+                Ok(()) => Ok(Wake::TimedOut),
+            };
+        }
+        if self.gate.kept.as_ref() != Some(key) {
+            let mut session = self.take_session().await?;
+            if self.gate.kept.take().is_some() {
+                session.run("UNLISTEN *; SELECT pg_advisory_unlock_all()").await?;
+            }
+            let number = self.tables.gate(name);
+            // Ends a little before this wait does, so that the session is there for the next one.
+            let limit = at_most.min(BLOCKED).saturating_sub(Duration::from_millis(20));
+            let queued = block(&format!("PERFORM pg_advisory_lock({number});"), limit, session.version);
+            let rows = session.run_then_query(&queued, "SELECT pg_try_advisory_lock($1)", &[(&number, Type::INT8)]).await?;
+            if !rows.first().is_some_and(|row| row.get(0)) {
+                self.session = Some(session);
+                return pending().await;
+            }
+            // Listen first, then look: a release in between is heard.
+            let listen = format!("LISTEN {}", self.tables.channel(name));
+            let look = self.tables.fill("SELECT 1 FROM {table} WHERE name = $1 AND lock_until > timezone('utc', clock_timestamp())");
+            let held = session.run_then_query(&listen, &look, &[(&name, Type::TEXT)]).await?;
+            self.session = Some(session);
+            self.gate.kept = Some(key.clone());
+            if held.is_empty() {
+                return Ok(Wake::Changed);
+            }
+        }
+        let Some(session) = &self.session else { return Ok(Wake::Changed) };
+        let unasked = session.unasked();
+        tokio::select! {
+            () = unasked.rung.notified() => {}
+            () = unasked.ended() => self.session = None,
+        }
+        Ok(Wake::Changed)
+    }
+}
+
+/// A statement that blocks, for at most `limit`, without an error in the server's log when that is over.
+pub(super) fn block(what: &str, limit: Duration, version: u32) -> String {
+    // Where the server can, it looks whether we are still there.
+    let look = if version >= 140_000 { "PERFORM set_config('client_connection_check_interval', '500ms', true);" } else { "" };
+    let ms = limit.as_millis().max(1);
+    format!(
+        "DO $$BEGIN PERFORM set_config('lock_timeout', '{ms}ms', true); {look} {what} EXCEPTION WHEN lock_not_available THEN NULL; END$$"
+    )
+}

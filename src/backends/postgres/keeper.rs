@@ -1,0 +1,211 @@
+//! What keeps a lock in `mode=row` and `mode=advisory`: one session for each hold, and its statements.
+//!
+//! The session says nothing but renewals while it has the lock, so that the server's timeout for idle sessions, set to
+//! the TTL, ends it about when the lease of a vanished holder ends.
+
+use std::time::Duration;
+
+use tokio_postgres::types::Type;
+
+use super::{
+    connection::{Parameter, Session},
+    failure,
+    gate::block,
+    names::Tables,
+    options::{AdvisoryKey, Mode, Options},
+};
+use crate::lock::{Error, Kind, Mode as How, Result, Ttl};
+
+/// From this version on the server can end a session that is idle outside of a transaction.
+pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
+/// Who waits is not to keep the lock for longer than this if he is frozen when he gets it.
+const UNCLAIMED: Duration = Duration::from_secs(5);
+
+/// What is locked.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub name: String,
+    pub how: How,
+}
+
+/// A session that asks for a lock, waits for it or has it.
+pub(super) struct Keeper {
+    pub session: Session,
+    pub target: Target,
+    mode: Mode,
+    key: Option<AdvisoryKey>,
+    tables: Tables,
+    /// The server's process.
+    pub pid: i32,
+    /// A transaction was begun.
+    begun: bool,
+    /// The lock was seen to be ours.
+    pub has: bool,
+    /// After how long of silence the server ends the session.
+    pub patience: Duration,
+    /// Attempts without an answer since the last one that had one.
+    pub unanswered: u32,
+    /// It blocks in the server, or was left blocking there.
+    pub blocked: bool,
+}
+
+impl Keeper {
+    pub(super) async fn open(options: &Options, tables: &Tables, target: Target) -> Result<Self> {
+        let session = Session::open(&options.sql).await?;
+        let (mode, key, tables) = (options.mode, options.advisory_key, tables.clone());
+        Ok(Self {
+            session,
+            target,
+            mode,
+            key,
+            tables,
+            pid: 0,
+            begun: false,
+            has: false,
+            patience: Duration::ZERO,
+            unanswered: 0,
+            blocked: false,
+        })
+    }
+
+    /// The statements after which the server ends the session once it has been silent for so long; both ends find out
+    /// about as soon that the other's machine is gone.
+    fn set_patience(&mut self, patience: Duration) -> String {
+        self.session.keep_alive(patience);
+        self.patience = patience;
+        let ms = patience.as_millis();
+        let seconds = |part: Duration| part.as_secs().max(1);
+        let idle = match self.mode {
+            Mode::Row => format!("SET idle_in_transaction_session_timeout = '{ms}ms';"),
+            _ if self.session.version >= IDLE_SESSION_TIMEOUT => format!("SET idle_session_timeout = '{ms}ms';"),
+            _ => String::new(),
+        };
+        let user_timeout = if self.session.version >= 120_000 { format!("SET tcp_user_timeout = '{ms}ms';") } else { String::new() };
+        format!(
+            "{idle} {user_timeout} SET tcp_keepalives_idle = {}; SET tcp_keepalives_interval = {}; SET tcp_keepalives_count = 3;",
+            seconds(patience / 3),
+            seconds(patience / 6)
+        )
+    }
+
+    /// Asks for the lock. True if it is ours, asked for again too.
+    pub(super) async fn attempt(&mut self, ttl: Ttl) -> Result<bool> {
+        self.unanswered += 1;
+        let mut first = self.set_patience(ttl.get());
+        self.has = if self.mode == Mode::Row {
+            first.push_str(self.begin());
+            self.lock_row(&first).await?
+        } else {
+            self.lock_key(&first).await?
+        };
+        self.unanswered = 0;
+        Ok(self.has)
+    }
+
+    /// What begins the transaction that is to keep the row locked, unless it was begun.
+    fn begin(&mut self) -> &'static str {
+        if std::mem::replace(&mut self.begun, true) { "" } else { "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;" }
+    }
+
+    /// Of the functions of advisory locks.
+    fn suffix(&self) -> &'static str {
+        if self.target.how == How::Shared { "_shared" } else { "" }
+    }
+
+    async fn lock_key(&mut self, first: &str) -> Result<bool> {
+        let sql = format!("SELECT pg_try_advisory_lock{}({}), pg_backend_pid()", self.suffix(), self.arguments());
+        let rows = self.session.run_then_query(first, &sql, &[(&self.target.name, Type::TEXT)]).await?;
+        let row = rows.first().ok_or_else(no_row)?;
+        self.pid = row.try_get(1).map_err(failure::malformed)?;
+        row.try_get(0).map_err(failure::malformed)
+    }
+
+    /// In a transaction of its own, which is over if the row is somebody else's.
+    async fn lock_row(&mut self, first: &str) -> Result<bool> {
+        let lock = self.tables.fill("SELECT pg_backend_pid() FROM {rows} WHERE name = $1 FOR UPDATE SKIP LOCKED");
+        let rows = self.session.run_then_query(first, &lock, &[(&self.target.name, Type::TEXT)]).await;
+        let rows = match rows {
+            Ok(rows) => rows,
+            Err(error) => {
+                // The statement failed and the transaction with it.
+                self.give_back().await?;
+                return Err(error);
+            }
+        };
+        if let Some(row) = rows.first() {
+            self.pid = row.try_get(0).map_err(failure::malformed)?;
+            return Ok(true);
+        }
+        self.give_back().await?;
+        Ok(false)
+    }
+
+    /// Makes the row that is to be locked, if it isn't there. True if it was made.
+    pub(super) async fn make_row(&mut self) -> Result<bool> {
+        if self.mode != Mode::Row {
+            return Ok(false);
+        }
+        let sql = self.tables.fill("INSERT INTO {rows} (name) VALUES ($1) ON CONFLICT DO NOTHING RETURNING 1");
+        Ok(!self.session.query(&sql, &[(&self.target.name, Type::TEXT)]).await?.is_empty())
+    }
+
+    /// Waits in the server for the lock, at most for so long. True if it is ours then.
+    pub(super) async fn wait(&mut self, ttl: Ttl, at_most: Duration) -> Result<bool> {
+        self.blocked = true;
+        let mut first = self.set_patience(ttl.get().min(UNCLAIMED));
+        let version = self.session.version;
+        if self.mode == Mode::Row {
+            first.push_str(self.begin());
+        }
+        // A DO takes no parameters. What is set in a transaction ends with it.
+        let name: [Parameter<'_>; 1] = [(&self.target.name, Type::TEXT)];
+        self.session.run_then_query(&first, "SELECT set_config('dlock.name', $1, false)", &name).await?;
+        self.has = if self.mode == Mode::Row {
+            let what = self.tables.fill("PERFORM 1 FROM {rows} WHERE name = current_setting('dlock.name') FOR UPDATE;");
+            self.lock_row(&block(&what, at_most, version)).await?
+        } else {
+            let key = match self.key {
+                None => "hashtextextended(current_setting('dlock.name'), 0)".into(),
+                Some(_) => self.arguments(),
+            };
+            let what = format!("PERFORM pg_advisory_lock{}({key});", self.suffix());
+            self.lock_key(&block(&what, at_most, version)).await?
+        };
+        self.blocked = false;
+        Ok(self.has)
+    }
+
+    /// The server's time in µs; asking for it keeps the session for as long as its patience says, or a new one.
+    pub(super) async fn renew(&mut self, patience: Option<Duration>) -> Result<i64> {
+        let first = patience.map(|patience| self.set_patience(patience)).unwrap_or_default();
+        let sql = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+        let rows = self.session.run_then_query(&first, sql, &[]).await?;
+        rows.first().ok_or_else(no_row)?.try_get(0).map_err(failure::malformed)
+    }
+
+    /// Gives back whatever the session has.
+    pub(super) async fn give_back(&mut self) -> Result<()> {
+        self.has = false;
+        match self.mode {
+            Mode::Row => {
+                self.session.run("ROLLBACK").await?;
+                self.begun = false;
+                Ok(())
+            }
+            _ => self.session.run("SELECT pg_advisory_unlock_all()").await,
+        }
+    }
+
+    /// What the functions of advisory locks take, `$1` being the name.
+    fn arguments(&self) -> String {
+        match self.key {
+            None => "hashtextextended($1, 0)".into(),
+            Some(AdvisoryKey::One(key)) => format!("'{key}'::bigint"),
+            Some(AdvisoryKey::Two(first, second)) => format!("'{first}'::int, '{second}'::int"),
+        }
+    }
+}
+
+fn no_row() -> Error {
+    Error::new(Kind::Data, "the server's answer has no row")
+}

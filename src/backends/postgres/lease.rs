@@ -1,0 +1,234 @@
+//! `mode=lease`: a lock is a row with an end. See the module's own docs for what can go wrong.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{checks, connection::Session, gate::Gate, names::Tables, options::Options, schema, table::LockTable};
+use crate::{
+    backends::sql::{Names, Table as _, Taken, ledger},
+    lock::{
+        Attempt, Backend, Busy, Capabilities, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token, Ttl, Waiter,
+        Wake, fingerprint,
+    },
+};
+
+const CAPABILITIES: Capabilities = Capabilities::usual("postgres");
+
+/// Leases in a table.
+///
+/// It has at most one session, made by the first call that needs it. A call that is dropped or fails takes the session
+/// with it, and the next call makes another.
+pub struct Lease {
+    options: Options,
+    pub(super) tables: Tables,
+    names: Names,
+    pub(super) session: Option<Session>,
+    /// What this session waits with.
+    pub(super) gate: Gate,
+    /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
+    queued: Vec<(Key, Token)>,
+    notices: Vec<Notice>,
+}
+
+impl Lease {
+    /// A backend for `options`. Without I/O.
+    pub fn new(options: Options) -> Self {
+        let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
+        Self { options, tables, names, session: None, gate: Gate::default(), queued: Vec::new(), notices: Vec::new() }
+    }
+
+    pub(super) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The session, to be put back when it is at rest again.
+    pub(super) async fn take_session(&mut self) -> Result<Session> {
+        if let Some(session) = self.session.take().filter(Session::is_open) {
+            return Ok(session);
+        }
+        self.gate = Gate::default();
+        Session::open(&self.options.sql).await
+    }
+
+    /// Asks the table, and keeps the session if it is still good for the next question.
+    async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+        let mut session = self.take_session().await?;
+        let answer = question(&mut LockTable { session: &mut session, tables: &self.tables }).await;
+        self.session = Some(session);
+        answer
+    }
+
+    /// Says which question failed, where and about which lock.
+    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
+        outcome.map_err(|error| {
+            let error = error.during(operation).backend(self.options.redacted_url());
+            match key {
+                Some(key) => error.key(key),
+                None => error,
+            }
+        })
+    }
+
+    fn is_queued(&self, key: &Key, token: &Token) -> bool {
+        self.queued.iter().any(|(of, who)| of == key && who == token)
+    }
+
+    async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        CAPABILITIES.check(request)?;
+        let name = self.names.of(&request.key);
+        if request.waiting && !self.is_queued(&request.key, &request.token) {
+            self.queued.push((request.key.clone(), request.token));
+        }
+        self.gate.asked = None;
+        let taken = self
+            .ask(async |table| match ledger::take(table, &name, request).await? {
+                Taken::Held(record) if request.waiting => {
+                    let place = table.join_queue(&name, request).await?;
+                    Ok((Taken::Held(record), Some(place)))
+                }
+                taken => Ok((taken, None)),
+            })
+            .await?;
+        Ok(match taken {
+            (Taken::Granted(grant), _) => Attempt::Granted(grant),
+            (Taken::NotHeld, _) => Attempt::NotHeld,
+            // Free already, though perhaps nobody told: not to be waited for, but to be asked for again.
+            (Taken::Passing, _) => Attempt::Busy(Busy { notifies: true, passing: true, ..Busy::default() }),
+            (Taken::Held(record), position) => {
+                self.gate.asked = Some(request.key.clone());
+                self.gate.foreign = !record.is_ours();
+                Attempt::Busy(Busy {
+                    holders: record.holder()?.into_iter().collect(),
+                    expires_in: Some(record.expires_in()),
+                    notifies: record.is_ours() && !self.gate.is_pooled(),
+                    passing: false,
+                    position,
+                })
+            }
+        })
+    }
+
+    async fn ask_abandon(&mut self, request: &Request) -> Result<()> {
+        if !self.is_queued(&request.key, &request.token) {
+            return Ok(());
+        }
+        let name = self.names.of(&request.key);
+        let first = self.gate.leave();
+        self.ask(async |table| table.leave_queue(first, &name, &request.token).await).await?;
+        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
+        Ok(())
+    }
+
+    async fn look_at(&mut self, key: &Key) -> Result<LockState> {
+        let name = self.names.of(key);
+        let (record, queue) = self.ask(async |table| Ok((table.read(&name).await?, table.queue(&name, true).await?))).await?;
+        let waiters: Vec<Waiter> = queue.into_iter().map(|(_, waiter)| waiter).collect();
+        match record {
+            Some(record) => record.state(key.clone(), waiters),
+            None => Ok(LockState { key: key.clone(), stored_as: name, holders: Vec::new(), waiters, last_fence: None, nodes: Vec::new() }),
+        }
+    }
+
+    async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let start = self.names.starting_with(start);
+        let (records, queue) = self.ask(async |table| Ok((table.list(&start).await?, table.queue(&start, false).await?))).await?;
+        let mut states = Vec::new();
+        for record in records {
+            // What no dlock can have written is no lock.
+            let Some(key) = self.names.key(&record.name) else { continue };
+            let waiters = queue.iter().filter(|(name, _)| *name == record.name).map(|(_, waiter)| waiter.clone()).collect();
+            states.push(record.state(key, waiters)?);
+        }
+        Ok(states)
+    }
+}
+
+#[async_trait(?Send)]
+impl Backend for Lease {
+    fn capabilities(&self) -> &Capabilities {
+        &CAPABILITIES
+    }
+
+    fn describe(&self) -> String {
+        self.options.redacted_url()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        fingerprint(&[&self.options.redacted_url(), &self.options.sql.table, self.options.sql.namespace.as_str()])
+    }
+
+    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        let outcome = self.ask_acquire(request).await;
+        self.about(outcome, "acquire", Some(&request.key))
+    }
+
+    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        let name = self.names.of(&request.key);
+        let outcome = self.await_change(&request.key, &name, at_most).await;
+        self.about(outcome, "wait", Some(&request.key))
+    }
+
+    async fn abandon(&mut self, request: &Request) -> Result<()> {
+        let outcome = self.ask_abandon(request).await;
+        self.about(outcome, "abandon", Some(&request.key))
+    }
+
+    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        if let Some(ttl) = ttl {
+            CAPABILITIES.check_ttl(ttl)?;
+        }
+        let name = self.names.of(key);
+        let outcome = self.ask(async |table| ledger::renew(table, &name, token, ttl).await).await;
+        self.about(outcome, "renew", Some(key))
+    }
+
+    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+        let name = self.names.of(key);
+        let outcome = self.ask(async |table| ledger::release(table, &name, token, scope).await).await;
+        self.about(outcome, "release", Some(key))
+    }
+
+    fn notices(&mut self) -> Vec<Notice> {
+        let mut notices = std::mem::take(&mut self.notices);
+        notices.extend(self.gate.notice());
+        notices
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        let outcome = self.look_at(key).await;
+        self.about(outcome, "inspect", Some(key))
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let outcome = self.look_at_all(start).await;
+        self.about(outcome, "list", None)
+    }
+
+    async fn init(&mut self) -> Result<Init> {
+        let work = async {
+            let mut session = self.take_session().await?;
+            let done = schema::create(&mut session, &self.tables).await?;
+            self.notices.extend(checks::examine(&mut session).await?);
+            self.session = Some(session);
+            Ok(done)
+        };
+        let outcome = work.await;
+        self.about(outcome, "init", None)
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(schema::text(&self.tables))
+    }
+
+    async fn collect(&mut self, unused_for: Duration) -> Result<u64> {
+        let work = async {
+            let mut session = self.take_session().await?;
+            let removed = schema::collect(&mut session, &self.tables, unused_for).await?;
+            self.session = Some(session);
+            Ok(removed)
+        };
+        let outcome = work.await;
+        self.about(outcome, "gc", None)
+    }
+}

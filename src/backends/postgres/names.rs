@@ -1,0 +1,54 @@
+//! What belongs to a table: its side tables, and the channel and the gate of each of its locks.
+
+use crate::lock::fingerprint;
+
+/// A table's name as statements have it, and the names that are made of it.
+#[derive(Clone, Debug)]
+pub(super) struct Tables {
+    plain: String,
+}
+
+impl Tables {
+    pub(super) fn new(table: &str) -> Self {
+        Self { plain: table.to_owned() }
+    }
+
+    /// The statement with the names put in. They are quoted, and have no quotes themselves.
+    pub(super) fn fill(&self, sql: &str) -> String {
+        sql.replace("{columns}", include_str!("sql/columns.sql").trim_end())
+            .replace("{table}", &self.quoted(""))
+            .replace("{waiters}", &self.quoted("_waiters"))
+            .replace("{rows}", &self.quoted("_rows"))
+            .replace("{fences}", &self.quoted("_fences"))
+            .replace("{sessions}", &self.quoted("_sessions"))
+    }
+
+    /// `schema.table` quoted part by part.
+    pub(super) fn quoted(&self, suffix: &str) -> String {
+        let parts: Vec<_> = self.plain.split('.').map(|part| part.replace('"', "")).collect();
+        format!("\"{}{suffix}\"", parts.join("\".\""))
+    }
+
+    /// Where a lock's release is told.
+    pub(super) fn channel(&self, name: &str) -> String {
+        format!("dlock_{:016x}", fingerprint(&["channel", &self.plain, name]))
+    }
+
+    /// The advisory lock that picks the one who watches a lock's row.
+    pub(super) fn gate(&self, name: &str) -> i64 {
+        fingerprint(&["gate", &self.plain, name]).cast_signed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted_part_by_part() {
+        let tables = Tables::new("jobs.shedlock");
+        assert_eq!(tables.fill("FROM {table}, {waiters}"), r#"FROM "jobs"."shedlock", "jobs"."shedlock_waiters""#);
+        assert_ne!(tables.gate("a"), tables.gate("b"));
+        assert_ne!(tables.channel("a"), Tables::new("dlock").channel("a"));
+    }
+}

@@ -1,0 +1,71 @@
+//! Creating the tables, upgrading ShedLock's, and removing what is long unused.
+
+use std::time::Duration;
+
+use tokio_postgres::types::Type;
+
+use super::{connection::Session, names::Tables};
+use crate::lock::{Error, Init, Kind, Result};
+
+/// All columns that must be there, by table.
+const COLUMNS: &str = "SELECT c.column_name::text, c.data_type::text, c.collation_name::text FROM information_schema.columns AS c
+  JOIN pg_class AS k ON k.oid = to_regclass($1) JOIN pg_namespace AS n ON n.oid = k.relnamespace
+ WHERE c.table_schema = n.nspname AND c.table_name = k.relname";
+
+/// What `dlock init` does, as SQL.
+pub(super) fn text(tables: &Tables) -> String {
+    tables.fill(include_str!("sql/schema.sql"))
+}
+
+/// Creates what is missing. Asked again it changes nothing, and takes no lock on the tables.
+pub(super) async fn create(session: &mut Session, tables: &Tables) -> Result<Init> {
+    let found = session.query(COLUMNS, &[(&tables.quoted(""), Type::TEXT)]).await?;
+    let column = |name: &str| found.iter().find(|row| row.get::<_, &str>(0) == name);
+    for name in ["lock_until", "locked_at"] {
+        // ShedLock writes UTC without a zone; a column with one takes that for the session's.
+        if column(name).is_some_and(|row| row.get::<_, &str>(1) != "timestamp without time zone") {
+            return Err(Error::new(
+                Kind::Config,
+                format!("the column {name} of the table {} is no timestamp without time zone", tables.quoted("")),
+            )
+            .hint("ALTER TABLE … ALTER COLUMN … TYPE timestamp USING … AT TIME ZONE 'UTC', while no lock is held; or ?table=NAME"));
+        }
+    }
+    let wide = |name: &str| column(name).is_some_and(|row| row.get::<_, &str>(1) == "text");
+    let by_bytes = column("name").is_some_and(|row| row.get::<_, Option<&str>>(2) == Some("C"));
+    let complete = by_bytes && wide("name") && wide("locked_by") && column("mode").is_some() && column("revision").is_some();
+    let sides: Vec<String> = ["_waiters", "_rows", "_fences", "_sessions"].map(|suffix| tables.quoted(suffix)).into();
+    let sides = session.query_one("SELECT count(to_regclass(name)) FROM unnest($1) AS name", &[(&sides, Type::TEXT_ARRAY)]).await?;
+    if complete && sides.get::<_, i64>(0) == 4 {
+        return Ok(Init::UpToDate);
+    }
+    // One transaction; two at a time would get into each other's way where the tables are not there yet.
+    let number = tables.gate("init");
+    session
+        .run(&format!(
+            "BEGIN; SET LOCAL lock_timeout = '3s'; SET LOCAL client_min_messages = warning; SELECT pg_advisory_xact_lock({number}); {} COMMIT",
+            text(tables)
+        ))
+        .await
+        .inspect_err(|_| session.spoil())?;
+    Ok(Init::Created)
+}
+
+/// Removes rows that were last used so long ago, and those who wait no more.
+///
+/// A row that is taken again is made anew, with a fence of the server's time in µs. So a row goes only if its fence lies
+/// below the time in µs before which it was last used: a clock would have to be set back by all of `unused_for` for a fence
+/// to repeat.
+pub(super) async fn collect(session: &mut Session, tables: &Tables, unused_for: Duration) -> Result<u64> {
+    let shared = tables.fill("SELECT 1 FROM {table} WHERE owner IS DISTINCT FROM locked_by LIMIT 1");
+    if !session.query(&shared, &[]).await?.is_empty() {
+        return Err(Error::new(
+            Kind::Unsupported,
+            "other programs than dlock keep locks in this table, and some remember which rows exist",
+        )
+        .hint("remove the rows by hand while those programs are stopped"));
+    }
+    let seconds = unused_for.as_secs_f64();
+    let rows = session.query(&tables.fill(include_str!("sql/collect.sql")), &[(&seconds, Type::FLOAT8)]).await?;
+    Ok(rows.len() as u64)
+}

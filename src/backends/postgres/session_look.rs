@@ -1,0 +1,90 @@
+//! Who has the locks that sessions keep: what the server knows of its locks, and what their holders said beside.
+//!
+//! Read only. What the server tells this user nothing of (another user's session) stays unknown.
+
+use tokio_postgres::{Row, types::Type};
+
+use super::{
+    failure,
+    options::{AdvisoryKey, Mode},
+    sessions::Sessions,
+};
+use crate::{
+    backends::sql::micros,
+    lock::{Fence, Holder, Key, LockState, Mode as How, Result, Waiter},
+};
+
+impl Sessions {
+    pub(super) fn look_sql(&self) -> String {
+        if self.options.mode == Mode::Row {
+            return self.tables.fill(include_str!("sql/row_holders.sql"));
+        }
+        let big =
+            |key: &str| format!("l.objsubid = 1 AND l.classid = (({key} >> 32) & 4294967295)::oid AND l.objid = ({key} & 4294967295)::oid");
+        let is_key = match self.options.advisory_key {
+            None => big("hashtextextended($1, 0)"),
+            Some(AdvisoryKey::One(key)) => big(&format!("'{key}'::bigint")),
+            Some(AdvisoryKey::Two(first, second)) => {
+                format!("l.objsubid = 2 AND l.classid = {} AND l.objid = {}", first.cast_unsigned(), second.cast_unsigned())
+            }
+        };
+        self.tables.fill(include_str!("sql/advisory_holders.sql")).replace("{is_key}", &is_key)
+    }
+
+    pub(super) async fn look_at(&mut self, key: &Key) -> Result<LockState> {
+        let (look, name) = (self.look_sql(), self.names.of(key));
+        self.aside(async |table| {
+            let rows = table.session.query(&look, &[(&name, Type::TEXT)]).await?;
+            let waiters: Vec<Waiter> = table.queue(&name, true).await?.into_iter().map(|(_, waiter)| waiter).collect();
+            let (holders, last_fence) = holders(&rows)?;
+            Ok(LockState { key: key.clone(), stored_as: name.clone(), holders, waiters, last_fence, nodes: Vec::new() })
+        })
+        .await
+    }
+
+    pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let start = self.names.starting_with(start);
+        let sql = self.tables.fill("SELECT DISTINCT name FROM {sessions} WHERE left(name, length($1)) = $1 ORDER BY 1");
+        let rows = self.aside(async |table| table.session.query(&sql, &[(&start, Type::TEXT)]).await).await?;
+        let mut states = Vec::new();
+        for row in rows {
+            let name: String = row.try_get(0).map_err(failure::malformed)?;
+            let Some(key) = self.names.key(&name) else { continue };
+            let state = self.look_at(&key).await?;
+            if !state.holders.is_empty() {
+                states.push(state);
+            }
+        }
+        Ok(states)
+    }
+}
+
+/// Who has the lock, and the last fence given out.
+pub(super) fn holders(rows: &[Row]) -> Result<(Vec<Holder>, Option<Fence>)> {
+    let read = |row: &Row| -> Result<Option<Holder>, tokio_postgres::Error> {
+        if row.try_get::<_, Option<i32>>("pid")?.is_none() {
+            return Ok(None);
+        }
+        let fence: Option<i64> = row.try_get("fence")?;
+        let silent = row.try_get::<_, Option<i64>>("silent_us")?.filter(|_| fence.is_some());
+        let ttl: Option<i64> = row.try_get("ttl_ms")?;
+        let metadata: Option<String> = row.try_get("metadata")?;
+        Ok(Some(Holder {
+            mode: if row.try_get("shared")? { How::Shared } else { How::Exclusive },
+            metadata: metadata.and_then(|json| serde_json::from_str(&json).ok()),
+            fence: fence.map(|fence| Fence(u64::try_from(fence).unwrap_or_default())),
+            foreign: fence.is_none(),
+            detached: false,
+            held_for: row.try_get::<_, Option<i64>>("held_us")?.map(micros),
+            renewed_ago: silent.map(micros),
+            expires_in: ttl.zip(silent).map(|(ttl, silent)| micros(ttl * 1000 - silent)),
+            holds: 1,
+        }))
+    };
+    let mut holders = Vec::new();
+    for row in rows {
+        holders.extend(read(row).map_err(failure::malformed)?);
+    }
+    let last = rows.first().map(|row| row.try_get::<_, Option<i64>>("last_fence")).transpose().map_err(failure::malformed)?.flatten();
+    Ok((holders, last.map(|fence| Fence(u64::try_from(fence).unwrap_or_default()))))
+}

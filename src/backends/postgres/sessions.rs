@@ -1,0 +1,454 @@
+//! `mode=row` and `mode=advisory`: a lock is what a session has, and ends with it.
+//!
+//! A hold can't be given to another process, nor entered by one. Whether it lasts is asked over its own session only:
+//! an error there that ended the session ended the hold. The fence is counted and committed once the lock is ours, before
+//! anybody is told, over a second session where the first is in a transaction.
+//!
+//! Worst interleavings, and what keeps them harmless:
+//! - *The reply to a grant is lost.* The same session is asked again, and has the lock already. A session that leaves
+//!   two questions unanswered is left to the server, which ends it after the TTL, and another one asks.
+//! - *The holder's fence is counted and the holder dies.* The number is skipped.
+//! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Backend::watch`]),
+//!   or the next renewal does, and the command is killed. The next holder may have the lock in that instant: the row that
+//!   the one before left behind tells it to wait a moment before it starts anything.
+//! - *Who waits gets the lock while it is frozen.* The server ends that session after five seconds of silence.
+//! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
+
+use std::{io, os::fd::OwnedFd, time::Duration};
+
+use async_trait::async_trait;
+use tokio::time::timeout;
+use tokio_postgres::types::Type;
+
+use super::{
+    checks,
+    connection::{Parameter, Session},
+    failure,
+    keeper::{IDLE_SESSION_TIMEOUT, Keeper, Target},
+    names::Tables,
+    options::{Mode, Options},
+    schema,
+    session_look::holders,
+    table::{LockTable, json},
+};
+use crate::{
+    backends::sql::{Names, micros, ms},
+    lock::{
+        Attempt, Backend, Busy, Capabilities, Error, Fence, Grant, Init, Key, Kind, LockState, Mode as How, Notice, Release, Renewal,
+        Request, Result, Scope, Token, Ttl, Wake, fingerprint,
+    },
+};
+
+const ROW: Capabilities = Capabilities {
+    detached: false,
+    reentrant: false,
+    // The server's timeouts are milliseconds in 31 bits.
+    ttl_max: Duration::from_secs(24 * 24 * 3600),
+    ..Capabilities::usual("postgres mode=row")
+};
+const ADVISORY: Capabilities = Capabilities { shared: true, backend: "postgres mode=advisory", ..ROW };
+
+/// What a holder whose session was ended may need to find out, which its socket tells it at once, and to kill its command.
+/// Of a short lease less, since its command must be started within half of it.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// Locks that sessions keep.
+pub struct Sessions {
+    pub(super) options: Options,
+    pub(super) tables: Tables,
+    pub(super) names: Names,
+    holds: Vec<Hold>,
+    /// Who asks or waits, with a session of his own.
+    tries: Vec<(Key, Token, Keeper)>,
+    /// For all that is not a lock.
+    side: Option<Session>,
+    /// Who may stand in a queue because of us.
+    queued: Vec<(Key, Token)>,
+    /// Nothing between us and the server shares its sessions.
+    direct: bool,
+    notices: Vec<Notice>,
+}
+
+/// A lock that a session of ours has.
+struct Hold {
+    key: Key,
+    token: Token,
+    keeper: Keeper,
+    fence: Fence,
+    ttl: Ttl,
+    /// When it ends by the server's clock, in µs.
+    ends: i64,
+}
+
+impl Sessions {
+    /// A backend for `options`. Without I/O.
+    pub fn new(options: Options) -> Self {
+        let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
+        Self {
+            options,
+            tables,
+            names,
+            holds: Vec::new(),
+            tries: Vec::new(),
+            side: None,
+            queued: Vec::new(),
+            direct: false,
+            notices: Vec::new(),
+        }
+    }
+
+    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
+        outcome.map_err(|error| {
+            let error = error.during(operation).backend(self.options.redacted_url());
+            match key {
+                Some(key) => error.key(key),
+                None => error,
+            }
+        })
+    }
+
+    fn hold_of(&self, key: &Key, token: &Token) -> Option<usize> {
+        self.holds.iter().position(|hold| hold.key == *key && hold.token == *token)
+    }
+
+    /// Takes the session that asks for this request out, if there is one that may still answer.
+    fn take_try(&mut self, key: &Key, token: &Token) -> Option<Keeper> {
+        let at = self.tries.iter().position(|(of, who, _)| of == key && who == token)?;
+        let (_, _, keeper) = self.tries.swap_remove(at);
+        (keeper.session.is_alive() && keeper.unanswered < 2 && !keeper.blocked).then_some(keeper)
+    }
+
+    async fn side(&mut self) -> Result<Session> {
+        match self.side.take().filter(Session::is_open) {
+            Some(session) => Ok(session),
+            None => Session::open(&self.options.sql).await,
+        }
+    }
+
+    pub(super) async fn aside<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+        let mut session = self.side().await?;
+        let answer = question(&mut LockTable { session: &mut session, tables: &self.tables }).await;
+        self.side = Some(session);
+        answer
+    }
+
+    /// The session that is to have this hold, in its place among the tries, so that a dropped question can be asked again.
+    async fn keeper(&mut self, request: &Request) -> Result<usize> {
+        let keeper = if let Some(keeper) = self.take_try(&request.key, &request.token) {
+            keeper
+        } else {
+            let target = Target { name: self.names.of(&request.key), how: request.mode };
+            let mut keeper = Keeper::open(&self.options, &self.tables, target).await?;
+            if !self.direct && checks::is_pooled(&mut keeper.session, &self.options).await? {
+                return Err(Error::new(Kind::Config, "a pooler shares its sessions among clients, which ends the locks that they have")
+                    .hint("name the server itself in the URL, or a pool in session mode; ?mode=lease works with any"));
+            }
+            self.direct = true;
+            keeper
+        };
+        self.tries.push((request.key.clone(), request.token, keeper));
+        Ok(self.tries.len() - 1)
+    }
+
+    async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        self.capabilities().check(request)?;
+        if let Some(at) = self.hold_of(&request.key, &request.token) {
+            let ttl = self.holds[at].ttl;
+            return Ok(match self.ask_renew(&request.key, &request.token, Some(request.ttl)).await? {
+                Renewal::NotHeld => Attempt::Busy(Busy { notifies: true, passing: true, ..Busy::default() }),
+                _ => Attempt::Granted(grant(self.hold_of(&request.key, &request.token).map_or(Fence(0), |at| self.holds[at].fence), ttl)),
+            });
+        }
+        if request.waiting && !self.is_queued(request) {
+            self.queued.push((request.key.clone(), request.token));
+        }
+        let at = self.keeper(request).await?;
+        let keeper = &mut self.tries[at].2;
+        let ours = keeper.attempt(request.ttl).await? || keeper.make_row().await? && keeper.attempt(request.ttl).await?;
+        if !ours {
+            return self.refuse(request, at).await;
+        }
+        let (fence, now, settle) = self.begin(request, at).await?;
+        let (key, token, keeper) = self.tries.swap_remove(at);
+        self.holds.push(Hold {
+            key,
+            token,
+            keeper,
+            fence,
+            ttl: request.ttl,
+            ends: now.saturating_add(ms(request.ttl).saturating_mul(1000)),
+        });
+        Ok(Attempt::Granted(Grant { settle, ..grant(fence, request.ttl) }))
+    }
+
+    /// Counts the fence of a lock that is ours; also the server's time in µs, and how long nothing may be started.
+    async fn begin(&mut self, request: &Request, at: usize) -> Result<(Fence, i64, Duration)> {
+        let sql = self.tables.fill(include_str!("sql/begin_hold.sql"));
+        let (metadata, hold) = (json(request.metadata.as_ref())?, request.token.hold_text());
+        let (ttl, shared) = (ms(request.ttl), request.mode == How::Shared);
+        let name = self.names.of(&request.key);
+        let pid = self.tries[at].2.pid;
+        let parameters: [Parameter<'_>; 6] = [
+            (&name, Type::TEXT),
+            (&pid, Type::INT4),
+            (&shared, Type::BOOL),
+            (&ttl, Type::INT8),
+            (&metadata, Type::TEXT),
+            (&hold, Type::TEXT),
+        ];
+        let row = if self.options.mode == Mode::Row {
+            let mut side = self.side().await?;
+            let row = side.query_one(&sql, &parameters).await;
+            self.side = Some(side);
+            row?
+        } else {
+            self.tries[at].2.session.query_one(&sql, &parameters).await?
+        };
+        let read = || Ok((row.try_get::<_, i64>("fence")?, row.try_get("now_us")?, row.try_get::<_, i64>("gone")?));
+        let (fence, now, gone) = read().map_err(failure::malformed)?;
+        Ok((
+            Fence(u64::try_from(fence).unwrap_or_default()),
+            now,
+            if gone > 0 { SETTLE.min(request.ttl.get() / 8) } else { Duration::ZERO },
+        ))
+    }
+
+    /// Says who has the lock. The session stays for who waits.
+    async fn refuse(&mut self, request: &Request, at: usize) -> Result<Attempt> {
+        let look = self.look_sql();
+        let name = self.names.of(&request.key);
+        let session = &mut self.tries[at].2.session;
+        let rows = session.query(&look, &[(&name, Type::TEXT)]).await?;
+        let (holders, _) = holders(&rows)?;
+        let mut position = None;
+        if request.waiting {
+            position = Some(LockTable { session, tables: &self.tables }.join_queue(&name, request).await?);
+        } else {
+            let (_, _, keeper) = self.tries.swap_remove(at);
+            self.side.get_or_insert(keeper.session);
+        }
+        Ok(Attempt::Busy(Busy {
+            expires_in: holders.iter().filter_map(|holder| holder.expires_in).max(),
+            passing: holders.is_empty(),
+            holders,
+            notifies: true,
+            position,
+        }))
+    }
+
+    async fn await_change(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        let Some(at) = self.tries.iter().position(|(key, token, _)| *key == request.key && *token == request.token) else {
+            return Ok(Wake::Changed);
+        };
+        if self.options.mode == Mode::Row {
+            // It counts the fence once the row is ours: connecting then would keep everybody waiting.
+            let side = self.side().await?;
+            self.side = Some(side);
+        }
+        let keeper = &mut self.tries[at].2;
+        if keeper.has || !keeper.session.is_open() {
+            return Ok(Wake::Changed);
+        }
+        // Ends a little before this wait does, so that the session is there for the next one.
+        let limit = at_most.saturating_sub(Duration::from_millis(20));
+        let waited = async {
+            if keeper.wait(request.ttl, limit).await? {
+                return Ok(Wake::Changed);
+            }
+            std::future::pending().await
+        };
+        match timeout(at_most, waited).await {
+            Ok(woken) => woken,
+            Err(_) => Ok(Wake::TimedOut),
+        }
+    }
+
+    fn is_queued(&self, request: &Request) -> bool {
+        self.queued.iter().any(|(key, token)| *key == request.key && *token == request.token)
+    }
+
+    async fn ask_abandon(&mut self, request: &Request) -> Result<()> {
+        let at = self.tries.iter().position(|(key, token, _)| *key == request.key && *token == request.token);
+        // What the session got meanwhile, or would get, goes back with it, to whoever is next.
+        let waited = at.map(|at| self.tries.swap_remove(at).2).filter(|keeper| keeper.session.is_alive());
+        if let Some(mut keeper) = waited {
+            if keeper.blocked {
+                // Else the server finds out later that nobody waits there, and may give it the lock before.
+                keeper.session.cancel(&self.options.sql).await?;
+            }
+            keeper.give_back().await?;
+            self.side.get_or_insert(keeper.session);
+        }
+        if !self.is_queued(request) {
+            return Ok(());
+        }
+        let name = self.names.of(&request.key);
+        match self.hold_of(&request.key, &request.token) {
+            // Granted: its own session is there already, and in no transaction.
+            Some(at) if self.options.mode == Mode::Advisory => {
+                let session = &mut self.holds[at].keeper.session;
+                LockTable { session, tables: &self.tables }.leave_queue("", &name, &request.token).await?;
+            }
+            _ => self.aside(async |table| table.leave_queue("", &name, &request.token).await).await?,
+        }
+        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
+        Ok(())
+    }
+
+    async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        let Some(at) = self.hold_of(key, token) else { return Ok(Renewal::NotHeld) };
+        // Any error but silence: the session is over, or its transaction is.
+        let Ok(now) = self.holds[at].keeper.renew(None).await else {
+            self.holds.swap_remove(at);
+            return Ok(Renewal::NotHeld);
+        };
+        let hold = &mut self.holds[at];
+        let length = ttl.unwrap_or(hold.ttl);
+        let ends = now.saturating_add(ms(length).saturating_mul(1000));
+        if ends < hold.ends {
+            return Ok(Renewal::WouldShorten { expires_in: micros(hold.ends - now) });
+        }
+        let fence = hold.fence;
+        if length.get() != hold.keeper.patience {
+            let Ok(_) = hold.keeper.renew(Some(length.get())).await else {
+                self.holds.swap_remove(at);
+                return Ok(Renewal::NotHeld);
+            };
+            hold.ends = ends;
+            self.tell_patience(at).await;
+        }
+        self.holds[at].ends = ends;
+        Ok(Renewal::Renewed { ttl: length, fence })
+    }
+
+    /// Lets those who look know of another length of a lease. That it fails changes nothing but what they see.
+    async fn tell_patience(&mut self, at: usize) {
+        let sql = self.tables.fill("UPDATE {sessions} SET ttl_ms = $4 WHERE name = $1 AND pid = $2 AND hold = $3");
+        let Hold { key, token, keeper, .. } = &self.holds[at];
+        let (name, hold, pid) = (self.names.of(key), token.hold_text(), keeper.pid);
+        let length = i64::try_from(keeper.patience.as_millis()).unwrap_or(i64::MAX);
+        let told: Result<()> = self
+            .aside(async |table| {
+                let parameters: [Parameter<'_>; 4] = [(&name, Type::TEXT), (&pid, Type::INT4), (&hold, Type::TEXT), (&length, Type::INT8)];
+                table.session.query(&sql, &parameters).await.map(|_| ())
+            })
+            .await;
+        drop(told);
+    }
+
+    async fn ask_release(&mut self, key: &Key, token: &Token) -> Result<Release> {
+        // One that was given up on ends with its session.
+        let _ = self.take_try(key, token);
+        let Some(at) = self.hold_of(key, token) else { return Ok(Release::NotHeld) };
+        let mut hold = self.holds.swap_remove(at);
+        if !hold.keeper.session.is_alive() {
+            return Ok(Release::NotHeld);
+        }
+        let sql = self.tables.fill(include_str!("sql/end_hold.sql"));
+        let (name, id, pid) = (self.names.of(key), token.hold_text(), hold.keeper.pid);
+        let parameters: [Parameter<'_>; 3] = [(&name, Type::TEXT), (&pid, Type::INT4), (&id, Type::TEXT)];
+        // If it stays, the next holder waits a moment for nothing: no reason to keep the lock.
+        if self.options.mode == Mode::Row {
+            let _: Result<()> = self.aside(async |table| table.session.query(&sql, &parameters).await.map(|_| ())).await;
+        } else if hold.keeper.session.query(&sql, &parameters).await.is_err() && !hold.keeper.session.is_open() {
+            return Ok(Release::NotHeld);
+        }
+        hold.keeper.give_back().await?;
+        Ok(Release::Released)
+    }
+}
+
+fn grant(fence: Fence, ttl: Ttl) -> Grant {
+    Grant { fence, ttl, holds: 1, settle: Duration::ZERO, session: None }
+}
+
+#[async_trait(?Send)]
+impl Backend for Sessions {
+    fn capabilities(&self) -> &Capabilities {
+        if self.options.mode == Mode::Row { &ROW } else { &ADVISORY }
+    }
+
+    fn describe(&self) -> String {
+        self.options.redacted_url()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        fingerprint(&[&self.options.redacted_url(), &self.options.sql.table, self.options.sql.namespace.as_str()])
+    }
+
+    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        let outcome = self.ask_acquire(request).await;
+        self.about(outcome, "acquire", Some(&request.key))
+    }
+
+    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        let outcome = self.await_change(request, at_most).await;
+        self.about(outcome, "wait", Some(&request.key))
+    }
+
+    async fn abandon(&mut self, request: &Request) -> Result<()> {
+        let outcome = self.ask_abandon(request).await;
+        self.about(outcome, "abandon", Some(&request.key))
+    }
+
+    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        if let Some(ttl) = ttl {
+            self.capabilities().check_ttl(ttl)?;
+        }
+        let outcome = self.ask_renew(key, token, ttl).await;
+        self.about(outcome, "renew", Some(key))
+    }
+
+    async fn release(&mut self, key: &Key, token: &Token, _: Scope) -> Result<Release> {
+        let outcome = self.ask_release(key, token).await;
+        self.about(outcome, "release", Some(key))
+    }
+
+    async fn watch(&mut self, key: &Key, token: &Token) {
+        match self.hold_of(key, token) {
+            Some(at) => self.holds[at].keeper.session.unasked().ended().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
+        self.holds.iter().map(|hold| hold.keeper.session.lifeline()).collect()
+    }
+
+    fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        let outcome = self.look_at(key).await;
+        self.about(outcome, "inspect", Some(key))
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let outcome = self.look_at_all(start).await;
+        self.about(outcome, "list", None)
+    }
+
+    async fn init(&mut self) -> Result<Init> {
+        let work = async {
+            let mut session = self.side().await?;
+            let done = schema::create(&mut session, &self.tables).await?;
+            self.notices.extend(checks::examine(&mut session).await?);
+            if self.options.mode == Mode::Advisory && session.version < IDLE_SESSION_TIMEOUT {
+                self.notices.push(Notice {
+                    warning: true,
+                    text: "before version 14 the server ends the session of a frozen holder never, and of a vanished one late".into(),
+                    hint: Some("?mode=lease ends with its TTL on any version".into()),
+                });
+            }
+            self.side = Some(session);
+            Ok(done)
+        };
+        let outcome = work.await;
+        self.about(outcome, "init", None)
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(schema::text(&self.tables))
+    }
+}

@@ -1,0 +1,21 @@
+-- Counts the fence of a hold that was just taken, and says whose it is. It is committed by itself, while the lock is held
+-- by another transaction or by the session, so that it survives however the hold ends. Also how many holders before vanished
+-- without a word, since who gives a lock back takes his row out first.
+-- $1 name, $2 pid, $3 shared, $4 ttl_ms, $5 metadata, $6 hold
+WITH f AS (
+    INSERT INTO {fences} AS f (name, fence)
+    VALUES ($1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+    ON CONFLICT (name) DO UPDATE SET fence = greatest(f.fence + 1, excluded.fence)
+    RETURNING f.fence
+), gone AS (
+    -- Beside a reader there can be others.
+    DELETE FROM {sessions} AS s
+     WHERE s.name = $1 AND s.pid <> $2 AND NOT ($3 AND s.shared AND EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = s.pid))
+    RETURNING 1
+)
+INSERT INTO {sessions} AS s (name, pid, hold, shared, fence, since, ttl_ms, metadata)
+SELECT $1, $2, $6, $3, f.fence, clock_timestamp(), $4, $5 FROM f
+ON CONFLICT (name, pid) DO UPDATE SET
+    hold = excluded.hold, shared = excluded.shared, fence = excluded.fence, since = excluded.since, ttl_ms = excluded.ttl_ms,
+    metadata = excluded.metadata
+RETURNING s.fence, (extract(epoch FROM s.since) * 1000000)::bigint AS now_us, (SELECT count(*) FROM gone) AS gone

@@ -1,0 +1,12 @@
+-- Removes rows last used longer ago than this, and waiters that are gone.
+-- $1 seconds
+WITH t AS (
+    SELECT timezone('utc', clock_timestamp()) - $1 * interval '1 second' AS before
+), gone AS (
+    DELETE FROM {waiters} WHERE seen < clock_timestamp() - interval '1 minute'
+)
+DELETE FROM {table} AS l USING t
+ WHERE greatest(l.lock_until, l.locked_at, l.renewed_at) < t.before
+   AND l.lock_until < timezone('utc', clock_timestamp())
+   AND l.fence < extract(epoch FROM t.before) * 1000000
+RETURNING 1

@@ -1,0 +1,14 @@
+-- Which session keeps the row locked, and what it said of it. The row names the transaction that locked it last, which
+-- keeps a lock on its own number for as long as it lasts.
+-- $1 name
+SELECT l.pid, false AS shared, s.fence, s.metadata,
+       (extract(epoch FROM clock_timestamp() - s.since) * 1000000)::bigint AS held_us,
+       (extract(epoch FROM clock_timestamp() - a.state_change) * 1000000)::bigint AS silent_us,
+       s.ttl_ms,
+       (SELECT f.fence FROM {fences} AS f WHERE f.name = $1) AS last_fence
+  FROM (SELECT 1) AS one
+  LEFT JOIN {rows} AS r ON r.name = $1
+  LEFT JOIN pg_locks AS l
+    ON l.locktype = 'transactionid' AND l.granted AND l.mode = 'ExclusiveLock' AND l.transactionid = r.xmax
+  LEFT JOIN {sessions} AS s ON s.name = $1 AND s.pid = l.pid
+  LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid AND a.state IS NOT NULL

@@ -1,0 +1,55 @@
+-- Locks: a row per key that was ever taken, never deleted by a release. The first four columns are ShedLock's, in UTC;
+-- what follows counts only while owner says what locked_by says.
+CREATE TABLE IF NOT EXISTS {table} (
+    name       text COLLATE "C" NOT NULL PRIMARY KEY,
+    lock_until timestamp NOT NULL,
+    locked_at  timestamp NOT NULL,
+    locked_by  text NOT NULL
+) WITH (fillfactor = 70);
+ALTER TABLE {table}
+    ADD COLUMN IF NOT EXISTS layout     smallint,
+    ADD COLUMN IF NOT EXISTS owner      text,
+    ADD COLUMN IF NOT EXISTS root       text,
+    ADD COLUMN IF NOT EXISTS mode       text,
+    ADD COLUMN IF NOT EXISTS ttl_ms     bigint,
+    ADD COLUMN IF NOT EXISTS holds      text,
+    ADD COLUMN IF NOT EXISTS fence      bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS detached   boolean NOT NULL DEFAULT false,
+    ADD COLUMN IF NOT EXISTS renewed_at timestamp,
+    ADD COLUMN IF NOT EXISTS metadata   text,
+    ADD COLUMN IF NOT EXISTS revision   bigint NOT NULL DEFAULT 0;
+-- Names are told apart by bytes, and are longer than ShedLock's 64 characters.
+ALTER TABLE {table} ALTER COLUMN name TYPE text COLLATE "C", ALTER COLUMN locked_by TYPE text;
+
+-- Who waits, for people who look: nobody's turn depends on it, so that it needs no log.
+CREATE UNLOGGED TABLE IF NOT EXISTS {waiters} (
+    place    bigint GENERATED ALWAYS AS IDENTITY,
+    name     text COLLATE "C" NOT NULL,
+    hold     text NOT NULL,
+    since    timestamptz NOT NULL,
+    seen     timestamptz NOT NULL,
+    metadata text,
+    PRIMARY KEY (name, hold)
+);
+
+-- What mode=row locks.
+CREATE TABLE IF NOT EXISTS {rows} (
+    name text COLLATE "C" NOT NULL PRIMARY KEY
+);
+-- The last fence of each lock of mode=row and mode=advisory, never deleted.
+CREATE TABLE IF NOT EXISTS {fences} (
+    name  text COLLATE "C" NOT NULL PRIMARY KEY,
+    fence bigint NOT NULL
+);
+-- What is known of their holds, which end with the server and so need no log.
+CREATE UNLOGGED TABLE IF NOT EXISTS {sessions} (
+    name     text COLLATE "C" NOT NULL,
+    pid      integer NOT NULL,
+    hold     text NOT NULL,
+    shared   boolean NOT NULL,
+    fence    bigint NOT NULL,
+    since    timestamptz NOT NULL,
+    ttl_ms   bigint NOT NULL,
+    metadata text,
+    PRIMARY KEY (name, pid)
+);

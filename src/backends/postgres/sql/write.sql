@@ -1,0 +1,12 @@
+-- Writes a row back if nobody changed it since it was read and it is still held; wakes who waits if it is free by that.
+-- $1 name, $2 locked_by, $3 revision, $4 lock_until_us, $5 root, $6 ttl_ms, $7 holds, $8 metadata, $9 renewed_us,
+-- $10 channel if it is free
+WITH written AS (
+    UPDATE {table} AS l
+       SET lock_until = timestamp 'epoch' + $4 * interval '1 microsecond',
+           renewed_at = timestamp 'epoch' + $9 * interval '1 microsecond',
+           root = $5, ttl_ms = $6, holds = $7, metadata = $8, revision = l.revision + 1
+     WHERE l.name = $1 AND l.locked_by = $2 AND l.owner = $2 AND l.revision = $3
+       AND l.lock_until > timezone('utc', clock_timestamp())
+    RETURNING 1)
+SELECT CASE WHEN $10 IS NULL THEN '' ELSE pg_notify($10, '')::text END FROM written

@@ -1,0 +1,252 @@
+//! A Redis Cluster: which node has a slot, and who else can be asked.
+//!
+//! Worst cases: a node of the URL is gone (the next is asked meanwhile); nodes don't agree during a failover or a
+//! partition (the node that is sent to says so itself, and the next call begins with another node); a slot is being moved
+//! (what has gone is asked for at its new node; what is half there is refused for that moment).
+
+use redis::Value;
+
+use super::{
+    connection::Connection,
+    failure,
+    options::{Address, Options},
+    race, reply,
+    servers::Line,
+    slot,
+};
+use crate::lock::{Effect, Error, Kind, Result};
+
+pub(super) struct Cluster {
+    /// Those of the URL, who are always worth asking: their names may lead to new machines.
+    seeds: Vec<Address>,
+    /// The other nodes that were met.
+    others: Vec<Address>,
+    /// Whether they are all there are.
+    learned: bool,
+    /// Whom to ask first.
+    first: usize,
+    /// Where slots were found.
+    owners: Vec<(u16, Address)>,
+}
+
+/// Where a slot is.
+pub(super) enum Found {
+    /// At the other end of this.
+    Here(Line),
+    /// There, as another node says.
+    At(Address),
+}
+
+/// Where a node sends who asks it for what it doesn't have.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Redirect {
+    /// From now on.
+    Moved(Address),
+    /// This once.
+    Ask(Address),
+}
+
+/// What the nodes say of themselves.
+struct Map {
+    masters: Vec<Address>,
+    all: Vec<Address>,
+    /// Whether every slot has a node.
+    whole: bool,
+}
+
+impl Cluster {
+    pub(super) fn new(seeds: Vec<Address>) -> Self {
+        Self { seeds, others: Vec::new(), learned: false, first: 0, owners: Vec::new() }
+    }
+
+    /// The node that has the lock, to be set again once it has proven true.
+    pub(super) fn take_owner(&mut self, name: &str) -> Option<Address> {
+        let slot = slot::of(name);
+        let at = self.owners.iter().position(|(owned, _)| *owned == slot)?;
+        Some(self.owners.swap_remove(at).1)
+    }
+
+    pub(super) fn set_owner(&mut self, name: &str, node: Address) {
+        self.take_owner(name);
+        if !self.seeds.contains(&node) && !self.others.contains(&node) {
+            self.others.push(node.clone());
+            // Something has changed that there may be more to know of.
+            self.learned = false;
+        }
+        self.owners.push((slot::of(name), node));
+    }
+
+    /// Asks the nodes which of them has the lock.
+    pub(super) async fn find(&mut self, options: &Options, name: &str) -> Result<Found> {
+        let mut question = redis::pipe();
+        question.cmd("EXISTS").arg(name);
+        let probe = async |node: Address| {
+            let (connection, answers) = Connection::open_and(&options.at(&node), &question).await?;
+            match answers.first() {
+                Some(answer @ Value::ServerError(error)) => match redirect(answer, &node) {
+                    Some(Redirect::Moved(owner)) => Ok(Found::At(owner)),
+                    Some(Redirect::Ask(_)) => Ok(Found::Here(Line::to_node(connection, node))),
+                    None => Err(failure::refused(error)),
+                },
+                _ => Ok(Found::Here(Line::to_node(connection, node))),
+            }
+        };
+        self.any_node(probe).await
+    }
+
+    /// Asks the nodes for all masters.
+    pub(super) async fn find_masters(&mut self, options: &Options) -> Result<Vec<Address>> {
+        let mut question = redis::pipe();
+        question.cmd("CLUSTER").arg("SLOTS");
+        let ask = async |node: Address| {
+            let (_, answers) = Connection::open_and(&options.at(&node), &question).await?;
+            match answers.first() {
+                Some(Value::ServerError(error)) => Err(failure::refused(error)),
+                Some(answer) => read_map(answer, &node).ok_or_else(failure::unreadable),
+                None => Err(failure::unreadable()),
+            }
+        };
+        let map = self.any_node(ask).await?;
+        if !map.whole {
+            return Err(Error::new(Kind::Unavailable, "some slots of the cluster have no node")
+                .hint("`redis-cli --cluster check` says what it lacks"));
+        }
+        self.learn(map.all);
+        Ok(map.masters)
+    }
+
+    /// Asks the node at the other end for all others, unless they are known already. Who may not ask does without.
+    pub(super) async fn learn_over(&mut self, line: &mut Line) -> Result<()> {
+        if self.learned {
+            return Ok(());
+        }
+        let question = redis::cmd("CLUSTER").arg("SLOTS").get_packed_command();
+        let answer = line.connection.ask(&question).await.map_err(|error| error.effect(Effect::NotApplied))?;
+        match line.node().and_then(|node| read_map(&answer, node)) {
+            Some(map) => self.learn(map.all),
+            None => self.learned = true,
+        }
+        Ok(())
+    }
+
+    fn learn(&mut self, all: Vec<Address>) {
+        self.learned = true;
+        self.others = all.into_iter().filter(|node| !self.seeds.contains(node)).collect();
+    }
+
+    /// The first answer of any node that has one.
+    async fn any_node<T>(&mut self, ask: impl AsyncFn(Address) -> Result<T>) -> Result<T> {
+        let nodes: Vec<&Address> = self.seeds.iter().chain(&self.others).collect();
+        let (count, first) = (nodes.len(), self.first);
+        // Whoever drops this call, or is led astray by this node, begins with another one.
+        self.first += 1;
+        let ask = &ask;
+        let questions = (0..count).map(|nth| {
+            let node = nodes[(first + nth) % count];
+            async move { ask(node.clone()).await.map_err(|error| failure::of("node", node, error)) }
+        });
+        let failures = match race::first(questions).await {
+            Ok(answer) => return Ok(answer),
+            Err(failures) => failures,
+        };
+        let error = failures.into_iter().max_by_key(|error| !error.is_transient());
+        let mut error = error.unwrap_or_else(|| Error::new(Kind::Config, "no node is named"));
+        if error.is_transient() && count > 1 {
+            error.message = format!("none of {count} nodes can tell; {}", error.message);
+        }
+        Err(error)
+    }
+}
+
+/// Where a reply of `from` sends us.
+pub(super) fn redirect(reply: &Value, from: &Address) -> Option<Redirect> {
+    let Value::ServerError(error) = reply else { return None };
+    let (_slot, node) = error.details()?.split_once(' ')?;
+    let (host, port) = node.trim().rsplit_once(':')?;
+    let node = address(host, port.parse().ok()?, from)?;
+    match error.code() {
+        "MOVED" => Some(Redirect::Moved(node)),
+        "ASK" => Some(Redirect::Ask(node)),
+        _ => None,
+    }
+}
+
+/// An address as nodes tell it: without a host, it is that of who tells; `?` is none.
+fn address(host: &str, port: u16, from: &Address) -> Option<Address> {
+    match host {
+        "?" => None,
+        "" => Some(Address { host: from.host.clone(), port }),
+        host => Some(Address { host: host.to_owned(), port }),
+    }
+}
+
+/// The answer to `CLUSTER SLOTS`: `[first, last, master, replica…]…`, each node as `[host, port, id, …]`.
+fn read_map(reply: &Value, from: &Address) -> Option<Map> {
+    let mut map = Map { masters: Vec::new(), all: Vec::new(), whole: false };
+    let mut slots = 0;
+    for range in reply::items(reply)? {
+        let [first, last, nodes @ ..] = reply::items(range)? else { return None };
+        slots += reply::int(last)? - reply::int(first)? + 1;
+        for (nth, node) in nodes.iter().enumerate() {
+            let [host, port, ..] = reply::items(node)? else { return None };
+            let host = if *host == Value::Nil { String::new() } else { reply::text(host)? };
+            let Some(node) = address(&host, reply::int(port)?.try_into().ok()?, from) else { continue };
+            if nth == 0 && !map.masters.contains(&node) {
+                map.masters.push(node.clone());
+            }
+            if !map.all.contains(&node) {
+                map.all.push(node);
+            }
+        }
+    }
+    map.whole = slots == i64::from(slot::SLOTS);
+    Some(map)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(host: &str, port: u16) -> Address {
+        Address { host: host.into(), port }
+    }
+
+    fn value(text: &str) -> Value {
+        redis::parse_redis_value(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn redirections_are_read_with_every_kind_of_host() {
+        let from = node("10.0.0.1", 6379);
+        let read = |reply: &str| redirect(&value(&format!("-{reply}\r\n")), &from);
+        assert_eq!(read("MOVED 3999 127.0.0.1:6381"), Some(Redirect::Moved(node("127.0.0.1", 6381))));
+        assert_eq!(read("ASK 3999 r2.example:6381"), Some(Redirect::Ask(node("r2.example", 6381))));
+        assert_eq!(read("MOVED 3999 fd00::7:6381"), Some(Redirect::Moved(node("fd00::7", 6381))));
+        assert_eq!(read("MOVED 3999 :6381"), Some(Redirect::Moved(node("10.0.0.1", 6381))));
+        for other in ["MOVED 3999 ?:6381", "MOVED 3999", "MOVED x y z", "TRYAGAIN Multiple keys request during rehashing", "ERR 1 a:2"] {
+            assert_eq!(read(other), None, "{other}");
+        }
+        assert_eq!(redirect(&Value::Okay, &from), None);
+    }
+
+    #[test]
+    fn a_map_names_masters_and_all_and_whether_it_is_whole() {
+        let from = node("seed", 7000);
+        let low = "*4\r\n:0\r\n:8000\r\n*3\r\n$1\r\na\r\n:1\r\n$1\r\nx\r\n*3\r\n$-1\r\n:2\r\n$1\r\ny\r\n";
+        let high = "*3\r\n:8001\r\n:16383\r\n*4\r\n$1\r\nb\r\n:3\r\n$1\r\nz\r\n*0\r\n";
+        let map = read_map(&value(&format!("*2\r\n{low}{high}")), &from).unwrap();
+        assert_eq!(map.masters, [node("a", 1), node("b", 3)]);
+        assert_eq!(map.all, [node("a", 1), node("seed", 2), node("b", 3)]);
+        assert!(map.whole);
+        assert!(!read_map(&value(&format!("*1\r\n{low}")), &from).unwrap().whole);
+        assert!(read_map(&value("*1\r\n*1\r\n:0\r\n"), &from).is_none());
+    }
+
+    #[test]
+    fn what_is_taken_is_unknown_until_it_is_set_again() {
+        let mut cluster = Cluster::new(vec![node("seed", 1)]);
+        cluster.set_owner("{job}:a", node("a", 1));
+        assert_eq!(cluster.take_owner("job"), Some(node("a", 1)));
+        assert_eq!((cluster.take_owner("job"), cluster.others.len()), (None, 1));
+    }
+}

@@ -1,0 +1,133 @@
+//! Finding the master that sentinels watch over.
+//!
+//! Worst cases: a sentinel is gone together with the master (the next is asked meanwhile); one has not heard of the
+//! failover yet (its master is refused or says that it is none, and the next sentinel is asked); the old master is cut
+//! off from the others and can't know that it is none any more (nobody can tell from here: that is what waiting for
+//! replicas is for).
+
+use redis::Value;
+
+use super::{
+    connection::Connection,
+    failure,
+    options::{Address, Options, Sentinel},
+    race, reply,
+};
+use crate::lock::{Error, Kind, Result};
+
+pub(super) struct Sentinels {
+    options: Sentinel,
+    /// Whom to ask first.
+    first: usize,
+}
+
+/// Why a sentinel led to no master.
+struct Failure {
+    /// It named one.
+    of_master: bool,
+    error: Error,
+}
+
+impl Sentinels {
+    pub(super) fn new(options: Sentinel) -> Self {
+        Self { options, first: 0 }
+    }
+
+    /// A connection to the server that a sentinel says is the master, and that says so itself.
+    pub(super) async fn open_master(&mut self, options: &Options) -> Result<Connection> {
+        let Sentinel { sentinels, .. } = &self.options;
+        let (count, first) = (sentinels.len(), self.first);
+        // Whoever drops this call because nobody answered begins with another one.
+        self.first += 1;
+        let theirs = &self.options;
+        let ways = (0..count).map(|nth| {
+            let at = (first + nth) % count;
+            async move { Ok((at, through(options, theirs, &sentinels[at]).await?)) }
+        });
+        let failures = match race::first(ways).await {
+            Ok((at, connection)) => {
+                self.first = at;
+                return Ok(connection);
+            }
+            Err(failures) => failures,
+        };
+        Err(most_telling(failures))
+    }
+}
+
+async fn through(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Result<Connection, Failure> {
+    let of_sentinel = |error| Failure { of_master: false, error: failure::of("sentinel", sentinel, error) };
+    let master = named_by(options, theirs, sentinel).await.map_err(of_sentinel)?;
+    let of_master = |error| Failure { of_master: true, error: failure::of("master", &master, error) };
+    let mut question = redis::pipe();
+    question.cmd("ROLE");
+    let (connection, answers) = Connection::open_and(&options.at(&master), &question).await.map_err(of_master)?;
+    let role = answers.first().and_then(reply::items).and_then(<[Value]>::first).and_then(reply::text);
+    match (role.as_deref(), answers.first()) {
+        (Some("master"), _) => Ok(connection),
+        (_, Some(Value::ServerError(error))) => Err(of_master(failure::refused(error))),
+        _ => Err(of_master(failure::no_master())),
+    }
+}
+
+/// The master's address as this sentinel knows it.
+async fn named_by(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Result<Address> {
+    let login = Options { db: 0, user: theirs.user.clone(), password: theirs.password.clone(), ..options.at(sentinel) };
+    let mut question = redis::pipe();
+    question.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&theirs.master);
+    let (mut connection, answers) = Connection::open_and(&login, &question).await.map_err(credentials)?;
+    match answers.first() {
+        Some(Value::ServerError(error)) => Err(credentials(failure::refused(error))),
+        Some(Value::Nil) => {
+            let names = redis::cmd("SENTINEL").arg("MASTERS").get_packed_command();
+            let names = connection.ask(&names).await.map(|reply| names_in(&reply)).unwrap_or_default();
+            Err(unknown_name(&theirs.master, &names))
+        }
+        Some(Value::Array(parts)) => address(parts).ok_or_else(failure::unreadable),
+        _ => Err(failure::unreadable()),
+    }
+}
+
+fn address(parts: &[Value]) -> Option<Address> {
+    let [host, port] = parts else { return None };
+    Some(Address { host: reply::text(host)?, port: reply::text(port)?.parse().ok()? })
+}
+
+/// The names in the answer to `SENTINEL MASTERS`.
+fn names_in(reply: &Value) -> Vec<String> {
+    let masters = reply::items(reply).unwrap_or_default().iter().filter_map(reply::pairs);
+    masters.filter_map(|fields| fields.into_iter().find(|(field, _)| field == "name")).map(|(_, name)| name).collect()
+}
+
+fn unknown_name(name: &str, known: &[String]) -> Error {
+    let error = Error::new(Kind::Config, format!("there is no master of the name {name}"));
+    match known {
+        [] => error.hint("it watches over none; the name stands behind the hosts: redis+sentinel://HOST,HOST/NAME"),
+        known => error.hint(format!("it watches over {}", known.join(", "))),
+    }
+}
+
+/// Which credentials were refused, and which program was asked.
+fn credentials(error: Error) -> Error {
+    match error.kind {
+        Kind::Denied => {
+            error.hint("sentinels have credentials of their own: sentinel_user, sentinel_password_file, DLOCK_SENTINEL_PASSWORD")
+        }
+        Kind::Config => error.hint("is it a sentinel? They listen on port 26379 usually; a single server's URL is redis://HOST"),
+        _ => error,
+    }
+}
+
+/// What is wrong with the master that was found, or with the question; else what the last sentinel met.
+fn most_telling(failures: Vec<Failure>) -> Error {
+    let count = failures.len();
+    let rank = |failure: &Failure| (failure.of_master, !failure.error.is_transient());
+    match failures.into_iter().max_by_key(rank) {
+        Some(Failure { of_master: false, mut error }) if error.is_transient() && count > 1 => {
+            error.message = format!("none of {count} sentinels answers; {}", error.message);
+            error
+        }
+        Some(failure) => failure.error,
+        None => Error::new(Kind::Config, "no sentinel is named"),
+    }
+}

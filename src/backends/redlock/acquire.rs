@@ -1,0 +1,266 @@
+//! Taking a lock: both phases, and undoing what did not come to a majority.
+
+use std::time::Duration;
+
+use ::redis::Value;
+
+use super::{
+    CAPABILITIES, Failures, Redlock, flag, most,
+    nodes::Answers,
+    script,
+    view::{Picture, Seen},
+    word,
+};
+use crate::{
+    backends::redis::{failure, reply},
+    lock::{Attempt, Busy, Effect, Entry, Error, Fence, Grant, Kind, Notice, Request, Result, random},
+};
+
+/// What the nodes answered to phase 1.
+#[derive(Default)]
+struct Votes {
+    /// The nodes that were taken, and their counts.
+    counted: Vec<(usize, u64)>,
+    /// Those that the owner has already, committed: attempt, fence, and holds.
+    entered: Vec<(String, u64, u32)>,
+    not_held: usize,
+    /// What each node that somebody else has says of it; `None` for those that did not answer.
+    seen: Vec<Option<Seen>>,
+    places: Vec<i64>,
+    /// Nodes that turned out to be others under another name.
+    twins: Vec<usize>,
+    failures: Failures,
+}
+
+impl Redlock {
+    pub(super) async fn take(&mut self, request: &Request) -> Result<Attempt> {
+        CAPABILITIES.check(request)?;
+        // Never sent twice: what an attempt counted is worth something only for the nodes that it took itself.
+        let attempt = format!("{:016x}", random());
+        let bound = self.options.bound(Some(request.ttl.get()), 4);
+        let votes = self.first_phase(request, &attempt, bound).await?;
+        let needed = self.nodes.majority();
+        if let Some(((_, fence), count)) = most(votes.entered.iter().map(|(attempt, fence, _)| (attempt, *fence)))
+            && count >= needed
+        {
+            let holds = votes.entered.iter().map(|(_, _, holds)| *holds).max().unwrap_or(1);
+            self.forget_queued(request);
+            return Ok(granted(request, fence, holds));
+        }
+        if request.entry == Entry::Reenter {
+            if votes.not_held > self.nodes.len() - needed {
+                return Ok(Attempt::NotHeld);
+            }
+            return Err(self.nodes.too_few(votes.entered.len(), votes.failures).effect(Effect::Unknown));
+        }
+        if votes.counted.len() >= needed
+            && let Some(fence) = fence_of(&votes.counted)
+        {
+            return self.second_phase(request, &attempt, bound, votes, fence).await;
+        }
+        if !votes.entered.is_empty() && votes.entered.len() + votes.failures.len() >= needed {
+            // It may be held already, by an answer that was lost: nothing to undo yet.
+            return Err(self.nodes.too_few(votes.entered.len(), votes.failures).effect(Effect::Unknown));
+        }
+        let may_have = |(_, error): &(usize, Error)| error.effect != Effect::NotApplied;
+        let undone = if votes.counted.is_empty() && votes.entered.is_empty() && !votes.failures.iter().any(may_have) {
+            true
+        } else {
+            self.undo(request, bound).await
+        };
+        self.refused(votes, undone)
+    }
+
+    async fn first_phase(&mut self, request: &Request, attempt: &str, bound: Duration) -> Result<Votes> {
+        let names = self.names(&request.key);
+        let was_queued = self.is_queued(request);
+        if request.waiting && !was_queued {
+            self.queued.push((request.key.clone(), request.token));
+        }
+        self.leases.retain(|(token, _)| *token != request.token);
+        self.leases.push((request.token, request.ttl));
+        let metadata = match &request.metadata {
+            Some(metadata) => serde_json::to_string(metadata)
+                .map_err(|error| Error::new(Kind::Internal, "the metadata can't be written").source(error))?,
+            None => String::new(),
+        };
+        let arguments = vec![
+            request.token.owner.to_string(),
+            request.token.hold_text(),
+            attempt.to_owned(),
+            request.ttl.as_millis().to_string(),
+            flag(request.entry == Entry::Reenter),
+            flag(request.waiting),
+            flag(was_queued),
+            flag(request.detached),
+            metadata,
+        ];
+        let keys = vec![names.lock, names.fence, names.record, names.queue, names.waiters];
+        let answers = self.ask(bound, &script::TAKE, keys, |_| Some(arguments.clone())).await;
+        let votes = Votes::count(answers);
+        for node in &votes.twins {
+            let text = format!("{} is the same server as another of the nodes, or copies it, and doesn't count", self.nodes.name(*node));
+            self.notice(true, text, Some("`dlock inspect` says which; name independent servers".into()));
+        }
+        for (node, error) in votes.failures.iter().filter(|(node, _)| !votes.twins.contains(node)) {
+            let notice = Notice {
+                warning: !error.is_transient() || error.message.contains("replica"),
+                text: format!("{}: {}", self.nodes.name(*node), error.message),
+                hint: error.hint.clone(),
+            };
+            if !self.notices.contains(&notice) {
+                self.notices.push(notice);
+            }
+        }
+        Ok(votes)
+    }
+
+    async fn second_phase(&mut self, request: &Request, attempt: &str, bound: Duration, votes: Votes, fence: u64) -> Result<Attempt> {
+        let names = self.names(&request.key);
+        let owner = request.token.owner.to_string();
+        // Only where it was counted: a node that was taken without our knowing its count may have a higher one.
+        let arguments = |n| {
+            let (_, count) = votes.counted.iter().find(|(node, _)| *node == n)?;
+            Some(vec![owner.clone(), attempt.to_owned(), count.to_string(), fence.to_string()])
+        };
+        let answers = self.ask(bound, &script::COMMIT, vec![names.lock, names.fence, names.record], arguments).await;
+        let mut committed = 0;
+        let mut failures = Vec::new();
+        for (n, answer) in answers.into_iter().enumerate() {
+            match answer.map(word) {
+                Some(Ok((said, _))) if said == "committed" => committed += 1,
+                Some(Err(error)) => failures.push((n, error)),
+                Some(Ok(_)) | None => {}
+            }
+        }
+        if committed >= self.nodes.majority() {
+            self.forget_queued(request);
+            return Ok(granted(request, fence, 1));
+        }
+        self.undo(request, bound).await;
+        if failures.is_empty() {
+            // Others have what was lost between the phases, or will have it in a moment.
+            self.passing = true;
+            return Ok(Attempt::Busy(Busy { passing: true, ..Busy::default() }));
+        }
+        Err(self.nodes.too_few(committed, failures).effect(Effect::Unknown))
+    }
+
+    /// Releases every node, those that did not answer included; whether each of them said so.
+    async fn undo(&mut self, request: &Request, bound: Duration) -> bool {
+        let names = self.names(&request.key);
+        let arguments = vec![request.token.owner.to_string(), request.token.hold_text(), flag(true)];
+        let answers = self.ask(bound, &script::RELEASE, vec![names.lock, names.record], |_| Some(arguments.clone())).await;
+        answers.into_iter().flatten().all(|answer| match answer {
+            Ok(_) => true,
+            Err(error) => error.effect == Effect::NotApplied,
+        })
+    }
+
+    fn refused(&mut self, votes: Votes, undone: bool) -> Result<Attempt> {
+        let needed = self.nodes.majority();
+        let answered = self.nodes.len() - votes.failures.len();
+        if answered < needed {
+            let error = self.nodes.too_few(answered, votes.failures);
+            let effect = if undone { Effect::NotApplied } else { Effect::Unknown };
+            return Err(error.effect(effect));
+        }
+        let no_locks: Vec<_> = votes.seen.iter().flatten().filter(|seen| seen.is_no_lock()).collect();
+        if let Some(seen) = no_locks.first()
+            && answered - no_locks.len() < needed
+        {
+            return Err(failure::no_lock(&format!("a {}", seen.kind)));
+        }
+        let picture = Picture::of(&votes.seen, needed);
+        self.passing = picture.passing;
+        let mut places = votes.places;
+        places.sort_unstable();
+        let position = places.get(places.len() / 2).and_then(|place| u32::try_from(*place).ok());
+        Ok(Attempt::Busy(Busy {
+            holders: picture.holder.into_iter().collect(),
+            expires_in: picture.free_in,
+            notifies: false,
+            passing: picture.passing,
+            position,
+        }))
+    }
+
+    fn is_queued(&self, request: &Request) -> bool {
+        self.queued.iter().any(|(key, token)| *key == request.key && *token == request.token)
+    }
+
+    fn forget_queued(&mut self, request: &Request) {
+        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
+    }
+
+    pub(super) async fn leave(&mut self, request: &Request) -> Result<()> {
+        if !self.is_queued(request) {
+            return Ok(());
+        }
+        let names = self.names(&request.key);
+        let bound = self.options.bound(None, 1);
+        let arguments = vec![request.token.hold_text()];
+        let answers = self.ask(bound, &script::ABANDON, vec![names.queue, names.waiters], |_| Some(arguments.clone())).await;
+        let failures: Failures = answers.into_iter().enumerate().filter_map(|(n, answer)| Some((n, answer?.err()?))).collect();
+        if self.nodes.len() - failures.len() < self.nodes.majority() {
+            return Err(self.nodes.too_few(self.nodes.len() - failures.len(), failures));
+        }
+        self.forget_queued(request);
+        Ok(())
+    }
+}
+
+impl Votes {
+    fn count(answers: Answers) -> Self {
+        let mut votes = Self::default();
+        for (n, answer) in answers.into_iter().enumerate() {
+            let Some(answer) = answer else { continue };
+            // A node that is ours or nobody's is free for us.
+            let mut seen = Some(Seen { kind: "none".into(), ..Seen::default() });
+            match word(answer).and_then(|(said, rest)| votes.add(n, &said, &rest)) {
+                Ok(None) => {}
+                Ok(busy) => seen = busy,
+                Err(error) => {
+                    votes.failures.push((n, error));
+                    seen = None;
+                }
+            }
+            votes.seen.push(seen);
+        }
+        votes
+    }
+
+    fn add(&mut self, n: usize, said: &str, rest: &[Value]) -> Result<Option<Seen>> {
+        let number = |value: &Value| reply::int(value).and_then(|number| u64::try_from(number).ok()).ok_or_else(failure::unreadable);
+        match (said, rest) {
+            ("taken", [count]) => self.counted.push((n, number(count)?)),
+            ("entered", [attempt, fence, holds]) => {
+                let holds = u32::try_from(number(holds)?).unwrap_or(u32::MAX);
+                self.entered.push((reply::text(attempt).ok_or_else(failure::unreadable)?, number(fence)?, holds));
+            }
+            ("busy", rest) => {
+                let (seen, place) = Seen::of_busy(rest).ok_or_else(failure::unreadable)?;
+                seen.check()?;
+                self.places.extend((place > 0).then_some(place));
+                return Ok(Some(seen));
+            }
+            ("not-held", []) => self.not_held += 1,
+            ("twice", []) => {
+                self.twins.push(n);
+                return Err(Error::new(Kind::Config, "it is the same server as another of the nodes, or copies it")
+                    .hint("name independent servers"));
+            }
+            _ => return Err(failure::unreadable()),
+        }
+        Ok(None)
+    }
+}
+
+/// The fence of an attempt that was counted so on these nodes.
+pub(super) fn fence_of(counted: &[(usize, u64)]) -> Option<u64> {
+    counted.iter().map(|(_, count)| *count).max()
+}
+
+fn granted(request: &Request, fence: u64, holds: u32) -> Attempt {
+    Attempt::Granted(Grant { fence: Fence(fence), ttl: request.ttl, holds, settle: Duration::ZERO, session: None })
+}

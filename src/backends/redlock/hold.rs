@@ -1,0 +1,115 @@
+//! Extending a hold and giving it back.
+
+use super::{CAPABILITIES, Failures, Redlock, flag, most, script, word};
+use crate::{
+    backends::redis::{failure, reply},
+    lock::{Effect, Fence, Key, Release, Renewal, Result, Scope, Token, Ttl},
+};
+use std::time::Duration;
+
+impl Redlock {
+    /// Extends the hold on every node that has it. Only those count where this hold's attempt was committed: one that was taken late,
+    /// by an attempt that had been decided already, proves nothing of the time in between.
+    pub(super) async fn extend(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        if let Some(ttl) = ttl {
+            CAPABILITIES.check_ttl(ttl)?;
+        }
+        let names = self.names(key);
+        let wanted = ttl.map(|ttl| ttl.as_millis().to_string()).unwrap_or_default();
+        let arguments = vec![token.owner.to_string(), token.hold_text(), wanted];
+        // An unknown TTL may be a short one, but then it is another process that asks, and has all its time for this.
+        let bound = self.options.bound(self.ttl_of(token).or(ttl.map(Ttl::get)), 8);
+        let answers = self.ask(bound, &script::RENEW, vec![names.lock, names.record], |_| Some(arguments.clone())).await;
+        let mut not_held = 0;
+        let mut extended = Vec::new();
+        let mut shorter = Vec::new();
+        let mut failures: Failures = Vec::new();
+        for (n, answer) in answers.into_iter().enumerate() {
+            let Some(answer) = answer else { continue };
+            match word(answer) {
+                Ok((said, rest)) => match (&*said, &rest[..]) {
+                    ("not-held", []) => not_held += 1,
+                    ("renewed" | "shorter", [ms, attempt, fence]) => {
+                        let Some(ms) = reply::int(ms).and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis) else {
+                            failures.push((n, failure::unreadable()));
+                            continue;
+                        };
+                        let committed = reply::int(fence).and_then(|fence| u64::try_from(fence).ok());
+                        match (committed.zip(reply::text(attempt)), &*said) {
+                            (None, _) => not_held += 1,
+                            (Some(hold), "renewed") => extended.push((hold, ms)),
+                            (Some(hold), _) => shorter.push((hold, ms)),
+                        }
+                    }
+                    _ => failures.push((n, failure::unreadable())),
+                },
+                Err(error) => failures.push((n, error)),
+            }
+        }
+        let needed = self.nodes.majority();
+        let hold = most(extended.iter().chain(&shorter).map(|(hold, _)| hold.clone()));
+        if let Some(((fence, attempt), count)) = hold
+            && count >= needed
+        {
+            let of_hold = |said: &Vec<((u64, String), Duration)>| -> Vec<Duration> {
+                said.iter().filter(|((f, a), _)| (*f, a) == (fence, &attempt)).map(|(_, ms)| *ms).collect()
+            };
+            let (extended, mut shorter) = (of_hold(&extended), of_hold(&shorter));
+            if shorter.len() >= needed {
+                // The lease ends when fewer than a majority have it.
+                shorter.sort_unstable_by(|a, b| b.cmp(a));
+                return Ok(Renewal::WouldShorten { expires_in: shorter[needed - 1] });
+            }
+            let ttl = extended.into_iter().min().unwrap_or_default();
+            return Ok(Renewal::Renewed { ttl: Ttl::new(ttl).map_err(|_| failure::unreadable())?, fence: Fence(fence) });
+        }
+        if not_held > self.nodes.len() - needed {
+            return Ok(Renewal::NotHeld);
+        }
+        Err(self.nodes.too_few(extended.len() + shorter.len(), failures).effect(Effect::Unknown))
+    }
+
+    /// Gives the hold back on all nodes. Asked again after too few had answered, the nodes that did count still.
+    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+        let names = self.names(key);
+        let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree)];
+        let bound = self.options.bound(None, 1);
+        let mut done = match self.releasing.take() {
+            Some((k, t, s, done)) if (&k, &t, s) == (key, token, scope) => done,
+            _ => vec![false; self.nodes.len()],
+        };
+        let answers = self.ask(bound, &script::RELEASE, vec![names.lock, names.record], |_| Some(arguments.clone())).await;
+        let (mut not_held, mut holds) = (0, Vec::new());
+        let mut failures: Failures = Vec::new();
+        for (n, answer) in answers.into_iter().enumerate() {
+            let Some(answer) = answer else { continue };
+            match word(answer) {
+                Ok((said, rest)) => match (&*said, &rest[..]) {
+                    ("released", []) => done[n] = true,
+                    ("still-held", [count]) => {
+                        let count = reply::int(count).and_then(|count| u32::try_from(count).ok());
+                        holds.push(count.ok_or_else(failure::unreadable)?);
+                    }
+                    ("not-held", []) if done[n] => {}
+                    ("not-held", []) => not_held += 1,
+                    _ => failures.push((n, failure::unreadable())),
+                },
+                Err(error) => failures.push((n, error)),
+            }
+        }
+        let needed = self.nodes.majority();
+        let released = done.iter().filter(|done| **done).count();
+        if holds.len() >= needed {
+            return Ok(Release::StillHeld(holds.into_iter().max().unwrap_or(1)));
+        }
+        if released + holds.len() >= needed {
+            self.leases.retain(|(known, _)| known != token);
+            return Ok(Release::Released);
+        }
+        if not_held > self.nodes.len() - needed {
+            return Ok(Release::NotHeld);
+        }
+        self.releasing = Some((key.clone(), *token, scope, done));
+        Err(self.nodes.too_few(released, failures).effect(Effect::Unknown))
+    }
+}

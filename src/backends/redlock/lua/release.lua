@@ -1,0 +1,33 @@
+-- Gives a hold back on one node; frees the node with the last one.
+--
+-- KEYS  1 lock  2 record
+-- ARGV  1 owner  2 hold  3 "1": also the holds nested in this one
+-- Reply {"released"} | {"still-held", count} | {"not-held"} | {"layout", version}
+
+local lock, record_key = KEYS[1], KEYS[2]
+local owner, hold = ARGV[1], ARGV[2]
+local _, value = read_lock(lock)
+if string.sub(value, 1, #owner + 1) ~= owner .. ':' then
+  return { 'not-held' }
+end
+local record = read_record(record_key)
+if is_newer(record) then
+  return { 'layout', record.v }
+end
+local now = clock()
+if not is_ours(record, value, owner) or not live_hold(record, hold, now) then
+  return { 'not-held' }
+end
+-- Who entered whom is not recorded: only the first hold is known to enclose all others.
+local whole_tree = ARGV[3] == '1' and record.root == hold
+local others, latest = other_holds(record, hold, now)
+if others > 0 and not whole_tree then
+  redis.call('HDEL', record_key, 'hold:' .. hold)
+  -- What is left lasts as long as its own holds: an inner one that is killed must not keep the outer one's time.
+  redis.call('PEXPIREAT', lock, whole(latest))
+  redis.call('PEXPIREAT', record_key, whole(latest))
+  return { 'still-held', others }
+end
+redis.call('DEL', lock)
+redis.pcall('DEL', record_key)
+return { 'released' }

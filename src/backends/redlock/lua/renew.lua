@@ -1,0 +1,34 @@
+-- Extends a hold on one node; never creates one, and never moves its end or the lock's backwards.
+--
+-- KEYS  1 lock  2 record
+-- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the one that the hold was taken with
+-- Reply {"renewed", ttl, attempt, fence or ""} | {"shorter", ms left, attempt, fence or ""} | {"not-held"} | {"layout", version}
+--
+-- A node whose phase 1 came too late to be counted has no fence: it is extended, since it keeps others out, but proves nothing.
+
+local lock, record_key = KEYS[1], KEYS[2]
+local owner, hold = ARGV[1], ARGV[2]
+local _, value = read_lock(lock)
+if string.sub(value, 1, #owner + 1) ~= owner .. ':' then
+  return { 'not-held' }
+end
+local record = read_record(record_key)
+if is_newer(record) then
+  return { 'layout', record.v }
+end
+local now = clock()
+local held_until, taken_with = live_hold(record, hold, now)
+if not is_ours(record, value, owner) or not held_until then
+  return { 'not-held' }
+end
+local ttl = tonumber(ARGV[3]) or taken_with
+local ends = now + ttl
+if ends < held_until then
+  return { 'shorter', held_until - now, record.attempt, record.fence or '' }
+end
+local latest = whole(math.max(ends, now + redis.call('PTTL', lock)))
+redis.call('PEXPIREAT', lock, latest)
+redis.call('PEXPIREAT', record_key, latest)
+-- Only a value: the fields are there. Were it to fail, the caller would be told so, and would not count on the time.
+redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. whole(taken_with), 'renewed', whole(now))
+return { 'renewed', ttl, record.attempt, record.fence or '' }

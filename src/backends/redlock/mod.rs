@@ -1,0 +1,222 @@
+//! N independent Redis servers, of which a majority decides.
+//!
+//! On each node a lock is a string that any Redlock library would have set (`SET name value NX PX ttl`), so that those libraries
+//! and dlock exclude each other; a node's own atomic steps are scripts. All nodes are asked at the same time.
+//!
+//! # The two phases
+//! 1. Every node that is free sets the string `<owner>:<attempt>` and raises its counter to c = max(counter + 1, its time in µs).
+//! 2. With a majority of counts, the fence is the highest of them, t. Each node *that was counted*, and that still has this very
+//!    attempt with this very c, raises its counter to t if it is lower. With a majority of such commits, t is the fence.
+//!
+//! **Why fences rise.** Two fences A and B were each committed by a majority, so some node n committed both. On n a commit proves
+//! that the attempt owned n without a break from its count on: an attempt takes a node only if it is free, and its id is never sent
+//! twice as phase 1, so the string can't have gone and come back. Hence the two spans from count to commit don't overlap on n. If A's is
+//! the earlier one, n's counter was at least `t_A` when B was counted there, and `t_B` ≥ `c_B` > `t_A`. No clock is part of this, only
+//! that counters survive on the nodes of each committed majority; the µs floor is for when they don't.
+//!
+//! **How long a hold is valid.** TTL − elapsed − drift, with a drift of 1 % of the TTL and 2 ms: this is what [`crate::lease::Budget`]
+//! counts for every backend, from before the question was sent, on BOOTTIME. So this module has no clock; an answer that comes
+//! too late is refused by the core, which asks again or releases.
+//!
+//! # Worst cases
+//! - *An answer to phase 1 is lost.* The node is taken and not counted. The next attempt of this owner has another id, takes the node over
+//!   with another count, and a commit for the earlier one is refused there.
+//! - *Phase 1 arrives late*, after its attempt was given up or decided without it: the node is held by an attempt that was never committed
+//!   there. It counts for nothing, in renewals least of all (else an owner that lost its majority would have it back), and ends with its
+//!   TTL; releases follow it over the same connection.
+//! - *Commits are answered by too few.* Nothing was published; all nodes are released. If they were committed all the same, asking again
+//!   finds the committed attempt on a majority, and that hold is what is granted.
+//! - *A node is lost between the phases* (it expired, restarted empty): its commit is refused, and its count is worth nothing.
+//! - *A node forgets a held lock.* It is never given to the holder again; the rest of the majority has to last. With a bare majority, one
+//!   such node lets another owner in: what only the protected resource can refuse then, by the fence.
+//! - *Two take a half each.* Neither has a majority; both release all, and ask again after pauses of random length.
+
+mod acquire;
+mod hold;
+mod node;
+mod nodes;
+mod options;
+mod reading;
+mod script;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::{rc::Rc, time::Duration};
+
+use ::redis::Value;
+use async_trait::async_trait;
+
+pub use self::options::Options;
+use self::{
+    node::Question,
+    nodes::{Answers, Nodes},
+};
+use crate::{
+    backends::{
+        pause::pause,
+        redis::{failure, names::Names, reply, script::Script},
+    },
+    lock::{
+        Attempt, Backend, Capabilities, Error, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token, Ttl, Wake,
+        fingerprint,
+    },
+};
+
+const CAPABILITIES: Capabilities = Capabilities { notification: false, ..Capabilities::usual("redlock") };
+
+/// Locks on a set of Redis servers that know nothing of each other.
+pub struct Redlock {
+    options: Options,
+    nodes: Nodes,
+    /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
+    queued: Vec<(Key, Token)>,
+    /// The leases that were asked for here, which bound how long a node may take.
+    leases: Vec<(Token, Ttl)>,
+    /// The release that is asked again until enough nodes have confirmed it, and which have.
+    releasing: Option<(Key, Token, Scope, Vec<bool>)>,
+    /// The lock that was last found busy was so in passing.
+    passing: bool,
+    notices: Vec<Notice>,
+}
+
+/// A script's reply: a word and what belongs to it.
+type Word = (String, Vec<Value>);
+
+impl Redlock {
+    /// A backend for `options`. Without I/O.
+    pub fn new(options: Options) -> Self {
+        let nodes = Nodes::new(&options.nodes);
+        Self { options, nodes, queued: Vec::new(), leases: Vec::new(), releasing: None, passing: false, notices: Vec::new() }
+    }
+
+    fn names(&self, key: &Key) -> Names {
+        Names::new(&self.options.namespace, key)
+    }
+
+    fn ttl_of(&self, token: &Token) -> Option<Duration> {
+        self.leases.iter().find(|(known, _)| known == token).map(|(_, ttl)| ttl.get())
+    }
+
+    /// Runs a script on every node, or on those that `arguments` has some for.
+    async fn ask(
+        &mut self,
+        bound: Duration,
+        script: &'static Script,
+        keys: Vec<String>,
+        mut arguments: impl FnMut(usize) -> Option<Vec<String>>,
+    ) -> Answers {
+        let keys: Rc<[String]> = keys.into();
+        let question = |n| Some(Question::Script { script, keys: Rc::clone(&keys), arguments: arguments(n)? });
+        self.nodes.ask(bound, question).await
+    }
+
+    fn notice(&mut self, warning: bool, text: String, hint: Option<String>) {
+        if !self.notices.iter().any(|notice| notice.text == text) {
+            self.notices.push(Notice { warning, text, hint });
+        }
+    }
+
+    /// Says which question failed, where and about which lock.
+    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
+        outcome.map_err(|error| {
+            let error = error.during(operation).backend(self.options.redacted_url());
+            match key {
+                Some(key) => error.key(key),
+                None => error,
+            }
+        })
+    }
+}
+
+#[async_trait(?Send)]
+impl Backend for Redlock {
+    fn capabilities(&self) -> &Capabilities {
+        &CAPABILITIES
+    }
+
+    fn describe(&self) -> String {
+        self.options.redacted_url()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        // The same set in another order is the same store.
+        let mut nodes: Vec<String> = self.options.nodes.iter().map(crate::backends::redis::Options::redacted_url).collect();
+        nodes.sort();
+        let mut parts = vec!["redlock", self.options.namespace.as_str()];
+        parts.extend(nodes.iter().map(String::as_str));
+        fingerprint(&parts)
+    }
+
+    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        let outcome = self.take(request).await;
+        self.about(outcome, "acquire", Some(&request.key))
+    }
+
+    async fn wait(&mut self, _: &Request, at_most: Duration) -> Result<Wake> {
+        Ok(pause(self.options.retry_delay, self.passing, at_most).await)
+    }
+
+    async fn abandon(&mut self, request: &Request) -> Result<()> {
+        let outcome = self.leave(request).await;
+        self.about(outcome, "abandon", Some(&request.key))
+    }
+
+    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        let outcome = self.extend(key, token, ttl).await;
+        self.about(outcome, "renew", Some(key))
+    }
+
+    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+        let outcome = self.give_back(key, token, scope).await;
+        self.about(outcome, "release", Some(key))
+    }
+
+    fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        let outcome = self.read_lock(key).await;
+        self.about(outcome, "inspect", Some(key))
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let outcome = self.read_locks(start).await;
+        self.about(outcome, "list", None)
+    }
+
+    async fn init(&mut self) -> Result<Init> {
+        Ok(Init::NotNeeded)
+    }
+}
+
+fn flag(set: bool) -> String {
+    if set { "1".into() } else { "0".into() }
+}
+
+/// What a node answered to a script.
+fn word(answer: Result<Value>) -> Result<Word> {
+    let reply = answer?;
+    let (first, rest) = reply::items(&reply).and_then(<[Value]>::split_first).ok_or_else(failure::unreadable)?;
+    let first = reply::text(first).ok_or_else(failure::unreadable)?;
+    match (&*first, rest) {
+        ("layout", [version]) => Err(failure::newer_layout(&reply::text(version).unwrap_or_default())),
+        _ => Ok((first, rest.to_vec())),
+    }
+}
+
+/// The largest of the values that several nodes have, and how many have it.
+fn most<T: PartialEq>(of: impl IntoIterator<Item = T>) -> Option<(T, usize)> {
+    let mut counted: Vec<(T, usize)> = Vec::new();
+    for value in of {
+        match counted.iter_mut().find(|(known, _)| *known == value) {
+            Some((_, count)) => *count += 1,
+            None => counted.push((value, 1)),
+        }
+    }
+    counted.into_iter().max_by_key(|(_, count)| *count)
+}
+
+/// Failures of single nodes, with the node.
+type Failures = Vec<(usize, Error)>;

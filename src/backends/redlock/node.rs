@@ -1,0 +1,145 @@
+//! One node: a connection of its own, and what is still to come over it.
+//!
+//! A call that is dropped, or that doesn't wait for a late node, leaves the connection as it is, and the next question goes out over it
+//! at once. So a release arrives behind the attempt that it undoes and never before it, however late the node is and even if
+//! this process has ended by then.
+
+use std::{
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll, Waker},
+};
+
+use ::redis::{Pipeline, Value};
+use tokio::sync::Mutex;
+
+use super::{options, script};
+use crate::{
+    backends::redis::{Options, connection::Connection, failure, script::Script},
+    lock::Result,
+};
+
+/// What a node is asked.
+pub(super) enum Question {
+    /// One script.
+    Script { script: &'static Script, keys: Rc<[String]>, arguments: Vec<String> },
+    /// Commands that only read; the answer is the list of theirs.
+    Reads(Rc<Pipeline>),
+}
+
+/// A connection, whoever asks over it just now.
+struct Line {
+    connection: Connection,
+    /// So many replies to questions that nobody waits for any more will come first.
+    owed: usize,
+    /// Nothing on it is half-written or broken.
+    sound: bool,
+}
+
+/// After so many questions in a row without an answer the connection is given up: the server, or the way to it, is gone.
+const UNHEARD: u8 = 2;
+
+type Exchange = Pin<Box<dyn Future<Output = Result<Value>>>>;
+
+/// One server of the set.
+pub(super) struct Node {
+    /// Its host and port.
+    pub name: String,
+    /// It did not answer in time the last time, nor since: the others are not kept waiting for it again.
+    pub late: bool,
+    options: Rc<Options>,
+    line: Rc<Mutex<Option<Line>>>,
+    exchange: Option<Exchange>,
+    /// So many questions in a row were not answered.
+    unheard: u8,
+}
+
+impl Node {
+    pub(super) fn new(options: Options) -> Self {
+        Self { name: options::name(&options), late: false, options: Rc::new(options), line: Rc::default(), exchange: None, unheard: 0 }
+    }
+
+    /// Begins to ask; [`Node::poll`] goes on with it. The answer to an earlier question is waited for no longer.
+    pub(super) fn ask(&mut self, question: Question) {
+        if self.exchange.is_some() && self.poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+            self.late = false;
+        }
+        if self.exchange.take().is_some() {
+            self.unheard += 1;
+        }
+        if self.unheard >= UNHEARD {
+            self.unheard = 0;
+            self.line = Rc::default();
+        }
+        self.exchange = Some(Box::pin(converse(Rc::clone(&self.options), Rc::clone(&self.line), question)));
+    }
+
+    /// The answer to the last question, once it has come.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Value>> {
+        let Some(exchange) = &mut self.exchange else { return Poll::Pending };
+        exchange.as_mut().poll(context).map(|answer| {
+            self.exchange = None;
+            self.unheard = 0;
+            answer
+        })
+    }
+}
+
+async fn converse(options: Rc<Options>, line: Rc<Mutex<Option<Line>>>, question: Question) -> Result<Value> {
+    // Never waited for: the exchange before, which had it, is gone.
+    let mut place = line.lock().await;
+    let line = match place.take().filter(Line::is_usable) {
+        Some(line) => line,
+        None => Line { connection: Connection::open(&options).await?, owed: 0, sound: true },
+    };
+    let line = place.insert(line);
+    match &question {
+        Question::Script { script, keys, arguments } => {
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            // An attempt that is given up had better not arrive at all; a release may.
+            let takes = script.is(&script::TAKE);
+            if takes {
+                line.connection.drop_unsent_on_close(true);
+            }
+            // Behind another question nobody may be there any more to hear that the script isn't known.
+            let packed = if line.owed > 0 { script.in_full(&keys, &arguments) } else { script.by_sha(&keys, &arguments) };
+            let mut replies = line.ask(&packed, 1).await?;
+            if matches!(replies.first(), Some(Value::ServerError(error)) if error.code() == "NOSCRIPT") {
+                replies = line.ask(&script.in_full(&keys, &arguments), 1).await?;
+            }
+            if takes {
+                line.connection.drop_unsent_on_close(false);
+            }
+            match replies.pop() {
+                Some(Value::ServerError(error)) => Err(failure::refused(&error)),
+                Some(reply) => Ok(reply),
+                None => Err(failure::unreadable()),
+            }
+        }
+        Question::Reads(commands) => line.ask(&commands.get_packed_pipeline(), commands.len()).await.map(Value::Array),
+    }
+}
+
+impl Line {
+    fn is_usable(&self) -> bool {
+        self.sound && self.connection.is_open()
+    }
+
+    /// Sends `count` commands and hears their replies. Cancel safe: replies that were not heard are owed.
+    async fn ask(&mut self, packed: &[u8], count: usize) -> Result<Vec<Value>> {
+        self.sound = false;
+        self.connection.send(packed).await.map_err(failure::broken)?;
+        self.sound = true;
+        self.owed += count;
+        let mut replies = Vec::with_capacity(count);
+        while self.owed > 0 {
+            let reply = self.connection.receive().await.inspect_err(|_| self.sound = false)?;
+            self.owed -= 1;
+            if self.owed < count {
+                replies.push(reply);
+            }
+        }
+        Ok(replies)
+    }
+}

@@ -1,0 +1,115 @@
+//! All nodes, asked at the same time.
+
+use std::{
+    future::poll_fn,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use ::redis::Value;
+use tokio::time::timeout;
+
+use super::node::{Node, Question};
+use crate::{
+    backends::redis::Options,
+    lock::{Effect, Error, Kind, Result},
+};
+
+/// What came from each node; `None` where it was not asked.
+pub(super) type Answers = Vec<Option<Result<Value>>>;
+
+pub(super) struct Nodes(Vec<Node>);
+
+impl Nodes {
+    pub(super) fn new(options: &[Options]) -> Self {
+        Self(options.iter().cloned().map(Node::new).collect())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The smallest number of nodes of which any two sets have one in common.
+    pub(super) fn majority(&self) -> usize {
+        majority(self.0.len())
+    }
+
+    pub(super) fn name(&self, node: usize) -> &str {
+        self.0.get(node).map_or("", |node| &node.name)
+    }
+
+    /// Asks each node what `question` has for it, and gathers the answers of those that give one within `bound`.
+    ///
+    /// The bound is not a limit on the call, which the core sets, but part of the algorithm: a node that is down must not
+    /// keep a majority from being counted. Where a node let it pass once, the others wait a twentieth of it
+    /// only, until it answers again. Cancel safe: what is under way goes on with the next question.
+    pub(super) async fn ask(&mut self, bound: Duration, mut question: impl FnMut(usize) -> Option<Question>) -> Answers {
+        let majority = self.majority();
+        let mut answers: Answers = (0..self.len()).map(|_| None).collect();
+        let mut open = Vec::with_capacity(self.len());
+        for (n, node) in self.0.iter_mut().enumerate() {
+            if let Some(question) = question(n) {
+                node.ask(question);
+                open.push(n);
+            }
+        }
+        let in_time = timeout(
+            bound,
+            poll_fn(|context| {
+                self.hear(context, &mut open, &mut answers);
+                let heard = answers.iter().filter(|answer| matches!(answer, Some(Ok(_)))).count();
+                let enough = heard >= majority && open.iter().all(|n| self.0[*n].late);
+                if open.is_empty() || enough { Poll::Ready(()) } else { Poll::Pending }
+            }),
+        );
+        if in_time.await.is_ok() && !open.is_empty() {
+            let rest = poll_fn(|context| {
+                self.hear(context, &mut open, &mut answers);
+                if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+            });
+            // Whether they come or not: what counts is in `answers`.
+            let _ = timeout(bound / 20, rest).await;
+        }
+        for n in open {
+            self.0[n].late = true;
+            answers[n] = Some(Err(Error::new(Kind::Timeout, "no answer in time").effect(Effect::Unknown)));
+        }
+        answers
+    }
+
+    fn hear(&mut self, context: &mut Context<'_>, open: &mut Vec<usize>, answers: &mut Answers) {
+        open.retain(|n| match self.0[*n].poll(context) {
+            Poll::Ready(answer) => {
+                self.0[*n].late = false;
+                answers[*n] = Some(answer);
+                false
+            }
+            Poll::Pending => true,
+        });
+    }
+
+    /// Why so few answers are not enough: the first failure that asking again can't mend if it alone is the reason, else that
+    /// too few are there. `failures` are those of the nodes that gave no answer.
+    pub(super) fn too_few(&self, answered: usize, failures: Vec<(usize, Error)>) -> Error {
+        let needed = self.majority();
+        let lasting = failures.iter().filter(|(_, error)| !error.is_transient()).count();
+        let unknown = failures.iter().any(|(_, error)| error.effect != Effect::NotApplied);
+        let effect = if unknown { Effect::Unknown } else { Effect::NotApplied };
+        let hopeless = lasting > self.len() - needed;
+        let Some((n, first)) = failures.into_iter().find(|(_, error)| !hopeless || !error.is_transient()) else {
+            return Error::new(Kind::Unavailable, "the nodes' answers don't agree, as while some of them restart").effect(effect);
+        };
+        if hopeless {
+            let message = format!("{}: {}", self.name(n), first.message);
+            return Error { effect, message, ..first };
+        }
+        let message =
+            format!("{answered} of {} nodes answered as needed, fewer than {needed}; {}: {}", self.len(), self.name(n), first.message);
+        Error { kind: Kind::Unavailable, effect, message, ..first }
+    }
+}
+
+/// More than a half of `nodes`.
+pub(super) const fn majority(nodes: usize) -> usize {
+    nodes / 2 + 1
+}

@@ -1,0 +1,260 @@
+//! Looking at locks: plain read commands to every node, so that a user with read rights only can do it.
+
+use std::{collections::BTreeSet, rc::Rc};
+
+use ::redis::{Pipeline, Value};
+
+use super::{
+    Failures, Redlock,
+    node::Question,
+    view::{Picture, Seen, last_fence},
+};
+use crate::{
+    backends::redis::{
+        failure,
+        names::{ENCODING, Names, key_of, pattern, prefix},
+        reading::{read_time, readable},
+        reply,
+        state::waiters,
+    },
+    lock::{Effect, Error, Key, Kind, LockState, NodeView, Result, Waiter},
+};
+
+/// How many commands one lock takes.
+const PER_LOCK: usize = 8;
+
+/// How many locks are read in one packet.
+const BATCH: usize = 50;
+
+fn add_reads(pipeline: &mut Pipeline, names: &Names) {
+    pipeline
+        .cmd("TIME")
+        .cmd("TYPE")
+        .arg(&names.lock)
+        // Bounded: with an empty namespace the name may be any program's huge value.
+        .cmd("GETRANGE")
+        .arg(&names.lock)
+        .arg(0)
+        .arg(99)
+        .cmd("PTTL")
+        .arg(&names.lock)
+        .cmd("HGETALL")
+        .arg(&names.record)
+        .cmd("ZRANGE")
+        .arg(&names.queue)
+        .arg(0)
+        .arg(-1)
+        .arg("WITHSCORES")
+        .cmd("HGETALL")
+        .arg(&names.waiters)
+        .cmd("GET")
+        .arg(&names.fence);
+}
+
+/// What one node says of a lock.
+struct Read {
+    seen: Seen,
+    waiters: Vec<Waiter>,
+    counter: Option<u64>,
+}
+
+impl Redlock {
+    pub(super) async fn read_lock(&mut self, key: &Key) -> Result<LockState> {
+        let names = self.names(key);
+        let mut pipeline = ::redis::pipe();
+        add_reads(&mut pipeline, &names);
+        pipeline.cmd("INFO").arg("server").cmd("INFO").arg("replication");
+        let answers = self.read(|_| Some(pipeline.clone())).await?;
+        self.look_for_kinship(&answers);
+        let each = answers.iter().map(|answer| answer.as_ref().map(|replies| replies.get(..PER_LOCK).unwrap_or_default())).collect();
+        self.put_together(key.clone(), &names, each)
+    }
+
+    pub(super) async fn read_locks(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let keys: Vec<Key> = self.scan(start).await?.into_iter().collect();
+        let mut states = Vec::new();
+        for batch in keys.chunks(BATCH) {
+            let mut pipeline = ::redis::pipe();
+            let names: Vec<Names> = batch.iter().map(|key| self.names(key)).collect();
+            for names in &names {
+                add_reads(&mut pipeline, names);
+            }
+            let answers = self.read(|_| Some(pipeline.clone())).await?;
+            for (at, (key, names)) in batch.iter().zip(&names).enumerate() {
+                let each = answers.iter().map(|answer| answer.as_ref().map(|replies| replies.chunks(PER_LOCK).nth(at).unwrap_or_default()));
+                let each = each.collect();
+                match self.put_together(key.clone(), names, each) {
+                    Ok(state) if state.holders.is_empty() => {}
+                    // With an empty namespace, that may be any program's passing value.
+                    Ok(state) if state.holders[0].foreign && self.options.namespace.as_str().is_empty() => {}
+                    Ok(state) => states.push(state),
+                    Err(error) if error.kind == Kind::Data => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(states)
+    }
+
+    /// The keys that begin with `start` and have a string stored under their name on some node.
+    async fn scan(&mut self, start: &str) -> Result<BTreeSet<Key>> {
+        let start = prefix(&self.options.namespace) + &ENCODING.encode_str(start);
+        let pattern = pattern(&start);
+        let mut found = BTreeSet::new();
+        let mut cursors = vec![Some("0".to_owned()); self.nodes.len()];
+        while cursors.iter().any(Option::is_some) {
+            let answers = self
+                .read(|n| {
+                    let mut pipeline = ::redis::pipe();
+                    pipeline
+                        .cmd("SCAN")
+                        .arg(cursors[n].as_ref()?)
+                        .arg("MATCH")
+                        .arg(&pattern)
+                        .arg("COUNT")
+                        .arg(1000)
+                        .arg("TYPE")
+                        .arg("string");
+                    Some(pipeline)
+                })
+                .await?;
+            for (cursor, answer) in cursors.iter_mut().zip(answers) {
+                let was = cursor.take();
+                let (Some(_), Ok(replies)) = (was, answer) else { continue };
+                let reply = replies.first().ok_or_else(failure::unreadable)?;
+                if let Value::ServerError(error) = reply {
+                    return Err(failure::refused(error));
+                }
+                let Some([next, names]) = reply::items(reply) else { return Err(failure::unreadable()) };
+                for name in reply::items(names).unwrap_or_default() {
+                    if let Value::BulkString(name) = name
+                        && let Ok(name) = str::from_utf8(name)
+                    {
+                        found.extend(key_of(&self.options.namespace, name));
+                    }
+                }
+                *cursor = Some(reply::text(next).ok_or_else(failure::unreadable)?).filter(|next| next != "0");
+            }
+        }
+        Ok(found)
+    }
+
+    /// Reads from each node that `commands` has some for; an error unless a majority answers.
+    async fn read(&mut self, mut commands: impl FnMut(usize) -> Option<Pipeline>) -> Result<Vec<Result<Vec<Value>>>> {
+        let bound = self.options.bound(None, 1);
+        let answers = self.nodes.ask(bound, |n| Some(Question::Reads(Rc::new(commands(n)?)))).await;
+        let mut each = Vec::new();
+        for answer in answers {
+            each.push(match answer {
+                Some(Ok(Value::Array(replies))) => Ok(replies),
+                Some(Ok(_)) => Err(failure::unreadable()),
+                Some(Err(error)) => Err(error),
+                // Not asked: it said all that it has to say before.
+                None => Ok(Vec::new()),
+            });
+        }
+        let answered = each.iter().filter(|answer| answer.is_ok()).count();
+        if answered < self.nodes.majority() {
+            let failures: Failures = each.into_iter().enumerate().filter_map(|(n, answer)| Some((n, answer.err()?))).collect();
+            return Err(self.nodes.too_few(answered, failures).effect(Effect::NotApplied));
+        }
+        Ok(each)
+    }
+
+    fn put_together(&self, key: Key, names: &Names, each: Vec<Result<&[Value], &Error>>) -> Result<LockState> {
+        let mut reads = Vec::new();
+        let mut failed = Vec::new();
+        for answer in each {
+            match answer.map(read_one) {
+                Ok(Ok(read)) => {
+                    reads.push(Some(read));
+                    failed.push(None);
+                }
+                // Without this right nothing is known, which must not read as free.
+                Ok(Err(error)) => return Err(error),
+                Err(error) => {
+                    reads.push(None);
+                    failed.push(Some(error.message.clone()));
+                }
+            }
+        }
+        let needed = self.nodes.majority();
+        let seen: Vec<Option<Seen>> = reads.iter().map(|read| read.as_ref().map(|read| read.seen.clone())).collect();
+        let no_locks: Vec<_> = seen.iter().flatten().filter(|seen| seen.is_no_lock()).collect();
+        if let Some(first) = no_locks.first()
+            && self.nodes.len() - no_locks.len() < needed
+        {
+            return Err(failure::no_lock(&format!("a {}", first.kind)));
+        }
+        let picture = Picture::of(&seen, needed);
+        let nodes = seen.iter().zip(failed).enumerate().map(|(n, (seen, error))| NodeView {
+            node: self.nodes.name(n).to_owned(),
+            held: seen.as_ref().map(|seen| !seen.is_free()),
+            fence: seen.as_ref().and_then(Seen::fence),
+            expires_in: seen.as_ref().filter(|seen| !seen.is_free()).and_then(Seen::left),
+            others: seen.as_ref().is_some_and(|seen| !seen.is_free()) && !picture.held_on.contains(&n),
+            error,
+        });
+        let nodes = nodes.collect();
+        let unknown = reads.iter().filter(|read| read.is_none()).count();
+        let counters = reads.iter().flatten().filter_map(|read| read.counter).collect();
+        Ok(LockState {
+            key,
+            stored_as: names.lock.clone(),
+            holders: picture.holder.into_iter().collect(),
+            waiters: reads.into_iter().flatten().map(|read| read.waiters).max_by_key(Vec::len).unwrap_or_default(),
+            last_fence: last_fence(counters, unknown, needed),
+            nodes,
+        })
+    }
+
+    /// Notices nodes that are one server, or copy another of them: their votes are not independent.
+    fn look_for_kinship(&mut self, answers: &[Result<Vec<Value>>]) {
+        let mut servers: Vec<(String, usize)> = Vec::new();
+        for (n, answer) in answers.iter().enumerate() {
+            let info = |at| answer.as_ref().ok().and_then(|replies| reply::text(replies.get(at)?)).unwrap_or_default();
+            let (server, replication) = (info(PER_LOCK), info(PER_LOCK + 1));
+            let name = self.nodes.name(n).to_owned();
+            if let Some(id) = field(&server, "run_id") {
+                if let Some((_, other)) = servers.iter().find(|(known, _)| known == id) {
+                    let text = format!("{name} and {} are one server, which counts once", self.nodes.name(*other));
+                    self.notice(true, text, Some("name each server once".into()));
+                }
+                servers.push((id.to_owned(), n));
+            }
+            if field(&replication, "role").is_some_and(|role| role != "master") {
+                let master = field(&replication, "master_host").zip(field(&replication, "master_port"));
+                let of = master.map(|(host, port)| format!(" of {host}:{port}")).unwrap_or_default();
+                let text = format!("{name} is a replica{of}: the nodes must not copy each other");
+                self.notice(true, text, Some("REPLICAOF NO ONE makes it a master of its own".into()));
+            }
+        }
+    }
+}
+
+/// A line of `INFO`.
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+fn read_one(replies: &[Value]) -> Result<Read> {
+    let [time, kind, value, pttl, record, queue, said, counter] = replies else { return Err(failure::unreadable()) };
+    let now = readable(time)?.and_then(read_time);
+    if let Value::ServerError(error) = kind {
+        return Err(failure::refused(error));
+    }
+    let seen = Seen {
+        now,
+        pttl: readable(pttl)?.and_then(reply::int),
+        kind: reply::text(kind).ok_or_else(failure::unreadable)?,
+        value: readable(value)?.and_then(reply::text).unwrap_or_default(),
+        record: readable(record)?.and_then(reply::pairs).unwrap_or_default(),
+    };
+    seen.check()?;
+    let none = Value::Nil;
+    Ok(Read {
+        seen,
+        waiters: waiters(now, readable(queue)?.unwrap_or(&none), readable(said)?.unwrap_or(&none)),
+        counter: readable(counter)?.and_then(reply::int).and_then(|count| u64::try_from(count).ok()),
+    })
+}

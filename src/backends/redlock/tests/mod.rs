@@ -1,0 +1,3 @@
+//! What can be told of the algorithm without a server.
+
+mod ordering;

@@ -1,0 +1,284 @@
+//! Every interleaving of a few attempts on a few nodes, to see that fences rise; and that they don't without what makes them.
+//!
+//! **The model.** An attempt is one client's: ids are never sent twice, so a client that tries again is another attempt. Its requests
+//! reach nodes in any order, at any time or never; so a node that crashes and comes back with its data is one that some requests
+//! don't reach. Of the answers to phase 1, any majority or more is heard. With clocks that do what they like, a node may forget a
+//! holder at any moment; with honest ones, only once that holder counts on nothing any more. What is *not* in it: counters that are lost.
+//!
+//! **What keeps it small.** Nodes are alike and so are clients: states that differ by a permutation are one. A holder that is forgotten
+//! matters only to who takes the node next and to a commit that finds another there, so forgetting is part of the taking. A refused
+//! commit, and one that didn't arrive, are one. Which commits are heard of is not told apart: those that count were applied, and
+//! publishing waits for as long as it likes.
+
+use std::collections::HashSet;
+
+use super::super::{acquire::fence_of, nodes::majority};
+
+const CLIENTS: usize = 3;
+
+/// What is left out of the algorithm.
+#[derive(Clone, Copy, Default)]
+struct Without {
+    second_phase: bool,
+    owner_check: bool,
+    counted_only: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Clocks {
+    /// A lease may end at any moment, as nodes' clocks jump and clients sleep.
+    Any,
+    /// A node's lease outlasts what its holder counts on.
+    Honest,
+}
+
+/// Where a client's requests to a node are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum View {
+    /// Phase 1 has not arrived.
+    #[default]
+    Ahead,
+    /// It took the node, and counted so much.
+    Taken(u8),
+    /// The commit is on its way.
+    Due,
+    /// It was applied.
+    Committed,
+    /// Nothing more will come.
+    Past,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Node {
+    owner: Option<u8>,
+    counter: u8,
+    views: [View; CLIENTS],
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Client {
+    /// Not begun.
+    #[default]
+    Idle,
+    /// In phase 1; the highest fence that was published before it began.
+    Counting(u8),
+    /// In phase 2, with its fence.
+    Committing(u8, u8),
+    Published(u8),
+    Over,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct State {
+    nodes: Vec<Node>,
+    clients: [Client; CLIENTS],
+    published: Vec<u8>,
+}
+
+impl State {
+    /// The one of all states alike that stands for them.
+    fn canonical(&self) -> Self {
+        const ORDERS: [[usize; CLIENTS]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+        let renamed = ORDERS.into_iter().map(|order| {
+            let name = |old: u8| u8::try_from(order.iter().position(|o| *o == usize::from(old)).unwrap()).unwrap();
+            let node = |node: &Node| Node { owner: node.owner.map(name), views: order.map(|old| node.views[old]), ..*node };
+            let mut nodes: Vec<Node> = self.nodes.iter().map(node).collect();
+            nodes.sort_unstable();
+            Self { nodes, clients: order.map(|old| self.clients[old]), published: self.published.clone() }
+        });
+        renamed.min().unwrap()
+    }
+
+    fn end(mut self, client: usize) -> Self {
+        self.clients[client] = Client::Over;
+        for node in &mut self.nodes {
+            node.views[client] = View::Past;
+            if node.owner == Some(u8::try_from(client).unwrap()) {
+                node.owner = None;
+            }
+        }
+        self
+    }
+
+    /// A fence is published: what is wrong with that, if anything.
+    fn publish(&mut self, fence: u8, before: u8, clocks: Clocks) -> Result<(), String> {
+        let last = self.published.iter().copied().max().unwrap_or(0);
+        // Where leases end at any moment, a holder can publish after its successor; but never what is its successor's, and what
+        // was published before it began is below.
+        if self.published.contains(&fence) || fence <= before || (clocks == Clocks::Honest && fence <= last) {
+            return Err(format!("{fence} is published after {:?}, {before} before it began", self.published));
+        }
+        self.published.push(fence);
+        self.published.sort_unstable();
+        Ok(())
+    }
+
+    fn next(&self, clocks: Clocks, without: Without, found: &mut Vec<Self>) -> Result<(), String> {
+        for i in 0..CLIENTS {
+            match self.clients[i] {
+                Client::Over => continue,
+                Client::Idle => {}
+                _ if clocks == Clocks::Any => {}
+                _ => found.push(self.clone().end(i)),
+            }
+            self.decide(i, clocks, without, found)?;
+            self.conclude(i, clocks, found)?;
+            for n in 0..self.nodes.len() {
+                // Of nodes alike one is enough.
+                if !self.nodes[..n].contains(&self.nodes[n]) {
+                    self.arrive(i, n, clocks, without, found);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The client has heard of any majority, or more, of the nodes that it took.
+    fn decide(&self, i: usize, clocks: Clocks, without: Without, found: &mut Vec<Self>) -> Result<(), String> {
+        let Client::Counting(before) = self.clients[i] else { return Ok(()) };
+        for heard in 0..1_u32 << self.nodes.len() {
+            let counts = |n: usize| match self.nodes[n].views[i] {
+                View::Taken(count) if heard & 1 << n != 0 => Some((n, u64::from(count))),
+                _ => None,
+            };
+            let counted: Vec<_> = (0..self.nodes.len()).filter_map(counts).collect();
+            if counted.len() != heard.count_ones() as usize || counted.len() < majority(self.nodes.len()) {
+                continue;
+            }
+            let fence = u8::try_from(fence_of(&counted).unwrap()).unwrap();
+            let mut next = self.clone();
+            next.clients[i] = Client::Committing(fence, before);
+            for (n, node) in next.nodes.iter_mut().enumerate() {
+                if let View::Taken(_) = node.views[i] {
+                    let due = without.counted_only || counted.iter().any(|(counted, _)| *counted == n);
+                    node.views[i] = if due { View::Due } else { View::Past };
+                }
+            }
+            if without.second_phase {
+                next.publish(fence, before, clocks)?;
+                next.clients[i] = Client::Published(fence);
+            }
+            found.push(next);
+        }
+        Ok(())
+    }
+
+    /// A majority has committed.
+    fn conclude(&self, i: usize, clocks: Clocks, found: &mut Vec<Self>) -> Result<(), String> {
+        let Client::Committing(fence, before) = self.clients[i] else { return Ok(()) };
+        if self.nodes.iter().filter(|node| node.views[i] == View::Committed).count() >= majority(self.nodes.len()) {
+            let mut next = self.clone();
+            next.publish(fence, before, clocks)?;
+            next.clients[i] = Client::Published(fence);
+            for node in &mut next.nodes {
+                if node.views[i] == View::Committed {
+                    node.views[i] = View::Past;
+                }
+            }
+            found.push(next);
+        }
+        Ok(())
+    }
+
+    /// The client's next request arrives at a node.
+    fn arrive(&self, i: usize, n: usize, clocks: Clocks, without: Without, found: &mut Vec<Self>) {
+        let me = u8::try_from(i).unwrap();
+        let mut next = self.clone();
+        let node = &mut next.nodes[n];
+        match (self.clients[i], node.views[i]) {
+            (client, View::Ahead) if node.owner.is_none() || clocks == Clocks::Any => {
+                node.owner = Some(me);
+                node.counter += 1;
+                node.views[i] = match client {
+                    Client::Idle | Client::Counting(_) => View::Taken(node.counter),
+                    // An answer after the decision counts for nothing.
+                    _ if without.counted_only => View::Due,
+                    _ => View::Past,
+                };
+                if client == Client::Idle {
+                    next.clients[i] = Client::Counting(self.published.iter().copied().max().unwrap_or(0));
+                }
+            }
+            (Client::Committing(fence, _), View::Due) if node.owner == Some(me) || without.owner_check => {
+                node.counter = node.counter.max(fence);
+                node.views[i] = View::Committed;
+            }
+            (Client::Published(fence), View::Due) if node.owner == Some(me) || without.owner_check => {
+                node.counter = node.counter.max(fence);
+                node.views[i] = View::Past;
+            }
+            _ => return,
+        }
+        found.push(next);
+    }
+}
+
+/// How many states there are, or what goes wrong in one of them.
+fn explore(nodes: usize, clients: usize, clocks: Clocks, without: Without) -> Result<usize, String> {
+    let mut first = State { nodes: vec![Node::default(); nodes], clients: Default::default(), published: Vec::new() };
+    first.clients[clients..].fill(Client::Over);
+    let mut known = HashSet::from([first.clone()]);
+    let mut open = vec![first];
+    let mut found = Vec::new();
+    while let Some(state) = open.pop() {
+        state.next(clocks, without, &mut found).map_err(|why| format!("{why}: {state:?}"))?;
+        for next in found.drain(..) {
+            let next = next.canonical();
+            if known.insert(next.clone()) {
+                open.push(next);
+            }
+        }
+    }
+    Ok(known.len())
+}
+
+/// One way through, by chance; how many fences it published.
+fn wander(nodes: usize, clocks: Clocks, without: Without) -> Result<usize, String> {
+    let mut state = State { nodes: vec![Node::default(); nodes], clients: Default::default(), published: Vec::new() };
+    let mut found = Vec::new();
+    loop {
+        state.next(clocks, without, &mut found).map_err(|why| format!("{why}: {state:?}"))?;
+        if found.is_empty() {
+            return Ok(state.published.len());
+        }
+        let at = usize::try_from(crate::lock::random() % found.len() as u64).unwrap();
+        state = found.swap_remove(at);
+        found.clear();
+    }
+}
+
+const WHOLE: Without = Without { second_phase: false, owner_check: false, counted_only: false };
+
+#[test]
+fn fences_rise_on_three_nodes_whatever_the_clocks_do() {
+    let states = explore(3, CLIENTS, Clocks::Any, WHOLE).unwrap();
+    assert!(states > 100_000, "{states}");
+}
+
+#[test]
+fn fences_rise_on_five_nodes_with_honest_clocks() {
+    let states = explore(5, CLIENTS, Clocks::Honest, WHOLE).unwrap();
+    assert!(states > 5_000, "{states}");
+}
+
+/// All that two attempts can do on five nodes, and some of what three can.
+#[test]
+fn fences_rise_on_five_nodes_whatever_the_clocks_do() {
+    let states = explore(5, 2, Clocks::Any, WHOLE).unwrap();
+    assert!(states > 20_000, "{states}");
+    let published: usize = (0..1500).map(|_| wander(5, Clocks::Any, WHOLE).unwrap()).sum();
+    assert!(published > 100, "{published} were published, too few to tell");
+}
+
+#[test]
+fn without_any_of_its_parts_the_algorithm_repeats_a_fence() {
+    let second_phase = Without { second_phase: true, ..WHOLE };
+    let owner_check = Without { owner_check: true, ..WHOLE };
+    let counted_only = Without { counted_only: true, ..WHOLE };
+    for nodes in [3, 5] {
+        assert!(explore(nodes, CLIENTS, Clocks::Honest, second_phase).is_err(), "even with honest clocks");
+        assert!(explore(nodes, CLIENTS, Clocks::Any, second_phase).is_err());
+        assert!(explore(nodes, CLIENTS, Clocks::Any, counted_only).is_err());
+    }
+    assert!(explore(3, CLIENTS, Clocks::Any, owner_check).is_err());
+}

@@ -1,0 +1,127 @@
+//! Taking, extending and giving back a row, made of a dialect's atomic statements.
+//!
+//! The usual case of each is one statement: take a free row, extend or free a hold that has no other beside it. What
+//! is left (nested holds, a request asked again, and all refusals) reads the row, works out how it should be, and
+//! writes it back if nobody changed it meanwhile and it is still held; otherwise the question is to be asked again.
+
+use async_trait::async_trait;
+
+use super::Record;
+use crate::lock::{Effect, Entry, Error, Fence, Grant, Kind, Release, Renewal, Request, Result, Scope, Token, Ttl};
+
+/// What a dialect answers, each question in one atomic statement that is judged by the server's clock.
+///
+/// "Held with this token" is: `locked_by` and `owner` are [`super::locked_by`] of it, `root` is its hold, `lock_until` lies
+/// ahead, and the layout is below [`super::LAYOUT_REFUSED`]. Every statement that changes a row counts `revision` up.
+#[async_trait(?Send)]
+pub trait Table {
+    /// Takes the row, creating it if need be, for [`super::locked_by`] of the request's token, unless it is held or of a newer layout. The
+    /// fence is one more than the last one, and never below the server's time in µs; from [`LAST_FENCE`] on there is none.
+    async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<Fence>>;
+
+    /// Extends the hold that the lock was taken with, if the lock is held with this token and no other hold is beside
+    /// it (`holds` is null), unless that would shorten it. `None` if there is no such row.
+    async fn extend(&mut self, name: &str, token: &Token, ttl: Option<Ttl>) -> Result<Option<(Ttl, Fence)>>;
+
+    /// Frees the row, if the lock is held with this token and no other hold is beside it (`holds` is null). Wakes who waits.
+    async fn free(&mut self, name: &str, token: &Token) -> Result<bool>;
+
+    /// The row as it is.
+    async fn read(&mut self, name: &str) -> Result<Option<Record>>;
+
+    /// Writes back `lock_until`, `root`, `ttl_ms`, `holds`, `metadata` and `renewed_at` if the row's owner and revision are
+    /// as they were read and it is still held. Wakes who waits if it is free by that. False if it is not as it was.
+    async fn write(&mut self, record: &Record) -> Result<bool>;
+}
+
+/// The last fence that may be given out: above it, not every program can count.
+pub const LAST_FENCE: i64 = (1 << 53) - 2;
+
+/// What came of an attempt to take a row.
+#[derive(Debug)]
+pub enum Taken {
+    /// It is ours.
+    Granted(Grant),
+    /// Somebody else has it.
+    Held(Record),
+    /// It was free again when it was looked at.
+    Passing,
+    /// The owner to be joined does not have it.
+    NotHeld,
+}
+
+/// Takes the row, or enters it for its owner.
+///
+/// # Errors
+/// The dialect's, and those of a row that can't be understood.
+pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Request) -> Result<Taken> {
+    let granted = |fence, holds| Taken::Granted(Grant { fence, ttl: request.ttl, holds, settle: std::time::Duration::ZERO, session: None });
+    let nested = request.entry == Entry::Reenter;
+    if !nested && let Some(fence) = table.grant(name, request).await? {
+        return Ok(granted(fence, 1));
+    }
+    let Some(mut record) = table.read(name).await? else {
+        return Ok(if nested { Taken::NotHeld } else { Taken::Passing });
+    };
+    record.check_layout()?;
+    if record.is_held_by(&request.token) {
+        let holds = record.enter(&request.token, request.ttl)?;
+        write(table, &record).await?;
+        return Ok(granted(record.fence(), holds));
+    }
+    if !record.is_held() && record.fence >= LAST_FENCE {
+        return Err(Error::new(Kind::Data, "the fence in the lock's row is beyond 2^53").hint("somebody wrote it: set it to what it was"));
+    }
+    Ok(match record {
+        _ if nested => Taken::NotHeld,
+        record if record.is_held() => Taken::Held(record),
+        _ => Taken::Passing,
+    })
+}
+
+/// Extends a hold.
+///
+/// # Errors
+/// As [`take`].
+pub async fn renew(table: &mut (impl Table + ?Sized), name: &str, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    if let Some((ttl, fence)) = table.extend(name, token, ttl).await? {
+        return Ok(Renewal::Renewed { ttl, fence });
+    }
+    let Some(mut record) = table.read(name).await? else { return Ok(Renewal::NotHeld) };
+    if !record.is_held_by(token) {
+        return Ok(Renewal::NotHeld);
+    }
+    record.check_layout()?;
+    let answer = record.renew(token, ttl)?;
+    if matches!(answer, Renewal::Renewed { .. }) {
+        write(table, &record).await?;
+    }
+    Ok(answer)
+}
+
+/// Gives a hold back.
+///
+/// # Errors
+/// As [`take`].
+pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Token, scope: Scope) -> Result<Release> {
+    if table.free(name, token).await? {
+        return Ok(Release::Released);
+    }
+    let Some(mut record) = table.read(name).await? else { return Ok(Release::NotHeld) };
+    if !record.is_held_by(token) {
+        return Ok(Release::NotHeld);
+    }
+    record.check_layout()?;
+    let answer = record.release(token, scope)?;
+    if answer != Release::NotHeld {
+        write(table, &record).await?;
+    }
+    Ok(answer)
+}
+
+async fn write(table: &mut (impl Table + ?Sized), record: &Record) -> Result<()> {
+    if table.write(record).await? {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Unavailable, "the lock's row was changed by somebody else at the same moment").effect(Effect::NotApplied))
+}

@@ -1,0 +1,23 @@
+//! What lock tables in SQL servers have in common, whatever the dialect and the driver.
+//!
+//! A lock is a row with the columns that ShedLock has (`name, lock_until, locked_at, locked_by`), so that its nodes and
+//! dlock exclude each other, and columns of ours beside them, which count only while `locked_by` is what we wrote. A row is
+//! never deleted by a release: ShedLock's nodes remember that it exists, and the fence in it must not start again.
+//!
+//! [`Table`] is what a dialect answers, each question in one atomic statement: take a free row, extend or free a plain
+//! hold, read a row, write back a row that nobody changed meanwhile. [`ledger`] makes the answers of a backend of them.
+//! No transaction spans a round trip, so that a client which is frozen never blocks the others.
+//!
+//! This module may not: know a driver, speak SQL, do I/O by itself.
+
+pub mod ledger;
+mod names;
+mod options;
+mod record;
+
+pub use self::{
+    ledger::{Table, Taken},
+    names::{Names, locked_by},
+    options::{Options, Secret, Server, TlsMode},
+    record::{Hold, Holds, LAYOUT, LAYOUT_REFUSED, Record, micros, ms},
+};

@@ -1,0 +1,55 @@
+//! How locks and holds are written in a lock table.
+
+use crate::lock::{Key, Namespace, Token};
+
+/// The names of a namespace: `<namespace>:<key>`, or the bare key where the namespace is empty. Keys stand as they are,
+/// since a column can hold any of them; the table must tell names apart by their bytes.
+#[derive(Clone, Debug)]
+pub struct Names(String);
+
+impl Names {
+    /// The names of `namespace`.
+    pub fn new(namespace: &Namespace) -> Self {
+        Self(match namespace.as_str() {
+            "" => String::new(),
+            namespace => format!("{namespace}:"),
+        })
+    }
+
+    /// The lock's name in the table.
+    pub fn of(&self, key: &Key) -> String {
+        self.starting_with(key.as_str())
+    }
+
+    /// What the names of all keys begin with that begin with `start`.
+    pub fn starting_with(&self, start: &str) -> String {
+        format!("{}{start}", self.0)
+    }
+
+    /// The key of a name; `None` if no key of this namespace has it.
+    pub fn key(&self, name: &str) -> Option<Key> {
+        Key::new(name.strip_prefix(&self.0)?).ok()
+    }
+}
+
+/// What stands in `locked_by` while a token's owner has the lock: unique per lease, so that no other client's "is it
+/// mine?" can be answered with yes.
+pub fn locked_by(token: &Token) -> String {
+    format!("dlock:{}", token.owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back_and_stay_in_their_namespace() {
+        let (job, slash) = (Key::new("job").unwrap(), Key::new("a:b/%").unwrap());
+        let names = Names::new(&Namespace::default());
+        assert_eq!(names.of(&job), "dlock:job");
+        assert_eq!(names.key(&names.of(&slash)), Some(slash.clone()));
+        assert_eq!((names.key("job"), names.key("dlock:"), names.key("dlock")), (None, None, None));
+        let bare = Names::new(&Namespace::new("").unwrap());
+        assert_eq!((bare.of(&job).as_str(), bare.key("job")), ("job", Some(job)));
+    }
+}

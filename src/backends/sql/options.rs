@@ -1,0 +1,139 @@
+//! What a connection to a SQL server needs to know, decoded already: no URL is parsed and nothing is opened here.
+
+use std::{fmt, path::PathBuf};
+
+use crate::lock::Namespace;
+
+/// Where a server is, how to speak with it, and where the locks are.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where it listens.
+    pub server: Server,
+    /// Whether to encrypt, and what the server must prove.
+    pub tls: TlsMode,
+    /// Certificates (PEM) of an authority of one's own.
+    pub ca_file: Option<PathBuf>,
+    /// The client's own certificate chain (PEM), with `key_file`.
+    pub cert_file: Option<PathBuf>,
+    /// The private key (PEM) of `cert_file`.
+    pub key_file: Option<PathBuf>,
+    /// The user; `None` for the driver's default.
+    pub user: Option<String>,
+    /// The password, percent-decoded.
+    pub password: Option<Secret>,
+    /// The database; `None` for the user's default.
+    pub database: Option<String>,
+    /// The table of the locks.
+    pub table: String,
+    /// What every key is put under.
+    pub namespace: Namespace,
+}
+
+impl Options {
+    /// The table's name where nobody says otherwise.
+    pub const TABLE: &str = "dlock";
+
+    /// The table `dlock` on `server` with the namespace `dlock`, as the safest way there allows.
+    pub fn new(server: Server) -> Self {
+        let tls = TlsMode::default_for(&server);
+        Self {
+            server,
+            tls,
+            ca_file: None,
+            cert_file: None,
+            key_file: None,
+            user: None,
+            password: None,
+            database: None,
+            table: Self::TABLE.into(),
+            namespace: Namespace::default(),
+        }
+    }
+
+    /// The URL without user and password.
+    pub fn redacted_url(&self, scheme: &str, usual_port: u16) -> String {
+        let database = self.database.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
+        match &self.server {
+            Server::Tcp { host, port } => {
+                let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+                let port = if *port == usual_port { String::new() } else { format!(":{port}") };
+                format!("{scheme}://{host}{port}{database}")
+            }
+            Server::Unix { path, .. } => format!("{scheme}://{database}?host={}", path.display()),
+        }
+    }
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// A host name or address (IPv6 without brackets) and a port.
+    Tcp {
+        /// The name, which a certificate must be for.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// A socket in the file system: PostgreSQL's directory, MySQL's file.
+    Unix {
+        /// Where.
+        path: PathBuf,
+        /// The port, which is in the name of PostgreSQL's socket.
+        port: u16,
+    },
+}
+
+impl Server {
+    /// Whether nobody else can listen in, or answer in the server's place, but this host's root.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Unix { .. } => true,
+            Self::Tcp { host, .. } => {
+                host.eq_ignore_ascii_case("localhost") || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+            }
+        }
+    }
+}
+
+/// How a connection is encrypted, as libpq and MySQL's clients name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsMode {
+    /// Never.
+    Disable,
+    /// If the server can; whoever answers is believed.
+    Prefer,
+    /// Always; whoever answers is believed.
+    Require,
+    /// Always, with a certificate by a known authority.
+    VerifyCa,
+    /// Always, with a certificate by a known authority for this host.
+    VerifyFull,
+}
+
+impl TlsMode {
+    /// Verified over a network, in clear on this host.
+    pub fn default_for(server: &Server) -> Self {
+        if server.is_local() { Self::Disable } else { Self::VerifyFull }
+    }
+}
+
+/// A password, which is never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a password.
+    pub fn new(password: impl Into<String>) -> Self {
+        Self(password.into())
+    }
+
+    pub(in crate::backends) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}

@@ -1,0 +1,167 @@
+//! Taking a lock, and entering one.
+
+use std::time::Duration;
+
+use super::{
+    CAPABILITIES, Tair, changed_meanwhile,
+    record::Record,
+    value::{Compared, Seen, Stored, What, compared, created, not_a_counter},
+};
+use crate::{
+    backends::redis::{failure, names::Names, reply, state::foreign},
+    lock::{Attempt, Busy, Effect, Entry, Error, Fence, Grant, Kind, Mode, Request, Result},
+};
+
+impl Tair {
+    pub(super) async fn take(&mut self, request: &Request) -> Result<Attempt> {
+        CAPABILITIES.check(request)?;
+        let names = self.names(&request.key);
+        let mode = self.options.mode;
+        let mut record = Record::new(request);
+        let mut first = ::redis::pipe();
+        let ours = match request.entry {
+            Entry::Fresh => Some(mode.create(&mut first, &names.lock, &record.write()?, request.ttl.as_millis())),
+            Entry::Reenter => None,
+        };
+        mode.read(&mut first, &names);
+        let replies = self.run(&first, ours.is_some()).await?;
+        let (stored, reads) = match &ours {
+            Some(_) => replies.split_first().map(|(reply, reads)| Ok::<_, Error>((created(reply)?, reads))).transpose()?,
+            None => Some((false, &*replies)),
+        }
+        .ok_or_else(failure::unreadable)?;
+        let seen = match Seen::read(mode, reads) {
+            Ok(seen) => seen,
+            Err(error) => {
+                if let Some(ours) = ours.filter(|_| stored) {
+                    self.undo(&names, &ours).await;
+                }
+                return Err(error);
+            }
+        };
+        if let Some(ours) = ours.filter(|_| stored) {
+            return self.count(request, &names, record, ours, &seen).await;
+        }
+        self.passing = false;
+        match seen.what {
+            What::Ours(record, stored) if record.is_of(&request.token) && record.fence.is_some() => {
+                self.enter(request, &names, *record, stored, seen.now, seen.left).await
+            }
+            _ if request.entry == Entry::Reenter => Ok(Attempt::NotHeld),
+            // Of an earlier attempt whose answer was lost.
+            What::Ours(ref record, ref stored) if record.is_of(&request.token) => {
+                self.count(request, &names, (**record).clone(), stored.clone(), &seen).await
+            }
+            What::Nothing => Ok(self.busy_in_passing()),
+            What::Ours(record, _) => {
+                let left = u64::try_from(seen.left).ok().map(Duration::from_millis);
+                let passing = record.fence.is_none();
+                self.passing = passing;
+                let holders = vec![record.holder(seen.now.map(|(ms, _)| ms), left)];
+                let position = self.join(request, &names, seen.now).await?;
+                Ok(Attempt::Busy(Busy { holders, expires_in: left, notifies: false, passing, position }))
+            }
+            What::Foreign => {
+                let left = u64::try_from(seen.left).ok().map(Duration::from_millis);
+                let position = self.join(request, &names, seen.now).await?;
+                Ok(Attempt::Busy(Busy { holders: vec![foreign(Mode::Exclusive, left)], expires_in: left, position, ..Busy::default() }))
+            }
+            What::NoLock(kind) => Err(failure::no_lock(&format!("a {kind}"))),
+        }
+    }
+
+    /// Counts, and writes the fence into the value that is ours so far.
+    async fn count(&mut self, request: &Request, names: &Names, mut record: Record, ours: Stored, seen: &Seen) -> Result<Attempt> {
+        let Some((now, micros)) = seen.now else {
+            self.undo(names, &ours).await;
+            return Err(Error::new(Kind::Denied, "the user may not ask the server for its time").hint("ACL SETUSER USER +time"));
+        };
+        let before = seen.counter.unwrap_or(0);
+        let fence = (before + 1).max(micros);
+        if fence >= 1 << 53 {
+            self.undo(names, &ours).await;
+            return Err(not_a_counter());
+        }
+        let ttl = request.ttl.as_millis();
+        record.fence = Some(fence);
+        record.since = Some(now);
+        record.renewed = Some(now);
+        record.holds = [(request.token.hold_text(), (now + millis(ttl), ttl))].into();
+        let mut second = ::redis::pipe();
+        second.cmd("INCRBY").arg(&names.fence).arg(fence - before);
+        let written = self.options.mode.swap(&mut second, &names.lock, &ours, &record.write()?, millis(ttl));
+        let replies = self.run(&second, true).await?;
+        let [counted, swapped] = &*replies else { return Err(failure::unreadable()) };
+        match compared(swapped)? {
+            Compared::Done => {}
+            Compared::Changed | Compared::Gone => return Ok(self.busy_in_passing()),
+        }
+        // Others may have counted as well, before they found that the lock isn't theirs: then it is more.
+        if reply::int(counted).and_then(|counted| u64::try_from(counted).ok()).is_none_or(|counted| counted < fence) {
+            self.undo(names, &written).await;
+            return Err(match counted {
+                ::redis::Value::ServerError(error) => failure::refused(error),
+                _ => Error::new(Kind::Unavailable, "the fence counter was set back meanwhile"),
+            });
+        }
+        self.written = Some((request.key.clone(), request.token, written));
+        self.leave_as_holder(request).await;
+        Ok(granted(request, fence, 1))
+    }
+
+    /// Adds a hold to those of the owner, or asks for one of them again.
+    async fn enter(
+        &mut self,
+        request: &Request,
+        names: &Names,
+        mut record: Record,
+        stored: Stored,
+        now: Option<(i64, u64)>,
+        left: i64,
+    ) -> Result<Attempt> {
+        let (Some((now, _)), Some(fence)) = (now, record.fence) else { return Ok(Attempt::NotHeld) };
+        let hold = request.token.hold_text();
+        let ttl = request.ttl.as_millis();
+        // Asked again after it was extended, the hold keeps what it was given.
+        let ends = record.live(&hold, now).map_or(0, |(ends, _)| ends).max(now + millis(ttl));
+        record.settle(now);
+        record.holds.insert(hold, (ends, ttl));
+        record.renewed = Some(now);
+        let mut swap = ::redis::pipe();
+        let lasts = record.lasts(now).max(left);
+        let written = self.options.mode.swap(&mut swap, &names.lock, &stored, &record.write()?, lasts);
+        let replies = self.run(&swap, true).await?;
+        match replies.first().map(compared).transpose()? {
+            Some(Compared::Done) => {
+                let only = record.holds.len() == 1;
+                self.written = only.then(|| (request.key.clone(), request.token, written));
+                self.leave_as_holder(request).await;
+                Ok(granted(request, fence, u32::try_from(record.holds.len()).unwrap_or(u32::MAX)))
+            }
+            Some(Compared::Changed) => Err(changed_meanwhile()),
+            Some(Compared::Gone) if request.entry == Entry::Reenter => Ok(Attempt::NotHeld),
+            Some(Compared::Gone) => Ok(self.busy_in_passing()),
+            None => Err(failure::unreadable()),
+        }
+    }
+
+    fn busy_in_passing(&mut self) -> Attempt {
+        self.passing = true;
+        Attempt::Busy(Busy { passing: true, ..Busy::default() })
+    }
+
+    /// Deletes what this very attempt wrote. If that fails, it ends with its TTL.
+    async fn undo(&mut self, names: &Names, written: &Stored) {
+        let mut delete = ::redis::pipe();
+        self.options.mode.delete(&mut delete, &names.lock, written);
+        let _ = self.run(&delete, false).await.map_err(|error| error.effect(Effect::Unknown));
+    }
+}
+
+pub(super) fn millis(ms: u64) -> i64 {
+    i64::try_from(ms).unwrap_or(i64::MAX)
+}
+
+fn granted(request: &Request, fence: u64, holds: u32) -> Attempt {
+    Attempt::Granted(Grant { fence: Fence(fence), ttl: request.ttl, holds, settle: Duration::ZERO, session: None })
+}

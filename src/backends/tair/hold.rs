@@ -1,0 +1,98 @@
+//! Extending a hold and giving it back.
+
+use std::time::Duration;
+
+use super::{
+    CAPABILITIES, Tair,
+    acquire::millis,
+    changed_meanwhile,
+    record::Record,
+    value::{Compared, Seen, Stored, What, compared},
+};
+use crate::{
+    backends::redis::{failure, names::Names},
+    lock::{Fence, Key, Release, Renewal, Result, Scope, Token, Ttl},
+};
+
+impl Tair {
+    /// The owner's record as it stands, with the time and what is left of the lock; `None` if the hold is not there.
+    async fn find(&mut self, names: &Names, token: &Token) -> Result<Option<(Record, Stored, i64, i64)>> {
+        let mut look = ::redis::pipe();
+        self.options.mode.read(&mut look, names);
+        let replies = self.look(&look).await?;
+        let seen = Seen::read(self.options.mode, &replies)?;
+        let What::Ours(record, stored) = seen.what else { return Ok(None) };
+        let Some((now, _)) = seen.now else { return Err(failure::unreadable()) };
+        let hold = token.hold_text();
+        // An attempt that has not counted has no holds yet; it can be undone.
+        let is_there = record.live(&hold, now).is_some() || (record.fence.is_none() && record.root == hold);
+        Ok((is_there && record.is_of(token)).then_some((*record, stored, now, seen.left)))
+    }
+
+    async fn compare(&mut self, pipeline: &::redis::Pipeline) -> Result<Compared> {
+        let replies = self.run(pipeline, false).await?;
+        replies.first().map(compared).transpose()?.ok_or_else(failure::unreadable)
+    }
+
+    pub(super) async fn extend(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        if let Some(ttl) = ttl {
+            CAPABILITIES.check_ttl(ttl)?;
+        }
+        let names = self.names(key);
+        let hold = token.hold_text();
+        let Some((mut record, stored, now, left)) = self.find(&names, token).await? else { return Ok(Renewal::NotHeld) };
+        let (Some((held_until, taken_with)), Some(fence)) = (record.live(&hold, now), record.fence) else { return Ok(Renewal::NotHeld) };
+        let ttl = ttl.map_or(taken_with, Ttl::as_millis);
+        let ends = now + millis(ttl);
+        if ends < held_until {
+            return Ok(Renewal::WouldShorten { expires_in: Duration::from_millis(u64::try_from(held_until - now).unwrap_or(0)) });
+        }
+        record.settle(now);
+        record.holds.insert(hold, (ends, taken_with));
+        record.renewed = Some(now);
+        let mut swap = ::redis::pipe();
+        let lasts = record.lasts(now).max(left);
+        let written = self.options.mode.swap(&mut swap, &names.lock, &stored, &record.write()?, lasts);
+        match self.compare(&swap).await? {
+            Compared::Done => {
+                self.written = (record.holds.len() == 1).then(|| (key.clone(), *token, written));
+                let ttl = Ttl::new(Duration::from_millis(ttl)).map_err(|_| failure::unreadable())?;
+                Ok(Renewal::Renewed { ttl, fence: Fence(fence) })
+            }
+            Compared::Changed => Err(changed_meanwhile()),
+            Compared::Gone => Ok(Renewal::NotHeld),
+        }
+    }
+
+    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+        let names = self.names(key);
+        if let Some((_, _, stored)) = self.written.take().filter(|(k, t, _)| (k, t) == (key, token)) {
+            let mut delete = ::redis::pipe();
+            self.options.mode.delete(&mut delete, &names.lock, &stored);
+            if self.compare(&delete).await? == Compared::Done {
+                return Ok(Release::Released);
+            }
+        }
+        let hold = token.hold_text();
+        let Some((mut record, stored, now, _)) = self.find(&names, token).await? else { return Ok(Release::NotHeld) };
+        record.settle(now);
+        // Who entered whom is not recorded: only the first hold is known to enclose all others.
+        let whole_tree = scope == Scope::Tree && record.root == hold;
+        record.holds.remove(&hold);
+        let mut step = ::redis::pipe();
+        let answer = if record.holds.is_empty() || whole_tree {
+            self.options.mode.delete(&mut step, &names.lock, &stored);
+            Release::Released
+        } else {
+            // What is left lasts as long as its own holds: an inner one that is killed must not keep the outer one's time.
+            let lasts = record.lasts(now).max(1);
+            self.options.mode.swap(&mut step, &names.lock, &stored, &record.write()?, lasts);
+            Release::StillHeld(u32::try_from(record.holds.len()).unwrap_or(u32::MAX))
+        };
+        match self.compare(&step).await? {
+            Compared::Done => Ok(answer),
+            Compared::Changed => Err(changed_meanwhile()),
+            Compared::Gone => Ok(Release::NotHeld),
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! Joining the line, being granted the lock at its head, and waiting for the one before.
+
+use std::time::Duration;
+
+use super::{
+    CAPABILITIES, ZooKeeper,
+    contender::{self, Contender, blocker},
+    failure::{self, Asked, Fault},
+    hold::{Hold, Place, Seen, Way, unexpected},
+    look::{Clock, Look, fence, look},
+    names::{guid, meta_folder},
+    record::{Last, Record, Said},
+    session::{Ensemble, LONGEST, Session},
+    wire::{Code, Node, Reply, Request as Ask},
+};
+use crate::lock::{Attempt, Busy, Entry, Error, Grant, Holder, Kind, Mode, Request, Result, Ttl, Wake};
+
+/// How long a holder that vanished is given to stop what it ran.
+const SETTLE: Duration = Duration::from_millis(500);
+/// How often what has changed meanwhile is looked at again within one question.
+const LOOKS: usize = 16;
+/// A waiter is told by the server when its turn comes; what it is told of the end of a lease must not make it poll.
+const SOONEST: Duration = Duration::from_millis(250);
+
+impl ZooKeeper {
+    pub(super) async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        CAPABILITIES.check(request)?;
+        self.options().check()?;
+        if request.entry == Entry::Reenter {
+            return self.enter(request).await;
+        }
+        let at = self.hold_or_new(request, true).await?;
+        self.holds[at].waiting = request.waiting;
+        let outcome = self.stand_and_ask(at, request).await;
+        let keep = match &outcome {
+            Ok(Attempt::Granted(_)) => true,
+            Ok(_) => request.waiting,
+            // What may have been done is looked for by the next attempt, or undone by a release.
+            Err(error) => error.is_transient(),
+        };
+        if !keep {
+            let hold = self.holds.remove(at);
+            if let Some(session) = hold.session {
+                session.close(&self.ensemble).await;
+            }
+        }
+        outcome
+    }
+
+    async fn stand_and_ask(&mut self, at: usize, request: &Request) -> Result<Attempt> {
+        let hold = &mut self.holds[at];
+        for _ in 0..3 {
+            if hold.session.is_none() {
+                hold.session = Some(negotiate(&self.ensemble, request).await?);
+            }
+            match hold.stand(&self.ensemble, request).await {
+                Ok(Standing::First) => return hold.grant_of(),
+                Ok(Standing::Behind(line)) => return hold.busy(&self.ensemble, request, &line).await,
+                Err(Fault::Expired) => hold.forget(),
+                Err(Fault::Error(error)) => return Err(error),
+            }
+        }
+        Err(Fault::Expired.into_error())
+    }
+
+    pub(super) async fn await_turn(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        let hold = self.holds.iter_mut().find(|hold| hold.is(&request.key, &request.token));
+        let Some((_, watch)) = hold.and_then(|hold| hold.blocker.as_mut()) else {
+            // Nobody tells when a lock that is busy only in passing is free.
+            pause(at_most.min(Duration::from_millis(10))).await;
+            return Ok(Wake::TimedOut);
+        };
+        tokio::select! {
+            biased;
+            () = watch => {}
+            () = pause(at_most) => return Ok(Wake::TimedOut),
+        }
+        if let Some(hold) = self.holds.iter_mut().find(|hold| hold.is(&request.key, &request.token)) {
+            hold.blocker = None;
+        }
+        Ok(Wake::Changed)
+    }
+}
+
+#[allow(clippy::disallowed_methods)] // waiting is what this is for
+async fn pause(length: Duration) {
+    tokio::time::sleep(length).await;
+}
+
+/// A session of the lease that is asked for, or of the nearest one if nobody asked for just that.
+pub(super) async fn negotiate(ensemble: &Ensemble, request: &Request) -> Result<Session> {
+    let wanted = request.ttl.get();
+    let session = Session::open(ensemble, wanted, request.detached).await?;
+    let given = session.timeout;
+    if given == wanted || !request.ttl_asked {
+        return Ok(session);
+    }
+    session.close(ensemble).await;
+    // The other end of the range is found out by asking for what lies beyond it.
+    let other = Session::open(ensemble, if given < wanted { Duration::from_millis(500) } else { LONGEST }, false).await?;
+    let (min, max) = (given.min(other.timeout), given.max(other.timeout));
+    other.close(ensemble).await;
+    let text = humantime::format_duration;
+    Err(Error::new(
+        Kind::Unsupported,
+        format!("the server can't give a lease of {}: its sessions last {} to {}", text(wanted), text(min), text(max)),
+    )
+    .hint("minSessionTimeout and maxSessionTimeout in its configuration set the range"))
+}
+
+/// Where one stands in the line.
+enum Standing {
+    /// Nobody has to be waited for; the grant is marked and confirmed.
+    First,
+    /// Somebody has.
+    Behind(Vec<Contender>),
+}
+
+impl Hold {
+    /// Takes a place in line if there is none yet, and the lock if nobody stands before it.
+    async fn stand(&mut self, ensemble: &Ensemble, request: &Request) -> Asked<Standing> {
+        if self.granted {
+            if self.confirm(ensemble).await? {
+                return Ok(Standing::First);
+            }
+            // Deleted from outside: a new place at the end of the line.
+            (self.granted, self.place, self.maybe_placed) = (false, None, true);
+        }
+        let mut make_ways = false;
+        for _ in 0..LOOKS {
+            let mut seen = self.read_line(ensemble, self.place.is_none()).await?;
+            if self.place.is_none() && self.maybe_placed {
+                self.find_place(ensemble, &seen.line).await?;
+            }
+            if self.place.is_none() {
+                let shared = request.mode == Mode::Shared;
+                let free = seen.line.iter().all(|other| shared && other.shared);
+                if !free && !request.waiting {
+                    return Ok(Standing::Behind(seen.line));
+                }
+                let ways = if seen.missing || make_ways { self.ways(ensemble) } else { Vec::new() };
+                let Some(joined) = self.join(ensemble, request, free, &ways).await? else {
+                    make_ways = true;
+                    continue;
+                };
+                seen = joined;
+            }
+            let Some(place) = self.place.clone() else { continue };
+            if !seen.line.iter().any(|other| other.name == place.contender.name) {
+                // Deleted, or this server hasn't heard of it yet: only another look tells.
+                self.place = self.stat(ensemble, &place.path).await?.map(|_| place);
+                continue;
+            }
+            let own = guid(&self.token);
+            match blocker(&seen.line, &place.contender) {
+                None => {
+                    if self.take(ensemble, &place, &seen).await? {
+                        return Ok(Standing::First);
+                    }
+                }
+                Some(other) if other.guid() == Some(&*own) => self.drop_double(ensemble, other).await?,
+                Some(_) if seen.is_marked(&own) => self.unmark(ensemble).await?,
+                Some(other) if request.waiting => {
+                    let path = self.names.contender(&other.name);
+                    if self.blocker.as_ref().is_none_or(|(watched, _)| *watched != path) {
+                        let Some(session) = &mut self.session else { return Err(Fault::Expired) };
+                        let Some(watch) = session.watch(ensemble, &path).await? else { continue };
+                        self.blocker = Some((path, watch));
+                    }
+                    return Ok(Standing::Behind(seen.line));
+                }
+                Some(_) => {
+                    // Somebody came first between the look and the joining, and nobody waits for this try.
+                    self.remove(ensemble, &[&place.path]).await?;
+                    self.place = None;
+                    return Ok(Standing::Behind(seen.line.into_iter().filter(|other| other.name != place.contender.name).collect()));
+                }
+            }
+        }
+        Err(failure::unsettled().into())
+    }
+
+    /// Puts a node at the end of the line; the line after that, or `None` if a directory was not there.
+    ///
+    /// If nobody seems to stand in line, the grant is marked in the same transaction: it is confirmed by it if nobody does,
+    /// and taken back otherwise.
+    async fn join(&mut self, ensemble: &Ensemble, request: &Request, free: bool, ways: &[Way]) -> Asked<Option<Seen>> {
+        let (names, own, beat) = (self.names.clone(), guid(&self.token), self.beat());
+        let (path, mark) = (names.contender(&contender::name(&own, request.mode)), names.mark(&own));
+        let data = Said::write(request.detached, request.metadata.as_ref());
+        let (record, ttl) = (Record::write(Last::Here), self.ttl());
+        let mut requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create { path, data, node: *node }).collect();
+        let create = Ask::Create { path: &path, data: &data, node: Node::Contender };
+        requests.push(if free {
+            Ask::All(vec![
+                create,
+                Ask::Create { path: &mark, data: &[], node: Node::Persistent },
+                Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral },
+                Ask::Write { path: &names.meta, data: &record },
+            ])
+        } else {
+            create
+        });
+        requests.extend([Ask::Children { path: &names.lock }, Ask::Children { path: &names.meta }]);
+        self.maybe_placed = true;
+        let mut answers = self.ask(ensemble, &requests).await?;
+        let seen = answers.split_off(ways.len() + 1);
+        let (path, stat) = match answers.pop() {
+            Some(Ok(Reply::Made { path, stat })) => (path, Some(stat)),
+            Some(Ok(Reply::AllDone { made: Some(made) })) => made,
+            Some(Err(Code::NoNode) | Ok(Reply::RolledBack { code: Code::NoNode, .. })) => {
+                self.maybe_placed = false;
+                // Containers are newer than 3.4.
+                self.no_containers = answers.contains(&Err(Code::Unimplemented));
+                if answers.contains(&Err(Code::NoAuth)) {
+                    return Err(failure::refused(&Code::NoAuth).into());
+                }
+                return Ok(None);
+            }
+            // An earlier session of ours left its mark.
+            Some(Ok(Reply::RolledBack { code: Code::NodeExists, .. })) => {
+                self.maybe_placed = false;
+                self.remove(ensemble, &[&mark]).await?;
+                return Ok(None);
+            }
+            answer => return Err(unexpected(answer).into()),
+        };
+        let stat = match stat {
+            Some(stat) => Some(stat),
+            None => self.stat(ensemble, &path).await?,
+        };
+        let contender = path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
+        let (Some(contender), Some(stat)) = (contender, stat) else { return Err(failure::unreadable().into()) };
+        let fence = fence(&stat).ok_or_else(failure::unreadable)?;
+        self.place = Some(Place { contender, path, fence });
+        Ok(Some(Seen { joined: free, ..Seen::read(seen)? }))
+    }
+
+    /// Takes the lock at the head of the line. False if the line has to be looked at again.
+    async fn take(&mut self, ensemble: &Ensemble, place: &Place, seen: &Seen) -> Asked<bool> {
+        let mut stale = seen.stale();
+        if !stale.is_empty() {
+            // A reader may have come or gone between the two looks.
+            let still = self.read_line(ensemble, false).await?.stale();
+            stale.retain(|name| still.contains(name));
+        }
+        // Marked together with its making, it is confirmed, unless the answer to that was lost.
+        let marked = seen.joined && seen.is_marked(&guid(&self.token));
+        if !marked && !self.mark_grant(ensemble, place).await? {
+            return Ok(false);
+        }
+        (self.granted, self.blocker, self.stale) = (true, None, stale);
+        Ok(true)
+    }
+
+    /// Finds the node that a create made whose answer was lost.
+    pub(super) async fn find_place(&mut self, ensemble: &Ensemble, line: &[Contender]) -> Asked<()> {
+        let own = guid(&self.token);
+        let session = self.session.as_ref().map(|session| session.id);
+        for contender in line.iter().filter(|contender| contender.guid() == Some(&*own)) {
+            let path = self.names.contender(&contender.name);
+            let Some(stat) = self.stat(ensemble, &path).await? else { continue };
+            // Of an older session that is just ending, it is only in the way.
+            if let (true, Some(fence)) = (Some(stat.session) == session, fence(&stat)) {
+                self.place = Some(Place { contender: contender.clone(), path, fence });
+                return Ok(());
+            }
+        }
+        self.maybe_placed = false;
+        Ok(())
+    }
+
+    /// Removes a second node of our own that a late request made before the one that we know. One of another session
+    /// of ours is gone soon.
+    async fn drop_double(&mut self, ensemble: &Ensemble, double: &Contender) -> Asked<()> {
+        let path = self.names.contender(&double.name);
+        self.remove(ensemble, &[&path]).await
+    }
+
+    /// Takes back a mark that proved too early.
+    async fn unmark(&mut self, ensemble: &Ensemble) -> Asked<()> {
+        let (mark, beat) = (self.names.mark(&guid(&self.token)), self.beat());
+        self.remove(ensemble, &[&mark, &beat]).await
+    }
+
+    /// Removes nodes, if they are there.
+    async fn remove(&mut self, ensemble: &Ensemble, paths: &[&str]) -> Asked<()> {
+        let requests: Vec<_> = paths.iter().map(|path| Ask::Delete { path }).collect();
+        for answer in self.ask(ensemble, &requests).await? {
+            if !matches!(answer, Ok(_) | Err(Code::NoNode)) {
+                return Err(unexpected(Some(answer)).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks the grant, if our node is still there. False if the line has to be looked at again.
+    async fn mark_grant(&mut self, ensemble: &Ensemble, place: &Place) -> Asked<bool> {
+        let (names, beat, mark) = (self.names.clone(), self.beat(), self.names.mark(&guid(&self.token)));
+        let (record, ttl) = (Record::write(Last::Fence(place.fence.0)), self.ttl());
+        let steps = vec![
+            Ask::Check { path: &place.path },
+            Ask::Create { path: &mark, data: &[], node: Node::Persistent },
+            Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral },
+            Ask::Write { path: &names.meta, data: &record },
+        ];
+        match self.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
+            Some(Ok(Reply::AllDone { .. })) => Ok(true),
+            Some(Ok(Reply::RolledBack { at: 0, code: Code::NoNode })) => {
+                self.place = None;
+                Ok(false)
+            }
+            Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => {
+                let ways = self.ways(ensemble);
+                let requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create { path, data, node: *node }).collect();
+                self.ask(ensemble, &requests).await?;
+                Ok(false)
+            }
+            // It was marked before, and the answer lost; or an earlier session of ours left its mark.
+            Some(Ok(Reply::RolledBack { code: Code::NodeExists, .. })) => {
+                let held = self.confirm(ensemble).await?;
+                if !held {
+                    self.remove(ensemble, &[&mark]).await?;
+                }
+                Ok(held)
+            }
+            answer => Err(unexpected(answer).into()),
+        }
+    }
+
+    fn ttl(&self) -> String {
+        self.session.as_ref().map(|session| session.timeout.as_millis().to_string()).unwrap_or_default()
+    }
+
+    fn grant_of(&mut self) -> Result<Attempt> {
+        let (Some(place), Some(session)) = (&self.place, &mut self.session) else { return Err(failure::unsettled()) };
+        let grant = Grant {
+            fence: place.fence,
+            ttl: Ttl::new(session.timeout)?,
+            holds: 1,
+            settle: if self.stale.is_empty() { Duration::ZERO } else { SETTLE },
+            session: session.hand_over(),
+        };
+        session.let_go();
+        Ok(Attempt::Granted(grant))
+    }
+
+    /// Who has the lock, for somebody who stands in `line` or only looked at it.
+    async fn busy(&mut self, ensemble: &Ensemble, request: &Request, line: &[Contender]) -> Result<Attempt> {
+        let folder = meta_folder(&ensemble.options.chroot, &ensemble.options.namespace);
+        // Who stands in line is told the time by what the others do: one write less for each look.
+        let clock = if self.place.is_some() { Clock::Known(0) } else { Clock::Make(&folder) };
+        let Some(session) = &mut self.session else { return Err(failure::unsettled()) };
+        let Look { holders, .. } = look(session, ensemble, &self.names, line, false, clock).await.map_err(Fault::into_error)?;
+        let position = self.place.as_ref().filter(|_| request.waiting).and_then(|place| {
+            let at = line.iter().position(|other| other.name == place.contender.name)?;
+            u32::try_from(at + 1 - holders.len().min(at)).ok()
+        });
+        let soonest = if request.waiting { SOONEST } else { Duration::ZERO };
+        let head = position.is_none_or(|position| position == 1);
+        let known = |holder: &Holder| holder.expires_in;
+        let expires_in = holders.iter().filter_map(known).max().filter(|_| head && holders.iter().all(|h| h.expires_in.is_some()));
+        // Nobody has it just now; who waits is told of its turn.
+        let expires_in = if holders.is_empty() { Some(soonest) } else { expires_in };
+        Ok(Attempt::Busy(Busy {
+            expires_in: expires_in.map(|left| left.max(soonest)),
+            notifies: true,
+            passing: holders.is_empty(),
+            position,
+            holders,
+        }))
+    }
+}

@@ -1,0 +1,149 @@
+//! The nodes of a lock's directory: who holds the lock or waits for it, of whatever library.
+//!
+//! Everybody's nodes have their place in one line by the number at their end, which the server gave them. Recognised:
+//!
+//! | name | who |
+//! |---|---|
+//! | `…-read-lock-N` | dlock, shared. To Curator's mutex it is one of its own, so that the two exclude each other |
+//! | `…lock-N` | dlock, exclusive; Curator's mutex, go-zookeeper, the Rust client |
+//! | `…__WRIT__N`, `…__READ__N` | Curator's read-write lock: waited for, but it waits for dlock's readers and writers as little as for Curator's mutex |
+//! | `…__lock__N`, `…__rlock__N` | kazoo, which waits for dlock if told so (`extra_lock_patterns=["-lock-"]`) |
+
+use crate::lock::Mode;
+
+/// One node of the line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Contender {
+    /// The node's name in the directory.
+    pub(super) name: String,
+    /// Its place. The server counts on from 2^31-1 with -2^31, so that only differences mean something.
+    sequence: i32,
+    /// How it wants the lock.
+    pub(super) shared: bool,
+}
+
+/// Beginnings of dlock's names, before the public id.
+const PREFIX: &str = "_c_";
+
+/// What stands between a name's beginning and its number, and whether it is a reader's; longer ones first.
+const FAMILIES: [(&str, bool); 6] =
+    [("-read-lock-", true), ("lock-", false), ("__WRIT__", false), ("__READ__", true), ("__rlock__", true), ("__lock__", false)];
+
+/// The name of a contender of dlock's, without the number that the server adds.
+pub(super) fn name(guid: &str, mode: Mode) -> String {
+    match mode {
+        Mode::Shared => format!("{PREFIX}{guid}-read-lock-"),
+        Mode::Exclusive | Mode::Permits(_) => format!("{PREFIX}{guid}-lock-"),
+    }
+}
+
+impl Contender {
+    /// Reads a node's name; `None` if it is no contender's.
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        FAMILIES.into_iter().find_map(|(family, shared)| {
+            let (_, number) = name.rsplit_once(family)?;
+            // Ten places, filled with zeros; a sign takes one of them, or is an eleventh.
+            let digits = number.strip_prefix('-').unwrap_or(number);
+            let plain = (9..=10).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
+            Some(Self { name: name.to_owned(), sequence: plain.then(|| number.parse().ok())??, shared })
+        })
+    }
+
+    /// Whether this one came before `other`.
+    pub(super) fn before(&self, other: &Self) -> bool {
+        self.sequence != other.sequence && other.sequence.wrapping_sub(self.sequence) > 0
+    }
+
+    /// The public id of its owner, if the name is one of dlock's or Curator's.
+    pub(super) fn guid(&self) -> Option<&str> {
+        let rest = self.name.strip_prefix(PREFIX)?;
+        rest.get(..36).filter(|_| rest.as_bytes().get(36) == Some(&b'-'))
+    }
+}
+
+/// All contenders of a directory, first come first; or the name of a child that is none.
+pub(super) fn line(children: &[String]) -> Result<Vec<Contender>, String> {
+    let mut line = Vec::with_capacity(children.len());
+    for child in children {
+        line.push(Contender::parse(child).ok_or_else(|| child.clone())?);
+    }
+    // Not a comparison by number: around the overflow the smallest numbers came last.
+    let newest = line.iter().fold(None::<i32>, |newest, c| match newest {
+        Some(newest) if newest.wrapping_sub(c.sequence) > 0 => Some(newest),
+        _ => Some(c.sequence),
+    });
+    if let Some(newest) = newest {
+        line.sort_by_key(|c| std::cmp::Reverse(newest.wrapping_sub(c.sequence)));
+    }
+    Ok(line)
+}
+
+/// How many at the head of the line hold the lock together: one writer, or all readers before the first writer.
+pub(super) fn heads(line: &[Contender]) -> usize {
+    match line.first() {
+        None => 0,
+        Some(first) if !first.shared => 1,
+        Some(_) => line.iter().take_while(|c| c.shared).count(),
+    }
+}
+
+/// The last of those in `line` that `own` has to wait for.
+pub(super) fn blocker<'a>(line: &'a [Contender], own: &Contender) -> Option<&'a Contender> {
+    line.iter().rev().find(|other| other.before(own) && !(own.shared && other.shared))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GUID: &str = "0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001";
+
+    fn names(line: &[Contender]) -> Vec<&str> {
+        line.iter().map(|c| &c.name[c.name.len() - 3..]).collect()
+    }
+
+    fn of(names: &[&str]) -> Vec<Contender> {
+        line(&names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn every_family_has_its_place_by_its_number() {
+        let line = of(&[
+            "ffffffffffffffffffffffffffffffff__lock__0000000003",
+            "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-lock-0000000010",
+            "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-__WRIT__0000000001",
+            "_c_8743c9c0079549078 7fd6c719a6b4586-lock-0000000004",
+            "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-read-lock-0000000005",
+            "a__rlock__0000000002",
+            "lock-0000000000",
+        ]);
+        assert_eq!(names(&line), ["000", "001", "002", "003", "004", "005", "010"]);
+        assert_eq!(line.iter().map(|c| c.shared).collect::<Vec<_>>(), [false, false, true, false, false, true, false]);
+        assert_eq!((line[6].guid(), line[3].guid()), (Some(GUID), None));
+    }
+
+    #[test]
+    fn what_is_no_contender_is_told() {
+        for bad in ["locks", "config", "lock-", "lock-12", "lock-00000000001x", "x-0000000001", "a-lease-0000000001", "lock-99999999999"] {
+            assert_eq!(line(&[bad.to_owned()]), Err(bad.to_owned()));
+        }
+    }
+
+    #[test]
+    fn numbers_go_on_after_their_overflow() {
+        let line = of(&["b-lock--2147483648", "a-lock-2147483647", "c-lock--2147483647", "z-lock-2147483600"]);
+        assert_eq!(line.iter().map(|c| &c.name[..1]).collect::<Vec<_>>(), ["z", "a", "b", "c"]);
+        assert_eq!(blocker(&line, &line[2]).map(|c| &c.name[..1]), Some("a"));
+        assert_eq!(blocker(&line, &line[0]), None);
+        assert_eq!(Contender::parse("x-lock--000000005").unwrap().sequence, -5);
+    }
+
+    #[test]
+    fn readers_wait_for_writers_only() {
+        let line = of(&["r-read-lock-0000000001", "s-read-lock-0000000002", "w-lock-0000000003", "t-read-lock-0000000004"]);
+        assert_eq!(heads(&line), 2);
+        assert_eq!(blocker(&line, &line[1]), None);
+        assert_eq!(blocker(&line, &line[2]), Some(&line[1]));
+        assert_eq!(blocker(&line, &line[3]), Some(&line[2]));
+    }
+}

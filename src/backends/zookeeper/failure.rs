@@ -1,0 +1,109 @@
+//! From what ZooKeeper, the network and TLS say to the one error type.
+
+use std::io;
+
+use super::wire::Code;
+use crate::lock::{Effect, Error, Kind};
+
+/// Why something could not be asked, told apart where it matters.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// The session is over, and with it all that was ephemeral of it.
+    Expired,
+    Error(Error),
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl Fault {
+    /// As an error, where the end of a session means nothing in particular.
+    pub(super) fn into_error(self) -> Error {
+        match self {
+            Self::Expired => Error::new(Kind::Unavailable, "the server ended the session while it was in use").effect(Effect::Unknown),
+            Self::Error(error) => error,
+        }
+    }
+}
+
+/// The result of asking over a session.
+pub(super) type Asked<T> = Result<T, Fault>;
+
+/// A refusal that no caller had a meaning for. Of a refused request nothing was applied.
+pub(super) fn refused(code: &Code) -> Error {
+    let unavailable = |message: &str| Error::new(Kind::Unavailable, message);
+    match code {
+        Code::NoAuth => Error::new(Kind::Denied, "the user has not all the rights that dlock needs on the lock's nodes")
+            .hint("`getAcl` on the server shows whose they are; ?auth=digest with a user in the URL logs in"),
+        Code::InvalidAcl => {
+            Error::new(Kind::Denied, "the server takes no ACL of this user").hint("?auth=digest needs the user and the password")
+        }
+        Code::SessionMoved => unavailable("the session went on by way of another server").effect(Effect::Unknown),
+        Code::Throttled => unavailable("the server has more requests than it takes"),
+        Code::QuotaExceeded => unavailable("a quota of the server is used up").hint("`listquota` and `setquota` show and raise it"),
+        Code::Other(what) => unavailable(&format!("the server refused for now: {what}")),
+        Code::NoNode | Code::NodeExists | Code::NotEmpty | Code::Unimplemented => unsettled(),
+    }
+}
+
+/// The server wants another login than it was given.
+pub(super) fn login_refused() -> Error {
+    Error::new(Kind::Denied, "the server refused the login")
+        .hint("?auth=digest is the scheme that dlock knows; the user is in the URL, the password in DLOCK_PASSWORD or --password-file")
+}
+
+/// No server let us in: nothing was applied.
+pub(super) fn unreachable(error: zookeeper_client::Error) -> Error {
+    Error::new(Kind::Unavailable, "none of the servers lets dlock in")
+        .hint("are they running, has the ensemble a majority, and does it allow so many connections (maxClientCnxns)?")
+        .source(error)
+}
+
+/// No connection to one server.
+pub(super) fn not_connected(error: io::Error) -> Error {
+    let plain = |message: &str| Error::new(Kind::Unavailable, message);
+    let failure = match error.kind() {
+        io::ErrorKind::ConnectionRefused => plain("nothing listens there").hint("is the server running, and is the port right?"),
+        io::ErrorKind::TimedOut => plain("the server did not answer"),
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => plain("the server's network can't be reached"),
+        _ => plain("can't connect to the server"),
+    };
+    failure.source(error)
+}
+
+/// The host name means nothing.
+pub(super) fn unresolved(error: io::Error) -> Error {
+    Error::new(Kind::Unavailable, "the server's name can't be resolved").source(error)
+}
+
+/// The connection broke while a request was on its way: it may have been applied.
+pub(super) fn broken(error: zookeeper_client::Error) -> Error {
+    Error::new(Kind::Unavailable, "the connection to the server broke").effect(Effect::Unknown).source(error)
+}
+
+/// An answer that no version of the server gives.
+pub(super) fn unreadable() -> Error {
+    Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is it a ZooKeeper server?")
+}
+
+/// Nodes come and go faster than they can be looked at; asking again helps.
+pub(super) fn unsettled() -> Error {
+    Error::new(Kind::Unavailable, "the lock's nodes change faster than they can be looked at").effect(Effect::Unknown)
+}
+
+/// A newer dlock's data.
+pub(super) fn newer_layout(version: &str) -> Error {
+    let version: String = version.chars().map(|c| if c.is_control() { ' ' } else { c }).take(20).collect();
+    Error::new(Kind::Layout, format!("the lock was taken by a newer dlock, whose layout {version} this one can't read"))
+        .hint("update dlock on this machine")
+}
+
+/// Something that is no lock is stored under the name.
+pub(super) fn no_lock(child: &str) -> Error {
+    let child: String = child.chars().map(|c| if c.is_control() { ' ' } else { c }).take(60).collect();
+    Error::new(Kind::Data, format!("the node of this name holds {child:?}, which belongs to no lock"))
+        .hint("another program uses this name; take another key or --namespace")
+}

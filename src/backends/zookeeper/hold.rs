@@ -1,0 +1,275 @@
+//! What one request came to: its session, its node in the line, and the steps that several questions share.
+
+use std::time::Duration;
+
+use super::{
+    ZooKeeper,
+    contender::{self, Contender},
+    failure::{self, Asked, Fault},
+    look::{children, fence},
+    names::{MARK, Names, guid},
+    record::{Last, Record},
+    session::{Ensemble, Session, VISIT, Watch},
+    wire::{Answer, Code, Node, Reply, Request as Ask, Stat},
+};
+use crate::lock::{self, Fence, Key, Request, Result, Token};
+
+/// A contender's node: our own, or for a nested hold that of its owner.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) contender: Contender,
+    pub(super) path: String,
+    pub(super) fence: Fence,
+}
+
+/// One hold that was asked for.
+#[allow(clippy::struct_excessive_bools)] // what may have happened, each by itself
+pub(super) struct Hold {
+    pub(super) key: Key,
+    pub(super) token: Token,
+    pub(super) names: Names,
+    pub(super) session: Option<Session>,
+    /// Where it stands in line.
+    pub(super) place: Option<Place>,
+    /// A node may have been made that we don't know of.
+    pub(super) maybe_placed: bool,
+    /// The grant is marked. For a nested hold: it is noted.
+    pub(super) granted: bool,
+    /// The place is its own and ends with its session; otherwise it is nested.
+    pub(super) root: bool,
+    /// It was asked for by somebody who waits, and leaves the line by itself.
+    pub(super) waiting: bool,
+    /// The servers know none.
+    pub(super) no_containers: bool,
+    /// The names of nodes to be removed with the release: marks of holders that vanished without giving the lock back.
+    pub(super) stale: Vec<String>,
+    /// The node that is waited for, and what tells that it is gone.
+    pub(super) blocker: Option<(String, Watch)>,
+    /// What tells that the place of a granted hold is gone.
+    pub(super) trouble: Option<Watch>,
+}
+
+impl Hold {
+    pub(super) fn new(key: &Key, token: &Token, names: Names, root: bool) -> Self {
+        Self {
+            key: key.clone(),
+            token: *token,
+            names,
+            session: None,
+            place: None,
+            maybe_placed: false,
+            granted: false,
+            root,
+            waiting: false,
+            no_containers: false,
+            stale: Vec::new(),
+            blocker: None,
+            trouble: None,
+        }
+    }
+
+    pub(super) fn is(&self, key: &Key, token: &Token) -> bool {
+        self.key == *key && self.token.owner == token.owner && self.token.hold == token.hold
+    }
+
+    /// Its session is over, and all of it is gone.
+    pub(super) fn forget(&mut self) {
+        *self = Self::new(&self.key, &self.token, self.names.clone(), self.root);
+    }
+
+    /// The node that its renewals write.
+    pub(super) fn beat(&self) -> String {
+        self.names.hold(&self.token)
+    }
+
+    pub(super) async fn ask(&mut self, ensemble: &Ensemble, requests: &[Ask<'_>]) -> Asked<Vec<Answer>> {
+        match &mut self.session {
+            Some(session) => session.ask(ensemble, requests).await,
+            None => Err(Fault::Expired),
+        }
+    }
+
+    /// The line, and what lies beside the lock. The server is brought up to date before if asked for.
+    pub(super) async fn read_line(&mut self, ensemble: &Ensemble, sync: bool) -> Asked<Seen> {
+        let Names { lock, meta } = self.names.clone();
+        let mut requests = vec![Ask::Children { path: &lock }, Ask::Children { path: &meta }];
+        if sync {
+            requests.insert(0, Ask::Sync { path: &lock });
+        }
+        Seen::read(self.ask(ensemble, &requests).await?).map_err(Fault::Error)
+    }
+
+    /// Writes the node that says that this hold lasts, if its place is still there: what a majority confirmed of a
+    /// living session. False if it isn't.
+    pub(super) async fn confirm(&mut self, ensemble: &Ensemble) -> Asked<bool> {
+        let (Some(place), Some(session)) = (self.place.clone(), &self.session) else { return Ok(false) };
+        let (beat, ttl) = (self.beat(), session.timeout.as_millis().to_string());
+        let steps = vec![Ask::Check { path: &place.path }, Ask::Write { path: &beat, data: ttl.as_bytes() }];
+        match self.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
+            Some(Ok(Reply::AllDone { .. })) => Ok(true),
+            Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => Ok(false),
+            answer => Err(unexpected(answer).into()),
+        }
+    }
+
+    /// What `path` is, if it is there.
+    pub(super) async fn stat(&mut self, ensemble: &Ensemble, path: &str) -> Asked<Option<Stat>> {
+        match self.ask(ensemble, &[Ask::Exists { path }]).await?.pop() {
+            Some(Ok(Reply::Stat(stat))) => Ok(Some(stat)),
+            Some(Err(Code::NoNode)) => Ok(None),
+            answer => Err(unexpected(answer).into()),
+        }
+    }
+
+    /// Looks for this hold in a session that another process handed over. False if it isn't there.
+    ///
+    /// The server goes by the timeout that a session was last taken up with. So what this one's is gets read first, by
+    /// a session of no consequence.
+    async fn adopt(&mut self, ensemble: &Ensemble, handed: lock::Session) -> Asked<bool> {
+        let beat = self.beat();
+        self.session = Some(Session::open(ensemble, VISIT, false).await?);
+        let seen = self.read_line(ensemble, true).await?;
+        let ttl: Option<u64> = match self.ask(ensemble, &[Ask::Read { path: &beat }]).await?.pop() {
+            Some(Ok(Reply::Data { data, stat })) if stat.session == handed.id => {
+                std::str::from_utf8(&data).ok().and_then(|t| t.parse().ok())
+            }
+            Some(Ok(Reply::Data { .. }) | Err(Code::NoNode)) => None,
+            answer => return Err(unexpected(answer).into()),
+        };
+        if ttl.is_some() {
+            self.place = self.owners_place(ensemble, &seen).await?;
+        }
+        let own = match &self.place {
+            Some(place) => {
+                let path = place.path.clone();
+                self.stat(ensemble, &path).await?.map(|stat| stat.session)
+            }
+            None => None,
+        };
+        if let Some(visitor) = self.session.take() {
+            visitor.close_by_and_by();
+        }
+        let (Some(ttl), Some(own)) = (ttl, own) else { return Ok(false) };
+        self.root = own == handed.id;
+        self.granted = true;
+        self.session = Some(Session::handed_over(handed, Duration::from_millis(ttl)));
+        Ok(true)
+    }
+
+    /// The place of this hold's owner, if its grant is marked.
+    pub(super) async fn owners_place(&mut self, ensemble: &Ensemble, seen: &Seen) -> Asked<Option<Place>> {
+        let guid = guid(&self.token);
+        if !seen.is_marked(&guid) {
+            return Ok(None);
+        }
+        let Some(contender) = seen.line.iter().find(|c| c.guid() == Some(&*guid)) else { return Ok(None) };
+        let path = self.names.contender(&contender.name);
+        let stat = self.stat(ensemble, &path).await?;
+        Ok(stat.and_then(|stat| fence(&stat)).map(|fence| Place { contender: contender.clone(), path, fence }))
+    }
+
+    /// The nodes on the way to this lock's and to what lies beside it: containers for the line, lasting ones for the rest.
+    pub(super) fn ways(&self, ensemble: &Ensemble) -> Vec<Way> {
+        // With no namespace, the directory's parent is whoever's.
+        let own = if ensemble.options.namespace.as_str().is_empty() { 1 } else { 2 };
+        let container = if self.no_containers { Node::Persistent } else { Node::Container };
+        let steps = |path: &str| -> Vec<String> {
+            path.match_indices('/').map(|(at, _)| at).skip(1).chain([path.len()]).map(|end| path[..end].to_owned()).collect()
+        };
+        let (line, beside) = (steps(&self.names.lock), steps(&self.names.meta));
+        let (to_line, to_beside) = (line.len() - own, beside.len() - 1);
+        let line =
+            line.into_iter().enumerate().map(|(at, path)| (path, if at < to_line { Node::Persistent } else { container }, Vec::new()));
+        let record = |at| if at < to_beside { Vec::new() } else { Record::write(Last::None) };
+        let beside = beside.into_iter().enumerate().map(|(at, path)| (path, Node::Persistent, record(at)));
+        line.chain(beside).collect()
+    }
+}
+
+/// A node on the way to others: its path, its kind and its data.
+pub(super) type Way = (String, Node, Vec<u8>);
+
+/// A lock as it stood at one moment.
+pub(super) struct Seen {
+    pub(super) line: Vec<Contender>,
+    /// The names of the nodes beside it.
+    pub(super) beside: Vec<String>,
+    /// The directories of one of the two are not there.
+    pub(super) missing: bool,
+    /// Just after having joined the line and marked the grant.
+    pub(super) joined: bool,
+}
+
+impl Seen {
+    /// From the answers to looking at both directories, the last two of these.
+    pub(super) fn read(mut answers: Vec<Answer>) -> Result<Self> {
+        let (beside, line) = (answers.pop(), answers.pop());
+        let missing = [&beside, &line].into_iter().any(|answer| *answer == Some(Err(Code::NoNode)));
+        Ok(Self { line: line_of(line)?, beside: listed(beside)?, missing, joined: false })
+    }
+
+    /// Whether a grant to the owner of this public id is marked.
+    pub(super) fn is_marked(&self, guid: &str) -> bool {
+        self.beside.iter().any(|name| name.strip_prefix(MARK) == Some(guid))
+    }
+
+    /// Marks of owners that don't stand in line: of holders that are gone without having taken them away.
+    pub(super) fn stale(&self) -> Vec<String> {
+        let stands = |guid: &str| self.line.iter().any(|contender| contender.guid() == Some(guid));
+        self.beside.iter().filter(|name| name.strip_prefix(MARK).is_some_and(|guid| !stands(guid))).cloned().collect()
+    }
+}
+
+/// What a request was answered with that has no meaning there.
+pub(super) fn unexpected(answer: Option<Answer>) -> crate::lock::Error {
+    match answer {
+        Some(Err(code) | Ok(Reply::RolledBack { code, .. })) => failure::refused(&code),
+        _ => failure::unreadable(),
+    }
+}
+
+/// The names that a directory was answered to have; none if it isn't there.
+pub(super) fn listed(answer: Option<Answer>) -> Result<Vec<String>> {
+    match answer {
+        Some(Err(Code::NoNode)) => Ok(Vec::new()),
+        Some(Err(_)) | None => Err(unexpected(answer)),
+        names => Ok(children(names)),
+    }
+}
+
+/// The line in a lock's directory.
+pub(super) fn line_of(answer: Option<Answer>) -> Result<Vec<Contender>> {
+    contender::line(&listed(answer)?).map_err(|child| failure::no_lock(&child))
+}
+
+impl ZooKeeper {
+    pub(super) fn position(&self, key: &Key, token: &Token) -> Option<usize> {
+        self.holds.iter().position(|hold| hold.is(key, token))
+    }
+
+    /// The hold of a request: as [`ZooKeeper::hold_of`], or a new one.
+    pub(super) async fn hold_or_new(&mut self, request: &Request, root: bool) -> Result<usize> {
+        if let Some(at) = self.hold_of(&request.key, &request.token).await? {
+            return Ok(at);
+        }
+        self.holds.push(Hold::new(&request.key, &request.token, self.names(&request.key), root));
+        Ok(self.holds.len() - 1)
+    }
+
+    /// The hold of this token: ours, or one whose session the token hands over. `None` if there is none.
+    pub(super) async fn hold_of(&mut self, key: &Key, token: &Token) -> Result<Option<usize>> {
+        if let Some(at) = self.position(key, token) {
+            return Ok(Some(at));
+        }
+        let Some(session) = token.session else { return Ok(None) };
+        let mut hold = Hold::new(key, token, self.names(key), true);
+        match hold.adopt(&self.ensemble, session).await {
+            Ok(true) => {
+                self.holds.push(hold);
+                Ok(Some(self.holds.len() - 1))
+            }
+            Ok(false) | Err(Fault::Expired) => Ok(None),
+            Err(Fault::Error(error)) => Err(error),
+        }
+    }
+}

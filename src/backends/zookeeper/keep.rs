@@ -1,0 +1,65 @@
+//! Keeping a hold: renewals, and hearing of its end before its lease is over.
+
+use super::{
+    CAPABILITIES, ZooKeeper,
+    failure::{self, Asked, Fault},
+    hold::Hold,
+    session::Ensemble,
+};
+use crate::lock::{Key, Renewal, Result, Token, Ttl};
+
+impl ZooKeeper {
+    pub(super) async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        let taken_with = self.position(key, token).and_then(|at| self.holds[at].session.as_ref()).map(|session| session.timeout);
+        // A session's timeout is for good.
+        if let Some(ttl) = ttl.filter(|ttl| taken_with != Some(ttl.get())) {
+            CAPABILITIES.check_new_ttl(ttl)?;
+        }
+        let Some(at) = self.hold_of(key, token).await? else { return Ok(Renewal::NotHeld) };
+        let hold = &mut self.holds[at];
+        let outcome = if hold.granted { hold.renew(&self.ensemble).await } else { Ok(Renewal::NotHeld) };
+        match outcome {
+            Ok(renewal) => Ok(renewal),
+            Err(Fault::Expired) => {
+                hold.forget();
+                Ok(Renewal::NotHeld)
+            }
+            Err(Fault::Error(error)) => Err(error),
+        }
+    }
+
+    /// Ready when the hold's node, or the connection that would tell, is gone.
+    pub(super) async fn await_trouble(&mut self, key: &Key, token: &Token) {
+        let hold = self.holds.iter_mut().find(|hold| hold.is(key, token));
+        let Some((hold, place)) = hold.and_then(|hold| hold.place.clone().map(|place| (hold, place))) else {
+            return std::future::pending().await;
+        };
+        if hold.trouble.is_none() {
+            let Some(session) = &mut hold.session else { return };
+            let Ok(Some(watch)) = session.watch(&self.ensemble, &place.path).await else { return };
+            hold.trouble = Some(watch);
+        }
+        if let Some(watch) = &mut hold.trouble {
+            watch.await;
+        }
+        hold.trouble = None;
+    }
+}
+
+impl Hold {
+    async fn renew(&mut self, ensemble: &Ensemble) -> Asked<Renewal> {
+        if !self.confirm(ensemble).await? {
+            return Ok(Renewal::NotHeld);
+        }
+        let mut lasts = self.session.as_ref().map(|session| session.timeout).unwrap_or_default();
+        if !self.root {
+            match self.keep_heirloom(ensemble).await? {
+                Some(keeps) => lasts = lasts.min(keeps),
+                None => return Ok(Renewal::NotHeld),
+            }
+        }
+        let (Some(place), Some(session)) = (&self.place, &mut self.session) else { return Err(failure::unsettled().into()) };
+        session.let_go();
+        Ok(Renewal::Renewed { ttl: Ttl::new(lasts)?, fence: place.fence })
+    }
+}

@@ -1,0 +1,165 @@
+//! A ZooKeeper ensemble.
+//!
+//! A lock is a directory of ephemeral nodes that the servers number, as Curator's mutex has it: whoever has the smallest
+//! number holds the lock, and everybody else watches the one before. Each hold has a session of its own, whose timeout is
+//! the hold's lease; so the lease is what the server negotiated.
+//!
+//! The worst interleavings, and what is done about them:
+//! - **The answer to a create is lost.** The node may stand in the line, or get there later. Its name has an id that only
+//!   we know the origin of: the session is taken up again, the server brought up to date, and the node looked for by that id
+//!   and by its session. A server that gets the request late refuses it, since the session has moved on.
+//! - **A grant or its confirmation is lost.** Marking the grant is one transaction with a check of our node, and can be asked
+//!   for again.
+//! - **The session ends while we wait.** The node went with it. The next attempt learns of that from the server and joins
+//!   the line anew, at its end.
+//! - **A follower that is cut off answers reads and pings** long after the rest has given the lock to somebody else. So no
+//!   read and no ping counts as a renewal: that is a write which a majority confirmed, in one transaction with a check of our
+//!   node. Becoming the first in line is known from a read, and is confirmed by such a write too.
+//! - **A node is deleted, or a session ended, from outside** while its holder is well: the holder watches its node and stops
+//!   the command, which takes a moment. Each grant leaves a mark beside the lock that only a clean release removes; who
+//!   follows a holder that left its mark behind waits half a second before it starts anything. Foreign holders leave
+//!   none, and would not stop their work either.
+//! - **The directory is a container** and may be removed between two steps: it is made again.
+//! - **The sequence numbers start anew** with a directory, and overflow: so the fence is the number of the ensemble's change
+//!   that made our node. An ensemble that lost all its data counts from the start.
+//! - **A server's clock steps:** sessions go by ticks, and only what is shown goes by its clock.
+
+mod acquire;
+mod contender;
+mod enter;
+mod failure;
+mod hold;
+mod keep;
+mod look;
+mod names;
+mod options;
+mod reading;
+mod record;
+mod relay;
+mod release;
+mod session;
+mod wire;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+pub use self::options::Options;
+use self::{
+    hold::Hold,
+    names::Names,
+    session::{Ensemble, LONGEST},
+};
+use crate::lock::{
+    Attempt, Backend, Capabilities, Init, Key, LockState, Pace, Release, Renewal, Request, Result, Scope, Token, Ttl, Wake, fingerprint,
+};
+
+const CAPABILITIES: Capabilities = Capabilities {
+    shared: true,
+    fair: true,
+    ttl_max: LONGEST,
+    adjustable_ttl: false,
+    // A follower reports what it has heard of a session to the leader, whose clock counts, only every half tick; and a
+    // session may last as little as two ticks.
+    pace: Pace { start: 40, term: 50, kill: 66 },
+    ..Capabilities::usual("zookeeper")
+};
+
+/// Locks in one ZooKeeper ensemble.
+pub struct ZooKeeper {
+    ensemble: Ensemble,
+    /// What was asked for and not given back yet, each with its session. Noted before anything is sent.
+    holds: Vec<Hold>,
+}
+
+impl ZooKeeper {
+    /// A backend for `options`. Without I/O.
+    pub fn new(options: Options) -> Self {
+        Self { ensemble: Ensemble::new(options), holds: Vec::new() }
+    }
+
+    fn options(&self) -> &Options {
+        &self.ensemble.options
+    }
+
+    fn names(&self, key: &Key) -> Names {
+        Names::new(&self.options().chroot, &self.options().namespace, key)
+    }
+
+    /// Says which question failed, where and about which lock.
+    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
+        outcome.map_err(|error| {
+            let error = error.during(operation).backend(self.options().redacted_url());
+            match key {
+                Some(key) => error.key(key),
+                None => error,
+            }
+        })
+    }
+}
+
+#[async_trait(?Send)]
+impl Backend for ZooKeeper {
+    fn capabilities(&self) -> &Capabilities {
+        &CAPABILITIES
+    }
+
+    fn describe(&self) -> String {
+        self.options().redacted_url()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        // The same servers in another order are the same ensemble.
+        let mut options = self.options().clone();
+        options.hosts.sort();
+        fingerprint(&[&options.redacted_url(), options.namespace.as_str()])
+    }
+
+    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        let outcome = self.ask_acquire(request).await;
+        self.about(outcome, "acquire", Some(&request.key))
+    }
+
+    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        let outcome = self.await_turn(request, at_most).await;
+        self.about(outcome, "wait", Some(&request.key))
+    }
+
+    async fn abandon(&mut self, request: &Request) -> Result<()> {
+        let outcome = self.leave_line(request).await;
+        self.about(outcome, "abandon", Some(&request.key))
+    }
+
+    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+        let outcome = self.ask_renew(key, token, ttl).await;
+        self.about(outcome, "renew", Some(key))
+    }
+
+    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+        let outcome = self.ask_release(key, token, scope).await;
+        self.about(outcome, "release", Some(key))
+    }
+
+    async fn watch(&mut self, key: &Key, token: &Token) {
+        self.await_trouble(key, token).await;
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        let outcome = self.read_lock(key).await;
+        self.about(outcome, "inspect", Some(key))
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let outcome = self.read_locks(start).await;
+        self.about(outcome, "list", None)
+    }
+
+    async fn init(&mut self) -> Result<Init> {
+        Ok(Init::NotNeeded)
+    }
+
+    async fn collect(&mut self, unused_for: Duration) -> Result<u64> {
+        let outcome = self.remove_records(unused_for).await;
+        self.about(outcome, "gc", None)
+    }
+}

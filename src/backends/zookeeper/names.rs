@@ -1,0 +1,173 @@
+//! Where a lock's nodes are.
+//!
+//! ```text
+//! <chroot>/<namespace>/<key>/_c_<guid>-lock-NNNNNNNNNN        who holds the lock or waits for it; a directory of nothing else
+//! <chroot>/<namespace>.meta/<key>                             the last fence, and below it:
+//!                                 /held-<guid>                there from the grant to the clean release
+//!                                 /hold-<guid>-<hold>         one for each hold of an owner; what renewals write
+//! <chroot>/<namespace>.meta/%now-…                            made and dropped to learn the time
+//! ```
+//! Without a namespace locks lie in the chroot itself, where other libraries look for them, and the rest in `.meta`.
+
+use std::fmt::Write as _;
+
+use uuid::Uuid;
+
+use crate::lock::{Key, Namespace, Token};
+
+/// The names of everything that belongs to one lock.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    /// The directory of its contenders.
+    pub(super) lock: String,
+    /// The record beside it.
+    pub(super) meta: String,
+}
+
+impl Names {
+    pub(super) fn new(chroot: &str, namespace: &Namespace, key: &Key) -> Self {
+        let name = encode(key.as_str());
+        Self { lock: format!("{}/{name}", folder(chroot, namespace)), meta: format!("{}/{name}", meta_folder(chroot, namespace)) }
+    }
+
+    pub(super) fn contender(&self, name: &str) -> String {
+        format!("{}/{name}", self.lock)
+    }
+
+    /// The mark of the owner with this public id having been granted the lock and not having given it back.
+    pub(super) fn mark(&self, guid: &str) -> String {
+        format!("{}/{MARK}{guid}", self.meta)
+    }
+
+    /// The node that renewals of this hold write.
+    pub(super) fn hold(&self, token: &Token) -> String {
+        format!("{}/{}{}", self.meta, holds_of(&guid(token)), hold_id(token))
+    }
+}
+
+/// What the names of marks begin with.
+pub(super) const MARK: &str = "held-";
+
+/// The folder of all locks of a namespace; empty for the root itself.
+pub(super) fn folder(chroot: &str, namespace: &Namespace) -> String {
+    match namespace.as_str() {
+        "" => chroot.to_owned(),
+        namespace => format!("{chroot}/{namespace}"),
+    }
+}
+
+/// The folder of all that is not a contender.
+pub(super) fn meta_folder(chroot: &str, namespace: &Namespace) -> String {
+    format!("{chroot}/{}.meta", namespace.as_str())
+}
+
+/// What the names of the holds of the owner with this public id begin with.
+pub(super) fn holds_of(guid: &str) -> String {
+    format!("hold-{guid}-")
+}
+
+/// Hashes what is secret, so that it can be told apart in public: SHA-1 as version 5 of UUIDs has it.
+fn hash(owner: Uuid, what: &[u8]) -> Uuid {
+    const SPACE: Uuid = Uuid::from_u128(0x6c0a_1d5e_95b8_4f43_8e0a_646c_6f63_6b31);
+    Uuid::new_v5(&SPACE, &[owner.as_bytes(), what].concat())
+}
+
+/// The owner's public id, in the form of Curator's.
+pub(super) fn guid(token: &Token) -> String {
+    hash(token.owner, b"").hyphenated().to_string()
+}
+
+/// The public id of a hold among those of its owner.
+fn hold_id(token: &Token) -> String {
+    hash(token.owner, token.hold_text().as_bytes()).simple().to_string()[..16].to_owned()
+}
+
+/// What a session's password is sealed with for the holds nested in its own: they know the owner, and nobody else does.
+pub(super) fn seal(token: &Token, password: [u8; 16]) -> [u8; 16] {
+    let pad = hash(token.owner, b"session").into_bytes();
+    std::array::from_fn(|at| password[at] ^ pad[at])
+}
+
+/// Characters that ZooKeeper takes in no name. Java counts those beyond 16 bits as two of the forbidden surrogates.
+pub(super) fn is_forbidden(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..='\u{ffff}') || c > '\u{ffff}'
+}
+
+/// Names with a meaning of their own, of which the first byte is encoded.
+const RESERVED: [&str; 4] = [".", "..", ".meta", "zookeeper"];
+
+/// The key as the name of one node: percent-encoded where ZooKeeper has no such name.
+pub(super) fn encode(key: &str) -> String {
+    let mut out = String::with_capacity(key.len() + 8);
+    for (at, c) in key.char_indices() {
+        if c == '/' || c == '%' || is_forbidden(c) || (at == 0 && RESERVED.contains(&key)) {
+            for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                // Writing to a String can't fail.
+                let _ = write!(out, "%{byte:02X}");
+            }
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
+/// The key that `name` is the encoding of; `None` if it is no key's.
+pub(super) fn decode(name: &str) -> Option<Key> {
+    let bytes = percent_encoding::percent_decode_str(name).decode_utf8().ok()?;
+    let key = Key::new(bytes.into_owned()).ok()?;
+    (encode(key.as_str()) == name).then_some(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_key() -> impl Strategy<Value = Key> {
+        prop_oneof!["[a%/.\u{1f512}\u{e000}\u{fffd}é ]{1,30}", "\\PC{1,60}", "(\\.|\\.\\.|\\.meta|zookeeper|%2E|zookeepe)"]
+            .prop_filter_map("no key", |name| Key::new(name).ok())
+    }
+
+    proptest! {
+        #[test]
+        fn every_key_comes_back_and_is_a_name(key in any_key()) {
+            let name = encode(key.as_str());
+            prop_assert!(!name.contains('/') && !name.chars().any(is_forbidden) && !RESERVED.contains(&name.as_str()), "{}", name);
+            prop_assert_eq!(decode(&name), Some(key));
+        }
+
+        #[test]
+        fn no_two_keys_collide(a in any_key(), b in any_key()) {
+            prop_assert_eq!(a == b, encode(a.as_str()) == encode(b.as_str()));
+        }
+
+        #[test]
+        fn what_is_decoded_is_canonical(name in "[a%/.0-9A-Fz]{1,12}") {
+            if let Some(key) = decode(&name) {
+                prop_assert_eq!(encode(key.as_str()), name);
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_where_other_libraries_look() {
+        let key = Key::new("a/b.c").unwrap();
+        let names = Names::new("/x", &Namespace::default(), &key);
+        assert_eq!((names.lock.as_str(), names.meta.as_str()), ("/x/dlock/a%2Fb.c", "/x/dlock.meta/a%2Fb.c"));
+        let bare = Names::new("", &Namespace::new("").unwrap(), &Key::new("my.lock").unwrap());
+        assert_eq!((bare.lock.as_str(), bare.meta.as_str()), ("/my.lock", "/.meta/my.lock"));
+        assert_eq!(decode("%now-1"), None);
+    }
+
+    #[test]
+    fn public_ids_tell_owners_and_holds_apart_and_show_neither() {
+        let token = Token::random();
+        let nested = token.nested();
+        assert_eq!(guid(&token), guid(&nested));
+        assert_ne!(hold_id(&token), hold_id(&nested));
+        assert_eq!(seal(&token, seal(&nested, *b"sixteen bytes ok")), *b"sixteen bytes ok");
+        assert!(!guid(&token).contains(&token.owner.to_string()[..8]) && !hold_id(&token).contains(&token.hold_text()));
+    }
+}

@@ -1,0 +1,115 @@
+//! Looking at locks, and removing the records of those long unused. Each look is a session of its own, brought up to date.
+
+use std::time::Duration;
+
+use super::{
+    ZooKeeper,
+    contender::{Contender, line},
+    failure::{Asked, Fault},
+    hold::{line_of, listed, unexpected},
+    look::{Clock, Look, look},
+    names::{Names, decode, folder, meta_folder},
+    session::{Ensemble, Session, VISIT},
+    wire::{Code, Node, Reply, Request as Ask},
+};
+use crate::lock::{Key, LockState, Result};
+
+/// A path, where the empty one is the root.
+fn or_root(path: &str) -> &str {
+    if path.is_empty() { "/" } else { path }
+}
+
+impl ZooKeeper {
+    pub(super) async fn read_lock(&mut self, key: &Key) -> Result<LockState> {
+        self.options().check()?;
+        let names = self.names(key);
+        let folder = meta_folder(&self.options().chroot, &self.options().namespace);
+        let mut session = Session::open(&self.ensemble, VISIT, false).await?;
+        let read = async {
+            let asked = [Ask::Sync { path: &names.lock }, Ask::Children { path: &names.lock }];
+            let line = line_of(session.ask(&self.ensemble, &asked).await?.pop())?;
+            state(&mut session, &self.ensemble, key, &names, &line, &folder).await
+        };
+        let read: Asked<LockState> = read.await;
+        session.close_by_and_by();
+        read.map_err(Fault::into_error)
+    }
+
+    pub(super) async fn read_locks(&mut self, start: &str) -> Result<Vec<LockState>> {
+        self.options().check()?;
+        let (chroot, namespace) = (self.options().chroot.clone(), self.options().namespace.clone());
+        let (locks, beside) = (folder(&chroot, &namespace), meta_folder(&chroot, &namespace));
+        let mut session = Session::open(&self.ensemble, VISIT, false).await?;
+        let read = async {
+            let asked = [Ask::Sync { path: or_root(&locks) }, Ask::Children { path: or_root(&locks) }];
+            let names = listed(session.ask(&self.ensemble, &asked).await?.pop())?;
+            let mut keys: Vec<Key> = names.iter().filter_map(|name| decode(name)).filter(|key| key.as_str().starts_with(start)).collect();
+            keys.sort();
+            let names: Vec<Names> = keys.iter().map(|key| Names::new(&chroot, &namespace, key)).collect();
+            let asked: Vec<_> = names.iter().map(|names| Ask::Children { path: &names.lock }).collect();
+            let lines = session.ask(&self.ensemble, &asked).await?;
+            let mut states = Vec::new();
+            for ((key, names), answer) in keys.iter().zip(&names).zip(lines) {
+                // What holds something else is no lock.
+                let Ok(line) = line(&listed(Some(answer))?) else { continue };
+                if !line.is_empty() {
+                    let state = state(&mut session, &self.ensemble, key, names, &line, &beside).await?;
+                    states.extend(Some(state).filter(|state| !state.holders.is_empty()));
+                }
+            }
+            Ok(states)
+        };
+        let read: Asked<Vec<LockState>> = read.await;
+        session.close_by_and_by();
+        read.map_err(Fault::into_error)
+    }
+
+    /// Removes the records of locks that were last taken so long ago and that nobody has or wants. Fences don't
+    /// depend on them.
+    pub(super) async fn remove_records(&mut self, unused_for: Duration) -> Result<u64> {
+        self.options().check()?;
+        let folder = meta_folder(&self.options().chroot, &self.options().namespace);
+        let mut session = Session::open(&self.ensemble, VISIT, false).await?;
+        let removed = remove(&mut session, &self.ensemble, &folder, unused_for).await;
+        session.close_by_and_by();
+        removed.map_err(Fault::into_error)
+    }
+}
+
+async fn remove(session: &mut Session, ensemble: &Ensemble, folder: &str, unused_for: Duration) -> Asked<u64> {
+    let now = format!("{folder}/%now-");
+    let asked = [Ask::Sync { path: folder }, Ask::Children { path: folder }, Ask::Create { path: &now, data: &[], node: Node::Contender }];
+    let mut answers = session.ask(ensemble, &asked).await?;
+    let now = match answers.pop() {
+        Some(Ok(Reply::Made { stat, .. })) => stat.ctime,
+        Some(Err(Code::NoNode)) => return Ok(0),
+        answer => return Err(unexpected(answer).into()),
+    };
+    let names = listed(answers.pop())?;
+    let paths: Vec<String> = names.iter().filter(|name| decode(name).is_some()).map(|name| format!("{folder}/{name}")).collect();
+    let mut removed = 0;
+    for batch in paths.chunks(100) {
+        let looks: Vec<_> = batch.iter().map(|path| Ask::Exists { path }).collect();
+        let answers = session.ask(ensemble, &looks).await?;
+        let unused = |answer: &_| match answer {
+            Ok(Reply::Stat(stat)) => stat.children == 0 && u128::try_from(now - stat.mtime).is_ok_and(|ms| ms > unused_for.as_millis()),
+            _ => false,
+        };
+        // One that is taken meanwhile gets a child, which keeps it.
+        let deletes: Vec<_> =
+            batch.iter().zip(&answers).filter(|(_, answer)| unused(*answer)).map(|(path, _)| Ask::Delete { path }).collect();
+        for answer in session.ask(ensemble, &deletes).await? {
+            match answer {
+                Ok(_) => removed += 1,
+                Err(Code::NoNode | Code::NotEmpty) => {}
+                Err(_) => return Err(unexpected(Some(answer)).into()),
+            }
+        }
+    }
+    Ok(removed)
+}
+
+async fn state(session: &mut Session, ensemble: &Ensemble, key: &Key, names: &Names, line: &[Contender], folder: &str) -> Asked<LockState> {
+    let Look { holders, waiters, last_fence } = look(session, ensemble, names, line, true, Clock::Make(folder)).await?;
+    Ok(LockState { key: key.clone(), stored_as: names.lock.clone(), holders, waiters, last_fence, nodes: Vec::new() })
+}

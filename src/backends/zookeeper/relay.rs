@@ -1,0 +1,288 @@
+//! A relay between the client library and the servers, within this process.
+//!
+//! The library does all of the protocol but what it has no way for, and that is done here, between it and the network:
+//! - It neither tells a session's password nor takes a session up by one: the greeting is read here, or a session put into it.
+//! - A server that answers pings but no requests is kept until it stops that too: here the connection is cut, and the library
+//!   goes on with its session by way of another server.
+//! - Its TLS brings a second cryptographic library: here it is spoken with the one that there is.
+//!
+//! Everything else passes through as it is.
+//!
+//! It listens on the loopback address, and serves only who proves to be of this very process: by a random number that the
+//! client library is given as if it were a login, and that goes no further than this.
+
+use std::{
+    io,
+    net::Ipv4Addr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, copy_bidirectional},
+    net::{TcpListener, TcpStream, lookup_host},
+    sync::Notify,
+    task::{JoinHandle, JoinSet},
+};
+
+use super::{failure, options::Options};
+use crate::{
+    backends::redis::wrap_in_tls,
+    lock::{Error, Kind, Result, Session, random},
+};
+
+/// A relay that ends with this value.
+pub(super) struct Relay {
+    port: u16,
+    shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+struct Shared {
+    options: Arc<Options>,
+    /// What a client proves itself by.
+    secret: [u8; 16],
+    /// The session to be put into a greeting that asks for a new one.
+    take_up: Option<Session>,
+    /// The session that the servers granted.
+    granted: Mutex<Option<Session>>,
+    /// Why no server could be reached, last.
+    failed: Mutex<Option<Error>>,
+    /// The connection there is has to be left.
+    cut: Notify,
+}
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Relay {
+    pub(super) async fn start(options: &Arc<Options>, take_up: Option<Session>) -> Result<Self> {
+        let fail = |error| Error::new(Kind::Unavailable, "no relay to the server can be set up on this host").source(error);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(fail)?;
+        let port = listener.local_addr().map_err(fail)?.port();
+        let mut secret = [0; 16];
+        secret[..8].copy_from_slice(&random().to_ne_bytes());
+        secret[8..].copy_from_slice(&random().to_ne_bytes());
+        let shared = Shared {
+            options: Arc::clone(options),
+            secret,
+            take_up,
+            granted: Mutex::default(),
+            failed: Mutex::default(),
+            cut: Notify::new(),
+        };
+        let shared = Arc::new(shared);
+        let task = tokio::spawn(Arc::clone(&shared).run(listener));
+        Ok(Self { port, shared, task })
+    }
+
+    /// Where the client library is to connect to.
+    pub(super) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The scheme and the proof of the login that the client library is to begin with.
+    pub(super) fn login(&self) -> (&'static str, &[u8]) {
+        (SCHEME, &self.shared.secret)
+    }
+
+    /// The session that was granted last.
+    pub(super) fn session(&self) -> Option<Session> {
+        *lock(&self.shared.granted)
+    }
+
+    /// Leaves the server for another one.
+    pub(super) fn cut(&self) {
+        self.shared.cut.notify_waiters();
+    }
+
+    /// Why no server could be reached, once.
+    pub(super) fn failure(&self) -> Option<Error> {
+        lock(&self.shared.failed).take()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Shared {
+    async fn run(self: Arc<Self>, listener: TcpListener) {
+        let mut next = usize::try_from(random() % 1024).unwrap_or_default();
+        // They end with this task.
+        let mut connections = JoinSet::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            next += 1;
+            connections.spawn(Arc::clone(&self).serve_one(stream, next));
+            while connections.try_join_next().is_some() {}
+        }
+    }
+
+    async fn serve_one(self: Arc<Self>, mut client: TcpStream, nth: usize) {
+        let _ = client.set_nodelay(true);
+        let opening = async {
+            let (hello, login) = (frame(&mut client).await?, frame(&mut client).await?);
+            io::Result::Ok((hello, login))
+        };
+        // A stranger's is dropped without a word.
+        let Ok((hello, login)) = opening.await else { return };
+        let Some(xid) = self.proven_by(&login) else { return };
+        if let Err(error) = self.serve(&mut client, hello, xid, nth).await {
+            *lock(&self.failed) = Some(error);
+        }
+    }
+
+    /// The number of the request that holds the proof, if it does.
+    fn proven_by(&self, login: &[u8]) -> Option<[u8; 4]> {
+        let int = |value: usize| u32::try_from(value).unwrap_or_default().to_be_bytes();
+        let xid = login.get(4..8)?.try_into().ok()?;
+        let body = [&int(100)[..], &int(0), &int(SCHEME.len()), SCHEME.as_bytes(), &int(16), &self.secret].concat();
+        (login.get(8..)? == body).then_some(xid)
+    }
+
+    /// Connects to one server, another one each time.
+    async fn serve(&self, client: &mut TcpStream, hello: Vec<u8>, xid: [u8; 4], nth: usize) -> Result<()> {
+        let hosts = &self.options.hosts;
+        let mut failed = Error::new(Kind::Config, "the URL names no server");
+        for at in 0..hosts.len() {
+            let (host, port) = &hosts[(nth + at) % hosts.len()];
+            let tcp = match dial(host, *port).await {
+                Ok(tcp) => tcp,
+                Err(error) => {
+                    failed = error;
+                    continue;
+                }
+            };
+            let _ = tcp.set_nodelay(true);
+            match &self.options.tls {
+                None => self.pass(client, hello, xid, tcp).await,
+                Some(tls) => {
+                    let tls = wrap_in_tls(tls, host, tcp).await.map_err(|error| match error.kind {
+                        Kind::Config if error.hint.is_some() => error.hint("zookeeper:// connects without TLS"),
+                        _ => error,
+                    })?;
+                    self.pass(client, hello, xid, tls).await;
+                }
+            }
+            return Ok(());
+        }
+        Err(failed)
+    }
+
+    /// Passes everything through, the greeting with a look at it.
+    async fn pass(&self, client: &mut TcpStream, mut hello: Vec<u8>, xid: [u8; 4], mut server: impl AsyncRead + AsyncWrite + Unpin) {
+        let greeting = async {
+            self.put_session(&mut hello);
+            server.write_all(&hello).await?;
+            server.flush().await?;
+            let answer = frame(&mut server).await?;
+            if let Some(session) = session_in(&answer, ANSWER) {
+                *lock(&self.granted) = Some(session);
+            }
+            // And the answer to the proof: its number, no change, no error.
+            let proven = [&16_u32.to_be_bytes()[..], &xid, &[0; 8 + 4]].concat();
+            client.write_all(&[answer, proven].concat()).await
+        };
+        let greeted: io::Result<()> = greeting.await;
+        if greeted.is_ok() {
+            tokio::select! {
+                _ = copy_bidirectional(client, &mut server) => {}
+                () = self.cut.notified() => {}
+            }
+        }
+    }
+
+    fn put_session(&self, hello: &mut [u8]) {
+        if let (Some(session), Some(0)) = (self.take_up, session_in(hello, HELLO).map(|session| session.id)) {
+            hello[HELLO..HELLO + 8].copy_from_slice(&session.id.to_be_bytes());
+            hello[HELLO + 12..HELLO + 28].copy_from_slice(&session.password);
+        }
+    }
+}
+
+/// No server knows it.
+const SCHEME: &str = "dlock-relay";
+
+/// Where in a frame the session's id stands, its password's length and its password: after the frame's length, the protocol's
+/// version, the last change seen and the timeout; in the answer after the version and the timeout.
+const HELLO: usize = 4 + 4 + 8 + 4;
+const ANSWER: usize = 4 + 4 + 4;
+
+fn session_in(frame: &[u8], at: usize) -> Option<Session> {
+    let id = i64::from_be_bytes(frame.get(at..at + 8)?.try_into().ok()?);
+    let length = i32::from_be_bytes(frame.get(at + 8..at + 12)?.try_into().ok()?);
+    let password = frame.get(at + 12..at + 28)?.try_into().ok()?;
+    (length == 16).then_some(Session { id, password })
+}
+
+/// A whole frame, with its length before it. Greetings are short.
+async fn frame(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+    let mut frame = vec![0; 4];
+    from.read_exact(&mut frame).await?;
+    let length = u32::from_be_bytes([frame[0], frame[1], frame[2], frame[3]]);
+    if length > 1024 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    frame.resize(4 + length as usize, 0);
+    from.read_exact(&mut frame[4..]).await?;
+    Ok(frame)
+}
+
+/// Connects to the first address of a host that answers.
+async fn dial(host: &str, port: u16) -> Result<TcpStream> {
+    let mut failed = None;
+    // No resolver for what needs none: it would start a thread.
+    let host = if host.eq_ignore_ascii_case("localhost") { "127.0.0.1" } else { host };
+    for address in lookup_host((host, port)).await.map_err(failure::unresolved)? {
+        match TcpStream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = Some(error),
+        }
+    }
+    Err(failed.map_or_else(|| failure::unresolved(io::ErrorKind::NotFound.into()), failure::not_connected))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared(take_up: Option<Session>) -> Shared {
+        Shared {
+            options: Arc::new(Options::new(Vec::new())),
+            secret: *b"a random number!",
+            take_up,
+            granted: Mutex::default(),
+            failed: Mutex::default(),
+            cut: Notify::new(),
+        }
+    }
+
+    #[test]
+    fn only_the_whole_proof_is_one() {
+        let proof = [&51_u32.to_be_bytes()[..], &7_u32.to_be_bytes(), &100_u32.to_be_bytes(), &[0; 4], &11_u32.to_be_bytes()].concat();
+        let proof = [&proof[..], b"dlock-relay", &16_u32.to_be_bytes(), b"a random number!"].concat();
+        assert_eq!(shared(None).proven_by(&proof), Some(7_u32.to_be_bytes()));
+        for at in 8..proof.len() {
+            let mut other = proof.clone();
+            other[at] ^= 1;
+            assert_eq!(shared(None).proven_by(&other), None);
+            assert_eq!(shared(None).proven_by(&proof[..at]), None);
+        }
+    }
+
+    #[test]
+    fn a_session_is_found_and_put_where_it_belongs() {
+        let session = Session { id: 7, password: *b"sixteen bytes ok" };
+        let relay = shared(Some(session));
+        // Length 45, version, last change, timeout, no session, its password, not read only.
+        let mut hello =
+            [&45_u32.to_be_bytes()[..], &[0; 4 + 8], &6000_u32.to_be_bytes(), &[0; 8], &16_u32.to_be_bytes(), &[0; 17]].concat();
+        relay.put_session(&mut hello);
+        assert_eq!(session_in(&hello, HELLO), Some(session));
+        let before = hello.clone();
+        shared(Some(Session { id: 8, ..session })).put_session(&mut hello);
+        assert_eq!(hello, before, "one that goes on with a session of its own is left alone");
+    }
+}

@@ -1,0 +1,393 @@
+//! A session: what ephemeral nodes last as long as, over whichever server.
+//!
+//! There is one for each hold, so that the session's timeout is the hold's lease. The client library keeps it alive as
+//! long as this process runs its runtime; what the core believes in are its own renewals alone. A hold that outlives its
+//! process gives its session away: nothing keeps that alive but what is asked over it.
+
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use zookeeper_client::{Acls, Client, Connector, CreateMode, EventType, MultiWriteError, MultiWriteResult, OneshotWatcher, SessionState};
+
+use super::{
+    failure::{self, Asked, Fault},
+    options::Options,
+    relay::Relay,
+    wire::{Answer, Code, Node, Reply, Request, Stat},
+};
+use crate::lock::{self, Error, Kind, Result};
+
+/// The ensemble, and how to get at it.
+pub(super) struct Ensemble {
+    pub(super) options: Arc<Options>,
+}
+
+/// What a session is asked for that only looks; as short as servers usually give one.
+pub(super) const VISIT: Duration = Duration::from_secs(4);
+
+/// How long a session's end is waited for.
+const GOODBYE: Duration = Duration::from_millis(100);
+
+/// The longest that the protocol can ask for.
+pub(super) const LONGEST: Duration = Duration::from_millis(i32::MAX as u64);
+
+/// Ready when something happened to a node, or to the session.
+pub(super) type Watch = Pin<Box<dyn Future<Output = ()>>>;
+
+impl Ensemble {
+    pub(super) fn new(options: Options) -> Self {
+        Self { options: Arc::new(options) }
+    }
+
+    /// A silent server is left for another in time for several renewals; no node is taken up or left behind by that.
+    fn connector(&self, timeout: Duration, relay: &Relay) -> Connector {
+        let (scheme, proof) = relay.login();
+        let silence = (timeout / 6).clamp(Duration::from_millis(300), Duration::from_secs(5));
+        let connector =
+            Client::connector().with_fail_eagerly().with_session_timeout(timeout).with_connection_timeout(silence).with_auth(scheme, proof);
+        match &self.options.login {
+            Some((user, password)) => connector.with_auth("digest", format!("{user}:{}", password.reveal()).as_bytes()),
+            None => connector,
+        }
+    }
+
+    fn acls(&self) -> Acls<'static> {
+        if self.options.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() }
+    }
+}
+
+/// One session.
+pub(super) struct Session {
+    pub(super) id: i64,
+    /// As negotiated: what the session lasts after it was last heard of.
+    pub(super) timeout: Duration,
+    client: Option<Client>,
+    /// What goes between the client and the servers. With it gone, the client's goodbye doesn't arrive: dropped, a session
+    /// is left as a crash would leave it.
+    relay: Option<Relay>,
+    /// The session is given away to who takes it up, so that nothing may be kept of it here.
+    given_away: bool,
+    /// What this session is known by.
+    known: Option<lock::Session>,
+    /// Something was asked and not answered before it was given up on.
+    unanswered: bool,
+}
+
+impl Session {
+    /// A new session, of the nearest timeout that the server gives. One that is to be given away is not kept alive, nor
+    /// ended with this process.
+    pub(super) async fn open(ensemble: &Ensemble, timeout: Duration, given_away: bool) -> Result<Self> {
+        let relay = Relay::start(&ensemble.options, None).await?;
+        let connector = ensemble.connector(timeout, &relay);
+        let connector = if given_away { connector.with_detached() } else { connector };
+        let client = connect(connector, &relay).await.map_err(Fault::into_error)?;
+        let known = relay.session();
+        let (id, timeout) = (client.session_id().0, client.session_timeout());
+        Ok(Self { id, timeout, client: Some(client), relay: Some(relay), given_away, known, unanswered: false })
+    }
+
+    /// A session that another process handed over, and what it lasts.
+    pub(super) fn handed_over(session: lock::Session, timeout: Duration) -> Self {
+        Self { id: session.id, timeout, client: None, relay: None, given_away: true, known: Some(session), unanswered: false }
+    }
+
+    /// What another process needs to take the session up.
+    pub(super) fn password(&self) -> Option<lock::Session> {
+        self.known
+    }
+
+    /// The same, of a session that is given away.
+    pub(super) fn hand_over(&self) -> Option<lock::Session> {
+        self.known.filter(|_| self.given_away)
+    }
+
+    /// The client, and what its connection goes by; taken out of a session that is given away, so that a question that is
+    /// given up doesn't keep that alive.
+    async fn reach(&mut self, ensemble: &Ensemble) -> Asked<Reached<'_>> {
+        if self.client.is_none() {
+            let Some(known) = self.known else { return Err(Fault::Expired) };
+            let relay = Relay::start(&ensemble.options, Some(known)).await?;
+            let client = connect(ensemble.connector(self.timeout, &relay).with_detached(), &relay).await?;
+            (self.client, self.relay, self.unanswered) = (Some(client), Some(relay), false);
+        }
+        let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return Err(Fault::Expired) };
+        let mut reached = Reached { client: Some((client, relay)), session: self };
+        reached.keep_unless_given_away();
+        let unanswered = std::mem::replace(&mut reached.session.unanswered, true);
+        if unanswered {
+            reached.by_another_server().await?;
+        }
+        Ok(reached)
+    }
+
+    /// Asks several things in one go. What was asked once is done, even if nobody awaits it any more.
+    pub(super) async fn ask(&mut self, ensemble: &Ensemble, requests: &[Request<'_>]) -> Asked<Vec<Answer>> {
+        let reached = self.reach(ensemble).await?;
+        let mut answers = Vec::with_capacity(requests.len());
+        {
+            let client = reached.client()?;
+            // Each is sent when its future is made.
+            let asked: Vec<_> = requests.iter().map(|request| send(client, request, ensemble.acls())).collect();
+            for answer in asked {
+                answers.push(answer.await);
+            }
+        }
+        reached.answered();
+        answers.into_iter().collect()
+    }
+
+    /// Watches a node; `None` if it isn't there.
+    pub(super) async fn watch(&mut self, ensemble: &Ensemble, path: &str) -> Asked<Option<Watch>> {
+        let reached = self.reach(ensemble).await?;
+        let answer = reached.client()?.check_and_watch_stat(path).await;
+        let watch = match answer {
+            Ok((Some(_), watcher)) => Ok(Some(Box::pin(something(watcher)) as Watch)),
+            Ok((None, _)) => Ok(None),
+            Err(error) => match refusal(error) {
+                Ok(code) => Err(failure::refused(&code).into()),
+                Err(fault) => Err(fault),
+            },
+        };
+        reached.answered();
+        watch
+    }
+
+    /// Ends the session and all that is ephemeral of it: only one that holds nothing any more, so that nobody needs to
+    /// know that it is done.
+    pub(super) async fn close(mut self, ensemble: &Ensemble) {
+        if self.given_away {
+            // A client that doesn't end its session can't be told to: another one takes the session up and does.
+            self.client = None;
+            let Ok(relay) = Relay::start(&ensemble.options, self.known).await else { return };
+            self.client = connect(ensemble.connector(self.timeout, &relay), &relay).await.ok();
+            self.relay = Some(relay);
+        }
+        // It goes on after that, as long as this process does.
+        within(GOODBYE, tokio::spawn(self.goodbye())).await;
+    }
+
+    /// The same of a session of no consequence: if this process ends first, it ends by itself a little later.
+    pub(super) fn close_by_and_by(self) {
+        drop(tokio::spawn(self.goodbye()));
+    }
+
+    async fn goodbye(mut self) {
+        let Some(client) = self.client.take() else { return };
+        let mut states = client.state_watcher();
+        drop(client);
+        while !states.changed().await.is_terminated() {}
+    }
+
+    /// Asks for what nobody needs to hear the answer to.
+    pub(super) fn tell(&self, ensemble: &Ensemble, requests: &[Request<'_>]) {
+        if let Some(client) = &self.client {
+            for request in requests {
+                drop(send(client, request, ensemble.acls()));
+            }
+        }
+    }
+
+    /// Leaves a session that is given away to itself: it lasts its timeout from now.
+    pub(super) fn let_go(&mut self) {
+        if self.given_away {
+            (self.client, self.relay) = (None, None);
+        }
+    }
+}
+
+/// A session's client while something is asked of it.
+struct Reached<'a> {
+    session: &'a mut Session,
+    client: Option<(Client, Relay)>,
+}
+
+impl Reached<'_> {
+    fn keep_unless_given_away(&mut self) {
+        if !self.session.given_away {
+            self.keep();
+        }
+    }
+
+    fn keep(&mut self) {
+        if let Some((client, relay)) = self.client.take() {
+            (self.session.client, self.session.relay) = (Some(client), Some(relay));
+        }
+    }
+
+    fn client(&self) -> Asked<&Client> {
+        self.client.as_ref().map(|(client, _)| client).or(self.session.client.as_ref()).ok_or(Fault::Expired)
+    }
+
+    fn answered(mut self) {
+        self.keep();
+        self.session.unanswered = false;
+    }
+
+    /// What was asked before is not answered: the client goes on with its session by way of another server.
+    async fn by_another_server(&mut self) -> Asked<()> {
+        let client = self.client()?;
+        let mut states = client.state_watcher();
+        if client.state() == SessionState::SyncConnected {
+            if let Some(relay) = &self.session.relay {
+                relay.cut();
+            }
+            loop {
+                match states.changed().await {
+                    SessionState::SyncConnected => break,
+                    SessionState::Expired => return Err(Fault::Expired),
+                    SessionState::AuthFailed => return Err(failure::login_refused().into()),
+                    SessionState::Closed => return Err(failure::broken(zookeeper_client::Error::ClientClosed).into()),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[allow(clippy::disallowed_methods)] // a lock that is free already must not wait for its session's end for long
+async fn within<T>(limit: Duration, work: impl Future<Output = T>) {
+    let _ = tokio::time::timeout(limit, work).await;
+}
+
+async fn connect(connector: Connector, relay: &Relay) -> Asked<Client> {
+    use zookeeper_client::Error as Failure;
+    connector.connect(&relay.address()).await.map_err(|error| match error {
+        Failure::SessionExpired => Fault::Expired,
+        Failure::AuthFailed => failure::login_refused().into(),
+        error => relay.failure().unwrap_or_else(|| failure::unreachable(error)).into(),
+    })
+}
+
+async fn something(watcher: OneshotWatcher) {
+    let event = watcher.changed().await;
+    // Session events other than its end are none of a one-shot watcher's.
+    debug_assert!(event.event_type != EventType::Session || event.session_state.is_terminated());
+}
+
+type Sent<'a> = Pin<Box<dyn Future<Output = Asked<Answer>> + 'a>>;
+
+fn send<'a>(client: &'a Client, request: &Request<'a>, acls: Acls<'static>) -> Sent<'a> {
+    match *request {
+        Request::Create { path, data, node } => {
+            let made = client.create(path, data, &mode(node).with_acls(acls));
+            Box::pin(async move {
+                answer(made.await.map(|(stat, sequence)| {
+                    let path = if node == Node::Contender { format!("{path}{sequence}") } else { path.to_owned() };
+                    Reply::Made { path, stat: stat_of(&stat) }
+                }))
+            })
+        }
+        Request::Delete { path } => {
+            let done = client.delete(path, None);
+            Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
+        }
+        Request::Exists { path } => {
+            let stat = client.check_stat(path);
+            Box::pin(async move {
+                match stat.await {
+                    Ok(Some(stat)) => Ok(Ok(Reply::Stat(stat_of(&stat)))),
+                    Ok(None) => Ok(Err(Code::NoNode)),
+                    Err(error) => answer(Err(error)),
+                }
+            })
+        }
+        Request::Read { path } => {
+            let read = client.get_data(path);
+            Box::pin(async move { answer(read.await.map(|(data, stat)| Reply::Data { data, stat: stat_of(&stat) })) })
+        }
+        Request::Write { path, data } => {
+            let written = client.set_data(path, data, None);
+            Box::pin(async move { answer(written.await.map(|stat| Reply::Stat(stat_of(&stat)))) })
+        }
+        Request::Children { path } => {
+            let names = client.list_children(path);
+            Box::pin(async move { answer(names.await.map(Reply::Children)) })
+        }
+        Request::Sync { path } => {
+            let done = client.sync(path);
+            Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
+        }
+        Request::Check { .. } => Box::pin(async { Err(failure::unreadable().into()) }),
+        Request::All(ref steps) => {
+            let mut writer = client.new_multi_writer();
+            let added: Result<(), _> = steps.iter().try_for_each(|step| match *step {
+                Request::Create { path, data, node } => writer.add_create(path, data, &mode(node).with_acls(acls)),
+                Request::Delete { path } => writer.add_delete(path, None),
+                Request::Write { path, data } => writer.add_set_data(path, data, None),
+                Request::Check { path } => writer.add_check_version(path, -1),
+                _ => Err(zookeeper_client::Error::BadArguments(&"no step of a transaction")),
+            });
+            let done = added.map(|()| writer.commit());
+            Box::pin(async move {
+                match done {
+                    Err(error) => answer(Err(error)),
+                    Ok(done) => match done.await {
+                        Ok(done) => Ok(Ok(Reply::AllDone { made: done.into_iter().find_map(made) })),
+                        Err(MultiWriteError::OperationFailed { index, source }) => {
+                            Ok(Ok(Reply::RolledBack { at: index, code: refusal(source)? }))
+                        }
+                        Err(MultiWriteError::RequestFailed { source }) => answer(Err(source)),
+                    },
+                }
+            })
+        }
+    }
+}
+
+/// Some servers tell nothing of what a transaction made but its path.
+fn made(step: MultiWriteResult) -> Option<(String, Option<Stat>)> {
+    match step {
+        MultiWriteResult::Create { path, stat } => Some((path, (!stat.is_invalid()).then(|| stat_of(&stat)))),
+        _ => None,
+    }
+}
+
+fn mode(node: Node) -> CreateMode {
+    match node {
+        Node::Persistent => CreateMode::Persistent,
+        Node::Ephemeral => CreateMode::Ephemeral,
+        Node::Contender => CreateMode::EphemeralSequential,
+        Node::Container => CreateMode::Container,
+    }
+}
+
+fn stat_of(stat: &zookeeper_client::Stat) -> Stat {
+    Stat {
+        czxid: stat.czxid,
+        ctime: stat.ctime,
+        mtime: stat.mtime,
+        mzxid: stat.mzxid,
+        session: stat.ephemeral_owner,
+        children: stat.num_children,
+    }
+}
+
+/// A refusal is an answer; all else says something of the session or of the way to the server.
+fn answer(outcome: Result<Reply, zookeeper_client::Error>) -> Asked<Answer> {
+    match outcome {
+        Ok(reply) => Ok(Ok(reply)),
+        Err(error) => refusal(error).map(Err),
+    }
+}
+
+fn refusal(error: zookeeper_client::Error) -> Asked<Code> {
+    use zookeeper_client::Error as Failure;
+    Ok(match error {
+        Failure::NoNode => Code::NoNode,
+        Failure::NodeExists => Code::NodeExists,
+        Failure::NotEmpty => Code::NotEmpty,
+        Failure::NoAuth => Code::NoAuth,
+        Failure::InvalidAcl => Code::InvalidAcl,
+        Failure::Unimplemented => Code::Unimplemented,
+        Failure::QuotaExceeded => Code::QuotaExceeded,
+        Failure::Throttled => Code::Throttled,
+        Failure::SessionMoved => Code::SessionMoved,
+        Failure::SessionExpired => return Err(Fault::Expired),
+        Failure::AuthFailed => return Err(failure::login_refused().into()),
+        Failure::BadArguments(why) => return Err(Error::new(Kind::Internal, format!("a request was malformed: {why}")).into()),
+        error @ (Failure::BadVersion | Failure::NoChildrenForEphemerals | Failure::NotReadOnly | Failure::UnexpectedErrorCode(_)) => {
+            Code::Other(error.to_string())
+        }
+        error => return Err(failure::broken(error).into()),
+    })
+}

@@ -1,0 +1,87 @@
+//! What names a Redis deployment of several servers, and how many of them must have a grant.
+
+use std::time::Duration;
+
+use super::{extra, read_secret};
+use crate::{
+    cli::{
+        layers::{Layers, from_env},
+        url::Url,
+    },
+    commands::{Address, Replicas, Secret, Sentinel, Server},
+    lock::{Error, Result},
+};
+
+/// The servers of `redis+sentinel://HOST,HOST/MASTER`.
+pub(super) fn sentinel(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<Server> {
+    let sentinels = addresses(url, 26379, wrong)?;
+    let master = url.path.trim_start_matches('/');
+    let named = !master.is_empty() && master.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+    if !named {
+        let why = if master.is_empty() { "it doesn't name the master" } else { "its path is no name that sentinels have for a master" };
+        return Err(wrong(why).hint("it is what `sentinel monitor NAME …` says: redis+sentinel://HOST,HOST,HOST/NAME?db=0"));
+    }
+    let user = extra(layers, "sentinel_user").map(|setting| setting.text);
+    let password = password(layers)?.map(Secret::new);
+    if user.is_some() && password.is_none() {
+        return Err(wrong("there is a sentinel_user but no password for it")
+            .hint("give it in DLOCK_SENTINEL_PASSWORD, or as sentinel_password_file in the URL or the configuration"));
+    }
+    Ok(Server::Sentinel(Sentinel { sentinels, master: master.to_owned(), user, password }))
+}
+
+/// The servers of `redis+cluster://HOST,HOST`.
+pub(super) fn cluster(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<Server> {
+    if !url.path.trim_start_matches('/').is_empty() || extra(layers, "db").is_some() {
+        return Err(wrong("a cluster has no databases to choose from"));
+    }
+    Ok(Server::Cluster(addresses(url, 6379, wrong)?))
+}
+
+fn addresses(url: &Url, port: u16, wrong: &dyn Fn(&str) -> Error) -> Result<Vec<Address>> {
+    if url.hosts.is_empty() {
+        return Err(wrong("it has no host"));
+    }
+    Ok(url.hosts.iter().map(|(host, given)| Address { host: host.clone(), port: given.unwrap_or(port) }).collect())
+}
+
+/// The sentinels' password, from the nearest place that gives one.
+fn password(layers: &Layers<'_>) -> Result<Option<String>> {
+    if let Some(setting) = from_env(layers.env, "sentinel_password")? {
+        return Ok(Some(setting.text));
+    }
+    if let Some(setting) = from_env(layers.env, "sentinel_password_file")? {
+        return read_secret(&setting).map(Some);
+    }
+    if let Some(setting) = layers.table.and_then(|table| table.get("sentinel_password")) {
+        return Ok(Some(setting.text.clone()));
+    }
+    extra(layers, "sentinel_password_file").map(|setting| read_secret(&setting)).transpose()
+}
+
+/// How many replicas must have what was granted, and how soon.
+pub(super) fn replicas(layers: &Layers<'_>) -> Result<Option<Replicas>> {
+    const RANGE: &str = "1ms to 1m, and less than two fifths of --backend-timeout";
+    let within = match extra(layers, "replica_timeout") {
+        Some(setting) => {
+            let within = setting.duration(RANGE)?;
+            if within < Duration::from_millis(1) || within > Duration::from_secs(60) {
+                return Err(setting.refuse("it is out of range").hint(RANGE));
+            }
+            Some((setting, within))
+        }
+        None => None,
+    };
+    let count = match extra(layers, "replicas") {
+        Some(setting) => match setting.text.parse() {
+            Ok(count @ 0..=100_u32) => count,
+            _ => return Err(setting.refuse("it is no number of replicas").hint("0 (none) to 100")),
+        },
+        None => 0,
+    };
+    match (count, within) {
+        (0, Some((setting, _))) => Err(setting.refuse("replica_timeout needs replicas=N").hint("replicas=1 waits for one replica")),
+        (0, None) => Ok(None),
+        (count, within) => Ok(Some(Replicas { count, within: within.map_or(Replicas::WITHIN, |(_, within)| within) })),
+    }
+}

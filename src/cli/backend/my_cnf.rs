@@ -1,0 +1,140 @@
+//! `~/.my.cnf` as MySQL's and MariaDB's clients read it: the section `[client]`, which both of them go by.
+//!
+//! Files that it includes are not followed.
+
+use std::{fs::File, io::Read as _, path::Path, path::PathBuf};
+
+use super::mysql::MODES;
+use crate::{
+    cli::secret_file,
+    commands::TlsMode,
+    lock::{Error, Kind, Result},
+};
+
+/// More than this is no option file.
+const MOST: u64 = 1024 * 1024;
+
+/// What the section says.
+#[derive(Default)]
+pub struct Client {
+    pub user: Option<String>,
+    pub password: Option<String>,
+    pub host: Option<String>,
+    pub port: Option<u16>,
+    pub socket: Option<PathBuf>,
+    pub tls: Option<TlsMode>,
+    pub ca_file: Option<PathBuf>,
+    pub cert_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
+}
+
+/// Reads the file; nothing if there is none.
+///
+/// # Errors
+/// If it holds a password that others than its owner may read.
+pub fn read(path: &Path) -> Result<Client> {
+    let refuse = |why: &str| Error::new(Kind::Config, format!("{}: {why}", path.display()));
+    let Ok(mut file) = File::open(path) else { return Ok(Client::default()) };
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Ok(Client::default());
+    }
+    let mut text = String::new();
+    (&mut file).take(MOST).read_to_string(&mut text).map_err(|error| refuse(&secret_file::plain(&error)))?;
+    let client = parse(&text);
+    if client.password.is_some() && secret_file::others_can_read(&file, path).unwrap_or(true) {
+        return Err(refuse(secret_file::OPEN_TO_ALL).hint(format!("chmod 600 {}", path.display())));
+    }
+    Ok(client)
+}
+
+fn parse(text: &str) -> Client {
+    let mut client = Client::default();
+    let mut ours = false;
+    for line in text.lines().map(str::trim) {
+        if let Some(section) = line.strip_prefix('[') {
+            ours = section.trim_end_matches(']').trim() == "client";
+        } else if ours && !line.starts_with(['#', ';', '!']) {
+            let (name, value) = line.split_once('=').map_or((line, None), |(name, value)| (name, Some(unquoted(value.trim()))));
+            client.set(&name.trim().replace('_', "-"), value);
+        }
+    }
+    client
+}
+
+impl Client {
+    fn set(&mut self, name: &str, value: Option<String>) {
+        match (name, value) {
+            ("user", value) => self.user = value,
+            ("password", value) => self.password = value,
+            ("host", value) => self.host = value,
+            ("port", Some(value)) => self.port = value.parse().ok(),
+            ("socket", Some(value)) => self.socket = absolute(value),
+            ("ssl-ca", Some(value)) => self.ca_file = absolute(value),
+            ("ssl-cert", Some(value)) => self.cert_file = absolute(value),
+            ("ssl-key", Some(value)) => self.key_file = absolute(value),
+            ("ssl-mode", Some(value)) => {
+                let mode = MODES.iter().find(|(mode, _)| mode.eq_ignore_ascii_case(&value));
+                self.tls = mode.map(|(_, mode)| *mode).or(self.tls);
+            }
+            // MariaDB's ways to say it.
+            ("ssl-verify-server-cert", value) if is_on(value.as_deref()) => self.tls = Some(TlsMode::VerifyFull),
+            ("skip-ssl", _) => self.tls = Some(TlsMode::Disable),
+            _ => {}
+        }
+    }
+}
+
+fn is_on(value: Option<&str>) -> bool {
+    value.is_none_or(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "on" | "true"))
+}
+
+fn absolute(value: String) -> Option<PathBuf> {
+    Some(PathBuf::from(value)).filter(|path| path.is_absolute())
+}
+
+/// Without quotes, a comment behind it, and the escapes that the clients know.
+fn unquoted(value: &str) -> String {
+    let quote = value.chars().next().filter(|c| matches!(c, '"' | '\''));
+    let inner = match quote {
+        Some(quote) => value[1..].rsplit_once(quote).map_or(&value[1..], |(inner, _)| inner),
+        None => value.split_once('#').map_or(value, |(before, _)| before).trim_end(),
+    };
+    let mut plain = String::with_capacity(inner.len());
+    let mut chars = inner.chars();
+    while let Some(c) = chars.next() {
+        if c != '\\' {
+            plain.push(c);
+            continue;
+        }
+        match chars.next() {
+            Some('n') => plain.push('\n'),
+            Some('t') => plain.push('\t'),
+            Some('r') => plain.push('\r'),
+            Some('b') => plain.push('\u{8}'),
+            Some('s') => plain.push(' '),
+            Some(other @ ('\\' | '"' | '\'')) => plain.push(other),
+            Some(other) => plain.extend(['\\', other]),
+            None => plain.push('\\'),
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_section_of_both_clients_is_read() {
+        let client = parse(
+            "user = nobody\n[client]\nuser=ana # the app\npassword = \"p@ss#w\\\\rd\"\n  port = 3307\nsocket=/run/m.sock\nssl_mode=verify_ca\n\
+             ssl-ca = '/ca.pem'\nhost\n[mysql]\nuser=eve\n",
+        );
+        assert_eq!((client.user.as_deref(), client.password.as_deref()), (Some("ana"), Some("p@ss#w\\rd")));
+        assert_eq!((client.port, client.host), (Some(3307), None));
+        assert_eq!((client.socket, client.ca_file), (Some("/run/m.sock".into()), Some("/ca.pem".into())));
+        assert_eq!(client.tls, Some(TlsMode::VerifyCa));
+        assert_eq!(parse("[client]\nssl-verify-server-cert\n").tls, Some(TlsMode::VerifyFull));
+        assert!(parse("[client-server]\nuser=x").user.is_none());
+    }
+}

@@ -1,0 +1,147 @@
+//! MySQL and MariaDB: the URL, its parameters and, where they say nothing, what both clients go by (`~/.my.cnf`, `MYSQL_PWD`).
+
+use std::path::{Path, PathBuf};
+
+use super::{
+    super::{
+        args::Globals,
+        layers::Layers,
+        setting::{Origin, Setting},
+        url::Url,
+    },
+    extra,
+    my_cnf::{self, Client},
+    namespace, password,
+};
+use crate::{
+    commands::{MysqlMode, MysqlOptions, SqlOptions, SqlSecret, SqlServer, TlsMode},
+    lock::{Error, Result},
+};
+
+/// The usual port.
+const PORT: u16 = 3306;
+/// Where packages and the sources put the server's Unix socket.
+const SOCKETS: [&str; 3] = ["/run/mysqld/mysqld.sock", "/var/lib/mysql/mysql.sock", "/tmp/mysql.sock"];
+
+/// Makes the options of a `mysql://` or `mariadb://` URL.
+///
+/// # Errors
+/// What is wrong, with its place.
+pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers<'_>) -> Result<MysqlOptions> {
+    if url.hosts.len() > 1 {
+        return Err(wrong("it names more than one server").hint("name the primary, or an address that follows it"));
+    }
+    let home = layers.env.get_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
+    let client = match home {
+        Some(home) => my_cnf::read(&home.join(".my.cnf"))?,
+        None => Client::default(),
+    };
+    let server = match (url.hosts.into_iter().next(), extra(layers, "socket")) {
+        (Some(_), Some(socket)) => return Err(socket.refuse("a host and a socket are two places")),
+        (Some((host, port)), None) => SqlServer::Tcp { host, port: port.unwrap_or(PORT) },
+        (None, Some(socket)) => SqlServer::Unix { path: path(&socket, "socket")?, port: PORT },
+        (None, None) => as_clients(&client),
+    };
+    let mut sql = SqlOptions::new(server);
+    sql.namespace = namespace(globals, layers)?;
+    let own_user = url.user.is_none() || url.user == client.user;
+    sql.user = Some(url.user.or(client.user).unwrap_or_else(crate::commands::user_name));
+    sql.database = Some(url.path.trim_start_matches('/').to_owned()).filter(|name| !name.is_empty());
+    tls(&mut sql, layers, client.tls)?;
+    if sql.ca_file.is_none() {
+        sql.ca_file = client.ca_file;
+    }
+    if sql.cert_file.is_none() && sql.key_file.is_none() {
+        (sql.cert_file, sql.key_file) = (client.cert_file, client.key_file);
+    }
+    if let Some(setting) = extra(layers, "table") {
+        sql.table = table(&setting)?;
+    }
+    if sql.database.is_none() && !sql.table.contains('.') {
+        return Err(wrong("it names no database").hint("mysql://HOST/DATABASE, or ?table=DATABASE.TABLE"));
+    }
+    let mode = match extra(layers, "mode") {
+        Some(setting) => setting.choice(&[("lease", MysqlMode::Lease), ("row", MysqlMode::Row), ("advisory", MysqlMode::Advisory)])?,
+        None => MysqlMode::Lease,
+    };
+    let raw_names = match extra(layers, "lock_name") {
+        Some(setting) if mode != MysqlMode::Advisory => return Err(setting.refuse("only mode=advisory has names of its own")),
+        Some(setting) => setting.choice(&[("raw", true), ("qualified", false)])?,
+        None => false,
+    };
+    let single_writer = extra(layers, "single_writer").map_or(Ok(false), |setting| setting.yes())?;
+    sql.password = match password(globals, layers, url.password)? {
+        Some(password) => Some(password),
+        None => match client.password.filter(|_| own_user) {
+            Some(password) => Some(password),
+            None => layers.env.get("MYSQL_PWD")?.map(str::to_owned),
+        },
+    }
+    .map(SqlSecret::new);
+    Ok(MysqlOptions { sql, mode, raw_names, single_writer })
+}
+
+/// Where the clients would look for the server.
+fn as_clients(client: &Client) -> SqlServer {
+    let port = client.port.unwrap_or(PORT);
+    match (&client.socket, &client.host) {
+        (Some(path), _) => SqlServer::Unix { path: path.clone(), port },
+        (None, Some(host)) if host != "localhost" => SqlServer::Tcp { host: host.clone(), port },
+        _ => match SOCKETS.iter().map(Path::new).find(|path| path.exists()) {
+            Some(path) if client.port.is_none() => SqlServer::Unix { path: path.into(), port },
+            _ => SqlServer::Tcp { host: "localhost".into(), port },
+        },
+    }
+}
+
+/// The modes as MySQL's client names them.
+pub const MODES: [(&str, TlsMode); 5] = [
+    ("DISABLED", TlsMode::Disable),
+    ("PREFERRED", TlsMode::Prefer),
+    ("REQUIRED", TlsMode::Require),
+    ("VERIFY_CA", TlsMode::VerifyCa),
+    ("VERIFY_IDENTITY", TlsMode::VerifyFull),
+];
+
+/// Several names of one thing: the client's and dlock's own.
+fn one_of(layers: &Layers<'_>, names: [&str; 2]) -> Result<Option<Setting>> {
+    match names.map(|name| extra(layers, name)) {
+        [Some(_), Some(setting)] => Err(setting.refuse(format!("{} and {} are the same: one of them will do", names[0], names[1]))),
+        [one, other] => Ok(one.or(other)),
+    }
+}
+
+fn tls(sql: &mut SqlOptions, layers: &Layers<'_>, of_client: Option<TlsMode>) -> Result<()> {
+    if let Some(mode) = of_client {
+        sql.tls = mode;
+    }
+    if let Some(mut setting) = extra(layers, "ssl-mode") {
+        setting.text.make_ascii_uppercase();
+        sql.tls = setting.choice(&MODES)?;
+    }
+    let file = |names: [&str; 2]| one_of(layers, names)?.map(|setting| path(&setting, names[0])).transpose();
+    sql.ca_file = file(["ssl-ca", "cacert"])?;
+    sql.cert_file = file(["ssl-cert", "cert"])?;
+    sql.key_file = file(["ssl-key", "key"])?;
+    if sql.cert_file.is_some() != sql.key_file.is_some() {
+        let setting = [["ssl-cert", "cert"], ["ssl-key", "key"]].into_iter().find_map(|names| one_of(layers, names).ok().flatten());
+        let origin = setting.map_or_else(|| Origin::Env("HOME".into()), |setting| setting.origin);
+        return Err(origin.refuse("ssl-cert and ssl-key are the two halves of one identity: both are needed"));
+    }
+    Ok(())
+}
+
+fn path(setting: &Setting, name: &str) -> Result<PathBuf> {
+    let path = PathBuf::from(&setting.text);
+    if path.is_absolute() { Ok(path) } else { Err(setting.refuse(format!("{name} needs an absolute path"))) }
+}
+
+/// A table's name, with its database if need be.
+fn table(setting: &Setting) -> Result<String> {
+    let plain = |part: &str| part.bytes().all(|b| b.is_ascii_alphanumeric() || b"_$-".contains(&b)) && (1..=48).contains(&part.len());
+    let parts: Vec<&str> = setting.text.split('.').collect();
+    if parts.len() <= 2 && parts.iter().all(|part| plain(part)) {
+        return Ok(setting.text.clone());
+    }
+    Err(setting.refuse("it is no table's name").hint("up to 48 of A-Z a-z 0-9 _ $ -, and a database with a dot before it if need be"))
+}

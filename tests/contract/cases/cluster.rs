@@ -1,0 +1,357 @@
+//! Redis Cluster: the node that has a lock is found, followed and, while its slot is moved, waited for.
+//!
+//! Each case that moves or ends something has a cluster of its own.
+
+use std::{
+    future::pending,
+    time::{Duration, Instant},
+};
+
+use dlock::{
+    backends::redis::{Options, Redis, Replicas, Secret, Tls},
+    lease::{self, BootClock, Limits, Outcome, Patience, Released},
+    lock::{Attempt, Backend as _, Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
+};
+
+use super::{
+    Case, cases,
+    sentinel::renew_until_answered,
+    transport::{LEAST, live},
+};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting},
+    support::{
+        self,
+        cluster::{Cluster, MASTERS},
+    },
+    targets::{Kind, cluster::options_at},
+};
+
+pub fn all() -> Vec<Case> {
+    cases![|kind| kind == Kind::Cluster =>
+        nodes_that_are_gone_are_passed_over,
+        locks_of_all_nodes_are_listed,
+        a_hold_outlives_the_move_of_its_slot,
+        a_waiter_outlives_the_move_of_its_slot,
+        a_lock_that_is_half_moved_is_refused_for_the_moment,
+        a_hold_and_a_waiter_outlive_their_node,
+        an_acquire_unanswered_by_a_frozen_node_is_granted_once,
+        a_node_that_is_replaced_alive_is_left,
+        without_its_node_a_lock_is_unavailable,
+        redissons_sharded_listeners_are_told,
+        nodes_are_spoken_with_over_tls,
+        a_user_with_the_least_rights_can_do_all,
+        a_hold_outlives_all_nodes_of_the_url,
+        any_node_leads_to_the_same_store,
+    ]
+}
+
+const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+/// More than a failover takes.
+const FAILOVER: Duration = Duration::from_secs(20);
+
+fn client_at(cluster: &Cluster, nodes: &[usize]) -> Client {
+    Client(Box::new(Redis::new(options_at(nodes.iter().map(|nth| cluster.nodes[*nth].port)))))
+}
+
+fn client(cluster: &Cluster) -> Client {
+    client_at(cluster, &[0, 1, 2])
+}
+
+/// A client whose grants the replica has.
+fn replicated(cluster: &Cluster) -> Client {
+    let replicas = Some(Replicas { count: 1, within: Duration::from_secs(2) });
+    Client(Box::new(Redis::new(Options { replicas, ..options_at([cluster.nodes[0].port]) })))
+}
+
+/// A key whose slot a node has.
+fn key_at(cluster: &Cluster, node: usize) -> dlock::lock::Key {
+    let name = (0..1000).map(|nth| format!("job-{nth}")).find(|name| cluster.owner(&format!("dlock:{name}")) == node);
+    key(&name.expect("a key"))
+}
+
+async fn core_acquire(client: &mut Client, request: Request, patience: Patience) -> dlock::lock::Result<Outcome<()>> {
+    lease::acquire(&mut *client.0, &BootClock, request, patience, LIMITS, pending::<()>(), |_| {}).await
+}
+
+async fn nodes_that_are_gone_are_passed_over(_: &Lab) {
+    let mut cluster = Cluster::with(true, false);
+    let job = key_at(&cluster, 2);
+    // A replica knows as well as any.
+    for seeds in [vec![3], vec![1, 0], vec![2], vec![5, 0]] {
+        let mut a = client_at(&cluster, &seeds);
+        let held = a.hold(&job).await;
+        assert_eq!(client_at(&cluster, &seeds).keys("").await, [job.as_str()]);
+        a.free(&held).await;
+    }
+    cluster.nodes[3].kill();
+    cluster.nodes[4].freeze();
+    let began = Instant::now();
+    let mut a = client_at(&cluster, &[3, 4, 0]);
+    let held = a.hold(&job).await;
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    cluster.nodes[4].kill();
+    let error = client_at(&cluster, &[3, 4]).0.try_acquire(&request(&job, LONG)).await.expect_err("nobody there");
+    assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
+    assert!(error.message.contains("none of 2 nodes can tell"), "{error:?}");
+    a.free(&held).await;
+}
+
+async fn locks_of_all_nodes_are_listed(lab: &Lab) {
+    let mut a = lab.client().await;
+    let mut names: Vec<String> = (0..30).map(|nth| format!("job-{nth:02}")).collect();
+    let mut held = Vec::new();
+    for name in &names {
+        held.push(a.hold(&key(name)).await);
+    }
+    assert_eq!(a.keys("").await, names);
+    assert_eq!(lab.client().await.keys("job-1").await, names[10..20]);
+    a.free(&held[7]).await;
+    names.remove(7);
+    assert_eq!(a.keys("").await, names);
+}
+
+async fn a_hold_outlives_the_move_of_its_slot(_: &Lab) {
+    let cluster = Cluster::start();
+    let job = key_at(&cluster, 0);
+    let lock = format!("dlock:{job}");
+    let slot = cluster.slot(&lock);
+    let (mut a, mut b) = (client(&cluster), client(&cluster));
+    let held = a.hold(&job).await;
+    let fence = a.renewed(&held, None).await;
+    let mut c = client(&cluster);
+    c.renewed(&held, None).await;
+    cluster.begin_move(slot, 0, 1);
+    assert_eq!(a.renewed(&held, None).await, fence, "nothing has gone yet");
+    cluster.move_keys(slot, 0, 1, |_| true);
+    // All has gone, and the new node serves only who was sent there.
+    assert_eq!(a.renewed(&held, None).await, fence, "asked for at the new node");
+    assert_eq!(client(&cluster).renewed(&held, None).await, fence);
+    assert_eq!(b.inspect(&job).await.holders.len(), 1);
+    assert_eq!(b.keys("").await, [job.as_str()]);
+    cluster.end_move(slot, 0, 1);
+    assert_eq!(a.renewed(&held, None).await, fence, "sent to the new node for good");
+    b.refused(&request(&job, LONG)).await;
+    // Who has heard nothing of all this is sent there with its release.
+    c.free(&held).await;
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    assert!(b.take(&request(&job, LONG)).await.fence > fence, "the counter has moved as well");
+}
+
+async fn a_waiter_outlives_the_move_of_its_slot(_: &Lab) {
+    let cluster = Cluster::start();
+    let job = key_at(&cluster, 0);
+    let slot = cluster.slot(&format!("dlock:{job}"));
+    let (mut a, mut b) = (client(&cluster), client(&cluster));
+    let held = a.hold(&job).await;
+    let step = || tokio::time::sleep(SHORT / 2);
+    let release = async {
+        step().await;
+        cluster.begin_move(slot, 0, 1);
+        step().await;
+        cluster.move_keys(slot, 0, 1, |_| true);
+        step().await;
+        cluster.end_move(slot, 0, 1);
+        step().await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    let wait = core_acquire(&mut b, waiting(&job, LONG), Patience::For(LONG));
+    let (outcome, released) = tokio::join!(wait, release);
+    assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+}
+
+async fn a_lock_that_is_half_moved_is_refused_for_the_moment(_: &Lab) {
+    let cluster = Cluster::start();
+    let job = key_at(&cluster, 0);
+    let slot = cluster.slot(&format!("dlock:{job}"));
+    let mut a = client(&cluster);
+    let held = a.hold(&job).await;
+    cluster.begin_move(slot, 0, 1);
+    cluster.move_keys(slot, 0, 1, |name| name.ends_with(":record"));
+    for error in [
+        a.0.renew(&job, &held.token, None).await.expect_err("half there"),
+        a.0.release(&job, &held.token, Scope::Hold).await.expect_err("half there"),
+        a.0.try_acquire(&request(&job, LONG)).await.expect_err("half there"),
+        // Of what nobody has ever held, nothing is anywhere.
+        a.0.try_acquire(&nested(&held)).await.expect_err("half there"),
+    ] {
+        assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
+        assert!(error.message.contains("moving") && error.hint.is_some(), "{error:?}");
+    }
+    assert_eq!(a.inspect(&job).await.holders.len(), 1);
+    // The core asks on until the move is over.
+    let end = async {
+        tokio::time::sleep(SLACK * 3).await;
+        cluster.move_keys(slot, 0, 1, |_| true);
+        cluster.end_move(slot, 0, 1);
+    };
+    let give_back = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, Scope::Tree, LIMITS);
+    let (released, ()) = tokio::join!(give_back, end);
+    assert!(matches!(released, Released::Free), "{released:?}");
+    client(&cluster).hold(&job).await;
+}
+
+async fn a_hold_and_a_waiter_outlive_their_node(_: &Lab) {
+    let mut cluster = Cluster::with(true, false);
+    let job = key_at(&cluster, 0);
+    let (mut a, mut b) = (replicated(&cluster), client(&cluster));
+    let held = request(&job, LONG);
+    let fence = a.take(&held).await.fence;
+    drop(a);
+    let wait = core_acquire(&mut b, waiting(&job, LONG), Patience::For(LONG));
+    let release = async {
+        tokio::time::sleep(SHORT / 2).await;
+        cluster.nodes[0].kill();
+        let mut a = client_at(&cluster, &[0, 1]);
+        let (renewal, _) = renew_until_answered(&mut a, &held).await;
+        assert!(matches!(renewal, Renewal::Renewed { fence: now, .. } if now == fence), "{renewal:?}");
+        tokio::time::sleep(SHORT * 2).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    let (outcome, released) = tokio::join!(wait, release);
+    let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
+    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(lease.fence > fence);
+    assert_eq!(cluster.owner(&format!("dlock:{job}")), usize::from(MASTERS));
+}
+
+async fn an_acquire_unanswered_by_a_frozen_node_is_granted_once(_: &Lab) {
+    let cluster = Cluster::with(true, false);
+    let job = key_at(&cluster, 0);
+    let mut a = client(&cluster);
+    let warm = a.hold(&job).await;
+    a.free(&warm).await;
+    cluster.nodes[0].freeze();
+    let outcome = core_acquire(&mut a, request(&job, LONG), Patience::For(FAILOVER)).await;
+    let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
+    cluster.nodes[0].thaw();
+    cluster.settle();
+    let state = client(&cluster).inspect(&job).await;
+    assert_eq!((state.holders.len(), state.holders[0].holds, state.holders[0].fence), (1, 1, Some(lease.fence)));
+    assert_eq!(a.0.release(&job, &lease.token, Scope::Hold).await.expect("release"), Release::Released);
+    client(&cluster).hold(&job).await;
+}
+
+async fn a_node_that_is_replaced_alive_is_left(_: &Lab) {
+    let cluster = Cluster::with(true, false);
+    let job = key_at(&cluster, 0);
+    let (mut a, mut b) = (replicated(&cluster), client(&cluster));
+    let held = a.hold(&job).await;
+    let wait = core_acquire(&mut b, waiting(&job, LONG), Patience::For(LONG));
+    let release = async {
+        tokio::time::sleep(SHORT / 2).await;
+        let now = cluster.switch(&format!("dlock:{job}"));
+        assert_eq!(now, usize::from(MASTERS));
+        cluster.settle();
+        let (renewal, _) = renew_until_answered(&mut a, &held).await;
+        assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
+        tokio::time::sleep(SHORT).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    let (outcome, released) = tokio::join!(wait, release);
+    assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+}
+
+async fn without_its_node_a_lock_is_unavailable(_: &Lab) {
+    let mut cluster = Cluster::start();
+    let (here, there) = (key_at(&cluster, 0), key_at(&cluster, 1));
+    let mut a = client(&cluster);
+    let held = a.hold(&here).await;
+    a.hold(&there).await;
+    cluster.nodes[0].kill();
+    for seeds in [&[1, 2][..], &[0, 1]] {
+        let mut other = client_at(&cluster, seeds);
+        let error = other.0.try_acquire(&request(&here, LONG)).await.expect_err("it is gone");
+        assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
+        other.0.list("").await.expect_err("a listing that lacks a node's locks is none");
+    }
+    let error = a.0.renew(&here, &held.token, None).await.expect_err("it is gone");
+    assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
+}
+
+async fn redissons_sharded_listeners_are_told(_: &Lab) {
+    let cluster = Cluster::start();
+    let job = key_at(&cluster, 1);
+    let mut a = client(&cluster);
+    let held = a.hold(&job).await;
+    let mut listening = cluster.nodes[1].connect();
+    for channel in ["redisson_lock__channel", "redisson_rwlock"] {
+        let mut subscribe = redis::cmd("SSUBSCRIBE");
+        subscribe.arg(format!("{channel}:{{dlock:{job}}}"));
+        listening.send_packed_command(&subscribe.get_packed_command()).expect("sent");
+        let _: redis::Value = listening.recv_response().expect("subscribed");
+    }
+    a.free(&held).await;
+    for message in ["0", "1"] {
+        let said: Vec<String> = redis::from_redis_value(listening.recv_response().expect("a message")).expect("text");
+        assert_eq!((said[0].as_str(), said[2].as_str()), ("smessage", message), "{said:?}");
+    }
+}
+
+async fn nodes_are_spoken_with_over_tls(_: &Lab) {
+    let folder = support::folder();
+    let certificates = support::tls::Certificates::make(folder.path(), &["127.0.0.1"]);
+    let ca = &certificates.ca;
+    let cluster = Cluster::encrypted(&certificates);
+    for node in &cluster.nodes {
+        let tls = Some(Tls { ca_file: Some(ca.clone()), ..Tls::default() });
+        live(Options { tls, ..options_at([node.tls_port]) }).await;
+    }
+    let distrustful = Options { tls: Some(Tls::default()), ..options_at([cluster.nodes[0].tls_port]) };
+    let error = Redis::new(distrustful).try_acquire(&request(&key("job"), LONG)).await.expect_err("an authority of our own");
+    assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
+}
+
+async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
+    let cluster = Cluster::start();
+    let allow = |rules: &[&str]| {
+        for node in &cluster.nodes {
+            node.command(&[&["ACL", "SETUSER", "app"], rules].concat());
+        }
+    };
+    allow(&LEAST.split_ascii_whitespace().collect::<Vec<_>>());
+    let options = || Options { user: Some("app".into()), password: Some(Secret::new("secret")), ..options_at([cluster.nodes[0].port]) };
+    // Without a map there is no listing, but all else.
+    let mut a = Client(Box::new(Redis::new(options())));
+    let held = a.hold(&key("job")).await;
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+    let error = a.0.list("").await.expect_err("where?");
+    assert_eq!(error.kind, ErrorKind::Denied, "{error:?}");
+    allow(&["+cluster|slots"]);
+    live(options()).await;
+}
+
+async fn a_hold_outlives_all_nodes_of_the_url(_: &Lab) {
+    let mut cluster = Cluster::with(true, false);
+    let job = key_at(&cluster, 1);
+    let mut a = client_at(&cluster, &[0]);
+    let held = a.hold(&job).await;
+    // While it holds a lock, it learns of the others.
+    a.renewed(&held, None).await;
+    for master in [0, 1] {
+        // The replicas have all of it.
+        cluster.settle();
+        let one = key_at(&cluster, master);
+        cluster.nodes[master].kill();
+        cluster.await_failover(&format!("dlock:{one}"), master);
+    }
+    let (renewal, _) = renew_until_answered(&mut a, &held).await;
+    assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
+    a.free(&held).await;
+    client_at(&cluster, &[0]).0.inspect(&job).await.expect_err("who knows the URL only is lost");
+}
+
+async fn any_node_leads_to_the_same_store(lab: &Lab) {
+    let of = |ports: &[u16]| Redis::new(options_at(ports.iter().copied()));
+    assert_eq!(of(&[1, 2]).fingerprint(), of(&[3]).fingerprint());
+    assert_ne!(of(&[1]).describe(), of(&[2]).describe());
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let held = a.hold(&key("job")).await;
+    assert!(matches!(b.attempt(&nested(&held)).await, Attempt::Granted(_)));
+}

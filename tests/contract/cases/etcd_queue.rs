@@ -1,0 +1,403 @@
+//! What lies in an etcd under a lock's name: of dlock, of other libraries, and of those who are gone.
+
+use std::time::Duration;
+
+use dlock::lock::{Attempt, Entry, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake};
+use tokio::time::{Instant, timeout};
+
+use super::{Case, cases};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting, who},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    cases![|kind| kind == Kind::Etcd =>
+        a_hold_is_one_key_in_its_folder,
+        a_foreign_holder_is_busy_and_waited_for,
+        foreign_readers_share_with_readers_only,
+        a_key_that_nothing_ends_is_an_error,
+        what_lies_deeper_blocks_nobody,
+        a_newer_layout_is_refused_by_etcds_readers,
+        a_key_deleted_by_an_administrator_is_not_held,
+        a_lease_revoked_by_an_administrator_is_not_held,
+        a_holder_hears_that_its_key_is_gone,
+        a_waiter_whose_key_was_deleted_queues_up_anew,
+        a_waiter_whose_lease_ended_queues_up_anew,
+        who_follows_one_that_vanished_lets_it_die,
+        time_to_die_is_not_cut_short_by_one_who_comes_in_between,
+        who_follows_a_foreign_holder_waits_for_nobody_to_die,
+        compaction_does_not_deafen_a_waiter,
+        nothing_stays_but_the_last_fence,
+        what_is_unused_is_collected,
+        a_token_does_not_follow_from_what_is_stored,
+        a_shared_hold_is_not_entered_exclusively,
+    ]
+}
+
+/// The folder of a lock in the server.
+fn folder(lab: &Lab, job: &str) -> String {
+    format!("{}/{job}/", lab.etcd().namespace("dlock"))
+}
+
+/// Puts a key under a lease of a minute, as another library does, and returns the lease.
+fn put(lab: &Lab, name: &str) -> String {
+    let granted = lab.etcd().etcd().ctl(&["lease", "grant", "60"]);
+    let lease = granted.split_whitespace().nth(1).expect("a lease").to_owned();
+    lab.etcd().etcd().ctl(&["put", "--lease", &lease, &name.replace("LEASE", &lease), ""]);
+    lease
+}
+
+fn keys(lab: &Lab) -> Vec<String> {
+    lab.etcd().etcd().keys(&lab.etcd().namespace(""))
+}
+
+fn shared(of: Request) -> Request {
+    Request { mode: Mode::Shared, ..of }
+}
+
+async fn a_hold_is_one_key_in_its_folder(lab: &Lab) {
+    let mut a = lab.client().await;
+    let held = Request { metadata: Some(who("web1")), ..request(&key("job"), LONG) };
+    let grant = a.take(&held).await;
+    a.take(&nested(&held)).await;
+    a.renewed(&held, None).await;
+    let etcd = lab.etcd().etcd();
+    let names = etcd.keys(&folder(lab, "job"));
+    assert_eq!(names.len(), 1, "{names:?}");
+    let lease = names[0].strip_prefix(&format!("{}write/", folder(lab, "job"))).expect("a writer");
+    assert!(etcd.leases().contains(&format!("{lease:0>16}")), "{lease} {:?}", etcd.leases());
+    let fields = etcd.ctl(&["get", &names[0], "-w", "fields"]);
+    let field = |name: &str| {
+        let line = fields.lines().find(|line| line.starts_with(&format!("\"{name}\""))).expect("a field");
+        line.split(" : ").nth(1).expect("a value").to_owned()
+    };
+    // To put it anew would let the waiters of other libraries overtake.
+    assert_eq!((field("CreateRevision"), field("ModRevision")), (grant.fence.to_string(), grant.fence.to_string()));
+    assert_eq!(i64::from_str_radix(lease, 16).expect("hex").to_string(), field("Lease"));
+}
+
+async fn a_foreign_holder_is_busy_and_waited_for(lab: &Lab) {
+    let lease = put(lab, &format!("{}LEASE", folder(lab, "job")));
+    let mut a = lab.client().await;
+    let wanted = waiting(&key("job"), LONG);
+    let busy = a.refused(&request(&key("job"), LONG)).await;
+    assert!(busy.holders.len() == 1 && busy.holders[0].foreign && busy.notifies, "{busy:?}");
+    assert!(busy.expires_in.is_some_and(|left| left <= Duration::from_secs(60)), "{busy:?}");
+    assert_eq!(a.keys("").await, ["job"]);
+    a.refused(&wanted).await;
+    let revoke = async {
+        lab.pass(SLACK).await;
+        lab.etcd().etcd().ctl(&["lease", "revoke", &lease]);
+        Instant::now()
+    };
+    let (_, gone) = tokio::join!(a.wait_for(&wanted, LONG), revoke);
+    assert!(gone.elapsed() < SOON, "{:?}", gone.elapsed());
+}
+
+async fn foreign_readers_share_with_readers_only(lab: &Lab) {
+    let mut a = lab.client().await;
+    // As etcd's read-write lock names them: by the time in nanoseconds.
+    put(lab, &format!("{}read/1732190000000000000", folder(lab, "job")));
+    a.refused(&request(&key("job"), LONG)).await;
+    let reader = shared(request(&key("job"), LONG));
+    a.take(&reader).await;
+    put(lab, &format!("{}write/1732190000000000001", folder(lab, "job")));
+    a.renewed(&reader, None).await;
+    // In order: who comes after a writer waits for it.
+    a.refused(&shared(request(&key("job"), LONG))).await;
+    a.free(&reader).await;
+    let state = a.inspect(&key("job")).await;
+    assert_eq!((state.holders.len(), state.waiters.len()), (1, 1), "{state:?}");
+}
+
+async fn a_key_that_nothing_ends_is_an_error(lab: &Lab) {
+    let name = format!("{}1234abcd", folder(lab, "job"));
+    lab.etcd().etcd().ctl(&["put", &name, "not a lock"]);
+    let mut a = lab.client().await;
+    for wanted in [request(&key("job"), LONG), waiting(&key("job"), LONG)] {
+        let error = a.0.try_acquire(&wanted).await.expect_err("cron would skip silently for ever");
+        assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
+        a.abandon(&wanted).await;
+    }
+    assert_eq!(keys(lab), [name]);
+    assert!(a.keys("").await.is_empty(), "it is nobody's hold");
+}
+
+async fn what_lies_deeper_blocks_nobody(lab: &Lab) {
+    // What `etcdctl lock job/1` makes, and what somebody keeps there.
+    put(lab, &format!("{}1/LEASE", folder(lab, "job")));
+    lab.etcd().etcd().ctl(&["put", &format!("{}meta", folder(lab, "job")), "x"]);
+    let mut a = lab.client().await;
+    for wanted in [request(&key("job"), LONG), waiting(&key("job"), LONG), shared(request(&key("job"), LONG))] {
+        a.take(&wanted).await;
+        lab.client().await.refused(&request(&key("job"), LONG)).await;
+        a.free(&wanted).await;
+    }
+    // Nor do ours block each other, whichever comes first.
+    let outer = a.hold(&key("a")).await;
+    let inner = a.hold(&key("a/b")).await;
+    a.free(&outer).await;
+    a.hold(&key("a")).await;
+    a.free(&inner).await;
+    a.hold(&key("a/b")).await;
+}
+
+async fn a_newer_layout_is_refused_by_etcds_readers(lab: &Lab) {
+    let name = format!("{}write/LEASE", folder(lab, "job"));
+    let granted = lab.etcd().etcd().ctl(&["lease", "grant", "60"]);
+    let lease = granted.split_whitespace().nth(1).expect("a lease");
+    lab.etcd().etcd().ctl(&["put", "--lease", lease, &name.replace("LEASE", lease), r#"{"dlock":"2.0","more":1}"#]);
+    let mut a = lab.client().await;
+    let errors = [a.0.try_acquire(&request(&key("job"), LONG)).await.err(), a.0.inspect(&key("job")).await.err()];
+    assert!(errors.iter().all(|error| error.as_ref().is_some_and(|error| error.kind == ErrorKind::Layout)), "{errors:?}");
+}
+
+/// The key of the only holder.
+fn own(lab: &Lab) -> String {
+    lab.etcd().etcd().keys(&folder(lab, "job")).remove(0)
+}
+
+async fn a_key_deleted_by_an_administrator_is_not_held(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let held = a.hold(&key("job")).await;
+    let inner = nested(&held);
+    b.take(&inner).await;
+    // The lease lives on: a keep-alive alone would say that all is well.
+    lab.etcd().etcd().ctl(&["del", &own(lab)]);
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    assert_eq!(b.renew(&inner, None).await, Renewal::NotHeld);
+    assert!(matches!(b.attempt(&nested(&held)).await, Attempt::NotHeld));
+    let newer = lab.client().await.hold(&key("job")).await;
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
+    lab.client().await.renewed(&newer, None).await;
+}
+
+async fn a_lease_revoked_by_an_administrator_is_not_held(lab: &Lab) {
+    let mut a = lab.client().await;
+    let held = a.hold(&key("job")).await;
+    let lease = own(lab).rsplit('/').next().expect("a lease").to_owned();
+    lab.etcd().etcd().ctl(&["lease", "revoke", &lease]);
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
+}
+
+async fn a_holder_hears_that_its_key_is_gone(lab: &Lab) {
+    let mut a = lab.client().await;
+    for how in ["deleted", "revoked", "unheard before"] {
+        let held = a.hold(&key("job")).await;
+        if how != "unheard before" {
+            assert!(timeout(SLACK, a.0.watch(&held.key, &held.token)).await.is_err(), "nothing happened");
+            a.renewed(&held, None).await;
+        }
+        let own = own(lab);
+        let lease = own.rsplit('/').next().expect("a lease").to_owned();
+        let words: &[&str] = if how == "revoked" { &["lease", "revoke", &lease] } else { &["del", &own] };
+        lab.etcd().etcd().ctl(words);
+        let began = Instant::now();
+        timeout(SOON, a.0.watch(&held.key, &held.token)).await.unwrap_or_else(|_| panic!("{how}: not heard of"));
+        assert!(began.elapsed() < SLACK, "{how}: {:?}", began.elapsed());
+        assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+        assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
+    }
+}
+
+async fn requeue(lab: &Lab, lose: impl AsyncFn(&str)) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let held = a.hold(&key("job")).await;
+    let first = own(lab);
+    let wanted = waiting(&key("job"), LONG);
+    assert_eq!(b.refused(&wanted).await.position, Some(1));
+    let queued = lab.etcd().etcd().keys(&folder(lab, "job")).into_iter().find(|name| *name != first).expect("a waiter");
+    let behind = waiting(&key("job"), LONG);
+    assert_eq!(c.refused(&behind).await.position, Some(2));
+    let wait = async {
+        let wake = timeout(SOON, b.wait(&wanted, LONG)).await;
+        assert_eq!(wake.expect("woken"), Wake::Changed);
+    };
+    let taken_away = async {
+        lab.pass(SLACK).await;
+        lose(&queued).await;
+    };
+    tokio::join!(wait, taken_away);
+    assert_eq!(b.refused(&wanted).await.position, Some(2), "it lost its place");
+    a.free(&held).await;
+    c.wait_for(&behind, LONG).await;
+    b.refused(&wanted).await;
+    c.free(&behind).await;
+    b.wait_for(&wanted, LONG).await;
+    b.renewed(&wanted, None).await;
+    b.free(&wanted).await;
+}
+
+async fn a_waiter_whose_key_was_deleted_queues_up_anew(lab: &Lab) {
+    requeue(lab, async |name: &str| drop(lab.etcd().etcd().ctl(&["del", name]))).await;
+}
+
+async fn a_waiter_whose_lease_ended_queues_up_anew(lab: &Lab) {
+    requeue(lab, async |name: &str| drop(lab.etcd().etcd().ctl(&["lease", "revoke", name.rsplit('/').next().expect("a lease")]))).await;
+}
+
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// A hold that ends without its holder's doing, in one of the ways there are.
+async fn vanish(lab: &Lab, how: &str) -> Client {
+    let mut a = lab.client().await;
+    a.take(&request(&key("job"), if how == "expired" { SHORT } else { LONG })).await;
+    let own = own(lab);
+    match how {
+        "expired" => lab.outlast(SHORT).await,
+        "revoked" => drop(lab.etcd().etcd().ctl(&["lease", "revoke", own.rsplit('/').next().expect("a lease")])),
+        _ => drop(lab.etcd().etcd().ctl(&["del", &own])),
+    }
+    a
+}
+
+async fn who_follows_one_that_vanished_lets_it_die(lab: &Lab) {
+    for how in ["expired", "revoked", "deleted"] {
+        let _gone = vanish(lab, how).await;
+        let mut b = lab.client().await;
+        let next = request(&key("job"), LONG);
+        assert_eq!(b.take(&next).await.settle, SETTLE, "{how}");
+        lab.pass(SETTLE).await;
+        b.free(&next).await;
+        // It has died by now, and who comes next need not wait for it.
+        let after = request(&key("job"), LONG);
+        assert_eq!(b.take(&after).await.settle, Duration::ZERO, "{how}");
+        b.free(&after).await;
+    }
+    // Nor for those who went by themselves, from the lock or from the queue.
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let held = a.hold(&key("job")).await;
+    let (leaving, wanted) = (waiting(&key("job"), LONG), waiting(&key("job"), LONG));
+    b.refused(&leaving).await;
+    c.refused(&wanted).await;
+    b.abandon(&leaving).await;
+    a.free(&held).await;
+    assert_eq!(c.wait_for(&wanted, LONG).await.settle, Duration::ZERO);
+}
+
+async fn time_to_die_is_not_cut_short_by_one_who_comes_in_between(lab: &Lab) {
+    let _gone = vanish(lab, "revoked").await;
+    let mut b = lab.client().await;
+    for _ in 0..3 {
+        // It is granted, and gives up before it started anything.
+        let hasty = request(&key("job"), LONG);
+        assert_eq!(b.take(&hasty).await.settle, SETTLE);
+        b.free(&hasty).await;
+    }
+    let patient = request(&key("job"), LONG);
+    assert_eq!(b.take(&patient).await.settle, SETTLE);
+    // A renewal forgets the dead too, once they are.
+    lab.pass(SETTLE).await;
+    b.renewed(&patient, None).await;
+    let records = format!("{}.meta/%open/", lab.etcd().namespace("dlock"));
+    assert_eq!(lab.etcd().etcd().keys(&records).len(), 1, "but for the holder's own");
+    b.free(&patient).await;
+    assert!(lab.etcd().etcd().keys(&records).is_empty());
+}
+
+async fn who_follows_a_foreign_holder_waits_for_nobody_to_die(lab: &Lab) {
+    let lease = put(lab, &format!("{}LEASE", folder(lab, "job")));
+    let mut a = lab.client().await;
+    let wanted = waiting(&key("job"), LONG);
+    a.refused(&wanted).await;
+    lab.etcd().etcd().ctl(&["lease", "revoke", &lease]);
+    assert_eq!(a.wait_for(&wanted, LONG).await.settle, Duration::ZERO);
+}
+
+async fn compaction_does_not_deafen_a_waiter(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let held = a.hold(&key("job")).await;
+    let wanted = waiting(&key("job"), LONG);
+    b.refused(&wanted).await;
+    // What it saw is compacted away before it watches.
+    for n in 0..3 {
+        lab.etcd().etcd().ctl(&["put", &format!("{}.other/{n}", lab.etcd().namespace("dlock")), "x"]);
+    }
+    let fields = lab.etcd().etcd().ctl(&["get", "x", "-w", "json"]);
+    let revision = serde_json::from_str::<serde_json::Value>(&fields).expect("JSON")["header"]["revision"].to_string();
+    lab.etcd().etcd().ctl(&["compact", &revision]);
+    let release = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    let (_, released) = tokio::join!(b.wait_for(&wanted, LONG), release);
+    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    // The same for a holder that listens.
+    lab.etcd().etcd().ctl(&["put", &format!("{}.other/x", lab.etcd().namespace("dlock")), "x"]);
+    let mut c = lab.client().await;
+    c.renewed(&wanted, None).await;
+    b.free(&wanted).await;
+}
+
+async fn nothing_stays_but_the_last_fence(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let leases = || lab.etcd().etcd().leases();
+    let held = a.hold(&key("job")).await;
+    let before = keys(lab);
+    // Other cases have leases too: only those that are there before and after count.
+    let ours = own(lab).rsplit('/').next().expect("a lease").to_owned();
+    b.refused(&request(&key("job"), LONG)).await;
+    let wanted = waiting(&key("job"), LONG);
+    b.refused(&wanted).await;
+    let queued: Vec<String> =
+        lab.etcd().etcd().keys(&folder(lab, "job")).iter().filter_map(|n| n.rsplit('/').next().map(str::to_owned)).collect();
+    let _ = timeout(Duration::from_millis(20), b.wait(&wanted, LONG)).await;
+    b.abandon(&wanted).await;
+    assert_eq!(keys(lab), before);
+    c.take(&nested(&held)).await;
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::Released);
+    assert_eq!(keys(lab), [format!("{}.meta/%last/job", lab.etcd().namespace("dlock"))]);
+    let left = leases();
+    assert!(queued.len() == 2 && queued.contains(&ours));
+    assert!(queued.iter().all(|lease| !left.contains(&format!("{lease:0>16}"))), "{queued:?} {left:?}");
+}
+
+async fn what_is_unused_is_collected(lab: &Lab) {
+    let mut a = lab.client().await;
+    for name in ["used", "a/b"] {
+        let held = a.hold(&key(name)).await;
+        a.free(&held).await;
+    }
+    drop(vanish(lab, "revoked").await);
+    a.hold(&key("used")).await;
+    assert_eq!(a.0.collect(SHORT).await.expect("gc"), 2, "a fence, and a record of one that vanished");
+    assert_eq!(a.0.collect(SHORT).await.expect("gc"), 0, "they have their time already");
+    assert!(a.inspect(&key("a/b")).await.last_fence.is_some());
+    lab.outlast(SHORT).await;
+    assert_eq!(a.inspect(&key("a/b")).await.last_fence, None);
+    let next = request(&key("job"), LONG);
+    assert_eq!(a.take(&next).await.settle, Duration::ZERO);
+    let mut left = keys(lab);
+    left.retain(|name| name.contains("%last"));
+    assert_eq!(left, [format!("{}.meta/%last/used", lab.etcd().namespace("dlock"))]);
+    a.free(&next).await;
+    assert_eq!(a.0.collect(Duration::ZERO).await.expect("gc"), 1, "at once");
+    assert_eq!(a.inspect(&key("job")).await.last_fence, None);
+}
+
+async fn a_token_does_not_follow_from_what_is_stored(lab: &Lab) {
+    let mut a = lab.client().await;
+    let held = a.hold(&key("job")).await;
+    a.take(&nested(&held)).await;
+    let all = lab.etcd().etcd().ctl(&["get", "--prefix", &lab.etcd().namespace("")]);
+    let owner = held.token.owner;
+    for form in
+        [owner.to_string(), owner.simple().to_string(), format!("{:x}", owner.as_u64_pair().0), format!("{:x}", owner.as_u64_pair().1)]
+    {
+        assert!(!all.contains(&form), "{form} in {all}");
+    }
+}
+
+async fn a_shared_hold_is_not_entered_exclusively(lab: &Lab) {
+    let mut a = lab.client().await;
+    let outer = shared(request(&key("job"), LONG));
+    a.take(&outer).await;
+    let inner = Request { mode: Mode::Exclusive, entry: Entry::Reenter, ..nested(&outer) };
+    let error = lab.client().await.0.try_acquire(&inner).await.expect_err("it would run beside other readers");
+    assert_eq!(error.kind, ErrorKind::Usage, "{error:?}");
+    lab.client().await.refused(&request(&key("job"), LONG)).await;
+}

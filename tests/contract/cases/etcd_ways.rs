@@ -1,0 +1,242 @@
+//! The ways to an etcd: several members, users, certificates; and a store that is full.
+
+use std::{path::PathBuf, time::Duration};
+
+use dlock::{
+    backends::{
+        etcd::{Etcd, Options},
+        redis::{Secret, Tls},
+    },
+    lease::{self, BootClock, Limits, Outcome, Patience},
+    lock::{Attempt, Backend as _, Effect, Error, Kind as ErrorKind, Result, Scope},
+};
+
+use super::{Case, cases};
+use crate::{
+    lab::{Client, LONG, Lab, SOON, key, request, waiting},
+    support::{
+        self, ports,
+        proxy::{Mode, Proxy},
+    },
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    cases![|kind| kind == Kind::Etcd =>
+        members_that_are_not_there_are_passed_over,
+        a_member_that_does_not_answer_is_left_for_the_next,
+        nobody_there_is_unavailable,
+        a_user_with_the_least_rights_can_do_all,
+        who_may_not_is_denied_and_no_secret_is_shown,
+        a_login_that_is_over_is_made_anew,
+        certificates_are_verified_both_ways,
+        without_tls_nothing_is_said_to_a_server_that_speaks_it,
+        a_full_store_takes_nothing_and_gives_back,
+        a_request_that_is_too_large_is_explained,
+        a_short_lease_is_made_as_long_as_the_server_has_them,
+    ]
+}
+
+fn at(ports: &[u16]) -> Options {
+    Options::new(ports.iter().map(|port| ("127.0.0.1".into(), *port)).collect())
+}
+
+fn client(options: Options) -> Client {
+    Client(Box::new(Etcd::new(options)))
+}
+
+/// The whole life of a lock.
+async fn live(options: Options) {
+    let mut client = client(options);
+    let held = waiting(&key("a/b"), LONG);
+    client.take(&held).await;
+    client.renewed(&held, None).await;
+    client.refused(&request(&key("a/b"), LONG)).await;
+    let wanted = waiting(&key("a/b"), LONG);
+    client.refused(&wanted).await;
+    client.wait(&wanted, Duration::from_millis(20)).await;
+    client.abandon(&wanted).await;
+    client.take(&crate::lab::nested(&held)).await;
+    let _ = tokio::time::timeout(Duration::from_millis(20), client.0.watch(&held.key, &held.token)).await;
+    client.inspect(&key("a/b")).await;
+    assert_eq!(client.keys("").await, ["a/b"]);
+    client.release(&held, Scope::Tree).await;
+    client.0.collect(Duration::from_secs(60)).await.expect("gc");
+}
+
+async fn attempt(options: Options) -> Result<Attempt> {
+    Etcd::new(options).try_acquire(&request(&key("job"), LONG)).await
+}
+
+async fn members_that_are_not_there_are_passed_over(lab: &Lab) {
+    let there = lab.etcd().etcd().port();
+    // Wherever it begins.
+    for _ in 0..6 {
+        let mut options = at(&[ports::free(), there, ports::free()]);
+        options.namespace = dlock::lock::Namespace::new(lab.etcd().namespace("dlock")).expect("a namespace");
+        live(options).await;
+    }
+}
+
+async fn a_member_that_does_not_answer_is_left_for_the_next(lab: &Lab) {
+    let there = lab.etcd().etcd().port();
+    let namespace = dlock::lock::Namespace::new(lab.etcd().namespace("dlock")).expect("a namespace");
+    let limits = Limits { answer: Duration::from_secs(1) };
+    for n in 0..4 {
+        let mut hole = Proxy::to(there);
+        hole.set(Mode::BlackHole);
+        let mut a = client(Options { namespace: namespace.clone(), ..at(&[hole.port, there]) });
+        let job = key(&format!("job{n}"));
+        let taken = lease::acquire(&mut *a.0, &BootClock, request(&job, LONG), Patience::Try, limits, std::future::pending::<()>(), |_| {});
+        let Ok(Outcome::Granted(lease)) = taken.await else { panic!("the second member answers") };
+        // Now the one that it speaks with falls silent, whichever that is.
+        hole.set(Mode::Pass);
+        let mut other = Proxy::to(there);
+        let mut b = client(Options { namespace: namespace.clone(), ..at(&[other.port, hole.port]) });
+        b.inspect(&job).await;
+        other.set(Mode::BlackHole);
+        hole.set(if n % 2 == 0 { Mode::Pass } else { Mode::Refuse });
+        if n % 2 == 0 {
+            let renewed = lease::ask(&mut *b.0, &BootClock, limits, async |backend| backend.renew(&job, &lease.token, None).await).await;
+            assert!(matches!(renewed, Ok(dlock::lock::Renewal::Renewed { .. })), "{renewed:?}");
+        }
+        a.0.release(&job, &lease.token, Scope::Tree).await.expect("release");
+    }
+}
+
+async fn nobody_there_is_unavailable(_: &Lab) {
+    let error = attempt(at(&[ports::free(), ports::free()])).await.expect_err("refused");
+    assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
+    // Something that is no etcd.
+    let proxy = Proxy::to(ports::free());
+    let error = attempt(at(&[proxy.port])).await.expect_err("nobody behind it");
+    assert_eq!(error.kind, ErrorKind::Unavailable, "{error:?}");
+}
+
+fn guarded(arguments: Vec<&'static str>) -> support::etcd::Etcd {
+    let mut etcd = support::etcd::Etcd::with(support::etcd::Options { arguments, ..Default::default() });
+    etcd.authenticate("app", "p@ss:w/rd", &["dlock/", "dlock.meta/"]);
+    etcd
+}
+
+fn user(port: u16, password: &str) -> Options {
+    Options { user: Some("app".into()), password: Some(Secret::new(password)), ..at(&[port]) }
+}
+
+async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
+    let etcd = guarded(Vec::new());
+    live(user(etcd.port(), "p@ss:w/rd")).await;
+}
+
+fn assert_denied(error: &Error) {
+    assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
+    assert!(!format!("{error} {error:?}").contains("wr0ng-secret"), "{error:?}");
+}
+
+async fn who_may_not_is_denied_and_no_secret_is_shown(lab: &Lab) {
+    let etcd = guarded(Vec::new());
+    assert_denied(&attempt(at(&[etcd.port()])).await.expect_err("nobody"));
+    assert_denied(&attempt(user(etcd.port(), "wr0ng-secret")).await.expect_err("the wrong password"));
+    let other = dlock::lock::Namespace::new("other").expect("a namespace");
+    assert_denied(&attempt(Options { namespace: other, ..user(etcd.port(), "p@ss:w/rd") }).await.expect_err("no rights there"));
+    assert_eq!(etcd.keys(""), [""; 0]);
+    assert_denied(&attempt(user(lab.etcd().etcd().port(), "wr0ng-secret")).await.expect_err("a server without users"));
+}
+
+async fn a_login_that_is_over_is_made_anew(_: &Lab) {
+    let mut etcd = guarded(vec!["--auth-token-ttl", "1"]);
+    let mut a = client(user(etcd.port(), "p@ss:w/rd"));
+    let held = a.hold(&key("job")).await;
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(3200)).await;
+        // In the call, not in the next one.
+        a.renewed(&held, None).await;
+    }
+    // A server that is started again knows no logins.
+    etcd.kill();
+    etcd.restart();
+    let answer =
+        lease::ask(&mut *a.0, &BootClock, Limits::DEFAULT, async |backend| backend.renew(&held.key, &held.token, None).await).await;
+    assert!(matches!(answer, Ok(dlock::lock::Renewal::Renewed { .. })), "{answer:?}");
+    a.free(&held).await;
+}
+
+async fn certificates_are_verified_both_ways(_: &Lab) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let etcd =
+        support::etcd::Etcd::with(support::etcd::Options { tls_names: vec!["127.0.0.1"], client_certificates: true, ..Default::default() });
+    let files = etcd.certificates.clone().expect("certificates");
+    let with = |tls| Options { tls: Some(tls), ..at(&[etcd.port()]) };
+    let ours = Tls { ca_file: Some(files.ca.clone()), cert_file: Some(files.certificate.clone()), key_file: Some(files.key.clone()) };
+    live(with(ours.clone())).await;
+    let nobody = Tls { cert_file: None, key_file: None, ..ours.clone() };
+    assert_denied(&attempt(with(nobody)).await.expect_err("the server wants a certificate"));
+    let unknown = Tls { ca_file: None, ..ours.clone() };
+    assert_denied(&attempt(with(unknown)).await.expect_err("the public authorities don't know it"));
+    let elsewhere = support::folder();
+    let theirs = support::tls::Certificates::make(elsewhere.path(), &["127.0.0.1"]).ca;
+    assert_denied(&attempt(with(Tls { ca_file: Some(theirs), ..ours.clone() })).await.expect_err("another authority"));
+    let mut named = with(ours.clone());
+    named.endpoints[0].0 = "localhost".into();
+    assert_denied(&attempt(named).await.expect_err("another name"));
+    let missing = Tls { ca_file: Some(PathBuf::from("/nonexistent/ca.pem")), ..ours };
+    assert_eq!(attempt(with(missing)).await.expect_err("no such file").kind, ErrorKind::Config);
+}
+
+async fn without_tls_nothing_is_said_to_a_server_that_speaks_it(_: &Lab) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let etcd = support::etcd::Etcd::with(support::etcd::Options { tls_names: vec!["127.0.0.1"], ..Default::default() });
+    let error = attempt(at(&[etcd.port()])).await.expect_err("it speaks TLS");
+    assert!(error.is_transient(), "{error:?}");
+    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("etcds://")), "{error:?}");
+}
+
+async fn a_full_store_takes_nothing_and_gives_back(_: &Lab) {
+    let etcd =
+        support::etcd::Etcd::with(support::etcd::Options { arguments: vec!["--quota-backend-bytes", "2000000"], ..Default::default() });
+    let mut a = client(at(&[etcd.port()]));
+    let held = a.hold(&key("job")).await;
+    let mut b = client(at(&[etcd.port()]));
+    let wanted = waiting(&key("job"), LONG);
+    b.refused(&wanted).await;
+    let filling = "x".repeat(100_000);
+    for n in 0..60 {
+        if etcd.try_ctl(&["put", &format!("filling{n}"), &filling]).is_err() {
+            break;
+        }
+    }
+    assert!(etcd.ctl(&["alarm", "list"]).contains("NOSPACE"));
+    let error = b.0.try_acquire(&request(&key("other"), LONG)).await.expect_err("no space");
+    assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
+    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("alarm disarm")), "{error:?}");
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+    // Who stands in the queue has its turn, and leaves.
+    b.wait_for(&wanted, SOON).await;
+    b.free(&wanted).await;
+    let state = a.inspect(&key("job")).await;
+    assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
+}
+
+async fn a_request_that_is_too_large_is_explained(lab: &Lab) {
+    let mut a = lab.client().await;
+    let mut wanted = request(&key("job"), LONG);
+    wanted.metadata = Some(dlock::lock::Metadata { description: Some("x".repeat(2 << 20)), ..crate::lab::who("web1") });
+    let error = a.0.try_acquire(&wanted).await.expect_err("it takes a megabyte and a half");
+    assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
+    assert_eq!(a.release(&wanted, Scope::Hold).await, dlock::lock::Release::NotHeld);
+}
+
+async fn a_short_lease_is_made_as_long_as_the_server_has_them(_: &Lab) {
+    // Its shortest lease is one and a half elections.
+    let etcd = support::etcd::Etcd::with(support::etcd::Options {
+        arguments: vec!["--heartbeat-interval", "200", "--election-timeout", "2000"],
+        ..Default::default()
+    });
+    let mut a = client(at(&[etcd.port()]));
+    let held = request(&key("job"), crate::lab::SHORT);
+    assert_eq!(a.take(&held).await.ttl.get(), Duration::from_secs(3));
+    let notices = a.0.notices();
+    assert!(notices.len() == 1 && !notices[0].warning && notices[0].text.contains("3s"), "{notices:?}");
+    assert!(matches!(a.renew(&held, None).await, dlock::lock::Renewal::Renewed { ttl, .. } if ttl.get() == Duration::from_secs(3)));
+}

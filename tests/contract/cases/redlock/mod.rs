@@ -1,0 +1,70 @@
+//! A majority of independent nodes.
+
+mod answers;
+mod nodes;
+mod others;
+
+use std::{future::pending, time::Duration};
+
+use dlock::{
+    backends::redlock::{Options, Redlock},
+    lease::{self, BootClock, Limits, Outcome, Patience},
+};
+
+use super::Case;
+use crate::{
+    lab::{Client, Lab, key},
+    support::proxy::Proxy,
+    targets::redlock::{NODES, options},
+};
+
+pub fn all() -> Vec<Case> {
+    [nodes::all(), answers::all(), others::all()].concat()
+}
+
+const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+
+/// A proxy before each node, and a client that goes through them.
+struct Fronts(Vec<Proxy>);
+
+impl Fronts {
+    fn of(lab: &Lab) -> Self {
+        Self(lab.redlock().ports().into_iter().map(Proxy::to).collect())
+    }
+
+    /// A client that waits so long for a node, and has run every script once, over connections that are open.
+    async fn client(&self, node_timeout: Duration) -> Client {
+        let ports: Vec<u16> = self.0.iter().map(|proxy| proxy.port).collect();
+        let mut client = Client(Box::new(Redlock::new(Options { node_timeout, ..options(&ports, "dlock") })));
+        let held = client.hold(&key("warm")).await;
+        client.renewed(&held, None).await;
+        client.free(&held).await;
+        client
+    }
+}
+
+const PATIENT: Duration = Duration::from_millis(500);
+/// Long enough for a loaded machine, short enough for a case.
+const HASTY: Duration = Duration::from_millis(300);
+
+/// The name of the lock `job` on every node, and the values stored there.
+fn values(lab: &Lab) -> Vec<Option<String>> {
+    let value = |n| redis::from_redis_value(lab.redlock().node(n).command(&["GET", "dlock:job"])).expect("a string");
+    (0..NODES).map(value).collect()
+}
+
+fn held_on(lab: &Lab) -> usize {
+    values(lab).iter().flatten().count()
+}
+
+fn record(lab: &Lab, node: usize, field: &str) -> Option<String> {
+    redis::from_redis_value(lab.redlock().node(node).command(&["HGET", "dlock:{dlock:job}:record", field])).expect("text")
+}
+
+fn counter(lab: &Lab, node: usize) -> u64 {
+    lab.redlock().node(node).text(&["GET", "redisson_lock_token:{dlock:job}"]).parse().expect("a number")
+}
+
+async fn core_acquire(client: &mut Client, request: dlock::lock::Request) -> dlock::lock::Result<Outcome<()>> {
+    lease::acquire(&mut *client.0, &BootClock, request, Patience::Try, LIMITS, pending::<()>(), |_| {}).await
+}

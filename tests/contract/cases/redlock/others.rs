@@ -1,0 +1,166 @@
+//! Other libraries' locks, and nodes that aren't what they should be.
+
+use std::time::Duration;
+
+use dlock::{
+    backends::{
+        redis::{Options as NodeOptions, Secret, Server, Tls},
+        redlock::{Options, Redlock},
+    },
+    lock::{Backend as _, Effect, Kind as ErrorKind, Scope},
+};
+
+use super::{
+    super::{Case, cases},
+    held_on,
+};
+use crate::{
+    lab::{Client, LONG, Lab, key, nested, request},
+    support,
+    targets::{Kind, redlock::NODES},
+};
+
+pub fn all() -> Vec<Case> {
+    cases![|kind| kind == Kind::Redlock =>
+        other_libraries_are_kept_out_and_keep_out,
+        what_is_no_lock_is_refused_only_if_a_majority_has_it,
+        one_server_under_two_names_counts_once,
+        a_replica_is_told_of,
+        a_refused_password_is_denied,
+        every_node_is_verified,
+        only_counters_stay,
+    ]
+}
+
+/// As redlock-py, pottery, redsync and node-redlock do it: SET NX PX on all nodes, a majority, and a script that compares and deletes.
+async fn other_libraries_are_kept_out_and_keep_out(lab: &Lab) {
+    const UNLOCK: &str = r#"if redis.call("get",KEYS[1]) == ARGV[1] then return redis.call("del",KEYS[1]) else return 0 end"#;
+    let lock = |n: usize| lab.redlock().node(n).command(&["SET", "dlock:job", "mK3xV9", "NX", "PX", "5000"]) == redis::Value::Okay;
+    let unlock = |n: usize| lab.redlock().node(n).int(&["EVAL", UNLOCK, "1", "dlock:job", "mK3xV9"]);
+    let mut a = lab.client().await;
+    let job = key("job");
+    assert!([0, 2, 4].into_iter().all(lock));
+    let busy = a.refused(&request(&job, LONG)).await;
+    assert!(!busy.passing && busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
+    let left = busy.expires_in.expect("it ends");
+    assert!(left > Duration::from_secs(3) && left <= Duration::from_secs(5), "{left:?}");
+    let state = a.inspect(&job).await;
+    assert!(state.holders[0].foreign && state.nodes[0].held == Some(true) && state.nodes[1].held == Some(false), "{state:?}");
+    assert_eq!(held_on(lab), 3, "a refused attempt leaves nothing, and takes nothing away");
+    assert_eq!([0, 2, 4].map(unlock), [1, 1, 1]);
+    // A minority of theirs is what they themselves would give up.
+    assert!([1, 3].into_iter().all(lock));
+    let held = a.hold(&job).await;
+    assert!((0..NODES).all(|n| !lock(n)), "they exclude themselves from what is ours");
+    assert!([0, 2, 4].map(unlock).iter().all(|deleted| *deleted == 0));
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+    assert_eq!(held_on(lab), 2, "theirs is not ours to delete");
+}
+
+async fn what_is_no_lock_is_refused_only_if_a_majority_has_it(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    for (count, puts) in [["SET", "dlock:job", "not a lock"], ["RPUSH", "dlock:job", "a"]].iter().enumerate() {
+        lab.redlock().node(count).command(puts);
+        let held = a.hold(&job).await;
+        a.renewed(&held, None).await;
+        a.free(&held).await;
+    }
+    lab.redlock().node(2).command(&["SADD", "dlock:job", "a"]);
+    let error = a.0.try_acquire(&request(&job, LONG)).await.expect_err("cron would skip silently for ever");
+    assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
+    assert_eq!(a.0.inspect(&job).await.expect_err("no lock").kind, ErrorKind::Data);
+    assert_eq!(lab.redlock().node(0).text(&["GET", "dlock:job"]), "not a lock");
+    assert_eq!((3..NODES).map(|n| lab.redlock().node(n).int(&["EXISTS", "dlock:job"])).sum::<i64>(), 0);
+}
+
+fn at(host: &str, port: u16) -> NodeOptions {
+    NodeOptions::new(Server::Tcp { host: host.into(), port })
+}
+
+async fn one_server_under_two_names_counts_once(lab: &Lab) {
+    let ports = lab.redlock().ports();
+    let two_of_three = Options::new(vec![at("127.0.0.1", ports[0]), at("localhost", ports[0]), at("127.0.0.1", ports[1])]);
+    let mut a = Client(Box::new(Redlock::new(two_of_three)));
+    let held = a.hold(&key("job")).await;
+    let told = a.0.notices();
+    assert!(told.iter().any(|notice| notice.warning && notice.text.contains("doesn't count")), "{told:?}");
+    a.inspect(&key("job")).await;
+    assert!(a.0.notices().iter().any(|notice| notice.warning && notice.text.contains("one server")));
+    a.free(&held).await;
+    // With one of two servers gone, two of the three names still answer.
+    lab.redlock().node_mut(1).kill();
+    assert!(a.0.try_acquire(&held).await.is_err());
+}
+
+async fn a_replica_is_told_of(lab: &Lab) {
+    let master = lab.redlock().ports()[0].to_string();
+    lab.redlock().node(4).command(&["REPLICAOF", "127.0.0.1", &master]);
+    let mut a = lab.client().await;
+    let held = a.hold(&key("job")).await;
+    let told = a.0.notices();
+    // It refuses to be written to, unless the copy was there first.
+    let says = |text: &str| text.contains("copies it") || text.contains("read-only replica");
+    assert!(told.iter().any(|notice| notice.warning && says(&notice.text)), "{told:?}");
+    a.inspect(&key("job")).await;
+    assert!(a.0.notices().iter().any(|notice| notice.warning && notice.text.contains("replica of 127.0.0.1")));
+    a.free(&held).await;
+}
+
+async fn a_refused_password_is_denied(_: &Lab) {
+    let servers: Vec<_> =
+        (0..3).map(|_| support::redis::Redis::with(support::redis::Options { password: Some("right"), ..Default::default() })).collect();
+    let with = |password: &str| {
+        let node = |server: &support::redis::Redis| NodeOptions { password: Some(Secret::new(password)), ..at("127.0.0.1", server.port) };
+        Redlock::new(Options::new(servers.iter().map(node).collect()))
+    };
+    let error = with("wr0ng-secret").try_acquire(&request(&key("job"), LONG)).await.expect_err("refused");
+    assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
+    assert!(!format!("{error:?}").contains("wr0ng-secret"));
+    Client(Box::new(with("right"))).hold(&key("job")).await;
+}
+
+async fn every_node_is_verified(_: &Lab) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let start = || support::redis::Redis::with(support::redis::Options { tls_names: vec!["127.0.0.1"], ..Default::default() });
+    let servers = [start(), start(), start()];
+    let folder = support::folder();
+    let with = |trusted: usize| {
+        // Each has an authority of its own.
+        let file = folder.path().join(format!("{trusted}.pem"));
+        let authorities = servers
+            .iter()
+            .take(trusted)
+            .map(|server| std::fs::read(&server.certificates.as_ref().expect("a certificate").ca).expect("a certificate"));
+        std::fs::write(&file, authorities.collect::<Vec<_>>().concat()).expect("a certificate");
+        let tls = Some(Tls { ca_file: Some(file), ..Tls::default() });
+        let nodes = servers.iter().map(|server| NodeOptions { tls: tls.clone(), ..at("127.0.0.1", server.tls_port) });
+        Redlock::new(Options::new(nodes.collect()))
+    };
+    let mut all = Client(Box::new(with(3)));
+    let held = all.hold(&key("job")).await;
+    all.renewed(&held, None).await;
+    all.free(&held).await;
+    Client(Box::new(with(2))).hold(&key("two of three")).await;
+    let error = with(1).try_acquire(&request(&key("one of three"), LONG)).await.expect_err("two can't be trusted");
+    assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
+}
+
+async fn only_counters_stay(lab: &Lab) {
+    let mut a = lab.client().await;
+    let held = a.hold(&key("job")).await;
+    a.take(&nested(&held)).await;
+    let mut b = lab.client().await;
+    let wanted = crate::lab::waiting(&key("job"), LONG);
+    b.refused(&wanted).await;
+    b.abandon(&wanted).await;
+    for n in 0..NODES {
+        let endless = lab.redlock().node(n).keys().into_iter().filter(|(_, left)| *left < 0).map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(endless, ["redisson_lock_token:{dlock:job}"]);
+    }
+    a.release(&held, Scope::Tree).await;
+    for n in 0..NODES {
+        assert_eq!(lab.redlock().node(n).keys().len(), 1);
+    }
+}

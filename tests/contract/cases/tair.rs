@@ -1,0 +1,208 @@
+//! Tair's commands and their traps.
+
+use std::time::Duration;
+
+use dlock::{
+    backends::tair::Mode,
+    lock::{Attempt, Effect, Kind as ErrorKind, Release, Renewal, Scope},
+};
+use redis::Value;
+
+use super::{Case, cases};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request},
+    support::{
+        self,
+        proxy::{Fault, Proxy},
+    },
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    cases![|kind| matches!(kind, Kind::Tair | Kind::TairVersion) =>
+        a_server_without_the_commands_is_refused,
+        every_step_keeps_an_end,
+        plain_users_of_cas_are_kept_out_and_keep_out,
+        users_of_versions_are_kept_out_and_keep_out,
+        what_has_no_end_is_no_lock,
+        a_count_that_comes_after_the_lease_is_refused,
+        others_counting_meanwhile_does_not_repeat_a_fence,
+        a_counter_that_is_none_is_an_error_and_leaves_nothing,
+        a_deleted_lock_is_not_revived_by_its_version,
+        only_the_counter_stays,
+    ]
+}
+
+const NAME: &str = "dlock:job";
+const COUNTER: &str = "redisson_lock_token:{dlock:job}";
+
+fn left(lab: &Lab) -> i64 {
+    redis::from_redis_value(lab.tair().server().command(&["PTTL", NAME])).expect("a number")
+}
+
+/// A client behind a proxy, with its connection open.
+async fn warm(lab: &Lab) -> (Proxy, Client) {
+    let proxy = Proxy::to(lab.tair().server().port());
+    let mut client = Client(lab.tair().client(proxy.port, "dlock"));
+    client.inspect(&key("warm")).await;
+    (proxy, client)
+}
+
+async fn a_server_without_the_commands_is_refused(lab: &Lab) {
+    if support::find_program(support::redis::Redis::PROGRAM).is_none() {
+        return support::skip("tair::a_server_without_the_commands_is_refused", "redis-server is not installed");
+    }
+    let plain = support::redis::Redis::plain();
+    let error = lab.tair().client(plain.port, "dlock").try_acquire(&request(&key("job"), LONG)).await.expect_err("no Tair");
+    assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
+    let command = if lab.tair().mode == Mode::Plain { "CAS and CAD" } else { "EXCAS" };
+    assert!(error.message.contains(command) && error.hint.is_some(), "{error:?}");
+    assert!(plain.keys().is_empty(), "it was asked all the same");
+}
+
+/// The commands take the expiry away unless they are told one.
+async fn every_step_keeps_an_end(lab: &Lab) {
+    let mut a = lab.client().await;
+    let held = a.hold(&key("job")).await;
+    let (long, all) = (i64::try_from(LONG.as_millis()).expect("small"), |lab: &Lab| left(lab));
+    assert!(all(lab) > 0 && all(lab) <= long);
+    a.renewed(&held, Some(LONG * 2)).await;
+    assert!(all(lab) > long && all(lab) <= long * 2);
+    let inner = nested(&held);
+    a.take(&inner).await;
+    assert!(all(lab) > long, "entering shortened it");
+    assert_eq!(a.release(&held, Scope::Hold).await, Release::StillHeld(1));
+    assert!(all(lab) > 0 && all(lab) <= long, "what is left lasts as long as its own holds");
+    a.free(&inner).await;
+}
+
+async fn plain_users_of_cas_are_kept_out_and_keep_out(lab: &Lab) {
+    let server = lab.tair().server();
+    let mut a = lab.client().await;
+    let job = key("job");
+    assert_eq!(server.command(&["SET", NAME, "theirs", "NX", "PX", "5000"]), Value::Okay);
+    let busy = a.refused(&request(&job, LONG)).await;
+    assert!(busy.holders[0].foreign && busy.expires_in.is_some_and(|left| left <= Duration::from_secs(5)), "{busy:?}");
+    assert!(a.inspect(&job).await.holders[0].foreign);
+    assert_eq!(server.command(&["CAS", NAME, "theirs", "still theirs", "PX", "5000"]), Value::Int(1), "it was touched");
+    assert_eq!(server.command(&["CAD", NAME, "still theirs"]), Value::Int(1));
+    let held = a.hold(&job).await;
+    assert_eq!(server.command(&["SET", NAME, "theirs", "NX", "PX", "5000"]), Value::Nil);
+    if lab.tair().mode == Mode::Plain {
+        assert_eq!(server.command(&["CAD", NAME, "theirs"]), Value::Int(0));
+        assert_eq!(server.command(&["CAS", NAME, "theirs", "x", "PX", "5000"]), Value::Int(0));
+    }
+    a.renewed(&held, None).await;
+}
+
+async fn users_of_versions_are_kept_out_and_keep_out(lab: &Lab) {
+    let server = lab.tair().server();
+    let mut a = lab.client().await;
+    let job = key("job");
+    assert_eq!(server.command(&["EXSET", NAME, "theirs", "NX", "PX", "5000"]), Value::Okay);
+    let busy = a.refused(&request(&job, LONG)).await;
+    assert!(busy.holders[0].foreign && busy.expires_in.is_some(), "{busy:?}");
+    assert_eq!(server.command(&["EXCAD", NAME, "1"]), Value::Int(1), "it was touched");
+    let held = a.hold(&job).await;
+    if lab.tair().mode == Mode::Version {
+        assert_eq!(server.command(&["EXSET", NAME, "theirs", "NX", "PX", "5000"]), Value::Nil);
+        // What a stale user of version 1 would do.
+        assert_eq!(server.command(&["EXCAD", NAME, "1"]), Value::Int(0));
+        let refused: Vec<Value> = redis::from_redis_value(server.command(&["EXCAS", NAME, "x", "1", "PX", "5000"])).expect("a list");
+        assert_eq!(refused[0], Value::SimpleString("CAS_FAILED".into()));
+    }
+    a.renewed(&held, None).await;
+}
+
+async fn what_has_no_end_is_no_lock(lab: &Lab) {
+    let server = lab.tair().server();
+    let mut a = lab.client().await;
+    for words in [["SET", NAME, "not a lock"], ["EXSET", NAME, "not a lock"]] {
+        server.command(&words);
+        let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("cron would skip silently for ever");
+        assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
+        assert_eq!(a.0.inspect(&key("job")).await.expect_err("no lock").kind, ErrorKind::Data);
+        server.command(&["DEL", NAME]);
+    }
+}
+
+async fn a_count_that_comes_after_the_lease_is_refused(lab: &Lab) {
+    let (proxy, mut a) = warm(lab).await;
+    proxy.trap_nth("", 1, 1, Fault::Late(SHORT + SLACK * 3));
+    let late = request(&key("job"), SHORT);
+    let taking = async {
+        let attempt = a.0.try_acquire(&late).await;
+        assert!(matches!(&attempt, Ok(Attempt::Busy(busy)) if busy.passing), "{attempt:?}");
+    };
+    let meanwhile = async {
+        lab.outlast(SHORT).await;
+        let mut b = lab.client().await;
+        let held = request(&key("job"), LONG);
+        let fence = b.take(&held).await.fence;
+        lab.pass(SLACK * 4).await;
+        assert_eq!(b.renewed(&held, None).await, fence);
+        (fence, held, b)
+    };
+    let ((), (fence, held, mut b)) = tokio::join!(taking, meanwhile);
+    assert_eq!(proxy.sprung(), 1);
+    assert_eq!(a.renew(&late, None).await, Renewal::NotHeld);
+    b.free(&held).await;
+    // Whatever it counted, the next one is above.
+    assert!(b.take(&request(&key("job"), LONG)).await.fence > fence);
+}
+
+async fn others_counting_meanwhile_does_not_repeat_a_fence(lab: &Lab) {
+    let (proxy, mut a) = warm(lab).await;
+    proxy.trap_nth("", 1, 1, Fault::Late(SLACK * 2));
+    let held = request(&key("job"), LONG);
+    let count = async {
+        lab.pass(SLACK).await;
+        // As one whose attempt was over by then.
+        lab.tair().server().command(&["INCRBY", COUNTER, "1000"]);
+    };
+    let (grant, ()) = tokio::join!(a.take(&held), count);
+    assert_eq!(proxy.sprung(), 1);
+    let counter: u64 = redis::from_redis_value(lab.tair().server().command(&["GET", COUNTER])).expect("a number");
+    assert!(counter > grant.fence.0);
+    a.free(&held).await;
+    assert!(lab.client().await.take(&request(&key("job"), LONG)).await.fence.0 > counter);
+}
+
+async fn a_counter_that_is_none_is_an_error_and_leaves_nothing(lab: &Lab) {
+    let server = lab.tair().server();
+    for counter in ["seven", "9007199254740991"] {
+        server.command(&["SET", COUNTER, counter]);
+        let error = lab.client().await.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no counter");
+        assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
+        assert_eq!(left(lab), -2, "a lock that nobody has");
+    }
+    server.command(&["DEL", COUNTER]);
+    lab.client().await.hold(&key("job")).await;
+}
+
+/// Versions begin anew with each key.
+async fn a_deleted_lock_is_not_revived_by_its_version(lab: &Lab) {
+    let mut a = lab.client().await;
+    let stale = a.hold(&key("job")).await;
+    lab.tair().server().command(&["DEL", NAME]);
+    let mut b = lab.client().await;
+    let held = b.hold(&key("job")).await;
+    for _ in 0..3 {
+        b.renewed(&held, None).await;
+        assert_eq!(a.renew(&stale, None).await, Renewal::NotHeld);
+    }
+    assert_eq!(a.release(&stale, Scope::Tree).await, Release::NotHeld);
+    b.renewed(&held, None).await;
+}
+
+async fn only_the_counter_stays(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let held = a.hold(&key("job")).await;
+    let wanted = crate::lab::waiting(&key("job"), LONG);
+    b.refused(&wanted).await;
+    let endless = |lab: &Lab| lab.tair().server().keys().into_iter().filter(|(_, left)| *left < 0).collect::<Vec<_>>();
+    assert_eq!(endless(lab).len(), 1, "{:?}", endless(lab));
+    b.abandon(&wanted).await;
+    a.free(&held).await;
+    assert_eq!(lab.tair().server().keys(), [(COUNTER.to_owned(), -1)]);
+}

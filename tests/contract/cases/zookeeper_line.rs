@@ -1,0 +1,496 @@
+//! What lies in ZooKeeper itself: the line of a lock, of dlock's own and of others.
+
+use std::time::{Duration, Instant};
+
+use dlock::{
+    lease::{self, BootClock, Limits, Outcome, Patience},
+    lock::{Attempt, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake},
+};
+use zookeeper_client::{Acls, Client as Admin, CreateMode};
+
+use super::{Case, cases};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting},
+    support::proxy::{Fault, Mode as Line, Proxy},
+    targets::{Kind, zookeeper::Target},
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![Kind::is_zookeeper =>
+        a_lock_of_ours_is_what_curator_expects,
+        others_contenders_are_waited_for,
+        what_belongs_to_no_lock_is_an_error,
+        a_directory_that_was_removed_is_made_again,
+        a_node_deleted_from_outside_is_told_and_settled_for,
+        a_clean_release_is_not_settled_for,
+        a_holder_of_another_library_is_not_settled_for,
+        every_reader_settles_for_a_writer_that_vanished,
+        a_hold_is_handed_over_with_its_session,
+        a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone,
+        a_released_lock_leaves_its_record_only,
+        a_newer_layout_is_refused,
+        a_record_long_unused_can_be_removed,
+    ];
+    all.extend(cases![|kind| kind == Kind::ZooKeeper =>
+        a_create_whose_answer_was_lost_is_found_again,
+        a_session_that_ended_in_line_joins_it_anew,
+        a_server_that_stops_answering_is_left,
+        no_session_is_left_behind,
+        a_thousand_waiters_outlive_a_holder_that_died,
+    ]);
+    all
+}
+
+const ANY: Acls<'static> = Acls::anyone_all();
+
+async fn contenders(lab: &Lab, job: &str) -> Vec<String> {
+    let target = lab.zookeeper();
+    let admin = target.admin().await;
+    let path = format!("{}/dlock/{job}", target.chroot);
+    let _ = admin.sync(&path).await;
+    let mut names = admin.list_children(&path).await.unwrap_or_default();
+    names.sort_by_key(|name| name[name.len() - 10..].to_owned());
+    names
+}
+
+async fn delete_first(lab: &Lab, job: &str) {
+    let name = contenders(lab, job).await.remove(0);
+    lab.zookeeper().admin().await.delete(&format!("{}/dlock/{job}/{name}", lab.zookeeper().chroot), None).await.expect("a node to delete");
+}
+
+async fn mkdir(lab: &Lab, admin: &Admin, below: &str) -> String {
+    let path = format!("{}/{below}", lab.zookeeper().chroot);
+    admin.mkdir(&path, &CreateMode::Persistent.with_acls(ANY)).await.expect("a directory");
+    path
+}
+
+async fn a_lock_of_ours_is_what_curator_expects(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let held = a.hold(&key("job")).await;
+    b.refused(&waiting(&key("job"), LONG)).await;
+    let names = contenders(lab, "job").await;
+    assert_eq!(names.len(), 2);
+    for name in &names {
+        let (id, number) = name.strip_prefix("_c_").expect("Curator's prefix").split_once("-lock-").expect("its lock name");
+        assert!(id.len() == 36 && number.len() == 10, "{name}");
+        assert!(!name.contains(&held.token.owner.to_string()), "the owner is a secret");
+    }
+    let (mut c, reader) = (lab.client().await, Request { mode: Mode::Shared, ..request(&key("read"), LONG) });
+    c.take(&reader).await;
+    // To Curator's mutex a reader is one of its own: what follows the last `lock-` is a number.
+    let name = contenders(lab, "read").await.remove(0);
+    assert!(name.rsplit_once("lock-").is_some_and(|(_, number)| number.parse::<i32>().is_ok()), "{name}");
+}
+
+async fn others_contenders_are_waited_for(lab: &Lab) {
+    let admin = lab.zookeeper().admin().await;
+    let families = [
+        ("curator", "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-lock-", false),
+        ("write", "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-__WRIT__", false),
+        ("read", "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-__READ__", true),
+        ("go", "_c_8743c9c0079549078 7fd6c719a6b4586-lock-", false),
+        ("kazoo", "8743c9c00795490787fd6c719a6b4586__lock__", false),
+        ("kazoo-read", "8743c9c00795490787fd6c719a6b4586__rlock__", true),
+    ];
+    for (job, name, shared) in families {
+        let path = mkdir(lab, &admin, &format!("dlock/{job}")).await;
+        let node = format!("{path}/{name}");
+        let (_, number) = admin.create(&node, b"10.0.0.7", &CreateMode::EphemeralSequential.with_acls(ANY)).await.expect("a node");
+        let mut a = lab.client().await;
+        let busy = a.refused(&request(&key(job), LONG)).await;
+        assert!(busy.holders.len() == 1 && busy.holders[0].foreign && busy.holders[0].metadata.is_none(), "{job}: {busy:?}");
+        assert_eq!(busy.holders[0].mode, if shared { Mode::Shared } else { Mode::Exclusive }, "{job}");
+        let reader = Request { mode: Mode::Shared, ..request(&key(job), LONG) };
+        assert_eq!(matches!(a.attempt(&reader).await, Attempt::Granted(_)), shared, "{job}: readers go together");
+        a.0.release(&key(job), &reader.token, Scope::Tree).await.expect("release");
+        let wanted = waiting(&key(job), LONG);
+        assert!(a.refused(&wanted).await.notifies);
+        let free = async {
+            lab.pass(SLACK).await;
+            admin.delete(&format!("{node}{number}"), None).await.expect("its node");
+            Instant::now()
+        };
+        let (grant, freed) = tokio::join!(a.wait_for(&wanted, LONG), free);
+        assert!(freed.elapsed() < SOON, "{job}: {:?}", freed.elapsed());
+        assert_eq!(grant.settle, Duration::ZERO, "{job}: others leave no marks");
+    }
+}
+
+async fn what_belongs_to_no_lock_is_an_error(lab: &Lab) {
+    let admin = lab.zookeeper().admin().await;
+    let path = mkdir(lab, &admin, "dlock/brokers").await;
+    admin.create(&format!("{path}/ids"), b"", &CreateMode::Persistent.with_acls(ANY)).await.expect("a node");
+    let before = Target::tree(&admin, &lab.zookeeper().chroot).await;
+    let mut a = lab.client().await;
+    for wanted in [request(&key("brokers"), LONG), waiting(&key("brokers"), LONG)] {
+        let error = a.0.try_acquire(&wanted).await.expect_err("no lock");
+        assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
+        assert_eq!(a.renew(&wanted, None).await, Renewal::NotHeld);
+        assert_eq!(a.release(&wanted, Scope::Tree).await, Release::NotHeld);
+        a.abandon(&wanted).await;
+    }
+    assert_eq!(a.0.inspect(&key("brokers")).await.expect_err("no lock").kind, ErrorKind::Data);
+    assert!(a.keys("").await.is_empty());
+    assert_eq!(Target::tree(&admin, &lab.zookeeper().chroot).await, before);
+}
+
+/// As the server does with containers that are empty for a while.
+async fn a_directory_that_was_removed_is_made_again(lab: &Lab) {
+    let admin = lab.zookeeper().admin().await;
+    let mut last = 0;
+    for whole in [false, true, false] {
+        let mut a = lab.client().await;
+        let held = request(&key("job"), LONG);
+        let fence = a.take(&held).await.fence;
+        assert!(fence.0 > last, "the numbers in line begin anew, fences don't");
+        last = fence.0;
+        a.free(&held).await;
+        let chroot = &lab.zookeeper().chroot;
+        admin.delete(&format!("{chroot}/dlock/job"), None).await.expect("an empty directory");
+        if whole {
+            admin.delete(&format!("{chroot}/dlock"), None).await.expect("an empty directory");
+        }
+        assert_eq!(lab.client().await.inspect(&key("job")).await.last_fence, Some(fence), "it lies elsewhere");
+    }
+}
+
+async fn a_node_deleted_from_outside_is_told_and_settled_for(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let wanted = waiting(&job, LONG);
+    b.refused(&wanted).await;
+    let told = async {
+        a.0.watch(&job, &held.token).await;
+        Instant::now()
+    };
+    let delete = async {
+        lab.pass(SLACK).await;
+        delete_first(lab, "job").await;
+        Instant::now()
+    };
+    let (told, deleted, grant) = tokio::join!(told, delete, b.wait_for(&wanted, LONG));
+    assert!(told.saturating_duration_since(deleted) < SOON, "{told:?} {deleted:?}");
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
+    assert_eq!(grant.settle, Duration::from_millis(500), "the command of the one before may need so long to end");
+    assert_eq!(b.take(&wanted).await.settle, grant.settle, "asked again it is the same grant");
+    b.free(&wanted).await;
+    // Its release removed what was left.
+    assert_eq!(c.take(&request(&job, LONG)).await.settle, Duration::ZERO);
+}
+
+async fn a_clean_release_is_not_settled_for(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    for _ in 0..3 {
+        let held = a.hold(&job).await;
+        a.take(&nested(&held)).await;
+        let wanted = waiting(&job, LONG);
+        b.refused(&wanted).await;
+        a.release(&held, Scope::Tree).await;
+        let grant = b.wait_for(&wanted, LONG).await;
+        assert_eq!(grant.settle, Duration::ZERO);
+        b.free(&wanted).await;
+    }
+    // Who leaves the line without having held the lock is none to settle for either.
+    let held = a.hold(&job).await;
+    let (unwanted, wanted) = (waiting(&job, LONG), waiting(&job, LONG));
+    let mut c = lab.client().await;
+    b.refused(&unwanted).await;
+    c.refused(&wanted).await;
+    delete_last_but_one(lab).await;
+    a.free(&held).await;
+    assert_eq!(c.wait_for(&wanted, LONG).await.settle, Duration::ZERO);
+}
+
+async fn delete_last_but_one(lab: &Lab) {
+    let names = contenders(lab, "job").await;
+    let path = format!("{}/dlock/job/{}", lab.zookeeper().chroot, names[names.len() - 2]);
+    lab.zookeeper().admin().await.delete(&path, None).await.expect("a node to delete");
+}
+
+async fn a_holder_of_another_library_is_not_settled_for(lab: &Lab) {
+    let admin = lab.zookeeper().admin().await;
+    let path = mkdir(lab, &admin, "dlock/job").await;
+    let node = format!("{path}/_c_8743c9c0-0795-4907-87fd-6c719a6b4586-lock-");
+    let (_, number) = admin.create(&node, b"", &CreateMode::EphemeralSequential.with_acls(ANY)).await.expect("a node");
+    let mut a = lab.client().await;
+    a.refused(&request(&key("job"), LONG)).await;
+    admin.delete(&format!("{node}{number}"), None).await.expect("its node");
+    assert_eq!(a.take(&request(&key("job"), LONG)).await.settle, Duration::ZERO);
+}
+
+async fn every_reader_settles_for_a_writer_that_vanished(lab: &Lab) {
+    let mut a = lab.client().await;
+    a.hold(&key("job")).await;
+    delete_first(lab, "job").await;
+    let reader = || Request { mode: Mode::Shared, ..request(&key("job"), LONG) };
+    let (mut b, mut c) = (lab.client().await, lab.client().await);
+    assert_eq!(b.take(&reader()).await.settle, Duration::from_millis(500));
+    assert_eq!(c.take(&reader()).await.settle, Duration::from_millis(500));
+}
+
+async fn a_hold_is_handed_over_with_its_session(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let mut held = Request { detached: true, ..request(&job, SHORT * 2) };
+    let bare = held.clone();
+    let grant = a.take(&held).await;
+    drop(a);
+    held.token = held.token.reveal().parse().expect("a token");
+    assert_eq!(b.renew(&held, None).await, Renewal::NotHeld, "without its session it is nobody's");
+    held.token.session = grant.session;
+    assert!(grant.session.is_some());
+    for _ in 0..3 {
+        lab.pass(SHORT * 3 / 2).await;
+        assert_eq!(b.renewed(&held, None).await, grant.fence);
+    }
+    // By its token alone, as text.
+    held.token = held.token.reveal().parse().expect("a token");
+    assert_eq!(c.renewed(&held, None).await, grant.fence);
+    assert_eq!(b.release(&bare, Scope::Hold).await, Release::Released, "this client has taken it up already");
+    assert_eq!(c.renew(&held, None).await, Renewal::NotHeld);
+    // And it ends by itself.
+    let mut other = Request { detached: true, ..request(&job, SHORT) };
+    other.token.session = c.take(&other).await.session;
+    lab.outlast(SHORT).await;
+    assert_eq!(b.renew(&other, None).await, Renewal::NotHeld);
+    b.hold(&job).await;
+}
+
+/// As with `--leftover leave`: the outer process is gone, and a nested one keeps the lock beyond the outer one's lease.
+async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = request(&job, SHORT);
+    a.take(&outer).await;
+    let inner = Request { ttl: crate::lab::ttl(LONG), ..nested(&outer) };
+    b.take(&inner).await;
+    assert_eq!(a.release(&outer, Scope::Hold).await, Release::StillHeld(1));
+    drop(a);
+    for _ in 0..5 {
+        match b.renew(&inner, None).await {
+            Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), SHORT, "it lasts as long as the shorter of the two sessions"),
+            other => panic!("{other:?}"),
+        }
+        c.refused(&request(&job, LONG)).await;
+        lab.pass(SHORT / 2).await;
+    }
+    b.free(&inner).await;
+    c.hold(&job).await;
+}
+
+async fn a_released_lock_leaves_its_record_only(lab: &Lab) {
+    let mut a = lab.client().await;
+    let held = a.hold(&key("a/b")).await;
+    a.take(&nested(&held)).await;
+    let mut b = lab.client().await;
+    b.refused(&request(&key("a/b"), LONG)).await;
+    let wanted = waiting(&key("a/b"), LONG);
+    b.refused(&wanted).await;
+    b.abandon(&wanted).await;
+    a.release(&held, Scope::Tree).await;
+    drop((a, b));
+    let chroot = lab.zookeeper().chroot.clone();
+    let admin = lab.zookeeper().admin().await;
+    let left = [
+        format!("{chroot}/dlock.meta/a%2Fb"),
+        format!("{chroot}/dlock/a%2Fb"),
+        format!("{chroot}/dlock.meta"),
+        format!("{chroot}/dlock"),
+        chroot.clone(),
+    ];
+    // Nodes that were made to learn the time end with their sessions.
+    let until = Instant::now() + Duration::from_secs(8);
+    loop {
+        let mut tree = Target::tree(&admin, &chroot).await;
+        tree.retain(|node| !left.contains(node));
+        if tree.is_empty() {
+            break;
+        }
+        assert!(Instant::now() < until, "{tree:?}");
+        lab.pass(SLACK).await;
+    }
+}
+
+async fn a_newer_layout_is_refused(lab: &Lab) {
+    let mut a = lab.client().await;
+    let held = a.hold(&key("job")).await;
+    let name = contenders(lab, "job").await.remove(0);
+    let path = format!("{}/dlock/job/{name}", lab.zookeeper().chroot);
+    let admin = lab.zookeeper().admin().await;
+    admin.set_data(&path, br#"{"dlock":"2.0"}"#, None).await.expect("its data");
+    let mut b = lab.client().await;
+    for error in [b.0.try_acquire(&request(&key("job"), LONG)).await.err(), b.0.inspect(&key("job")).await.err()] {
+        assert_eq!(error.expect("refused").kind, ErrorKind::Layout);
+    }
+    admin.set_data(&path, br#"{"dlock":"1.9","more":1}"#, None).await.expect("its data");
+    b.refused(&request(&key("job"), LONG)).await;
+    a.free(&held).await;
+}
+
+async fn a_record_long_unused_can_be_removed(lab: &Lab) {
+    let mut a = lab.client().await;
+    let held = a.hold(&key("held")).await;
+    let used = a.hold(&key("used")).await;
+    a.free(&used).await;
+    lab.pass(Duration::from_millis(500)).await;
+    assert_eq!(a.0.collect(LONG).await.expect("gc"), 0);
+    assert_eq!(a.0.collect(Duration::from_millis(100)).await.expect("gc"), 1);
+    assert_eq!(a.inspect(&key("used")).await.last_fence, None);
+    let before = used.token;
+    let again = request(&key("used"), LONG);
+    assert_ne!(before, again.token);
+    a.take(&again).await;
+    a.renewed(&held, None).await;
+}
+
+const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+
+fn through(lab: &Lab, proxy: &Proxy) -> Client {
+    Client(lab.zookeeper().at_port(proxy.port, "dlock"))
+}
+
+async fn a_create_whose_answer_was_lost_is_found_again(lab: &Lab) {
+    let mut other = lab.client().await;
+    for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
+        let job = key(&format!("job-{fault:?}"));
+        let held = other.hold(&job).await;
+        let proxy = Proxy::to(lab.server().port());
+        let mut a = through(lab, &proxy);
+        proxy.trap(lab.server().taking_mark(), fault);
+        let wanted = waiting(&job, LONG);
+        let never = std::future::pending::<()>();
+        let take = lease::acquire(&mut *a.0, &BootClock, wanted, Patience::For(LONG), LIMITS, never, |_| {});
+        let free = async {
+            lab.pass(LIMITS.attempt() * 2).await;
+            let names = contenders(lab, job.as_str()).await;
+            assert_eq!(names.len(), 2, "{fault:?}: one place in line for one who waits: {names:?}");
+            other.free(&held).await;
+        };
+        let (outcome, ()) = tokio::join!(take, free);
+        let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(proxy.sprung(), 1);
+        assert_eq!(a.0.release(&job, &lease.token, Scope::Tree).await.expect("release"), Release::Released);
+        assert!(contenders(lab, job.as_str()).await.is_empty());
+    }
+}
+
+async fn a_session_that_ended_in_line_joins_it_anew(lab: &Lab) {
+    let (mut a, mut c) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let mut proxy = Proxy::to(lab.server().port());
+    let mut b = through(lab, &proxy);
+    let (lost, after) = (waiting(&job, SHORT), waiting(&job, LONG));
+    assert_eq!(b.refused(&lost).await.position, Some(1));
+    assert_eq!(c.refused(&after).await.position, Some(2));
+    proxy.set(Line::BlackHole);
+    lab.outlast(SHORT * 2).await;
+    assert_eq!(contenders(lab, "job").await.len(), 2);
+    proxy.set(Line::Pass);
+    proxy.cut();
+    // What it is told of while it waits.
+    let mut wake = b.wait(&lost, Duration::from_secs(5)).await;
+    assert_eq!(wake, Wake::Changed);
+    assert_eq!(b.refused(&lost).await.position, Some(2), "at the end of the line");
+    a.free(&held).await;
+    c.wait_for(&after, LONG).await;
+    wake = b.wait(&lost, SLACK).await;
+    assert_eq!(wake, Wake::TimedOut);
+    c.free(&after).await;
+    b.wait_for(&lost, LONG).await;
+}
+
+/// A renewal that isn't answered is asked again by way of another connection, and the session goes on.
+async fn a_server_that_stops_answering_is_left(lab: &Lab) {
+    let mut proxy = Proxy::to(lab.server().port());
+    let mut a = through(lab, &proxy);
+    let job = key("job");
+    let held = request(&job, LONG);
+    let fence = a.take(&held).await.fence;
+    proxy.set(Line::BlackHole);
+    assert!(tokio::time::timeout(SLACK, a.0.renew(&job, &held.token, None)).await.is_err());
+    proxy.set(Line::Pass);
+    let before = proxy.connections();
+    let began = Instant::now();
+    assert_eq!(a.renewed(&held, None).await, fence);
+    assert!(began.elapsed() < SOON && proxy.connections() > before, "{:?}", began.elapsed());
+}
+
+/// Known to fail now and then: a session that was given back lingers, without nodes, until it times out.
+async fn no_session_is_left_behind(lab: &Lab) {
+    if std::env::var_os("DLOCK_TEST_KNOWN_BUGS").is_none() {
+        return crate::support::say("SKIPPED zookeeper::no_session_is_left_behind: a known bug; DLOCK_TEST_KNOWN_BUGS=1 runs it");
+    }
+    lab.target.isolate().await;
+    let servers = lab.zookeeper().servers();
+    let sessions = || servers.nodes[0].counted("zk_global_sessions");
+    let before = sessions();
+    let mut a = lab.client().await;
+    for _ in 0..5 {
+        let held = a.hold(&key("job")).await;
+        a.take(&nested(&held)).await;
+        lab.client().await.refused(&request(&key("job"), LONG)).await;
+        a.release(&held, Scope::Tree).await;
+        let held = Request { detached: true, ..request(&key("other"), LONG) };
+        a.take(&held).await;
+        a.free(&held).await;
+        a.inspect(&key("job")).await;
+    }
+    // Nested holds of a tree that is given back end with their processes.
+    drop(a);
+    let until = Instant::now() + Duration::from_secs(8);
+    while sessions() > before.map(|count| count + 5) {
+        assert!(Instant::now() < until, "{before:?} {:?} {:?}", sessions(), servers.nodes[0].word("dump"));
+        lab.pass(SLACK).await;
+    }
+}
+
+/// One of them is woken by the end of the holder's session, and none of the others.
+async fn a_thousand_waiters_outlive_a_holder_that_died(lab: &Lab) {
+    const WAITERS: usize = 1000;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let files = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
+    if files.maximum.is_some_and(|most| most < 8192) {
+        return crate::support::skip("a_thousand_waiters_outlive_a_holder_that_died", "too few files may be open");
+    }
+    lab.target.isolate().await;
+    let servers = lab.zookeeper().servers();
+    let packets = || servers.nodes[0].counted("zk_packets_received").unwrap_or_default();
+    let mut holder = lab.client().await;
+    let job = key("job");
+    holder.take(&request(&job, SHORT * 4)).await;
+    let began = Instant::now();
+    let mut waiters = std::collections::VecDeque::new();
+    for _ in 0..WAITERS {
+        let (mut client, wanted) = (lab.client().await, waiting(&job, LONG));
+        client.refused(&wanted).await;
+        waiters.push_back((client, wanted));
+    }
+    let joined = began.elapsed();
+    drop(holder);
+    let died = Instant::now();
+    let (mut first, wanted) = waiters.pop_front().expect("a waiter");
+    let grant = first.wait_for(&wanted, LONG).await;
+    let took = died.elapsed();
+    assert_eq!(grant.settle, Duration::from_millis(500));
+    assert!(took < SHORT * 5 + SOON, "{took:?}");
+    let before = packets();
+    let began = Instant::now();
+    let mut holding = (first, wanted);
+    for _ in 0..20 {
+        let (mut next, wanted) = waiters.pop_front().expect("a waiter");
+        holding.0.free(&holding.1).await;
+        next.wait_for(&wanted, LONG).await;
+        holding = (next, wanted);
+    }
+    let each = began.elapsed() / 20;
+    crate::support::say(&format!(
+        "{WAITERS} waiters joined in {joined:?}; the first had its turn {took:?} after a holder with a lease of 4 s died; \
+         then {each:?} and {} packets for each hand-over, with what keeps the sessions of those who wait",
+        (packets() - before) / 20
+    ));
+}

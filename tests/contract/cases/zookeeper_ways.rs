@@ -1,0 +1,238 @@
+//! The ways to ZooKeeper servers: logins, certificates, ranges of sessions, and a server that is cut off from the others.
+
+use std::time::{Duration, Instant};
+
+use dlock::{
+    backends::{
+        redis::{Secret, Tls},
+        zookeeper::{Options, ZooKeeper},
+    },
+    lease::{self, BootClock, Limits},
+    lock::{Attempt, Backend as _, Effect, Error, Kind as ErrorKind, Renewal, Request},
+};
+use zookeeper_client::{Acls, Client as Admin, CreateMode};
+
+use super::{Case, cases};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, key, request, waiting},
+    support::{
+        self, ports,
+        zookeeper::{Options as Plan, ZooKeeper as Servers},
+    },
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    cases![|kind| kind == Kind::ZooKeeper =>
+        a_login_keeps_others_out,
+        a_chroot_that_may_not_be_read_is_denied,
+        tls_verifies_the_certificate,
+        tls_is_not_spoken_with_who_does_not_know_it,
+        a_lease_beyond_the_servers_range_is_refused_with_it,
+        nobody_there_is_unavailable,
+        one_server_of_several_that_is_there_is_enough,
+        a_server_that_is_cut_off_confirms_nothing,
+        a_leader_that_is_gone_is_survived,
+    ]
+}
+
+/// The whole life of a lock.
+async fn live(options: Options) {
+    let mut client = Client(Box::new(ZooKeeper::new(options)));
+    let held = waiting(&key("a{b}c"), LONG);
+    client.take(&held).await;
+    client.renewed(&held, None).await;
+    client.refused(&request(&key("a{b}c"), LONG)).await;
+    client.take(&crate::lab::nested(&held)).await;
+    client.inspect(&key("a{b}c")).await;
+    assert_eq!(client.keys("").await, ["a{b}c"]);
+    client.release(&held, dlock::lock::Scope::Tree).await;
+    let mut detached = Request { detached: true, ..request(&key("detached"), LONG) };
+    detached.token.session = client.take(&detached).await.session;
+    client.renewed(&detached, None).await;
+    client.free(&detached).await;
+}
+
+async fn attempt(options: Options) -> dlock::lock::Result<Attempt> {
+    ZooKeeper::new(options).try_acquire(&request(&key("job"), LONG)).await
+}
+
+fn assert_denied(error: &Error, secret: &str) {
+    assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
+    assert!(!error.to_string().contains(secret) && !format!("{error:?}").contains(secret), "{error:?}");
+}
+
+#[allow(clippy::unnecessary_wraps)] // as options have it
+fn login(user: &str, password: &str) -> Option<(String, Secret)> {
+    Some((user.into(), Secret::new(password)))
+}
+
+async fn a_login_keeps_others_out(lab: &Lab) {
+    let target = lab.zookeeper();
+    let at = |login| Options { login, ..target.options(target.servers().hosts(), "dlock") };
+    live(at(login("ana", "p@ss:w/rd"))).await;
+    for other in [None, login("ana", "wr0ng-secret"), login("ben", "p@ss:w/rd")] {
+        assert_denied(&attempt(at(other)).await.expect_err("nodes of somebody else's"), "wr0ng-secret");
+    }
+    live(at(login("ana", "p@ss:w/rd"))).await;
+    let admin = target.admin().await;
+    assert!(admin.list_children(&format!("{}/dlock", target.chroot)).await.is_err(), "everybody can read it");
+}
+
+async fn a_chroot_that_may_not_be_read_is_denied(lab: &Lab) {
+    let target = lab.zookeeper();
+    let port = target.servers().nodes[0].port;
+    let owner = Admin::connector().with_auth("digest", b"ana:secret").connect(&format!("127.0.0.1:{port}")).await.expect("a connection");
+    owner.create(&target.chroot, b"", &CreateMode::Persistent.with_acls(Acls::creator_all())).await.expect("a node");
+    let options = target.options(target.servers().hosts(), "dlock");
+    assert_denied(&attempt(options.clone()).await.expect_err("no rights"), "secret");
+    live(Options { login: login("ana", "secret"), ..options }).await;
+}
+
+fn with_tls(names: Vec<&'static str>) -> Servers {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Servers::with(Plan { tls_names: names, ..Plan::default() })
+}
+
+fn over_tls(port: u16, ca_file: Option<std::path::PathBuf>) -> Options {
+    Options { tls: Some(Tls { ca_file, ..Tls::default() }), ..Options::new(vec![("127.0.0.1".into(), port)]) }
+}
+
+async fn tls_verifies_the_certificate(_: &Lab) {
+    let servers = with_tls(vec!["127.0.0.1"]);
+    let (port, ours) = (servers.nodes[0].tls_port, servers.certificates.as_ref().expect("certificates").ca.clone());
+    live(over_tls(port, Some(ours))).await;
+    let unknown = attempt(over_tls(port, None)).await.expect_err("the public authorities don't know it");
+    let elsewhere = support::folder();
+    let theirs = support::tls::Certificates::make(elsewhere.path(), &["127.0.0.1"]).ca;
+    let other = attempt(over_tls(port, Some(theirs))).await.expect_err("another authority");
+    let misnamed = with_tls(vec!["zookeeper.example"]);
+    let ca = misnamed.certificates.as_ref().expect("certificates").ca.clone();
+    let name = attempt(over_tls(misnamed.nodes[0].tls_port, Some(ca))).await.expect_err("another name");
+    for (what, error) in [("unknown", unknown), ("other", other), ("name", name)] {
+        assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{what}: {error:?}");
+    }
+}
+
+async fn tls_is_not_spoken_with_who_does_not_know_it(lab: &Lab) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let outcome = tokio::time::timeout(Duration::from_secs(5), attempt(over_tls(lab.server().port(), None))).await;
+    assert!(!matches!(outcome, Ok(Ok(_))), "{outcome:?}");
+}
+
+async fn a_lease_beyond_the_servers_range_is_refused_with_it(_: &Lab) {
+    let plan = Plan { tick: Duration::from_millis(500), sessions: None, ..Plan::default() };
+    let servers = Servers::with(plan);
+    let mut backend = ZooKeeper::new(Options::new(servers.hosts()));
+    let asked = request(&key("job"), LONG);
+    let error = backend.try_acquire(&asked).await.expect_err("beyond the range");
+    assert_eq!((error.kind, error.effect), (ErrorKind::Unsupported, Effect::NotApplied), "{error:?}");
+    assert!(error.message.contains("a lease of 1m") && error.message.contains("1s to 10s"), "{error}");
+    assert!(backend.inspect(&key("job")).await.expect("inspect").holders.is_empty());
+    let default = Request { ttl_asked: false, ..asked };
+    match backend.try_acquire(&default).await.expect("an answer") {
+        Attempt::Granted(grant) => assert_eq!(grant.ttl.get(), Duration::from_secs(10), "clamped"),
+        other => panic!("{other:?}"),
+    }
+    match backend.renew(&default.key, &default.token, None).await.expect("an answer") {
+        Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), Duration::from_secs(10)),
+        other => panic!("{other:?}"),
+    }
+    let long = Servers::with(Plan { sessions: Some((Duration::from_secs(4), Duration::from_secs(8))), ..Plan::default() });
+    let error = ZooKeeper::new(Options::new(long.hosts())).try_acquire(&request(&key("job"), SHORT)).await.expect_err("too short");
+    assert!(error.message.contains("4s to 8s"), "{error}");
+}
+
+async fn nobody_there_is_unavailable(_: &Lab) {
+    let nobody = Options::new(vec![("127.0.0.1".into(), ports::free()), ("127.0.0.1".into(), ports::free())]);
+    let began = Instant::now();
+    let error = attempt(nobody).await.expect_err("nobody");
+    assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    let error = attempt(Options::new(vec![("no-such-host.invalid".into(), 2181)])).await.expect_err("no host");
+    assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
+}
+
+async fn one_server_of_several_that_is_there_is_enough(lab: &Lab) {
+    let mut hosts = lab.zookeeper().servers().hosts();
+    hosts.extend([("127.0.0.1".into(), ports::free()), ("127.0.0.1".into(), ports::free())]);
+    for _ in 0..5 {
+        live(lab.zookeeper().options(hosts.clone(), "dlock")).await;
+    }
+}
+
+/// It goes on answering who looks, long after the others gave the lock to somebody else.
+async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
+    let mut servers = Servers::with(Plan { servers: 3, apart: true, config: vec!["syncLimit=100".into()], ..Plan::default() });
+    for _ in 0..5 {
+        if servers.leader() != 0 {
+            break;
+        }
+        // It has to follow.
+        servers.nodes[0].kill();
+        servers.start();
+    }
+    let port = servers.nodes[0].port;
+    let others = Options::new(servers.hosts()[1..].to_vec());
+    let mut a = Client(Box::new(ZooKeeper::new(Options::new(vec![("127.0.0.1".into(), port)]))));
+    let mut b = Client(Box::new(ZooKeeper::new(others)));
+    let job = key("job");
+    let held = request(&job, SHORT);
+    a.take(&held).await;
+    let looker = Admin::connect(&format!("127.0.0.1:{port}")).await.expect("a connection");
+    let name = looker.list_children("/dlock/job").await.expect("the line").remove(0);
+    let last = Instant::now();
+    a.renewed(&held, None).await;
+    servers.cut_off_first();
+    let cut = Instant::now();
+    let mut confirmed = last;
+    // The holder renews as it would, and the other one waits.
+    let keep = async {
+        loop {
+            let sent = Instant::now();
+            if let Ok(Ok(Renewal::Renewed { .. })) = tokio::time::timeout(SHORT / 6, a.0.renew(&job, &held.token, None)).await {
+                confirmed = sent;
+            }
+            if cut.elapsed() > SHORT * 3 {
+                return confirmed;
+            }
+        }
+    };
+    let next = async {
+        let grant = b.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
+        let granted = Instant::now();
+        assert_eq!(grant.settle, Duration::from_millis(500));
+        // Until the server notices that it is alone.
+        let mut looks = 0;
+        while let Ok(Ok(Some(_))) = tokio::time::timeout(Duration::from_millis(200), looker.check_stat(&format!("/dlock/job/{name}"))).await
+        {
+            looks += 1;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        (granted, looks, granted.elapsed())
+    };
+    let (confirmed, (granted, looks, longer)) = tokio::join!(keep, next);
+    assert!(looks > 0, "the server that was cut off would not have fooled anybody");
+    support::say(&format!("a cut-off server showed the old holder's node for {longer:?} after the next was granted the lock"));
+    // The command would have been killed two thirds of the lease after the last confirmation.
+    assert!(confirmed + SHORT * 2 / 3 < granted, "confirmed {:?} before the next grant", granted - confirmed);
+}
+
+async fn a_leader_that_is_gone_is_survived(_: &Lab) {
+    let mut servers = Servers::ensemble();
+    let mut a = Client(Box::new(ZooKeeper::new(Options::new(servers.hosts()))));
+    let mut b = Client(Box::new(ZooKeeper::new(Options::new(servers.hosts()))));
+    let job = key("job");
+    let held = request(&job, Duration::from_secs(15));
+    let fence = a.take(&held).await.fence;
+    let leader = servers.leader();
+    servers.nodes[leader].kill();
+    let limits = Limits { answer: Duration::from_secs(10) };
+    let renewal = lease::ask(&mut *a.0, &BootClock, limits, async |backend: &mut dyn dlock::lock::Backend| {
+        backend.renew(&job, &held.token, None).await
+    });
+    assert!(matches!(renewal.await, Ok(Renewal::Renewed { fence: same, .. }) if same == fence));
+    b.refused(&request(&job, LONG)).await;
+    a.free(&held).await;
+    assert!(b.take(&request(&job, LONG)).await.fence > fence);
+}

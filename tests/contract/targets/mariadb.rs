@@ -1,0 +1,209 @@
+//! A database of its own for each case, on one server for all of them.
+
+use std::{
+    cell::OnceCell,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use dlock::{
+    backends::{
+        mysql::{self, Mode, backend},
+        sql::Server,
+    },
+    lock::{Backend, Namespace},
+};
+
+use crate::support::{
+    self,
+    mariadb::{External, MariaDb, Options, USER},
+    ports,
+    proxy::Proxy,
+};
+
+pub struct Target {
+    mode: Mode,
+    pub database: String,
+    shared: Arc<MariaDb>,
+    /// In place of the one that all share.
+    own: OnceCell<MariaDb>,
+}
+
+static SHARED: Mutex<Option<Arc<MariaDb>>> = Mutex::new(None);
+
+/// The one server that cases share.
+fn shared() -> Arc<MariaDb> {
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let start = || Arc::new(MariaDb::with(Options { settings: vec!["--max-connections=600".into()], ..Options::default() }));
+    Arc::clone(shared.get_or_insert_with(start))
+}
+
+/// Ends the server, and removes its folder.
+pub fn end() {
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner).take();
+}
+
+fn options(port: u16, database: &str, mode: Mode, namespace: &str) -> mysql::Options {
+    let mut options = mysql::Options::new(Server::Tcp { host: "127.0.0.1".into(), port });
+    options.sql.user = Some(USER.into());
+    options.sql.database = Some(database.into());
+    options.sql.namespace = Namespace::new(namespace).expect("a namespace");
+    options.mode = mode;
+    options
+}
+
+impl Target {
+    pub fn make(mode: Mode) -> Self {
+        let shared = shared();
+        let target = Self { mode, database: shared.database(), shared, own: OnceCell::new() };
+        target.create_tables();
+        target
+    }
+
+    /// Every case but those about it finds the tables there.
+    fn create_tables(&self) {
+        self.sql(&backend(self.options("dlock")).schema().expect("a schema"));
+    }
+
+    pub fn options(&self, namespace: &str) -> mysql::Options {
+        options(self.server().port, &self.database, self.mode, namespace)
+    }
+
+    /// What the server answers to statements in the case's database.
+    #[track_caller]
+    pub fn sql(&self, sql: &str) -> Vec<Vec<String>> {
+        self.server().sql(&self.database, sql)
+    }
+
+    /// A client that goes through a proxy.
+    pub fn through_proxy(&self, proxy: &Proxy) -> crate::lab::Client {
+        crate::lab::Client(backend(options(proxy.port, &self.database, self.mode, "dlock")))
+    }
+
+    /// The numbers of the sessions that clients have in the case's database.
+    pub fn sessions(&self) -> Vec<String> {
+        let sql = format!("SELECT id FROM information_schema.processlist WHERE db = '{}' AND id <> CONNECTION_ID()", self.database);
+        self.sql(&sql).into_iter().map(|row| row[0].clone()).collect()
+    }
+
+    /// A session that runs these statements and then keeps what they got until it is dropped.
+    pub fn keep(&self, sql: &str) -> support::mariadb::Kept {
+        self.server().keep(&self.database, sql)
+    }
+
+    pub fn server(&self) -> &MariaDb {
+        self.own.get().unwrap_or(&self.shared)
+    }
+}
+
+#[async_trait(?Send)]
+impl super::Target for Target {
+    async fn open(&self, namespace: &str) -> Box<dyn Backend> {
+        backend(self.options(namespace))
+    }
+
+    async fn unreachable(&self) -> Box<dyn Backend> {
+        backend(options(ports::free(), "mysql", self.mode, "dlock"))
+    }
+
+    async fn lose_data(&self) {
+        // Clients that were dropped end when the runtime comes to it, and their sessions a little later.
+        for _ in 0..200 {
+            if self.mode == Mode::Lease || self.sessions().is_empty() {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        self.sql("DELETE FROM dlock; DELETE FROM dlock_waiters; DELETE FROM dlock_sessions");
+    }
+
+    async fn isolate(&self) {
+        let own = MariaDb::plain();
+        own.sql("mysql", &format!("CREATE DATABASE {}", self.database));
+        self.own.set(own).expect("once");
+        self.create_tables();
+    }
+
+    fn server(&self) -> Option<&dyn super::Server> {
+        Some(self)
+    }
+
+    fn mariadb(&self) -> Option<&Target> {
+        Some(self)
+    }
+}
+
+#[async_trait(?Send)]
+impl super::Server for Target {
+    fn port(&self) -> u16 {
+        self.server().port
+    }
+
+    async fn through(&self, port: u16) -> Box<dyn Backend> {
+        backend(options(port, &self.database, self.mode, "dlock"))
+    }
+
+    fn acquire_mark(&self) -> &'static str {
+        "GREATEST(fence + 1"
+    }
+
+    fn freeze(&self) {
+        self.server().freeze();
+    }
+
+    fn thaw(&self) {
+        self.server().thaw();
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.shared.try_sql("mysql", &format!("DROP DATABASE IF EXISTS {}", self.database));
+    }
+}
+
+/// A database of its own on a server that somebody else keeps.
+pub struct Elsewhere {
+    mode: Mode,
+    server: External,
+    database: String,
+}
+
+impl Elsewhere {
+    pub fn make(mode: Mode) -> Self {
+        let target = Self { mode, server: External::named(), database: format!("dlock_test_{:016x}", dlock::lock::random()) };
+        target.server.try_sql("mysql", &format!("CREATE DATABASE {}", target.database)).expect("a database");
+        target.server.try_sql(&target.database, &backend(target.options("dlock")).schema().expect("a schema")).expect("tables");
+        target
+    }
+
+    fn options(&self, namespace: &str) -> mysql::Options {
+        let mut options = options(self.server.port, &self.database, self.mode, namespace);
+        options.sql.server = Server::Tcp { host: self.server.host.clone(), port: self.server.port };
+        options.sql.user = Some(self.server.user.clone());
+        options.sql.password = self.server.password.clone().map(dlock::backends::sql::Secret::new);
+        options
+    }
+}
+
+#[async_trait(?Send)]
+impl super::Target for Elsewhere {
+    async fn open(&self, namespace: &str) -> Box<dyn Backend> {
+        backend(self.options(namespace))
+    }
+
+    async fn unreachable(&self) -> Box<dyn Backend> {
+        backend(options(ports::free(), "mysql", self.mode, "dlock"))
+    }
+
+    async fn lose_data(&self) {
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        self.server.try_sql(&self.database, "DELETE FROM dlock; DELETE FROM dlock_waiters; DELETE FROM dlock_sessions").expect("lost data");
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        let _ = self.server.try_sql("mysql", &format!("DROP DATABASE IF EXISTS {}", self.database));
+    }
+}

@@ -1,0 +1,158 @@
+//! A database of its own for each case, on one server for all of them.
+
+use std::{
+    cell::OnceCell,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use dlock::{
+    backends::{
+        postgres::{self, Mode, backend},
+        sql::Server,
+    },
+    lock::{Backend, Namespace},
+};
+
+use crate::support::{
+    ports,
+    postgres::{Kept, Options, Postgres, USER},
+    proxy::Proxy,
+};
+
+pub struct Target {
+    mode: Mode,
+    pub database: String,
+    shared: Arc<Postgres>,
+    /// In place of the one that all share.
+    own: OnceCell<Postgres>,
+}
+
+static SHARED: Mutex<Option<Arc<Postgres>>> = Mutex::new(None);
+
+/// The one server that cases share.
+fn shared() -> Arc<Postgres> {
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let start = || Arc::new(Postgres::with(Options { settings: vec!["max_connections=600".into()], ..Options::default() }));
+    Arc::clone(shared.get_or_insert_with(start))
+}
+
+/// Ends the server, and removes its folder.
+pub fn end() {
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner).take();
+}
+
+fn options(port: u16, database: &str, mode: Mode, namespace: &str) -> postgres::Options {
+    let mut options = postgres::Options::new(Server::Tcp { host: "127.0.0.1".into(), port });
+    options.sql.user = Some(USER.into());
+    options.sql.database = Some(database.into());
+    options.sql.namespace = Namespace::new(namespace).expect("a namespace");
+    options.mode = mode;
+    options
+}
+
+impl Target {
+    pub fn make(mode: Mode) -> Self {
+        let shared = shared();
+        let target = Self { mode, database: shared.database(), shared, own: OnceCell::new() };
+        target.create_tables();
+        target
+    }
+
+    /// Every case but those about it finds the tables there.
+    fn create_tables(&self) {
+        let schema = backend(self.options("dlock")).schema().expect("a schema");
+        self.sql(&format!("BEGIN; {schema} COMMIT"));
+    }
+
+    pub fn options(&self, namespace: &str) -> postgres::Options {
+        options(self.server().port, &self.database, self.mode, namespace)
+    }
+
+    /// What the server answers to statements in the case's database.
+    #[track_caller]
+    pub fn sql(&self, sql: &str) -> Vec<Vec<Option<String>>> {
+        self.server().sql(&self.database, sql)
+    }
+
+    /// A client that goes through a proxy.
+    pub fn through(&self, proxy: &Proxy) -> crate::lab::Client {
+        crate::lab::Client(backend(options(proxy.port, &self.database, self.mode, "dlock")))
+    }
+
+    /// A session of the test's own, which lasts as long as the answer and has run these statements.
+    pub fn keep(&self, sql: &str) -> Kept {
+        self.server().keep(&self.database, sql)
+    }
+
+    pub fn server(&self) -> &Postgres {
+        self.own.get().unwrap_or(&self.shared)
+    }
+}
+
+#[async_trait(?Send)]
+impl super::Target for Target {
+    async fn open(&self, namespace: &str) -> Box<dyn Backend> {
+        backend(self.options(namespace))
+    }
+
+    async fn unreachable(&self) -> Box<dyn Backend> {
+        backend(options(ports::free(), "postgres", self.mode, "dlock"))
+    }
+
+    async fn lose_data(&self) {
+        // Clients that were dropped end when the runtime comes to it, and their sessions a little later.
+        let sessions = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dlock'";
+        for _ in 0..200 {
+            if self.mode == Mode::Lease || self.sql(sessions).is_empty() {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        self.sql("DELETE FROM dlock; DELETE FROM dlock_waiters; DELETE FROM dlock_sessions; DELETE FROM dlock_fences");
+    }
+
+    async fn isolate(&self) {
+        let own = Postgres::plain();
+        own.sql(USER, &format!("CREATE DATABASE {}", self.database));
+        self.own.set(own).expect("once");
+        self.create_tables();
+    }
+
+    fn server(&self) -> Option<&dyn super::Server> {
+        Some(self)
+    }
+
+    fn postgres(&self) -> Option<&Target> {
+        Some(self)
+    }
+}
+
+#[async_trait(?Send)]
+impl super::Server for Target {
+    fn port(&self) -> u16 {
+        self.server().port
+    }
+
+    async fn through(&self, port: u16) -> Box<dyn Backend> {
+        backend(options(port, &self.database, self.mode, "dlock"))
+    }
+
+    fn acquire_mark(&self) -> &'static str {
+        "INTO \"dlock\" AS"
+    }
+
+    fn freeze(&self) {
+        self.server().freeze();
+    }
+
+    fn thaw(&self) {
+        self.server().thaw();
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.shared.try_sql(USER, &format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.database));
+    }
+}

@@ -1,0 +1,289 @@
+//! What only an etcd suffers: members that are killed and frozen, leaders that change, leases that are revoked.
+
+use std::time::{Duration, Instant};
+
+use dlock::{
+    backends::etcd::{Etcd as Backend, Options},
+    lock::{Attempt, Backend as _, Entry, Grant, Key, Mode, Request, Scope, Token, Ttl},
+};
+
+use crate::{
+    support::{
+        dlock::{run, unique},
+        etcd::Etcd,
+        have, must,
+        proxy::{Fault, Mode as Network, Proxy},
+        say,
+    },
+    world::{LIMIT, TTL, World},
+};
+
+macro_rules! cluster_or_return {
+    ($name:expr) => {
+        if have($name, &Etcd::PROGRAMS) { Etcd::cluster() } else { return }
+    };
+}
+
+#[test]
+fn a_leader_killed_in_mid_hold() {
+    let mut etcd = cluster_or_return!("a_leader_killed_in_mid_hold");
+    let world = World::new(etcd.all());
+    let job = world.start(&["--ttl", "6s"], "sleep 5");
+    must("the lock is held", LIMIT, || !world.is_free());
+    let (leader, _) = etcd.leader();
+    etcd.kill_member(leader);
+    let (_, _) = etcd.leader();
+    assert!(!world.is_free(), "the hold survives");
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), 0, "{}", job.stderr);
+    world.assert_free();
+}
+
+/// The leader's process stops and, deposed, goes on: what it confirms then is nothing.
+#[test]
+fn a_leader_frozen_in_mid_hold() {
+    let etcd = cluster_or_return!("a_leader_frozen_in_mid_hold");
+    let world = World::new(etcd.all());
+    for _ in 0..2 {
+        let job = world.start(&["--ttl", "6s"], "sleep 5");
+        must("the lock is held", LIMIT, || !world.is_free());
+        let (leader, _) = etcd.leader();
+        etcd.freeze_member(leader);
+        std::thread::sleep(Duration::from_millis(2500));
+        etcd.thaw_member(leader);
+        let job = job.wait(LIMIT);
+        assert_eq!(job.code(), 0, "{}", job.stderr);
+        world.assert_free();
+    }
+}
+
+#[test]
+fn a_minority_down() {
+    let mut etcd = cluster_or_return!("a_minority_down");
+    let world = World::new(etcd.all());
+    let (_, others) = etcd.leader();
+    etcd.kill_member(others[0]);
+    // Whichever member a run begins with.
+    for _ in 0..6 {
+        let job = world.start(&[], "exit 7").wait(LIMIT);
+        assert_eq!(job.code(), 7, "{}", job.stderr);
+        assert!(world.is_free());
+    }
+}
+
+#[test]
+fn members_restarted_one_after_the_other() {
+    let mut etcd = cluster_or_return!("members_restarted_one_after_the_other");
+    let world = World::new(etcd.all());
+    let ready = world.path("go");
+    let job = world.start(&["--ttl", "8s"], &format!("while [ ! -e {} ]; do sleep 0.05; done", ready.display()));
+    must("the lock is held", LIMIT, || !world.is_free());
+    for member in 0..3 {
+        etcd.kill_member(member);
+        etcd.leader();
+        etcd.restart();
+    }
+    std::fs::write(ready, "").unwrap();
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), 0, "{}", job.stderr);
+    world.assert_free();
+}
+
+/// One member serves nobody: nothing is started, and what runs is dead before its lease can end.
+#[test]
+fn a_majority_down() {
+    let mut etcd = cluster_or_return!("a_majority_down");
+    let world = World::new(etcd.all());
+    let first = world.first();
+    let (leader, others) = etcd.leader();
+    etcd.kill_member(leader);
+    etcd.kill_member(others[0]);
+    let began = Instant::now();
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    assert!(began.elapsed() < TTL, "{:?}", began.elapsed());
+    assert_eq!(first.wait(LIMIT).code(), 76);
+    let refused = world.start(&["--backend-timeout", "2s"], &format!("touch {}", world.path("ran").display())).wait(LIMIT);
+    assert_eq!(refused.code(), 69, "{}", refused.stderr);
+    assert!(!world.path("ran").exists());
+    etcd.restart();
+    world.second();
+    world.assert_gone();
+    world.assert_free();
+}
+
+fn revoke(etcd: &Etcd, world: &World) {
+    // The first in the folder by name need not be the holder: it is the one that was created first.
+    let names = etcd.ctl(&["get", "--prefix", &format!("dlock/{}/", world.key), "--sort-by", "CREATE", "--keys-only"]);
+    let lease = names.lines().next().and_then(|name| name.rsplit('/').next()).expect("a holder");
+    etcd.ctl(&["lease", "revoke", lease]);
+}
+
+/// While the holder is within reach, its command is dead before the next one starts.
+#[test]
+fn revoked_by_an_administrator() {
+    if !have("revoked_by_an_administrator", &Etcd::PROGRAMS) {
+        return;
+    }
+    let etcd = Etcd::plain();
+    let mut longest = Duration::ZERO;
+    for waits in [true, false, true, false] {
+        let world = World::new(etcd.url());
+        let first = world.first_on(&etcd.url(), &["--ttl", "60s"]);
+        let probe = format!("sh {} {}", world.path("probe.sh").display(), world.path("").display());
+        let options: &[&str] = if waits { &["-w", "25"] } else { &[] };
+        let mut second = waits.then(|| world.start(options, &probe));
+        if waits {
+            must("it waits", LIMIT, || world.inspect().stdout.contains("\"waiters\":[{"));
+        }
+        revoke(&etcd, &world);
+        let began = Instant::now();
+        let second = second.take().unwrap_or_else(|| world.start(options, &probe));
+        must("the tree is dead", LIMIT, || world.tree().is_empty());
+        longest = longest.max(began.elapsed());
+        assert_eq!(second.wait(LIMIT).code(), 0);
+        world.assert_no_overlap();
+        let first = first.wait(LIMIT);
+        assert_eq!(first.code(), 76, "{}", first.stderr);
+        world.assert_gone();
+        world.assert_free();
+    }
+    say(&format!("etcd: revoked by an administrator, the tree was dead after {longest:.0?} at most; the next one starts after 500 ms"));
+    assert!(longest < Duration::from_millis(500), "{longest:?}");
+}
+
+/// No promise: the holder can't hear of it. How long two run at once is what its own deadline leaves.
+#[test]
+fn revoked_while_the_holder_is_cut_off() {
+    if !have("revoked_while_the_holder_is_cut_off", &Etcd::PROGRAMS) {
+        return;
+    }
+    let etcd = Etcd::plain();
+    let mut proxy = Proxy::to(etcd.port());
+    let world = World::new(etcd.url());
+    let first = world.first_on(&format!("etcd://127.0.0.1:{}", proxy.port), &[]);
+    proxy.set(Network::BlackHole);
+    revoke(&etcd, &world);
+    let began = Instant::now();
+    let second = world.start(&["-w", "25"], &format!("touch {}; sleep 3", world.path("ran").display()));
+    must("the second one runs", LIMIT, || world.path("ran").exists());
+    let started = began.elapsed();
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    let overlap = began.elapsed().saturating_sub(started);
+    say(&format!("etcd: revoked while the holder was cut off: two ran at once for {overlap:.1?} with a lease of {TTL:?} (no promise)"));
+    assert!(began.elapsed() < TTL, "the first one keeps its own deadline: {:?}", began.elapsed());
+    assert_eq!(first.wait(LIMIT).code(), 76);
+    second.wait(LIMIT);
+    world.assert_gone();
+}
+
+/// Answers are lost, one after the other: of each step of the acquire, of a renewal, of the release.
+#[test]
+fn lost_answers_of_etcd() {
+    if !have("lost_answers_of_etcd", &Etcd::PROGRAMS) {
+        return;
+    }
+    let etcd = Etcd::plain();
+    for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
+        for nth in 0..5 {
+            let proxy = Proxy::to(etcd.port());
+            let world = World::new(etcd.url());
+            // The grant of a lease of four seconds; then whatever names the lock.
+            match nth {
+                0 => proxy.trap("\u{8}\u{4}\u{10}", fault),
+                nth => proxy.trap_nth(&world.key, nth - 1, 1, fault),
+            }
+            let url = format!("etcd://127.0.0.1:{}", proxy.port);
+            let job = world.start_on(&url, &["--ttl", "4s", "--backend-timeout", "2s"], "sleep 1").wait(LIMIT);
+            assert_eq!(job.code(), 0, "{fault:?} {nth}: {}", job.stderr);
+            must("the lock is free", Duration::from_secs(6), || world.is_free());
+        }
+    }
+}
+
+fn request(key: &str, ttl: u64, waiting: bool) -> Request {
+    Request {
+        key: Key::new(key).unwrap(),
+        token: Token::random(),
+        ttl: Ttl::new(Duration::from_secs(ttl)).unwrap(),
+        ttl_asked: true,
+        mode: Mode::Exclusive,
+        fair: false,
+        entry: Entry::Fresh,
+        detached: false,
+        waiting,
+        metadata: None,
+    }
+}
+
+fn client(etcd: &Etcd) -> Backend {
+    Backend::new(Options::new(vec![("127.0.0.1".into(), etcd.port())]))
+}
+
+/// Waits, and gives the lock back at once.
+async fn have_a_turn((mut waiter, wanted): (Backend, Request), turn: tokio::sync::mpsc::UnboundedSender<(Instant, Grant)>) {
+    loop {
+        if let Attempt::Granted(grant) = waiter.try_acquire(&wanted).await.unwrap() {
+            turn.send((Instant::now(), grant)).unwrap();
+            waiter.release(&wanted.key, &wanted.token, Scope::Tree).await.unwrap();
+            return;
+        }
+        waiter.wait(&wanted, Duration::from_secs(5)).await.unwrap();
+    }
+}
+
+/// A thousand wait, and the holder dies: one is woken, and the others keep their places.
+#[test]
+fn a_thousand_waiters_whose_holder_dies() {
+    const WAITERS: usize = 1000;
+    if !have("a_thousand_waiters_whose_holder_dies", &Etcd::PROGRAMS) {
+        return;
+    }
+    // A connection each, at both ends, and one descriptor more to see whether it is open.
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let limit = rustix::process::Rlimit { current: most, maximum: most };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    let etcd = Etcd::plain();
+    let name = unique("crowd");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        let mut holder = client(&etcd);
+        let held = request(&name, 3, false);
+        assert!(matches!(holder.try_acquire(&held).await.unwrap(), Attempt::Granted(_)));
+        let began = Instant::now();
+        let mut crowd = Vec::new();
+        for place in 1..=WAITERS {
+            let (mut waiter, wanted) = (client(&etcd), request(&name, 60, true));
+            let Attempt::Busy(busy) = waiter.try_acquire(&wanted).await.unwrap() else { panic!("granted") };
+            assert_eq!(busy.position, u32::try_from(place).ok());
+            crowd.push((waiter, wanted));
+            if place % 50 == 0 {
+                holder.renew(&held.key, &held.token, None).await.unwrap();
+            }
+        }
+        let gathered = began.elapsed();
+        let calls = || etcd.calls().iter().map(|(_, count)| count).sum::<u64>();
+        let (turn, mut turns) = tokio::sync::mpsc::unbounded_channel();
+        let crowd: Vec<_> = crowd.into_iter().map(|waiter| tokio::task::spawn_local(have_a_turn(waiter, turn.clone()))).collect();
+        // All of them watch by now; the lease ends within three seconds of its last renewal.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        holder.renew(&held.key, &held.token, None).await.unwrap();
+        let (before, last) = (calls(), Instant::now());
+        drop((holder, turn));
+        for waiter in crowd {
+            waiter.await.unwrap();
+        }
+        let turns: Vec<(Instant, Grant)> = std::iter::from_fn(|| turns.try_recv().ok()).collect();
+        assert_eq!(turns.len(), WAITERS);
+        assert!(turns.windows(2).all(|two| two[0].1.fence < two[1].1.fence), "in the order of their coming");
+        let first = turns[0].0 - last;
+        let drained = turns[WAITERS - 1].0 - turns[0].0;
+        let asked = calls() - before;
+        say(&format!(
+            "etcd: {WAITERS} waiters, gathered in {gathered:.1?}; the holder died with a lease of 3 s: the first turn came after {first:.2?}, \
+             all were through {drained:.1?} later, {asked} requests"
+        ));
+        assert_eq!(turns[0].1.settle, Duration::from_millis(500), "time for the dead one");
+        assert!(first > Duration::from_secs(2) && first < Duration::from_secs(5), "{first:?}");
+    });
+    assert!(run(&etcd.url(), &["inspect", &name]).stdout.contains("FREE"));
+}

@@ -1,0 +1,269 @@
+//! Redis with replicas, of which one takes over: behind sentinels, and in a cluster.
+//!
+//! Replication is not waited for unless `replicas=` asks for it, so that nothing is promised of a hold whose master is
+//! lost; what became of it is printed. What must hold all the same: a holder that isn't confirmed is stopped in time, and
+//! where replicas confirm, no second one starts beside it.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    deployments::Replicated,
+    stores::on_store,
+    support::{
+        self, must,
+        proxy::Mode,
+        redis::Redis,
+        say,
+        sentinel::{Deployment, Plan},
+    },
+    world::{LIMIT, TTL, World},
+};
+
+/// A lease that outlasts a failover: TERM comes after 12 s.
+const LONG: [&str; 2] = ["--ttl", "20s"];
+/// What a waiter may take: the second until a master is taken for dead, the election, and what dlock waits for an answer.
+const FAILOVER: Duration = Duration::from_secs(20);
+
+macro_rules! on_every_deployment {
+    ($($name:ident),* $(,)?) => {
+        on_store!(own_sentinel: $($name),*);
+        on_store!(own_cluster: $($name),*);
+    };
+}
+
+on_every_deployment!(
+    a_master_that_is_killed_stops_a_short_lease_in_time,
+    a_long_lease_outlives_a_killed_master,
+    a_long_lease_outlives_a_frozen_master,
+    a_master_that_is_replaced_alive_goes_unnoticed,
+    a_waiter_gets_its_turn_at_the_new_master,
+    a_run_during_the_failover_waits_for_it,
+    a_short_patience_ends_before_the_failover_and_a_wait_does_not,
+    a_master_that_restarts_with_its_data_goes_on,
+    a_master_that_restarts_without_its_data_stops_the_holder,
+    a_minority_that_is_down_is_not_missed,
+    a_majority_that_is_down_stops_the_holder_when_the_master_goes_too,
+);
+
+/// Starts a command that runs for so long, under a lease that outlasts a failover, and waits until it runs.
+fn long_job(world: &World, seconds: u32) -> support::process::Process {
+    let script = format!("touch {}; sleep {seconds}; echo done", world.path("ready").display());
+    let job = world.start(&LONG, &script);
+    must("the command runs", LIMIT, || world.path("ready").exists());
+    // Longer than a replica takes to have it, though nobody waits for that.
+    std::thread::sleep(Duration::from_millis(300));
+    job
+}
+
+/// When the hold was last renewed, by the clock of whoever has it now.
+fn renewed(server: &Redis, key: &str) -> Option<i64> {
+    let record = format!("dlock:{{dlock:{key}}}:record");
+    redis::from_redis_value(server.command(&["HGET", &record, "renewed"])).ok()
+}
+
+/// Waits until a server has heard a renewal that came after all that it has now.
+fn await_renewal(server: &Redis, key: &str, limit: Duration) -> bool {
+    let before = renewed(server, key);
+    before.is_some() && support::eventually(limit, || renewed(server, key) > before)
+}
+
+fn a_master_that_is_killed_stops_a_short_lease_in_time(store: &mut impl Replicated) {
+    let world = World::new(store.url());
+    let first = world.first();
+    let master = store.master(&world.key);
+    store.server(master).kill();
+    let began = Instant::now();
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    let dead = began.elapsed();
+    assert!(dead < TTL, "{dead:?}");
+    assert_eq!(first.wait(LIMIT).code(), 76);
+    store.await_failover(&world.key, master);
+    let failover = began.elapsed();
+    world.second();
+    say(&format!("{}: tree dead {dead:.2?} after the master, failover after {failover:.2?}", store.what()));
+    world.assert_gone();
+    world.assert_free();
+}
+
+fn a_long_lease_outlives_a_killed_master(store: &mut impl Replicated) {
+    let world = World::new(store.url());
+    let job = long_job(&world, 8);
+    let master = store.master(&world.key);
+    store.server(master).kill();
+    let began = Instant::now();
+    let now = store.await_failover(&world.key, master);
+    let failover = began.elapsed();
+    let kept = await_renewal(store.server(now), &world.key, FAILOVER);
+    say(&format!(
+        "{}: master killed: failover {failover:.2?}, next renewal {}",
+        store.what(),
+        if kept { format!("{:.2?}", began.elapsed()) } else { "never: the lock was not replicated".into() }
+    ));
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), if kept { 0 } else { 76 }, "{}", job.stderr);
+    world.assert_free();
+}
+
+fn a_long_lease_outlives_a_frozen_master(store: &mut impl Replicated) {
+    let world = World::new(store.url());
+    let job = long_job(&world, 10);
+    let master = store.master(&world.key);
+    store.server(master).freeze();
+    let began = Instant::now();
+    // Who is frozen can't be asked: the others are.
+    let now = store.await_failover(&world.key, master);
+    let failover = began.elapsed();
+    let kept = await_renewal(store.server(now), &world.key, FAILOVER);
+    say(&format!("{}: master frozen: failover {failover:.2?}, next renewal {kept} after {:.2?}", store.what(), began.elapsed()));
+    store.server(master).thaw();
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), if kept { 0 } else { 76 }, "{}", job.stderr);
+    world.assert_free();
+}
+
+fn a_master_that_is_replaced_alive_goes_unnoticed(store: &mut impl Replicated) {
+    let world = World::new(store.url());
+    let job = long_job(&world, 5);
+    let began = Instant::now();
+    let now = store.switch(&world.key);
+    let kept = await_renewal(store.server(now), &world.key, FAILOVER);
+    say(&format!("{}: master replaced: next renewal {kept} after {:.2?}", store.what(), began.elapsed()));
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), if kept { 0 } else { 76 }, "{}", job.stderr);
+    world.assert_free();
+}
+
+fn a_waiter_gets_its_turn_at_the_new_master(store: &mut impl Replicated) {
+    let world = World::new(store.url());
+    let job = long_job(&world, 6);
+    let second = world.start(&["-w", "30"], "date +%s.%N");
+    std::thread::sleep(Duration::from_millis(500));
+    let master = store.master(&world.key);
+    store.server(master).kill();
+    let job = job.wait(LIMIT);
+    let ended = Instant::now();
+    let second = second.wait(LIMIT);
+    let handed_over = ended.elapsed();
+    assert_eq!(second.code(), 0, "{}", second.stderr);
+    if job.code() == 0 {
+        assert!(handed_over < Duration::from_secs(2), "{handed_over:?} after the release");
+    }
+    say(&format!("{}: waiter across a failover: first ended with {}, second {handed_over:.3?} later", store.what(), job.code()));
+    world.assert_free();
+}
+
+fn a_run_during_the_failover_waits_for_it(store: &mut impl Replicated) {
+    let world = World::new(store.url());
+    let master = store.master(&world.key);
+    store.server(master).kill();
+    let run = world.start(&["--backend-timeout", "15s"], "true").wait(LIMIT);
+    say(&format!("{}: a run started with the failover: {} after {:.2?}", store.what(), run.code(), run.took));
+    assert_eq!(run.code(), 0, "{}", run.stderr);
+}
+
+/// Who would rather hear soon that there is no store is told so; who waits, waits for the store as well.
+fn a_short_patience_ends_before_the_failover_and_a_wait_does_not(store: &mut impl Replicated) {
+    let world = World::new(store.url());
+    let master = store.master(&world.key);
+    store.server(master).kill();
+    let short = world.start(&["--backend-timeout", "300ms"], "true").wait(LIMIT);
+    assert_eq!(short.code(), 69, "{}", short.stderr);
+    let waits = world.start(&["--backend-timeout", "300ms", "-w", "20"], "true").wait(LIMIT);
+    say(&format!("{}: a waiter that came with the failover: {} after {:.2?}", store.what(), waits.code(), short.took + waits.took));
+    assert_eq!(waits.code(), 0, "{}", waits.stderr);
+}
+
+fn a_master_that_restarts_with_its_data_goes_on(store: &mut impl Replicated) {
+    let world = World::new(store.url());
+    let job = long_job(&world, 5);
+    let master = store.master(&world.key);
+    store.server(master).kill();
+    store.server(master).start();
+    let began = Instant::now();
+    let job = job.wait(LIMIT);
+    say(&format!("{}: master restarted with its data: {} {:.2?} later", store.what(), job.code(), began.elapsed()));
+    assert_eq!(job.code(), 0, "{}", job.stderr);
+    world.assert_free();
+}
+
+fn a_master_that_restarts_without_its_data_stops_the_holder(store: &mut impl Replicated) {
+    let world = World::new(store.url());
+    let first = world.first();
+    let master = store.master(&world.key);
+    store.server(master).kill();
+    store.server(master).restart_empty();
+    let began = Instant::now();
+    let ended = support::eventually(TTL, || world.tree().is_empty());
+    say(&format!("{}: master restarted without its data: tree dead {ended} after {:.2?}", store.what(), began.elapsed()));
+    assert!(ended, "neither lost nor confirmed");
+    assert_eq!(first.wait(LIMIT).code(), 76);
+    world.assert_gone();
+}
+
+fn a_minority_that_is_down_is_not_missed(store: &mut impl Replicated) {
+    let world = World::new(store.url());
+    let job = long_job(&world, 5);
+    store.end_judges(&world.key, false);
+    let other = World::new(store.url());
+    let run = other.start(&["--backend-timeout", "15s"], "true").wait(LIMIT);
+    assert_eq!(run.code(), 0, "{}", run.stderr);
+    let master = store.master(&world.key);
+    if store.what() == "sentinel" {
+        // The two that are left appoint another.
+        store.server(master).kill();
+    }
+    let job = job.wait(LIMIT);
+    say(&format!("{}: a minority down: {}", store.what(), job.code()));
+    assert_eq!(job.code(), 0, "{}", job.stderr);
+    world.assert_free();
+}
+
+fn a_majority_that_is_down_stops_the_holder_when_the_master_goes_too(store: &mut impl Replicated) {
+    let world = World::new(store.url());
+    let first = world.first();
+    let master = store.master(&world.key);
+    store.end_judges(&world.key, true);
+    store.server(master).kill();
+    let began = Instant::now();
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    assert!(began.elapsed() < TTL, "{:?}", began.elapsed());
+    assert_eq!(first.wait(LIMIT).code(), 76);
+    // Nobody can be appointed: it fails closed.
+    let run = world.start(&["--backend-timeout", "3s"], "true").wait(LIMIT);
+    assert_eq!(run.code(), 69, "{}", run.stderr);
+    world.assert_gone();
+}
+
+/// The holder's side has the old master, and the other side everything else.
+#[test]
+fn a_master_cut_off_with_its_holder() {
+    const NAME: &str = "a_master_cut_off_with_its_holder";
+    if !support::have(NAME, &["redis-server"]) {
+        return;
+    }
+    for gated in [true, false] {
+        let mut deployment = Deployment::with(&Plan { replicas: 1, proxied: true, ..Plan::default() });
+        let world = World::new(deployment.url());
+        let way =
+            format!("redis://127.0.0.1:{}{}", deployment.servers[0].port, if gated { "?replicas=1&replica_timeout=200ms" } else { "" });
+        let first = world.first_on(&way, &["--ttl", "3s"]);
+        std::thread::sleep(Duration::from_millis(300));
+        deployment.front.as_mut().unwrap().set(Mode::BlackHole);
+        let began = Instant::now();
+        if gated {
+            // Asserts that nothing of the first tree is alive when the second starts.
+            let took = world.second();
+            say(&format!("cut off with its master, replicas=1: second granted after {took:.2?}, no overlap"));
+            assert_eq!(first.wait(LIMIT).code(), 76);
+        } else {
+            let probe = format!("sh {} {}", world.path("probe.sh").display(), world.path("").display());
+            let second = world.start(&["-w", "25"], &probe).wait(LIMIT);
+            assert_eq!(second.code(), 0, "{}", second.stderr);
+            let overlap = support::lines(&world.path("overlap")).len();
+            say(&format!(
+                "cut off with its master, no replicas asked for: second granted after {:.2?}, {overlap} processes of the first alive",
+                began.elapsed()
+            ));
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Nodes of which a majority decides: some are killed, frozen, restarted or cut off while a command runs.
+
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    stores::Store,
+    support::{
+        self, must,
+        netns::Netns,
+        proxy::{Fault, Mode, Proxy},
+        redlock::{NODES, Nodes, through},
+    },
+    world::{LIMIT, TTL, World},
+};
+
+/// When the tree must be dead, counted from when nothing was confirmed any more.
+const DEAD_BY: Duration = TTL;
+
+pub fn redlock(test: &str) -> Option<Nodes> {
+    support::have(test, &["redis-server"]).then(Nodes::durable)
+}
+
+impl Store for Nodes {
+    fn url(&self) -> String {
+        Nodes::url(self)
+    }
+}
+
+macro_rules! on_nodes {
+    ($($name:ident),* $(,)?) => {
+        mod redlock {
+            $(#[test]
+            fn $name() {
+                if let Some(mut nodes) = super::redlock(concat!("majority::", stringify!($name))) {
+                    super::$name(&mut nodes);
+                }
+            })*
+        }
+    };
+}
+
+on_nodes!(
+    a_minority_killed,
+    a_minority_frozen,
+    a_minority_cut_off,
+    a_majority_killed,
+    a_majority_frozen,
+    a_majority_cut_off,
+    all_cut_off_by_the_network,
+    restarted_one_after_the_other_with_their_data,
+    one_restarted_without_its_data,
+    a_majority_restarted_without_its_data,
+    one_of_a_bare_majority_restarted_without_its_data,
+    deleted_by_somebody_else,
+    lost_answers,
+);
+
+/// Long enough for several renewals and more than a lease.
+const JOB: &str = "sleep 4";
+
+fn held(world: &World) {
+    must("the lock is held", LIMIT, || !world.is_free());
+}
+
+/// The first one's tree dies in time and it says so; then another runs without meeting anything of it.
+fn stopped_in_time(world: &World, first: support::process::Process, began: Instant) {
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    assert!(began.elapsed() < DEAD_BY, "{:?}", began.elapsed());
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    world.assert_gone();
+}
+
+fn a_minority_killed(nodes: &mut Nodes) {
+    let world = World::new(nodes.url());
+    let job = world.start(&[], JOB);
+    held(&world);
+    for n in [0, 3] {
+        nodes.0[n].kill();
+    }
+    assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "it is still held");
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), 0, "{}", job.stderr);
+    world.assert_free();
+}
+
+fn a_minority_frozen(nodes: &mut Nodes) {
+    let world = World::new(nodes.url());
+    let job = world.start(&[], JOB);
+    held(&world);
+    for n in [1, 2] {
+        nodes.0[n].freeze();
+    }
+    assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "it is still held");
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), 0, "{}", job.stderr);
+    let began = Instant::now();
+    assert_eq!(world.start(&["--ttl", "60s"], "true").wait(LIMIT).code(), 0);
+    support::say(&format!("redlock: a whole run with two of five nodes frozen took {:?}", began.elapsed()));
+    for n in [1, 2] {
+        nodes.0[n].thaw();
+    }
+    world.assert_free();
+}
+
+fn a_minority_cut_off(nodes: &mut Nodes) {
+    for mode in [Mode::BlackHole, Mode::Refuse] {
+        let mut fronts = nodes.fronts();
+        let world = World::new(nodes.url());
+        let job = world.start_on(&through(&fronts), &[], JOB);
+        held(&world);
+        for n in [0, 4] {
+            fronts[n].set(mode);
+        }
+        assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "it is still held");
+        let job = job.wait(LIMIT);
+        assert_eq!(job.code(), 0, "{mode:?}: {}", job.stderr);
+        // What could not be released ends by itself.
+        world.assert_free();
+    }
+}
+
+fn a_majority_killed(nodes: &mut Nodes) {
+    let world = World::new(nodes.url());
+    let first = world.first();
+    for n in [0, 2, 4] {
+        nodes.0[n].kill();
+    }
+    stopped_in_time(&world, first, Instant::now());
+    let second = world.start(&["--backend-timeout", "1s"], "touch ran").wait(LIMIT);
+    assert_eq!(second.code(), 69, "{}", second.stderr);
+    assert!(second.stderr.contains("2 of 5 nodes"), "{}", second.stderr);
+    for n in [0, 2, 4] {
+        nodes.0[n].start();
+    }
+    world.second();
+    world.assert_free();
+}
+
+fn a_majority_frozen(nodes: &mut Nodes) {
+    let world = World::new(nodes.url());
+    let first = world.first();
+    for n in [0, 1, 2] {
+        nodes.0[n].freeze();
+    }
+    stopped_in_time(&world, first, Instant::now());
+    for n in [0, 1, 2] {
+        nodes.0[n].thaw();
+    }
+    world.second();
+    world.assert_free();
+}
+
+fn a_majority_cut_off(nodes: &mut Nodes) {
+    for mode in [Mode::BlackHole, Mode::Refuse] {
+        let mut fronts = nodes.fronts();
+        let world = World::new(nodes.url());
+        let first = world.first_on(&through(&fronts), &[]);
+        for n in [1, 2, 3] {
+            fronts[n].set(mode);
+        }
+        let began = Instant::now();
+        // The second one reaches them all; the first goes on renewing the other two until it gives up.
+        let took = world.second();
+        assert!(took < TTL * 2 + Duration::from_secs(2), "{took:?}");
+        assert!(began.elapsed() > TTL / 2);
+        let first = first.wait(LIMIT);
+        assert_eq!(first.code(), 76, "{mode:?}: {}", first.stderr);
+        world.assert_gone();
+        world.assert_free();
+    }
+}
+
+fn all_cut_off_by_the_network(nodes: &mut Nodes) {
+    let Some(netns) = Netns::make("majority::all_cut_off_by_the_network") else { return };
+    let fronts: Vec<Proxy> = nodes.0.iter().map(|node| Proxy::at(netns.host, node.port)).collect();
+    let world = World::new(nodes.url());
+    let first = world.first_in(&netns, &through(&fronts));
+    netns.cut();
+    let took = world.second();
+    assert!(took < TTL + Duration::from_secs(2), "{took:?}");
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    world.assert_gone();
+    netns.heal();
+    world.assert_free();
+}
+
+fn restarted_one_after_the_other_with_their_data(nodes: &mut Nodes) {
+    let world = World::new(nodes.url());
+    let job = world.start(&[], JOB);
+    held(&world);
+    for n in 0..NODES {
+        nodes.0[n].kill();
+        nodes.0[n].restart();
+        sleep(Duration::from_millis(400));
+        assert!(!world.is_free());
+    }
+    assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "it is still held");
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), 0, "{}", job.stderr);
+    world.assert_free();
+}
+
+fn one_restarted_without_its_data(nodes: &mut Nodes) {
+    let world = World::new(nodes.url());
+    let job = world.start(&[], JOB);
+    held(&world);
+    nodes.0[0].restart_empty();
+    for _ in 0..3 {
+        assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 75, "the other four remember");
+    }
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), 0, "{}", job.stderr);
+    world.assert_free();
+}
+
+/// No promise that nobody else is granted the lock in between: measured. The first one learns of it and is stopped.
+fn a_majority_restarted_without_its_data(nodes: &mut Nodes) {
+    let world = World::new(nodes.url());
+    let first = world.first();
+    let before = fence(&world);
+    for n in [0, 1, 2] {
+        nodes.0[n].restart_empty();
+    }
+    let began = Instant::now();
+    let second = world.start(&[], "echo $DLOCK_FENCE").wait(LIMIT);
+    let beside = !world.tree().is_empty();
+    let granted = second.code() == 0;
+    stopped_in_time(&world, first, began);
+    if granted {
+        assert!(second.stdout.trim().parse::<u64>().ok() > before, "{before:?} {}", second.stdout);
+    }
+    support::say(&format!(
+        "redlock: three of five restarted empty: the next was {}{}",
+        if granted { "granted" } else { "refused" },
+        if granted && beside { ", beside the first, with a higher fence" } else { "" }
+    ));
+    world.second();
+    world.assert_free();
+}
+
+/// The example of the literature, measured: three of five hold it, and one of them forgets.
+fn one_of_a_bare_majority_restarted_without_its_data(nodes: &mut Nodes) {
+    let world = World::new(nodes.url());
+    for n in [3, 4] {
+        nodes.0[n].kill();
+    }
+    let first = world.first();
+    let before = fence(&world);
+    for n in [3, 4] {
+        nodes.0[n].start();
+    }
+    nodes.0[0].restart_empty();
+    let began = Instant::now();
+    let second = world.start(&[], "echo $DLOCK_FENCE").wait(LIMIT);
+    let granted = second.code() == 0;
+    if granted {
+        assert!(second.stdout.trim().parse::<u64>().ok() > before, "{before:?} {}", second.stdout);
+        stopped_in_time(&world, first, began);
+        support::say("redlock: one of a bare majority restarted empty: another was granted beside the first, with a higher fence");
+    } else {
+        support::say("redlock: one of a bare majority restarted empty: the next was refused");
+        drop(first);
+    }
+}
+
+fn deleted_by_somebody_else(nodes: &mut Nodes) {
+    let world = World::new(nodes.url());
+    let first = world.first();
+    for node in &nodes.0[..3] {
+        assert_eq!(node.int(&["DEL", &format!("dlock:{}", world.key)]), 1);
+    }
+    let began = Instant::now();
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    assert!(began.elapsed() < TTL / 2, "noticed at the next renewal: {:?}", began.elapsed());
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    world.assert_gone();
+    world.assert_free();
+}
+
+/// On a majority, each answer is lost once: of both phases, of a renewal, of the release.
+fn lost_answers(nodes: &mut Nodes) {
+    for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
+        for nth in 0..4 {
+            let fronts = nodes.fronts();
+            let world = World::new(nodes.url());
+            for front in &fronts[1..4] {
+                front.trap_nth("EVAL", nth, 1, fault);
+            }
+            let job = world.start_on(&through(&fronts), &["--ttl", "4s", "--backend-timeout", "3s"], "sleep 1").wait(LIMIT);
+            assert_eq!(job.code(), 0, "{fault:?} {nth}: {}", job.stderr);
+            must("the lock is free", Duration::from_secs(6), || world.is_free());
+        }
+    }
+}
+
+fn fence(world: &World) -> Option<u64> {
+    serde_json::from_str::<serde_json::Value>(&world.inspect().stdout).unwrap()["last_fence"].as_u64()
+}

@@ -1,0 +1,78 @@
+//! Locks that are what a session of a SQL server has: they end with it, and never before the command's tree is dead.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    endings::{leftovers_are_killed, leftovers_are_waited_for, signals_while_waiting_leave_nothing_behind},
+    killed::{
+        command_killed, dlock_killed, dlock_killed_in_a_chain_of_waiters, dlock_stopped, group_of_dlock_killed, guardian_killed,
+        guardian_stopped,
+    },
+    server::{a_short_freeze_is_ridden_out, cut_off, cut_off_by_the_network, frozen_for_longer_than_the_lease, killed},
+    stores::{Server, on_store},
+    support::must,
+    world::{LIMIT, TTL, World},
+};
+
+macro_rules! on_sessions {
+    ($($name:ident),* $(,)?) => {
+        on_store!(postgres_row: $($name),*);
+        on_store!(postgres_advisory: $($name),*);
+        on_store!(mariadb_row: $($name),*);
+        on_store!(mariadb_advisory: $($name),*);
+    };
+}
+
+on_sessions!(
+    dlock_killed,
+    dlock_stopped,
+    guardian_killed,
+    guardian_stopped,
+    group_of_dlock_killed,
+    command_killed,
+    dlock_killed_in_a_chain_of_waiters,
+    leftovers_are_killed,
+    leftovers_are_waited_for,
+    signals_while_waiting_leave_nothing_behind,
+    cut_off,
+    cut_off_by_the_network,
+    frozen_for_longer_than_the_lease,
+    a_short_freeze_is_ridden_out,
+    killed,
+    restarted,
+    ended_by_an_administrator,
+);
+
+/// The session is gone with the server: the command is stopped, also if the server is back in time for a renewal.
+fn restarted(server: &mut dyn Server) {
+    let world = World::new(server.url());
+    let first = world.first_on(&server.url(), &["--ttl", "10s"]);
+    server.kill();
+    let began = Instant::now();
+    server.restart();
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}: it did not wait for the lease to end", began.elapsed());
+    world.second();
+    world.assert_gone();
+    world.assert_free();
+}
+
+/// The next holder has the lock in that instant, and gives the one before the time to stop what it runs.
+fn ended_by_an_administrator(server: &mut dyn Server) {
+    let world = World::new(server.url());
+    let first = world.first_on(&server.url(), &["--ttl", "10s"]);
+    let second = world.start_second();
+    must("somebody waits", LIMIT, || world.inspect().stdout.contains("waiting_for"));
+    server.take_away(&world.key);
+    let began = Instant::now();
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    assert!(began.elapsed() < TTL / 2, "{:?}", began.elapsed());
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    let second = second.wait(LIMIT);
+    assert_eq!(second.code(), 0, "{}", second.stderr);
+    world.assert_no_overlap();
+    world.assert_gone();
+    world.assert_free();
+}

@@ -1,0 +1,191 @@
+//! An ensemble of three ZooKeeper servers that loses some of them, and what an administrator can do to a hold.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    support::{self, must, process::Process, zookeeper::ZooKeeper},
+    world::{LIMIT, TTL, World},
+};
+
+/// A lease that outlasts an election: TERM comes after half of it.
+const LONG: [&str; 2] = ["--ttl", "12s"];
+
+fn ensemble(test: &str) -> Option<ZooKeeper> {
+    match ZooKeeper::missing() {
+        None => Some(ZooKeeper::ensemble()),
+        Some(why) => {
+            support::skip(test, &why);
+            None
+        }
+    }
+}
+
+/// Starts a command that runs for so long, and waits until it runs.
+fn long_job(world: &World, seconds: u32) -> Process {
+    let script = format!("touch {}; sleep {seconds}; echo done", world.path("ready").display());
+    let job = world.start(&LONG, &script);
+    must("the command runs", LIMIT, || world.path("ready").exists());
+    job
+}
+
+fn assert_done(job: Process) {
+    let job = job.wait(LIMIT);
+    assert_eq!((job.code(), job.stdout.as_str()), (0, "done\n"), "{}", job.stderr);
+}
+
+#[test]
+fn a_killed_leader_is_survived() {
+    let Some(mut servers) = ensemble("a_killed_leader_is_survived") else { return };
+    let world = World::new(servers.url());
+    let job = long_job(&world, 5);
+    let leader = servers.leader();
+    servers.nodes[leader].kill();
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(!world.is_free(), "the new leader knows the session");
+    servers.start();
+    assert_done(job);
+    world.assert_free();
+}
+
+#[test]
+fn a_frozen_leader_is_survived() {
+    let Some(servers) = ensemble("a_frozen_leader_is_survived") else { return };
+    let world = World::new(servers.url());
+    let job = long_job(&world, 6);
+    let leader = servers.leader();
+    servers.nodes[leader].freeze();
+    assert_done(job);
+    servers.nodes[leader].thaw();
+    world.assert_free();
+}
+
+#[test]
+fn a_killed_minority_is_not_missed() {
+    let Some(mut servers) = ensemble("a_killed_minority_is_not_missed") else { return };
+    for n in 0..3 {
+        let world = World::new(servers.url());
+        let job = long_job(&world, 3);
+        servers.nodes[n].kill();
+        assert_done(job);
+        world.assert_free();
+        servers.start();
+        servers.leader();
+    }
+}
+
+#[test]
+fn a_killed_majority_stops_the_holder_in_time() {
+    let Some(mut servers) = ensemble("a_killed_majority_stops_the_holder_in_time") else { return };
+    let world = World::new(servers.url());
+    let first = world.first();
+    servers.nodes[0].kill();
+    servers.nodes[1].kill();
+    let began = Instant::now();
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    assert!(began.elapsed() < TTL, "{:?}", began.elapsed());
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    let unavailable = world.start(&["--backend-timeout", "2s"], "true").wait(LIMIT);
+    assert_eq!(unavailable.code(), 69, "{}", unavailable.stderr);
+    servers.start();
+    servers.leader();
+    world.second();
+    world.assert_gone();
+    world.assert_free();
+}
+
+#[test]
+fn a_frozen_majority_stops_the_holder_in_time() {
+    let Some(servers) = ensemble("a_frozen_majority_stops_the_holder_in_time") else { return };
+    let world = World::new(servers.url());
+    let first = world.first();
+    servers.nodes[1].freeze();
+    servers.nodes[2].freeze();
+    let began = Instant::now();
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    assert!(began.elapsed() < TTL, "{:?}", began.elapsed());
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    servers.thaw();
+    servers.leader();
+    world.second();
+    world.assert_gone();
+    world.assert_free();
+}
+
+#[test]
+fn a_waiter_gets_its_turn_after_an_election() {
+    let Some(mut servers) = ensemble("a_waiter_gets_its_turn_after_an_election") else { return };
+    let world = World::new(servers.url());
+    let job = long_job(&world, 4);
+    let waiter = world.start(&["-w", "25", "--ttl", "12s"], "echo my turn");
+    std::thread::sleep(Duration::from_millis(700));
+    let leader = servers.leader();
+    servers.nodes[leader].kill();
+    assert_done(job);
+    let waiter = waiter.wait(LIMIT);
+    assert_eq!((waiter.code(), waiter.stdout.as_str()), (0, "my turn\n"), "{}", waiter.stderr);
+    servers.start();
+}
+
+/// The holder is well and learns of it at once; the next one gives it half a second to end.
+#[test]
+fn a_deleted_node_lets_nobody_start_beside_the_command() {
+    let Some(servers) = ensemble("a_deleted_node_lets_nobody_start_beside_the_command") else { return };
+    for _ in 0..5 {
+        let world = World::new(servers.url());
+        let first = world.first();
+        let waiter = {
+            let probe = format!("sh {} {}", world.path("probe.sh").display(), world.path("").display());
+            world.start(&["-w", "25"], &probe)
+        };
+        std::thread::sleep(Duration::from_millis(500));
+        let began = Instant::now();
+        servers.delete_contender(&format!("/dlock/{}", world.key));
+        let waiter = waiter.wait(LIMIT);
+        assert_eq!(waiter.code(), 0, "{}", waiter.stderr);
+        assert!(began.elapsed() >= Duration::from_millis(500), "{:?}", began.elapsed());
+        world.assert_no_overlap();
+        let first = first.wait(LIMIT);
+        assert_eq!(first.code(), 76, "{}", first.stderr);
+        world.assert_gone();
+    }
+}
+
+/// What `acquire` prints is all that another process needs; the server's range is the longest lease.
+#[test]
+fn acquire_hands_the_lock_over() {
+    let Some(servers) = ensemble("acquire_hands_the_lock_over") else { return };
+    let url = servers.url();
+    let run = |args: &[&str]| support::dlock::run(&url, args);
+    let acquired = run(&["acquire", "deploy", "--ttl", "3s"]);
+    assert_eq!(acquired.code(), 0, "{}", acquired.stderr);
+    let token = acquired.stdout.trim();
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(1500));
+        let renewed = run(&["renew", "deploy", "--token", token]);
+        assert_eq!(renewed.code(), 0, "{}", renewed.stderr);
+    }
+    assert_eq!(run(&["run", "-k", "deploy", "--", "true"]).code(), 75);
+    let other = run(&["renew", "deploy", "--token", token, "--ttl", "9s"]);
+    assert_eq!(other.code(), 64, "{}", other.stderr);
+    assert_eq!(run(&["release", "deploy", "--token", token]).code(), 0);
+    assert_eq!(run(&["release", "deploy", "--token", token]).code(), 77);
+    assert_eq!(run(&["run", "-k", "deploy", "--", "true"]).code(), 0);
+    // Left alone, it ends.
+    let acquired = run(&["acquire", "deploy", "--ttl", "2s"]);
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(run(&["renew", "deploy", "--token", acquired.stdout.trim()]).code(), 77);
+    assert_eq!(run(&["run", "-k", "deploy", "--", "true"]).code(), 0);
+}
+
+/// The command learns its token, but not the session's secret.
+#[test]
+fn a_command_is_not_told_the_session() {
+    let Some(servers) = ensemble("a_command_is_not_told_the_session") else { return };
+    let ended = support::dlock::run(&servers.url(), &["run", "-k", "job", "--", "sh", "-c", "echo $DLOCK_TOKEN; echo $DLOCK_HELD"]);
+    assert_eq!(ended.code(), 0, "{}", ended.stderr);
+    let token = ended.stdout.lines().next().unwrap();
+    assert_eq!((token.len(), token.matches('.').count()), (36 + 1 + 16, 1), "{token}");
+    assert!(!ended.stdout.contains(&format!("{token}.")), "{}", ended.stdout);
+}

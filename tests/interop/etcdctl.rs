@@ -1,0 +1,206 @@
+//! `etcdctl lock` and `etcdctl elect`, which are Go's `concurrency.Mutex` and `Election`.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+
+use crate::support::{
+    self,
+    dlock::{self, unique},
+    etcd::Etcd,
+    have, must,
+    process::Process,
+    say,
+};
+
+const LIMIT: Duration = Duration::from_secs(30);
+/// Long enough for anybody who is not kept out to start.
+const KEPT_OUT: Duration = Duration::from_millis(600);
+
+macro_rules! etcd_or_return {
+    ($name:expr) => {
+        if have($name, &Etcd::PROGRAMS) { Etcd::plain() } else { return }
+    };
+}
+
+/// Waits for a file to appear, saying when it began and ended in a file of its own.
+fn job(folder: &Path, who: &str) -> String {
+    let folder = folder.display();
+    format!("date +%s%N > {folder}/{who}.began; while [ ! -e {folder}/{who}.go ]; do sleep 0.01; done; date +%s%N > {folder}/{who}.ended")
+}
+
+fn go(folder: &Path, who: &str) {
+    fs::write(folder.join(format!("{who}.go")), "").unwrap();
+}
+
+fn runs(folder: &Path, who: &str) -> bool {
+    folder.join(format!("{who}.began")).exists()
+}
+
+fn at(folder: &Path, who: &str, what: &str) -> i64 {
+    fs::read_to_string(folder.join(format!("{who}.{what}"))).unwrap().trim().parse().unwrap()
+}
+
+/// How a lock of one name is written for each of them.
+struct Name {
+    etcdctl: String,
+    options: Vec<String>,
+    key: String,
+}
+
+/// Without a namespace the names are the same; in a namespace, `etcdctl` has to say it.
+fn names(what: &str) -> [Name; 2] {
+    let (bare, spaced) = (unique(what), unique(what));
+    [
+        Name { etcdctl: bare.clone(), options: vec!["--namespace=".into()], key: bare },
+        Name { etcdctl: format!("dlock/{spaced}"), options: Vec::new(), key: spaced },
+    ]
+}
+
+fn start_dlock(etcd: &Etcd, name: &Name, wait: &str, script: &str) -> Process {
+    let mut command = dlock::command();
+    command.arg("run").args(&name.options).args(["-k", &name.key, "-w", wait, "--", "sh", "-c", script]);
+    command.env("DLOCK_BACKEND", etcd.url());
+    Process::collect(command)
+}
+
+fn start_etcdctl(etcd: &Etcd, name: &Name, script: &str) -> Process {
+    let mut command = etcd.etcdctl();
+    command.args(["lock", &name.etcdctl, "--", "sh", "-c", script]).stdin(std::process::Stdio::null());
+    Process::collect(command)
+}
+
+#[test]
+fn etcdctl_keeps_dlock_out() {
+    let etcd = etcd_or_return!("etcdctl_keeps_dlock_out");
+    for name in names("out") {
+        let folder = support::folder();
+        let folder = folder.path();
+        let holder = start_etcdctl(&etcd, &name, &job(folder, "etcdctl"));
+        must("etcdctl has it", LIMIT, || runs(folder, "etcdctl"));
+        let refused = start_dlock(&etcd, &name, "0", "true").wait(LIMIT);
+        assert_eq!(refused.code(), 75, "{}", refused.stderr);
+        let mut look = dlock::command();
+        look.arg("inspect").args(&name.options).args([&name.key, "--json"]).env("DLOCK_BACKEND", etcd.url());
+        let state: serde_json::Value = serde_json::from_str(&Process::collect(look).wait(LIMIT).stdout).unwrap();
+        assert_eq!((state["holders"][0]["foreign"].as_bool(), state["holders"].as_array().unwrap().len()), (Some(true), 1), "{state}");
+        let waiter = start_dlock(&etcd, &name, "20", &job(folder, "dlock"));
+        std::thread::sleep(KEPT_OUT);
+        assert!(!runs(folder, "dlock"));
+        go(folder, "dlock");
+        go(folder, "etcdctl");
+        assert_eq!(holder.wait(LIMIT).code(), 0);
+        let waiter = waiter.wait(LIMIT);
+        assert_eq!(waiter.code(), 0, "{}", waiter.stderr);
+        let gap = at(folder, "dlock", "began") - at(folder, "etcdctl", "ended");
+        assert!(gap > 0, "they overlap by {gap} ns");
+        say(&format!("interop: from etcdctl to dlock in {} µs", gap / 1000));
+    }
+}
+
+#[test]
+fn dlock_keeps_etcdctl_out() {
+    let etcd = etcd_or_return!("dlock_keeps_etcdctl_out");
+    for name in names("in") {
+        let folder = support::folder();
+        let folder = folder.path();
+        let holder = start_dlock(&etcd, &name, "0", &job(folder, "dlock"));
+        must("dlock has it", LIMIT, || runs(folder, "dlock"));
+        let waiter = start_etcdctl(&etcd, &name, &job(folder, "etcdctl"));
+        std::thread::sleep(KEPT_OUT);
+        assert!(!runs(folder, "etcdctl"));
+        go(folder, "etcdctl");
+        go(folder, "dlock");
+        let holder = holder.wait(LIMIT);
+        assert_eq!(holder.code(), 0, "{}", holder.stderr);
+        assert_eq!(waiter.wait(LIMIT).code(), 0);
+        let gap = at(folder, "etcdctl", "began") - at(folder, "dlock", "ended");
+        assert!(gap > 0, "they overlap by {gap} ns");
+        say(&format!("interop: from dlock to etcdctl in {} µs", gap / 1000));
+    }
+}
+
+/// They stand in one queue, and have their turns in the order of their coming.
+#[test]
+fn they_stand_in_one_queue() {
+    let etcd = etcd_or_return!("they_stand_in_one_queue");
+    for name in names("queue") {
+        let folder = support::folder();
+        let folder = folder.path();
+        let mut all = Vec::new();
+        for n in 0..6 {
+            let script = job(folder, &n.to_string());
+            all.push(if n % 2 == 0 { start_etcdctl(&etcd, &name, &script) } else { start_dlock(&etcd, &name, "25", &script) });
+            // The folder alone: what is nested deeper has another name.
+            must("it stands in the queue", LIMIT, || etcd.keys(&format!("{}/", name.etcdctl)).len() == n + 1);
+        }
+        (0..6).for_each(|n| go(folder, &n.to_string()));
+        for one in all {
+            assert_eq!(one.wait(LIMIT).code(), 0);
+        }
+        for n in 1..6 {
+            let (before, this) = ((n - 1).to_string(), n.to_string());
+            assert!(at(folder, &this, "began") > at(folder, &before, "ended"), "{n} began before {before} had ended");
+        }
+    }
+}
+
+/// Whoever comes, whenever, and whether they wait: two never run at once.
+#[test]
+fn a_crowd_of_both_never_overlaps() {
+    let etcd = etcd_or_return!("a_crowd_of_both_never_overlaps");
+    let name = &names("crowd")[0];
+    let folder = support::folder();
+    let inside = folder.path().join("inside");
+    let script = format!(
+        "mkdir {inside} || echo overlap >> {folder}/overlap; sleep 0.02; rmdir {inside}; echo done >> {folder}/done",
+        inside = inside.display(),
+        folder = folder.path().display()
+    );
+    let began = Instant::now();
+    let mut all = Vec::new();
+    for _ in 0..6 {
+        all.push(start_etcdctl(&etcd, name, &script));
+        all.push(start_dlock(&etcd, name, "25", &script));
+    }
+    for one in all {
+        assert_eq!(one.wait(LIMIT).code(), 0);
+    }
+    assert_eq!(support::lines(&folder.path().join("done")).len(), 12);
+    assert!(!folder.path().join("overlap").exists());
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+/// An election is held as a lock is, with a value that is nobody's metadata.
+#[test]
+fn an_elected_leader_keeps_dlock_out() {
+    let etcd = etcd_or_return!("an_elected_leader_keeps_dlock_out");
+    let name = &names("election")[0];
+    let mut command = etcd.etcdctl();
+    command.args(["elect", &name.etcdctl, "{\"dlock\":true}"]).stdin(std::process::Stdio::null());
+    let leader = Process::collect(command);
+    must("it is elected", LIMIT, || !etcd.keys(&format!("{}/", name.etcdctl)).is_empty());
+    assert_eq!(start_dlock(&etcd, name, "0", "true").wait(LIMIT).code(), 75);
+    leader.signal(Signal::INT);
+    let waiter = start_dlock(&etcd, name, "20", "exit 3").wait(LIMIT);
+    assert_eq!(waiter.code(), 3, "{}", waiter.stderr);
+}
+
+/// To `etcdctl` a lock `a` contains a lock `a/b`; dlock's don't contain each other, nor does dlock wait for `etcdctl`'s.
+#[test]
+fn names_with_slashes_are_strangers() {
+    let etcd = etcd_or_return!("names_with_slashes_are_strangers");
+    let name = &names("path")[0];
+    let folder = support::folder();
+    let below = Name { etcdctl: format!("{}/1", name.etcdctl), options: Vec::new(), key: String::new() };
+    let holder = start_etcdctl(&etcd, &below, &job(folder.path(), "below"));
+    must("etcdctl has the lower one", LIMIT, || runs(folder.path(), "below"));
+    let free = start_dlock(&etcd, name, "0", "exit 4").wait(LIMIT);
+    assert_eq!(free.code(), 4, "{}", free.stderr);
+    go(folder.path(), "below");
+    holder.wait(LIMIT);
+}

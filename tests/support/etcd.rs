@@ -1,0 +1,367 @@
+//! A real etcd: one member, or a cluster of three.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, TcpStream},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{ports, process, procfs, tls::Certificates};
+
+/// How a cluster is to be started.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub members: usize,
+    /// Speaks TLS to clients, with a certificate for these names.
+    pub tls_names: Vec<&'static str>,
+    /// Wants a certificate of our authority from clients.
+    pub client_certificates: bool,
+    /// Further arguments, such as `--auth-token-ttl=1`.
+    pub arguments: Vec<&'static str>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { members: 1, tls_names: Vec::new(), client_certificates: false, arguments: Vec::new() }
+    }
+}
+
+/// One process.
+#[derive(Debug)]
+struct Member {
+    client: u16,
+    peer: u16,
+    child: Option<std::process::Child>,
+}
+
+/// A running cluster; it ends with this value, by process ids.
+#[derive(Debug)]
+pub struct Etcd {
+    members: Vec<Member>,
+    pub certificates: Option<Certificates>,
+    options: Options,
+    folder: TempDir,
+    /// The credentials of the tests' own questions, once there are users.
+    root: bool,
+}
+
+/// Leases are no shorter than one and a half elections: with these, of a second.
+const ELECTION_MS: u32 = 500;
+const HEARTBEAT_MS: u32 = 50;
+
+impl Etcd {
+    /// The programs that have to be installed.
+    pub const PROGRAMS: [&'static str; 2] = ["etcd", "etcdctl"];
+
+    pub fn plain() -> Self {
+        Self::with(Options::default())
+    }
+
+    pub fn cluster() -> Self {
+        Self::with(Options { members: 3, ..Options::default() })
+    }
+
+    pub fn with(options: Options) -> Self {
+        let folder = super::folder();
+        let certificates = (!options.tls_names.is_empty()).then(|| Certificates::make(folder.path(), &options.tls_names));
+        let mut etcd = Self { members: Vec::new(), certificates, options, folder, root: false };
+        // Somebody else may take a port before a member does.
+        for _ in 0..5 {
+            etcd.members = (0..etcd.options.members).map(|_| Member { client: ports::free(), peer: ports::free(), child: None }).collect();
+            match etcd.try_start() {
+                Ok(()) => return etcd,
+                Err(why) => {
+                    super::say(&why);
+                    etcd.kill();
+                    etcd.forget();
+                }
+            }
+        }
+        panic!("etcd does not start");
+    }
+
+    /// The URL of the first member.
+    pub fn url(&self) -> String {
+        format!("etcd://127.0.0.1:{}", self.port())
+    }
+
+    /// The URL of all members.
+    pub fn all(&self) -> String {
+        let hosts: Vec<_> = self.ports().iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        format!("etcd://{}", hosts.join(","))
+    }
+
+    pub fn port(&self) -> u16 {
+        self.members[0].client
+    }
+
+    pub fn ports(&self) -> Vec<u16> {
+        self.members.iter().map(|member| member.client).collect()
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.certificates.is_some() { "https" } else { "http" }
+    }
+
+    fn home(&self, member: usize) -> PathBuf {
+        self.folder.path().join(format!("member{member}"))
+    }
+
+    fn spawn(&mut self, member: usize) {
+        let peers: Vec<_> = self.members.iter().enumerate().map(|(n, one)| format!("m{n}=http://127.0.0.1:{}", one.peer)).collect();
+        let one = &self.members[member];
+        assert!(one.child.is_none(), "member {member} runs already");
+        let (client, peer) = (format!("{}://127.0.0.1:{}", self.scheme(), one.client), format!("http://127.0.0.1:{}", one.peer));
+        let mut command = process::command("etcd");
+        command.arg("--name").arg(format!("m{member}")).arg("--data-dir").arg(self.home(member));
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        command.args(["--initial-cluster", &peers.join(","), "--initial-cluster-token", &format!("test-{}", self.members[0].peer)]);
+        if !self.options.arguments.contains(&"--election-timeout") {
+            command.args(["--heartbeat-interval", &HEARTBEAT_MS.to_string(), "--election-timeout", &ELECTION_MS.to_string()]);
+        }
+        command.args(["--logger", "zap", "--log-level", "error", "--bcrypt-cost", "4"]).args(&self.options.arguments);
+        if let Some(files) = &self.certificates {
+            command.arg("--cert-file").arg(&files.certificate).arg("--key-file").arg(&files.key);
+            if self.options.client_certificates {
+                command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(&files.ca);
+            }
+        }
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.log(member)).expect("a log");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        // It reads settings from the environment too, and refuses those that are given twice.
+        command.env_clear().env("PATH", "/usr/bin:/bin");
+        self.members[member].child = Some(process::start(command).expect("etcd"));
+    }
+
+    fn log(&self, member: usize) -> PathBuf {
+        self.folder.path().join(format!("member{member}.log"))
+    }
+
+    fn try_start(&mut self) -> Result<(), String> {
+        for member in 0..self.members.len() {
+            self.spawn(member);
+        }
+        self.await_health()
+    }
+
+    /// Waits until all members that run take part.
+    fn await_health(&self) -> Result<(), String> {
+        let began = Instant::now();
+        for member in (0..self.members.len()).filter(|member| self.members[*member].child.is_some()) {
+            while !self.answers(member) {
+                let log = || fs::read_to_string(self.log(member)).unwrap_or_default();
+                if !procfs::alive(self.pid(member)) {
+                    return Err(format!("etcd ended:\n{}", log()));
+                }
+                if began.elapsed() > Duration::from_secs(20) {
+                    return Err(format!("etcd does not answer:\n{}", log()));
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether this member takes part in a cluster that has a leader.
+    fn answers(&self, member: usize) -> bool {
+        if self.certificates.is_some() || self.root {
+            return TcpStream::connect((Ipv4Addr::LOCALHOST, self.members[member].client)).is_ok() && self.try_ctl(&["get", "x"]).is_ok();
+        }
+        http(self.members[member].client, "/health").is_ok_and(|text| text.contains("\"true\""))
+    }
+
+    pub fn pid(&self, member: usize) -> u32 {
+        self.members[member].child.as_ref().expect("the member runs").id()
+    }
+
+    /// `etcdctl` with what it needs to reach this cluster.
+    pub fn etcdctl(&self) -> Command {
+        let mut command = process::command("etcdctl");
+        let endpoints: Vec<_> = self.members.iter().filter(|member| member.child.is_some()).map(|member| member.client).collect();
+        let endpoints: Vec<_> = endpoints.iter().map(|port| format!("{}://127.0.0.1:{port}", self.scheme())).collect();
+        command.env_clear().env("PATH", "/usr/bin:/bin").env("ETCDCTL_API", "3").env("ETCDCTL_ENDPOINTS", endpoints.join(","));
+        if let Some(files) = &self.certificates {
+            command.env("ETCDCTL_CACERT", &files.ca);
+            if self.options.client_certificates {
+                command.env("ETCDCTL_CERT", &files.certificate).env("ETCDCTL_KEY", &files.key);
+            }
+        }
+        if self.root {
+            command.env("ETCDCTL_USER", "root:root");
+        }
+        command
+    }
+
+    pub fn try_ctl(&self, words: &[&str]) -> Result<String, String> {
+        let mut command = self.etcdctl();
+        command.args(["--command-timeout", "10s"]).args(words).stdin(Stdio::null());
+        let ended = process::Process::collect(command).wait(Duration::from_secs(20));
+        if ended.code() == 0 { Ok(ended.stdout) } else { Err(ended.stderr) }
+    }
+
+    /// What `etcdctl WORDS` prints.
+    #[track_caller]
+    pub fn ctl(&self, words: &[&str]) -> String {
+        self.try_ctl(words).unwrap_or_else(|why| panic!("etcdctl {words:?}: {why}"))
+    }
+
+    /// The names of all keys that begin with `start`, in order.
+    #[track_caller]
+    pub fn keys(&self, start: &str) -> Vec<String> {
+        self.ctl(&["get", start, "--prefix", "--keys-only"]).lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    }
+
+    /// The leases that there are, as `etcdctl` writes them.
+    #[track_caller]
+    pub fn leases(&self) -> Vec<String> {
+        self.ctl(&["lease", "list"]).lines().skip(1).map(str::to_owned).collect()
+    }
+
+    /// Lets the user `name` with this password do everything to keys that begin with one of `starts`, and nobody else
+    /// anything; the tests' own questions are asked as root from now on.
+    pub fn authenticate(&mut self, name: &str, password: &str, starts: &[&str]) {
+        self.ctl(&["user", "add", "root:root"]);
+        self.ctl(&["role", "add", "root"]);
+        self.ctl(&["user", "grant-role", "root", "root"]);
+        self.ctl(&["user", "add", &format!("{name}:{password}")]);
+        self.ctl(&["role", "add", "locks"]);
+        for start in starts {
+            self.ctl(&["role", "grant-permission", "locks", "--prefix=true", "readwrite", start]);
+        }
+        self.ctl(&["user", "grant-role", name, "locks"]);
+        self.ctl(&["auth", "enable"]);
+        self.root = true;
+    }
+
+    /// The member that leads, and those that don't.
+    pub fn leader(&self) -> (usize, Vec<usize>) {
+        let mut leader = None;
+        super::must("there is a leader", Duration::from_secs(20), || {
+            leader = self.try_leader();
+            leader.is_some()
+        });
+        let leader = leader.expect("a leader");
+        (leader, (0..self.members.len()).filter(|member| *member != leader && self.members[*member].child.is_some()).collect())
+    }
+
+    fn try_leader(&self) -> Option<usize> {
+        let status: Value = serde_json::from_str(&self.try_ctl(&["endpoint", "status", "-w", "json"]).ok()?).ok()?;
+        status.as_array()?.iter().find_map(|one| {
+            let answer = &one["Status"];
+            let leads = answer["leader"].as_u64()? == answer["header"]["member_id"].as_u64()?;
+            let port = one["Endpoint"].as_str()?.rsplit(':').next()?.parse::<u16>().ok()?;
+            leads.then(|| self.members.iter().position(|member| member.client == port))?
+        })
+    }
+
+    /// How many requests of each kind members got, by their own count.
+    pub fn calls(&self) -> Vec<(String, u64)> {
+        let mut calls: Vec<(String, u64)> = Vec::new();
+        for member in &self.members {
+            let text = http(member.client, "/metrics").expect("metrics");
+            for line in text.lines().filter_map(|line| line.strip_prefix("grpc_server_started_total{")) {
+                let Some((labels, count)) = line.split_once("} ") else { continue };
+                let method = labels.split("grpc_method=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default();
+                let count = number(count.trim());
+                match calls.iter_mut().find(|(name, _)| name == method) {
+                    Some((_, sum)) => *sum += count,
+                    None => calls.push((method.to_owned(), count)),
+                }
+            }
+        }
+        calls.retain(|(_, count)| *count > 0);
+        calls
+    }
+
+    fn signal(&self, member: usize, signal: Signal) {
+        process::signal(self.pid(member), signal);
+    }
+
+    /// Stops one member answering, with all connections open.
+    pub fn freeze_member(&self, member: usize) {
+        self.signal(member, Signal::STOP);
+    }
+
+    pub fn thaw_member(&self, member: usize) {
+        self.signal(member, Signal::CONT);
+    }
+
+    pub fn freeze(&self) {
+        (0..self.members.len()).for_each(|member| self.freeze_member(member));
+    }
+
+    pub fn thaw(&self) {
+        (0..self.members.len()).for_each(|member| self.thaw_member(member));
+    }
+
+    /// Ends one member at once, as a crash does.
+    pub fn kill_member(&mut self, member: usize) {
+        if let Some(mut child) = self.members[member].child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    pub fn kill(&mut self) {
+        (0..self.members.len()).for_each(|member| self.kill_member(member));
+    }
+
+    /// Starts what does not run, with what it kept on disk.
+    #[track_caller]
+    pub fn restart(&mut self) {
+        for member in 0..self.members.len() {
+            if self.members[member].child.is_none() {
+                self.spawn(member);
+            }
+        }
+        self.await_health().unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    fn forget(&self) {
+        (0..self.members.len()).for_each(|member| drop(fs::remove_dir_all(self.home(member))));
+    }
+
+    /// Starts again as machines that lost their disks.
+    #[track_caller]
+    pub fn restart_empty(&mut self) {
+        self.kill();
+        self.forget();
+        self.restart();
+    }
+
+    /// Where everything of it lies.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A count as metrics write it: from a million on, `1.234567e+06`.
+fn number(text: &str) -> u64 {
+    let float: f64 = text.parse().unwrap_or_default();
+    format!("{float:.0}").parse().unwrap_or_default()
+}
+
+/// The body of an answer, and its head.
+fn http(port: u16, path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
+}

@@ -1,0 +1,314 @@
+//! A real MariaDB server: one for all cases that only need a database, and servers of one's own for faults.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::{ports, process, procfs, tls::Certificates};
+
+/// How a server is to be started.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Speaks TLS too, with a certificate for these names.
+    pub tls_names: Vec<&'static str>,
+    /// Syncs its commits to the disk.
+    pub durable: bool,
+    /// Further settings, such as `--max-connections=20`.
+    pub settings: Vec<String>,
+    /// Variables of the server's process.
+    pub environment: Vec<(&'static str, String)>,
+}
+
+/// A running server; it ends with this value, by process id.
+#[derive(Debug)]
+pub struct MariaDb {
+    pub port: u16,
+    pub certificates: Option<Certificates>,
+    options: Options,
+    folder: TempDir,
+    child: Option<std::process::Child>,
+}
+
+/// The superuser, whom the server believes on this host.
+pub const USER: &str = "root";
+
+/// What isn't there to run a server with.
+pub fn missing() -> Option<String> {
+    let missing: Vec<_> =
+        ["mariadbd", "mariadb-install-db", "mariadb"].into_iter().filter(|name| super::find_program(name).is_none()).collect();
+    (!missing.is_empty()).then(|| format!("not installed: {}", missing.join(", ")))
+}
+
+/// The user who runs the server: root runs it as root, since the folders are root's.
+fn runs_as() -> &'static [&'static str] {
+    if rustix::process::geteuid().is_root() { &["--user=root"] } else { &[] }
+}
+
+fn run(command: std::process::Command, what: &str) -> String {
+    let ended = process::Process::collect(command).wait(Duration::from_secs(60));
+    assert!(ended.code() == 0, "{what}: {}{}", ended.stdout, ended.stderr);
+    ended.stdout
+}
+
+/// A data directory that was never used, made once for all servers of this process.
+fn template() -> &'static Path {
+    static TEMPLATE: OnceLock<TempDir> = OnceLock::new();
+    let folder = TEMPLATE.get_or_init(|| {
+        let folder = super::folder();
+        let mut install = process::command("mariadb-install-db");
+        install.arg("--no-defaults").args(runs_as()).arg(format!("--datadir={}", folder.path().join("data").display()));
+        install.args(["--skip-test-db", "--auth-root-authentication-method=normal", "--innodb-log-file-size=4M"]);
+        run(install, "mariadb-install-db");
+        folder
+    });
+    folder.path()
+}
+
+impl MariaDb {
+    pub fn plain() -> Self {
+        Self::with(Options::default())
+    }
+
+    pub fn durable() -> Self {
+        Self::with(Options { durable: true, ..Options::default() })
+    }
+
+    pub fn with(options: Options) -> Self {
+        let folder = super::folder();
+        let mut copy = process::command("cp");
+        copy.args(["-a", "--sparse=always"]).arg(template().join("data")).arg(folder.path());
+        run(copy, "cp");
+        let certificates = (!options.tls_names.is_empty()).then(|| Certificates::make(folder.path(), &options.tls_names));
+        let mut server = Self { port: ports::free(), certificates, options, folder, child: None };
+        // Somebody else may take the port before the server does.
+        for _ in 0..5 {
+            match server.try_start() {
+                Ok(()) => return server,
+                Err(why) => {
+                    super::say(&why);
+                    server.kill();
+                    server.port = ports::free();
+                }
+            }
+        }
+        panic!("mariadbd does not start");
+    }
+
+    /// A new database, by its name.
+    pub fn database(&self) -> String {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let name = format!("test{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        self.sql("mysql", &format!("CREATE DATABASE {name}"));
+        name
+    }
+
+    /// The URL without credentials.
+    pub fn url(&self, database: &str) -> String {
+        format!("mariadb://{USER}@127.0.0.1:{}/{database}", self.port)
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("s.sock")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("the server runs").id()
+    }
+
+    /// Starts the server again, on the same port and with what it kept.
+    #[track_caller]
+    pub fn start(&mut self) {
+        self.try_start().unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    fn try_start(&mut self) -> Result<(), String> {
+        assert!(self.child.is_none(), "the server runs already");
+        let log = self.folder.path().join("server.log");
+        let file = fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
+        let mut command = process::command("mariadbd");
+        let _ = fs::remove_file(self.socket());
+        command
+            .arg("--no-defaults")
+            .args(runs_as())
+            .arg(format!("--datadir={}", self.folder.path().join("data").display()))
+            .arg(format!("--port={}", self.port))
+            .arg(format!("--socket={}", self.socket().display()))
+            .arg(format!("--innodb-flush-log-at-trx-commit={}", if self.options.durable { 1 } else { 2 }))
+            .args(["--bind-address=127.0.0.1", "--skip-name-resolve", "--skip-log-bin", "--performance-schema=OFF"])
+            .args([
+                "--innodb-buffer-pool-size=16M",
+                "--innodb-log-file-size=4M",
+                "--innodb-use-native-aio=0",
+                "--aria-pagecache-buffer-size=1M",
+            ])
+            .args(["--key-buffer-size=1M", "--table-open-cache=400"]);
+        if let Some(files) = &self.certificates {
+            command.arg(format!("--ssl-cert={}", files.certificate.display())).arg(format!("--ssl-key={}", files.key.display()));
+            command.arg(format!("--ssl-ca={}", files.ca.display()));
+        }
+        command.args(&self.options.settings);
+        for (name, value) in &self.options.environment {
+            command.env(name, value);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+        self.child = Some(process::start(command).expect("mariadbd"));
+        let began = Instant::now();
+        // The socket is this server's alone, so that another test's on the port is not taken for it.
+        while self.try_sql("mysql", "SELECT 1").is_err() {
+            let log = || fs::read_to_string(&log).unwrap_or_default();
+            if !procfs::alive(self.pid()) {
+                return Err(format!("mariadbd ended:\n{}", log()));
+            }
+            if began.elapsed() > Duration::from_secs(30) {
+                return Err(format!("mariadbd does not answer:\n{}", log()));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// The log, as far as it is written.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("server.log")).unwrap_or_default()
+    }
+
+    /// What the server answers to statements in a database, all values as text and NULL as such.
+    #[track_caller]
+    pub fn sql(&self, database: &str, sql: &str) -> Vec<Vec<String>> {
+        self.try_sql(database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    /// The first value of the answer.
+    #[track_caller]
+    pub fn text(&self, database: &str, sql: &str) -> String {
+        self.sql(database, sql)[0][0].clone()
+    }
+
+    pub fn try_sql(&self, database: &str, sql: &str) -> Result<Vec<Vec<String>>, String> {
+        let mut command = process::command("mariadb");
+        command.args(["--no-defaults", "--batch", "--skip-column-names", "--default-character-set=utf8mb4", "--user", USER]);
+        command.arg("--socket").arg(self.socket()).arg("--database").arg(database).arg("--execute").arg(sql);
+        command.stdin(Stdio::null());
+        let ended = process::Process::collect(command).wait(Duration::from_secs(30));
+        if ended.code() != 0 {
+            return Err(ended.stderr);
+        }
+        Ok(ended.stdout.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect())
+    }
+
+    /// A session that runs these statements and then keeps what they got until it is dropped.
+    pub fn keep(&self, database: &str, sql: &str) -> Kept {
+        let mut command = process::command("mariadb");
+        command
+            .args(["--no-defaults", "--batch", "--unbuffered", "--user", USER, "--socket"])
+            .arg(self.socket())
+            .args(["--database", database]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = process::start(command).expect("mariadb");
+        let mut input = child.stdin.take().expect("its input");
+        writeln!(input, "{sql};\nSELECT 'kept';").expect("statements");
+        let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        assert!(lines.any(|line| line.is_ok_and(|line| line == "kept")), "{sql}");
+        Kept { child, _input: input }
+    }
+
+    /// Stops answering, with all connections open.
+    pub fn freeze(&self) {
+        process::signal(self.pid(), Signal::STOP);
+    }
+
+    pub fn thaw(&self) {
+        process::signal(self.pid(), Signal::CONT);
+    }
+
+    /// Ends the server at once, as a crash does.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Starts again with what was kept on disk.
+    pub fn restart(&mut self) {
+        self.kill();
+        self.start();
+    }
+}
+
+impl Drop for MariaDb {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A MySQL server that runs already, named as `mysql://user:password@host:port`, whose user may create databases.
+pub struct External {
+    pub host: String,
+    pub port: u16,
+    pub user: String,
+    pub password: Option<String>,
+}
+
+impl External {
+    const VARIABLE: &'static str = "DLOCK_TEST_MYSQL_URL";
+
+    /// Why there is none.
+    pub fn missing() -> Option<String> {
+        if super::find_program("mariadb").is_none() {
+            return Some("mariadb, the client, is not installed".into());
+        }
+        std::env::var_os(Self::VARIABLE).is_none().then(|| format!("{} names no server", Self::VARIABLE))
+    }
+
+    pub fn named() -> Self {
+        let url = std::env::var(Self::VARIABLE).expect("a URL");
+        let rest = url.strip_prefix("mysql://").expect("mysql://user:password@host:port");
+        let (who, place) = rest.trim_end_matches('/').rsplit_once('@').expect("a user");
+        let (user, password) = who.split_once(':').map_or((who, None), |(user, password)| (user, Some(password.to_owned())));
+        let (host, port) = place.split_once(':').unwrap_or((place, "3306"));
+        Self { host: host.into(), port: port.parse().expect("a port"), user: user.into(), password }
+    }
+
+    /// What the server answers to statements in a database.
+    pub fn try_sql(&self, database: &str, sql: &str) -> Result<Vec<Vec<String>>, String> {
+        let mut command = process::command("mariadb");
+        command.args(["--no-defaults", "--batch", "--skip-column-names", "--protocol=tcp", "--host", &self.host, "--user", &self.user]);
+        command.args([&format!("--port={}", self.port), "--database", database, "--execute", sql]);
+        if let Some(password) = &self.password {
+            command.env("MYSQL_PWD", password);
+        }
+        command.stdin(Stdio::null());
+        let ended = process::Process::collect(command).wait(Duration::from_secs(30));
+        if ended.code() != 0 {
+            return Err(ended.stderr);
+        }
+        Ok(ended.stdout.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect())
+    }
+}
+
+/// A session that ends with this value.
+pub struct Kept {
+    child: std::process::Child,
+    /// Where the client waits for more.
+    _input: std::process::ChildStdin,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

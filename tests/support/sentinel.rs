@@ -1,0 +1,173 @@
+//! A Redis master with replicas, and sentinels that watch over it.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use super::{
+    proxy::Proxy,
+    redis::{Options, Redis},
+    tls::Certificates,
+};
+
+/// What the sentinels call the master.
+pub const NAME: &str = "prod";
+/// After how long a silent master is taken for dead.
+const DOWN_AFTER: Duration = Duration::from_millis(1000);
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// How a deployment is to be started.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub replicas: usize,
+    /// What the servers want.
+    pub password: Option<&'static str>,
+    /// What the sentinels want.
+    pub sentinel_password: Option<&'static str>,
+    /// Keeps data over a restart.
+    pub durable: bool,
+    /// The first master is known to all others by the port of a proxy, so that it can be cut off from them.
+    pub proxied: bool,
+    /// Everybody speaks TLS with everybody.
+    pub certificates: Option<Certificates>,
+    /// Further lines for the servers' configuration.
+    pub config: Vec<String>,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            replicas: 2,
+            password: None,
+            sentinel_password: None,
+            durable: false,
+            proxied: false,
+            certificates: None,
+            config: Vec::new(),
+        }
+    }
+}
+
+/// The servers, of which the first is the master at the start, and three sentinels.
+pub struct Deployment {
+    pub servers: Vec<Redis>,
+    pub sentinels: Vec<Redis>,
+    /// What stands before the first master.
+    pub front: Option<Proxy>,
+}
+
+impl Deployment {
+    pub fn start() -> Self {
+        Self::with(&Plan::default())
+    }
+
+    pub fn with(plan: &Plan) -> Self {
+        let auth = plan.password.map(|password| format!("masterauth {password}"));
+        let certificates = &plan.certificates;
+        let tls = certificates.as_ref().map(|_| "tls-replication yes".to_owned());
+        let server = |more: Option<String>| {
+            let config = auth.iter().chain(&tls).chain(&more).chain(&plan.config).cloned().collect();
+            let (password, certificates) = (plan.password, certificates.clone());
+            Redis::with(Options { password, certificates, durable: plan.durable, config, ..Options::default() })
+        };
+        let mut servers = vec![server(None)];
+        let front = plan.proxied.then(|| Proxy::to(servers[0].port));
+        let master = front.as_ref().map_or(known_port(&servers[0]), |proxy| proxy.port);
+        for _ in 0..plan.replicas {
+            servers.push(server(Some(format!("replicaof 127.0.0.1 {master}"))));
+        }
+        let sentinel = || {
+            let mut config = vec![
+                format!("sentinel monitor {NAME} 127.0.0.1 {master} 2"),
+                format!("sentinel down-after-milliseconds {NAME} {}", DOWN_AFTER.as_millis()),
+                // Where nobody was elected, they try again after twice this.
+                format!("sentinel failover-timeout {NAME} 2000"),
+            ];
+            config.extend(plan.password.map(|password| format!("sentinel auth-pass {NAME} {password}")));
+            config.extend(plan.sentinel_password.map(|password| format!("sentinel sentinel-pass {password}")));
+            config.extend(tls.clone());
+            let (password, certificates) = (plan.sentinel_password, certificates.clone());
+            Redis::with(Options { password, certificates, sentinel: true, config, ..Options::default() })
+        };
+        let sentinels: Vec<_> = (0..3).map(|_| sentinel()).collect();
+        let deployment = Self { servers, sentinels, front };
+        for sentinel in &deployment.sentinels {
+            // They learn of one another sooner than every 2 s.
+            sentinel.command(&["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "200", "INFO-PERIOD", "500"]);
+        }
+        deployment.settle();
+        deployment
+    }
+
+    /// Waits until every sentinel that runs knows all others and every replica, and every replica is in step.
+    #[track_caller]
+    pub fn settle(&self) {
+        let (others, replicas) = (self.sentinels.len() - 1, self.servers.len() - 1);
+        super::must("the sentinels know one another and the replicas", LIMIT, || {
+            self.sentinels.iter().filter(|sentinel| sentinel.is_running()).all(|sentinel| {
+                let known = |what| number(sentinel, what);
+                known("num-other-sentinels") == Some(others) && known("num-slaves") == Some(replicas)
+            })
+        });
+        let master = &self.servers[self.master()];
+        super::must("the replicas are in step", LIMIT, || {
+            let text = master.text(&["INFO", "replication"]);
+            text.matches("state=online").count() >= self.servers.iter().filter(|server| server.is_running()).count() - 1
+        });
+    }
+
+    /// Which server is the master, as the first sentinel that runs says.
+    pub fn master(&self) -> usize {
+        self.known_master().expect("a master that is one of ours")
+    }
+
+    fn known_master(&self) -> Option<usize> {
+        let sentinel = self.sentinels.iter().find(|sentinel| sentinel.is_running())?;
+        let told = sentinel.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]);
+        let (_, port): (String, u16) = redis::from_redis_value(told).ok()?;
+        if self.front.as_ref().is_some_and(|proxy| proxy.port == port) {
+            return Some(0);
+        }
+        self.servers.iter().position(|server| known_port(server) == port)
+    }
+
+    /// One more sentinel, which knows the first master by its own port, hears of no other, and appoints none.
+    pub fn stray(&self) -> Redis {
+        let config = vec![format!("sentinel monitor {NAME} 127.0.0.1 {} 99", self.servers[0].port)];
+        Redis::with(Options { sentinel: true, config, ..Options::default() })
+    }
+
+    /// Waits until another server than this is the master and takes writes.
+    #[track_caller]
+    pub fn await_failover(&self, from: usize) -> usize {
+        super::must("a failover", LIMIT, || {
+            self.known_master().is_some_and(|now| now != from && self.servers[now].text(&["INFO", "replication"]).contains("role:master"))
+        });
+        self.master()
+    }
+
+    /// Has the sentinels appoint another master, with the present one alive.
+    #[track_caller]
+    pub fn switch(&self) -> usize {
+        let from = self.master();
+        self.sentinels[0].command(&["SENTINEL", "FAILOVER", NAME]);
+        self.await_failover(from)
+    }
+
+    /// The URL without credentials.
+    pub fn url(&self) -> String {
+        let sentinels: Vec<_> = self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port)).collect();
+        format!("redis+sentinel://{}/{NAME}", sentinels.join(","))
+    }
+}
+
+/// The port that others know a server by.
+fn known_port(server: &Redis) -> u16 {
+    if server.tls_port == 0 { server.port } else { server.tls_port }
+}
+
+fn number(sentinel: &Redis, what: &str) -> Option<usize> {
+    let Value::Array(fields) = sentinel.command(&["SENTINEL", "MASTER", NAME]) else { return None };
+    let at = fields.iter().position(|field| *field == Value::BulkString(what.into()))?;
+    redis::from_redis_value(fields.get(at + 1)?.clone()).ok()
+}

@@ -1,0 +1,279 @@
+//! A small server that answers as Tair does, for machines that have none: just the commands that dlock sends, with the replies and the
+//! traps that were measured on the real module. Where `DLOCK_TEST_TAIRSTRING_MODULE` names that module, Redis runs with it instead.
+
+mod commands;
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use self::commands::{Data, Options, Reply, hash, plain, scan, sorted, versioned};
+use super::{ports, redis};
+
+/// A server, real or not; it ends with this value.
+pub enum Tair {
+    Double(Double),
+    Real(Box<redis::Redis>),
+}
+
+impl Tair {
+    pub fn start() -> Self {
+        match std::env::var("DLOCK_TEST_TAIRSTRING_MODULE") {
+            Ok(module) if !module.is_empty() => {
+                let config = vec![format!("loadmodule {module}")];
+                Self::Real(Box::new(redis::Redis::with(redis::Options { config, durable: true, ..Default::default() })))
+            }
+            _ => Self::Double(Double::start()),
+        }
+    }
+
+    pub fn port(&self) -> u16 {
+        match self {
+            Self::Double(double) => double.port,
+            Self::Real(server) => server.port,
+        }
+    }
+
+    /// What the server answers to a command, given as words.
+    pub fn command(&self, words: &[&str]) -> ::redis::Value {
+        let client = ::redis::Client::open(format!("redis://127.0.0.1:{}/?protocol=resp2", self.port())).expect("a URL");
+        let mut connection = client.get_connection_with_timeout(Duration::from_secs(2)).expect("a connection");
+        let mut command = ::redis::cmd(words[0]);
+        command.arg(&words[1..]);
+        command.query(&mut connection).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    /// Every key, with what is left of its life in ms; −1 for ever.
+    pub fn keys(&self) -> Vec<(String, i64)> {
+        let found: (String, Vec<String>) =
+            ::redis::from_redis_value(self.command(&["SCAN", "0", "MATCH", "*", "COUNT", "1000"])).expect("keys");
+        let left = |name: String| (name.clone(), ::redis::from_redis_value(self.command(&["PTTL", &name])).expect("a number"));
+        let mut keys: Vec<_> = found.1.into_iter().map(left).filter(|(_, ms)| *ms != -2).collect();
+        keys.sort();
+        keys
+    }
+
+    pub fn freeze(&self) {
+        match self {
+            Self::Double(double) => double.shared.set_frozen(true),
+            Self::Real(server) => server.freeze(),
+        }
+    }
+
+    pub fn thaw(&self) {
+        match self {
+            Self::Double(double) => double.shared.set_frozen(false),
+            Self::Real(server) => server.thaw(),
+        }
+    }
+
+    pub fn kill(&mut self) {
+        match self {
+            Self::Double(double) => double.stop(),
+            Self::Real(server) => server.kill(),
+        }
+    }
+
+    pub fn restart(&mut self) {
+        match self {
+            Self::Double(double) => {
+                double.stop();
+                double.listen_again();
+            }
+            Self::Real(server) => server.restart(),
+        }
+    }
+
+    pub fn restart_empty(&mut self) {
+        match self {
+            Self::Double(double) => {
+                double.stop();
+                double.shared.data().clear();
+                double.listen_again();
+            }
+            Self::Real(server) => server.restart_empty(),
+        }
+    }
+}
+
+/// The server that isn't one.
+pub struct Double {
+    pub port: u16,
+    shared: Arc<Shared>,
+    listener: Option<TcpListener>,
+}
+
+#[derive(Default)]
+struct Shared {
+    data: Mutex<Data>,
+    frozen: Mutex<bool>,
+    thawed: Condvar,
+    open: Mutex<Vec<TcpStream>>,
+}
+
+impl Double {
+    fn start() -> Self {
+        // Somebody else may take the port before this does.
+        let bound = (0..5).find_map(|_| {
+            let port = ports::free();
+            Some((port, TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()?))
+        });
+        let (port, listener) = bound.expect("a free port");
+        let mut double = Self { port, shared: Arc::default(), listener: None };
+        double.listen(listener);
+        double
+    }
+
+    fn listen_again(&mut self) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, self.port)).expect("the server's port");
+        self.listen(listener);
+    }
+
+    fn listen(&mut self, listener: TcpListener) {
+        let (accepting, shared) = (listener.try_clone().expect("a listener"), Arc::clone(&self.shared));
+        thread::spawn(move || {
+            // Ends when `stop` shuts the socket down.
+            while let Ok((client, _)) = accepting.accept() {
+                let _ = client.set_nodelay(true);
+                shared.open.lock().unwrap_or_else(PoisonError::into_inner).extend(client.try_clone());
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || shared.serve(client));
+            }
+        });
+        self.listener = Some(listener);
+    }
+
+    fn stop(&mut self) {
+        self.shared.set_frozen(false);
+        if let Some(listener) = self.listener.take() {
+            let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+        }
+        for client in self.shared.open.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            let _ = client.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Double {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// One command of those that have come whole, and how long it was.
+fn parse(buffer: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
+    // The number after a mark, and where its line ends.
+    let line = |at: usize, mark: u8| {
+        let end = at + buffer.get(at..)?.windows(2).position(|two| two == b"\r\n")?;
+        assert_eq!(buffer[at], mark, "not the protocol");
+        let number: usize = std::str::from_utf8(&buffer[at + 1..end]).expect("a number").parse().expect("a number");
+        Some((number, end + 2))
+    };
+    let (count, mut at) = line(0, b'*')?;
+    let mut words = Vec::new();
+    for _ in 0..count {
+        let (length, start) = line(at, b'$')?;
+        at = start + length + 2;
+        words.push(buffer.get(start..at)?[..length].to_vec());
+    }
+    Some((words, at))
+}
+
+impl Shared {
+    fn data(&self) -> MutexGuard<'_, Data> {
+        self.data.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_frozen(&self, frozen: bool) {
+        *self.frozen.lock().unwrap_or_else(PoisonError::into_inner) = frozen;
+        self.thawed.notify_all();
+    }
+
+    fn serve(&self, mut client: TcpStream) {
+        let (mut buffer, mut chunk) = (Vec::new(), vec![0; 64 * 1024]);
+        loop {
+            match client.read(&mut chunk) {
+                Ok(n) if n > 0 => buffer.extend_from_slice(&chunk[..n]),
+                _ => return,
+            }
+            let mut out = Vec::new();
+            while let Some((words, length)) = parse(&buffer) {
+                buffer.drain(..length);
+                let frozen = self.frozen.lock().unwrap_or_else(PoisonError::into_inner);
+                drop(self.thawed.wait_while(frozen, |frozen| *frozen));
+                write(&self.answer(&words), &mut out);
+            }
+            if client.write_all(&out).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn answer(&self, words: &[Vec<u8>]) -> Reply {
+        let text: Vec<String> = words.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+        let command = text[0].to_ascii_uppercase();
+        let mut data = self.data();
+        let now = Instant::now();
+        data.retain(|_, entry| entry.ends.is_none_or(|ends| ends > now));
+        let key = text.get(1).cloned().unwrap_or_default();
+        let options = |from: usize| Options::read(&text[from.min(text.len())..]);
+        match command.as_str() {
+            "PING" | "CLIENT" | "SELECT" | "AUTH" => Reply::Ok,
+            "FLUSHALL" => {
+                data.clear();
+                Reply::Ok
+            }
+            "COMMAND" => Reply::List(text[2..].iter().map(|name| Reply::List(vec![Reply::Bulk(name.clone().into())])).collect()),
+            "TIME" => {
+                let time = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+                let number = |number: String| Reply::Bulk(number.into_bytes());
+                Reply::List(vec![number(time.as_secs().to_string()), number(time.subsec_micros().to_string())])
+            }
+            "TYPE" => Reply::Status(data.get(&key).map_or("none", |entry| entry.content.kind())),
+            "PTTL" => Reply::Int(match data.get(&key) {
+                None => -2,
+                Some(entry) => entry.ends.map_or(-1, |ends| i64::try_from((ends - now).as_millis()).expect("small")),
+            }),
+            "DEL" => Reply::Int(i64::from(data.remove(&key).is_some())),
+            "EXISTS" => Reply::Int(i64::from(data.contains_key(&key))),
+            "PEXPIRE" => match data.get_mut(&key) {
+                None => Reply::Int(0),
+                Some(entry) => {
+                    entry.ends = Some(now + Duration::from_millis(text[2].parse().expect("ms")));
+                    Reply::Int(1)
+                }
+            },
+            "SCAN" => scan(&data, &text),
+            "SET" | "GET" | "GETRANGE" | "INCRBY" | "CAS" | "CAD" => plain(&mut data, &command, key, words, &text, &options),
+            "EXSET" | "EXGET" | "EXCAS" | "EXCAD" => versioned(&mut data, &command, key, words, &text, &options),
+            "ZADD" | "ZREM" | "ZRANK" | "ZRANGE" => sorted(&mut data, &command, &key, &text),
+            "HSET" | "HDEL" | "HGET" | "HGETALL" => hash(&mut data, &command, &key, words, &text),
+            _ => Reply::Error("ERR unknown command"),
+        }
+    }
+}
+
+fn write(reply: &Reply, out: &mut Vec<u8>) {
+    match reply {
+        Reply::Ok => out.extend_from_slice(b"+OK\r\n"),
+        Reply::Status(text) => out.extend_from_slice(format!("+{text}\r\n").as_bytes()),
+        Reply::Int(number) => out.extend_from_slice(format!(":{number}\r\n").as_bytes()),
+        Reply::Bulk(bytes) => {
+            out.extend_from_slice(format!("${}\r\n", bytes.len()).as_bytes());
+            out.extend_from_slice(bytes);
+            out.extend_from_slice(b"\r\n");
+        }
+        Reply::Nil => out.extend_from_slice(b"$-1\r\n"),
+        Reply::List(items) => {
+            out.extend_from_slice(format!("*{}\r\n", items.len()).as_bytes());
+            for item in items {
+                write(item, out);
+            }
+        }
+        Reply::Error(text) => out.extend_from_slice(format!("-{text}\r\n").as_bytes()),
+    }
+}
