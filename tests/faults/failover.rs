@@ -8,9 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::{
     deployments::Replicated,
-    stores::on_store,
+    stores::{Store, on_store},
     support::{
-        self, must,
+        self,
+        cluster::Cluster,
+        must,
+        netns::Netns,
         proxy::Mode,
         redis::Redis,
         say,
@@ -265,5 +268,39 @@ fn a_master_cut_off_with_its_holder() {
                 began.elapsed()
             ));
         }
+    }
+}
+
+/// No packet gets through between the holder and everybody else, and nobody is told.
+fn holder_cut_off(netns: &Netns, store: &impl Store) {
+    let world = World::new(store.url());
+    let first = world.first_in(netns, &store.url());
+    netns.cut();
+    let took = world.second();
+    assert!(took < TTL + Duration::from_secs(2), "{took:?}");
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    world.assert_gone();
+    netns.heal();
+    world.assert_free();
+}
+
+#[test]
+fn a_holder_cut_off_from_sentinels_and_servers() {
+    const NAME: &str = "a_holder_cut_off_from_sentinels_and_servers";
+    if support::have(NAME, &["redis-server"])
+        && let Some(netns) = Netns::make(NAME)
+    {
+        holder_cut_off(&netns, &Deployment::with(&Plan { host: netns.host, ..Plan::default() }));
+    }
+}
+
+#[test]
+fn a_holder_cut_off_from_its_cluster() {
+    const NAME: &str = "a_holder_cut_off_from_its_cluster";
+    if support::have(NAME, &["redis-server"])
+        && let Some(netns) = Netns::make(NAME)
+    {
+        holder_cut_off(&netns, &Cluster::on(netns.host));
     }
 }

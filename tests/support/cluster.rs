@@ -1,6 +1,6 @@
 //! A Redis Cluster.
 
-use std::{ops::RangeInclusive, time::Duration};
+use std::{net::Ipv4Addr, ops::RangeInclusive, time::Duration};
 
 use super::{
     ports,
@@ -16,6 +16,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub struct Cluster {
     pub nodes: Vec<Redis>,
     ids: Vec<String>,
+    host: Ipv4Addr,
 }
 
 /// How many masters there are.
@@ -28,21 +29,28 @@ impl Cluster {
     }
 
     pub fn with(replicas: bool, durable: bool) -> Self {
-        Self::make(replicas, durable, None)
+        Self::make(replicas, durable, None, Ipv4Addr::LOCALHOST)
+    }
+
+    /// Reached at this address.
+    pub fn on(host: Ipv4Addr) -> Self {
+        Self::make(false, false, None, host)
     }
 
     /// Everybody speaks TLS with everybody.
     pub fn encrypted(certificates: &Certificates) -> Self {
-        Self::make(false, false, Some(certificates))
+        Self::make(false, false, Some(certificates), Ipv4Addr::LOCALHOST)
     }
 
-    fn make(replicas: bool, durable: bool, certificates: Option<&Certificates>) -> Self {
+    fn make(replicas: bool, durable: bool, certificates: Option<&Certificates>, host: Ipv4Addr) -> Self {
         let count = if replicas { MASTERS * 2 } else { MASTERS };
         let mut nodes = Vec::new();
         let mut buses = Vec::new();
         for _ in 0..count {
             let bus = ports::free();
             let mut config = vec!["cluster-enabled yes".into(), "cluster-node-timeout 1500".into(), format!("cluster-port {bus}")];
+            config.extend(super::redis::reached_at(host));
+            config.push(format!("cluster-announce-ip {host}"));
             config.extend(certificates.map(|_| "tls-cluster yes".into()));
             nodes.push(Redis::with(Options { durable, config, certificates: certificates.cloned(), ..Options::default() }));
             buses.push(bus);
@@ -52,14 +60,14 @@ impl Cluster {
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(nth + 1).to_string()]);
             for (other, bus) in nodes.iter().zip(&buses).take(nth) {
                 let port = if certificates.is_some() { other.tls_port } else { other.port };
-                node.command(&["CLUSTER", "MEET", "127.0.0.1", &port.to_string(), &bus.to_string()]);
+                node.command(&["CLUSTER", "MEET", &host.to_string(), &port.to_string(), &bus.to_string()]);
             }
         }
         for (nth, node) in (0..MASTERS).zip(&nodes) {
             let slots = slots_of(nth);
             node.command(&["CLUSTER", "ADDSLOTSRANGE", &slots.start().to_string(), &slots.end().to_string()]);
         }
-        let cluster = Self { nodes, ids };
+        let cluster = Self { nodes, ids, host };
         super::must("all nodes know one another", LIMIT, || {
             cluster.nodes.iter().all(|node| node.text(&["CLUSTER", "NODES"]).matches(" connected").count() == usize::from(count))
         });
@@ -163,7 +171,7 @@ impl Cluster {
 
     /// The URL, with these of the nodes.
     pub fn url_of(&self, nodes: &[usize]) -> String {
-        let seeds: Vec<_> = nodes.iter().map(|nth| format!("127.0.0.1:{}", self.nodes[*nth].port)).collect();
+        let seeds: Vec<_> = nodes.iter().map(|nth| format!("{}:{}", self.host, self.nodes[*nth].port)).collect();
         format!("redis+cluster://{}", seeds.join(","))
     }
 

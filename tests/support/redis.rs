@@ -3,6 +3,7 @@
 use std::{
     fmt::Write as _,
     fs,
+    net::Ipv4Addr,
     path::PathBuf,
     process::Stdio,
     sync::atomic::{AtomicBool, Ordering},
@@ -47,6 +48,14 @@ pub struct Redis {
     folder: TempDir,
     child: Option<std::process::Child>,
     frozen: AtomicBool,
+}
+
+/// What the configuration needs for a server that is reached at this address as well.
+pub fn reached_at(host: Ipv4Addr) -> Vec<String> {
+    match host {
+        Ipv4Addr::LOCALHOST => Vec::new(),
+        _ => vec![format!("bind 127.0.0.1 {host}"), "protected-mode no".into()],
+    }
 }
 
 impl Redis {

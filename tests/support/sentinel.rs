@@ -1,6 +1,6 @@
 //! A Redis master with replicas, and sentinels that watch over it.
 
-use std::time::Duration;
+use std::{net::Ipv4Addr, time::Duration};
 
 use redis::Value;
 
@@ -30,6 +30,8 @@ pub struct Plan {
     pub proxied: bool,
     /// Everybody speaks TLS with everybody.
     pub certificates: Option<Certificates>,
+    /// Where everybody is reached, besides on this host.
+    pub host: Ipv4Addr,
     /// Further lines for the servers' configuration.
     pub config: Vec<String>,
 }
@@ -43,6 +45,7 @@ impl Default for Plan {
             durable: false,
             proxied: false,
             certificates: None,
+            host: Ipv4Addr::LOCALHOST,
             config: Vec::new(),
         }
     }
@@ -54,6 +57,7 @@ pub struct Deployment {
     pub sentinels: Vec<Redis>,
     /// What stands before the first master.
     pub front: Option<Proxy>,
+    host: Ipv4Addr,
 }
 
 impl Deployment {
@@ -63,10 +67,11 @@ impl Deployment {
 
     pub fn with(plan: &Plan) -> Self {
         let auth = plan.password.map(|password| format!("masterauth {password}"));
-        let certificates = &plan.certificates;
+        let (certificates, host) = (&plan.certificates, plan.host);
         let tls = certificates.as_ref().map(|_| "tls-replication yes".to_owned());
         let server = |more: Option<String>| {
-            let config = auth.iter().chain(&tls).chain(&more).chain(&plan.config).cloned().collect();
+            let config = auth.iter().chain(&tls).chain(&more).chain(&plan.config).cloned().chain(super::redis::reached_at(host));
+            let config = config.chain([format!("replica-announce-ip {host}")]).collect();
             let (password, certificates) = (plan.password, certificates.clone());
             Redis::with(Options { password, certificates, durable: plan.durable, config, ..Options::default() })
         };
@@ -74,11 +79,11 @@ impl Deployment {
         let front = plan.proxied.then(|| Proxy::to(servers[0].port));
         let master = front.as_ref().map_or(known_port(&servers[0]), |proxy| proxy.port);
         for _ in 0..plan.replicas {
-            servers.push(server(Some(format!("replicaof 127.0.0.1 {master}"))));
+            servers.push(server(Some(format!("replicaof {host} {master}"))));
         }
         let sentinel = || {
             let mut config = vec![
-                format!("sentinel monitor {NAME} 127.0.0.1 {master} 2"),
+                format!("sentinel monitor {NAME} {host} {master} 2"),
                 format!("sentinel down-after-milliseconds {NAME} {}", DOWN_AFTER.as_millis()),
                 // Where nobody was elected, they try again after twice this.
                 format!("sentinel failover-timeout {NAME} 2000"),
@@ -86,11 +91,13 @@ impl Deployment {
             config.extend(plan.password.map(|password| format!("sentinel auth-pass {NAME} {password}")));
             config.extend(plan.sentinel_password.map(|password| format!("sentinel sentinel-pass {password}")));
             config.extend(tls.clone());
+            config.extend(super::redis::reached_at(host));
+            config.push(format!("sentinel announce-ip {host}"));
             let (password, certificates) = (plan.sentinel_password, certificates.clone());
             Redis::with(Options { password, certificates, sentinel: true, config, ..Options::default() })
         };
         let sentinels: Vec<_> = (0..3).map(|_| sentinel()).collect();
-        let deployment = Self { servers, sentinels, front };
+        let deployment = Self { servers, sentinels, front, host };
         for sentinel in &deployment.sentinels {
             // They learn of one another sooner than every 2 s.
             sentinel.command(&["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "200", "INFO-PERIOD", "500"]);
@@ -156,7 +163,7 @@ impl Deployment {
 
     /// The URL without credentials.
     pub fn url(&self) -> String {
-        let sentinels: Vec<_> = self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port)).collect();
+        let sentinels: Vec<_> = self.sentinels.iter().map(|sentinel| format!("{}:{}", self.host, sentinel.port)).collect();
         format!("redis+sentinel://{}/{NAME}", sentinels.join(","))
     }
 }
