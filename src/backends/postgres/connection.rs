@@ -106,13 +106,6 @@ impl Session {
         Arc::clone(&self.unasked)
     }
 
-    /// Has the server stop what it does for this session, which then answers with an error.
-    pub(super) async fn cancel(&self, options: &Options) -> Result<()> {
-        let (tls, _) = Tls::new(options)?;
-        let (stream, _) = dial::dial(&options.server).await?;
-        self.client.cancel_token().cancel_query_raw(stream, tls).await.map_err(failure::connecting)
-    }
-
     /// Our port, if there is one.
     pub(super) fn local_port(&self) -> Option<u16> {
         let address = rustix::net::getsockname(&self.socket).ok()?;

@@ -122,12 +122,16 @@ impl Lease {
     }
 }
 
-/// A statement that blocks, for at most `limit`, without an error in the server's log when that is over.
+/// Statements of which the last blocks, for at most `limit`, without an error in the server's log when that is over.
 pub(super) fn block(what: &str, limit: Duration, version: u32) -> String {
-    // Where the server can, it looks whether we are still there.
-    let look = if version >= 140_000 { "PERFORM set_config('client_connection_check_interval', '500ms', true);" } else { "" };
+    // Where the server can, it looks whether we are still there: if it was told before the statement began.
+    let look = if version >= 140_000 {
+        "DO $$BEGIN PERFORM set_config('client_connection_check_interval', '500ms', true); EXCEPTION WHEN OTHERS THEN NULL; END$$;"
+    } else {
+        ""
+    };
     let ms = limit.as_millis().max(1);
     format!(
-        "DO $$BEGIN PERFORM set_config('lock_timeout', '{ms}ms', true); {look} {what} EXCEPTION WHEN lock_not_available THEN NULL; END$$"
+        "{look} DO $$BEGIN PERFORM set_config('lock_timeout', '{ms}ms', true); {what} EXCEPTION WHEN lock_not_available THEN NULL; END$$"
     )
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use tokio_postgres::types::Type;
+use tokio_postgres::{Row, types::Type};
 
 use super::{
     connection::{Parameter, Session},
@@ -113,16 +113,24 @@ impl Keeper {
     }
 
     async fn lock_key(&mut self, first: &str) -> Result<bool> {
-        let sql = format!("SELECT pg_try_advisory_lock{}({}), pg_backend_pid()", self.suffix(), self.arguments());
+        let sql = format!("SELECT pg_backend_pid(), pg_try_advisory_lock{}({})", self.suffix(), self.arguments());
         let rows = self.session.run_then_query(first, &sql, &[(&self.target.name, Type::TEXT)]).await?;
+        self.read(&rows)
+    }
+
+    /// Which process of the server asked, and whether the lock is ours.
+    fn read(&mut self, rows: &[Row]) -> Result<bool> {
         let row = rows.first().ok_or_else(no_row)?;
-        self.pid = row.try_get(1).map_err(failure::malformed)?;
-        row.try_get(0).map_err(failure::malformed)
+        self.pid = row.try_get(0).map_err(failure::malformed)?;
+        row.try_get(1).map_err(failure::malformed)
     }
 
     /// In a transaction of its own, which is over if the row is somebody else's.
     async fn lock_row(&mut self, first: &str) -> Result<bool> {
-        let lock = self.tables.fill("SELECT pg_backend_pid() FROM {rows} WHERE name = $1 FOR UPDATE SKIP LOCKED");
+        let lock = self.tables.fill(
+            "SELECT pg_backend_pid(), locked.name IS NOT NULL FROM (SELECT 1) AS one
+               LEFT JOIN (SELECT name FROM {rows} WHERE name = $1 FOR UPDATE SKIP LOCKED) AS locked ON true",
+        );
         let rows = self.session.run_then_query(first, &lock, &[(&self.target.name, Type::TEXT)]).await;
         let rows = match rows {
             Ok(rows) => rows,
@@ -132,8 +140,7 @@ impl Keeper {
                 return Err(error);
             }
         };
-        if let Some(row) = rows.first() {
-            self.pid = row.try_get(0).map_err(failure::malformed)?;
+        if self.read(&rows)? {
             return Ok(true);
         }
         self.give_back().await?;

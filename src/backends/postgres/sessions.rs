@@ -111,11 +111,35 @@ impl Sessions {
         self.holds.iter().position(|hold| hold.key == *key && hold.token == *token)
     }
 
+    fn try_of(&self, key: &Key, token: &Token) -> Option<usize> {
+        self.tries.iter().position(|(of, who, _)| of == key && who == token)
+    }
+
     /// Takes the session that asks for this request out, if there is one that may still answer.
-    fn take_try(&mut self, key: &Key, token: &Token) -> Option<Keeper> {
-        let at = self.tries.iter().position(|(of, who, _)| of == key && who == token)?;
+    async fn take_try(&mut self, key: &Key, token: &Token) -> Option<Keeper> {
+        let at = self.try_of(key, token)?;
+        self.end_blocked(at).await;
         let (_, _, keeper) = self.tries.swap_remove(at);
         (keeper.session.is_alive() && keeper.unanswered < 2 && !keeper.blocked).then_some(keeper)
+    }
+
+    /// Ends a session that was left blocking in the server, and waits for its end.
+    ///
+    /// Closing its socket is not enough: the server looks at that when it has the lock to give, or half a second later.
+    /// Nor is cancelling: it does nothing to a statement that the server has not read yet, and hits the next one if it
+    /// is late itself. The end of a session is for good. Dropped half-way, it is to be asked for again.
+    async fn end_blocked(&mut self, at: usize) {
+        let keeper = &self.tries[at].2;
+        if !keeper.blocked || !keeper.session.is_alive() {
+            return;
+        }
+        let (pid, unasked) = (keeper.pid, keeper.session.unasked());
+        let sql = "SELECT pg_terminate_backend($1)";
+        let there = self.aside(async |table| Ok(table.session.query_one(sql, &[(&pid, Type::INT4)]).await?.get::<_, bool>(0))).await;
+        // If it can't be asked for, the server finds out by itself, after the session is dropped.
+        if matches!(there, Ok(true)) {
+            unasked.ended().await;
+        }
     }
 
     async fn side(&mut self) -> Result<Session> {
@@ -134,7 +158,7 @@ impl Sessions {
 
     /// The session that is to have this hold, in its place among the tries, so that a dropped question can be asked again.
     async fn keeper(&mut self, request: &Request) -> Result<usize> {
-        let keeper = if let Some(keeper) = self.take_try(&request.key, &request.token) {
+        let keeper = if let Some(keeper) = self.take_try(&request.key, &request.token).await {
             keeper
         } else {
             let target = Target { name: self.names.of(&request.key), how: request.mode };
@@ -237,9 +261,7 @@ impl Sessions {
     }
 
     async fn await_change(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let Some(at) = self.tries.iter().position(|(key, token, _)| *key == request.key && *token == request.token) else {
-            return Ok(Wake::Changed);
-        };
+        let Some(at) = self.try_of(&request.key, &request.token) else { return Ok(Wake::Changed) };
         if self.options.mode == Mode::Row {
             // It counts the fence once the row is ours: connecting then would keep everybody waiting.
             let side = self.side().await?;
@@ -268,16 +290,16 @@ impl Sessions {
     }
 
     async fn ask_abandon(&mut self, request: &Request) -> Result<()> {
-        let at = self.tries.iter().position(|(key, token, _)| *key == request.key && *token == request.token);
-        // What the session got meanwhile, or would get, goes back with it, to whoever is next.
-        let waited = at.map(|at| self.tries.swap_remove(at).2).filter(|keeper| keeper.session.is_alive());
-        if let Some(mut keeper) = waited {
-            if keeper.blocked {
-                // Else the server finds out later that nobody waits there, and may give it the lock before.
-                keeper.session.cancel(&self.options.sql).await?;
+        if let Some(at) = self.try_of(&request.key, &request.token) {
+            self.end_blocked(at).await;
+            // In its place until it is done, so that it can be asked for again.
+            let keeper = &mut self.tries[at].2;
+            let rests = if keeper.blocked || !keeper.session.is_alive() { Ok(false) } else { keeper.give_back().await.map(|()| true) };
+            // What the session got meanwhile goes back with it, to whoever is next.
+            let (_, _, keeper) = self.tries.swap_remove(at);
+            if rests? {
+                self.side.get_or_insert(keeper.session);
             }
-            keeper.give_back().await?;
-            self.side.get_or_insert(keeper.session);
         }
         if !self.is_queued(request) {
             return Ok(());
@@ -338,7 +360,7 @@ impl Sessions {
 
     async fn ask_release(&mut self, key: &Key, token: &Token) -> Result<Release> {
         // One that was given up on ends with its session.
-        let _ = self.take_try(key, token);
+        let _ = self.take_try(key, token).await;
         let Some(at) = self.hold_of(key, token) else { return Ok(Release::NotHeld) };
         let mut hold = self.holds.swap_remove(at);
         if !hold.keeper.session.is_alive() {

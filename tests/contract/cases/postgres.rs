@@ -44,9 +44,11 @@ pub fn all() -> Vec<Case> {
         a_renewal_whose_answer_was_lost_keeps_the_lock,
         fences_rise_though_holders_crash,
         there_is_a_lifeline_for_each_hold,
+        a_wait_is_given_up_though_the_server_hears_of_it_late,
     ]);
     all.extend(cases![|kind| kind == Kind::PostgresAdvisory => anybody_can_take_the_same_advisory_lock]);
     all.extend(cases![Kind::is_postgres =>
+        waiters_that_vanished_leave_nothing_blocked,
         a_server_without_connections_is_asked_again,
         a_restarted_server_is_asked_again,
         a_pooler_is_noticed,
@@ -413,6 +415,51 @@ async fn there_is_a_lifeline_for_each_hold(lab: &Lab) {
     drop(lines);
     let wanted = waiting(&job, LONG);
     lab.client().await.wait_for(&wanted, Duration::from_millis(50)).await;
+}
+
+/// The server must not begin to wait after it was told to stop.
+async fn a_wait_is_given_up_though_the_server_hears_of_it_late(lab: &Lab) {
+    let server = lab.postgres();
+    let proxy = Proxy::to(server.server().port);
+    let (mut a, mut b) = (lab.client().await, server.through(&proxy));
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let wanted = waiting(&job, LONG);
+    b.refused(&wanted).await;
+    proxy.trap("lock_timeout", support::proxy::Fault::Late(SLACK));
+    let wait = tokio::time::timeout(SLACK / 2, b.0.wait(&wanted, LONG)).await;
+    assert!(wait.is_err(), "{wait:?}");
+    tokio::time::timeout(SOON, b.abandon(&wanted)).await.expect("it is given up");
+    let blocked = lab.postgres().sql(BLOCKED);
+    assert!(blocked.is_empty(), "{blocked:?}");
+    a.free(&held).await;
+    b.hold(&job).await;
+}
+
+/// Sessions of ours in the case's database that wait for a lock.
+const BLOCKED: &str = "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dlock' \
+                       AND wait_event_type = 'Lock'";
+
+async fn waiters_that_vanished_leave_nothing_blocked(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let mut waiters = Vec::new();
+    for _ in 0..3 {
+        let (mut b, wanted) = (lab.client().await, waiting(&job, LONG));
+        b.refused(&wanted).await;
+        let wait = tokio::time::timeout(SLACK, b.0.wait(&wanted, LONG)).await;
+        assert!(wait.is_err(), "{wait:?}");
+        waiters.push(b);
+    }
+    drop(waiters);
+    assert!(!lab.postgres().sql(BLOCKED).is_empty(), "nobody waited");
+    let began = Instant::now();
+    while !lab.postgres().sql(BLOCKED).is_empty() {
+        assert!(began.elapsed() < SOON * 2, "the server did not notice that nobody waits any more");
+        lab.pass(Duration::from_millis(20)).await;
+    }
+    a.free(&held).await;
 }
 
 async fn anybody_can_take_the_same_advisory_lock(lab: &Lab) {
