@@ -18,7 +18,7 @@ use crate::lock::{Attempt, Busy, Entry, Error, Grant, Holder, Kind, Mode, Reques
 /// How long a holder that vanished is given to stop what it ran.
 const SETTLE: Duration = Duration::from_millis(500);
 /// How often what has changed meanwhile is looked at again within one question.
-const LOOKS: usize = 16;
+pub(super) const LOOKS: usize = 16;
 /// A waiter is told by the server when its turn comes; what it is told of the end of a lease must not make it poll.
 const SOONEST: Duration = Duration::from_millis(250);
 

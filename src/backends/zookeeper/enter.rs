@@ -2,15 +2,18 @@
 //!
 //! It lies beside the lock, not in its line. When the hold that the lock was taken with is given back first, it hands its
 //! session down, sealed so that only holds of the same owner can open it, and those keep the session alive from then on.
+//!
+//! Whoever enters or leaves writes the mark of the grant, if nobody did since he counted the holds: so no hold is entered
+//! while the last of the others frees the lock, and of two that leave together one frees it.
 
 use std::time::Duration;
 
 use super::{
     ZooKeeper,
-    acquire::negotiate,
-    failure::{Asked, Fault},
-    hold::{Hold, unexpected},
-    names::{guid, holds_of, seal},
+    acquire::{LOOKS, negotiate},
+    failure::{self, Asked, Fault},
+    hold::{Hold, Place, listed, unexpected},
+    names::{Names, guid, holds_of, seal},
     record::Heirloom,
     session::{Ensemble, Session},
     wire::{Code, Node, Reply, Request as Ask},
@@ -51,53 +54,85 @@ impl ZooKeeper {
     }
 }
 
+/// What keeps a lock that is held.
+pub(super) struct Kept {
+    /// What the mark says, and its version; `None` if somebody removed it. Then nobody enters any more.
+    mark: Option<(Vec<u8>, i32)>,
+    /// The nodes of all holds of the owner.
+    pub(super) holds: Vec<String>,
+}
+
+impl Kept {
+    /// Writes the mark, if nobody entered or left since: what it says already, or this.
+    pub(super) fn remark<'a>(&'a self, path: &'a str, data: Option<&'a [u8]>) -> Option<Ask<'a>> {
+        self.mark.as_ref().map(|(says, version)| Ask::WriteSince { path, data: data.unwrap_or(says), version: *version })
+    }
+
+    /// Removes the mark, if nobody entered or left since.
+    pub(super) fn unmark<'a>(&self, path: &'a str) -> Option<Ask<'a>> {
+        self.mark.as_ref().map(|(_, version)| Ask::DeleteSince { path, version: *version })
+    }
+}
+
 impl Hold {
     /// Notes this hold beside the lock, if its owner has the lock.
     async fn note(&mut self, ensemble: &Ensemble) -> Asked<Attempt> {
-        let seen = self.read_line(ensemble, true).await?;
-        let Some(place) = self.owners_place(ensemble, &seen).await? else { return Ok(Attempt::NotHeld) };
         let (beat, mark) = (self.beat(), self.names.mark(&guid(&self.token)));
         let ttl = self.session.as_ref().map(|session| session.timeout.as_millis().to_string()).unwrap_or_default();
-        // Asked again, it is there already.
-        let steps =
-            [Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral }, Ask::Write { path: &beat, data: ttl.as_bytes() }];
-        let mut noted = false;
-        for step in steps {
-            let all = vec![Ask::Check { path: &place.path }, Ask::Check { path: &mark }, step];
-            match self.ask(ensemble, &[Ask::All(all)]).await?.pop() {
-                Some(Ok(Reply::AllDone { .. })) => {
-                    noted = true;
-                    break;
-                }
+        for _ in 0..LOOKS {
+            let seen = self.read_line(ensemble, true).await?;
+            let Some(place) = self.owners_place(ensemble, &seen).await? else { return Ok(Attempt::NotHeld) };
+            let kept = self.kept(ensemble, false).await?;
+            let Some(remark) = kept.remark(&mark, None) else { return Ok(Attempt::NotHeld) };
+            // Asked again, it is there already.
+            let step = if kept.holds.contains(&beat) {
+                Ask::Write { path: &beat, data: ttl.as_bytes() }
+            } else {
+                Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral }
+            };
+            let steps = vec![Ask::Check { path: &place.path }, remark, step];
+            match self.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
+                Some(Ok(Reply::AllDone { .. })) => return self.entered(place, kept.holds.iter().filter(|hold| **hold != beat).count()),
                 Some(Ok(Reply::RolledBack { at: 0 | 1, code: Code::NoNode })) => return Ok(Attempt::NotHeld),
-                Some(Ok(Reply::RolledBack { at: 2, code: Code::NodeExists | Code::NoNode })) => {}
+                Some(Ok(Reply::RolledBack { code: Code::BadVersion | Code::NodeExists | Code::NoNode, .. })) => {}
                 answer => return Err(unexpected(answer).into()),
             }
         }
-        if !noted {
-            return Ok(Attempt::NotHeld);
-        }
-        self.granted = true;
-        let fence = place.fence;
-        self.place = Some(place);
-        let holds = self.holds(ensemble, false).await?.len();
+        Err(failure::unsettled().into())
+    }
+
+    fn entered(&mut self, place: Place, others: usize) -> Asked<Attempt> {
         let Some(session) = &mut self.session else { return Err(Fault::Expired) };
         let grant = Grant {
-            fence,
+            fence: place.fence,
             ttl: Ttl::new(session.timeout)?,
-            holds: u32::try_from(holds).unwrap_or(u32::MAX),
+            holds: u32::try_from(others + 1).unwrap_or(u32::MAX),
             settle: Duration::ZERO,
             session: session.hand_over(),
         };
         session.let_go();
+        (self.granted, self.place) = (true, Some(place));
         Ok(Attempt::Granted(grant))
     }
 
-    /// The nodes of all holds of this owner.
-    pub(super) async fn holds(&mut self, ensemble: &Ensemble, sync: bool) -> Asked<Vec<String>> {
-        let seen = self.read_line(ensemble, sync).await?;
-        let start = holds_of(&guid(&self.token));
-        Ok(seen.beside.into_iter().filter(|name| name.starts_with(&start)).map(|name| format!("{}/{name}", self.names.meta)).collect())
+    /// The mark of this owner's grant and the holds that it has.
+    pub(super) async fn kept(&mut self, ensemble: &Ensemble, sync: bool) -> Asked<Kept> {
+        let Names { meta, .. } = self.names.clone();
+        let guid = guid(&self.token);
+        let (mark, start) = (self.names.mark(&guid), holds_of(&guid));
+        // What is counted is at least as new as the version.
+        let mut requests = vec![Ask::Read { path: &mark }, Ask::Children { path: &meta }];
+        if sync {
+            requests.insert(0, Ask::Sync { path: &meta });
+        }
+        let mut answers = self.ask(ensemble, &requests).await?;
+        let holds = listed(answers.pop())?.into_iter().filter(|name| name.starts_with(&start)).map(|name| format!("{meta}/{name}"));
+        let mark = match answers.pop() {
+            Some(Ok(Reply::Data { data, stat })) => Some((data, stat.version)),
+            Some(Err(Code::NoNode)) => None,
+            answer => return Err(unexpected(answer).into()),
+        };
+        Ok(Kept { mark, holds: holds.collect() })
     }
 
     /// The session of the place, as its mark is to say from now on.

@@ -281,6 +281,10 @@ fn send<'a>(client: &'a Client, request: &Request<'a>, acls: Acls<'static>) -> S
             let done = client.delete(path, None);
             Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
         }
+        Request::DeleteSince { path, version } => {
+            let done = client.delete(path, Some(version));
+            Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
+        }
         Request::Exists { path } => {
             let stat = client.check_stat(path);
             Box::pin(async move {
@@ -299,6 +303,10 @@ fn send<'a>(client: &'a Client, request: &Request<'a>, acls: Acls<'static>) -> S
             let written = client.set_data(path, data, None);
             Box::pin(async move { answer(written.await.map(|stat| Reply::Stat(stat_of(&stat)))) })
         }
+        Request::WriteSince { path, data, version } => {
+            let written = client.set_data(path, data, Some(version));
+            Box::pin(async move { answer(written.await.map(|stat| Reply::Stat(stat_of(&stat)))) })
+        }
         Request::Children { path } => {
             let names = client.list_children(path);
             Box::pin(async move { answer(names.await.map(Reply::Children)) })
@@ -313,7 +321,9 @@ fn send<'a>(client: &'a Client, request: &Request<'a>, acls: Acls<'static>) -> S
             let added: Result<(), _> = steps.iter().try_for_each(|step| match *step {
                 Request::Create { path, data, node } => writer.add_create(path, data, &mode(node).with_acls(acls)),
                 Request::Delete { path } => writer.add_delete(path, None),
+                Request::DeleteSince { path, version } => writer.add_delete(path, Some(version)),
                 Request::Write { path, data } => writer.add_set_data(path, data, None),
+                Request::WriteSince { path, data, version } => writer.add_set_data(path, data, Some(version)),
                 Request::Check { path } => writer.add_check_version(path, -1),
                 _ => Err(zookeeper_client::Error::BadArguments(&"no step of a transaction")),
             });
@@ -357,6 +367,7 @@ fn stat_of(stat: &zookeeper_client::Stat) -> Stat {
         ctime: stat.ctime,
         mtime: stat.mtime,
         mzxid: stat.mzxid,
+        version: stat.version,
         session: stat.ephemeral_owner,
         children: stat.num_children,
     }
@@ -376,6 +387,7 @@ fn refusal(error: zookeeper_client::Error) -> Asked<Code> {
         Failure::NoNode => Code::NoNode,
         Failure::NodeExists => Code::NodeExists,
         Failure::NotEmpty => Code::NotEmpty,
+        Failure::BadVersion => Code::BadVersion,
         Failure::NoAuth => Code::NoAuth,
         Failure::InvalidAcl => Code::InvalidAcl,
         Failure::Unimplemented => Code::Unimplemented,
@@ -385,7 +397,7 @@ fn refusal(error: zookeeper_client::Error) -> Asked<Code> {
         Failure::SessionExpired => return Err(Fault::Expired),
         Failure::AuthFailed => return Err(failure::login_refused().into()),
         Failure::BadArguments(why) => return Err(Error::new(Kind::Internal, format!("a request was malformed: {why}")).into()),
-        error @ (Failure::BadVersion | Failure::NoChildrenForEphemerals | Failure::NotReadOnly | Failure::UnexpectedErrorCode(_)) => {
+        error @ (Failure::NoChildrenForEphemerals | Failure::NotReadOnly | Failure::UnexpectedErrorCode(_)) => {
             Code::Other(error.to_string())
         }
         error => return Err(failure::broken(error).into()),
