@@ -18,7 +18,7 @@ use super::{
     session::{Ensemble, Session},
     wire::{Code, Node, Reply, Request as Ask},
 };
-use crate::lock::{self, Attempt, Grant, Request, Result, Ttl};
+use crate::lock::{self, Attempt, Grant, Request, Result, Token, Ttl};
 
 impl ZooKeeper {
     pub(super) async fn enter(&mut self, request: &Request) -> Result<Attempt> {
@@ -32,7 +32,7 @@ impl ZooKeeper {
         if !keep {
             let hold = self.holds.remove(at);
             if let Some(session) = hold.session {
-                session.close(&self.ensemble).await;
+                session.close(&self.ensemble);
             }
         }
         outcome
@@ -71,6 +71,18 @@ impl Kept {
     /// Removes the mark, if nobody entered or left since.
     pub(super) fn unmark<'a>(&self, path: &'a str) -> Option<Ask<'a>> {
         self.mark.as_ref().map(|(_, version)| Ask::DeleteSince { path, version: *version })
+    }
+
+    /// The session that was handed down to those who are left.
+    pub(super) fn heirloom(&self) -> Option<Heirloom> {
+        self.mark.as_ref().and_then(|(says, _)| Heirloom::read(says))
+    }
+}
+
+impl Heirloom {
+    pub(super) fn session(&self, token: &Token) -> Session {
+        let handed = lock::Session { id: self.session, password: seal(token, self.sealed) };
+        Session::handed_over(handed, Duration::from_millis(self.timeout_ms))
     }
 }
 
@@ -136,7 +148,7 @@ impl Hold {
     }
 
     /// The session of the place, as its mark is to say from now on.
-    pub(super) fn heirloom(&self) -> Vec<u8> {
+    pub(super) fn legacy(&self) -> Vec<u8> {
         let Some(session) = &self.session else { return Vec::new() };
         let Some(lock::Session { id, password }) = session.password() else { return Vec::new() };
         let timeout_ms = u64::try_from(session.timeout.as_millis()).unwrap_or(u64::MAX);
@@ -153,9 +165,8 @@ impl Hold {
             Some(Err(Code::NoNode)) => return Ok(None),
             answer => return Err(unexpected(answer).into()),
         };
-        let Some(Heirloom { session, sealed, timeout_ms }) = Heirloom::read(&data) else { return Ok(Some(Duration::MAX)) };
-        let handed = lock::Session { id: session, password: seal(&self.token, sealed) };
-        let mut session = Session::handed_over(handed, Duration::from_millis(timeout_ms));
+        let Some(heirloom) = Heirloom::read(&data) else { return Ok(Some(Duration::MAX)) };
+        let mut session = heirloom.session(&self.token);
         // A write of that session, with its node checked: what a majority confirmed.
         let steps = vec![Ask::Check { path: &place.path }, Ask::Write { path: &mark, data: &data }];
         match session.ask(ensemble, &[Ask::All(steps)]).await {

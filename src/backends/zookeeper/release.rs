@@ -43,7 +43,10 @@ impl ZooKeeper {
         let mark = hold.root.then(|| hold.names.mark(&guid(&hold.token)));
         let tidy: Vec<_> = stale.iter().chain(&mark).map(|path| Ask::Delete { path }).collect();
         session.tell(&self.ensemble, &tidy);
-        session.close(&self.ensemble).await;
+        session.close(&self.ensemble);
+        if let Some(heirloom) = hold.heirloom {
+            heirloom.session(&hold.token).close(&self.ensemble);
+        }
         Ok(answer)
     }
 
@@ -54,7 +57,7 @@ impl ZooKeeper {
             Err(Fault::Error(error)) => return Err(error),
         }
         if let Some(session) = self.holds.remove(at).session {
-            session.close(&self.ensemble).await;
+            session.close(&self.ensemble);
         }
         Ok(())
     }
@@ -65,7 +68,7 @@ impl Hold {
     async fn give_back(&mut self, ensemble: &Ensemble, scope: Scope) -> Asked<Release> {
         let Some(place) = self.place.clone() else { return Ok(Release::NotHeld) };
         let (beat, mark, meta) = (self.beat(), self.names.mark(&guid(&self.token)), self.names.meta.clone());
-        let heirloom = self.heirloom();
+        let says = self.legacy();
         // Who entered whom is not recorded: only the first hold is known to enclose all others.
         let whole = self.root && scope == Scope::Tree;
         for nth in 0..LOOKS {
@@ -79,7 +82,7 @@ impl Hold {
             steps.extend(match &kept {
                 None => Some(Ask::Delete { path: &mark }),
                 Some(kept) if others == 0 => kept.unmark(&mark),
-                Some(kept) => kept.remark(&mark, self.root.then_some(&*heirloom)),
+                Some(kept) => kept.remark(&mark, self.root.then_some(&*says)),
             });
             let mut answers = self.ask(ensemble, &[Ask::All(steps), Ask::Children { path: &meta }]).await?;
             let left = children(answers.pop());
@@ -88,6 +91,8 @@ impl Hold {
                     // Holds nested in this one that are left over end with their sessions; nobody needs to see them until then.
                     let start = holds_of(&guid(&self.token));
                     self.stale.extend(left.into_iter().filter(|name| name.starts_with(&start)));
+                    // Once the lock is free, the session that was handed down with it has no node any more.
+                    self.heirloom = kept.and_then(|kept| kept.heirloom());
                     return Ok(Release::Released);
                 }
                 Some(Ok(Reply::AllDone { .. })) => return Ok(Release::StillHeld(u32::try_from(others).unwrap_or(u32::MAX))),
