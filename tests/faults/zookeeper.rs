@@ -189,3 +189,43 @@ fn a_command_is_not_told_the_session() {
     assert_eq!((token.len(), token.matches('.').count()), (36 + 1 + 16, 1), "{token}");
     assert!(!ended.stdout.contains(&format!("{token}.")), "{}", ended.stdout);
 }
+
+/// A session that is left behind would be there until its timeout.
+#[test]
+fn no_session_outlives_dlock() {
+    if let Some(why) = ZooKeeper::missing() {
+        return support::skip("no_session_outlives_dlock", &why);
+    }
+    let servers = ZooKeeper::single();
+    let (url, dlock) = (servers.url(), support::dlock::binary());
+    let sessions = || servers.nodes[0].counted("zk_global_sessions");
+    let before = sessions();
+    let nested = format!("{} run -k job -- true", dlock.display());
+    let waits = format!("env -u DLOCK_HELD {} run -k job -w 300ms -- true || test $? = 75", dlock.display());
+    let refused = format!("env -u DLOCK_HELD {} run -k job -- true || test $? = 75", dlock.display());
+    let commands: [(&[&str], u8); 8] = [
+        (&["run", "-k", "job", "--", "true"], 0),
+        (&["run", "-k", "job", "--", "sh", "-c", &nested], 0),
+        (&["run", "-k", "job", "--", "sh", "-c", &waits], 0),
+        (&["run", "-k", "job", "--", "sh", "-c", &refused], 0),
+        (&["run", "-k", "job", "--shared", "--", "true"], 0),
+        (&["inspect", "job"], 0),
+        (&["list"], 0),
+        (&["acquire", "job", "--ttl", "60s"], 0),
+    ];
+    let mut token = String::new();
+    for (command, status) in commands {
+        let ended = support::dlock::run(&url, command);
+        assert_eq!(ended.code(), i32::from(status), "{command:?}: {}", ended.stderr);
+        token = ended.stdout.trim().to_owned();
+        // The one that waits for the next command.
+        let allowed = u64::from(command[0] == "acquire");
+        let left = || sessions().map(|now| now.saturating_sub(before.unwrap_or_default()));
+        must(&format!("the sessions of {command:?} end"), Duration::from_secs(1), || left() == Some(allowed));
+    }
+    for command in ["renew", "release"] {
+        let ended = support::dlock::run(&url, &[command, "job", "--token", &token]);
+        assert_eq!(ended.code(), 0, "{command}: {}", ended.stderr);
+    }
+    must("the sessions of acquire, renew and release end", Duration::from_secs(1), || sessions() == before);
+}

@@ -137,6 +137,7 @@ impl ZooKeeper {
                     servers.nodes.iter_mut().for_each(|node| {
                         node.kill();
                         node.port = ports::free();
+                        node.tls_port = if node.tls_port == 0 { 0 } else { ports::free() };
                     });
                 }
             }
@@ -332,7 +333,9 @@ impl Node {
     /// Whether this very server serves, and not another test's on its port.
     fn serves(&self) -> bool {
         let ours = format!("dataDir={}", self.folder.display());
-        self.word("conf").is_some_and(|text| text.contains(&ours)) && self.mode().is_some()
+        // The TLS port comes last.
+        let open = |port: u16| port == 0 || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
+        self.word("conf").is_some_and(|text| text.contains(&ours)) && self.mode().is_some() && open(self.tls_port)
     }
 
     /// `standalone`, `leader` or `follower`; `None` while it serves nobody.

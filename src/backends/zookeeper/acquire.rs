@@ -10,7 +10,7 @@ use super::{
     look::{Clock, Look, fence, look},
     names::{guid, meta_folder},
     record::{Last, Record, Said},
-    session::{Ensemble, LONGEST, Session},
+    session::{Ensemble, LONGEST, Purpose, Session},
     wire::{Code, Node, Reply, Request as Ask},
 };
 use crate::lock::{Attempt, Busy, Entry, Error, Grant, Holder, Kind, Mode, Request, Result, Ttl, Wake};
@@ -18,7 +18,7 @@ use crate::lock::{Attempt, Busy, Entry, Error, Grant, Holder, Kind, Mode, Reques
 /// How long a holder that vanished is given to stop what it ran.
 const SETTLE: Duration = Duration::from_millis(500);
 /// How often what has changed meanwhile is looked at again within one question.
-const LOOKS: usize = 16;
+pub(super) const LOOKS: usize = 16;
 /// A waiter is told by the server when its turn comes; what it is told of the end of a lease must not make it poll.
 const SOONEST: Duration = Duration::from_millis(250);
 
@@ -41,7 +41,7 @@ impl ZooKeeper {
         if !keep {
             let hold = self.holds.remove(at);
             if let Some(session) = hold.session {
-                session.close(&self.ensemble).await;
+                session.close(&self.ensemble);
             }
         }
         outcome
@@ -90,16 +90,16 @@ async fn pause(length: Duration) {
 /// A session of the lease that is asked for, or of the nearest one if nobody asked for just that.
 pub(super) async fn negotiate(ensemble: &Ensemble, request: &Request) -> Result<Session> {
     let wanted = request.ttl.get();
-    let session = Session::open(ensemble, wanted, request.detached).await?;
+    let purpose = if request.detached { Purpose::HandedOver } else { Purpose::Hold };
+    let session = Session::open(ensemble, wanted, purpose).await?;
     let given = session.timeout;
     if given == wanted || !request.ttl_asked {
         return Ok(session);
     }
-    session.close(ensemble).await;
+    session.close(ensemble);
     // The other end of the range is found out by asking for what lies beyond it.
-    let other = Session::open(ensemble, if given < wanted { Duration::from_millis(500) } else { LONGEST }, false).await?;
+    let other = Session::open(ensemble, if given < wanted { Duration::from_millis(500) } else { LONGEST }, Purpose::Visit).await?;
     let (min, max) = (given.min(other.timeout), given.max(other.timeout));
-    other.close(ensemble).await;
     let text = humantime::format_duration;
     Err(Error::new(
         Kind::Unsupported,

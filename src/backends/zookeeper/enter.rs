@@ -2,20 +2,23 @@
 //!
 //! It lies beside the lock, not in its line. When the hold that the lock was taken with is given back first, it hands its
 //! session down, sealed so that only holds of the same owner can open it, and those keep the session alive from then on.
+//!
+//! Whoever enters or leaves writes the mark of the grant, if nobody did since he counted the holds: so no hold is entered
+//! while the last of the others frees the lock, and of two that leave together one frees it.
 
 use std::time::Duration;
 
 use super::{
     ZooKeeper,
-    acquire::negotiate,
-    failure::{Asked, Fault},
-    hold::{Hold, unexpected},
-    names::{guid, holds_of, seal},
+    acquire::{LOOKS, negotiate},
+    failure::{self, Asked, Fault},
+    hold::{Hold, Place, listed, unexpected},
+    names::{Names, guid, holds_of, seal},
     record::Heirloom,
     session::{Ensemble, Session},
     wire::{Code, Node, Reply, Request as Ask},
 };
-use crate::lock::{self, Attempt, Grant, Request, Result, Ttl};
+use crate::lock::{self, Attempt, Grant, Request, Result, Token, Ttl};
 
 impl ZooKeeper {
     pub(super) async fn enter(&mut self, request: &Request) -> Result<Attempt> {
@@ -29,7 +32,7 @@ impl ZooKeeper {
         if !keep {
             let hold = self.holds.remove(at);
             if let Some(session) = hold.session {
-                session.close(&self.ensemble).await;
+                session.close(&self.ensemble);
             }
         }
         outcome
@@ -51,57 +54,101 @@ impl ZooKeeper {
     }
 }
 
+/// What keeps a lock that is held.
+pub(super) struct Kept {
+    /// What the mark says, and its version; `None` if somebody removed it. Then nobody enters any more.
+    mark: Option<(Vec<u8>, i32)>,
+    /// The nodes of all holds of the owner.
+    pub(super) holds: Vec<String>,
+}
+
+impl Kept {
+    /// Writes the mark, if nobody entered or left since: what it says already, or this.
+    pub(super) fn remark<'a>(&'a self, path: &'a str, data: Option<&'a [u8]>) -> Option<Ask<'a>> {
+        self.mark.as_ref().map(|(says, version)| Ask::WriteSince { path, data: data.unwrap_or(says), version: *version })
+    }
+
+    /// Removes the mark, if nobody entered or left since.
+    pub(super) fn unmark<'a>(&self, path: &'a str) -> Option<Ask<'a>> {
+        self.mark.as_ref().map(|(_, version)| Ask::DeleteSince { path, version: *version })
+    }
+
+    /// The session that was handed down to those who are left.
+    pub(super) fn heirloom(&self) -> Option<Heirloom> {
+        self.mark.as_ref().and_then(|(says, _)| Heirloom::read(says))
+    }
+}
+
+impl Heirloom {
+    pub(super) fn session(&self, token: &Token) -> Session {
+        let handed = lock::Session { id: self.session, password: seal(token, self.sealed) };
+        Session::handed_over(handed, Duration::from_millis(self.timeout_ms))
+    }
+}
+
 impl Hold {
     /// Notes this hold beside the lock, if its owner has the lock.
     async fn note(&mut self, ensemble: &Ensemble) -> Asked<Attempt> {
-        let seen = self.read_line(ensemble, true).await?;
-        let Some(place) = self.owners_place(ensemble, &seen).await? else { return Ok(Attempt::NotHeld) };
         let (beat, mark) = (self.beat(), self.names.mark(&guid(&self.token)));
         let ttl = self.session.as_ref().map(|session| session.timeout.as_millis().to_string()).unwrap_or_default();
-        // Asked again, it is there already.
-        let steps =
-            [Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral }, Ask::Write { path: &beat, data: ttl.as_bytes() }];
-        let mut noted = false;
-        for step in steps {
-            let all = vec![Ask::Check { path: &place.path }, Ask::Check { path: &mark }, step];
-            match self.ask(ensemble, &[Ask::All(all)]).await?.pop() {
-                Some(Ok(Reply::AllDone { .. })) => {
-                    noted = true;
-                    break;
-                }
+        for _ in 0..LOOKS {
+            let seen = self.read_line(ensemble, true).await?;
+            let Some(place) = self.owners_place(ensemble, &seen).await? else { return Ok(Attempt::NotHeld) };
+            let kept = self.kept(ensemble, false).await?;
+            let Some(remark) = kept.remark(&mark, None) else { return Ok(Attempt::NotHeld) };
+            // Asked again, it is there already.
+            let step = if kept.holds.contains(&beat) {
+                Ask::Write { path: &beat, data: ttl.as_bytes() }
+            } else {
+                Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral }
+            };
+            let steps = vec![Ask::Check { path: &place.path }, remark, step];
+            match self.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
+                Some(Ok(Reply::AllDone { .. })) => return self.entered(place, kept.holds.iter().filter(|hold| **hold != beat).count()),
                 Some(Ok(Reply::RolledBack { at: 0 | 1, code: Code::NoNode })) => return Ok(Attempt::NotHeld),
-                Some(Ok(Reply::RolledBack { at: 2, code: Code::NodeExists | Code::NoNode })) => {}
+                Some(Ok(Reply::RolledBack { code: Code::BadVersion | Code::NodeExists | Code::NoNode, .. })) => {}
                 answer => return Err(unexpected(answer).into()),
             }
         }
-        if !noted {
-            return Ok(Attempt::NotHeld);
-        }
-        self.granted = true;
-        let fence = place.fence;
-        self.place = Some(place);
-        let holds = self.holds(ensemble, false).await?.len();
+        Err(failure::unsettled().into())
+    }
+
+    fn entered(&mut self, place: Place, others: usize) -> Asked<Attempt> {
         let Some(session) = &mut self.session else { return Err(Fault::Expired) };
         let grant = Grant {
-            fence,
+            fence: place.fence,
             ttl: Ttl::new(session.timeout)?,
-            holds: u32::try_from(holds).unwrap_or(u32::MAX),
+            holds: u32::try_from(others + 1).unwrap_or(u32::MAX),
             settle: Duration::ZERO,
             session: session.hand_over(),
         };
         session.let_go();
+        (self.granted, self.place) = (true, Some(place));
         Ok(Attempt::Granted(grant))
     }
 
-    /// The nodes of all holds of this owner.
-    pub(super) async fn holds(&mut self, ensemble: &Ensemble, sync: bool) -> Asked<Vec<String>> {
-        let seen = self.read_line(ensemble, sync).await?;
-        let start = holds_of(&guid(&self.token));
-        Ok(seen.beside.into_iter().filter(|name| name.starts_with(&start)).map(|name| format!("{}/{name}", self.names.meta)).collect())
+    /// The mark of this owner's grant and the holds that it has.
+    pub(super) async fn kept(&mut self, ensemble: &Ensemble, sync: bool) -> Asked<Kept> {
+        let Names { meta, .. } = self.names.clone();
+        let guid = guid(&self.token);
+        let (mark, start) = (self.names.mark(&guid), holds_of(&guid));
+        // What is counted is at least as new as the version.
+        let mut requests = vec![Ask::Read { path: &mark }, Ask::Children { path: &meta }];
+        if sync {
+            requests.insert(0, Ask::Sync { path: &meta });
+        }
+        let mut answers = self.ask(ensemble, &requests).await?;
+        let holds = listed(answers.pop())?.into_iter().filter(|name| name.starts_with(&start)).map(|name| format!("{meta}/{name}"));
+        let mark = match answers.pop() {
+            Some(Ok(Reply::Data { data, stat })) => Some((data, stat.version)),
+            Some(Err(Code::NoNode)) => None,
+            answer => return Err(unexpected(answer).into()),
+        };
+        Ok(Kept { mark, holds: holds.collect() })
     }
 
     /// The session of the place, as its mark is to say from now on.
-    pub(super) fn heirloom(&self) -> Vec<u8> {
+    pub(super) fn legacy(&self) -> Vec<u8> {
         let Some(session) = &self.session else { return Vec::new() };
         let Some(lock::Session { id, password }) = session.password() else { return Vec::new() };
         let timeout_ms = u64::try_from(session.timeout.as_millis()).unwrap_or(u64::MAX);
@@ -118,9 +165,8 @@ impl Hold {
             Some(Err(Code::NoNode)) => return Ok(None),
             answer => return Err(unexpected(answer).into()),
         };
-        let Some(Heirloom { session, sealed, timeout_ms }) = Heirloom::read(&data) else { return Ok(Some(Duration::MAX)) };
-        let handed = lock::Session { id: session, password: seal(&self.token, sealed) };
-        let mut session = Session::handed_over(handed, Duration::from_millis(timeout_ms));
+        let Some(heirloom) = Heirloom::read(&data) else { return Ok(Some(Duration::MAX)) };
+        let mut session = heirloom.session(&self.token);
         // A write of that session, with its node checked: what a majority confirmed.
         let steps = vec![Ask::Check { path: &place.path }, Ask::Write { path: &mark, data: &data }];
         match session.ask(ensemble, &[Ask::All(steps)]).await {

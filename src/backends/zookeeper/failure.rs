@@ -45,7 +45,7 @@ pub(super) fn refused(code: &Code) -> Error {
         Code::Throttled => unavailable("the server has more requests than it takes"),
         Code::QuotaExceeded => unavailable("a quota of the server is used up").hint("`listquota` and `setquota` show and raise it"),
         Code::Other(what) => unavailable(&format!("the server refused for now: {what}")),
-        Code::NoNode | Code::NodeExists | Code::NotEmpty | Code::Unimplemented => unsettled(),
+        Code::NoNode | Code::NodeExists | Code::NotEmpty | Code::BadVersion | Code::Unimplemented => unsettled(),
     }
 }
 

@@ -8,8 +8,8 @@ use super::{
     failure::{self, Asked, Fault},
     look::{children, fence},
     names::{MARK, Names, guid},
-    record::{Last, Record},
-    session::{Ensemble, Session, VISIT, Watch},
+    record::{Heirloom, Last, Record},
+    session::{Ensemble, Purpose, Session, VISIT, Watch},
     wire::{Answer, Code, Node, Reply, Request as Ask, Stat},
 };
 use crate::lock::{self, Fence, Key, Request, Result, Token};
@@ -43,6 +43,8 @@ pub(super) struct Hold {
     pub(super) no_containers: bool,
     /// The names of nodes to be removed with the release: marks of holders that vanished without giving the lock back.
     pub(super) stale: Vec<String>,
+    /// The session that was handed down to it and that its release freed.
+    pub(super) heirloom: Option<Heirloom>,
     /// The node that is waited for, and what tells that it is gone.
     pub(super) blocker: Option<(String, Watch)>,
     /// What tells that the place of a granted hold is gone.
@@ -63,6 +65,7 @@ impl Hold {
             waiting: false,
             no_containers: false,
             stale: Vec::new(),
+            heirloom: None,
             blocker: None,
             trouble: None,
         }
@@ -127,7 +130,7 @@ impl Hold {
     /// a session of no consequence.
     async fn adopt(&mut self, ensemble: &Ensemble, handed: lock::Session) -> Asked<bool> {
         let beat = self.beat();
-        self.session = Some(Session::open(ensemble, VISIT, false).await?);
+        self.session = Some(Session::open(ensemble, VISIT, Purpose::Visit).await?);
         let seen = self.read_line(ensemble, true).await?;
         let ttl: Option<u64> = match self.ask(ensemble, &[Ask::Read { path: &beat }]).await?.pop() {
             Some(Ok(Reply::Data { data, stat })) if stat.session == handed.id => {
@@ -146,9 +149,7 @@ impl Hold {
             }
             None => None,
         };
-        if let Some(visitor) = self.session.take() {
-            visitor.close_by_and_by();
-        }
+        self.session = None;
         let (Some(ttl), Some(own)) = (ttl, own) else { return Ok(false) };
         self.root = own == handed.id;
         self.granted = true;

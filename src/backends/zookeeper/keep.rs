@@ -19,6 +19,13 @@ impl ZooKeeper {
         let hold = &mut self.holds[at];
         let outcome = if hold.granted { hold.renew(&self.ensemble).await } else { Ok(Renewal::NotHeld) };
         match outcome {
+            Ok(Renewal::NotHeld) => {
+                // What another process handed over for it is of no use any more.
+                if let Some(session) = hold.session.take_if(|session| session.is_given_away()) {
+                    session.close(&self.ensemble);
+                }
+                Ok(Renewal::NotHeld)
+            }
             Ok(renewal) => Ok(renewal),
             Err(Fault::Expired) => {
                 hold.forget();

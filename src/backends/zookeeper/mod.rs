@@ -117,6 +117,9 @@ impl Backend for ZooKeeper {
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
         let outcome = self.ask_acquire(request).await;
+        if !matches!(outcome, Ok(Attempt::Granted(_))) {
+            self.ensemble.tidy().await;
+        }
         self.about(outcome, "acquire", Some(&request.key))
     }
 
@@ -127,16 +130,19 @@ impl Backend for ZooKeeper {
 
     async fn abandon(&mut self, request: &Request) -> Result<()> {
         let outcome = self.leave_line(request).await;
+        self.ensemble.tidy().await;
         self.about(outcome, "abandon", Some(&request.key))
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
         let outcome = self.ask_renew(key, token, ttl).await;
+        self.ensemble.tidy().await;
         self.about(outcome, "renew", Some(key))
     }
 
     async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
         let outcome = self.ask_release(key, token, scope).await;
+        self.ensemble.tidy().await;
         self.about(outcome, "release", Some(key))
     }
 
@@ -146,11 +152,13 @@ impl Backend for ZooKeeper {
 
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
         let outcome = self.read_lock(key).await;
+        self.ensemble.tidy().await;
         self.about(outcome, "inspect", Some(key))
     }
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         let outcome = self.read_locks(start).await;
+        self.ensemble.tidy().await;
         self.about(outcome, "list", None)
     }
 
@@ -160,6 +168,7 @@ impl Backend for ZooKeeper {
 
     async fn collect(&mut self, unused_for: Duration) -> Result<u64> {
         let outcome = self.remove_records(unused_for).await;
+        self.ensemble.tidy().await;
         self.about(outcome, "gc", None)
     }
 }

@@ -9,7 +9,7 @@ use super::{
     hold::{line_of, listed, unexpected},
     look::{Clock, Look, look},
     names::{Names, decode, folder, meta_folder},
-    session::{Ensemble, Session, VISIT},
+    session::{Ensemble, Purpose, Session, VISIT},
     wire::{Code, Node, Reply, Request as Ask},
 };
 use crate::lock::{Key, LockState, Result};
@@ -24,14 +24,13 @@ impl ZooKeeper {
         self.options().check()?;
         let names = self.names(key);
         let folder = meta_folder(&self.options().chroot, &self.options().namespace);
-        let mut session = Session::open(&self.ensemble, VISIT, false).await?;
+        let mut session = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
         let read = async {
             let asked = [Ask::Sync { path: &names.lock }, Ask::Children { path: &names.lock }];
             let line = line_of(session.ask(&self.ensemble, &asked).await?.pop())?;
             state(&mut session, &self.ensemble, key, &names, &line, &folder).await
         };
         let read: Asked<LockState> = read.await;
-        session.close_by_and_by();
         read.map_err(Fault::into_error)
     }
 
@@ -39,7 +38,7 @@ impl ZooKeeper {
         self.options().check()?;
         let (chroot, namespace) = (self.options().chroot.clone(), self.options().namespace.clone());
         let (locks, beside) = (folder(&chroot, &namespace), meta_folder(&chroot, &namespace));
-        let mut session = Session::open(&self.ensemble, VISIT, false).await?;
+        let mut session = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
         let read = async {
             let asked = [Ask::Sync { path: or_root(&locks) }, Ask::Children { path: or_root(&locks) }];
             let names = listed(session.ask(&self.ensemble, &asked).await?.pop())?;
@@ -60,7 +59,6 @@ impl ZooKeeper {
             Ok(states)
         };
         let read: Asked<Vec<LockState>> = read.await;
-        session.close_by_and_by();
         read.map_err(Fault::into_error)
     }
 
@@ -69,9 +67,8 @@ impl ZooKeeper {
     pub(super) async fn remove_records(&mut self, unused_for: Duration) -> Result<u64> {
         self.options().check()?;
         let folder = meta_folder(&self.options().chroot, &self.options().namespace);
-        let mut session = Session::open(&self.ensemble, VISIT, false).await?;
+        let mut session = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
         let removed = remove(&mut session, &self.ensemble, &folder, unused_for).await;
-        session.close_by_and_by();
         removed.map_err(Fault::into_error)
     }
 }

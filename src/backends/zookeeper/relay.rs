@@ -2,6 +2,8 @@
 //!
 //! The library does all of the protocol but what it has no way for, and that is done here, between it and the network:
 //! - It neither tells a session's password nor takes a session up by one: the greeting is read here, or a session put into it.
+//! - It ends a session with the client, or leaves it, as was said when the client was made. Here a session ends when that is
+//!   asked for, and by nothing else.
 //! - A server that answers pings but no requests is kept until it stops that too: here the connection is cut, and the library
 //!   goes on with its session by way of another server.
 //! - Its TLS brings a second cryptographic library: here it is spoken with the one that there is.
@@ -14,11 +16,14 @@
 use std::{
     io,
     net::Ipv4Addr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, copy_bidirectional},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, copy, sink, split},
     net::{TcpListener, TcpStream, lookup_host},
     sync::Notify,
     task::{JoinHandle, JoinSet},
@@ -49,6 +54,10 @@ struct Shared {
     failed: Mutex<Option<Error>>,
     /// The connection there is has to be left.
     cut: Notify,
+    /// The session is to be ended once the client has nothing more to say.
+    ending: AtomicBool,
+    /// The server was told, and has left.
+    ended: Notify,
 }
 
 fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -70,6 +79,8 @@ impl Relay {
             granted: Mutex::default(),
             failed: Mutex::default(),
             cut: Notify::new(),
+            ending: AtomicBool::new(false),
+            ended: Notify::new(),
         };
         let shared = Arc::new(shared);
         let task = tokio::spawn(Arc::clone(&shared).run(listener));
@@ -94,6 +105,16 @@ impl Relay {
     /// Leaves the server for another one.
     pub(super) fn cut(&self) {
         self.shared.cut.notify_waiters();
+    }
+
+    /// Has the session end with the client's connection.
+    pub(super) fn end_session(&self) {
+        self.shared.ending.store(true, Ordering::Relaxed);
+    }
+
+    /// Ready when it has.
+    pub(super) async fn ended(&self) {
+        self.shared.ended.notified().await;
     }
 
     /// Why no server could be reached, once.
@@ -187,10 +208,32 @@ impl Shared {
         };
         let greeted: io::Result<()> = greeting.await;
         if greeted.is_ok() {
+            self.pass_on(client, server).await;
+        }
+    }
+
+    async fn pass_on(&self, client: &mut TcpStream, server: impl AsyncRead + AsyncWrite) {
+        let (mut from_client, mut to_client) = client.split();
+        let (mut from_server, mut to_server) = split(server);
+        let ending = || self.ending.load(Ordering::Relaxed);
+        {
+            let up = copy(&mut from_client, &mut to_server);
+            let down = async {
+                let _ = copy(&mut from_server, &mut to_client).await;
+                let _ = to_client.shutdown().await;
+            };
+            tokio::pin!(up);
             tokio::select! {
-                _ = copy_bidirectional(client, &mut server) => {}
-                () = self.cut.notified() => {}
+                biased;
+                () = self.cut.notified() => return,
+                _ = &mut up => {}
+                // The client may be gone already, and the last that it said not be through.
+                () = down => if ending() { let _ = up.await; },
             }
+        }
+        if ending() && to_server.write_all(&END_OF_SESSION).await.is_ok() && to_server.flush().await.is_ok() {
+            let _ = copy(&mut from_server, &mut sink()).await;
+            self.ended.notify_one();
         }
     }
 
@@ -201,6 +244,9 @@ impl Shared {
         }
     }
 }
+
+/// A request to end the session: its length, the request's number, which nobody waits for, and its kind.
+const END_OF_SESSION: [u8; 12] = [0, 0, 0, 8, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xf5];
 
 /// No server knows it.
 const SCHEME: &str = "dlock-relay";
@@ -256,6 +302,8 @@ mod tests {
             granted: Mutex::default(),
             failed: Mutex::default(),
             cut: Notify::new(),
+            ending: AtomicBool::new(false),
+            ended: Notify::new(),
         }
     }
 

@@ -2,7 +2,8 @@
 
 use super::{
     ZooKeeper,
-    failure::{Asked, Fault},
+    acquire::LOOKS,
+    failure::{self, Asked, Fault},
     hold::{Hold, unexpected},
     look::children,
     names::{guid, holds_of},
@@ -42,7 +43,10 @@ impl ZooKeeper {
         let mark = hold.root.then(|| hold.names.mark(&guid(&hold.token)));
         let tidy: Vec<_> = stale.iter().chain(&mark).map(|path| Ask::Delete { path }).collect();
         session.tell(&self.ensemble, &tidy);
-        session.close(&self.ensemble).await;
+        session.close(&self.ensemble);
+        if let Some(heirloom) = hold.heirloom {
+            heirloom.session(&hold.token).close(&self.ensemble);
+        }
         Ok(answer)
     }
 
@@ -53,7 +57,7 @@ impl ZooKeeper {
             Err(Fault::Error(error)) => return Err(error),
         }
         if let Some(session) = self.holds.remove(at).session {
-            session.close(&self.ensemble).await;
+            session.close(&self.ensemble);
         }
         Ok(())
     }
@@ -63,44 +67,42 @@ impl Hold {
     /// Gives back a granted hold.
     async fn give_back(&mut self, ensemble: &Ensemble, scope: Scope) -> Asked<Release> {
         let Some(place) = self.place.clone() else { return Ok(Release::NotHeld) };
-        let (beat, mark) = (self.beat(), self.names.mark(&guid(&self.token)));
+        let (beat, mark, meta) = (self.beat(), self.names.mark(&guid(&self.token)), self.names.meta.clone());
+        let says = self.legacy();
         // Who entered whom is not recorded: only the first hold is known to enclose all others.
-        let others = if self.root && scope == Scope::Tree {
-            0
-        } else {
-            let holds = self.holds(ensemble, true).await?;
-            if !holds.contains(&beat) {
+        let whole = self.root && scope == Scope::Tree;
+        for nth in 0..LOOKS {
+            let kept = if whole && nth == 0 { None } else { Some(self.kept(ensemble, true).await?) };
+            if kept.as_ref().is_some_and(|kept| !kept.holds.contains(&beat)) {
                 return Ok(Release::NotHeld);
             }
-            holds.len() - 1
-        };
-        let heirloom = self.heirloom();
-        let mut steps = vec![Ask::Check { path: &place.path }, Ask::Delete { path: &beat }];
-        if others == 0 {
-            steps = vec![Ask::Delete { path: &place.path }, Ask::Delete { path: &beat }, Ask::Delete { path: &mark }];
-        } else if self.root {
-            steps.push(Ask::Write { path: &mark, data: &heirloom });
-        }
-        let meta = self.names.meta.clone();
-        let mut answers = self.ask(ensemble, &[Ask::All(steps), Ask::Children { path: &meta }]).await?;
-        // Holds nested in this one that are left over end with their sessions; nobody needs to see them until then.
-        let start = holds_of(&guid(&self.token));
-        let left = children(answers.pop()).into_iter().filter(|name| others == 0 && name.starts_with(&start));
-        self.stale.extend(left);
-        match answers.pop() {
-            Some(Ok(Reply::AllDone { .. })) if others == 0 => Ok(Release::Released),
-            Some(Ok(Reply::AllDone { .. })) => Ok(Release::StillHeld(u32::try_from(others).unwrap_or(u32::MAX))),
-            Some(Ok(Reply::RolledBack { at: 0 | 1, code: Code::NoNode })) => Ok(Release::NotHeld),
-            // Somebody removed the mark: the place itself is what counts.
-            Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => {
-                match self.ask(ensemble, &[Ask::Delete { path: &place.path }]).await?.pop() {
-                    Some(Ok(_)) => Ok(Release::Released),
-                    Some(Err(Code::NoNode)) => Ok(Release::NotHeld),
-                    answer => Err(unexpected(answer).into()),
+            let others = kept.as_ref().filter(|_| !whole).map_or(0, |kept| kept.holds.len() - 1);
+            let mut steps = if others == 0 { vec![Ask::Delete { path: &place.path }] } else { vec![Ask::Check { path: &place.path }] };
+            steps.push(Ask::Delete { path: &beat });
+            steps.extend(match &kept {
+                None => Some(Ask::Delete { path: &mark }),
+                Some(kept) if others == 0 => kept.unmark(&mark),
+                Some(kept) => kept.remark(&mark, self.root.then_some(&*says)),
+            });
+            let mut answers = self.ask(ensemble, &[Ask::All(steps), Ask::Children { path: &meta }]).await?;
+            let left = children(answers.pop());
+            match answers.pop() {
+                Some(Ok(Reply::AllDone { .. })) if others == 0 => {
+                    // Holds nested in this one that are left over end with their sessions; nobody needs to see them until then.
+                    let start = holds_of(&guid(&self.token));
+                    self.stale.extend(left.into_iter().filter(|name| name.starts_with(&start)));
+                    // Once the lock is free, the session that was handed down with it has no node any more.
+                    self.heirloom = kept.and_then(|kept| kept.heirloom());
+                    return Ok(Release::Released);
                 }
+                Some(Ok(Reply::AllDone { .. })) => return Ok(Release::StillHeld(u32::try_from(others).unwrap_or(u32::MAX))),
+                Some(Ok(Reply::RolledBack { at: 0 | 1, code: Code::NoNode })) => return Ok(Release::NotHeld),
+                // Somebody entered or left, or removed the mark.
+                Some(Ok(Reply::RolledBack { code: Code::BadVersion | Code::NoNode, .. })) => {}
+                answer => return Err(unexpected(answer).into()),
             }
-            answer => Err(unexpected(answer).into()),
         }
+        Err(failure::unsettled().into())
     }
 
     /// Takes back what an attempt may have done that was not seen to be granted.
@@ -108,13 +110,19 @@ impl Hold {
         if self.session.is_none() {
             return Ok(Release::NotHeld);
         }
-        if self.place.is_none() && self.root && self.maybe_placed {
+        if !self.root {
+            // What was entered is its owner's; only this hold in it is given back, if it is there.
+            let seen = self.read_line(ensemble, true).await?;
+            self.place = self.owners_place(ensemble, &seen).await?;
+            return self.give_back(ensemble, Scope::Hold).await;
+        }
+        if self.place.is_none() && self.maybe_placed {
             let seen = self.read_line(ensemble, true).await?;
             self.find_place(ensemble, &seen.line).await?;
         }
         let beat = self.beat();
-        let place = self.place.clone().filter(|_| self.root);
-        let mark = place.as_ref().map(|_| self.names.mark(&guid(&self.token)));
+        let mark = self.place.as_ref().map(|_| self.names.mark(&guid(&self.token)));
+        let place = self.place.clone();
         let mut requests = vec![Ask::Delete { path: &beat }];
         requests.extend(place.iter().map(|place| Ask::Delete { path: &place.path }));
         requests.extend(mark.iter().map(|path| Ask::Delete { path }));

@@ -3,8 +3,19 @@
 //! There is one for each hold, so that the session's timeout is the hold's lease. The client library keeps it alive as
 //! long as this process runs its runtime; what the core believes in are its own renewals alone. A hold that outlives its
 //! process gives its session away: nothing keeps that alive but what is asked over it.
+//!
+//! A session ends when [`Session::close`] says so, or by itself a timeout after its client is gone: dropped, it is left as
+//! a crash would leave it. Only one that merely looks, or that nobody waits for any more when it comes about, is ended
+//! whatever becomes of it. Ending takes place in the background, and each question waits for it at last.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{runtime::Handle, sync::oneshot, task::JoinHandle};
 
 use zookeeper_client::{Acls, Client, Connector, CreateMode, EventType, MultiWriteError, MultiWriteResult, OneshotWatcher, SessionState};
 
@@ -17,15 +28,30 @@ use super::{
 use crate::lock::{self, Error, Kind, Result};
 
 /// The ensemble, and how to get at it.
+#[derive(Clone)]
 pub(super) struct Ensemble {
     pub(super) options: Arc<Options>,
+    /// Sessions that come about or are being ended.
+    background: Arc<Mutex<Vec<JoinHandle<()>>>>,
+}
+
+/// What a session is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// A hold that lasts as long as this process keeps it.
+    Hold,
+    /// A hold that is handed over to whoever takes the session up.
+    HandedOver,
+    /// Nothing but looking.
+    Visit,
 }
 
 /// What a session is asked for that only looks; as short as servers usually give one.
 pub(super) const VISIT: Duration = Duration::from_secs(4);
 
-/// How long a session's end is waited for.
-const GOODBYE: Duration = Duration::from_millis(100);
+/// How long the end of sessions is waited for. It goes on after that, as long as this process does; a lock that is free
+/// already must not keep its user waiting.
+const GOODBYE: Duration = Duration::from_millis(250);
 
 /// The longest that the protocol can ask for.
 pub(super) const LONGEST: Duration = Duration::from_millis(i32::MAX as u64);
@@ -35,15 +61,41 @@ pub(super) type Watch = Pin<Box<dyn Future<Output = ()>>>;
 
 impl Ensemble {
     pub(super) fn new(options: Options) -> Self {
-        Self { options: Arc::new(options) }
+        Self { options: Arc::new(options), background: Arc::default() }
     }
 
-    /// A silent server is left for another in time for several renewals; no node is taken up or left behind by that.
+    fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
+        // With its runtime, all of this process's sessions are gone.
+        let Ok(runtime) = Handle::try_current() else { return };
+        let mut tasks = self.background.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(runtime.spawn(work));
+    }
+
+    /// Waits until those sessions are ended that are to be, for a while.
+    pub(super) async fn tidy(&self) {
+        let tasks = std::mem::take(&mut *self.background.lock().unwrap_or_else(PoisonError::into_inner));
+        if !tasks.is_empty() {
+            within(GOODBYE, async {
+                for task in tasks {
+                    let _ = task.await;
+                }
+            })
+            .await;
+        }
+    }
+
+    /// A silent server is left for another in time for several renewals; no node is taken up or left behind by that. The
+    /// library ends no session by itself.
     fn connector(&self, timeout: Duration, relay: &Relay) -> Connector {
         let (scheme, proof) = relay.login();
         let silence = (timeout / 6).clamp(Duration::from_millis(300), Duration::from_secs(5));
-        let connector =
-            Client::connector().with_fail_eagerly().with_session_timeout(timeout).with_connection_timeout(silence).with_auth(scheme, proof);
+        let connector = Client::connector()
+            .with_fail_eagerly()
+            .with_detached()
+            .with_session_timeout(timeout)
+            .with_connection_timeout(silence)
+            .with_auth(scheme, proof);
         match &self.options.login {
             Some((user, password)) => connector.with_auth("digest", format!("{user}:{}", password.reveal()).as_bytes()),
             None => connector,
@@ -61,8 +113,7 @@ pub(super) struct Session {
     /// As negotiated: what the session lasts after it was last heard of.
     pub(super) timeout: Duration,
     client: Option<Client>,
-    /// What goes between the client and the servers. With it gone, the client's goodbye doesn't arrive: dropped, a session
-    /// is left as a crash would leave it.
+    /// What goes between the client and the servers.
     relay: Option<Relay>,
     /// The session is given away to who takes it up, so that nothing may be kept of it here.
     given_away: bool,
@@ -70,24 +121,52 @@ pub(super) struct Session {
     known: Option<lock::Session>,
     /// Something was asked and not answered before it was given up on.
     unanswered: bool,
+    /// Where it is ended when it is dropped, if it is.
+    ends_in: Option<Ensemble>,
 }
 
 impl Session {
-    /// A new session, of the nearest timeout that the server gives. One that is to be given away is not kept alive, nor
-    /// ended with this process.
-    pub(super) async fn open(ensemble: &Ensemble, timeout: Duration, given_away: bool) -> Result<Self> {
+    /// A new session, of the nearest timeout that the server gives.
+    pub(super) async fn open(ensemble: &Ensemble, timeout: Duration, purpose: Purpose) -> Result<Self> {
+        let (give, take) = oneshot::channel();
+        let there = ensemble.clone();
+        ensemble.in_background(async move {
+            let opened = Self::opened(&there, timeout, purpose).await;
+            // The server may have made it although the question was given up meanwhile.
+            if let Err(Ok(unwanted)) = give.send(opened) {
+                unwanted.end(&there).await;
+            }
+        });
+        take.await.unwrap_or_else(|_| Err(Error::new(Kind::Internal, "a session was given up before it came about")))
+    }
+
+    async fn opened(ensemble: &Ensemble, timeout: Duration, purpose: Purpose) -> Result<Self> {
         let relay = Relay::start(&ensemble.options, None).await?;
-        let connector = ensemble.connector(timeout, &relay);
-        let connector = if given_away { connector.with_detached() } else { connector };
-        let client = connect(connector, &relay).await.map_err(Fault::into_error)?;
-        let known = relay.session();
-        let (id, timeout) = (client.session_id().0, client.session_timeout());
-        Ok(Self { id, timeout, client: Some(client), relay: Some(relay), given_away, known, unanswered: false })
+        let client = connect(ensemble.connector(timeout, &relay), &relay).await.map_err(Fault::into_error)?;
+        Ok(Self {
+            id: client.session_id().0,
+            timeout: client.session_timeout(),
+            known: relay.session(),
+            client: Some(client),
+            relay: Some(relay),
+            given_away: purpose == Purpose::HandedOver,
+            unanswered: false,
+            ends_in: (purpose == Purpose::Visit).then(|| ensemble.clone()),
+        })
     }
 
     /// A session that another process handed over, and what it lasts.
     pub(super) fn handed_over(session: lock::Session, timeout: Duration) -> Self {
-        Self { id: session.id, timeout, client: None, relay: None, given_away: true, known: Some(session), unanswered: false }
+        Self {
+            id: session.id,
+            timeout,
+            client: None,
+            relay: None,
+            given_away: true,
+            known: Some(session),
+            unanswered: false,
+            ends_in: None,
+        }
     }
 
     /// What another process needs to take the session up.
@@ -95,19 +174,28 @@ impl Session {
         self.known
     }
 
-    /// The same, of a session that is given away.
+    pub(super) fn is_given_away(&self) -> bool {
+        self.given_away
+    }
+
+    /// What another process needs to take up a session that is given away.
     pub(super) fn hand_over(&self) -> Option<lock::Session> {
         self.known.filter(|_| self.given_away)
+    }
+
+    async fn take_up(&mut self, ensemble: &Ensemble) -> Asked<()> {
+        let Some(known) = self.known else { return Err(Fault::Expired) };
+        let relay = Relay::start(&ensemble.options, Some(known)).await?;
+        let client = connect(ensemble.connector(self.timeout, &relay), &relay).await?;
+        (self.client, self.relay, self.unanswered) = (Some(client), Some(relay), false);
+        Ok(())
     }
 
     /// The client, and what its connection goes by; taken out of a session that is given away, so that a question that is
     /// given up doesn't keep that alive.
     async fn reach(&mut self, ensemble: &Ensemble) -> Asked<Reached<'_>> {
         if self.client.is_none() {
-            let Some(known) = self.known else { return Err(Fault::Expired) };
-            let relay = Relay::start(&ensemble.options, Some(known)).await?;
-            let client = connect(ensemble.connector(self.timeout, &relay).with_detached(), &relay).await?;
-            (self.client, self.relay, self.unanswered) = (Some(client), Some(relay), false);
+            self.take_up(ensemble).await?;
         }
         let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return Err(Fault::Expired) };
         let mut reached = Reached { client: Some((client, relay)), session: self };
@@ -151,30 +239,19 @@ impl Session {
         watch
     }
 
-    /// Ends the session and all that is ephemeral of it: only one that holds nothing any more, so that nobody needs to
-    /// know that it is done.
-    pub(super) async fn close(mut self, ensemble: &Ensemble) {
-        if self.given_away {
-            // A client that doesn't end its session can't be told to: another one takes the session up and does.
-            self.client = None;
-            let Ok(relay) = Relay::start(&ensemble.options, self.known).await else { return };
-            self.client = connect(ensemble.connector(self.timeout, &relay), &relay).await.ok();
-            self.relay = Some(relay);
+    /// Ends the session and all that is ephemeral of it, in the background: only one that holds nothing any more, so that
+    /// nobody needs to know that it is done.
+    pub(super) fn close(self, ensemble: &Ensemble) {
+        let there = ensemble.clone();
+        ensemble.in_background(async move { self.end(&there).await });
+    }
+
+    async fn end(mut self, ensemble: &Ensemble) {
+        if self.client.is_none() && self.take_up(ensemble).await.is_err() {
+            return;
         }
-        // It goes on after that, as long as this process does.
-        within(GOODBYE, tokio::spawn(self.goodbye())).await;
-    }
-
-    /// The same of a session of no consequence: if this process ends first, it ends by itself a little later.
-    pub(super) fn close_by_and_by(self) {
-        drop(tokio::spawn(self.goodbye()));
-    }
-
-    async fn goodbye(mut self) {
-        let Some(client) = self.client.take() else { return };
-        let mut states = client.state_watcher();
-        drop(client);
-        while !states.changed().await.is_terminated() {}
+        let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return };
+        goodbye(client, relay, self.timeout).await;
     }
 
     /// Asks for what nobody needs to hear the answer to.
@@ -192,6 +269,37 @@ impl Session {
             (self.client, self.relay) = (None, None);
         }
     }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let (Some(ensemble), Some(client), Some(relay)) = (self.ends_in.take(), self.client.take(), self.relay.take()) {
+            ensemble.in_background(goodbye(client, relay, self.timeout));
+        }
+    }
+}
+
+/// Ends a session. By itself it would end at the latest so long after.
+async fn goodbye(client: Client, relay: Relay, timeout: Duration) {
+    let mut states = client.state_watcher();
+    if client.state().is_terminated() {
+        return;
+    }
+    relay.end_session();
+    // It goes once it has heard all that it asked for; then the server is told.
+    drop(client);
+    within(timeout, async {
+        let last = loop {
+            let state = states.changed().await;
+            if state.is_terminated() {
+                break state;
+            }
+        };
+        if last == SessionState::Closed {
+            relay.ended().await;
+        }
+    })
+    .await;
 }
 
 /// A session's client while something is asked of it.
@@ -281,6 +389,10 @@ fn send<'a>(client: &'a Client, request: &Request<'a>, acls: Acls<'static>) -> S
             let done = client.delete(path, None);
             Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
         }
+        Request::DeleteSince { path, version } => {
+            let done = client.delete(path, Some(version));
+            Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
+        }
         Request::Exists { path } => {
             let stat = client.check_stat(path);
             Box::pin(async move {
@@ -299,6 +411,10 @@ fn send<'a>(client: &'a Client, request: &Request<'a>, acls: Acls<'static>) -> S
             let written = client.set_data(path, data, None);
             Box::pin(async move { answer(written.await.map(|stat| Reply::Stat(stat_of(&stat)))) })
         }
+        Request::WriteSince { path, data, version } => {
+            let written = client.set_data(path, data, Some(version));
+            Box::pin(async move { answer(written.await.map(|stat| Reply::Stat(stat_of(&stat)))) })
+        }
         Request::Children { path } => {
             let names = client.list_children(path);
             Box::pin(async move { answer(names.await.map(Reply::Children)) })
@@ -313,7 +429,9 @@ fn send<'a>(client: &'a Client, request: &Request<'a>, acls: Acls<'static>) -> S
             let added: Result<(), _> = steps.iter().try_for_each(|step| match *step {
                 Request::Create { path, data, node } => writer.add_create(path, data, &mode(node).with_acls(acls)),
                 Request::Delete { path } => writer.add_delete(path, None),
+                Request::DeleteSince { path, version } => writer.add_delete(path, Some(version)),
                 Request::Write { path, data } => writer.add_set_data(path, data, None),
+                Request::WriteSince { path, data, version } => writer.add_set_data(path, data, Some(version)),
                 Request::Check { path } => writer.add_check_version(path, -1),
                 _ => Err(zookeeper_client::Error::BadArguments(&"no step of a transaction")),
             });
@@ -357,6 +475,7 @@ fn stat_of(stat: &zookeeper_client::Stat) -> Stat {
         ctime: stat.ctime,
         mtime: stat.mtime,
         mzxid: stat.mzxid,
+        version: stat.version,
         session: stat.ephemeral_owner,
         children: stat.num_children,
     }
@@ -376,6 +495,7 @@ fn refusal(error: zookeeper_client::Error) -> Asked<Code> {
         Failure::NoNode => Code::NoNode,
         Failure::NodeExists => Code::NodeExists,
         Failure::NotEmpty => Code::NotEmpty,
+        Failure::BadVersion => Code::BadVersion,
         Failure::NoAuth => Code::NoAuth,
         Failure::InvalidAcl => Code::InvalidAcl,
         Failure::Unimplemented => Code::Unimplemented,
@@ -385,7 +505,7 @@ fn refusal(error: zookeeper_client::Error) -> Asked<Code> {
         Failure::SessionExpired => return Err(Fault::Expired),
         Failure::AuthFailed => return Err(failure::login_refused().into()),
         Failure::BadArguments(why) => return Err(Error::new(Kind::Internal, format!("a request was malformed: {why}")).into()),
-        error @ (Failure::BadVersion | Failure::NoChildrenForEphemerals | Failure::NotReadOnly | Failure::UnexpectedErrorCode(_)) => {
+        error @ (Failure::NoChildrenForEphemerals | Failure::NotReadOnly | Failure::UnexpectedErrorCode(_)) => {
             Code::Other(error.to_string())
         }
         error => return Err(failure::broken(error).into()),

@@ -6,6 +6,8 @@ pub(super) enum Code {
     NoNode,
     NodeExists,
     NotEmpty,
+    /// It was written or removed since it was read.
+    BadVersion,
     NoAuth,
     InvalidAcl,
     Unimplemented,
@@ -38,6 +40,11 @@ pub(super) enum Request<'a> {
     Delete {
         path: &'a str,
     },
+    /// Only if it is of this version still.
+    DeleteSince {
+        path: &'a str,
+        version: i32,
+    },
     Exists {
         path: &'a str,
     },
@@ -47,6 +54,12 @@ pub(super) enum Request<'a> {
     Write {
         path: &'a str,
         data: &'a [u8],
+    },
+    /// Only if it is of this version still.
+    WriteSince {
+        path: &'a str,
+        data: &'a [u8],
+        version: i32,
     },
     Children {
         path: &'a str,
@@ -74,6 +87,8 @@ pub(super) struct Stat {
     pub(super) mtime: i64,
     /// The number of the change that wrote it last.
     pub(super) mzxid: i64,
+    /// How often it was written.
+    pub(super) version: i32,
     /// The session that it ends with; 0 if with none.
     pub(super) session: i64,
     pub(super) children: i32,

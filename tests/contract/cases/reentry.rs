@@ -1,10 +1,12 @@
 //! Entering a hold that an ancestor has.
 
-use dlock::lock::{Attempt, Release, Renewal, Request, Scope};
+use std::time::Duration;
+
+use dlock::lock::{Attempt, Effect, Release, Renewal, Request, Scope};
 
 use super::{Case, cases};
 use crate::{
-    lab::{LONG, Lab, SHORT, SLACK, key, nested, request},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request},
     targets::Kind,
 };
 
@@ -21,6 +23,9 @@ pub fn all() -> Vec<Case> {
         giving_back_a_nested_tree_leaves_the_outer_hold,
         nested_holds_keep_others_out,
         a_nested_hold_is_not_its_siblings,
+        a_hold_is_not_entered_while_the_lock_is_freed,
+        of_two_that_leave_together_one_frees_it,
+        a_dropped_entry_does_not_keep_the_lock,
     ]
 }
 
@@ -177,4 +182,98 @@ async fn a_nested_hold_is_not_its_siblings(lab: &Lab) {
     c.renewed(&two, None).await;
     assert_eq!(b.renew(&one, None).await, Renewal::NotHeld);
     a.renewed(&outer, None).await;
+}
+
+/// How much later the second of two is under way than the first.
+const OFFSETS: [u64; 12] = [0, 100, 200, 300, 400, 500, 700, 900, 1200, 1500, 2000, 3000];
+
+/// Asks again while two get in each other's way, as the core does.
+async fn leave(client: &mut Client, held: &Request) -> Release {
+    loop {
+        match client.0.release(&held.key, &held.token, Scope::Hold).await {
+            Ok(answer) => return answer,
+            Err(error) => assert!(error.is_transient() && error.effect == Effect::NotApplied, "{error:?}"),
+        }
+    }
+}
+
+/// The same; however often it is asked for, it is entered once.
+async fn enter(client: &mut Client, inner: &Request) -> Attempt {
+    loop {
+        match client.0.try_acquire(inner).await {
+            Ok(answer) => return answer,
+            Err(error) => assert!(error.is_transient(), "{error:?}"),
+        }
+    }
+}
+
+/// What the outer hold leaves behind may be about to enter it (`--leftover leave`): either keeps the lock from being
+/// freed, or finds it given back.
+async fn a_hold_is_not_entered_while_the_lock_is_freed(lab: &Lab) {
+    let (mut a, mut b, mut other) = (lab.client().await, lab.client().await, lab.client().await);
+    for (offset, entry_first) in OFFSETS.into_iter().map(Duration::from_micros).flat_map(|offset| [(offset, true), (offset, false)]) {
+        let job = key(&format!("job-{offset:?}-{entry_first}"));
+        let outer = lab.expiring(&job, LONG);
+        a.take(&outer).await;
+        let inner = nested(&outer);
+        let (before_entry, before_release) = if entry_first { (Duration::ZERO, offset) } else { (offset, Duration::ZERO) };
+        let entry = async {
+            lab.pass(before_entry).await;
+            enter(&mut b, &inner).await
+        };
+        let release = async {
+            lab.pass(before_release).await;
+            leave(&mut a, &outer).await
+        };
+        let (entered, left) = tokio::join!(entry, release);
+        match entered {
+            Attempt::Granted(_) => {
+                assert_eq!(left, Release::StillHeld(1), "{job}: somebody had entered");
+                b.renewed(&inner, None).await;
+                other.refused(&request(&job, LONG)).await;
+                b.free(&inner).await;
+            }
+            Attempt::NotHeld => assert_eq!(left, Release::Released, "{job}: nobody had entered"),
+            Attempt::Busy(busy) => panic!("{job}: {busy:?}"),
+        }
+        other.hold(&job).await;
+    }
+}
+
+async fn of_two_that_leave_together_one_frees_it(lab: &Lab) {
+    let (mut a, mut b, mut other) = (lab.client().await, lab.client().await, lab.client().await);
+    for offset in OFFSETS.map(Duration::from_micros) {
+        let job = key(&format!("job-{offset:?}"));
+        let outer = lab.expiring(&job, LONG);
+        a.take(&outer).await;
+        let inner = nested(&outer);
+        b.take(&inner).await;
+        let later = async {
+            lab.pass(offset).await;
+            leave(&mut b, &inner).await
+        };
+        let answers = tokio::join!(leave(&mut a, &outer), later);
+        let both = [Release::Released, Release::StillHeld(1)];
+        assert!(answers.0 != answers.1 && both.contains(&answers.0) && both.contains(&answers.1), "{job}: {answers:?}");
+        other.hold(&job).await;
+    }
+}
+
+/// It is the last one in when the outer hold is given back, and is taken back then.
+async fn a_dropped_entry_does_not_keep_the_lock(lab: &Lab) {
+    let (mut a, mut other) = (lab.client().await, lab.client().await);
+    for offset in OFFSETS.map(Duration::from_micros) {
+        let job = key(&format!("job-{offset:?}"));
+        let outer = lab.expiring(&job, LONG);
+        a.take(&outer).await;
+        let (mut b, inner) = (lab.client().await, nested(&outer));
+        let _ = tokio::time::timeout(offset, b.0.try_acquire(&inner)).await;
+        let left = leave(&mut a, &outer).await;
+        let undone = leave(&mut b, &inner).await;
+        assert!(
+            matches!((left, undone), (Release::StillHeld(1), Release::Released) | (Release::Released, Release::NotHeld)),
+            "{job}: {left:?}, {undone:?}"
+        );
+        other.hold(&job).await;
+    }
 }
