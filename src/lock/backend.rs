@@ -60,6 +60,9 @@ pub trait Backend {
     /// Gives the hold back, and wakes who waits if the lock becomes free.
     async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release>;
 
+    /// Whether the token holds the lock, and for how long yet. Read only, whichever process asks.
+    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding>;
+
     /// Ready when the hold may be gone although its lease is not over: a session was ended, a key was deleted.
     ///
     /// A hint: the core renews at once, and goes by that answer. Cancel safe; called again and again while the hold is
@@ -185,6 +188,18 @@ pub enum Renewal {
     WouldShorten {
         /// What is left of the present lease.
         expires_in: Duration,
+    },
+    /// The token does not hold this lock.
+    NotHeld,
+}
+
+/// The answer to [`Backend::verify`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holding {
+    /// The token holds the lock.
+    Held {
+        /// What is left of the hold's lease; `None` if the store doesn't tell.
+        expires_in: Option<Duration>,
     },
     /// The token does not hold this lock.
     NotHeld,

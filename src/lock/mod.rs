@@ -12,7 +12,7 @@ mod state;
 mod time;
 mod token;
 
-pub use backend::{Attempt, Backend, Busy, Grant, Init, LastResort, Notice, Release, Renewal, Scope, Wake};
+pub use backend::{Attempt, Backend, Busy, Grant, Holding, Init, LastResort, Notice, Release, Renewal, Scope, Wake};
 pub use capabilities::{Capabilities, Pace};
 pub use encoding::{Encoding, printable};
 pub use error::{Effect, Error, Kind, Result};

@@ -12,13 +12,14 @@
 use super::{
     client::{Answer, Client},
     failure::{self, Trouble},
+    holders::{self, Left},
     messages::{Compare, RequestOp, TxnRequest},
     ops::{self, Answers},
     queue,
     session::{Hold, Nested, Session, Stage, ttl},
     value::Value,
 };
-use crate::lock::{Fence, Mode, Release, Renewal, Scope};
+use crate::lock::{Fence, Holding, Mode, Release, Renewal, Scope};
 
 /// So often nested holds may change beside a release before it is given up for now.
 const TRIES: u32 = 4;
@@ -147,6 +148,20 @@ async fn extend(client: &mut Client, session: &mut Session, hold: Hold) -> Answe
     let fence = hold.fence();
     session.stage = Stage::Held(hold);
     Ok(Renewal::Renewed { ttl: ttl(length)?, fence })
+}
+
+/// Whether the token's hold is there, and how long its lease lasts yet, in etcd's whole seconds.
+pub(super) async fn verify(client: &mut Client, session: &Session) -> Answer<Holding> {
+    let Some(found) = find(client, session).await?.filter(Found::holds_token) else { return Ok(Holding::NotHeld) };
+    let mut expires_in = None;
+    for lease in [session.lease].into_iter().chain(found.nested.map(|nested| nested.lease)) {
+        match holders::left(client, lease).await? {
+            Left::For { left, .. } => expires_in = Some(expires_in.map_or(left, |other| left.min(other))),
+            Left::Unknown => {}
+            Left::Over => return Ok(Holding::NotHeld),
+        }
+    }
+    Ok(Holding::Held { expires_in })
 }
 
 /// Gives a hold back.

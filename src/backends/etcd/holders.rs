@@ -22,7 +22,13 @@ pub(super) async fn tell<'a>(client: &mut Client, look: &Look, holders: impl Ite
     let mut told = Vec::new();
     for one in holders {
         let value = said(one)?;
-        let lease = if one.lease == 0 { None } else { left(client, one.lease).await? };
+        let lease = match one.lease {
+            0 => None,
+            lease => match left(client, lease).await? {
+                Left::For { left, ago } => Some((left, ago)),
+                Left::Over | Left::Unknown => None,
+            },
+        };
         told.push(Holder {
             mode: one.class.mode(),
             foreign: one.value.is_some() && value.is_none(),
@@ -53,15 +59,30 @@ fn said(one: &Contender) -> Result<Option<Value>> {
     one.value.as_deref().map_or(Ok(None), Value::read)
 }
 
-/// What is left of a lease, rounded up, and how long ago it was extended.
-async fn left(client: &mut Client, lease: i64) -> Answer<Option<(Duration, Duration)>> {
+/// What is left of a lease.
+pub(super) enum Left {
+    /// So much, rounded up.
+    For {
+        /// Until it ends.
+        left: Duration,
+        /// Since it was extended.
+        ago: Duration,
+    },
+    /// It ended.
+    Over,
+    /// It is not for this user to see.
+    Unknown,
+}
+
+/// What is left of a lease.
+pub(super) async fn left(client: &mut Client, lease: i64) -> Answer<Left> {
     let answer = match client.time_to_live(lease).await {
         Ok(answer) => answer,
-        // It ended just now, or is not for this user to see.
-        Err(Trouble::NoLease | Trouble::Refused(_)) => return Ok(None),
+        Err(Trouble::NoLease) => return Ok(Left::Over),
+        Err(Trouble::Refused(_)) => return Ok(Left::Unknown),
         Err(trouble) => return Err(trouble),
     };
-    let (Ok(left), Ok(granted)) = (u64::try_from(answer.ttl), u64::try_from(answer.granted_ttl)) else { return Ok(None) };
+    let (Ok(left), Ok(granted)) = (u64::try_from(answer.ttl), u64::try_from(answer.granted_ttl)) else { return Ok(Left::Over) };
     let left = Duration::from_secs((left + 1).min(granted));
-    Ok(Some((left, Duration::from_secs(granted).saturating_sub(left))))
+    Ok(Left::For { left, ago: Duration::from_secs(granted).saturating_sub(left) })
 }

@@ -37,8 +37,8 @@ use self::{
     session::{Session, Stage, seconds},
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Entry, Error, Grant, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token,
-    Ttl, Wake, fingerprint,
+    Attempt, Backend, Capabilities, Entry, Error, Grant, Holding, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope,
+    Token, Ttl, Wake, fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities {
@@ -172,6 +172,16 @@ impl Backend for Etcd {
         let at = self.session(key, token);
         let outcome = hold::renew(&mut self.client, &mut self.sessions[at]).await;
         self.about(outcome, "renew", Some(key))
+    }
+
+    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let known = self.at(key, token).is_some();
+        let at = self.session(key, token);
+        let outcome = hold::verify(&mut self.client, &self.sessions[at]).await;
+        if !known {
+            self.sessions.swap_remove(at);
+        }
+        self.about(outcome, "verify", Some(key))
     }
 
     async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {

@@ -15,8 +15,8 @@ use tokio::{sync::Notify, time::Instant};
 use uuid::Uuid;
 
 use crate::lock::{
-    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Holder, Init, Key, LockState, Metadata, Mode, Namespace, Release, Renewal,
-    Request, Result, Scope, Token, Ttl, Waiter, Wake, fingerprint,
+    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Holder, Holding, Init, Key, LockState, Metadata, Mode, Namespace, Release,
+    Renewal, Request, Result, Scope, Token, Ttl, Waiter, Wake, fingerprint,
 };
 
 /// What several [`Memory`] backends share.
@@ -272,6 +272,13 @@ impl Backend for Memory {
             lease.holds.insert(token.hold, Hold { ttl: hold.ttl, expires });
             lease.renewed = now;
             Renewal::Renewed { ttl, fence: Fence(lease.fence) }
+        }))
+    }
+
+    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        Ok(self.with(key, |slot, now| match slot.hold(token) {
+            Some((_, hold)) => Holding::Held { expires_in: Some(hold.expires - now) },
+            None => Holding::NotHeld,
         }))
     }
 

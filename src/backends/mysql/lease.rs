@@ -14,8 +14,8 @@ use super::{
 use crate::{
     backends::sql::{Names, Taken, ledger},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token, Ttl, Wake,
-        fingerprint,
+        Attempt, Backend, Busy, Capabilities, Holding, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token, Ttl,
+        Wake, fingerprint,
     },
 };
 
@@ -212,6 +212,12 @@ impl Backend for Lease {
         let name = self.names.of(key);
         let outcome = self.ask(async |table| ledger::renew(table, &name, token, ttl).await).await;
         self.about(outcome, "renew", Some(key))
+    }
+
+    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let name = self.names.of(key);
+        let outcome = self.ask(async |table| ledger::verify(table, &name, token).await).await;
+        self.about(outcome, "verify", Some(key))
     }
 
     async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {

@@ -5,7 +5,7 @@
 use super::{connection::Answer, failure, options::Mode, reading::Fields, sessions::Sessions, statement::Value};
 use crate::{
     backends::sql::micros,
-    lock::{Fence, Holder, Key, LockState, Metadata, Mode as How, Result, Waiter},
+    lock::{Fence, Holder, Holding, Key, LockState, Metadata, Mode as How, Result, Token, Waiter},
 };
 
 impl Sessions {
@@ -50,6 +50,25 @@ impl Sessions {
             waiters,
             last_fence,
             nodes: Vec::new(),
+        })
+    }
+
+    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let name = self.names.of(key);
+        let mut session = self.side().await?;
+        // Last: a holder that is there first and wrote this was there all the time.
+        let hold = self.tables.fill("SELECT root FROM :sessions WHERE name = :name;", &[("name", Value::Bytes(&name))]);
+        let answers = session.ask(&(self.look_sql(key, session.server.mariadb) + &hold)).await;
+        self.side = Some(session);
+        let answers = answers?;
+        let (holder, _) = read_holder(&answers, 0)?;
+        let hold = match answers.last().and_then(|answer| answer.rows.first()) {
+            Some(row) => Fields::of(row).text_or_null()?,
+            None => None,
+        };
+        Ok(match holder.filter(|holder| !holder.foreign && hold == Some(token.hold_text())) {
+            Some(holder) => Holding::Held { expires_in: holder.expires_in },
+            None => Holding::NotHeld,
         })
     }
 

@@ -31,8 +31,8 @@ use super::{
 use crate::{
     backends::sql::{Names, micros, ms},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Fence, Grant, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token,
-        Ttl, Wake, fingerprint,
+        Attempt, Backend, Busy, Capabilities, Fence, Grant, Holding, Init, Key, LockState, Notice, Release, Renewal, Request, Result,
+        Scope, Token, Ttl, Wake, fingerprint,
     },
 };
 
@@ -370,6 +370,11 @@ impl Backend for Sessions {
         }
         let outcome = self.ask_renew(key, token, ttl).await;
         self.about(outcome, "renew", Some(key))
+    }
+
+    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let outcome = self.look_for(key, token).await;
+        self.about(outcome, "verify", Some(key))
     }
 
     async fn release(&mut self, key: &Key, token: &Token, _: Scope) -> Result<Release> {

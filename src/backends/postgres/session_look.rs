@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     backends::sql::micros,
-    lock::{Fence, Holder, Key, LockState, Mode as How, Result, Waiter},
+    lock::{Fence, Holder, Holding, Key, LockState, Mode as How, Result, Token, Waiter},
 };
 
 impl Sessions {
@@ -38,6 +38,27 @@ impl Sessions {
             let waiters: Vec<Waiter> = table.queue(&name, true).await?.into_iter().map(|(_, waiter)| waiter).collect();
             let (holders, last_fence) = holders(&rows)?;
             Ok(LockState { key: key.clone(), stored_as: name.clone(), holders, waiters, last_fence, nodes: Vec::new() })
+        })
+        .await
+    }
+
+    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let (look, name, hold) = (self.look_sql(), self.names.of(key), token.hold_text());
+        let own = self.tables.fill("SELECT pid FROM {sessions} WHERE name = $1 AND hold = $2");
+        self.aside(async |table| {
+            let rows = table.session.query(&look, &[(&name, Type::TEXT)]).await?;
+            // Last: a holder that is there first and wrote this was there all the time.
+            let own = table.session.query(&own, &[(&name, Type::TEXT), (&hold, Type::TEXT)]).await?;
+            let pid = |row: &Row| row.try_get::<_, Option<i32>>("pid").map_err(failure::malformed);
+            for row in rows {
+                if let Some(pid_of_holder) = pid(&row)?
+                    && own.first().map(pid).transpose()?.flatten() == Some(pid_of_holder)
+                {
+                    let (holders, _) = holders(&[row])?;
+                    return Ok(Holding::Held { expires_in: holders.first().and_then(|holder| holder.expires_in) });
+                }
+            }
+            Ok(Holding::NotHeld)
         })
         .await
     }

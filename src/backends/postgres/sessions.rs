@@ -34,8 +34,8 @@ use super::{
 use crate::{
     backends::sql::{Names, micros, ms},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Error, Fence, Grant, Init, Key, Kind, LockState, Mode as How, Notice, Release, Renewal,
-        Request, Result, Scope, Token, Ttl, Wake, fingerprint,
+        Attempt, Backend, Busy, Capabilities, Error, Fence, Grant, Holding, Init, Key, Kind, LockState, Mode as How, Notice, Release,
+        Renewal, Request, Result, Scope, Token, Ttl, Wake, fingerprint,
     },
 };
 
@@ -419,6 +419,11 @@ impl Backend for Sessions {
         }
         let outcome = self.ask_renew(key, token, ttl).await;
         self.about(outcome, "renew", Some(key))
+    }
+
+    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let outcome = self.look_for(key, token).await;
+        self.about(outcome, "verify", Some(key))
     }
 
     async fn release(&mut self, key: &Key, token: &Token, _: Scope) -> Result<Release> {

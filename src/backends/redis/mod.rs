@@ -38,8 +38,8 @@ use self::{
     state::{Snapshot, foreign},
 };
 use crate::lock::{
-    Attempt, Backend, Busy, Capabilities, Entry, Error, Fence, Grant, Init, Key, LockState, Mode, Release, Renewal, Request, Result, Scope,
-    Token, Ttl, Wake, fingerprint,
+    Attempt, Backend, Busy, Capabilities, Entry, Error, Fence, Grant, Holding, Init, Key, LockState, Mode, Release, Renewal, Request,
+    Result, Scope, Token, Ttl, Wake, fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities::usual("redis");
@@ -232,6 +232,23 @@ impl Redis {
         renewal
     }
 
+    async fn ask_verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let names = self.names(key);
+        // For no time at all: that would shorten any hold, so that nothing is changed.
+        let arguments = [&*token.owner.to_string(), &token.hold_text(), "0"];
+        let line = self.servers.take(&names.lock).await?;
+        let (line, reply) = self.eval_over(line, &script::RENEW, &[&names.lock, &names.record], &arguments).await?;
+        let holding = match &reply {
+            Value::ServerError(error) => Err(self.servers.refused(error)),
+            reply => read_renewal(reply).map(|renewal| match renewal {
+                Renewal::WouldShorten { expires_in } => Holding::Held { expires_in: Some(expires_in) },
+                Renewal::Renewed { .. } | Renewal::NotHeld => Holding::NotHeld,
+            }),
+        };
+        self.servers.put_back_after(&names.lock, line, &reply);
+        holding
+    }
+
     async fn release_over(&mut self, line: Line, names: &Names, token: &Token, scope: Scope) -> Result<(Line, Value)> {
         let keys = [&*names.lock, &names.record, &names.queue, &names.wake];
         let (owner, hold) = (token.owner.to_string(), token.hold_text());
@@ -288,6 +305,11 @@ impl Backend for Redis {
     async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
         let outcome = self.ask_renew(key, token, ttl).await;
         self.about(outcome, "renew", Some(key))
+    }
+
+    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let outcome = self.ask_verify(key, token).await;
+        self.about(outcome, "verify", Some(key))
     }
 
     async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {

@@ -3,7 +3,7 @@
 use super::{CAPABILITIES, Failures, Redlock, flag, most, script, word};
 use crate::{
     backends::redis::{failure, reply},
-    lock::{Effect, Fence, Key, Release, Renewal, Result, Scope, Token, Ttl},
+    lock::{Effect, Fence, Holding, Key, Release, Renewal, Result, Scope, Token, Ttl},
 };
 use std::time::Duration;
 
@@ -14,11 +14,24 @@ impl Redlock {
         if let Some(ttl) = ttl {
             CAPABILITIES.check_ttl(ttl)?;
         }
-        let names = self.names(key);
         let wanted = ttl.map(|ttl| ttl.as_millis().to_string()).unwrap_or_default();
-        let arguments = vec![token.owner.to_string(), token.hold_text(), wanted];
         // An unknown TTL may be a short one, but then it is another process that asks, and has all its time for this.
         let bound = self.options.bound(self.ttl_of(token).or(ttl.map(Ttl::get)), 8);
+        self.extend_by(key, token, wanted, bound).await
+    }
+
+    /// Asks the nodes to extend the hold for no time at all: that would shorten any hold, so that nothing is changed.
+    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let bound = self.options.bound(self.ttl_of(token), 8);
+        Ok(match self.extend_by(key, token, "0".into(), bound).await? {
+            Renewal::WouldShorten { expires_in } => Holding::Held { expires_in: Some(expires_in) },
+            Renewal::Renewed { .. } | Renewal::NotHeld => Holding::NotHeld,
+        })
+    }
+
+    async fn extend_by(&mut self, key: &Key, token: &Token, wanted: String, bound: Duration) -> Result<Renewal> {
+        let names = self.names(key);
+        let arguments = vec![token.owner.to_string(), token.hold_text(), wanted];
         let answers = self.ask(bound, &script::RENEW, vec![names.lock, names.record], |_| Some(arguments.clone())).await;
         let mut not_held = 0;
         let mut extended = Vec::new();

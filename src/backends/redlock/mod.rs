@@ -58,8 +58,8 @@ use crate::{
         redis::{failure, names::Names, reply, script::Script},
     },
     lock::{
-        Attempt, Backend, Capabilities, Error, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token, Ttl, Wake,
-        fingerprint,
+        Attempt, Backend, Capabilities, Error, Holding, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token, Ttl,
+        Wake, fingerprint,
     },
 };
 
@@ -165,6 +165,11 @@ impl Backend for Redlock {
     async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
         let outcome = self.extend(key, token, ttl).await;
         self.about(outcome, "renew", Some(key))
+    }
+
+    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let outcome = self.look_for(key, token).await;
+        self.about(outcome, "verify", Some(key))
     }
 
     async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {

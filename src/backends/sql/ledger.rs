@@ -6,8 +6,8 @@
 
 use async_trait::async_trait;
 
-use super::Record;
-use crate::lock::{Effect, Entry, Error, Fence, Grant, Kind, Release, Renewal, Request, Result, Scope, Token, Ttl};
+use super::{Record, micros};
+use crate::lock::{Effect, Entry, Error, Fence, Grant, Holding, Kind, Release, Renewal, Request, Result, Scope, Token, Ttl};
 
 /// What a dialect answers, each question in one atomic statement that is judged by the server's clock.
 ///
@@ -97,6 +97,19 @@ pub async fn renew(table: &mut (impl Table + ?Sized), name: &str, token: &Token,
         write(table, &record).await?;
     }
     Ok(answer)
+}
+
+/// Whether the token holds the lock.
+///
+/// # Errors
+/// As [`take`].
+pub async fn verify(table: &mut (impl Table + ?Sized), name: &str, token: &Token) -> Result<Holding> {
+    let Some(record) = table.read(name).await?.filter(|record| record.is_held_by(token)) else { return Ok(Holding::NotHeld) };
+    record.check_layout()?;
+    Ok(match record.live_holds()?.get(&token.hold_text()) {
+        Some(hold) => Holding::Held { expires_in: Some(micros(hold.ends - record.now_us)) },
+        None => Holding::NotHeld,
+    })
 }
 
 /// Gives a hold back.

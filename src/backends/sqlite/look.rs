@@ -6,10 +6,10 @@ use super::{
     Sqlite, failure, location,
     lock_file::{Bytes, LockFile},
     ours,
-    row::{Row, unknown_holder},
-    store::Store,
+    row::{Row, millis, unknown_holder},
+    store::{Store, Whose},
 };
-use crate::lock::{Key, LockState, Result, Waiter};
+use crate::lock::{Holding, Key, LockState, Result, Token, Waiter};
 
 impl Sqlite {
     /// The lock file if there is one, and whether there is a database to ask.
@@ -39,6 +39,28 @@ impl Sqlite {
         self.state(key.clone(), row, file.as_deref()).await
     }
 
+    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let (file, _) = self.open_to_look().await?;
+        let locked = self.is_locked(key, file.as_deref())?;
+        let Some(store) = &mut self.store else { return Ok(Holding::NotHeld) };
+        let whose = Whose { namespace: &self.options.namespace, key, token };
+        let Some(row) = store.look(whose.namespace, key).await? else { return Ok(Holding::NotHeld) };
+        let lock_file = file.as_deref().map(LockFile::id);
+        if !row.is_owned_by(token) || !row.is_held(lock_file, locked) {
+            return Ok(Holding::NotHeld);
+        }
+        // The first hold of those that the lock file rules lasts as long as its process does.
+        let (ends, by_lease) = if row.is_first_hold(token) {
+            (Some(row.hold_expires_ms), row.by_lease(lock_file))
+        } else {
+            (store.nested_end(whose).await?, true)
+        };
+        Ok(match ends.filter(|ends| !by_lease || *ends > row.now_ms) {
+            Some(ends) => Holding::Held { expires_in: Some(millis(ends - row.now_ms)) },
+            None => Holding::NotHeld,
+        })
+    }
+
     pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
         let (file, _) = self.open_to_look().await?;
         let rows = match &mut self.store {
@@ -57,13 +79,18 @@ impl Sqlite {
         Ok(states)
     }
 
-    async fn state(&mut self, key: Key, row: Option<Row>, file: Option<&LockFile>) -> Result<LockState> {
+    /// Whether anybody has the key's bytes of the lock file.
+    fn is_locked(&self, key: &Key, file: Option<&LockFile>) -> Result<bool> {
         let failed = |error: std::io::Error| ours(&error);
-        let locked = match (self.slots.get(&key), file) {
-            (Some(slot), _) => slot.is_locked().map_err(failed)?,
-            (None, Some(file)) => file.others_have(self.bytes(&key).all()).map_err(failed)?,
-            (None, None) => false,
-        };
+        match (self.slots.get(key), file) {
+            (Some(slot), _) => slot.is_locked().map_err(failed),
+            (None, Some(file)) => file.others_have(self.bytes(key).all()).map_err(failed),
+            (None, None) => Ok(false),
+        }
+    }
+
+    async fn state(&mut self, key: Key, row: Option<Row>, file: Option<&LockFile>) -> Result<LockState> {
+        let locked = self.is_locked(&key, file)?;
         let last_fence = row.as_ref().map(|row| row.fence);
         let holders = match row.filter(|row| row.is_held(file.map(LockFile::id), locked)) {
             Some(row) => vec![row.holder()],

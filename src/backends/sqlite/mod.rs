@@ -53,8 +53,8 @@ use self::{
     store::Store,
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Error, Init, Key, Kind, LastResort, LockState, Namespace, Release, Renewal, Request, Result, Scope,
-    Token, Ttl, Wake, fingerprint,
+    Attempt, Backend, Capabilities, Error, Holding, Init, Key, Kind, LastResort, LockState, Namespace, Release, Renewal, Request, Result,
+    Scope, Token, Ttl, Wake, fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities::usual("sqlite");
@@ -219,6 +219,10 @@ impl Backend for Sqlite {
     async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
         let about = self.about("renew", Some(key));
         self.extend(key, token, ttl).await.map_err(about)
+    }
+
+    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        self.look_for(key, token).await.map_err(self.about("verify", Some(key)))
     }
 
     async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {

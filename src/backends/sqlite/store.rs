@@ -150,6 +150,13 @@ impl Store {
         look(self.connection()?, namespace, key).await
     }
 
+    /// When a nested hold's lease ends, by the store's clock; `None` if there is no such hold.
+    pub(super) async fn nested_end(&mut self, whose: Whose<'_>) -> Result<Option<i64>> {
+        let sql = "SELECT expires_ms FROM holds WHERE namespace = ?1 AND key = ?2 AND owner = ?3 AND hold = ?4";
+        let found = self.rows(bind_whose(sql, whose)).await?;
+        found.first().map(|row| row.try_get("expires_ms").map_err(row::malformed)).transpose()
+    }
+
     pub(super) async fn list(&mut self, namespace: &Namespace, start: &str) -> Result<Vec<Row>> {
         self.check().await?;
         let query = sqlx::query(LIST).bind(namespace.as_str().to_owned()).bind(start.to_owned());

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     backends::redis::{failure, names::Names},
-    lock::{Fence, Key, Release, Renewal, Result, Scope, Token, Ttl},
+    lock::{Fence, Holding, Key, Release, Renewal, Result, Scope, Token, Ttl},
 };
 
 impl Tair {
@@ -32,6 +32,14 @@ impl Tair {
     async fn compare(&mut self, pipeline: &::redis::Pipeline) -> Result<Compared> {
         let replies = self.run(pipeline, false).await?;
         replies.first().map(compared).transpose()?.ok_or_else(failure::unreadable)
+    }
+
+    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let found = self.find(&self.names(key), token).await?;
+        Ok(match found.and_then(|(record, _, now, _)| record.fence.and(record.live(&token.hold_text(), now)).map(|(ends, _)| ends - now)) {
+            Some(left) => Holding::Held { expires_in: Some(Duration::from_millis(u64::try_from(left).unwrap_or(0))) },
+            None => Holding::NotHeld,
+        })
     }
 
     pub(super) async fn extend(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {

@@ -44,8 +44,8 @@ use super::{
     redis::{connection::Connection, failure, names::Names},
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Effect, Error, Init, Key, Kind, LockState, Release, Renewal, Request, Result, Scope, Token, Ttl, Wake,
-    fingerprint,
+    Attempt, Backend, Capabilities, Effect, Error, Holding, Init, Key, Kind, LockState, Release, Renewal, Request, Result, Scope, Token,
+    Ttl, Wake, fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities { notification: false, ..Capabilities::usual("tair") };
@@ -162,6 +162,11 @@ impl Backend for Tair {
     async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
         let outcome = self.extend(key, token, ttl).await;
         self.about(outcome, "renew", Some(key))
+    }
+
+    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let outcome = self.look_for(key, token).await;
+        self.about(outcome, "verify", Some(key))
     }
 
     async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {

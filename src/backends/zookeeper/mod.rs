@@ -51,7 +51,8 @@ use self::{
     session::{Ensemble, LONGEST},
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Init, Key, LockState, Pace, Release, Renewal, Request, Result, Scope, Token, Ttl, Wake, fingerprint,
+    Attempt, Backend, Capabilities, Holding, Init, Key, LockState, Pace, Release, Renewal, Request, Result, Scope, Token, Ttl, Wake,
+    fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities {
@@ -138,6 +139,12 @@ impl Backend for ZooKeeper {
         let outcome = self.ask_renew(key, token, ttl).await;
         self.ensemble.tidy().await;
         self.about(outcome, "renew", Some(key))
+    }
+
+    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        let outcome = self.look_for(key, token).await;
+        self.ensemble.tidy().await;
+        self.about(outcome, "verify", Some(key))
     }
 
     async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {

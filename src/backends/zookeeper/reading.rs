@@ -6,13 +6,13 @@ use super::{
     ZooKeeper,
     contender::{Contender, line},
     failure::{Asked, Fault},
-    hold::{line_of, listed, unexpected},
+    hold::{Hold, line_of, listed, unexpected},
     look::{Clock, Look, look},
     names::{Names, decode, folder, meta_folder},
     session::{Ensemble, Purpose, Session, VISIT},
     wire::{Code, Node, Reply, Request as Ask},
 };
-use crate::lock::{Key, LockState, Result};
+use crate::lock::{Holding, Key, LockState, Result, Token};
 
 /// A path, where the empty one is the root.
 fn or_root(path: &str) -> &str {
@@ -32,6 +32,38 @@ impl ZooKeeper {
         };
         let read: Asked<LockState> = read.await;
         read.map_err(Fault::into_error)
+    }
+
+    /// Whether the token's hold is there, and how long its session lasts yet unless it is heard of.
+    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        self.options().check()?;
+        let now = format!("{}/%now-", meta_folder(&self.options().chroot, &self.options().namespace));
+        let mut hold = Hold::new(key, token, self.names(key), true);
+        hold.session = Some(Session::open(&self.ensemble, VISIT, Purpose::Visit).await?);
+        let look = async {
+            let seen = hold.read_line(&self.ensemble, true).await?;
+            if hold.owners_place(&self.ensemble, &seen).await?.is_none() {
+                return Ok(Holding::NotHeld);
+            }
+            let beat = hold.beat();
+            let asked = [Ask::Read { path: &beat }, Ask::Create { path: &now, data: &[], node: Node::Contender }];
+            let mut answers = hold.ask(&self.ensemble, &asked).await?.into_iter();
+            let (data, renewed) = match answers.next() {
+                Some(Ok(Reply::Data { data, stat })) => (data, stat.mtime),
+                Some(Err(Code::NoNode)) => return Ok(Holding::NotHeld),
+                answer => return Err(unexpected(answer).into()),
+            };
+            // Where that may not be made, lengths of time are counted to the last thing that happened.
+            let now = match answers.next() {
+                Some(Ok(Reply::Made { stat, .. })) => stat.ctime,
+                _ => renewed,
+            };
+            let timeout = std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).map(Duration::from_millis);
+            let silent = Duration::from_millis(u64::try_from(now - renewed).unwrap_or_default());
+            Ok(Holding::Held { expires_in: timeout.map(|timeout| timeout.saturating_sub(silent)) })
+        };
+        let look: Asked<Holding> = look.await;
+        look.map_err(Fault::into_error)
     }
 
     pub(super) async fn read_locks(&mut self, start: &str) -> Result<Vec<LockState>> {

@@ -23,6 +23,7 @@ mod shared;
 mod tair;
 mod transport;
 mod unanswered;
+mod verify;
 mod zookeeper_line;
 mod zookeeper_ways;
 
@@ -63,6 +64,7 @@ pub fn all() -> Vec<Case> {
         refusal::all(),
         handover::all(),
         unanswered::all(),
+        verify::all(),
         zookeeper_line::all(),
         zookeeper_ways::all(),
         lost_reply::all(),

@@ -1,0 +1,148 @@
+//! Whether a token holds a lock, asked by whoever has the token.
+
+use std::time::Duration;
+
+use dlock::lock::{Holding, Key, Release, Scope, Token};
+
+use super::{Case, cases, everywhere};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![everywhere =>
+        a_hold_is_verified_by_its_token_alone,
+        a_free_lock_is_held_by_no_token,
+        a_stale_token_holds_nothing,
+        a_waiters_token_holds_nothing,
+        a_token_holds_its_own_lock_only,
+        a_verified_hold_ends_when_it_would_have,
+    ];
+    all.extend(cases![Kind::hands_on => nested_holds_are_verified_each, a_detached_hold_is_verified]);
+    all
+}
+
+/// What is left of the lease that `token` has; `None` if it has none.
+async fn left(client: &mut Client, key: &Key, token: &Token) -> Option<Duration> {
+    match client.0.verify(key, token).await.unwrap_or_else(|error| panic!("verify: {error:?}")) {
+        Holding::Held { expires_in } => Some(expires_in.expect("a lease that ends")),
+        Holding::NotHeld => None,
+    }
+}
+
+/// `token` has a lease with about `lease` left.
+#[track_caller]
+fn assert_left(left: Option<Duration>, lease: Duration) {
+    let left = left.expect("it is held");
+    assert!(left <= lease && left + SLACK + Duration::from_secs(2) >= lease, "{left:?} of {lease:?}");
+}
+
+async fn a_hold_is_verified_by_its_token_alone(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    for client in [&mut a, &mut b] {
+        assert_left(left(client, &job, &held.token).await, LONG);
+    }
+    // It is still the holder's to renew and to give back.
+    a.renewed(&held, None).await;
+    assert_left(left(&mut b, &job, &held.token).await, LONG);
+    a.free(&held).await;
+    for client in [&mut a, &mut b] {
+        assert_eq!(left(client, &job, &held.token).await, None);
+    }
+}
+
+async fn a_free_lock_is_held_by_no_token(lab: &Lab) {
+    let mut a = lab.client().await;
+    assert_eq!(left(&mut a, &key("never"), &Token::random()).await, None);
+    assert!(a.inspect(&key("never")).await.holders.is_empty());
+    // Asking left nothing that would keep it.
+    a.hold(&key("never")).await;
+}
+
+async fn a_stale_token_holds_nothing(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let first = a.hold(&job).await;
+    a.free(&first).await;
+    let second = b.hold(&job).await;
+    assert_eq!(left(&mut a, &job, &first.token).await, None);
+    assert_eq!(left(&mut b, &job, &first.token).await, None);
+    // Another hold of the owner, which was never granted, is none.
+    assert_eq!(left(&mut a, &job, &second.token.nested()).await, None);
+    assert_left(left(&mut a, &job, &second.token).await, LONG);
+}
+
+async fn a_waiters_token_holds_nothing(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let waiting = crate::lab::waiting(&job, LONG);
+    b.refused(&waiting).await;
+    assert_eq!(left(&mut c, &job, &waiting.token).await, None);
+    b.abandon(&waiting).await;
+    a.free(&held).await;
+}
+
+async fn a_token_holds_its_own_lock_only(lab: &Lab) {
+    let mut a = lab.client().await;
+    let held = a.hold(&key("a")).await;
+    a.hold(&key("b")).await;
+    for other in ["b", "a/b", "A", "c"] {
+        assert_eq!(left(&mut a, &key(other), &held.token).await, None, "{other}");
+    }
+}
+
+async fn a_verified_hold_ends_when_it_would_have(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = lab.expiring(&job, SHORT);
+    let ttl = a.take(&held).await.ttl.get();
+    drop(a);
+    // Asking again and again is no renewal.
+    let step = ttl / 8;
+    let mut asked = Duration::ZERO;
+    while left(&mut b, &job, &held.token).await.is_some() {
+        assert!(asked < ttl + lab.kind.late() + SLACK, "still held after {asked:?}");
+        lab.pass(step).await;
+        asked += step;
+    }
+    let next = request(&job, LONG);
+    let until = std::time::Instant::now() + lab.kind.late() + SLACK;
+    while !matches!(b.attempt(&next).await, dlock::lock::Attempt::Granted(_)) {
+        assert!(std::time::Instant::now() < until, "nobody holds it, and it isn't free");
+        lab.pass(step).await;
+    }
+}
+
+async fn nested_holds_are_verified_each(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = a.hold(&job).await;
+    let inner = nested(&outer);
+    b.take(&inner).await;
+    for token in [&outer.token, &inner.token] {
+        assert_left(left(&mut c, &job, token).await, LONG);
+    }
+    assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
+    assert_eq!(left(&mut c, &job, &inner.token).await, None);
+    assert_left(left(&mut c, &job, &outer.token).await, LONG);
+    // The inner one keeps the lock, and is all that holds it then.
+    b.take(&inner).await;
+    assert_eq!(a.release(&outer, Scope::Hold).await, Release::StillHeld(1));
+    assert_eq!(left(&mut c, &job, &outer.token).await, None);
+    assert_left(left(&mut c, &job, &inner.token).await, LONG);
+}
+
+async fn a_detached_hold_is_verified(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let mut held = dlock::lock::Request { detached: true, ..request(&job, LONG) };
+    held.token.session = a.take(&held).await.session;
+    drop(a);
+    assert_left(left(&mut b, &job, &held.token).await, LONG);
+    b.free(&held).await;
+    assert_eq!(left(&mut b, &job, &held.token).await, None);
+}
