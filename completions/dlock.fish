@@ -44,7 +44,9 @@ complete -c dlock -n "__fish_dlock_needs_command" -s V -l version -d 'Print the 
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "run" -d 'Take a lock, run a command, renew, release; exit with its status'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "acquire" -d 'Take a lock and return; prints the token that holds it'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "renew" -d 'Extend the lease of a lock that was acquired'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "verify" -d 'Tell whether a token still holds a lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back a lock that was acquired'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "hold" -d 'Keep a lock in the foreground, until stdin ends'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "inspect" -d 'Show who holds a lock, who waits, and when it expires'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "list" -d 'Show every held lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "init" -d 'Create what the store needs before it can keep locks'
@@ -134,6 +136,24 @@ complete -c dlock -n "__fish_dlock_using_subcommand renew" -l json -d 'Print one
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
@@ -152,6 +172,33 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -l json -d 'Print o
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l while-pid -d 'Hold it for as long as this process lives' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l ttl -d 'The length of the lease, renewed all along [60s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l describe -d 'A note for those who look at the lock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s s -l shared -d 'Hold it together with other readers'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l until-signal -d 'Hold it until a signal comes instead of the end of stdin'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l no-metadata -d 'Leave out who holds the lock'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l config -d 'The configuration file' -r

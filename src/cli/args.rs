@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{ArgAction, Args, Parser, Subcommand, builder::PossibleValuesParser};
 
-use crate::commands::{acquire, completions, gc, init, inspect, list, man, release, renew, run};
+use crate::commands::{acquire, completions, gc, hold, init, inspect, list, man, release, renew, run, verify};
 
 /// Take a lock on the store you already run, and run a command under it.
 #[derive(Debug, Parser)]
@@ -16,7 +16,7 @@ use crate::commands::{acquire, completions, gc, init, inspect, list, man, releas
     disable_help_subcommand = true,
     help_template = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}",
     subcommand_help_heading = "Commands",
-    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock COMMAND --help; man dlock; dlock --version"
+    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock COMMAND --help; man dlock; dlock completions SHELL; dlock --version"
 )]
 pub struct Cli {
     /// What all commands take.
@@ -66,8 +66,12 @@ pub enum Command {
     Acquire(acquire::Args),
     /// Extend the lease of a lock that was acquired
     Renew(renew::Args),
+    /// Tell whether a token still holds a lock
+    Verify(verify::Args),
     /// Give back a lock that was acquired
     Release(release::Args),
+    /// Keep a lock in the foreground, until stdin ends
+    Hold(hold::Args),
     /// Show who holds a lock, who waits, and when it expires
     Inspect(inspect::Args),
     /// Show every held lock
@@ -77,8 +81,11 @@ pub enum Command {
     /// Remove what no lock has used for long
     Gc(gc::Args),
     /// Print the completions of a shell
+    // Off the screen of --help, which is full.
+    #[command(hide = true)]
     Completions(completions::Args),
     /// Print a man page
+    #[command(hide = true)]
     Man(man::Args),
 }
 

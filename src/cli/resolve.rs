@@ -20,9 +20,9 @@ use super::{
     setting::{Origin, Setting},
 };
 use crate::{
-    commands::{Context, KeyArg, TokenArg, Work, acquire, gc, init, inspect, list, release, renew},
+    commands::{Context, KeyArg, TokenArg, Work, acquire, gc, hold, hold::HoldUntil, init, inspect, list, release, renew, verify},
     exit,
-    lease::{Limits, Patience},
+    lease::{Held, Limits, Patience},
     lock::{Error, Key, Kind, Mode, Result, Token, Ttl},
     output::Output,
 };
@@ -61,7 +61,7 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
     };
     let host = layers.get("host", globals.host.as_deref())?.map(|setting| line(&setting, HOST)).transpose()?;
     let context = Context { target, limits, host, out };
-    Ok((work(command, key, token, &layers)?, context))
+    Ok((work(command, key, token, &layers, env)?, context))
 }
 
 /// The key and the token of a command, before anything else: a key may have a policy of its own.
@@ -73,6 +73,10 @@ fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)
         }
         Command::Acquire(args) => Ok((Some(key(&args.key)?), None)),
         Command::Inspect(args) => Ok((Some(key(&args.key)?), None)),
+        Command::Hold(args) => Ok((Some(key(&args.key)?), None)),
+        // Whether an ancestor holds it: DLOCK_HELD has the token.
+        Command::Verify(args) if given(&args.key).is_some() && args.token.token.is_none() => Ok((Some(key(&args.key)?), None)),
+        Command::Verify(args) => pair(&args.key, &args.token, env),
         Command::Renew(args) => pair(&args.key, &args.token, env),
         Command::Release(args) => pair(&args.key, &args.token, env),
         _ => Ok((None, None)),
@@ -134,7 +138,13 @@ fn color(globals: &Globals, layers: &Layers<'_>) -> Result<Option<bool>> {
     setting.choice(&[("auto", None), ("always", Some(true)), ("never", Some(false))])
 }
 
-fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layers<'_>) -> Result<Work> {
+fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layers<'_>, env: &Env) -> Result<Work> {
+    if let Command::Verify(_) = command {
+        let key = key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"))?;
+        // One that is no text holds nothing that could be read.
+        let held = env.get_os(Held::VARIABLE).and_then(|value| value.to_str()).map(Held::parse).unwrap_or_default();
+        return Ok(Work::Verify(verify::VerifySettings { key, token, held }));
+    }
     let key = || key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"));
     let token = || token.ok_or_else(|| Error::new(Kind::Internal, "a token got lost"));
     Ok(match command {
@@ -170,8 +180,32 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             };
             Work::Gc(gc::GcSettings { older_than: setting.duration("an age is 0 or more")? })
         }
-        Command::Completions(_) | Command::Man(_) => return Err(Error::new(Kind::Internal, "this command needs no store")),
+        Command::Hold(args) => {
+            let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| self::ttl(&setting)).transpose()?;
+            Work::Hold(hold::HoldSettings {
+                key: key()?,
+                mode: if args.shared { Mode::Shared } else { Mode::Exclusive },
+                ttl,
+                patience: patience(args.wait.as_deref(), args.nonblock, layers)?,
+                until: hold_until(args.until_signal, args.while_pid.as_deref())?,
+                conflict_status: conflict_status(args.conflict_exit_code.as_deref(), layers)?,
+                describe: describe(args.describe.as_deref(), layers)?,
+                metadata: !layers.yes("no_metadata", args.no_metadata)?,
+            })
+        }
+        Command::Completions(_) | Command::Man(_) | Command::Verify(_) => {
+            return Err(Error::new(Kind::Internal, "this command needs no store"));
+        }
     })
+}
+
+fn hold_until(signal: bool, pid: Option<&str>) -> Result<HoldUntil> {
+    let Some(text) = pid else { return Ok(if signal { HoldUntil::Signal } else { HoldUntil::StdinEnds }) };
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(HoldUntil::ProcessEnds(number)),
+        _ => Err(Error::new(Kind::Usage, format!("--while-pid: {:?} is no process id", super::setting::short(text)))
+            .hint("in a shell, $$ is the shell's own, and $! the last background job's")),
+    }
 }
 
 /// A lease's length.

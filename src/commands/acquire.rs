@@ -73,7 +73,7 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     out.check_token_has_a_reader()?;
     let clock = BootClock;
-    let signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
+    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
     let request = Request {
         key: settings.key.clone(),
@@ -88,11 +88,18 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
         metadata: settings.metadata.then(|| metadata::collect(context.host.as_deref(), None, settings.describe.clone())),
     };
     let waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
-    let outcome =
-        lease::acquire(&mut *backend, &clock, request, settings.patience, context.limits, waiting.ticking(interrupted(signals)), |busy| {
+    let outcome = lease::acquire(
+        &mut *backend,
+        &clock,
+        request,
+        settings.patience,
+        context.limits,
+        waiting.ticking(interrupted(&mut signals)),
+        |busy| {
             waiting.update(busy);
-        })
-        .await;
+        },
+    )
+    .await;
     waiting.clear();
     context.tell(&mut *backend);
     let waited = waiting.waited();

@@ -28,6 +28,7 @@ pub enum Shell {
 /// The completions of `shell` for `command`.
 pub fn text(mut command: clap::Command, shell: Shell) -> Vec<u8> {
     let mut out = Vec::new();
+    command = command.mut_subcommands(|command| command.hide(false));
     command.set_bin_name("dlock");
     command.build();
     match shell {

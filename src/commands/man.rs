@@ -22,7 +22,7 @@ pub struct Args {
 /// [`Kind::Usage`] if there is no such command.
 pub fn text(command: clap::Command, args: &Args, variables: &[(String, String)]) -> Result<Vec<u8>> {
     // What is too much for a screen has its place here.
-    let show = |command: clap::Command| command.mut_args(|argument| argument.hide_short_help(false));
+    let show = |command: clap::Command| command.hide(false).mut_args(|argument| argument.hide_short_help(false));
     let mut command = show(command).mut_subcommands(show).subcommand_help_heading("COMMANDS");
     command.build();
     let mut out = Vec::new();
@@ -140,11 +140,18 @@ A store is named by a URL, or by a name that the configuration file gives to one
     redis+unix:///path.sock[?db=N]     the same over a Unix socket
     redis+sentinel://h1,h2,h3/MASTER   Redis behind sentinels (port 26379)
     redis+cluster://h1,h2              Redis Cluster, by some of its nodes
-    rediss+sentinel, rediss+cluster    the same over TLS
+    redlock://h1,h2,h3[,h4,h5]         independent Redis servers, a majority decides
+    tair://host[:6379]                 Tair, or Redis with the TairString module
+    postgres://user@host[:5432]/db     PostgreSQL (dlock init once)
+    mysql:// or mariadb://user@host/db MySQL or MariaDB (dlock init once)
+    zookeeper://h1,h2,h3[/chroot]      ZooKeeper (port 2181)
+    etcd://h1,h2,h3                    etcd v3 (port 2379)
+    rediss+sentinel, rediss+cluster, redlocks, tairs, zookeepers, etcds
+                                       the same over TLS
 
 Without a store, locks are kept in SQLite in /var/lib/dlock for root and in $XDG_STATE_HOME/dlock for others; they protect this user on this host only, and a line on stderr says so.
 
-A URL takes the parameters ttl, namespace, password_file, backend_timeout, cacert, cert and key (PEM files: CA certificates, the client's certificate and its key; rediss only) and db, as in redis://r1?ttl=30s. With replicas=N a grant or renewal of Redis counts only once N replicas have it, for which they have replica_timeout (500ms). Sentinels have credentials of their own: sentinel_user and sentinel_password_file. User, password and path are percent-encoded. A password in a --backend URL is refused, because every user of the host can read it there.";
+A URL takes the parameters ttl, namespace, password_file, backend_timeout, cacert, cert and key (PEM files: CA certificates, the client's certificate and its key; rediss only) and db, as in redis://r1?ttl=30s. With replicas=N a grant or renewal of Redis counts only once N replicas have it, for which they have replica_timeout (500ms). Sentinels have credentials of their own: sentinel_user and sentinel_password_file. Redlock has node_timeout, retry_delay and allow_few=yes; tair has mode=plain or version. SQL stores have mode=lease (a row that ends, the default), row (a row locked in a transaction) and advisory (GET_LOCK, pg_advisory_lock), and table; TLS is set as their own clients have it, by sslmode, sslrootcert, sslcert and sslkey for PostgreSQL and ssl-mode, ssl-ca, ssl-cert and ssl-key for MySQL, and .pgpass, the PG variables and .my.cnf are read. The TTL of ZooKeeper is the timeout of a session, in the server's range, and etcd's is whole seconds. User, password and path are percent-encoded. A password in a --backend URL is refused, because every user of the host can read it there.";
 
 const EXIT_STATUS: &[(&str, &str)] = &[
     ("the command's, or 128+N", "it ran to its end (N: the signal that ended it)"),
@@ -155,7 +162,7 @@ const EXIT_STATUS: &[(&str, &str)] = &[
     ("74", "stdout can't be written"),
     ("75", "not taken: held by somebody else, or the wait ran out; --conflict-exit-code replaces it"),
     ("76", "the lock was lost while the command ran; the command was stopped"),
-    ("77", "the token does not hold this lock (renew, release)"),
+    ("77", "the token does not hold this lock (renew, verify, release)"),
     ("78", "the configuration is wrong, or credentials or rights were refused"),
     ("126, 127", "the command can't be executed, or doesn't exist"),
     ("128+N", "signal N ended the wait for the lock"),
@@ -167,9 +174,12 @@ A flag beats a variable, a variable beats the configuration file. An empty varia
 All but DLOCK_BACKEND, DLOCK_CONFIG, DLOCK_PASSWORD_FILE, DLOCK_SENTINEL_PASSWORD_FILE, DLOCK_BACKEND_TIMEOUT, DLOCK_HOST and DLOCK_NAMESPACE are taken out of the environment of the command that run starts. A password in DLOCK_BACKEND does reach the command.";
 
 const OUTPUTS: &[(&str, &str)] = &[
-    ("DLOCK_KEY, DLOCK_TOKEN", "the lock and the secret that holds it; renew and release without arguments use them"),
+    ("DLOCK_KEY, DLOCK_TOKEN", "the lock and the secret that holds it; renew, verify and release without arguments use them"),
     ("DLOCK_FENCE", "the number of this hold, higher than that of every hold before: the protected resource refuses lower ones"),
-    ("DLOCK_HELD", "the locks of all runs around it, so that a nested dlock run of the same key enters instead of deadlocking"),
+    (
+        "DLOCK_HELD",
+        "the locks of all runs around it, so that a nested dlock run of the same key enters instead of deadlocking; dlock verify KEY looks here",
+    ),
 ];
 
 const FILES: &str = "\
@@ -194,7 +204,8 @@ const JSON: &str = "\
 --json prints exactly one object on one line of stdout, on failure too; run prints it as the last line of stderr, since stdout is the command's. Times are RFC 3339 in UTC, lengths of time whole milliseconds, and what is unknown is null. Every object has schema (dlock/1), result and status (the exit status).
 
     result       of             further fields
-    ok           acquire        key backend token fence ttl_ms
+    ok           acquire hold   key backend token fence ttl_ms
+    ok           verify         key backend expires_in_ms
     ok           renew          key backend fence ttl_ms
     ok           release        key backend holds
     ok           inspect        backend, and those of a lock
@@ -204,7 +215,8 @@ const JSON: &str = "\
                                 command released holders error
     busy         acquire        key backend waited_ms expires_in_ms position
                                 holders
-    not_held     renew release  key backend
+    not_held     renew verify release
+                                key backend
     interrupted  acquire        key signal
     error        all            error
 
@@ -224,6 +236,18 @@ A lock over several commands of a script:
     token=$(dlock acquire deploy --ttl 5m) || exit
     ./step1 && dlock renew deploy --token \"$token\" && ./step2
     dlock release deploy --token \"$token\"
+
+A script that takes its own lock, whoever starts it:
+
+    #!/bin/sh
+    dlock verify -qk deploy || exec dlock run -k deploy -w 10m -- \"$0\" \"$@\"
+
+The same for a part of a script in bash. It has to look at the status of the coprocess, since nothing stops it if the lock is lost:
+
+    coproc dlock hold deploy -w 10m
+    read -r taken <&\"${COPROC[0]}\" || exit
+
+Don't write local token=$(dlock acquire ...): local succeeds always, and hides the status. A file that the shell truncates (dlock run ... > file) is truncated before the lock is taken.
 
 Who has it:
 

@@ -5,6 +5,7 @@
 pub mod acquire;
 pub mod completions;
 pub mod gc;
+pub mod hold;
 pub mod init;
 pub mod inspect;
 mod key;
@@ -15,6 +16,7 @@ pub mod release;
 pub mod renew;
 pub mod run;
 mod target;
+pub mod verify;
 
 use std::future::Future;
 
@@ -72,8 +74,12 @@ pub enum Work {
     Acquire(acquire::AcquireSettings),
     /// `dlock renew`
     Renew(renew::RenewSettings),
+    /// `dlock verify`
+    Verify(verify::VerifySettings),
     /// `dlock release`
     Release(release::ReleaseSettings),
+    /// `dlock hold`
+    Hold(hold::HoldSettings),
     /// `dlock inspect`
     Inspect(inspect::InspectSettings),
     /// `dlock list`
@@ -94,6 +100,8 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
         Work::Run(settings) => Ok(run::run(&settings, context)),
         Work::Acquire(settings) => block_on(acquire::run(settings, context)),
         Work::Renew(settings) => block_on(renew::run(settings, context)),
+        Work::Verify(settings) => block_on(verify::run(settings, context)),
+        Work::Hold(settings) => block_on(hold::run(settings, context)),
         Work::Release(settings) => block_on(release::run(settings, context)),
         Work::Inspect(settings) => block_on(inspect::run(settings, context)),
         Work::List(settings) => block_on(list::run(settings, context)),
@@ -135,7 +143,7 @@ fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 }
 
 /// Ready with the signal that ends a wait, once it has come. Ctrl-Z stops dlock as usual.
-async fn interrupted(mut signals: Signals) -> Signal {
+async fn interrupted(signals: &mut Signals) -> Signal {
     loop {
         let signal = signals.next().await;
         if signal.ends_wait() {

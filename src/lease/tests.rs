@@ -11,8 +11,8 @@ use super::*;
 use crate::{
     backends::memory::{Memory, Store},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Effect, Entry, Error, Init, Kind, LockState, Mode, Namespace, Pace, Release, Renewal,
-        Request, Result, Scope, Wake,
+        Attempt, Backend, Busy, Capabilities, Effect, Entry, Error, Holding, Init, Kind, LockState, Mode, Namespace, Pace, Release,
+        Renewal, Request, Result, Scope, Wake,
     },
 };
 
@@ -121,6 +121,9 @@ impl Backend for Faulty {
     }
     async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
         self.meet("renew", async |inner: &mut Memory| inner.renew(key, token, ttl).await).await
+    }
+    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+        self.inner.verify(key, token).await
     }
     async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
         self.meet("release", async |inner: &mut Memory| inner.release(key, token, scope).await).await

@@ -6,7 +6,8 @@
 //!
 //! | result | status | other fields |
 //! |---|---|---|
-//! | `ok` of acquire | 0 | `key backend token fence ttl_ms` |
+//! | `ok` of acquire, hold | 0 | `key backend token fence ttl_ms`; hold prints it when the lock is taken, not at its end |
+//! | `ok` of verify | 0 | `key backend expires_in_ms` |
 //! | `ok` of renew | 0 | `key backend fence ttl_ms`; no fence if the lease was longer already |
 //! | `ok` of release | 0 | `key backend holds`: of the same owner, that keep the lock |
 //! | `ok` of inspect | 0 | `backend` and a lock |
@@ -84,6 +85,10 @@ report!(
     Renewed { key: &'a str, backend: &'a str, fence: Option<u64>, ttl_ms: u64 }
 );
 report!(
+    /// `verify` found it held.
+    Verified { key: &'a str, backend: &'a str, expires_in_ms: Option<u64> }
+);
+report!(
     /// `release` gave it back.
     Released { key: &'a str, backend: &'a str, holds: u32 }
 );
@@ -128,6 +133,13 @@ impl<'a> Renewed<'a> {
     /// Of a lease from now on.
     pub fn new(key: &'a Key, backend: &'a str, left: Duration, fence: Option<Fence>) -> Self {
         Self { head: head("ok", exit::OK), key: key.as_str(), backend, fence: fence.map(|fence| fence.0), ttl_ms: millis(left) }
+    }
+}
+
+impl<'a> Verified<'a> {
+    /// With so much of its lease left.
+    pub fn new(key: &'a Key, backend: &'a str, left: Option<Duration>) -> Self {
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, expires_in_ms: left.map(millis) }
     }
 }
 

@@ -215,6 +215,15 @@ impl Output {
         exit::NOT_HELD
     }
 
+    /// Says that a lock that somebody asked about is not held by them, which may be just what they wanted to know.
+    pub fn not_verified(&self, key: &Key, backend: &str, why: &str) -> u8 {
+        if self.json {
+            return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
+        }
+        self.notice_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} tells who has it", who::shell(key)));
+        exit::NOT_HELD
+    }
+
     /// Says that waiting was ended by a signal.
     pub fn interrupted(&self, key: &Key, signal: i32) -> u8 {
         let status = exit::signalled(signal);

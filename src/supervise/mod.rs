@@ -33,6 +33,7 @@ use std::{ffi::OsString, time::Duration};
 pub use command::check_command;
 pub use signals::{Signal, Signals, reraise, stop_self};
 pub use supervisor::{Guardian, Supervisor, fork_guardian};
+pub use sys::watch as watch_fd;
 
 use crate::{
     exit,

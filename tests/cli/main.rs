@@ -9,6 +9,7 @@ mod commands;
 mod configuration;
 mod generated;
 mod help;
+mod hold;
 mod lab;
 mod streams;
 mod usage;

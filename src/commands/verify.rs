@@ -1,0 +1,64 @@
+//! `dlock verify`: whether a token still holds a lock, and for how long.
+
+use super::{Context, KeyArg, TokenArg};
+use crate::{
+    exit,
+    lease::{BootClock, Held, ask},
+    lock::{Holding, Key, Result, Token},
+    output::{age, json},
+};
+
+/// The arguments of `dlock verify`.
+#[derive(clap::Args, Debug)]
+#[command(
+    override_usage = "dlock verify KEY [--token T] [OPTIONS]",
+    after_help = "Without --token: whether a `dlock run` that this process runs under holds KEY. Without both,\nthey are taken from DLOCK_KEY and DLOCK_TOKEN. The status is 0 if it is held, else 77.\nExample:  dlock verify -qk deploy || exec dlock run -k deploy -w 10m -- \"$0\" \"$@\""
+)]
+pub struct Args {
+    /// The key.
+    #[command(flatten)]
+    pub key: KeyArg,
+    /// The token.
+    #[command(flatten)]
+    pub token: TokenArg,
+}
+
+/// What `dlock verify` is to do, checked.
+#[derive(Clone, Debug)]
+pub struct VerifySettings {
+    /// Which lock.
+    pub key: Key,
+    /// The token that may hold it; `None` for that of the innermost `dlock run` of the key around this process.
+    pub token: Option<Token>,
+    /// What the processes around this one hold.
+    pub held: Held,
+}
+
+/// Asks the store.
+///
+/// # Errors
+/// What kept the store from answering: then it is unknown whether the lock is held.
+pub async fn run(settings: VerifySettings, context: &Context) -> Result<u8> {
+    let mut backend = super::open(context);
+    let (out, key) = (&context.out, &settings.key);
+    let Some(token) = settings.token.or_else(|| settings.held.find(backend.fingerprint(), key)) else {
+        return Ok(out.not_verified(key, &backend.describe(), "no dlock run around this process holds this lock"));
+    };
+    let holding = ask(&mut *backend, &BootClock, context.limits, async |b| b.verify(key, &token).await)
+        .await
+        .map_err(|error| error.during("verify").key(key))?;
+    context.tell(&mut *backend);
+    match holding {
+        Holding::NotHeld => Ok(out.not_verified(key, &backend.describe(), "the token does not hold this lock")),
+        Holding::Held { expires_in } if out.is_json() => {
+            Ok(out.finish(out.json(&json::Verified::new(key, &backend.describe(), expires_in)), exit::OK))
+        }
+        Holding::Held { expires_in } => {
+            if out.attended() {
+                let left = expires_in.map(|left| format!(", expires in {} unless it is renewed", age(left))).unwrap_or_default();
+                out.notice(&format!("{}: held{left}", key.escaped()));
+            }
+            Ok(exit::OK)
+        }
+    }
+}

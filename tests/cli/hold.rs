@@ -1,0 +1,179 @@
+//! hold and verify, as scripts use them.
+#![allow(clippy::disallowed_methods, reason = "real processes take real time")]
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::lab::Lab;
+
+/// Starts `dlock hold` and waits until it has the lock; what it printed then.
+fn hold(lab: &Lab, arguments: &str, stdin: Stdio) -> (Child, Value) {
+    let mut command = lab.dlock(arguments.split(' '));
+    let mut child = command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let taken: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"));
+    assert_eq!((&taken["schema"], &taken["result"]), (&"dlock/1".into(), &"ok".into()));
+    (child, taken)
+}
+
+fn ended(mut child: Child) -> (Option<i32>, String) {
+    let until = Instant::now() + Duration::from_secs(20);
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(Instant::now() < until, "it doesn't end");
+        thread::sleep(Duration::from_millis(5));
+    };
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    (status.code(), said)
+}
+
+fn verified(lab: &Lab, token: &str) -> (i32, Value) {
+    let output = lab.run(["verify", "job", "--token", token, "--json"]);
+    (output.status.code().unwrap(), serde_json::from_slice(&output.stdout).unwrap())
+}
+
+fn signal(child: &Child, signal: rustix::process::Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
+}
+
+#[test]
+fn a_lock_is_held_until_stdin_ends() {
+    let lab = Lab::new();
+    let (mut child, taken) = hold(&lab, "hold job --ttl 5s", Stdio::piped());
+    let token = taken["token"].as_str().unwrap();
+    let (status, held) = verified(&lab, token);
+    assert_eq!((status, &held["result"]), (0, &"ok".into()));
+    assert!((1..=5000).contains(&held["expires_in_ms"].as_u64().unwrap()), "{held}");
+    assert_eq!(lab.run(["hold", "job", "--until-signal"]).status.code(), Some(75));
+    // What is written to it is read away.
+    std::io::Write::write_all(child.stdin.as_mut().unwrap(), &[b'x'; 100_000]).unwrap();
+    assert_eq!(verified(&lab, token).0, 0);
+    drop(child.stdin.take());
+    assert_eq!(ended(child), (Some(0), String::new()));
+    let (status, held) = verified(&lab, token);
+    assert_eq!((status, &held["result"]), (77, &"not_held".into()));
+    assert_eq!(lab.run(["run", "-k", "job", "--", "true"]).status.code(), Some(0));
+}
+
+#[test]
+fn it_is_renewed_all_along_and_given_back_on_a_signal() {
+    let lab = Lab::new();
+    for (arguments, status) in [("hold job --ttl 1s --until-signal", 0), ("hold job --ttl 1s", 143)] {
+        // A stdin that doesn't end before.
+        let (mut child, taken) = hold(&lab, arguments, Stdio::piped());
+        let stdin = child.stdin.take();
+        thread::sleep(Duration::from_millis(1500));
+        assert_eq!(verified(&lab, taken["token"].as_str().unwrap()).0, 0, "{arguments}");
+        signal(&child, rustix::process::Signal::TERM);
+        assert_eq!(ended(child), (Some(status), String::new()), "{arguments}");
+        assert_eq!(lab.run(["run", "-k", "job", "--", "true"]).status.code(), Some(0));
+        drop(stdin);
+    }
+}
+
+#[test]
+fn it_is_held_for_as_long_as_a_process_lives() {
+    let lab = Lab::new();
+    let mut other = Command::new("sleep").arg("60").spawn().unwrap();
+    let (child, taken) = hold(&lab, &format!("hold job --while-pid {}", other.id()), Stdio::null());
+    assert_eq!(verified(&lab, taken["token"].as_str().unwrap()).0, 0);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(ended(child), (Some(0), String::new()));
+    assert_eq!(lab.run(["run", "-k", "job", "--", "true"]).status.code(), Some(0));
+    // One that is dead already holds nothing.
+    let run = lab.run(["hold", "job", "--while-pid", &other.id().to_string()]);
+    assert_eq!(run.status.code(), Some(64), "{run:?}");
+    assert!(run.stdout.is_empty());
+    // Who waits for a lock on behalf of a process that ends meanwhile waits no longer.
+    let (mut holder, _) = hold(&lab, "hold job", Stdio::piped());
+    let mut other = Command::new("sleep").arg("0.3").spawn().unwrap();
+    let began = Instant::now();
+    let run = lab.run(["hold", "job", "-w", "30", "--while-pid", &other.id().to_string()]);
+    assert_eq!((run.status.code(), run.stdout.len()), (Some(0), 0), "{run:?}");
+    assert!(began.elapsed() < Duration::from_secs(10));
+    other.wait().unwrap();
+    drop(holder.stdin.take());
+    assert_eq!(ended(holder).0, Some(0));
+}
+
+#[test]
+fn a_lost_lock_is_said() {
+    let lab = Lab::new();
+    let (mut child, taken) = hold(&lab, "hold job --ttl 1s", Stdio::piped());
+    let stdin = child.stdin.take();
+    let given_away = lab.run(["release", "job", "--token", taken["token"].as_str().unwrap()]);
+    assert_eq!(given_away.status.code(), Some(0), "{given_away:?}");
+    let (status, said) = ended(child);
+    assert_eq!(status, Some(76), "{said}");
+    assert!(said.starts_with("dlock: job: the lock was lost") && said.contains("\nhint: "), "{said}");
+    drop(stdin);
+}
+
+#[test]
+fn a_stdin_without_an_end_to_wait_for_is_refused() {
+    let mut lab = Lab::new();
+    for arguments in ["hold job", "hold job --while-pid x", "hold job --while-pid 0", "hold job --while-pid 1 --until-signal"] {
+        lab.say(arguments);
+    }
+    assert!(!lab.path("store.db").exists(), "nothing was asked of the store");
+    lab.say("verify job").say("verify").say("verify job --token x").say("verify job -q").say("verify job --json");
+    snapbox::assert_data_eq!(lab.transcript(), snapbox::file!["snapshots/hold.txt"]);
+}
+
+/// A script that takes its own lock: run by each shell, twice at once, it works once at a time.
+#[test]
+fn a_script_wraps_itself() {
+    for shell in ["/bin/sh", "bash"] {
+        let lab = Lab::new();
+        let dlock = env!("CARGO_BIN_EXE_dlock");
+        let script = format!(
+            "#!{}\n'{dlock}' verify -qk job || exec '{dlock}' run -k job -w 30 -- \"$0\" \"$@\"\n\
+             mkdir busy || exit 9\necho \"$1\" >> done\nsleep 0.2\nrmdir busy\n'{dlock}' verify job || exit 8\n",
+            if shell == "bash" { "/usr/bin/env bash" } else { shell }
+        );
+        let path = lab.write("job.sh", 0o755, &script);
+        let start = |word: &str| {
+            let mut command = lab.dlock([""; 0]);
+            let env: Vec<_> = command.get_envs().map(|(name, value)| (name.to_owned(), value.unwrap().to_owned())).collect();
+            command = Command::new(&path);
+            command.arg(word).env_clear().envs(env).stdin(Stdio::null()).current_dir(lab.path("")).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        for child in [start("a b"), start("c")] {
+            assert_eq!(ended(child), (Some(0), String::new()), "{shell}");
+        }
+        let done = std::fs::read_to_string(lab.path("done")).unwrap();
+        assert_eq!(done.lines().count(), 2, "{done}");
+    }
+}
+
+/// The same lock for a script in bash, which is told when it has it and gives it back by ending.
+#[test]
+fn a_coprocess_holds_a_lock_for_a_script() {
+    let lab = Lab::new();
+    let script = format!(
+        "coproc '{}' hold job -w 10\nread -r taken <&\"${{COPROC[0]}}\" || exit 9\n'{0}' run -k job -- true; echo \"$? $taken\"\n",
+        env!("CARGO_BIN_EXE_dlock")
+    );
+    let mut command = lab.dlock([""; 0]);
+    let env: Vec<_> = command.get_envs().map(|(name, value)| (name.to_owned(), value.unwrap().to_owned())).collect();
+    command = Command::new("bash");
+    let output = command.args(["-c", &script]).env_clear().envs(env).stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.starts_with("75 {\"schema\":\"dlock/1\",\"result\":\"ok\""), "{said} {:?}", output.stderr);
+    let until = Instant::now() + Duration::from_secs(10);
+    while lab.run(["run", "-k", "job", "--", "true"]).status.code() != Some(0) {
+        assert!(Instant::now() < until, "the lock is still held");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
