@@ -10,7 +10,7 @@ use super::{
     contender::{Contender, heads},
     failure::Asked,
     names::{MARK, Names, holds_of},
-    record::{Record, Said},
+    record::{Heirloom, Record, Said},
     session::{Ensemble, Session},
     wire::{Answer, Node, Reply, Request, Stat},
 };
@@ -127,19 +127,20 @@ async fn holder(
     let guid = entry.contender.guid().unwrap_or_default();
     let (mark, start) = (names.mark(guid), holds_of(guid));
     let holds: Vec<String> = beside.iter().filter(|name| name.starts_with(&start)).map(|name| format!("{}/{name}", names.meta)).collect();
-    let mut requests = vec![Request::Exists { path: &mark }];
+    let mut requests = vec![Request::Read { path: &mark }];
     requests.extend(holds.iter().map(|path| Request::Read { path }));
     let mut answers = session.ask(ensemble, &requests).await?.into_iter();
-    let granted = match answers.next() {
-        Some(Ok(Reply::Stat(mark))) => Some(mark.ctime),
-        _ => None,
-    };
+    let mark = data(answers.next());
+    let granted = mark.as_ref().map(|(_, mark)| mark.ctime);
     let holds: Vec<(i64, u64)> = answers
         .filter_map(|answer| data(Some(answer)))
         .map(|(data, stat)| (stat.mtime, std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).unwrap_or_default()))
         .collect();
     let renewed = holds.iter().map(|(renewed, _)| *renewed).max();
-    *newest = (*newest).max(renewed.unwrap_or_default()).max(granted.unwrap_or_default());
+    // Handed down, the session of the contender's node is what its heirs keep alive by writing the mark.
+    let handed_down = mark.and_then(|(says, mark)| Heirloom::read(&says).map(|heirloom| (mark.mtime, heirloom.timeout_ms)));
+    let heirs_wrote = handed_down.map(|(written, _)| written);
+    *newest = [renewed, granted, heirs_wrote].into_iter().flatten().fold(*newest, i64::max);
     let now = *newest;
     let left = |(renewed, ttl): &(i64, u64)| Duration::from_millis(*ttl).saturating_sub(between(*renewed, now));
     Ok(Holder {
@@ -149,7 +150,8 @@ async fn holder(
         detached: said.detached,
         held_for: granted.map(|then| between(then, now)),
         renewed_ago: renewed.map(|then| between(then, now)),
-        expires_in: holds.iter().map(left).max(),
+        // Without a hold, its session has ended: servers remove the nodes of one in no order, and this one last.
+        expires_in: Some(handed_down.as_ref().or(holds.iter().max_by_key(|hold| left(hold))).map_or(Duration::ZERO, left)),
         holds: u32::try_from(holds.len()).unwrap_or(u32::MAX).max(1),
         ..unknown
     })

@@ -87,9 +87,10 @@ impl Relay {
         Ok(Self { port, shared, task })
     }
 
-    /// Where the client library is to connect to.
-    pub(super) fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+    /// Where the client library is to connect to: as often as there are servers and once more, since it tries each address
+    /// once and gets another server each time. Of a single one, a greeting that is not answered may be lost.
+    pub(super) fn addresses(&self) -> String {
+        vec![format!("127.0.0.1:{}", self.port); self.shared.options.hosts.len() + 1].join(",")
     }
 
     /// The scheme and the proof of the login that the client library is to begin with.

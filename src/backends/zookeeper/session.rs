@@ -359,7 +359,7 @@ async fn within<T>(limit: Duration, work: impl Future<Output = T>) {
 
 async fn connect(connector: Connector, relay: &Relay) -> Asked<Client> {
     use zookeeper_client::Error as Failure;
-    connector.connect(&relay.address()).await.map_err(|error| match error {
+    connector.connect(&relay.addresses()).await.map_err(|error| match error {
         Failure::SessionExpired => Fault::Expired,
         Failure::AuthFailed => failure::login_refused().into(),
         error => relay.failure().unwrap_or_else(|| failure::unreachable(error)).into(),

@@ -27,6 +27,7 @@ pub fn all() -> Vec<Case> {
         every_reader_settles_for_a_writer_that_vanished,
         a_hold_is_handed_over_with_its_session,
         a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone,
+        a_holder_whose_session_is_just_ending_has_no_time_left,
         a_released_lock_leaves_its_record_only,
         a_newer_layout_is_refused,
         a_record_long_unused_can_be_removed,
@@ -269,6 +270,7 @@ async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone(lab: &Lab) {
     b.take(&inner).await;
     assert_eq!(a.release(&outer, Scope::Hold).await, Release::StillHeld(1));
     drop(a);
+    assert!(c.left(&job).await <= SHORT, "what the lock lasts if the nested hold is not kept");
     for _ in 0..5 {
         match b.renew(&inner, None).await {
             Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), SHORT, "it lasts as long as the shorter of the two sessions"),
@@ -279,6 +281,21 @@ async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone(lab: &Lab) {
     }
     b.free(&inner).await;
     c.hold(&job).await;
+}
+
+/// The servers remove what was ephemeral of a session one by one.
+async fn a_holder_whose_session_is_just_ending_has_no_time_left(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    a.hold(&job).await;
+    let admin = lab.zookeeper().admin().await;
+    let beside = format!("{}/dlock.meta/job", lab.zookeeper().chroot);
+    admin.sync(&beside).await.expect("a server that is up to date");
+    let holds = admin.list_children(&beside).await.expect("what lies beside the lock");
+    let hold = holds.iter().find(|name| name.starts_with("hold-")).expect("what renewals write");
+    admin.delete(&format!("{beside}/{hold}"), None).await.expect("a node to delete");
+    assert_eq!(b.refused(&request(&job, LONG)).await.expires_in, Some(Duration::ZERO));
+    assert!(b.refused(&waiting(&job, LONG)).await.expires_in.is_some_and(|left| left < SOON));
 }
 
 async fn a_released_lock_leaves_its_record_only(lab: &Lab) {
