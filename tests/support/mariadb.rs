@@ -29,6 +29,8 @@ pub struct Options {
     pub settings: Vec<String>,
     /// Variables of the server's process.
     pub environment: Vec<(&'static str, String)>,
+    /// The only node of a Galera cluster, as `galera-4` makes it one.
+    pub cluster: bool,
 }
 
 /// A running server; it ends with this value, by process id.
@@ -40,6 +42,9 @@ pub struct MariaDb {
     folder: TempDir,
     child: Option<std::process::Child>,
 }
+
+/// What makes a server a node of a cluster.
+pub const GALERA: &str = "/usr/lib/galera/libgalera_smm.so";
 
 /// The superuser, whom the server believes on this host.
 pub const USER: &str = "root";
@@ -74,6 +79,19 @@ fn template() -> &'static Path {
         folder
     });
     folder.path()
+}
+
+/// What the server at a socket answers to statements in a database.
+pub fn sql_at(socket: &Path, database: &str, sql: &str) -> Result<Vec<Vec<String>>, String> {
+    let mut command = process::command("mariadb");
+    command.args(["--no-defaults", "--batch", "--skip-column-names", "--default-character-set=utf8mb4", "--user", USER]);
+    command.arg("--socket").arg(socket).arg("--database").arg(database).arg("--execute").arg(sql);
+    command.stdin(Stdio::null());
+    let ended = process::Process::collect(command).wait(Duration::from_secs(30));
+    if ended.code() != 0 {
+        return Err(ended.stderr);
+    }
+    Ok(ended.stdout.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect())
 }
 
 impl MariaDb {
@@ -158,6 +176,16 @@ impl MariaDb {
             command.arg(format!("--ssl-cert={}", files.certificate.display())).arg(format!("--ssl-key={}", files.key.display()));
             command.arg(format!("--ssl-ca={}", files.ca.display()));
         }
+        if self.options.cluster {
+            // None of its ports but the first is ever connected to, and that by other nodes.
+            let [group, transfer] = [ports::free(), ports::free()];
+            command.args(["--wsrep-on=ON", "--wsrep-cluster-address=gcomm://", "--wsrep-node-address=127.0.0.1"]);
+            command.args(["--binlog-format=ROW", "--innodb-autoinc-lock-mode=2", "--wsrep-new-cluster"]);
+            command.arg(format!("--wsrep-provider={GALERA}")).arg(format!(
+                "--wsrep-provider-options=base_host=127.0.0.1; gmcast.listen_addr=tcp://127.0.0.1:{group}; \
+                 ist.recv_addr=127.0.0.1:{transfer}; gcache.size=1M"
+            ));
+        }
         command.args(&self.options.settings);
         for (name, value) in &self.options.environment {
             command.env(name, value);
@@ -197,15 +225,7 @@ impl MariaDb {
     }
 
     pub fn try_sql(&self, database: &str, sql: &str) -> Result<Vec<Vec<String>>, String> {
-        let mut command = process::command("mariadb");
-        command.args(["--no-defaults", "--batch", "--skip-column-names", "--default-character-set=utf8mb4", "--user", USER]);
-        command.arg("--socket").arg(self.socket()).arg("--database").arg(database).arg("--execute").arg(sql);
-        command.stdin(Stdio::null());
-        let ended = process::Process::collect(command).wait(Duration::from_secs(30));
-        if ended.code() != 0 {
-            return Err(ended.stderr);
-        }
-        Ok(ended.stdout.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect())
+        sql_at(&self.socket(), database, sql)
     }
 
     /// A session that runs these statements and then keeps what they got until it is dropped.

@@ -1,12 +1,25 @@
 //! What a server must be like for its locks to be relied on.
 
-use super::{connection::Answer, failure, options::Options, reading::Fields};
+use super::{
+    connection::Answer,
+    failure,
+    options::{Mode, Options},
+    reading::Fields,
+};
 use crate::lock::{Error, Kind, Notice, Result};
 
 /// Asked once per session. MariaDB alone reads the first kind of comment, MySQL alone the second: the others' variables would
-/// be errors.
+/// be errors. MariaDB's `wsrep_on` can be ON where there is no cluster.
 pub(super) const QUESTION: &str = "SELECT VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, \
-    /*M! @@wsrep_on */ /*!50700 (SELECT variable_value = 'ON' FROM performance_schema.session_variables WHERE variable_name = 'wsrep_on') */";
+    /*M! @@global.wsrep_on AND @@wsrep_provider NOT IN ('none', '') */ \
+    /*!50700 (SELECT variable_value = 'ON' FROM performance_schema.global_variables WHERE variable_name = 'wsrep_on') */";
+
+/// The same for a server that was built without clusters, and knows none of their variables.
+pub(super) const QUESTION_WITHOUT_CLUSTERS: &str =
+    "SELECT VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, 0";
+
+/// The number of the error that a variable does not exist.
+pub(super) const UNKNOWN_VARIABLE: u16 = 1193;
 
 /// What was found out about a server.
 #[derive(Clone, Debug, Default)]
@@ -15,7 +28,7 @@ pub(super) struct Checked {
     /// MariaDB's dialect differs in places.
     pub mariadb: bool,
     /// Statements of one session need not reach one session of the server.
-    pub proxied: bool,
+    proxied: bool,
     /// It takes no changes.
     read_only: bool,
     /// It is a node of a Galera cluster.
@@ -36,6 +49,30 @@ impl Checked {
             durable: fields.int()? == 1,
             galera: fields.int_or_null()?.is_some_and(|on| on != 0),
         })
+    }
+
+    /// Whether a `GET_LOCK` of one client keeps another one's session waiting. Galera's versions differ in that; MariaDB
+    /// supports it on none.
+    pub(super) fn has_gates(&self) -> bool {
+        !self.proxied && !self.galera
+    }
+
+    /// Whether a `GET_LOCK` lasts as long as its session.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn check_sessions(&self, mode: Mode) -> Result<()> {
+        let refuse = |text: &str, hint: &str| Err(Error::new(Kind::Config, text).hint(hint));
+        if self.proxied {
+            return refuse(
+                "there is a proxy before the server, which may end the locks that a session has",
+                "connect to the server itself; ?mode=lease works with any",
+            );
+        }
+        if self.galera && mode == Mode::Advisory {
+            return refuse("MariaDB doesn't support GET_LOCK on the nodes of a Galera cluster", "?mode=lease or ?mode=row");
+        }
+        Ok(())
     }
 
     /// Refuses servers whose locks are none.
@@ -68,6 +105,12 @@ impl Checked {
             notices.push(detail(
                 "there is a proxy before the server: who waits looks at the lock again and again instead of being woken",
                 "connect to the server itself",
+            ));
+        }
+        if self.galera {
+            notices.push(detail(
+                "the server is a node of a Galera cluster: who waits looks at the lock again and again instead of being woken",
+                "its locks hold only while all clients write to this node",
             ));
         }
         notices

@@ -91,8 +91,14 @@ impl Connection {
             Self { driver, socket, encrypted, at_rest: true, server: Checked::default(), gates: Vec::new(), idle_limit: None };
         // Whatever is refused here, nothing has happened to any lock.
         let harmless = |error: crate::lock::Error| error.effect(Effect::NotApplied);
-        let answers = connection.ask(&format!("{SET_UP}{}", checks::QUESTION)).await.map_err(harmless)?;
-        connection.server = Checked::read(&answers).map_err(harmless)?;
+        let mut answers = connection.try_ask(&format!("{SET_UP}{}", checks::QUESTION)).await.map_err(harmless)?;
+        if answers.refusal.as_ref().is_some_and(|refusal| refusal.number == checks::UNKNOWN_VARIABLE) {
+            answers = connection.try_ask(&format!("{SET_UP}{}", checks::QUESTION_WITHOUT_CLUSTERS)).await.map_err(harmless)?;
+        }
+        if let Some(refusal) = answers.refusal {
+            return Err(harmless(failure::refused(&refusal, false)));
+        }
+        connection.server = Checked::read(&answers.answers).map_err(harmless)?;
         connection.server.check(options)?;
         Ok(connection)
     }

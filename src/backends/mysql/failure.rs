@@ -24,7 +24,7 @@ fn meaning(refusal: &Refusal) -> Error {
         }
         1203 | 1226 => unavailable("the user has as many connections as it may").hint("raise the user's limit; each waiter has one"),
         1205 => unavailable("the lock's row is locked by another client's transaction"),
-        1213 => unavailable("the server ended a deadlock"),
+        1213 | 3058 => unavailable("the server ended a deadlock"),
         1020 => unavailable("the lock's row was changed at the same moment"),
         1290 | 1792 | 1836 | 3008 => read_only(),
         1021 | 1114 | 1030 | 1026 | 3 | 28 => {
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn what_may_pass_is_unavailable_and_what_must_be_mended_is_not() {
-        for number in [1020, 1021, 1040, 1041, 1047, 1114, 1203, 1205, 1213, 1290, 1836] {
+        for number in [1020, 1021, 1040, 1041, 1047, 1114, 1203, 1205, 1213, 1290, 1836, 3058] {
             let error = of(number, false);
             assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied), "{number}");
             assert_eq!(of(number, true).effect, Effect::Unknown, "{number}");

@@ -23,7 +23,7 @@ impl Lease {
     /// A release wakes; so does each time that the row is to be looked at.
     pub(super) async fn await_change(&mut self, name: &str, at_most: Duration) -> Result<Wake> {
         let mut session = self.take_session().await?;
-        if self.gates_fail || session.server.proxied {
+        if self.gates_fail || !session.server.has_gates() {
             // Nothing is asked of the session meanwhile, and a dropped wait must not cost it.
             self.session = Some(session);
             return Ok(pause(at_most).await);

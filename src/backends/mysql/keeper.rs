@@ -50,10 +50,7 @@ pub(super) struct Keeper {
 impl Keeper {
     pub(super) async fn open(options: &Options, tables: &Tables, name: String, lock: String) -> Result<Self> {
         let session = Connection::open(options).await?;
-        if session.server.proxied {
-            return Err(Error::new(Kind::Config, "there is a proxy before the server, which may end the locks that a session has")
-                .hint("connect to the server itself; ?mode=lease works with any"));
-        }
+        session.server.check_sessions(options.mode)?;
         // To hand the socket on is what a session lock needs to outlive a killed dlock; without it there is to be none.
         session.lifeline().map_err(|error| {
             Error::new(Kind::Config, "the connection's socket is not to be found").hint("is /proc mounted?").source(error)

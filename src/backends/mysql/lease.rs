@@ -66,7 +66,7 @@ impl Lease {
     /// Asks the table, and keeps the session unless the question is dropped or its answer lost.
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.take_session().await?;
-        let gated = !self.gates_fail && !session.server.proxied;
+        let gated = !self.gates_fail && session.server.has_gates();
         let mut table = LockTable { session: &mut session, tables: &self.tables, gated, seen: Seen::No, place: None };
         let answer = question(&mut table).await;
         self.session = Some(session);
@@ -100,7 +100,7 @@ impl Lease {
                 Ok((taken, table.place))
             })
             .await?;
-        let notifies = !self.gates_fail && self.session.as_ref().is_some_and(|session| !session.server.proxied);
+        let notifies = !self.gates_fail && self.session.as_ref().is_some_and(|session| session.server.has_gates());
         Ok(match taken {
             Taken::Granted(grant) => {
                 if let Some(queued) = self.queued(&request.key, &request.token) {

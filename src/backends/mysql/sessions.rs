@@ -273,8 +273,10 @@ impl Sessions {
         let hold = &self.holds[at];
         let length = ttl.unwrap_or(hold.ttl);
         let ends = now.saturating_add(ms(length).saturating_mul(1000));
-        if ends < hold.ends {
-            return Ok(Renewal::WouldShorten { expires_in: micros(hold.ends - now) });
+        // The session lasts for as long as the server is patient, whatever its clock was set back to meanwhile.
+        let left = micros(hold.ends - now).min(hold.keeper.patience);
+        if length.get() < left {
+            return Ok(Renewal::WouldShorten { expires_in: left });
         }
         let fence = hold.fence;
         if length.get() != hold.keeper.patience {

@@ -17,6 +17,9 @@ use crate::{
     lock::{Error, Fence, Kind, Metadata, Request, Result, Token, Ttl, Waiter},
 };
 
+/// The end of what was given back, as SQL: before any clock's now, and in the range of each type that ShedLock's column may have.
+const ENDED: &str = "'2000-01-01 00:00:00.000000'";
+
 /// A lock table over a session.
 pub(super) struct LockTable<'a> {
     pub session: &'a mut Connection,
@@ -205,8 +208,13 @@ impl sql::Table for LockTable<'_> {
 
     async fn free(&mut self, name: &str, token: &Token) -> Result<bool> {
         let (owner, root, open) = (locked_by(token), token.hold_text(), self.open_gate(name));
-        let values =
-            [("name", Value::Bytes(name)), ("owner", Value::Text(&owner)), ("root", Value::Text(&root)), ("open", Value::Sql(&open))];
+        let values = [
+            ("name", Value::Bytes(name)),
+            ("owner", Value::Text(&owner)),
+            ("root", Value::Text(&root)),
+            ("ended", Value::Sql(ENDED)),
+            ("open", Value::Sql(&open)),
+        ];
         let answers = self.session.ask(&self.tables.fill(include_str!("sql/free.sql"), &values)).await?;
         let freed = answers.first().is_some_and(|answer| answer.matched > 0);
         if freed {
@@ -226,7 +234,11 @@ impl sql::Table for LockTable<'_> {
     }
 
     async fn write(&mut self, record: &Record) -> Result<bool> {
-        let open = if record.is_held() { "0".into() } else { self.open_gate(&record.name) };
+        let (until, open) = if record.is_held() {
+            (format!("TIMESTAMPADD(MICROSECOND, {}, '1970-01-01 00:00:00.000000')", record.lock_until_us), "0".into())
+        } else {
+            (ENDED.into(), self.open_gate(&record.name))
+        };
         let values = [
             ("name", Value::Bytes(&record.name)),
             ("owner", Value::Text(&record.locked_by)),
@@ -235,7 +247,7 @@ impl sql::Table for LockTable<'_> {
             ("holds", Value::text_or_null(record.holds.as_deref())),
             ("metadata", Value::text_or_null(record.metadata.as_deref())),
             ("renewed", Value::Int(record.renewed_us)),
-            ("until", Value::Int(record.lock_until_us)),
+            ("until", Value::Sql(&until)),
             ("revision", Value::Int(record.revision)),
             ("open", Value::Sql(&open)),
         ];

@@ -11,6 +11,7 @@ mod hold;
 mod lost_reply;
 mod model;
 mod mysql;
+mod mysql_server;
 mod names;
 mod postgres;
 mod redlock;
@@ -76,6 +77,7 @@ pub fn all() -> Vec<Case> {
         tair::all(),
         model::all(),
         mysql::all(),
+        mysql_server::all(),
         sentinel::all(),
         cluster::all(),
         etcd_queue::all(),

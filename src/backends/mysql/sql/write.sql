@@ -3,6 +3,6 @@
 UPDATE :table
    SET root = :root, ttl_ms = :ttl, holds = :holds, metadata = :metadata, revision = revision + 1,
        renewed_at = TIMESTAMPADD(MICROSECOND, :renewed, '1970-01-01 00:00:00.000000'),
-       lock_until = TIMESTAMPADD(MICROSECOND, :until, '1970-01-01 00:00:00.000000')
+       lock_until = :until
  WHERE name = :name AND locked_by = :owner AND owner = :owner AND revision = :revision AND lock_until > UTC_TIMESTAMP(6);
 DO IF(ROW_COUNT() > 0, :open, 0);

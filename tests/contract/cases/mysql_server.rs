@@ -1,0 +1,341 @@
+//! What happens to a MariaDB server, or is done to it by others: its clock is stepped, it is a node of a Galera cluster,
+//! other sessions deadlock with ours.
+
+use std::path::PathBuf;
+
+use dlock::{
+    backends::{
+        mysql::{Mode, Options, backend},
+        sql::Server,
+    },
+    lease::{self, BootClock, Limits, Outcome, Patience, Released},
+    lock::{Backend, Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
+};
+
+use super::{Case, cases};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting},
+    support::{
+        self,
+        mariadb::{self, MariaDb},
+    },
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![|kind| kind == Kind::MariadbLease =>
+        a_clock_of_mysql_that_is_set_back_repeats_no_fence,
+        a_clock_of_mysql_that_is_set_forward_ends_leases,
+        what_was_given_back_in_mysql_is_free_wherever_its_clock_is,
+        a_deadlock_in_the_queue_is_left_again,
+    ];
+    all.extend(cases![|kind| kind == Kind::MariadbRow => a_deadlock_in_a_release_gives_the_lock_back]);
+    all.extend(cases![|kind| kind.is_mariadb() && kind.is_a_session() => the_clock_of_mysql_is_no_matter_to_sessions]);
+    all.extend(cases![Kind::is_mariadb =>
+        a_node_of_a_cluster_is_refused_unless_it_alone_is_written_to,
+        a_server_without_a_cluster_library_is_alone,
+        what_somebody_keeps_locked_is_asked_for_again,
+    ]);
+    all
+}
+
+/// A server of the case's own.
+fn on(lab: &Lab, server: &MariaDb) -> Options {
+    let mut options = lab.mariadb().options("dlock");
+    options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port: server.port };
+    options.sql.database = Some("app".into());
+    options
+}
+
+async fn client(options: &Options) -> Client {
+    let mut client = Client(backend(options.clone()));
+    client.0.init().await.expect("init");
+    client
+}
+
+/// A server whose clock is what a file says.
+struct Stepped {
+    server: MariaDb,
+    offset: PathBuf,
+    _folder: tempfile::TempDir,
+    options: Options,
+}
+
+impl Stepped {
+    fn start(lab: &Lab, test: &str) -> Option<Self> {
+        let library = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
+        if !std::path::Path::new(library).exists() {
+            support::skip(test, "faketime is not installed");
+            return None;
+        }
+        let folder = support::folder();
+        let offset = folder.path().join("offset");
+        std::fs::write(&offset, "+0").expect("offset");
+        let environment = vec![
+            ("LD_PRELOAD", library.to_owned()),
+            ("FAKETIME_TIMESTAMP_FILE", offset.display().to_string()),
+            ("FAKETIME_NO_CACHE", "1".to_owned()),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+        ];
+        let server = MariaDb::with(mariadb::Options { environment, ..Default::default() });
+        server.sql("mysql", "CREATE DATABASE app");
+        let options = on(lab, &server);
+        Some(Self { server, offset, _folder: folder, options })
+    }
+
+    /// By so many seconds from the real time.
+    fn step(&self, offset: &str) {
+        let before: i64 = self.server.text("mysql", "SELECT UNIX_TIMESTAMP()").parse().expect("a time");
+        std::fs::write(&self.offset, offset).expect("offset");
+        let after: i64 = self.server.text("mysql", "SELECT UNIX_TIMESTAMP()").parse().expect("a time");
+        assert!(after.abs_diff(before) > 1000, "the clock did not move: {before} {after}");
+    }
+
+    async fn client(&self) -> Client {
+        client(&self.options).await
+    }
+}
+
+async fn a_clock_of_mysql_that_is_set_back_repeats_no_fence(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "a_clock_of_mysql_that_is_set_back_repeats_no_fence") else { return };
+    let (mut a, mut b) = (stepped.client().await, stepped.client().await);
+    let job = key("job");
+    let held = request(&job, LONG);
+    let first = a.take(&held).await.fence;
+    stepped.step("-3600");
+    // It lasts longer, and nobody else gets it.
+    b.refused(&request(&job, LONG)).await;
+    assert!(a.left(&job).await > LONG * 50);
+    assert!(matches!(a.renew(&held, None).await, Renewal::WouldShorten { .. }));
+    a.free(&held).await;
+    let second = b.take(&request(&job, LONG)).await.fence;
+    assert!(second > first, "{second} after {first}");
+}
+
+async fn a_clock_of_mysql_that_is_set_forward_ends_leases(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "a_clock_of_mysql_that_is_set_forward_ends_leases") else { return };
+    let (mut a, mut b) = (stepped.client().await, stepped.client().await);
+    let job = key("job");
+    let held = request(&job, LONG);
+    let first = a.take(&held).await.fence;
+    stepped.step("+3600");
+    // No promise: the resource has to check the fence.
+    let second = b.take(&request(&job, LONG)).await.fence;
+    assert!(second > first, "{second} after {first}");
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
+}
+
+/// Nobody's lock must not look like somebody's until the clock has caught up, to ShedLock neither.
+async fn what_was_given_back_in_mysql_is_free_wherever_its_clock_is(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "what_was_given_back_in_mysql_is_free_wherever_its_clock_is") else { return };
+    let mut a = stepped.client().await;
+    let (job, tree) = (key("job"), key("tree"));
+    let held = a.hold(&job).await;
+    a.free(&held).await;
+    let outer = a.hold(&tree).await;
+    a.take(&nested(&outer)).await;
+    assert_eq!(a.release(&outer, Scope::Tree).await, Release::Released);
+    stepped.step("-3600");
+    for job in [&job, &tree] {
+        assert!(a.inspect(job).await.holders.is_empty(), "{job}");
+        let held = a.hold(job).await;
+        a.free(&held).await;
+    }
+    stepped.step("-7200");
+    let taken = stepped.server.sql(
+        "app",
+        "UPDATE dlock SET lock_until = TIMESTAMPADD(MICROSECOND, 30000000, UTC_TIMESTAMP(3)), locked_at = UTC_TIMESTAMP(3), locked_by = 'web7' \
+         WHERE lock_until <= UTC_TIMESTAMP(3); SELECT ROW_COUNT()",
+    );
+    assert_eq!(taken[0][0], "2", "ShedLock did not get locks that were given back");
+}
+
+/// A session has the lock: when that ends is for the kernel's own clocks to say.
+async fn the_clock_of_mysql_is_no_matter_to_sessions(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "the_clock_of_mysql_is_no_matter_to_sessions") else { return };
+    let (mut a, mut b) = (stepped.client().await, stepped.client().await);
+    let job = key("job");
+    let held = request(&job, LONG);
+    let mut last = a.take(&held).await.fence;
+    for offset in ["-3600", "+3600", "-7200"] {
+        stepped.step(offset);
+        assert_eq!(a.renewed(&held, None).await, last, "{offset}");
+        b.refused(&request(&job, LONG)).await;
+        let left = a.left(&job).await;
+        assert!(left > LONG / 2 && left <= LONG, "{offset}: {left:?}");
+    }
+    a.free(&held).await;
+    for offset in ["+3600", "-3600"] {
+        let (held, wanted) = (request(&job, LONG), waiting(&job, LONG));
+        let fence = a.take(&held).await.fence;
+        assert!(fence > last, "{fence} after {last}");
+        // Whatever became of its wait in the server.
+        let never = std::future::pending::<()>();
+        let take = lease::acquire(&mut *b.0, &BootClock, wanted, Patience::For(LONG), Limits::DEFAULT, never, |_| {});
+        let step = async {
+            lab.pass(SHORT).await;
+            stepped.step(offset);
+            lab.pass(SHORT).await;
+            a.free(&held).await;
+        };
+        let (outcome, ()) = tokio::join!(take, step);
+        let Ok(Outcome::Granted(lease)) = outcome else { panic!("{offset}: {outcome:?}") };
+        assert!(lease.fence > fence);
+        last = lease.fence;
+        assert_eq!(b.0.release(&job, &lease.token, Scope::Tree).await.expect("release"), Release::Released);
+    }
+}
+
+/// `wsrep_on` alone makes no cluster.
+async fn a_server_without_a_cluster_library_is_alone(lab: &Lab) {
+    let server =
+        MariaDb::with(mariadb::Options { settings: vec!["--wsrep-on=ON".into(), "--binlog-format=ROW".into()], ..Default::default() });
+    assert_eq!(server.text("mysql", "SELECT @@global.wsrep_on"), "1");
+    server.sql("mysql", "CREATE DATABASE app");
+    let mut a = client(&on(lab, &server)).await;
+    let held = a.hold(&key("job")).await;
+    a.free(&held).await;
+}
+
+async fn a_node_of_a_cluster_is_refused_unless_it_alone_is_written_to(lab: &Lab) {
+    if !std::path::Path::new(mariadb::GALERA).exists() {
+        return support::skip("a_node_of_a_cluster_is_refused_unless_it_alone_is_written_to", "galera-4 is not installed");
+    }
+    let server = MariaDb::with(mariadb::Options { cluster: true, ..Default::default() });
+    assert_eq!(
+        server.text("mysql", "SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'wsrep_ready'"),
+        "ON"
+    );
+    server.sql("mysql", "CREATE DATABASE app");
+    let mut options = on(lab, &server);
+    let (job, mut a) = (key("job"), Client(backend(options.clone())));
+    let mut errors = Vec::new();
+    errors.extend(a.0.init().await.err());
+    errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
+    errors.extend(a.0.inspect(&job).await.err());
+    assert_eq!(errors.len(), 3);
+    for error in errors {
+        assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
+        assert!(error.message.contains("Galera") && error.hint.as_deref().is_some_and(|hint| hint.contains("single_writer")), "{error:?}");
+    }
+    options.single_writer = true;
+    let (mut a, mut b) = (client(&options).await, Client(backend(options.clone())));
+    if options.mode == Mode::Advisory {
+        let error = a.0.try_acquire(&request(&job, LONG)).await.expect_err("GET_LOCK on a cluster");
+        assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
+        assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("mode=lease")), "{error:?}");
+        return;
+    }
+    assert!(a.0.notices().iter().all(|notice| !notice.warning));
+    let held = a.hold(&job).await;
+    b.refused(&request(&job, LONG)).await;
+    a.renewed(&held, None).await;
+    assert_eq!(a.inspect(&job).await.holders.len(), 1);
+    let never = std::future::pending::<()>();
+    let next = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), Patience::For(LONG), Limits::DEFAULT, never, |_| {});
+    let free = async {
+        lab.pass(SLACK * 3).await;
+        a.free(&held).await;
+        std::time::Instant::now()
+    };
+    let (outcome, freed) = tokio::join!(next, free);
+    assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+    // Leases have no gate there: the lock is looked at.
+    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+}
+
+/// The core's own question, in the time that `--backend-timeout` gives.
+async fn through_the_core(client: &mut Client, held: &Request) -> Renewal {
+    let question = async |backend: &mut dyn Backend| backend.renew(&held.key, &held.token, None).await;
+    lease::ask(&mut *client.0, &BootClock, Limits::DEFAULT, question).await.expect("an answer")
+}
+
+/// Somebody keeps what we write locked, or the whole table: each question is asked again until it is answered.
+async fn what_somebody_keeps_locked_is_asked_for_again(lab: &Lab) {
+    let table = if lab.kind.is_a_session() { "dlock_sessions" } else { "dlock" };
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let before = a.hold(&job).await;
+    a.free(&before).await;
+    for keeps in
+        [format!("START TRANSACTION; SELECT 1 FROM {table} WHERE name = 'dlock:job' FOR UPDATE"), format!("LOCK TABLES {table} WRITE")]
+    {
+        let blocked = || {
+            let kept = lab.mariadb().keep(&keeps);
+            async {
+                lab.pass(SHORT * 3 / 2).await;
+                drop(kept);
+            }
+        };
+        let wanted = request(&job, LONG);
+        let never = std::future::pending::<()>();
+        let take = lease::acquire(&mut *a.0, &BootClock, wanted.clone(), Patience::Try, Limits::DEFAULT, never, |_| {});
+        let (outcome, ()) = tokio::join!(take, blocked());
+        let Ok(Outcome::Granted(lease)) = outcome else { panic!("{keeps}: {outcome:?}") };
+        let held = Request { token: lease.token, ..wanted };
+        b.refused(&request(&job, LONG)).await;
+        let (renewal, ()) = tokio::join!(through_the_core(&mut a, &held), blocked());
+        assert!(matches!(renewal, Renewal::Renewed { fence, .. } if fence == lease.fence), "{keeps}: {renewal:?}");
+        let give = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, Scope::Tree, Limits::DEFAULT);
+        let (released, ()) = tokio::join!(give, blocked());
+        assert!(matches!(released, Released::Free), "{keeps}: {released:?}");
+        let next = b.hold(&job).await;
+        b.free(&next).await;
+    }
+}
+
+/// Statements of another session, which waits for `second` once somebody waits for `first`, in a transaction that has
+/// done more than ours, so that the server ends ours.
+fn deadlocking(lab: &Lab, first: &str, second: &str) -> std::thread::JoinHandle<Vec<Vec<String>>> {
+    lab.mariadb().sql("CREATE TABLE IF NOT EXISTS ballast (n INT)");
+    let sql = format!(
+        "START TRANSACTION; INSERT INTO ballast SELECT seq FROM seq_1_to_1000; SELECT 1 FROM {first} FOR UPDATE; DO SLEEP(1); \
+         SELECT 1 FROM {second} FOR UPDATE; ROLLBACK; SELECT 'done'"
+    );
+    let (socket, database) = (lab.mariadb().server().socket(), lab.mariadb().database.clone());
+    std::thread::spawn(move || mariadb::sql_at(&socket, &database, &sql).expect("no deadlock for it"))
+}
+
+/// A release is in the transaction that has the lock: if the server ends that, the lock is given back as well.
+async fn a_deadlock_in_a_release_gives_the_lock_back(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let other = deadlocking(lab, "dlock_sessions WHERE name = 'dlock:job'", "dlock_rows WHERE name = 'dlock:job'");
+    // It waits for our row by then.
+    lab.pass(SHORT + SLACK * 2).await;
+    let released = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, Scope::Tree, Limits::DEFAULT).await;
+    assert!(matches!(released, Released::Free), "{released:?}");
+    assert_eq!(other.join().expect("the other session").last().expect("an answer")[0], "done");
+    let next = b.hold(&job).await;
+    b.free(&next).await;
+}
+
+/// Who leaves the queue deletes more than one row.
+async fn a_deadlock_in_the_queue_is_left_again(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let mut waiters = Vec::new();
+    for _ in 0..2 {
+        let (mut client, wanted) = (lab.client().await, waiting(&job, LONG));
+        client.refused(&wanted).await;
+        waiters.push((wanted.token.hold_text(), client, wanted));
+    }
+    waiters.sort_by(|one, other| one.0.cmp(&other.0));
+    let row = |n: usize| format!("dlock_waiters WHERE name = 'dlock:job' AND hold = '{}'", waiters[n].0);
+    let other = deadlocking(lab, &row(1), &row(0));
+    lab.pass(SHORT / 2).await;
+    let (_, mut first, wanted) = waiters.remove(0);
+    let error = first.0.abandon(&wanted).await.expect_err("a deadlock");
+    assert!(error.is_transient() && error.message.contains("deadlock"), "{error:?}");
+    assert_eq!(other.join().expect("the other session").last().expect("an answer")[0], "done");
+    first.abandon(&wanted).await;
+    assert_eq!(a.inspect(&job).await.waiters.len(), 1);
+    a.free(&held).await;
+    let (_, mut second, wanted) = waiters.remove(0);
+    second.wait_for(&wanted, LONG).await;
+    second.free(&wanted).await;
+    assert!(a.inspect(&job).await.waiters.is_empty());
+}
