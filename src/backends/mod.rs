@@ -7,7 +7,11 @@ mod pause;
 pub mod postgres;
 pub mod redis;
 pub mod redlock;
+mod secret;
 pub mod sql;
 pub mod sqlite;
 pub mod tair;
+mod tls;
 pub mod zookeeper;
+
+pub use self::{secret::Secret, tls::Tls};

@@ -24,7 +24,7 @@ pub use key::{KeyArg, TokenArg};
 pub use metadata::{collect as collect_metadata, user as user_name};
 pub use target::{
     Address, AdvisoryKey, BackendConfig, EtcdOptions, MysqlMode, MysqlOptions, PostgresMode, PostgresOptions, RedisOptions, RedlockOptions,
-    Replicas, Secret, Sentinel, Server, SqlOptions, SqlSecret, SqlServer, SqliteOptions, TairMode, TairOptions, Target, Tls, TlsMode,
+    Replicas, Secret, Sentinel, Server, SqlOptions, SqlServer, SqliteOptions, TairMode, TairOptions, Target, Tls, TlsMode,
     ZooKeeperOptions,
 };
 

@@ -1,12 +1,13 @@
 //! Which store is meant, completely and checked, before anything touches it.
 
 pub use crate::backends::{
+    Secret, Tls,
     etcd::Options as EtcdOptions,
     mysql::{Mode as MysqlMode, Options as MysqlOptions},
     postgres::{AdvisoryKey, Mode as PostgresMode, Options as PostgresOptions},
-    redis::{Address, Options as RedisOptions, Replicas, Secret, Sentinel, Server, Tls},
+    redis::{Address, Options as RedisOptions, Replicas, Sentinel, Server},
     redlock::Options as RedlockOptions,
-    sql::{Options as SqlOptions, Secret as SqlSecret, Server as SqlServer, TlsMode},
+    sql::{Options as SqlOptions, Server as SqlServer, TlsMode},
     sqlite::Options as SqliteOptions,
     tair::{Mode as TairMode, Options as TairOptions},
     zookeeper::Options as ZooKeeperOptions,

@@ -36,7 +36,7 @@ use super::{
     options::{Options, authority},
 };
 use crate::{
-    backends::redis::{Tls, tls},
+    backends::{Tls, tls},
     lock::{Error, Kind, Result},
 };
 

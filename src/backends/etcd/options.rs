@@ -1,7 +1,7 @@
 //! What a connection needs to know, decoded already: no URL is parsed and nothing is opened here.
 
 use crate::{
-    backends::redis::{Secret, Tls},
+    backends::{Secret, Tls},
     lock::Namespace,
 };
 

@@ -25,8 +25,8 @@ use tokio_rustls::client::TlsStream;
 use super::{
     failure,
     options::{Options, Server},
-    tls,
 };
+use crate::backends::tls;
 use crate::lock::{Effect, Error, Key, Kind, Result};
 
 /// A byte stream of any kind, over a socket.
@@ -81,7 +81,7 @@ impl Connection {
                 let tcp = dial(host, *port).await?;
                 match &options.tls {
                     None => Box::new(tcp),
-                    Some(tls) => Box::new(tls::wrap(tls, host, tcp).await?),
+                    Some(tls) => Box::new(tls::wrap(tls, host, tcp, "redis://").await?),
                 }
             }
             Server::Sentinel(_) | Server::Cluster(_) => {

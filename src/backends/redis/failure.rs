@@ -149,25 +149,6 @@ pub(super) fn unresolved(error: Option<io::Error>) -> Error {
     }
 }
 
-/// The TLS handshake failed: nothing was sent.
-pub(super) fn tls(error: io::Error) -> Error {
-    let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    let failure = match cause {
-        Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
-            .hint(
-                "an authority of your own is named with ?cacert=FILE; the host, as the URL, a sentinel or a node names it, must be one that \
-                 the certificate names",
-            ),
-        Some(rustls::Error::AlertReceived(alert)) => Error::new(Kind::Denied, format!("the server ended the TLS handshake: {alert:?}"))
-            .hint("if it asks for a client certificate, ?cert=FILE&key=FILE give it"),
-        Some(rustls::Error::InvalidMessage(_)) => {
-            Error::new(Kind::Config, "the server doesn't speak TLS on this port").hint("redis:// connects without TLS")
-        }
-        _ => Error::new(Kind::Unavailable, "the connection ended in the TLS handshake"),
-    };
-    failure.source(error)
-}
-
 /// The connection broke while a request was on its way: it may have been applied.
 pub(in crate::backends) fn broken(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::new(Kind::Unavailable, "the connection to the server broke").effect(Effect::Unknown).source(error)

@@ -20,16 +20,14 @@ mod slot;
 pub(super) mod state;
 #[cfg(test)]
 mod tests;
-pub(super) mod tls;
 
 use std::time::Duration;
 
 use ::redis::Value;
 use async_trait::async_trait;
 
-pub use self::options::{Address, Options, Replicas, Secret, Sentinel, Server, Tls};
+pub use self::options::{Address, Options, Replicas, Sentinel, Server};
 // For other stores that speak TLS in the same way.
-pub(in crate::backends) use self::tls::wrap as wrap_in_tls;
 use self::{
     cluster::Redirect,
     names::Names,

@@ -2,6 +2,7 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
+use crate::backends::{Secret, Tls};
 use crate::lock::Namespace;
 
 /// Where a Redis server is, or how it is found, and how to speak with it.
@@ -124,36 +125,4 @@ pub struct Replicas {
 impl Replicas {
     /// How long they have unless somebody says otherwise.
     pub const WITHIN: Duration = Duration::from_millis(500);
-}
-
-/// TLS. The server's certificate is always verified, against its host name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tls {
-    /// Certificates (PEM) of the only authorities to trust, instead of the public ones.
-    pub ca_file: Option<PathBuf>,
-    /// The client's own certificate chain (PEM), for servers that ask for one; with `key_file`.
-    pub cert_file: Option<PathBuf>,
-    /// The private key (PEM) of `cert_file`.
-    pub key_file: Option<PathBuf>,
-}
-
-/// A password, which is never printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Wraps a password.
-    pub fn new(password: impl Into<String>) -> Self {
-        Self(password.into())
-    }
-
-    pub(in crate::backends) fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
 }

@@ -18,6 +18,6 @@ mod record;
 pub use self::{
     ledger::{Table, Taken},
     names::{Names, locked_by},
-    options::{Options, Secret, Server, TlsMode},
+    options::{Options, Server, TlsMode},
     record::{Hold, Holds, LAYOUT, LAYOUT_REFUSED, Record, micros, ms},
 };

@@ -1,7 +1,8 @@
 //! What a connection to a SQL server needs to know, decoded already: no URL is parsed and nothing is opened here.
 
-use std::{fmt, path::PathBuf};
+use std::path::PathBuf;
 
+use crate::backends::Secret;
 use crate::lock::Namespace;
 
 /// Where a server is, how to speak with it, and where the locks are.
@@ -114,26 +115,5 @@ impl TlsMode {
     /// Verified over a network, in clear on this host.
     pub fn default_for(server: &Server) -> Self {
         if server.is_local() { Self::Disable } else { Self::VerifyFull }
-    }
-}
-
-/// A password, which is never printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Wraps a password.
-    pub fn new(password: impl Into<String>) -> Self {
-        Self(password.into())
-    }
-
-    pub(in crate::backends) fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
     }
 }

@@ -31,7 +31,7 @@ use tokio::{
 
 use super::{failure, options::Options};
 use crate::{
-    backends::redis::wrap_in_tls,
+    backends::tls,
     lock::{Error, Kind, Result, Session, random},
 };
 
@@ -181,10 +181,7 @@ impl Shared {
             match &self.options.tls {
                 None => self.pass(client, hello, xid, tcp).await,
                 Some(tls) => {
-                    let tls = wrap_in_tls(tls, host, tcp).await.map_err(|error| match error.kind {
-                        Kind::Config if error.hint.is_some() => error.hint("zookeeper:// connects without TLS"),
-                        _ => error,
-                    })?;
+                    let tls = tls::wrap(tls, host, tcp, "zookeeper://").await?;
                     self.pass(client, hello, xid, tls).await;
                 }
             }

@@ -14,7 +14,7 @@ use super::{
     namespace, password,
 };
 use crate::{
-    commands::{MysqlMode, MysqlOptions, SqlOptions, SqlSecret, SqlServer, TlsMode},
+    commands::{MysqlMode, MysqlOptions, Secret, SqlOptions, SqlServer, TlsMode},
     lock::{Error, Result},
 };
 
@@ -77,7 +77,7 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
             None => layers.env.get("MYSQL_PWD")?.map(str::to_owned),
         },
     }
-    .map(SqlSecret::new);
+    .map(Secret::new);
     Ok(MysqlOptions { sql, mode, raw_names, single_writer })
 }
 

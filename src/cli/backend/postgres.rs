@@ -13,7 +13,7 @@ use super::{
     pgpass::{self, Wanted},
 };
 use crate::{
-    commands::{AdvisoryKey, PostgresMode, PostgresOptions, SqlOptions, SqlSecret, SqlServer, TlsMode},
+    commands::{AdvisoryKey, PostgresMode, PostgresOptions, Secret, SqlOptions, SqlServer, TlsMode},
     lock::{Error, Result},
 };
 
@@ -80,7 +80,7 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
         Some(password) => Some(password),
         None => as_psql(&sql, layers)?,
     }
-    .map(SqlSecret::new);
+    .map(Secret::new);
     Ok(PostgresOptions { sql, mode, advisory_key })
 }
 

@@ -3,9 +3,7 @@ use std::{path::Path, time::Duration};
 use super::*;
 use crate::{
     cli::{env::Env, file::File},
-    commands::{
-        AdvisoryKey, MysqlMode, MysqlOptions, PostgresMode, PostgresOptions, RedlockOptions, Replicas, SqlSecret, SqlServer, TlsMode,
-    },
+    commands::{AdvisoryKey, MysqlMode, MysqlOptions, PostgresMode, PostgresOptions, RedlockOptions, Replicas, Secret, SqlServer, TlsMode},
 };
 
 fn find(url: Option<&str>, env: &[(&str, &str)], file: &str) -> Result<Target> {
@@ -241,11 +239,11 @@ fn postgres_is_found_as_psql_finds_it() {
     let options = of("postgres:", &env);
     assert_eq!(options.sql.server, SqlServer::Tcp { host: "db2".into(), port: 6001 });
     assert_eq!((options.sql.user.as_deref(), options.sql.database.as_deref()), (Some("eve"), Some("eve")));
-    assert_eq!((options.sql.password, options.sql.tls), (Some(SqlSecret::new("pw")), TlsMode::Prefer));
+    assert_eq!((options.sql.password, options.sql.tls), (Some(Secret::new("pw")), TlsMode::Prefer));
     let options =
         of("postgres://bob@db1/app", &[("PGUSER", "eve"), ("PGDATABASE", "x"), ("DLOCK_PASSWORD", "nearer"), ("PGPASSWORD", "pw")]);
     assert_eq!((options.sql.user.as_deref(), options.sql.database.as_deref()), (Some("bob"), Some("app")));
-    assert_eq!((options.sql.password, options.sql.tls), (Some(SqlSecret::new("nearer")), TlsMode::VerifyFull));
+    assert_eq!((options.sql.password, options.sql.tls), (Some(Secret::new("nearer")), TlsMode::VerifyFull));
 
     let options = of("postgres:///app?host=/run/pg", &[("PGPORT", "6001")]);
     assert_eq!(options.sql.server, SqlServer::Unix { path: "/run/pg".into(), port: 6001 });
@@ -303,11 +301,11 @@ fn mysql_is_found_as_its_clients_find_it() {
 
     let options = of("mysql:///app", &at_home);
     assert_eq!(options.sql.server, SqlServer::Tcp { host: "db1".into(), port: 3307 });
-    assert_eq!((options.sql.user.as_deref(), options.sql.password), (Some("ana"), Some(SqlSecret::new("fr#om file"))));
+    assert_eq!((options.sql.user.as_deref(), options.sql.password), (Some("ana"), Some(Secret::new("fr#om file"))));
     assert_eq!(options.sql.tls, TlsMode::Require);
     // Another user's password is not in it.
-    assert_eq!(of("mysql://bob@db2/app", &at_home).sql.password, Some(SqlSecret::new("from env")));
-    assert_eq!(of("mysql://bob@db2/app", &[("DLOCK_PASSWORD", "nearer"), ("MYSQL_PWD", "x")]).sql.password, Some(SqlSecret::new("nearer")));
+    assert_eq!(of("mysql://bob@db2/app", &at_home).sql.password, Some(Secret::new("from env")));
+    assert_eq!(of("mysql://bob@db2/app", &[("DLOCK_PASSWORD", "nearer"), ("MYSQL_PWD", "x")]).sql.password, Some(Secret::new("nearer")));
 
     let options = of("mariadb://ana@db1:3310/app?ssl-mode=verify_ca&ssl-ca=/ca.pem&table=jobs.shedlock&mode=advisory&lock_name=raw", &[]);
     assert_eq!((options.sql.tls, options.sql.ca_file), (TlsMode::VerifyCa, Some("/ca.pem".into())));

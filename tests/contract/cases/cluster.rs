@@ -8,7 +8,10 @@ use std::{
 };
 
 use dlock::{
-    backends::redis::{Options, Redis, Replicas, Secret, Tls},
+    backends::{
+        Secret, Tls,
+        redis::{Options, Redis, Replicas},
+    },
     lease::{self, BootClock, Limits, Outcome, Patience, Released},
     lock::{Attempt, Backend as _, Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
 };

@@ -4,8 +4,8 @@ use std::{path::PathBuf, time::Duration};
 
 use dlock::{
     backends::{
+        Secret, Tls,
         etcd::{Etcd, Options},
-        redis::{Secret, Tls},
     },
     lease::{self, BootClock, Limits, Outcome, Patience},
     lock::{Attempt, Backend as _, Effect, Error, Kind as ErrorKind, Result, Scope},

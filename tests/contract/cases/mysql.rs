@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use dlock::{
     backends::{
+        Secret,
         mysql::{Mode, Options, backend},
-        sql::{Secret, Server, TlsMode},
+        sql::{Server, TlsMode},
     },
     lease::{self, BootClock, Limits, Outcome, Patience},
     lock::{Effect, Fence, Init, Kind as ErrorKind, Release, Renewal, Request, Scope, Wake},

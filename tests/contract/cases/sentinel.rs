@@ -9,7 +9,10 @@ use std::{
 };
 
 use dlock::{
-    backends::redis::{Options, Redis, Replicas, Secret, Tls},
+    backends::{
+        Secret, Tls,
+        redis::{Options, Redis, Replicas},
+    },
     lease::{self, BootClock, Limits, Outcome, Patience},
     lock::{Attempt, Backend, Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
 };

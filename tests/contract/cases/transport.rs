@@ -3,7 +3,10 @@
 use std::{path::PathBuf, time::Duration};
 
 use dlock::{
-    backends::redis::{Options, Redis, Secret, Server, Tls},
+    backends::{
+        Secret, Tls,
+        redis::{Options, Redis, Server},
+    },
     lock::{Attempt, Effect, Error, Kind as ErrorKind, Result},
 };
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{
     backends::{
-        redis::{Secret, Tls},
+        Secret, Tls,
         zookeeper::{Options, ZooKeeper},
     },
     lease::{self, BootClock, Limits},

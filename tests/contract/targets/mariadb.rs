@@ -181,7 +181,7 @@ impl Elsewhere {
         let mut options = options(self.server.port, &self.database, self.mode, namespace);
         options.sql.server = Server::Tcp { host: self.server.host.clone(), port: self.server.port };
         options.sql.user = Some(self.server.user.clone());
-        options.sql.password = self.server.password.clone().map(dlock::backends::sql::Secret::new);
+        options.sql.password = self.server.password.clone().map(dlock::backends::Secret::new);
         options
     }
 }

@@ -4,7 +4,10 @@ use std::{io::Write as _, time::Duration};
 
 use super::server::{TestServer, busy, granted, key, nested, pause, request, waiting};
 use crate::{
-    backends::redis::{Options, Redis, Secret, Server, Tls},
+    backends::{
+        Secret, Tls,
+        redis::{Options, Redis, Server},
+    },
     lock::{Attempt, Backend as _, Effect, Kind, Release, Renewal, Request, Scope, Wake},
 };
 

@@ -122,7 +122,7 @@ async fn read_rights_are_enough_to_look() {
     server.raw(&["ACL", "SETUSER", "viewer", "on", ">pw", "~dlock:*", "+@read", "+time", "+type"]);
     let mut viewer = crate::backends::redis::Redis::new(crate::backends::redis::Options {
         user: Some("viewer".into()),
-        password: Some(crate::backends::redis::Secret::new("pw")),
+        password: Some(crate::backends::Secret::new("pw")),
         ..server.options()
     });
     let state = viewer.inspect(&key("job")).await.unwrap();

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use dlock::{
     backends::{
-        redis::{Options as NodeOptions, Secret, Server, Tls},
+        Secret, Tls,
+        redis::{Options as NodeOptions, Server},
         redlock::{Options, Redlock},
     },
     lock::{Backend as _, Effect, Kind as ErrorKind, Scope},

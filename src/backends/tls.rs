@@ -1,6 +1,10 @@
 //! TLS over a connected stream. Verification can't be turned off.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use rustls::{
     ClientConfig, RootCertStore,
@@ -9,19 +13,29 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::{failure, options::Tls};
 use crate::lock::{Error, Kind, Result};
 
-/// Shakes hands with the server, which must prove to be `host`.
-pub(in crate::backends) async fn wrap(options: &Tls, host: &str, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
+/// TLS. The server's certificate is always verified, against its host name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// Certificates (PEM) of the only authorities to trust, instead of the public ones.
+    pub ca_file: Option<PathBuf>,
+    /// The client's own certificate chain (PEM), for servers that ask for one; with `key_file`.
+    pub cert_file: Option<PathBuf>,
+    /// The private key (PEM) of `cert_file`.
+    pub key_file: Option<PathBuf>,
+}
+
+/// Shakes hands with the server, which must prove to be `host`. `in_clear` begins the URLs of the same store without TLS.
+pub(super) async fn wrap(options: &Tls, host: &str, stream: TcpStream, in_clear: &str) -> Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
     let connector = TlsConnector::from(Arc::new(config(options)?));
-    connector.connect(name, stream).await.map_err(failure::tls)
+    connector.connect(name, stream).await.map_err(|error| failed(error, in_clear))
 }
 
-/// What a handshake is begun with; etcd's are, too.
-pub(in crate::backends) fn config(options: &Tls) -> Result<ClientConfig> {
+/// What a handshake is begun with.
+pub(super) fn config(options: &Tls) -> Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -68,4 +82,23 @@ fn unreadable(file: &Path, what: &str, error: pem::Error) -> Error {
         _ => format!("no {what} in PEM form in it"),
     };
     Error::new(Kind::Config, format!("{}: {why}", file.display()))
+}
+
+/// The TLS handshake failed: nothing was sent.
+fn failed(error: io::Error, in_clear: &str) -> Error {
+    let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    let failure = match cause {
+        Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
+            .hint(
+                "an authority of your own is named with ?cacert=FILE; the host, as the URL, a sentinel or a node names it, must be one that \
+                 the certificate names",
+            ),
+        Some(rustls::Error::AlertReceived(alert)) => Error::new(Kind::Denied, format!("the server ended the TLS handshake: {alert:?}"))
+            .hint("if it asks for a client certificate, ?cert=FILE&key=FILE give it"),
+        Some(rustls::Error::InvalidMessage(_)) => {
+            Error::new(Kind::Config, "the server doesn't speak TLS on this port").hint(format!("{in_clear} connects without TLS"))
+        }
+        _ => Error::new(Kind::Unavailable, "the connection ended in the TLS handshake"),
+    };
+    failure.source(error)
 }
