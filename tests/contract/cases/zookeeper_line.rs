@@ -523,6 +523,9 @@ async fn a_thousand_waiters_outlive_a_holder_that_died(lab: &Lab) {
     let took = died.elapsed();
     assert_eq!(grant.settle, Duration::from_millis(500));
     assert!(took < SHORT * 5 + SOON, "{took:?}");
+    for (other, wanted) in &mut waiters {
+        assert_eq!(other.wait(wanted, Duration::ZERO).await, Wake::TimedOut, "one is woken");
+    }
     let before = packets();
     let began = Instant::now();
     let mut holding = (first, wanted);
