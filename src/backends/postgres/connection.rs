@@ -8,7 +8,7 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicI32, Ordering},
     },
     time::Duration,
 };
@@ -37,6 +37,8 @@ use crate::{
 pub(super) struct Unasked {
     /// Rung by each notification.
     pub rung: Notify,
+    /// The server's process.
+    pub pid: AtomicI32,
     ended: AtomicBool,
     end: Notify,
 }
@@ -104,6 +106,30 @@ impl Session {
     /// What the server says unasked.
     pub(super) fn unasked(&self) -> Arc<Unasked> {
         Arc::clone(&self.unasked)
+    }
+
+    /// The server's process.
+    pub(super) fn pid(&self) -> i32 {
+        self.unasked.pid.load(Ordering::SeqCst)
+    }
+
+    /// Ends another session of the same user, and waits in the server until it has ended.
+    ///
+    /// Closing its socket is not enough: the server looks at that when it has nothing else to do. Nor is cancelling: it does
+    /// nothing to a statement that was not read yet, and hits the next one if it is late itself. The end of a session is for good.
+    pub(super) async fn end_other(&mut self, pid: i32) -> Result<()> {
+        self.run(&format!(
+            "DO $$BEGIN
+               IF pg_terminate_backend({pid}) THEN
+                 FOR i IN 1..1000 LOOP
+                   EXIT WHEN NOT EXISTS (SELECT FROM pg_stat_get_activity({pid}));
+                   PERFORM pg_sleep(0.002), pg_stat_clear_snapshot();
+                 END LOOP;
+               END IF;
+             END$$"
+        ))
+        .await
+        .map(|_| ())
     }
 
     /// Our port, if there is one.

@@ -5,6 +5,7 @@
 //!   to be one of ours.
 //! - It trusts the public authorities beside the one that a user names: TLS is spoken here, with that one alone.
 //! - It takes a notification for a mistake of the server's: they are taken out here, and rung.
+//! - It keeps to itself which process of the server's serves a session, by which a session is ended that does not listen.
 //! - It ends a session without a word, which the server would log: what is left by it is said here.
 //!
 //! Everything else passes through as it is. The way to here is a socket without a place in the file system, with a random name, which
@@ -16,6 +17,7 @@ use std::{
         linux::net::SocketAddrExt as _,
         unix::net::{SocketAddr, UnixListener as StdListener},
     },
+    sync::{Arc, atomic::Ordering},
 };
 
 use tokio::{
@@ -31,6 +33,8 @@ use crate::lock::random;
 const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
 /// A message of the server's that answers nothing.
 const NOTIFICATION: u8 = b'A';
+/// The one that says which process it is, at the login's end.
+const PROCESS: u8 = b'K';
 
 /// Where sqlx is to connect to.
 pub(super) struct Relay {
@@ -53,7 +57,7 @@ impl Relay {
     }
 
     /// Passes on what one client and the server say, to the end of either.
-    pub(super) fn start(self, server: Box<dyn Stream>, unasked: std::sync::Arc<Unasked>) -> Passing {
+    pub(super) fn start(self, server: Box<dyn Stream>, unasked: Arc<Unasked>) -> Passing {
         let task = tokio::spawn(async move {
             if let Ok(client) = self.accept().await {
                 // Whatever ended it, it is over.
@@ -110,6 +114,9 @@ async fn pass(client: UnixStream, server: Box<dyn Stream>, unasked: &Unasked) ->
             if messages.read(&read[..length], &mut answers) {
                 unasked.rung.notify_one();
             }
+            if let Some(pid) = messages.process.take() {
+                unasked.pid.store(pid, Ordering::SeqCst);
+            }
             to_client.write_all(&answers).await?;
         }
     };
@@ -124,9 +131,13 @@ async fn pass(client: UnixStream, server: Box<dyn Stream>, unasked: &Unasked) ->
 struct Messages {
     /// The begin of one whose length is not there yet.
     begun: Vec<u8>,
-    /// How much is still to come of the one that is under way.
+    /// Of which kind is the one that is under way, and how much of it is still to come.
+    kind: u8,
     left: usize,
-    taken_out: bool,
+    /// What it says, as far as that is of use here.
+    said: Vec<u8>,
+    /// The server's process, once it was named.
+    process: Option<i32>,
 }
 
 impl Messages {
@@ -141,19 +152,24 @@ impl Messages {
                 let &[kind, a, b, c, d] = &self.begun[..] else { return rung };
                 // A length below four is no server's; let sqlx say so.
                 self.left = (u32::from_be_bytes([a, b, c, d]) as usize).saturating_sub(4);
-                self.taken_out = kind == NOTIFICATION;
-                rung |= self.taken_out;
-                if !self.taken_out {
+                self.kind = kind;
+                rung |= kind == NOTIFICATION;
+                if kind != NOTIFICATION {
                     out.extend_from_slice(&self.begun);
                 }
                 self.begun.clear();
+                self.said.clear();
             }
             let (part, rest) = bytes.split_at(bytes.len().min(self.left));
-            if !self.taken_out {
+            if self.kind != NOTIFICATION {
                 out.extend_from_slice(part);
             }
             self.left -= part.len();
             bytes = rest;
+            if self.kind == PROCESS && self.said.len() < 4 {
+                self.said.extend_from_slice(part);
+                self.process = self.said.first_chunk().map(|pid| i32::from_be_bytes(*pid));
+            }
         }
         rung
     }
@@ -173,7 +189,7 @@ mod tests {
     proptest! {
         #[test]
         fn notifications_are_taken_out_however_they_arrive(
-            all in prop::collection::vec((prop_oneof![Just(b'A'), Just(b'D'), Just(b'Z')], 0_usize..20), 0..12),
+            all in prop::collection::vec((prop_oneof![Just(b'A'), Just(b'D'), Just(b'K'), Just(b'Z')], 0_usize..20), 0..12),
             cuts in prop::collection::vec(1_usize..9, 1..40),
         ) {
             let of = |keep: &dyn Fn(u8) -> bool| all.iter().filter(|(kind, _)| keep(*kind)).flat_map(|(kind, length)| message(*kind, *length)).collect::<Vec<_>>();
@@ -188,6 +204,8 @@ mod tests {
                 }
             }
             prop_assert_eq!(out, expected);
+            let named = all.iter().any(|(kind, length)| *kind == PROCESS && *length >= 4);
+            prop_assert_eq!(messages.process, named.then_some(i32::from_be_bytes([PROCESS; 4])));
             prop_assert_eq!(rung, all.iter().any(|(kind, _)| *kind == NOTIFICATION));
         }
     }

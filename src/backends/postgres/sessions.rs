@@ -124,22 +124,15 @@ impl Sessions {
         (keeper.session.is_alive() && keeper.unanswered < 2 && !keeper.blocked).then_some(keeper)
     }
 
-    /// Ends a session that was left blocking in the server, and waits for its end.
-    ///
-    /// Closing its socket is not enough: the server looks at that when it has the lock to give, or half a second later.
-    /// Nor is cancelling: it does nothing to a statement that the server has not read yet, and hits the next one if it
-    /// is late itself. The end of a session is for good. Dropped half-way, it is to be asked for again.
+    /// Ends a session that was left blocking in the server, which else would have the lock to give to nobody. Dropped half-way,
+    /// it is to be asked for again.
     async fn end_blocked(&mut self, at: usize) {
         let keeper = &self.tries[at].2;
-        if !keeper.blocked || !keeper.session.is_alive() {
-            return;
-        }
-        let (pid, unasked) = (keeper.pid, keeper.session.unasked());
-        let sql = "SELECT pg_terminate_backend($1)";
-        let there = self.aside(async |table| Ok(table.session.query_one(sql, &[Value::Pid(pid)]).await?.get::<bool, _>(0))).await;
-        // If it can't be asked for, the server finds out by itself, after the session is dropped.
-        if matches!(there, Ok(true)) {
-            unasked.ended().await;
+        if keeper.blocked && keeper.session.is_alive() {
+            // Of a pooler the session itself knows another number than the server.
+            let pid = if keeper.pid == 0 { keeper.session.pid() } else { keeper.pid };
+            // If it can't be asked for, the server finds out by itself, after the session is dropped.
+            let _: Result<()> = self.aside(async |table| table.session.end_other(pid).await).await;
         }
     }
 
@@ -360,8 +353,11 @@ impl Sessions {
     }
 
     async fn ask_release(&mut self, key: &Key, token: &Token) -> Result<Release> {
-        // One that was given up on ends with its session.
-        let _ = self.take_try(key, token).await;
+        if let Some(at) = self.try_of(key, token) {
+            // One that was given up on ends with its session, before anybody is told that there is none.
+            self.tries[at].2.blocked |= !self.tries[at].2.session.is_open();
+            let _ = self.take_try(key, token).await;
+        }
         let Some(at) = self.hold_of(key, token) else { return Ok(Release::NotHeld) };
         let mut hold = self.holds.swap_remove(at);
         if !hold.keeper.session.is_alive() {
