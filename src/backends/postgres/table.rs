@@ -94,7 +94,7 @@ impl sql::Table for LockTable<'_> {
 impl LockTable<'_> {
     /// Every held lock whose name starts with `start`, by name.
     pub(super) async fn list(&mut self, start: &str) -> Result<Vec<Record>> {
-        let rows = self.session.query(&self.tables.fill(include_str!("sql/list.sql")), &[Value::Text(&start)]).await?;
+        let rows = self.session.query(&self.tables.fill(include_str!("sql/list.sql")), &[Value::Text(start)]).await?;
         rows.iter().map(|row| record(row).map_err(failure::malformed)).collect()
     }
 
