@@ -1,8 +1,8 @@
 //! What in a server's setup endangers locks, for people who look: `dlock init` tells it.
 
-use tokio_postgres::types::Type;
+use sqlx::Row as _;
 
-use super::{connection::Session, options::Options};
+use super::{connection::Session, options::Options, statement::Value};
 use crate::lock::{Notice, Result};
 
 /// Whether something between us and the server hands its sessions out by the transaction, as pgbouncer does.
@@ -19,7 +19,7 @@ pub(super) async fn is_pooled(session: &mut Session, options: &Options) -> Resul
     let mut other = Session::open(&options.sql).await?;
     let row = other.query_one("SELECT pg_backend_pid()", &[]).await?;
     let again = session.query_one("SELECT pg_backend_pid()", &[]).await?;
-    Ok(row.get::<_, i32>(0) == pid || again.get::<_, i32>(0) != pid)
+    Ok(row.get::<i32, _>(0) == pid || again.get::<i32, _>(0) != pid)
 }
 
 const SETTINGS: &str = "SELECT name, setting FROM pg_settings WHERE name = ANY($1)";
@@ -28,8 +28,8 @@ const SETTINGS: &str = "SELECT name, setting FROM pg_settings WHERE name = ANY($
 pub(super) async fn examine(session: &mut Session) -> Result<Vec<Notice>> {
     let asked = ["fsync", "full_page_writes", "synchronous_commit", "default_transaction_read_only", "default_transaction_isolation"];
     let asked: Vec<String> = asked.map(str::to_owned).into();
-    let rows = session.query(SETTINGS, &[(&asked, Type::TEXT_ARRAY)]).await?;
-    let of = |name: &str| rows.iter().find(|row| row.get::<_, &str>(0) == name).map_or("", |row| row.get(1));
+    let rows = session.query(SETTINGS, &[Value::Texts(&asked)]).await?;
+    let of = |name: &str| rows.iter().find(|row| row.get::<&str, _>(0) == name).map_or("", |row| row.get(1));
     let mut notices = Vec::new();
     let mut warn = |text: &str, hint: &str| notices.push(Notice { warning: true, text: text.into(), hint: Some(hint.into()) });
     if of("fsync") == "off" || of("full_page_writes") == "off" {

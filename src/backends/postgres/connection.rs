@@ -1,38 +1,44 @@
 //! One session: opening it, asking over it, and what the server says unasked.
 //!
-//! It never reconnects and knows no time limits. A session whose statement was dropped half-way is of unknown state: it
-//! says so ([`Session::is_open`]), and dropping it closes its socket at once.
+//! It never reconnects and knows no time limits. After a question that was dropped half-way, the next one first awaits what is
+//! still to come of it ([`Session::is_alive`]); where that may take long or never come, another session is the better one
+//! ([`Session::is_open`]), and dropping this one closes its socket at once.
 
 use std::{
-    future::poll_fn,
     os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicI32, Ordering},
     },
     time::Duration,
 };
 
-use tokio::{sync::Notify, task::JoinHandle};
-use tokio_postgres::{
-    AsyncMessage, Client, Config, Row,
-    types::{ToSql, Type},
+use futures_util::TryStreamExt as _;
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, Either, PgConnection,
+    postgres::{PgConnectOptions, PgRow, PgSslMode},
 };
+use tokio::sync::Notify;
 
-use super::{dial, failure, tls::Tls};
+use super::{
+    dial, failure,
+    options::PORT,
+    relay::{Passing, Relay},
+    statement::{Value, fill},
+    tls::Tls,
+};
 use crate::{
     backends::sql::Options,
     lock::{Error, Kind, Result},
 };
-
-/// A statement's parameter with its type, so that one round trip does.
-pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// What the server says unasked.
 #[derive(Default)]
 pub(super) struct Unasked {
     /// Rung by each notification.
     pub rung: Notify,
+    /// The server's process.
+    pub pid: AtomicI32,
     ended: AtomicBool,
     end: Notify,
 }
@@ -41,19 +47,28 @@ impl Unasked {
     /// Ready when the session is over.
     pub(super) async fn ended(&self) {
         let end = self.end.notified();
-        if !self.ended.load(Ordering::SeqCst) {
+        if !self.is_over() {
             end.await;
         }
+    }
+
+    fn is_over(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        self.end.notify_waiters();
     }
 }
 
 /// An open session.
 pub(super) struct Session {
-    client: Client,
-    task: JoinHandle<()>,
+    driver: PgConnection,
+    passing: Passing,
     unasked: Arc<Unasked>,
     socket: OwnedFd,
-    /// The server's version as in `server_version_num`, as far as its major number.
+    /// The server's version as in `server_version_num`.
     pub version: u32,
     /// A statement is on its way, or was dropped there.
     asking: bool,
@@ -64,46 +79,57 @@ pub(super) struct Session {
 impl Session {
     /// Connects and logs in.
     pub(super) async fn open(options: &Options) -> Result<Self> {
-        let (tls, mode) = Tls::new(options)?;
-        let (stream, socket) = dial::dial(&options.server).await?;
-        let mut config = Config::new();
-        config.application_name("dlock").ssl_mode(mode);
-        config.user(options.user.clone().unwrap_or_else(|| "postgres".into()));
-        if let Some(database) = &options.database {
-            config.dbname(database.clone());
+        let tls = Tls::new(options)?;
+        let (mut stream, socket) = dial::dial(&options.server).await?;
+        if let Some(tls) = tls {
+            stream = tls.shake_hands(stream).await?;
         }
-        if let Some(password) = &options.password {
-            config.password(password.reveal());
-        }
-        let (client, mut connection) = config.connect_raw(stream, tls).await.map_err(failure::connecting)?;
-        let version = connection.parameter("server_version").and_then(major).unwrap_or_default() * 10_000;
         let unasked = Arc::new(Unasked::default());
-        let told = Arc::clone(&unasked);
-        let task = tokio::spawn(async move {
-            while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
-                if matches!(message, AsyncMessage::Notification(_)) {
-                    told.rung.notify_one();
-                }
-            }
-            told.ended.store(true, Ordering::SeqCst);
-            told.end.notify_waiters();
-        });
-        Ok(Self { client, task, unasked, socket, version, asking: false, drop_unsent: false })
+        let relay = Relay::bind().map_err(failure::unreachable)?;
+        let folder = relay.folder();
+        let passing = relay.start(stream, Arc::clone(&unasked));
+        let driver = login(options, &folder).connect().await.map_err(|error| failure::connecting(error, options.password.is_some()))?;
+        let version = driver.server_version_num().unwrap_or_default();
+        Ok(Self { driver, passing, unasked, socket, version, asking: false, drop_unsent: false })
     }
 
-    /// Whether it can be asked.
+    /// Whether it can be asked, and answers at once.
     pub(super) fn is_open(&self) -> bool {
-        !self.asking && !self.client.is_closed()
+        !self.asking && self.is_alive()
     }
 
     /// Whether it is not known to be over, whatever is on its way.
     pub(super) fn is_alive(&self) -> bool {
-        !self.client.is_closed()
+        !self.unasked.is_over()
     }
 
     /// What the server says unasked.
     pub(super) fn unasked(&self) -> Arc<Unasked> {
         Arc::clone(&self.unasked)
+    }
+
+    /// The server's process.
+    pub(super) fn pid(&self) -> i32 {
+        self.unasked.pid.load(Ordering::SeqCst)
+    }
+
+    /// Ends another session of the same user, and waits in the server until it has ended.
+    ///
+    /// Closing its socket is not enough: the server looks at that when it has nothing else to do. Nor is cancelling: it does
+    /// nothing to a statement that was not read yet, and hits the next one if it is late itself. The end of a session is for good.
+    pub(super) async fn end_other(&mut self, pid: i32) -> Result<()> {
+        self.run(&format!(
+            "DO $$BEGIN
+               IF pg_terminate_backend({pid}) THEN
+                 FOR i IN 1..1000 LOOP
+                   EXIT WHEN NOT EXISTS (SELECT FROM pg_stat_get_activity({pid}));
+                   PERFORM pg_sleep(0.002), pg_stat_clear_snapshot();
+                 END LOOP;
+               END IF;
+             END$$"
+        ))
+        .await
+        .map(|_| ())
     }
 
     /// Our port, if there is one.
@@ -127,58 +153,63 @@ impl Session {
         let _ = dial::keep_alive(&self.socket, limit);
     }
 
-    /// Runs one statement in one round trip.
-    pub(super) async fn query(&mut self, sql: &str, parameters: &[Parameter<'_>]) -> Result<Vec<Row>> {
-        self.asking = true;
-        let answer = self.client.query_typed(sql, parameters).await;
-        self.answered(answer)
+    /// Runs statements in one round trip, `$n` in them being the nth value, as one transaction unless they say otherwise. The
+    /// rows of the last one.
+    pub(super) async fn query(&mut self, sql: &str, values: &[Value<'_>]) -> Result<Vec<PgRow>> {
+        self.run(&fill(sql, values)).await
     }
 
-    /// Runs statements without parameters, as one transaction unless they say otherwise.
-    pub(super) async fn run(&mut self, sql: &str) -> Result<()> {
+    /// As [`Session::query`], of statements as they are.
+    pub(super) async fn run(&mut self, sql: &str) -> Result<Vec<PgRow>> {
         self.asking = true;
-        let answer = self.client.batch_execute(sql).await;
-        self.answered(answer)
-    }
-
-    /// Runs statements without parameters and then one with, in one round trip. The second is run though the first fails.
-    pub(super) async fn run_then_query(&mut self, first: &str, sql: &str, parameters: &[Parameter<'_>]) -> Result<Vec<Row>> {
-        self.asking = true;
-        let (first, second) = tokio::join!(biased; self.client.batch_execute(first), self.client.query_typed(sql, parameters));
-        let first = self.answered(first);
-        let second = self.answered(second);
-        first.and(second)
-    }
-
-    fn answered<T>(&mut self, answer: Result<T, tokio_postgres::Error>) -> Result<T> {
-        // After an error that ended the session the driver says that it is closed, but perhaps not yet.
-        self.asking = match &answer {
-            Ok(_) => false,
-            Err(error) => error.as_db_error().is_none_or(failure::ends_session),
-        };
+        let answer = self.ask(sql).await;
+        self.asking = answer.as_ref().is_err_and(|error| error.as_database_error().is_none_or(failure::ends_session));
         answer.map_err(failure::statement)
     }
 
+    async fn ask(&mut self, sql: &str) -> Result<Vec<PgRow>, sqlx::Error> {
+        let (mut last, mut current) = (Vec::new(), Vec::new());
+        let mut answers = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_many(&mut self.driver);
+        while let Some(answer) = answers.try_next().await? {
+            match answer {
+                Either::Right(row) => current.push(row),
+                Either::Left(_) => last = std::mem::take(&mut current),
+            }
+        }
+        Ok(last)
+    }
+
     /// One row of an answer that has one.
-    pub(super) async fn query_one(&mut self, sql: &str, parameters: &[Parameter<'_>]) -> Result<Row> {
-        let mut rows = self.query(sql, parameters).await?;
+    pub(super) async fn query_one(&mut self, sql: &str, values: &[Value<'_>]) -> Result<PgRow> {
+        let mut rows = self.query(sql, values).await?;
         rows.pop().ok_or_else(|| Error::new(Kind::Data, "the server's answer has no row"))
     }
 }
 
-/// "15.20 (Debian 15.20-0+deb12u1)" is 15.
-fn major(version: &str) -> Option<u32> {
-    version.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+/// By way of the relay. What sqlx would take from the environment is set, or of no use on a Unix socket.
+fn login(options: &Options, folder: &str) -> PgConnectOptions {
+    let mut login = PgConnectOptions::new_without_pgpass()
+        .socket(folder)
+        .port(PORT)
+        .ssl_mode(PgSslMode::Disable)
+        .username(options.user.as_deref().unwrap_or("postgres"))
+        .password(options.password.as_ref().map_or("", |password| password.reveal()))
+        .application_name("dlock")
+        // Poolers refuse it.
+        .extra_float_digits(None)
+        .disable_statement_logging();
+    if let Some(database) = &options.database {
+        login = login.database(database);
+    }
+    login
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if self.asking {
-            if self.drop_unsent {
-                // On a Unix socket nothing is under way. A refusal leaves what TCP does anyway.
-                let _ = rustix::net::sockopt::set_socket_linger(&self.socket, Some(Duration::ZERO));
-            }
-            self.task.abort();
+        self.passing.break_off = self.asking;
+        if self.asking && self.drop_unsent {
+            // On a Unix socket nothing is under way. A refusal leaves what TCP does anyway.
+            let _ = rustix::net::sockopt::set_socket_linger(&self.socket, Some(Duration::ZERO));
         }
     }
 }

@@ -1,77 +1,70 @@
 //! From what PostgreSQL, the network and TLS say to the one error type.
 
-use std::{error::Error as _, io};
+use std::io;
 
-use tokio_postgres::error::{DbError, Severity, SqlState};
+use sqlx::{
+    error::DatabaseError,
+    postgres::{PgDatabaseError, PgSeverity},
+};
 
 use crate::lock::{Effect, Error, Kind};
 
 /// An error in answer to a statement, or to none: the connection broke while one was on its way.
-pub(super) fn statement(error: tokio_postgres::Error) -> Error {
-    match error.as_db_error() {
-        Some(database) => refused(database).source(error),
-        None if error.is_closed() || error.source().is_some_and(<dyn std::error::Error>::is::<io::Error>) => {
-            Error::new(Kind::Unavailable, "the connection to the server broke").effect(Effect::Unknown).source(error)
-        }
-        None => Error::new(Kind::Data, "the server's answer can't be understood")
-            .effect(Effect::Unknown)
-            .hint("is it a PostgreSQL server?")
-            .source(error),
+pub(super) fn statement(error: sqlx::Error) -> Error {
+    let unknown = |kind, text: &str| Error::new(kind, text).effect(Effect::Unknown);
+    match &error {
+        sqlx::Error::Database(database) => refused(&**database).source(error),
+        sqlx::Error::Io(_) => unknown(Kind::Unavailable, "the connection to the server broke").source(error),
+        _ => unknown(Kind::Data, "the server's answer can't be understood").hint("is it a PostgreSQL server?").source(error),
     }
 }
 
 /// An error that the server answered with. An ERROR rolled the statement back; what ended the session may have come after a commit.
-fn refused(error: &DbError) -> Error {
+fn refused(error: &dyn DatabaseError) -> Error {
     let failure = by_state(error);
-    let unknown = ends_session(error) || *error.code() == SqlState::T_R_STATEMENT_COMPLETION_UNKNOWN;
+    // 40003: whether the statement completed is unknown.
+    let unknown = ends_session(error) || error.code().is_some_and(|code| code == "40003");
     if unknown { failure.effect(Effect::Unknown) } else { failure }
 }
 
 /// Whether the server ended the session with this error.
-pub(super) fn ends_session(error: &DbError) -> bool {
-    matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic) | None)
+pub(super) fn ends_session(error: &dyn DatabaseError) -> bool {
+    error.try_downcast_ref::<PgDatabaseError>().is_none_or(|error| matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic))
 }
 
 /// By SQLSTATE (postgresql.org/docs/current/errcodes-appendix.html).
-fn by_state(error: &DbError) -> Error {
+fn by_state(error: &dyn DatabaseError) -> Error {
     let says = error.message();
+    let code = error.code().unwrap_or_default();
     let unavailable = |message: &str| Error::new(Kind::Unavailable, message);
-    match *error.code() {
-        SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::INVALID_SCHEMA_NAME => {
-            Error::new(Kind::Config, format!("the server has not the tables that dlock needs: {}", clean(says)))
-                .hint("dlock init creates them; dlock init --print shows the SQL")
-        }
-        SqlState::INVALID_COLUMN_REFERENCE => Error::new(Kind::Config, "the table's names are not unique").hint("dlock init mends it"),
-        SqlState::STRING_DATA_RIGHT_TRUNCATION => {
-            Error::new(Kind::Config, "the table's columns are too short for this name").hint("dlock init widens them")
-        }
-        SqlState::READ_ONLY_SQL_TRANSACTION => {
+    match &*code {
+        "42P01" | "42703" | "3F000" => Error::new(Kind::Config, format!("the server has not the tables that dlock needs: {}", clean(says)))
+            .hint("dlock init creates them; dlock init --print shows the SQL"),
+        "42P10" => Error::new(Kind::Config, "the table's names are not unique").hint("dlock init mends it"),
+        "22001" => Error::new(Kind::Config, "the table's columns are too short for this name").hint("dlock init widens them"),
+        "25006" => {
             Error::new(Kind::Config, "the server takes no writes: it is a standby, or set to read only").hint("name the primary in the URL")
         }
-        SqlState::INSUFFICIENT_PRIVILEGE => {
-            Error::new(Kind::Denied, format!("the user has not all the rights that dlock needs: {}", clean(says)))
-                .hint("GRANT SELECT, INSERT, UPDATE, DELETE on dlock's tables to the user")
-        }
-        SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => unavailable("the server undid the step for another one"),
-        SqlState::LOCK_NOT_AVAILABLE => unavailable("somebody keeps the lock's row locked in a transaction"),
-        SqlState::QUERY_CANCELED => unavailable("the server cancelled the statement").hint("is statement_timeout set for this user?"),
-        SqlState::DISK_FULL => unavailable("the server's disk is full"),
-        SqlState::OUT_OF_MEMORY => unavailable("the server is out of memory"),
-        SqlState::TOO_MANY_CONNECTIONS => too_many(says),
-        SqlState::ADMIN_SHUTDOWN => unavailable("an administrator ended the session"),
-        SqlState::CRASH_SHUTDOWN => unavailable("the server crashed"),
-        SqlState::CANNOT_CONNECT_NOW => unavailable("the server is starting or stopping"),
-        SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT | SqlState::IDLE_SESSION_TIMEOUT => {
-            unavailable("the server ended the session, which it had not heard of for too long")
-        }
-        SqlState::INVALID_PASSWORD | SqlState::INVALID_AUTHORIZATION_SPECIFICATION => login(says),
-        SqlState::INVALID_CATALOG_NAME => Error::new(Kind::Config, "the server has no such database"),
-        ref code => match code.code().get(..2) {
+        "42501" => Error::new(Kind::Denied, format!("the user has not all the rights that dlock needs: {}", clean(says)))
+            .hint("GRANT SELECT, INSERT, UPDATE, DELETE on dlock's tables to the user"),
+        "40001" | "40P01" => unavailable("the server undid the step for another one"),
+        "55P03" => unavailable("somebody keeps the lock's row locked in a transaction"),
+        "57014" => unavailable("the server cancelled the statement").hint("is statement_timeout set for this user?"),
+        "53100" => unavailable("the server's disk is full"),
+        "53200" => unavailable("the server is out of memory"),
+        "53300" => too_many(says),
+        "57P01" => unavailable("an administrator ended the session"),
+        "57P02" => unavailable("the server crashed"),
+        "57P03" => unavailable("the server is starting or stopping"),
+        "25P03" | "57P05" => unavailable("the server ended the session, which it had not heard of for too long"),
+        "28P01" | "28000" => login(says),
+        "3D000" => Error::new(Kind::Config, "the server has no such database"),
+        _ => match code.get(..2) {
             // Connection, insufficient resources, operator intervention, system error.
             Some("08" | "53" | "57" | "58") => unavailable(&format!("the server can't do it now: {}", clean(says))),
             Some("40") => unavailable("the server undid the step"),
             Some("28") => login(says),
-            _ => Error::new(Kind::Internal, format!("the server refused a statement: {} {}", code.code(), clean(says))),
+            _ => Error::new(Kind::Internal, format!("the server refused a statement: {code} {}", clean(says))),
         },
     }
 }
@@ -95,38 +88,43 @@ fn login(says: &str) -> Error {
     error.hint("the user is in the URL (postgres://USER@HOST/DB) or PGUSER; the password in DLOCK_PASSWORD, --password-file or ~/.pgpass")
 }
 
-/// An error while connecting: no statement was sent.
-pub(super) fn connecting(error: tokio_postgres::Error) -> Error {
-    if let Some(database) = error.as_db_error() {
-        let failure = by_state(database);
-        return failure.source(error);
-    }
-    let io = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
-    let inner = io.and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    let says = error.to_string();
-    let failure = match inner {
-        Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
-            .hint("an authority of your own is named with ?sslrootcert=FILE; the host in the URL must be one that the certificate names"),
-        Some(rustls::Error::AlertReceived(alert)) => Error::new(Kind::Denied, format!("the server ended the TLS handshake: {alert:?}"))
-            .hint("if it asks for a client certificate, ?sslcert=FILE&sslkey=FILE give it"),
-        _ if error.source().is_some_and(|cause| cause.to_string().contains("does not support TLS")) => {
-            Error::new(Kind::Config, "the server speaks no TLS").hint("?sslmode=disable connects in clear")
+/// An error while logging in: no statement was sent.
+pub(super) fn connecting(error: sqlx::Error, with_password: bool) -> Error {
+    let failure = match &error {
+        sqlx::Error::Database(database) if !with_password && database.code().is_some_and(|code| code == "28P01") => {
+            Error::new(Kind::Denied, "the server wants a password")
+                .hint("give it in DLOCK_PASSWORD, PGPASSWORD, with --password-file, or in ~/.pgpass")
         }
-        _ if says.starts_with("invalid configuration") || says.starts_with("authentication error") => no_login(&error),
-        _ if io.is_some() || error.is_closed() => Error::new(Kind::Unavailable, "the server closed the connection before it was open"),
-        _ => Error::new(Kind::Config, "the server's answer can't be understood").hint("is it a PostgreSQL server?"),
+        sqlx::Error::Database(database) => by_state(&**database),
+        sqlx::Error::Io(_) => return closed(error),
+        error if error.to_string().contains("authentication") || error.to_string().contains("SASL") => {
+            Error::new(Kind::Denied, format!("the server can't be logged in to: {}", clean(&error.to_string())))
+        }
+        _ => no_postgres(),
     };
     failure.source(error)
 }
 
-fn no_login(error: &tokio_postgres::Error) -> Error {
-    let why = error.source().map(ToString::to_string).unwrap_or_default();
-    if why.contains("password missing") {
-        Error::new(Kind::Denied, "the server wants a password")
-            .hint("give it in DLOCK_PASSWORD, PGPASSWORD, with --password-file, or in ~/.pgpass")
-    } else {
-        Error::new(Kind::Denied, format!("the server can't be logged in to: {}", clean(&why)))
-    }
+/// The connection ended before it was open.
+pub(super) fn closed(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::new(Kind::Unavailable, "the server closed the connection before it was open").source(error)
+}
+
+/// Whoever answers speaks another protocol.
+pub(super) fn no_postgres() -> Error {
+    Error::new(Kind::Config, "the server's answer can't be understood").hint("is it a PostgreSQL server?")
+}
+
+/// TLS was agreed on and did not come about.
+pub(super) fn handshake(error: io::Error) -> Error {
+    let failure = match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+        Some(rustls::Error::InvalidCertificate(why)) => Error::new(Kind::Denied, format!("the server's certificate is not valid: {why}"))
+            .hint("an authority of your own is named with ?sslrootcert=FILE; the host in the URL must be one that the certificate names"),
+        Some(rustls::Error::AlertReceived(alert)) => Error::new(Kind::Denied, format!("the server ended the TLS handshake: {alert:?}"))
+            .hint("if it asks for a client certificate, ?sslcert=FILE&sslkey=FILE give it"),
+        _ => return closed(error),
+    };
+    failure.source(error)
 }
 
 /// No connection: nothing was sent.
@@ -155,7 +153,7 @@ pub(super) fn unresolved(error: Option<io::Error>) -> Error {
 }
 
 /// A row that no version of dlock writes.
-pub(super) fn malformed(error: tokio_postgres::Error) -> Error {
+pub(super) fn malformed(error: sqlx::Error) -> Error {
     Error::new(Kind::Data, "a row of the table is not what dlock writes")
         .hint("another program's table has this name? ?table=NAME names another one")
         .source(error)

@@ -9,10 +9,10 @@
 
 use std::{future::pending, time::Duration};
 
+use sqlx::Row as _;
 use tokio::time::timeout;
-use tokio_postgres::types::Type;
 
-use super::{checks, lease::Lease};
+use super::{checks, lease::Lease, statement::Value};
 use crate::lock::{Key, Notice, Result, Wake};
 
 /// Blocked statements keep a snapshot, which keeps the server from tidying up.
@@ -43,7 +43,7 @@ impl Gate {
     pub(super) fn leave(&mut self) -> &'static str {
         self.asked = None;
         match self.kept.take() {
-            Some(_) => "UNLISTEN *; SELECT pg_advisory_unlock_all()",
+            Some(_) => "UNLISTEN *; SELECT pg_advisory_unlock_all();",
             None => "",
         }
     }
@@ -97,15 +97,17 @@ impl Lease {
             // Ends a little before this wait does, so that the session is there for the next one.
             let limit = at_most.min(BLOCKED).saturating_sub(Duration::from_millis(20));
             let queued = block(&format!("PERFORM pg_advisory_lock({number});"), limit, session.version);
-            let rows = session.run_then_query(&queued, "SELECT pg_try_advisory_lock($1)", &[(&number, Type::INT8)]).await?;
+            let rows = session.run(&format!("{queued}; SELECT pg_try_advisory_lock({number})")).await?;
             if !rows.first().is_some_and(|row| row.get(0)) {
                 self.session = Some(session);
                 return pending().await;
             }
             // Listen first, then look: a release in between is heard.
-            let listen = format!("LISTEN {}", self.tables.channel(name));
-            let look = self.tables.fill("SELECT 1 FROM {table} WHERE name = $1 AND lock_until > timezone('utc', clock_timestamp())");
-            let held = session.run_then_query(&listen, &look, &[(&name, Type::TEXT)]).await?;
+            let look = format!(
+                "BEGIN; LISTEN {}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND lock_until > timezone('utc', clock_timestamp())",
+                self.tables.channel(name)
+            );
+            let held = session.query(&self.tables.fill(&look), &[Value::Text(name)]).await?;
             self.session = Some(session);
             self.gate.kept = Some(key.clone());
             if held.is_empty() {

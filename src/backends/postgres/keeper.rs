@@ -5,14 +5,15 @@
 
 use std::time::Duration;
 
-use tokio_postgres::{Row, types::Type};
+use sqlx::{Row as _, postgres::PgRow};
 
 use super::{
-    connection::{Parameter, Session},
+    connection::Session,
     failure,
     gate::block,
     names::Tables,
     options::{AdvisoryKey, Mode, Options},
+    statement::{Value, fill},
 };
 use crate::lock::{Error, Kind, Mode as How, Result, Ttl};
 
@@ -114,12 +115,12 @@ impl Keeper {
 
     async fn lock_key(&mut self, first: &str) -> Result<bool> {
         let sql = format!("SELECT pg_backend_pid(), pg_try_advisory_lock{}({})", self.suffix(), self.arguments());
-        let rows = self.session.run_then_query(first, &sql, &[(&self.target.name, Type::TEXT)]).await?;
+        let rows = self.session.run(&format!("{first}{}", self.of_name(&sql))).await?;
         self.read(&rows)
     }
 
     /// Which process of the server asked, and whether the lock is ours.
-    fn read(&mut self, rows: &[Row]) -> Result<bool> {
+    fn read(&mut self, rows: &[PgRow]) -> Result<bool> {
         let row = rows.first().ok_or_else(no_row)?;
         self.pid = row.try_get(0).map_err(failure::malformed)?;
         row.try_get(1).map_err(failure::malformed)
@@ -131,7 +132,7 @@ impl Keeper {
             "SELECT pg_backend_pid(), locked.name IS NOT NULL FROM (SELECT 1) AS one
                LEFT JOIN (SELECT name FROM {rows} WHERE name = $1 FOR UPDATE SKIP LOCKED) AS locked ON true",
         );
-        let rows = self.session.run_then_query(first, &lock, &[(&self.target.name, Type::TEXT)]).await;
+        let rows = self.session.run(&format!("{first}{}", self.of_name(&lock))).await;
         let rows = match rows {
             Ok(rows) => rows,
             Err(error) => {
@@ -153,7 +154,7 @@ impl Keeper {
             return Ok(false);
         }
         let sql = self.tables.fill("INSERT INTO {rows} (name) VALUES ($1) ON CONFLICT DO NOTHING RETURNING 1");
-        Ok(!self.session.query(&sql, &[(&self.target.name, Type::TEXT)]).await?.is_empty())
+        Ok(!self.session.query(&sql, &[Value::Text(&self.target.name)]).await?.is_empty())
     }
 
     /// Waits in the server for the lock, at most for so long. True if it is ours then.
@@ -164,19 +165,12 @@ impl Keeper {
         if self.mode == Mode::Row {
             first.push_str(self.begin());
         }
-        // A DO takes no parameters. What is set in a transaction ends with it.
-        let name: [Parameter<'_>; 1] = [(&self.target.name, Type::TEXT)];
-        self.session.run_then_query(&first, "SELECT set_config('dlock.name', $1, false)", &name).await?;
         self.has = if self.mode == Mode::Row {
-            let what = self.tables.fill("PERFORM 1 FROM {rows} WHERE name = current_setting('dlock.name') FOR UPDATE;");
-            self.lock_row(&block(&what, at_most, version)).await?
+            let what = self.of_name(&self.tables.fill("PERFORM 1 FROM {rows} WHERE name = $1 FOR UPDATE;"));
+            self.lock_row(&format!("{first}{};", block(&what, at_most, version))).await?
         } else {
-            let key = match self.key {
-                None => "hashtextextended(current_setting('dlock.name'), 0)".into(),
-                Some(_) => self.arguments(),
-            };
-            let what = format!("PERFORM pg_advisory_lock{}({key});", self.suffix());
-            self.lock_key(&block(&what, at_most, version)).await?
+            let what = self.of_name(&format!("PERFORM pg_advisory_lock{}({});", self.suffix(), self.arguments()));
+            self.lock_key(&format!("{first}{};", block(&what, at_most, version))).await?
         };
         self.blocked = false;
         Ok(self.has)
@@ -186,7 +180,7 @@ impl Keeper {
     pub(super) async fn renew(&mut self, patience: Option<Duration>) -> Result<i64> {
         let first = patience.map(|patience| self.set_patience(patience)).unwrap_or_default();
         let sql = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
-        let rows = self.session.run_then_query(&first, sql, &[]).await?;
+        let rows = self.session.run(&format!("{first}{sql}")).await?;
         rows.first().ok_or_else(no_row)?.try_get(0).map_err(failure::malformed)
     }
 
@@ -197,10 +191,17 @@ impl Keeper {
             Mode::Row => {
                 self.session.run("ROLLBACK").await?;
                 self.begun = false;
-                Ok(())
             }
-            _ => self.session.run("SELECT pg_advisory_unlock_all()").await,
+            Mode::Lease | Mode::Advisory => {
+                self.session.run("SELECT pg_advisory_unlock_all()").await?;
+            }
         }
+        Ok(())
+    }
+
+    /// A statement with the name in the place of `$1`.
+    fn of_name(&self, sql: &str) -> String {
+        fill(sql, &[Value::Text(&self.target.name)])
     }
 
     /// What the functions of advisory locks take, `$1` being the name.

@@ -24,6 +24,8 @@ pub struct Lease {
     pub(super) tables: Tables,
     names: Names,
     pub(super) session: Option<Session>,
+    /// The server's process of the session that was asked last, if it did not answer.
+    unanswered: Option<i32>,
     /// What this session waits with.
     pub(super) gate: Gate,
     /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
@@ -35,7 +37,7 @@ impl Lease {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
         let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
-        Self { options, tables, names, session: None, gate: Gate::default(), queued: Vec::new(), notices: Vec::new() }
+        Self { options, tables, names, session: None, unanswered: None, gate: Gate::default(), queued: Vec::new(), notices: Vec::new() }
     }
 
     pub(super) fn options(&self) -> &Options {
@@ -54,7 +56,9 @@ impl Lease {
     /// Asks the table, and keeps the session if it is still good for the next question.
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.take_session().await?;
+        self.unanswered = Some(session.pid());
         let answer = question(&mut LockTable { session: &mut session, tables: &self.tables }).await;
+        self.unanswered = self.unanswered.filter(|_| !session.is_open());
         self.session = Some(session);
         answer
     }
@@ -118,6 +122,19 @@ impl Lease {
         self.ask(async |table| table.leave_queue(first, &name, &request.token).await).await?;
         self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
         Ok(())
+    }
+
+    async fn ask_release(&mut self, name: &str, token: &Token, scope: Scope) -> Result<Release> {
+        // An acquire that is being undone must not be granted after that.
+        let before = self.unanswered;
+        self.ask(async |table| {
+            if let Some(pid) = before.filter(|pid| *pid != table.session.pid()) {
+                // Who may not end it is left with what is usual: it came before.
+                let _: Result<()> = table.session.end_other(pid).await;
+            }
+            ledger::release(table, name, token, scope).await
+        })
+        .await
     }
 
     async fn look_at(&mut self, key: &Key) -> Result<LockState> {
@@ -191,7 +208,7 @@ impl Backend for Lease {
 
     async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
         let name = self.names.of(key);
-        let outcome = self.ask(async |table| ledger::release(table, &name, token, scope).await).await;
+        let outcome = self.ask_release(&name, token, scope).await;
         self.about(outcome, "release", Some(key))
     }
 

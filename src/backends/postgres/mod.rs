@@ -28,9 +28,11 @@ mod keeper;
 mod lease;
 mod names;
 mod options;
+mod relay;
 mod schema;
 mod session_look;
 mod sessions;
+mod statement;
 mod table;
 mod tls;
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use tokio_postgres::types::Type;
+use sqlx::Row as _;
 
-use super::{connection::Session, names::Tables};
+use super::{connection::Session, names::Tables, statement::Value};
 use crate::lock::{Error, Init, Kind, Result};
 
 /// All columns that must be there, by table.
@@ -19,11 +19,11 @@ pub(super) fn text(tables: &Tables) -> String {
 
 /// Creates what is missing. Asked again it changes nothing, and takes no lock on the tables.
 pub(super) async fn create(session: &mut Session, tables: &Tables) -> Result<Init> {
-    let found = session.query(COLUMNS, &[(&tables.quoted(""), Type::TEXT)]).await?;
-    let column = |name: &str| found.iter().find(|row| row.get::<_, &str>(0) == name);
+    let found = session.query(COLUMNS, &[Value::Text(&tables.quoted(""))]).await?;
+    let column = |name: &str| found.iter().find(|row| row.get::<&str, _>(0) == name);
     for name in ["lock_until", "locked_at"] {
         // ShedLock writes UTC without a zone; a column with one takes that for the session's.
-        if column(name).is_some_and(|row| row.get::<_, &str>(1) != "timestamp without time zone") {
+        if column(name).is_some_and(|row| row.get::<&str, _>(1) != "timestamp without time zone") {
             return Err(Error::new(
                 Kind::Config,
                 format!("the column {name} of the table {} is no timestamp without time zone", tables.quoted("")),
@@ -31,12 +31,12 @@ pub(super) async fn create(session: &mut Session, tables: &Tables) -> Result<Ini
             .hint("ALTER TABLE … ALTER COLUMN … TYPE timestamp USING … AT TIME ZONE 'UTC', while no lock is held; or ?table=NAME"));
         }
     }
-    let wide = |name: &str| column(name).is_some_and(|row| row.get::<_, &str>(1) == "text");
-    let by_bytes = column("name").is_some_and(|row| row.get::<_, Option<&str>>(2) == Some("C"));
+    let wide = |name: &str| column(name).is_some_and(|row| row.get::<&str, _>(1) == "text");
+    let by_bytes = column("name").is_some_and(|row| row.get::<Option<&str>, _>(2) == Some("C"));
     let complete = by_bytes && wide("name") && wide("locked_by") && column("mode").is_some() && column("revision").is_some();
     let sides: Vec<String> = ["_waiters", "_rows", "_fences", "_sessions"].map(|suffix| tables.quoted(suffix)).into();
-    let sides = session.query_one("SELECT count(to_regclass(name)) FROM unnest($1) AS name", &[(&sides, Type::TEXT_ARRAY)]).await?;
-    if complete && sides.get::<_, i64>(0) == 4 {
+    let sides = session.query_one("SELECT count(to_regclass(name)) FROM unnest($1) AS name", &[Value::Texts(&sides)]).await?;
+    if complete && sides.get::<i64, _>(0) == 4 {
         return Ok(Init::UpToDate);
     }
     // One transaction; two at a time would get into each other's way where the tables are not there yet.
@@ -66,6 +66,6 @@ pub(super) async fn collect(session: &mut Session, tables: &Tables, unused_for: 
         .hint("remove the rows by hand while those programs are stopped"));
     }
     let seconds = unused_for.as_secs_f64();
-    let rows = session.query(&tables.fill(include_str!("sql/collect.sql")), &[(&seconds, Type::FLOAT8)]).await?;
+    let rows = session.query(&tables.fill(include_str!("sql/collect.sql")), &[Value::Real(seconds)]).await?;
     Ok(rows.len() as u64)
 }

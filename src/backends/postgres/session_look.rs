@@ -2,12 +2,13 @@
 //!
 //! Read only. What the server tells this user nothing of (another user's session) stays unknown.
 
-use tokio_postgres::{Row, types::Type};
+use sqlx::{Row as _, postgres::PgRow};
 
 use super::{
     failure,
     options::{AdvisoryKey, Mode},
     sessions::Sessions,
+    statement::Value,
 };
 use crate::{
     backends::sql::micros,
@@ -34,7 +35,7 @@ impl Sessions {
     pub(super) async fn look_at(&mut self, key: &Key) -> Result<LockState> {
         let (look, name) = (self.look_sql(), self.names.of(key));
         self.aside(async |table| {
-            let rows = table.session.query(&look, &[(&name, Type::TEXT)]).await?;
+            let rows = table.session.query(&look, &[Value::Text(&name)]).await?;
             let waiters: Vec<Waiter> = table.queue(&name, true).await?.into_iter().map(|(_, waiter)| waiter).collect();
             let (holders, last_fence) = holders(&rows)?;
             Ok(LockState { key: key.clone(), stored_as: name.clone(), holders, waiters, last_fence, nodes: Vec::new() })
@@ -66,7 +67,7 @@ impl Sessions {
     pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
         let start = self.names.starting_with(start);
         let sql = self.tables.fill("SELECT DISTINCT name FROM {sessions} WHERE left(name, length($1)) = $1 ORDER BY 1");
-        let rows = self.aside(async |table| table.session.query(&sql, &[(&start, Type::TEXT)]).await).await?;
+        let rows = self.aside(async |table| table.session.query(&sql, &[Value::Text(&start)]).await).await?;
         let mut states = Vec::new();
         for row in rows {
             let name: String = row.try_get(0).map_err(failure::malformed)?;
@@ -81,13 +82,13 @@ impl Sessions {
 }
 
 /// Who has the lock, and the last fence given out.
-pub(super) fn holders(rows: &[Row]) -> Result<(Vec<Holder>, Option<Fence>)> {
-    let read = |row: &Row| -> Result<Option<Holder>, tokio_postgres::Error> {
-        if row.try_get::<_, Option<i32>>("pid")?.is_none() {
+pub(super) fn holders(rows: &[PgRow]) -> Result<(Vec<Holder>, Option<Fence>)> {
+    let read = |row: &PgRow| -> Result<Option<Holder>, sqlx::Error> {
+        if row.try_get::<Option<i32>, _>("pid")?.is_none() {
             return Ok(None);
         }
         let fence: Option<i64> = row.try_get("fence")?;
-        let silent = row.try_get::<_, Option<i64>>("silent_us")?.filter(|_| fence.is_some());
+        let silent = row.try_get::<Option<i64>, _>("silent_us")?.filter(|_| fence.is_some());
         let ttl: Option<i64> = row.try_get("ttl_ms")?;
         let metadata: Option<String> = row.try_get("metadata")?;
         Ok(Some(Holder {
@@ -96,7 +97,7 @@ pub(super) fn holders(rows: &[Row]) -> Result<(Vec<Holder>, Option<Fence>)> {
             fence: fence.map(|fence| Fence(u64::try_from(fence).unwrap_or_default())),
             foreign: fence.is_none(),
             detached: false,
-            held_for: row.try_get::<_, Option<i64>>("held_us")?.map(micros),
+            held_for: row.try_get::<Option<i64>, _>("held_us")?.map(micros),
             renewed_ago: silent.map(micros),
             expires_in: ttl.zip(silent).map(|(ttl, silent)| micros(ttl * 1000 - silent)),
             holds: 1,
@@ -106,6 +107,6 @@ pub(super) fn holders(rows: &[Row]) -> Result<(Vec<Holder>, Option<Fence>)> {
     for row in rows {
         holders.extend(read(row).map_err(failure::malformed)?);
     }
-    let last = rows.first().map(|row| row.try_get::<_, Option<i64>>("last_fence")).transpose().map_err(failure::malformed)?.flatten();
+    let last = rows.first().map(|row| row.try_get::<Option<i64>, _>("last_fence")).transpose().map_err(failure::malformed)?.flatten();
     Ok((holders, last.map(|fence| Fence(u64::try_from(fence).unwrap_or_default()))))
 }

@@ -17,18 +17,19 @@
 use std::{io, os::fd::OwnedFd, time::Duration};
 
 use async_trait::async_trait;
+use sqlx::Row as _;
 use tokio::time::timeout;
-use tokio_postgres::types::Type;
 
 use super::{
     checks,
-    connection::{Parameter, Session},
+    connection::Session,
     failure,
     keeper::{IDLE_SESSION_TIMEOUT, Keeper, Target},
     names::Tables,
     options::{Mode, Options},
     schema,
     session_look::holders,
+    statement::Value,
     table::{LockTable, json},
 };
 use crate::{
@@ -123,22 +124,15 @@ impl Sessions {
         (keeper.session.is_alive() && keeper.unanswered < 2 && !keeper.blocked).then_some(keeper)
     }
 
-    /// Ends a session that was left blocking in the server, and waits for its end.
-    ///
-    /// Closing its socket is not enough: the server looks at that when it has the lock to give, or half a second later.
-    /// Nor is cancelling: it does nothing to a statement that the server has not read yet, and hits the next one if it
-    /// is late itself. The end of a session is for good. Dropped half-way, it is to be asked for again.
+    /// Ends a session that was left blocking in the server, which else would have the lock to give to nobody. Dropped half-way,
+    /// it is to be asked for again.
     async fn end_blocked(&mut self, at: usize) {
         let keeper = &self.tries[at].2;
-        if !keeper.blocked || !keeper.session.is_alive() {
-            return;
-        }
-        let (pid, unasked) = (keeper.pid, keeper.session.unasked());
-        let sql = "SELECT pg_terminate_backend($1)";
-        let there = self.aside(async |table| Ok(table.session.query_one(sql, &[(&pid, Type::INT4)]).await?.get::<_, bool>(0))).await;
-        // If it can't be asked for, the server finds out by itself, after the session is dropped.
-        if matches!(there, Ok(true)) {
-            unasked.ended().await;
+        if keeper.blocked && keeper.session.is_alive() {
+            // Of a pooler the session itself knows another number than the server.
+            let pid = if keeper.pid == 0 { keeper.session.pid() } else { keeper.pid };
+            // If it can't be asked for, the server finds out by itself, after the session is dropped.
+            let _: Result<()> = self.aside(async |table| table.session.end_other(pid).await).await;
         }
     }
 
@@ -212,13 +206,13 @@ impl Sessions {
         let (ttl, shared) = (ms(request.ttl), request.mode == How::Shared);
         let name = self.names.of(&request.key);
         let pid = self.tries[at].2.pid;
-        let parameters: [Parameter<'_>; 6] = [
-            (&name, Type::TEXT),
-            (&pid, Type::INT4),
-            (&shared, Type::BOOL),
-            (&ttl, Type::INT8),
-            (&metadata, Type::TEXT),
-            (&hold, Type::TEXT),
+        let parameters = [
+            Value::Text(&name),
+            Value::Pid(pid),
+            Value::Bool(shared),
+            Value::Int(ttl),
+            Value::Maybe(metadata.as_deref()),
+            Value::Text(&hold),
         ];
         let row = if self.options.mode == Mode::Row {
             let mut side = self.side().await?;
@@ -228,7 +222,7 @@ impl Sessions {
         } else {
             self.tries[at].2.session.query_one(&sql, &parameters).await?
         };
-        let read = || Ok((row.try_get::<_, i64>("fence")?, row.try_get("now_us")?, row.try_get::<_, i64>("gone")?));
+        let read = || Ok((row.try_get::<i64, _>("fence")?, row.try_get("now_us")?, row.try_get::<i64, _>("gone")?));
         let (fence, now, gone) = read().map_err(failure::malformed)?;
         Ok((
             Fence(u64::try_from(fence).unwrap_or_default()),
@@ -242,7 +236,7 @@ impl Sessions {
         let look = self.look_sql();
         let name = self.names.of(&request.key);
         let session = &mut self.tries[at].2.session;
-        let rows = session.query(&look, &[(&name, Type::TEXT)]).await?;
+        let rows = session.query(&look, &[Value::Text(&name)]).await?;
         let (holders, _) = holders(&rows)?;
         let mut position = None;
         if request.waiting {
@@ -351,7 +345,7 @@ impl Sessions {
         let length = i64::try_from(keeper.patience.as_millis()).unwrap_or(i64::MAX);
         let told: Result<()> = self
             .aside(async |table| {
-                let parameters: [Parameter<'_>; 4] = [(&name, Type::TEXT), (&pid, Type::INT4), (&hold, Type::TEXT), (&length, Type::INT8)];
+                let parameters = [Value::Text(&name), Value::Pid(pid), Value::Text(&hold), Value::Int(length)];
                 table.session.query(&sql, &parameters).await.map(|_| ())
             })
             .await;
@@ -359,8 +353,11 @@ impl Sessions {
     }
 
     async fn ask_release(&mut self, key: &Key, token: &Token) -> Result<Release> {
-        // One that was given up on ends with its session.
-        let _ = self.take_try(key, token).await;
+        if let Some(at) = self.try_of(key, token) {
+            // One that was given up on ends with its session, before anybody is told that there is none.
+            self.tries[at].2.blocked |= !self.tries[at].2.session.is_open();
+            let _ = self.take_try(key, token).await;
+        }
         let Some(at) = self.hold_of(key, token) else { return Ok(Release::NotHeld) };
         let mut hold = self.holds.swap_remove(at);
         if !hold.keeper.session.is_alive() {
@@ -368,7 +365,7 @@ impl Sessions {
         }
         let sql = self.tables.fill(include_str!("sql/end_hold.sql"));
         let (name, id, pid) = (self.names.of(key), token.hold_text(), hold.keeper.pid);
-        let parameters: [Parameter<'_>; 3] = [(&name, Type::TEXT), (&pid, Type::INT4), (&id, Type::TEXT)];
+        let parameters = [Value::Text(&name), Value::Pid(pid), Value::Text(&id)];
         // If it stays, the next holder waits a moment for nothing: no reason to keep the lock.
         if self.options.mode == Mode::Row {
             let _: Result<()> = self.aside(async |table| table.session.query(&sql, &parameters).await.map(|_| ())).await;

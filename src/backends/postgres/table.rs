@@ -4,9 +4,9 @@
 //! what ShedLock compares with. Nothing here waits but for another statement on the same row.
 
 use async_trait::async_trait;
-use tokio_postgres::{Row, types::Type};
+use sqlx::{Row as _, postgres::PgRow};
 
-use super::{connection::Session, failure, names::Tables};
+use super::{connection::Session, failure, names::Tables, statement::Value};
 use crate::{
     backends::sql::{self, Record, locked_by, micros},
     lock::{Error, Fence, Kind, Metadata, Request, Result, Token, Ttl, Waiter},
@@ -31,12 +31,12 @@ impl sql::Table for LockTable<'_> {
             .query(
                 &sql,
                 &[
-                    (&name, Type::TEXT),
-                    (&by, Type::TEXT),
-                    (&root, Type::TEXT),
-                    (&ttl, Type::INT8),
-                    (&request.detached, Type::BOOL),
-                    (&metadata, Type::TEXT),
+                    Value::Text(name),
+                    Value::Text(&by),
+                    Value::Text(&root),
+                    Value::Int(ttl),
+                    Value::Bool(request.detached),
+                    Value::Maybe(metadata.as_deref()),
                 ],
             )
             .await;
@@ -47,9 +47,9 @@ impl sql::Table for LockTable<'_> {
     async fn extend(&mut self, name: &str, token: &Token, ttl: Option<Ttl>) -> Result<Option<(Ttl, Fence)>> {
         let (by, root, ttl) = (locked_by(token), token.hold_text(), ttl.map(sql::ms));
         let sql = self.tables.fill(include_str!("sql/extend.sql"));
-        let rows = self.session.query(&sql, &[(&name, Type::TEXT), (&by, Type::TEXT), (&root, Type::TEXT), (&ttl, Type::INT8)]).await?;
+        let rows = self.session.query(&sql, &[Value::Text(name), Value::Text(&by), Value::Text(&root), Value::MaybeInt(ttl)]).await?;
         let Some(row) = rows.first() else { return Ok(None) };
-        let read = || Ok((row.try_get::<_, i64>("ttl_ms")?, fence(row)?));
+        let read = || Ok((row.try_get::<i64, _>("ttl_ms")?, fence(row)?));
         let (ttl, fence) = read().map_err(failure::malformed)?;
         Ok(Some((Ttl::new(micros(ttl * 1000)).unwrap_or(Ttl::DEFAULT), fence)))
     }
@@ -57,12 +57,12 @@ impl sql::Table for LockTable<'_> {
     async fn free(&mut self, name: &str, token: &Token) -> Result<bool> {
         let (by, root, channel) = (locked_by(token), token.hold_text(), self.tables.channel(name));
         let sql = self.tables.fill(include_str!("sql/free.sql"));
-        let rows = self.session.query(&sql, &[(&name, Type::TEXT), (&by, Type::TEXT), (&root, Type::TEXT), (&channel, Type::TEXT)]).await?;
+        let rows = self.session.query(&sql, &[Value::Text(name), Value::Text(&by), Value::Text(&root), Value::Text(&channel)]).await?;
         Ok(!rows.is_empty())
     }
 
     async fn read(&mut self, name: &str) -> Result<Option<Record>> {
-        let rows = self.session.query(&self.tables.fill(include_str!("sql/read.sql")), &[(&name, Type::TEXT)]).await?;
+        let rows = self.session.query(&self.tables.fill(include_str!("sql/read.sql")), &[Value::Text(name)]).await?;
         rows.first().map(|row| record(row).map_err(failure::malformed)).transpose()
     }
 
@@ -74,16 +74,16 @@ impl sql::Table for LockTable<'_> {
             .query(
                 &sql,
                 &[
-                    (&record.name, Type::TEXT),
-                    (&record.locked_by, Type::TEXT),
-                    (&record.revision, Type::INT8),
-                    (&record.lock_until_us, Type::INT8),
-                    (&record.root, Type::TEXT),
-                    (&record.ttl_ms, Type::INT8),
-                    (&record.holds, Type::TEXT),
-                    (&record.metadata, Type::TEXT),
-                    (&record.renewed_us, Type::INT8),
-                    (&channel, Type::TEXT),
+                    Value::Text(&record.name),
+                    Value::Text(&record.locked_by),
+                    Value::Int(record.revision),
+                    Value::Int(record.lock_until_us),
+                    Value::Maybe(record.root.as_deref()),
+                    Value::Int(record.ttl_ms),
+                    Value::Maybe(record.holds.as_deref()),
+                    Value::Maybe(record.metadata.as_deref()),
+                    Value::Int(record.renewed_us),
+                    Value::Maybe(channel.as_deref()),
                 ],
             )
             .await?;
@@ -94,7 +94,7 @@ impl sql::Table for LockTable<'_> {
 impl LockTable<'_> {
     /// Every held lock whose name starts with `start`, by name.
     pub(super) async fn list(&mut self, start: &str) -> Result<Vec<Record>> {
-        let rows = self.session.query(&self.tables.fill(include_str!("sql/list.sql")), &[(&start, Type::TEXT)]).await?;
+        let rows = self.session.query(&self.tables.fill(include_str!("sql/list.sql")), &[Value::Text(start)]).await?;
         rows.iter().map(|row| record(row).map_err(failure::malformed)).collect()
     }
 
@@ -102,23 +102,22 @@ impl LockTable<'_> {
     pub(super) async fn join_queue(&mut self, name: &str, request: &Request) -> Result<u32> {
         let (hold, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
         let sql = self.tables.fill(include_str!("sql/join.sql"));
-        let row = self.session.query_one(&sql, &[(&name, Type::TEXT), (&hold, Type::TEXT), (&metadata, Type::TEXT)]).await?;
+        let row = self.session.query_one(&sql, &[Value::Text(name), Value::Text(&hold), Value::Maybe(metadata.as_deref())]).await?;
         let place: i64 = row.try_get("position").map_err(failure::malformed)?;
         Ok(u32::try_from(place).unwrap_or(u32::MAX))
     }
 
     /// Takes a waiter out of the queue, after what `first` does.
     pub(super) async fn leave_queue(&mut self, first: &str, name: &str, token: &Token) -> Result<()> {
-        let sql = self.tables.fill(include_str!("sql/leave.sql"));
-        let hold = token.hold_text();
-        self.session.run_then_query(first, &sql, &[(&name, Type::TEXT), (&hold, Type::TEXT)]).await.map(|_| ())
+        let sql = format!("{first}\n{}", self.tables.fill(include_str!("sql/leave.sql")));
+        self.session.query(&sql, &[Value::Text(name), Value::Text(&token.hold_text())]).await.map(|_| ())
     }
 
     /// Who waits for the lock `name`, or for all whose names start with it, longest first.
     pub(super) async fn queue(&mut self, name: &str, whole: bool) -> Result<Vec<(String, Waiter)>> {
         let sql = self.tables.fill(include_str!("sql/queue.sql"));
-        let rows = self.session.query(&sql, &[(&name, Type::TEXT), (&whole, Type::BOOL)]).await?;
-        let read = |row: &Row| {
+        let rows = self.session.query(&sql, &[Value::Text(name), Value::Bool(whole)]).await?;
+        let read = |row: &PgRow| {
             let metadata: Option<String> = row.try_get("metadata")?;
             let waiter = Waiter {
                 metadata: metadata.and_then(|json| serde_json::from_str(&json).ok()),
@@ -136,12 +135,12 @@ pub(super) fn json(metadata: Option<&Metadata>) -> Result<Option<String>> {
     metadata.map(write).transpose().map_err(|error| Error::new(Kind::Internal, "the metadata can't be written").source(error))
 }
 
-fn fence(row: &Row) -> Result<Fence, tokio_postgres::Error> {
+fn fence(row: &PgRow) -> Result<Fence, sqlx::Error> {
     let fence: i64 = row.try_get("fence")?;
     Ok(Fence(u64::try_from(fence).unwrap_or_default()))
 }
 
-fn record(row: &Row) -> Result<Record, tokio_postgres::Error> {
+fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
     Ok(Record {
         name: row.try_get("name")?,
         now_us: row.try_get("now_us")?,

@@ -1,12 +1,6 @@
 //! TLS as PostgreSQL's clients name it, over a connected stream.
 
-use std::{
-    io,
-    path::Path,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::{path::Path, sync::Arc};
 
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
@@ -17,76 +11,52 @@ use rustls::{
     crypto::CryptoProvider,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem, pem::PemObject as _},
 };
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio_postgres::{
-    config::SslMode,
-    tls::{ChannelBinding, TlsConnect, TlsStream},
-};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
 
-use super::dial::Stream;
+use super::{dial::Stream, failure};
 use crate::{
     backends::sql::{Options, Server, TlsMode},
     lock::{Error, Kind, Result},
 };
 
-/// Shakes hands where the mode wants it; nothing is read from disk otherwise.
-pub(super) struct Tls(Option<(TlsConnector, ServerName<'static>)>);
+/// How to encrypt a connection.
+pub(super) struct Tls {
+    connector: TlsConnector,
+    name: ServerName<'static>,
+    /// A server that doesn't speak it is believed in clear.
+    optional: bool,
+}
+
+/// Asks the server for TLS: its length, and a number in the place of a version.
+const REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
 
 impl Tls {
-    /// What `options` ask for, and what the driver has to know of it.
-    pub(super) fn new(options: &Options) -> Result<(Self, SslMode)> {
-        let Server::Tcp { host, .. } = &options.server else { return Ok((Self(None), SslMode::Disable)) };
-        let mode = match options.tls {
-            TlsMode::Disable => return Ok((Self(None), SslMode::Disable)),
-            TlsMode::Prefer => SslMode::Prefer,
-            TlsMode::Require | TlsMode::VerifyCa | TlsMode::VerifyFull => SslMode::Require,
-        };
+    /// What `options` ask for; nothing is read from disk otherwise.
+    pub(super) fn new(options: &Options) -> Result<Option<Self>> {
+        let Server::Tcp { host, .. } = &options.server else { return Ok(None) };
+        if options.tls == TlsMode::Disable {
+            return Ok(None);
+        }
         let name = ServerName::try_from(host.clone())
             .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
-        Ok((Self(Some((TlsConnector::from(Arc::new(config(options)?)), name))), mode))
-    }
-}
-
-impl TlsConnect<Box<dyn Stream>> for Tls {
-    type Stream = Encrypted;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Encrypted>>>>;
-
-    fn connect(self, stream: Box<dyn Stream>) -> Self::Future {
-        Box::pin(async move {
-            let (connector, name) = self.0.ok_or_else(|| io::Error::other("no TLS was set up"))?;
-            Ok(Encrypted(Box::new(connector.connect(name, stream).await?)))
-        })
-    }
-}
-
-/// An encrypted stream. The password is not bound to it: PostgreSQL's proof of that needs the certificate's own hash.
-pub(super) struct Encrypted(Box<tokio_rustls::client::TlsStream<Box<dyn Stream>>>);
-
-impl TlsStream for Encrypted {
-    fn channel_binding(&self) -> ChannelBinding {
-        ChannelBinding::none()
-    }
-}
-
-impl AsyncRead for Encrypted {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Encrypted {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(context, buffer)
+        let connector = TlsConnector::from(Arc::new(config(options)?));
+        Ok(Some(Self { connector, name, optional: options.tls == TlsMode::Prefer }))
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
+    /// Has the stream encrypted. The password is not bound to it: PostgreSQL's proof of that needs the certificate's own hash.
+    pub(super) async fn shake_hands(self, mut stream: Box<dyn Stream>) -> Result<Box<dyn Stream>> {
+        let asked = async {
+            stream.write_all(&REQUEST).await?;
+            stream.flush().await?;
+            stream.read_u8().await
+        };
+        match asked.await.map_err(failure::closed)? {
+            b'S' => Ok(Box::new(self.connector.connect(self.name, stream).await.map_err(failure::handshake)?)),
+            b'N' if self.optional => Ok(stream),
+            b'N' => Err(Error::new(Kind::Config, "the server speaks no TLS").hint("?sslmode=disable connects in clear")),
+            _ => Err(failure::no_postgres()),
+        }
     }
 }
 

@@ -37,6 +37,9 @@ pub fn all() -> Vec<Case> {
         a_unix_socket_serves,
         a_clock_that_is_set_back_repeats_no_fence,
         a_clock_that_is_set_forward_ends_leases_and_is_told,
+        an_uncontended_acquire_is_one_round_trip_on_postgres,
+        an_acquire_that_is_undone_is_not_granted_later,
+        what_people_write_stays_text,
     ];
     all.extend(cases![|kind| kind.is_postgres() && kind.is_a_session() =>
         a_session_that_is_ended_is_noticed_at_once,
@@ -322,6 +325,46 @@ async fn a_unix_socket_serves(lab: &Lab) {
     let (_, released) = tokio::join!(b.wait_for(&wanted, LONG), release);
     assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
     assert!(b.0.notices().is_empty(), "a Unix socket was taken for a pooler");
+}
+
+async fn an_uncontended_acquire_is_one_round_trip_on_postgres(lab: &Lab) {
+    let proxy = Proxy::to(lab.postgres().server().port);
+    let mut a = lab.postgres().through(&proxy);
+    let held = a.hold(&key("job")).await;
+    // The login's, and one that takes a row that was not there.
+    assert!(proxy.requests() <= 2, "{} requests", proxy.requests());
+    a.free(&held).await;
+    let before = proxy.requests();
+    let held = a.hold(&key("job")).await;
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+    assert_eq!(proxy.requests() - before, 3);
+}
+
+/// The server may be so slow that the release is done first.
+async fn an_acquire_that_is_undone_is_not_granted_later(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    a.free(&held).await;
+    let blocker = lab.postgres().keep("BEGIN; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
+    let wanted = request(&job, LONG);
+    let attempt = tokio::time::timeout(SLACK, a.0.try_acquire(&wanted)).await;
+    assert!(attempt.is_err(), "{attempt:?}");
+    assert_eq!(a.release(&wanted, Scope::Hold).await, Release::NotHeld);
+    drop(blocker);
+    b.hold(&job).await;
+}
+
+async fn what_people_write_stays_text(lab: &Lab) {
+    let mut a = lab.client().await;
+    let odd = "it's \\ $1 $$; -- \u{e9}\u{1f512} \"x\" E'\\x41' \t{table}";
+    let held = Request { metadata: Some(crate::lab::who(odd)), ..request(&key("job"), LONG) };
+    a.take(&held).await;
+    let holder = a.inspect(&held.key).await.holders.remove(0);
+    assert_eq!(holder.metadata, held.metadata);
+    a.renewed(&held, None).await;
+    a.free(&held).await;
 }
 
 async fn a_session_that_is_ended_is_noticed_at_once(lab: &Lab) {

@@ -1,0 +1,212 @@
+//! A relay between sqlx and the server's socket, within this process.
+//!
+//! sqlx does all of the protocol but what it has no way for, and that is done around it:
+//! - It takes no stream and hides the one it opens: a session lock must outlive a killed dlock by way of its socket, which so has
+//!   to be one of ours.
+//! - It trusts the public authorities beside the one that a user names: TLS is spoken here, with that one alone.
+//! - It takes a notification for a mistake of the server's: they are taken out here, and rung.
+//! - It keeps to itself which process of the server's serves a session, by which a session is ended that does not listen.
+//! - It ends a session without a word, which the server would log: what is left by it is said here.
+//!
+//! Everything else passes through as it is. The way to here is a socket without a place in the file system, with a random name, which
+//! serves one client of this very process and is closed then.
+
+use std::{
+    io,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr, UnixListener as StdListener},
+    },
+    sync::{Arc, atomic::Ordering},
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, copy, split},
+    net::{UnixListener, UnixStream},
+    task::JoinHandle,
+};
+
+use super::{connection::Unasked, dial::Stream, options::PORT};
+use crate::lock::random;
+
+/// What ends a session.
+const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
+/// A message of the server's that answers nothing.
+const NOTIFICATION: u8 = b'A';
+/// The one that says which process it is, at the login's end.
+const PROCESS: u8 = b'K';
+
+/// Where sqlx is to connect to.
+pub(super) struct Relay {
+    name: String,
+    listener: UnixListener,
+}
+
+impl Relay {
+    pub(super) fn bind() -> io::Result<Self> {
+        let name = format!("dlock-{:016x}{:016x}", random(), random());
+        // As PostgreSQL's clients name a socket in a folder.
+        let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(format!("{name}/.s.PGSQL.{PORT}"))?)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { name, listener: UnixListener::from_std(listener)? })
+    }
+
+    /// The folder of the socket, for [`PORT`].
+    pub(super) fn folder(&self) -> String {
+        format!("\0{}", self.name)
+    }
+
+    /// Passes on what one client and the server say, to the end of either.
+    pub(super) fn start(self, server: Box<dyn Stream>, unasked: Arc<Unasked>) -> Passing {
+        let task = tokio::spawn(async move {
+            if let Ok(client) = self.accept().await {
+                // Whatever ended it, it is over.
+                let _ = pass(client, server, &unasked).await;
+            }
+            unasked.end();
+        });
+        Passing { task, break_off: true }
+    }
+
+    async fn accept(self) -> io::Result<UnixStream> {
+        let this_process = i32::try_from(std::process::id()).ok();
+        loop {
+            let (client, _) = self.listener.accept().await?;
+            if client.peer_cred()?.pid() == this_process {
+                return Ok(client);
+            }
+        }
+    }
+}
+
+/// What passes on. It ends once sqlx has ended; or with this value, if it is to be broken off.
+pub(super) struct Passing {
+    task: JoinHandle<()>,
+    /// What was not passed on yet is not to be, and the server hears no farewell.
+    pub break_off: bool,
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        if self.break_off {
+            self.task.abort();
+        }
+    }
+}
+
+async fn pass(client: UnixStream, server: Box<dyn Stream>, unasked: &Unasked) -> io::Result<()> {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = split(server);
+    let asking = async {
+        copy(&mut from_client, &mut to_server).await?;
+        to_server.write_all(&TERMINATE).await?;
+        to_server.shutdown().await
+    };
+    let answering = async {
+        let mut messages = Messages::default();
+        let (mut read, mut answers) = (vec![0; 8192], Vec::new());
+        loop {
+            let length = from_server.read(&mut read).await?;
+            if length == 0 {
+                return Ok(());
+            }
+            answers.clear();
+            if messages.read(&read[..length], &mut answers) {
+                unasked.rung.notify_one();
+            }
+            if let Some(pid) = messages.process.take() {
+                unasked.pid.store(pid, Ordering::SeqCst);
+            }
+            to_client.write_all(&answers).await?;
+        }
+    };
+    tokio::select! {
+        asked = asking => asked,
+        answered = answering => answered,
+    }
+}
+
+/// The server's messages: a letter, a length that counts itself, and as much less four.
+#[derive(Debug, Default)]
+struct Messages {
+    /// The begin of one whose length is not there yet.
+    begun: Vec<u8>,
+    /// Of which kind is the one that is under way, and how much of it is still to come.
+    kind: u8,
+    left: usize,
+    /// What it says, as far as that is of use here.
+    said: Vec<u8>,
+    /// The server's process, once it was named.
+    process: Option<i32>,
+}
+
+impl Messages {
+    /// Reads on; all but notifications goes to `out`. True if there was one.
+    fn read(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> bool {
+        let mut rung = false;
+        while !bytes.is_empty() {
+            if self.left == 0 {
+                let (begin, rest) = bytes.split_at(bytes.len().min(5 - self.begun.len()));
+                self.begun.extend_from_slice(begin);
+                bytes = rest;
+                let &[kind, a, b, c, d] = &self.begun[..] else { return rung };
+                // A length below four is no server's; let sqlx say so.
+                self.left = (u32::from_be_bytes([a, b, c, d]) as usize).saturating_sub(4);
+                self.kind = kind;
+                rung |= kind == NOTIFICATION;
+                if kind != NOTIFICATION {
+                    out.extend_from_slice(&self.begun);
+                }
+                self.begun.clear();
+                self.said.clear();
+            }
+            let (part, rest) = bytes.split_at(bytes.len().min(self.left));
+            if self.kind != NOTIFICATION {
+                out.extend_from_slice(part);
+            }
+            self.left -= part.len();
+            bytes = rest;
+            if self.kind == PROCESS && self.said.len() < 4 {
+                self.said.extend_from_slice(part);
+                self.process = self.said.first_chunk().map(|pid| i32::from_be_bytes(*pid));
+            }
+        }
+        rung
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn message(kind: u8, length: usize) -> Vec<u8> {
+        let count = u32::try_from(length + 4).expect("short").to_be_bytes();
+        [&[kind][..], &count, &vec![kind; length]].concat()
+    }
+
+    proptest! {
+        #[test]
+        fn notifications_are_taken_out_however_they_arrive(
+            all in prop::collection::vec((prop_oneof![Just(b'A'), Just(b'D'), Just(b'K'), Just(b'Z')], 0_usize..20), 0..12),
+            cuts in prop::collection::vec(1_usize..9, 1..40),
+        ) {
+            let of = |keep: &dyn Fn(u8) -> bool| all.iter().filter(|(kind, _)| keep(*kind)).flat_map(|(kind, length)| message(*kind, *length)).collect::<Vec<_>>();
+            let (sent, expected) = (of(&|_| true), of(&|kind| kind != NOTIFICATION));
+            let (mut messages, mut out, mut rung, mut rest) = (Messages::default(), Vec::new(), false, &sent[..]);
+            for cut in cuts.iter().cycle() {
+                let (part, after) = rest.split_at(rest.len().min(*cut));
+                rung |= messages.read(part, &mut out);
+                rest = after;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert_eq!(out, expected);
+            let named = all.iter().any(|(kind, length)| *kind == PROCESS && *length >= 4);
+            prop_assert_eq!(messages.process, named.then_some(i32::from_be_bytes([PROCESS; 4])));
+            prop_assert_eq!(rung, all.iter().any(|(kind, _)| *kind == NOTIFICATION));
+        }
+    }
+}

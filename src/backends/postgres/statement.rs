@@ -1,0 +1,123 @@
+//! Statements as text with their values in them: sqlx prepares a statement that has parameters, which is one round trip more.
+//!
+//! A value can't end its literal, nor a dollar-quoted body around it, whatever the server's settings are.
+
+use std::fmt::Write as _;
+
+/// What stands in the place of a parameter.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Value<'a> {
+    /// Text.
+    Text(&'a str),
+    /// Text or NULL.
+    Maybe(Option<&'a str>),
+    /// Texts.
+    Texts(&'a [String]),
+    /// A `bigint`.
+    Int(i64),
+    /// A `bigint` or NULL.
+    MaybeInt(Option<i64>),
+    /// The number of a process of the server's.
+    Pid(i32),
+    /// A `double precision`.
+    Real(f64),
+    /// A truth value.
+    Bool(bool),
+}
+
+impl Value<'_> {
+    fn write(self, out: &mut String) {
+        // Writing to a String can't fail.
+        let _ = match self {
+            Self::Text(text) | Self::Maybe(Some(text)) => {
+                quote(out, text);
+                Ok(())
+            }
+            Self::Maybe(None) => write!(out, "NULL::text"),
+            Self::Texts(texts) => {
+                out.push_str("ARRAY[");
+                for (nth, text) in texts.iter().enumerate() {
+                    out.push_str(if nth == 0 { "" } else { "," });
+                    quote(out, text);
+                }
+                write!(out, "]::text[]")
+            }
+            Self::Int(number) | Self::MaybeInt(Some(number)) => write!(out, "'{number}'::bigint"),
+            Self::MaybeInt(None) => write!(out, "NULL::bigint"),
+            Self::Pid(number) => write!(out, "'{number}'::integer"),
+            Self::Real(number) => write!(out, "'{number}'::double precision"),
+            Self::Bool(truth) => write!(out, "{truth}"),
+        };
+    }
+}
+
+/// A literal with escapes, which no setting changes. None is needed for what lies beyond ASCII: the session speaks UTF-8.
+fn quote(out: &mut String, text: &str) {
+    out.push_str("E'");
+    for c in text.chars() {
+        if c.is_ascii_control() || matches!(c, '\'' | '\\' | '$') {
+            let _ = write!(out, "\\x{:02X}", u32::from(c));
+        } else {
+            out.push(c);
+        }
+    }
+    out.push_str("'::text");
+}
+
+/// A statement with each `$n` replaced by the nth value, once, and without its comments.
+///
+/// # Panics
+/// If a value is missing, which is a mistake in a statement of ours.
+pub(super) fn fill(sql: &str, values: &[Value<'_>]) -> String {
+    let mut out = String::with_capacity(sql.len() * 2);
+    for line in sql.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("--")) {
+        let mut parts = line.split('$');
+        out.push_str(parts.next().unwrap_or_default());
+        for part in parts {
+            let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+            let (number, rest) = part.split_at(digits);
+            let value = number.parse().ok().and_then(|number: usize| values.get(number.checked_sub(1)?));
+            value.unwrap_or_else(|| panic!("no value for ${number}")).write(&mut out);
+            out.push_str(rest);
+        }
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn values_stand_where_their_numbers_do() {
+        let values: Vec<_> = (1..=10).map(Value::Int).chain([Value::Text("$1 '; --"), Value::Maybe(None), Value::Pid(-7)]).collect();
+        assert_eq!(
+            fill("-- $1 a comment\n  SELECT $1,$10\n\n  , $11, $12,$13;", &values),
+            "SELECT '1'::bigint,'10'::bigint\n, E'\\x241 \\x27; --'::text, NULL::text,'-7'::integer;\n"
+        );
+        let texts = ["a".to_owned(), "b'".to_owned()];
+        assert_eq!(fill("$1 $2", &[Value::Texts(&texts), Value::Bool(true)]), "ARRAY[E'a'::text,E'b\\x27'::text]::text[] true\n");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_ends_its_literal(text in ".{0,40}|['\\\\$a\n\u{0}]{0,20}") {
+            let mut out = String::new();
+            quote(&mut out, &text);
+            let inner = out.strip_prefix("E'").and_then(|rest| rest.strip_suffix("'::text")).expect("a literal");
+            prop_assert!(!inner.contains(['\'', '$', '\n', '\0']));
+            // Read as the server does: a backslash is always the begin of two hexadecimal digits.
+            let mut parts = inner.split('\\');
+            let mut read = parts.next().unwrap_or_default().to_owned();
+            for part in parts {
+                let (code, rest) = part[1..].split_at(2);
+                read.push(char::from(u8::from_str_radix(code, 16).expect("digits")));
+                read.push_str(rest);
+            }
+            prop_assert_eq!(read, text);
+        }
+    }
+}
