@@ -47,10 +47,10 @@ impl Sessions {
         let (look, name, hold) = (self.look_sql(), self.names.of(key), token.hold_text());
         let own = self.tables.fill("SELECT pid FROM {sessions} WHERE name = $1 AND hold = $2");
         self.aside(async |table| {
-            let rows = table.session.query(&look, &[(&name, Type::TEXT)]).await?;
+            let rows = table.session.query(&look, &[Value::Text(&name)]).await?;
             // Last: a holder that is there first and wrote this was there all the time.
-            let own = table.session.query(&own, &[(&name, Type::TEXT), (&hold, Type::TEXT)]).await?;
-            let pid = |row: &Row| row.try_get::<_, Option<i32>>("pid").map_err(failure::malformed);
+            let own = table.session.query(&own, &[Value::Text(&name), Value::Text(&hold)]).await?;
+            let pid = |row: &PgRow| row.try_get::<_, Option<i32>>("pid").map_err(failure::malformed);
             for row in rows {
                 if let Some(pid_of_holder) = pid(&row)?
                     && own.first().map(pid).transpose()?.flatten() == Some(pid_of_holder)
