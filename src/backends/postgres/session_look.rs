@@ -50,7 +50,7 @@ impl Sessions {
             let rows = table.session.query(&look, &[Value::Text(&name)]).await?;
             // Last: a holder that is there first and wrote this was there all the time.
             let own = table.session.query(&own, &[Value::Text(&name), Value::Text(&hold)]).await?;
-            let pid = |row: &PgRow| row.try_get::<_, Option<i32>>("pid").map_err(failure::malformed);
+            let pid = |row: &PgRow| row.try_get::<Option<i32>, _>("pid").map_err(failure::malformed);
             for row in rows {
                 if let Some(pid_of_holder) = pid(&row)?
                     && own.first().map(pid).transpose()?.flatten() == Some(pid_of_holder)
