@@ -15,7 +15,8 @@ pub fn run(stores: &Stores) {
     let mut gaps: Vec<Vec<f64>> = lockers.iter().map(|_| Vec::new()).collect();
     for round in 0..ROUNDS {
         for (locker, gaps) in lockers.iter().zip(&mut gaps) {
-            gaps.push(one(stores, locker, round));
+            // Who started later may come first on a busy machine: then nobody handed over to a waiter.
+            gaps.push((0..10).find_map(|again| one(stores, locker, &format!("handoff-{round}-{again}"))).expect("a hand-off"));
         }
     }
     let flock = median(&mut gaps[0]).0;
@@ -30,23 +31,23 @@ pub fn run(stores: &Stores) {
     table::print(&format!("Hand-off with one waiter, median of {ROUNDS}, in turns"), &["", "ms", "95 %", "to flock"], &rows);
 }
 
-fn one(stores: &Stores, locker: &Locker, round: usize) -> f64 {
-    let key = format!("handoff-{round}");
+fn one(stores: &Stores, locker: &Locker, key: &str) -> Option<f64> {
     let me = stores.me.to_str().expect("UTF-8");
     let file = |who: &str| stores.folder.path().join(format!("{key}-{who}"));
     let run = |who: &str, ms: &str| {
         let stamp = file(who);
         let words = [me, "child", "stamp", stamp.to_str().expect("UTF-8"), ms];
-        stores.command(locker, &key, true, &words).spawn().expect("a process")
+        stores.command(locker, key, true, &words).spawn().expect("a process")
     };
     let mut first = run("first", "120");
     thread::sleep(Duration::from_millis(50));
     let mut second = run("second", "0");
     assert!(first.wait().expect("wait").success() && second.wait().expect("wait").success(), "{}", locker.name);
     let read = |who: &str| child::read(&file(who)).expect("a stamp");
-    let gap = read("second").0.checked_sub(read("first").1).expect("no overlap");
+    let (first, second) = (read("first"), read("second"));
+    assert!(first.1 <= second.0 || second.1 <= first.0, "{}: two at once", locker.name);
     for who in ["first", "second"] {
         let _ = fs::remove_file(file(who));
     }
-    gap as f64 / 1e6
+    second.0.checked_sub(first.1).map(|gap| gap as f64 / 1e6)
 }
