@@ -25,6 +25,13 @@ client.stop()
 sys.exit(status)
 ";
 
+/// A command under a lock of MariaDB's own client: SOCKET NAME COMMAND…
+const GET_LOCK: &str = r#"
+socket=$1 name=$2
+shift 2
+printf "DO GET_LOCK('%s', 600);\nsystem %s\nDO RELEASE_LOCK('%s');\n" "$name" "$*" "$name" | mariadb --no-defaults --user root --socket "$socket"
+"#;
+
 /// A way to run a command under a lock.
 pub struct Locker {
     pub name: String,
@@ -112,6 +119,8 @@ impl Stores {
         if let Some(server) = &mariadb {
             let url = server.url(&server.database());
             assert_eq!(dlock::run(&url, &["init"]).code(), 0);
+            let words = ["sh".into(), "-c".into(), GET_LOCK.into(), "sh".into(), server.socket().display().to_string(), "KEY".into()];
+            lockers.push(Locker::new("mariadb, GET_LOCK", How::Other(words.into())));
             lockers.push(Locker::new("dlock run, MariaDB", How::Dlock(url.clone())));
             lockers.push(Locker::new("dlock run, MariaDB, mode=row", How::Dlock(format!("{url}?mode=row"))));
             lockers.push(Locker::new("dlock run, MariaDB, mode=advisory", How::Dlock(format!("{url}?mode=advisory"))));

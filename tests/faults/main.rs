@@ -11,6 +11,7 @@
 mod support;
 
 mod deployments;
+mod disk;
 mod endings;
 mod etcd;
 mod failover;

@@ -141,6 +141,11 @@ impl MariaDb {
         self.folder.path().join("s.sock")
     }
 
+    /// Where its databases are.
+    pub fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("the server runs").id()
     }

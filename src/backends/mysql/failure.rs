@@ -89,14 +89,26 @@ pub(super) fn connecting(error: sqlx::Error) -> Error {
             let text = error.to_string();
             // The driver has no kind of error of its own for it.
             match text.split_once("unknown authentication plugin: ") {
-                Some((_, plugin)) => Error::new(Kind::Config, format!("the user's login method {} is not supported", cleaned(plugin)))
-                    .hint("caching_sha2_password, mysql_native_password and sha256_password are"),
+                Some((_, plugin)) => login_method(plugin),
                 None => {
                     Error::new(Kind::Unavailable, "the login was broken off").hint("does a MySQL server listen on this port?").source(error)
                 }
             }
         }
     }
+}
+
+/// The user's login method is one that the driver doesn't know.
+fn login_method(plugin: &str) -> Error {
+    // Behind its name stands where in the driver that was found out.
+    let plugin = plugin.split_whitespace().next().unwrap_or_default();
+    let hint = match plugin {
+        "client_ed25519" | "parsec" => {
+            "ALTER USER … IDENTIFIED VIA mysql_native_password USING PASSWORD('…'), for a user who has locks alone"
+        }
+        _ => "caching_sha2_password, sha256_password, mysql_native_password and MariaDB's unix_socket are",
+    };
+    Error::new(Kind::Config, format!("the user's login method {} is not supported", cleaned(plugin))).hint(hint)
 }
 
 fn unreachable(error: io::Error) -> Error {
@@ -179,6 +191,13 @@ mod tests {
         for number in [1026, 1030, 1053, 1317, 1927] {
             assert_eq!((of(number, false).kind, of(number, false).effect), (Kind::Unavailable, Effect::Unknown), "{number}");
         }
+    }
+
+    #[test]
+    fn login_methods_that_are_not_known_are_named() {
+        let error = login_method("client_ed25519 (driver::auth:36)");
+        assert_eq!((error.kind, error.message.contains("driver")), (Kind::Config, false), "{error:?}");
+        assert!(error.hint.is_some_and(|hint| hint.contains("ALTER USER")));
     }
 
     #[test]

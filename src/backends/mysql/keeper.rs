@@ -45,7 +45,12 @@ pub(super) struct Keeper {
     pub unanswered: u32,
     /// It blocks in the server, or was left blocking there.
     pub blocked: bool,
+    /// What [`Keeper::begin`] would be told, if the attempt did its work already.
+    begun: Option<Begun>,
 }
+
+/// The fence of a hold that was just taken, the server's time in µs, and whether the holder before vanished.
+type Begun = (Fence, i64, bool);
 
 impl Keeper {
     pub(super) async fn open(options: &Options, tables: &Tables, name: String, lock: String) -> Result<Self> {
@@ -66,6 +71,7 @@ impl Keeper {
             patience: Duration::ZERO,
             unanswered: 0,
             blocked: false,
+            begun: None,
         })
     }
 
@@ -79,24 +85,35 @@ impl Keeper {
     }
 
     /// Asks for the lock, once. True if it is ours, asked for again too.
-    pub(super) async fn attempt(&mut self, ttl: Ttl) -> Result<bool> {
+    pub(super) async fn attempt(&mut self, request: &Request) -> Result<bool> {
         self.unanswered += 1;
-        let first = self.set_patience(ttl.get());
-        self.has = if self.mode == Mode::Row { self.lock_row(&first).await? } else { self.get_lock(&first).await? };
+        let first = self.set_patience(request.ttl.get());
+        self.has = if self.mode == Mode::Row { self.lock_row(&first).await? } else { self.get_lock(&first, request).await? };
         self.unanswered = 0;
         Ok(self.has)
     }
 
-    async fn get_lock(&mut self, first: &str) -> Result<bool> {
-        let lock = &self.lock;
+    /// Counts the fence in the same round trip, if the lock is ours.
+    async fn get_lock(&mut self, first: &str, request: &Request) -> Result<bool> {
+        let (lock, begin) = (&self.lock, self.begin_sql(request, "CONNECTION_ID()")?);
         let batch = format!(
-            "{first}SELECT CONNECTION_ID(), @dlock = CONNECTION_ID(), IF(IS_USED_LOCK({lock}) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0));"
+            "{first}SELECT CONNECTION_ID(), @dlock = CONNECTION_ID(), IF(IS_USED_LOCK({lock}) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0));\n{begin}"
         );
-        let answers = self.session.ask(&batch).await?;
-        let mut fields = only(&answers, 1)?;
+        let Answers { answers, refusal } = self.session.try_ask(&batch).await?;
+        let Ok(mut fields) = only(&answers, 1) else {
+            return Err(refusal.map_or_else(failure::unreadable, |refusal| failure::refused(&refusal, false)));
+        };
         self.number = fields.int()?;
         one_session(fields.int_or_null()?)?;
-        Ok(fields.int_or_null()? == Some(1))
+        let got = fields.int_or_null()? == Some(1);
+        if got {
+            self.unanswered = 0;
+            if let Some(refusal) = refusal {
+                return Err(failure::refused(&refusal, true));
+            }
+            self.begun = Some(begun(&answers, 2)?);
+        }
+        Ok(got)
     }
 
     /// In a transaction of its own, which is over if the row is somebody else's.
@@ -139,9 +156,21 @@ impl Keeper {
         self.session.ask("ROLLBACK").await.map(|_| ())
     }
 
-    /// Counts the fence of a lock that is ours, over `side` if this session is in a transaction; with the server's time in µs,
-    /// and whether the holder before vanished.
-    pub(super) async fn begin(&mut self, request: &Request, side: Option<&mut Connection>) -> Result<(Fence, i64, bool)> {
+    /// Counts the fence of a lock that is ours, over `side` if this session is in a transaction.
+    pub(super) async fn begin(&mut self, request: &Request, side: Option<&mut Connection>) -> Result<Begun> {
+        if let Some(begun) = self.begun.take() {
+            return Ok(begun);
+        }
+        let batch = self.begin_sql(request, &self.number.to_string())?;
+        let answers = match side {
+            Some(side) => side.ask(&batch).await?,
+            None => self.session.ask(&batch).await?,
+        };
+        begun(&answers, 0)
+    }
+
+    /// What counts it, for the session with this number as SQL.
+    fn begin_sql(&self, request: &Request, number: &str) -> Result<String> {
         let (root, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
         let has = match self.mode {
             Mode::Row => "1".to_owned(),
@@ -149,22 +178,13 @@ impl Keeper {
         };
         let values = [
             ("name", Value::Bytes(&self.name)),
-            ("session", Value::Int(self.number)),
+            ("session", Value::Sql(number)),
             ("root", Value::Text(&root)),
             ("ttl", Value::Int(ms(request.ttl))),
             ("metadata", Value::text_or_null(metadata.as_deref())),
             ("has", Value::Sql(&has)),
         ];
-        let batch = self.tables.fill(include_str!("sql/begin_hold.sql"), &values);
-        let answers = match side {
-            Some(side) => side.ask(&batch).await?,
-            None => self.session.ask(&batch).await?,
-        };
-        let vanished = only(&answers, 0)?.int()? > 0;
-        let mut fields = only(&answers, 2)?;
-        let (fence, layout, now) = (fields.int()?, fields.int()?, fields.int()?);
-        failure::check_layout(layout)?;
-        Ok((Fence(u64::try_from(fence).unwrap_or_default()), now, vanished))
+        Ok(self.tables.fill(include_str!("sql/begin_hold.sql"), &values))
     }
 
     /// Waits in the server for the lock, at most for so long. True if it may be ours then.
@@ -208,11 +228,13 @@ impl Keeper {
         let wait = self
             .tables
             .fill("START TRANSACTION; SELECT 1 FROM :rows WHERE name = :name FOR UPDATE;", &[("name", Value::Bytes(&self.name))]);
-        let batch = format!("{first}SET SESSION innodb_lock_wait_timeout = {seconds:.0};\n{wait}");
+        let usual = "SET SESSION innodb_lock_wait_timeout = 1";
+        let batch = format!("{first}SET SESSION innodb_lock_wait_timeout = {seconds:.0};\n{wait}{usual}");
         let answers = self.session.try_ask(&batch).await?;
         let got = answers.refusal.is_none() && found(&answers.answers, 3);
-        let end = if got { "" } else { "ROLLBACK; " };
-        self.session.ask(&format!("{end}SET SESSION innodb_lock_wait_timeout = 1")).await?;
+        if !got {
+            self.session.ask(&format!("ROLLBACK; {usual}")).await?;
+        }
         self.has = got;
         match answers.refusal {
             Some(refusal) if refusal.number != LOCKED => Err(failure::refused(&refusal, false)),
@@ -225,7 +247,8 @@ impl Keeper {
     pub(super) async fn renew(&mut self, patience: Option<Duration>, root: &str) -> Result<Option<i64>> {
         let first = patience.map(|patience| self.set_patience(patience)).unwrap_or_default();
         let (has, touch) = match self.mode {
-            Mode::Row => ("1".to_owned(), String::new()),
+            // A proxy may set another session up like the one that it lost.
+            Mode::Row => (format!("CONNECTION_ID() = {}", self.number), String::new()),
             _ => (format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock), self.touch(root, self.patience)),
         };
         let at = usize::from(!first.is_empty());
@@ -264,7 +287,7 @@ impl Keeper {
         let end = self.tables.fill(include_str!("sql/end_hold.sql"), &values);
         let (ours, free) = match self.mode {
             // In the transaction that has the lock: both are seen at once.
-            Mode::Row => ("@dlock = CONNECTION_ID()".to_owned(), "COMMIT".to_owned()),
+            Mode::Row => (format!("@dlock = CONNECTION_ID() AND CONNECTION_ID() = {}", self.number), "COMMIT".to_owned()),
             _ => (format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock), format!("DO RELEASE_LOCK({})", self.lock)),
         };
         let Answers { answers, refusal } = self.session.try_ask(&format!("SELECT {ours};\n{end}{free};")).await?;
@@ -286,6 +309,15 @@ fn one_session(same: Option<i64>) -> Result<()> {
     }
     Err(Error::new(Kind::Config, "something between here and the server shares its sessions among clients")
         .hint("connect to the server itself; ?mode=lease works with any"))
+}
+
+/// What was answered to [`Keeper::begin_sql`], from this answer on.
+fn begun(answers: &[Answer], at: usize) -> Result<Begun> {
+    let vanished = only(answers, at)?.int()? > 0;
+    let mut fields = only(answers, at + 2)?;
+    let (fence, layout, now) = (fields.int()?, fields.int()?, fields.int()?);
+    failure::check_layout(layout)?;
+    Ok((Fence(u64::try_from(fence).unwrap_or_default()), now, vanished))
 }
 
 /// The first row of an answer.

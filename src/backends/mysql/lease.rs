@@ -9,7 +9,7 @@ use super::{
     names::Tables,
     options::Options,
     schema,
-    table::{LockTable, Seen},
+    table::{LockTable, Seen, looks_at_the_end},
 };
 use crate::{
     backends::sql::{Names, Taken, ledger},
@@ -112,7 +112,7 @@ impl Lease {
             Taken::Passing => Attempt::Busy(Busy { notifies, passing: true, expires_in: Some(Duration::ZERO), ..Busy::default() }),
             Taken::Held(record) => Attempt::Busy(Busy {
                 holders: record.holder()?.into_iter().collect(),
-                expires_in: Some(record.expires_in()),
+                expires_in: Some(record.expires_in()).filter(|_| looks_at_the_end(position)),
                 // Who has the gate looks at the row for all the others, whoever has the lock.
                 notifies,
                 passing: false,

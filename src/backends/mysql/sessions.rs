@@ -26,7 +26,7 @@ use super::{
     reading::Fields,
     schema,
     session_look::read_holder,
-    table::{join, leaving, place},
+    table::{join, leaving, looks_at_the_end, place},
 };
 use crate::{
     backends::sql::{Names, micros, ms},
@@ -174,7 +174,7 @@ impl Sessions {
         let keeper = &mut self.tries[at].2;
         // An acquire that is given up must not arrive when nobody waits for its answer any more.
         keeper.session.drop_unsent_on_close(true);
-        if !keeper.attempt(request.ttl).await? {
+        if !keeper.attempt(request).await? {
             return self.refuse(request, at).await;
         }
         let mut side = if self.options.mode == Mode::Row { Some(self.side().await?) } else { None };
@@ -211,12 +211,13 @@ impl Sessions {
             self.side.get_or_insert(keeper.session);
             None
         };
+        let position = position.and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
         Ok(Attempt::Busy(Busy {
-            expires_in: holder.as_ref().and_then(|holder| holder.expires_in),
+            expires_in: holder.as_ref().and_then(|holder| holder.expires_in).filter(|_| looks_at_the_end(position)),
             passing: holder.is_none(),
             holders: holder.into_iter().collect(),
             notifies: true,
-            position: position.and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0),
+            position,
         }))
     }
 

@@ -1,6 +1,7 @@
 //! The cases. A case is a function over a [`Lab`]; its name says what holds.
 
 mod cluster;
+mod crowd;
 mod etcd_queue;
 mod etcd_ways;
 mod expiry;
@@ -82,6 +83,7 @@ pub fn all() -> Vec<Case> {
         cluster::all(),
         etcd_queue::all(),
         etcd_ways::all(),
+        crowd::all(),
     ]
     .concat()
 }

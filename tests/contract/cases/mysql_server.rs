@@ -28,6 +28,7 @@ pub fn all() -> Vec<Case> {
         a_clock_of_mysql_that_is_set_forward_ends_leases,
         what_was_given_back_in_mysql_is_free_wherever_its_clock_is,
         a_deadlock_in_the_queue_is_left_again,
+        login_methods_serve_or_are_named,
     ];
     all.extend(cases![|kind| kind == Kind::MariadbRow => a_deadlock_in_a_release_gives_the_lock_back]);
     all.extend(cases![|kind| kind.is_mariadb() && kind.is_a_session() => the_clock_of_mysql_is_no_matter_to_sessions]);
@@ -338,4 +339,33 @@ async fn a_deadlock_in_the_queue_is_left_again(lab: &Lab) {
     second.wait_for(&wanted, LONG).await;
     second.free(&wanted).await;
     assert!(a.inspect(&job).await.waiters.is_empty());
+}
+
+async fn login_methods_serve_or_are_named(lab: &Lab) {
+    let server = MariaDb::with(mariadb::Options { settings: vec!["--plugin-load-add=auth_ed25519".into()], ..Default::default() });
+    let me = std::process::Command::new("id").arg("-un").output().expect("id, of coreutils").stdout;
+    let me = String::from_utf8(me).expect("a name").trim().to_owned();
+    server.sql(
+        "mysql",
+        &format!(
+            "CREATE DATABASE app; CREATE USER native IDENTIFIED BY 's3cret'; CREATE USER ed IDENTIFIED VIA ed25519 USING PASSWORD('s3cret'); \
+             CREATE USER IF NOT EXISTS '{me}'@localhost; ALTER USER '{me}'@localhost IDENTIFIED VIA unix_socket; GRANT ALL ON app.* TO native, ed, '{me}'@localhost"
+        ),
+    );
+    let with = |user: &str| {
+        let mut options = on(lab, &server);
+        options.sql.user = Some(user.into());
+        options.sql.password = Some(dlock::backends::sql::Secret::new("s3cret"));
+        options
+    };
+    let mut a = client(&with("native")).await;
+    let held = a.hold(&key("job")).await;
+    let mut local = with(&me);
+    (local.sql.password, local.sql.server) = (None, Server::Unix { path: server.socket(), port: server.port });
+    client(&local).await.refused(&request(&key("job"), LONG)).await;
+    a.free(&held).await;
+    let error = backend(with("ed")).try_acquire(&request(&key("job"), LONG)).await.expect_err("the driver doesn't know it");
+    assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
+    assert!(error.message.contains("client_ed25519") && !error.message.contains("sqlx"), "{error:?}");
+    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("ALTER USER")), "{error:?}");
 }

@@ -1,0 +1,246 @@
+//! A disk that is full, under real SQL servers: nothing is granted that could not be written, what runs is dead before its
+//! lease can end, and once there is room again all works.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use dlock::{
+    backends::{
+        mysql, postgres,
+        sql::{self, Server},
+    },
+    lock::{Attempt, Backend, Entry, Key, Kind, Mode, Request, Token, Ttl},
+};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::{
+    support::{
+        self,
+        dlock::run,
+        mariadb::{self, MariaDb},
+        must,
+        postgres::{self as pg, Postgres},
+        process::{self, Process},
+    },
+    world::{LIMIT, TTL, World},
+};
+
+/// A small file system of its own.
+struct Disk {
+    folder: TempDir,
+}
+
+impl Disk {
+    /// `None`, and says so, where only root could make one.
+    fn make(test: &str, mib: u32) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            support::skip(test, "only root can mount a disk");
+            return None;
+        }
+        let disk = Self { folder: support::folder() };
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"]).arg(disk.folder.path()).output();
+        match mounted {
+            Ok(output) if output.status.success() => Some(disk),
+            failed => {
+                support::skip(test, &format!("no disk can be mounted here: {failed:?}"));
+                None
+            }
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Leaves no room, but in pages that are written to already.
+    fn fill(&self) {
+        use std::io::Write as _;
+        let mut file = fs::File::create(self.path("ballast")).unwrap();
+        while file.write_all(&[1; 4096]).is_ok() {}
+    }
+
+    fn free(&self) {
+        fs::remove_file(self.path("ballast")).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.folder.path()).status();
+    }
+}
+
+/// No commit ends while the binary log can't be written; the server looks for room once a minute.
+fn the_log_of_commits_has_no_room(test: &str, parameters: &str) {
+    if let Some(why) = mariadb::missing() {
+        return support::skip(test, &why);
+    }
+    let Some(disk) = Disk::make(test, 1) else { return };
+    let settings = vec![format!("--log-bin={}", disk.path("binlog").display()), "--binlog-format=ROW".into(), "--sync-binlog=1".into()];
+    let server = MariaDb::with(mariadb::Options { durable: true, settings, ..Default::default() });
+    server.sql("mysql", "CREATE DATABASE app; CREATE TABLE app.ballast (it LONGBLOB)");
+    let url = format!("{}?ssl-mode=DISABLED{parameters}", server.url("app"));
+    assert_eq!(run(&url, &["init"]).code(), 0);
+    let world = World::new(url);
+    let first = world.first();
+    disk.fill();
+    let mut command = process::command("mariadb");
+    command.args(["--no-defaults", "--user", mariadb::USER, "--socket"]).arg(server.socket());
+    command.args(["--execute", "INSERT INTO app.ballast VALUES (REPEAT('x', 100000))"]);
+    let _stuck = Process::collect(command);
+    must("no commit ends", LIMIT, || server.log().contains("Disk is full writing"));
+    let began = Instant::now();
+    let mut code = 76;
+    if parameters.contains("row") {
+        // The transaction has the lock, and to ask whether it lasts nothing is written.
+        std::thread::sleep(TTL * 2);
+        assert!(!world.tree().is_empty());
+        code = 128 + Signal::KILL.as_raw();
+    } else {
+        must("the tree is dead", LIMIT, || world.tree().is_empty());
+        assert!(began.elapsed() < TTL, "{:?}", began.elapsed());
+    }
+    let took = began.elapsed();
+    let refused = world.start(&["--backend-timeout", "2s"], &format!("touch {}", world.path("ran").display())).wait(LIMIT);
+    assert!(matches!(refused.code(), 69 | 75), "{}: {}", refused.code(), refused.stderr);
+    assert!(!world.path("ran").exists());
+    if code != 76 {
+        // It ignores TERM.
+        first.signal(Signal::TERM);
+    }
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), code, "{}", first.stderr);
+    disk.free();
+    let began = Instant::now();
+    must("it works again", Duration::from_secs(100), || world.start(&["--backend-timeout", "2s"], "exit 7").wait(LIMIT).code() == 7);
+    support::say(&format!(
+        "{test}: the command ended with {code}, {took:.1?} after the disk was full, with a lease of {TTL:?}; it worked again {:.0?} after \
+         there was room",
+        began.elapsed()
+    ));
+    world.second();
+    world.assert_gone();
+    world.assert_free();
+}
+
+#[test]
+fn mariadb_whose_log_has_no_room() {
+    the_log_of_commits_has_no_room("mariadb_whose_log_has_no_room", "");
+}
+
+#[test]
+fn mariadb_row_whose_log_has_no_room() {
+    the_log_of_commits_has_no_room("mariadb_row_whose_log_has_no_room", "&mode=row");
+}
+
+#[test]
+fn mariadb_advisory_whose_log_has_no_room() {
+    the_log_of_commits_has_no_room("mariadb_advisory_whose_log_has_no_room", "&mode=advisory");
+}
+
+fn request(key: &str) -> Request {
+    Request {
+        key: Key::new(key).unwrap(),
+        token: Token::random(),
+        ttl: Ttl::new(Duration::from_secs(60)).unwrap(),
+        ttl_asked: true,
+        mode: Mode::Exclusive,
+        fair: false,
+        entry: Entry::Fresh,
+        detached: true,
+        waiting: false,
+        metadata: None,
+    }
+}
+
+/// Takes locks that were never taken before until the table has no room for one more, and says for which.
+fn until_the_table_is_full(mut backend: Box<dyn Backend>) -> String {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        for n in 0..20_000 {
+            let key = format!("lock-{n:05}-{}", "x".repeat(150));
+            match backend.try_acquire(&request(&key)).await {
+                Ok(Attempt::Granted(_)) => {}
+                Ok(other) => panic!("{other:?}"),
+                Err(error) => {
+                    assert_eq!(error.kind, Kind::Unavailable, "{error:?}");
+                    assert!(error.message.contains("disk is full"), "{error:?}");
+                    return key;
+                }
+            }
+        }
+        panic!("it never was");
+    })
+}
+
+/// The tables can't grow: what was never locked can't be locked, and what is held goes on.
+fn the_tables_have_no_room(test: &str, disk: &Disk, url: &str, backend: Box<dyn Backend>) {
+    assert_eq!(run(url, &["init"]).code(), 0);
+    let world = World::new(url.to_owned());
+    let ready = world.path("go");
+    let job = world.start(&["--ttl", "4s"], &format!("while [ ! -e {} ]; do sleep 0.05; done", ready.display()));
+    must("the lock is held", LIMIT, || !world.is_free());
+    disk.fill();
+    let key = until_the_table_is_full(backend);
+    let (ran, acquire) = (world.path("ran").display().to_string(), ["run", "-k", &key, "--backend-timeout", "2s", "--", "touch"]);
+    let refused = run(url, &[&acquire[..], &[&ran]].concat());
+    assert_eq!(refused.code(), 69, "{}", refused.stderr);
+    assert!(!world.path("ran").exists());
+    support::say(&format!("{test}: {}", refused.stderr.trim()));
+    // Longer than its lease: renewals need no room.
+    std::thread::sleep(Duration::from_secs(5));
+    fs::write(ready, "").unwrap();
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), 0, "{}", job.stderr);
+    disk.free();
+    let granted = run(url, &[&acquire[..], &[&ran]].concat());
+    assert_eq!(granted.code(), 0, "{}", granted.stderr);
+    assert!(world.path("ran").exists());
+    world.assert_free();
+}
+
+fn at(port: u16, user: &str, database: &str) -> sql::Options {
+    let mut options = sql::Options::new(Server::Tcp { host: "127.0.0.1".into(), port });
+    (options.user, options.database) = (Some(user.into()), Some(database.into()));
+    options
+}
+
+#[test]
+fn mariadb_whose_tables_have_no_room() {
+    let test = "mariadb_whose_tables_have_no_room";
+    if let Some(why) = mariadb::missing() {
+        return support::skip(test, &why);
+    }
+    let Some(disk) = Disk::make(test, 2) else { return };
+    let server = MariaDb::durable();
+    // A database is a folder, wherever it lies.
+    fs::create_dir(disk.path("app")).unwrap();
+    std::os::unix::fs::symlink(disk.path("app"), server.data().join("app")).unwrap();
+    let mut options = mysql::Options::new(Server::Tcp { host: "127.0.0.1".into(), port: server.port });
+    options.sql = at(server.port, mariadb::USER, "app");
+    the_tables_have_no_room(test, &disk, &format!("{}?ssl-mode=DISABLED", server.url("app")), mysql::backend(options));
+    drop(server);
+}
+
+#[test]
+fn postgres_whose_tables_have_no_room() {
+    let test = "postgres_whose_tables_have_no_room";
+    if let Some(why) = pg::missing() {
+        return support::skip(test, &why);
+    }
+    let Some(disk) = Disk::make(test, 2) else { return };
+    let server = Postgres::with(pg::Options { durable: true, ..Default::default() });
+    fs::create_dir(disk.path("space")).unwrap();
+    pg::give(disk.folder.path());
+    server.sql(pg::USER, &format!("CREATE TABLESPACE space LOCATION '{}'", disk.path("space").display()));
+    server.sql(pg::USER, "ALTER ROLE postgres SET default_tablespace = 'space'");
+    let mut options = postgres::Options::new(Server::Tcp { host: "127.0.0.1".into(), port: server.port });
+    options.sql = at(server.port, pg::USER, "postgres");
+    the_tables_have_no_room(test, &disk, &format!("{}?sslmode=disable", server.url("postgres")), postgres::backend(options));
+    drop(server);
+}
