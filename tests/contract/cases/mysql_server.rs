@@ -355,7 +355,7 @@ async fn login_methods_serve_or_are_named(lab: &Lab) {
     let with = |user: &str| {
         let mut options = on(lab, &server);
         options.sql.user = Some(user.into());
-        options.sql.password = Some(dlock::backends::sql::Secret::new("s3cret"));
+        options.sql.password = Some(dlock::backends::Secret::new("s3cret"));
         options
     };
     let mut a = client(&with("native")).await;
