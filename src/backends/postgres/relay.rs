@@ -192,8 +192,9 @@ mod tests {
             all in prop::collection::vec((prop_oneof![Just(b'A'), Just(b'D'), Just(b'K'), Just(b'Z')], 0_usize..20), 0..12),
             cuts in prop::collection::vec(1_usize..9, 1..40),
         ) {
-            let of = |keep: &dyn Fn(u8) -> bool| all.iter().filter(|(kind, _)| keep(*kind)).flat_map(|(kind, length)| message(*kind, *length)).collect::<Vec<_>>();
-            let (sent, expected) = (of(&|_| true), of(&|kind| kind != NOTIFICATION));
+            let bytes = |(kind, length): &(u8, usize)| message(*kind, *length);
+            let sent: Vec<u8> = all.iter().flat_map(bytes).collect();
+            let expected: Vec<u8> = all.iter().filter(|(kind, _)| *kind != NOTIFICATION).flat_map(bytes).collect();
             let (mut messages, mut out, mut rung, mut rest) = (Messages::default(), Vec::new(), false, &sent[..]);
             for cut in cuts.iter().cycle() {
                 let (part, after) = rest.split_at(rest.len().min(*cut));
