@@ -167,9 +167,6 @@ async fn have_a_turn(mut client: Client, turns: Rc<Turns>) {
     assert!(matches!(released, Released::Free), "{released:?}");
 }
 
-/// Each of these cases is as much as a small machine can do at a time.
-static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-
 async fn a_thousand_waiters_outlive_a_holder_that_vanished(lab: &Lab) {
     let files = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
@@ -177,7 +174,6 @@ async fn a_thousand_waiters_outlive_a_holder_that_vanished(lab: &Lab) {
     if files.maximum.is_some_and(|most| most < 12_000) {
         return support::skip("a_thousand_waiters_outlive_a_holder_that_vanished", "too few files may be open");
     }
-    let _alone = ALONE.lock().await;
     let (place, clients) = Place::make(lab);
     clients.at(place.port()).0.init().await.expect("init");
     LocalSet::new().run_until(crowd(lab, &place, &clients)).await;
