@@ -15,7 +15,8 @@ pub fn run(stores: &Stores) {
     let mut gaps: Vec<Vec<f64>> = lockers.iter().map(|_| Vec::new()).collect();
     for round in 0..ROUNDS {
         for (locker, gaps) in lockers.iter().zip(&mut gaps) {
-            gaps.push(one(stores, locker, round));
+            // On a busy machine the second can be the first to have the lock, whose turn then was no hand-off.
+            gaps.push((0..20).find_map(|_| one(stores, locker, round)).unwrap_or_else(|| panic!("{} starts too slowly", locker.name)));
         }
     }
     let flock = median(&mut gaps[0]).0;
@@ -30,7 +31,7 @@ pub fn run(stores: &Stores) {
     table::print(&format!("Hand-off with one waiter, median of {ROUNDS}, in turns"), &["", "ms", "95 %", "to flock"], &rows);
 }
 
-fn one(stores: &Stores, locker: &Locker, round: usize) -> f64 {
+fn one(stores: &Stores, locker: &Locker, round: usize) -> Option<f64> {
     let key = format!("handoff-{round}");
     let me = stores.me.to_str().expect("UTF-8");
     let file = |who: &str| stores.folder.path().join(format!("{key}-{who}"));
@@ -44,9 +45,12 @@ fn one(stores: &Stores, locker: &Locker, round: usize) -> f64 {
     let mut second = run("second", "0");
     assert!(first.wait().expect("wait").success() && second.wait().expect("wait").success(), "{}", locker.name);
     let read = |who: &str| child::read(&file(who)).expect("a stamp");
-    let gap = read("second").0.checked_sub(read("first").1).expect("no overlap");
+    let (first, second) = (read("first"), read("second"));
     for who in ["first", "second"] {
         let _ = fs::remove_file(file(who));
     }
-    gap as f64 / 1e6
+    if second.1 <= first.0 {
+        return None;
+    }
+    Some(second.0.checked_sub(first.1).expect("no overlap") as f64 / 1e6)
 }
