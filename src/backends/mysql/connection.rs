@@ -29,7 +29,7 @@ use crate::{
 /// client keeps locked nor a table that is being altered holds a statement up for long, whose asker may be gone by then.
 /// The variable tells whether a later statement reaches the same session.
 const SET_UP: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
-    SET SESSION sql_mode = 'STRICT_ALL_TABLES', autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 2, \
+    SET SESSION sql_mode = 'STRICT_ALL_TABLES', autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, \
     @dlock = CONNECTION_ID(); ";
 
 /// One connection is made at a time, so that its socket can be told from others.

@@ -40,7 +40,7 @@ pub(super) async fn create(session: &mut Connection, tables: &Tables) -> Result<
     if let Some(changes) = before.changes {
         session.ask(&changes).await?;
     }
-    session.ask("SET SESSION lock_wait_timeout = 2").await?;
+    session.ask("SET SESSION lock_wait_timeout = 1").await?;
     Ok(Init::Created)
 }
 
