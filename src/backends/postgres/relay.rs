@@ -168,7 +168,9 @@ impl Messages {
             bytes = rest;
             if self.kind == PROCESS && self.said.len() < 4 {
                 self.said.extend_from_slice(part);
-                self.process = self.said.first_chunk().map(|pid| i32::from_be_bytes(*pid));
+                if let Some(pid) = self.said.first_chunk() {
+                    self.process = Some(i32::from_be_bytes(*pid));
+                }
             }
         }
         rung
