@@ -18,6 +18,9 @@ pub(super) struct LockTable<'a> {
     pub tables: &'a Tables,
 }
 
+/// When a lock that was given back ended, in µs since 1970: 2000, as in `sql/free.sql`.
+const ENDED_US: i64 = 946_684_800_000_000;
+
 #[async_trait(?Send)]
 impl sql::Table for LockTable<'_> {
     async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<Fence>> {
@@ -68,6 +71,7 @@ impl sql::Table for LockTable<'_> {
 
     async fn write(&mut self, record: &Record) -> Result<bool> {
         let channel = (!record.is_held()).then(|| self.tables.channel(&record.name));
+        let until = if record.is_held() { record.lock_until_us } else { ENDED_US };
         let sql = self.tables.fill(include_str!("sql/write.sql"));
         let rows = self
             .session
@@ -77,7 +81,7 @@ impl sql::Table for LockTable<'_> {
                     Value::Text(&record.name),
                     Value::Text(&record.locked_by),
                     Value::Int(record.revision),
-                    Value::Int(record.lock_until_us),
+                    Value::Int(until),
                     Value::Maybe(record.root.as_deref()),
                     Value::Int(record.ttl_ms),
                     Value::Maybe(record.holds.as_deref()),

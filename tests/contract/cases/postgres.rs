@@ -37,6 +37,7 @@ pub fn all() -> Vec<Case> {
         a_unix_socket_serves,
         a_clock_that_is_set_back_repeats_no_fence,
         a_clock_that_is_set_forward_ends_leases_and_is_told,
+        what_was_given_back_is_free_wherever_the_clock_is,
         an_uncontended_acquire_is_one_round_trip_on_postgres,
         an_acquire_that_is_undone_is_not_granted_later,
         what_people_write_stays_text,
@@ -629,6 +630,23 @@ impl Stepped {
         let mut client = Client(backend(self.options.clone()));
         client.0.init().await.expect("init");
         client
+    }
+}
+
+/// Nobody's lock must not look like somebody's until the clock has caught up, to ShedLock neither.
+async fn what_was_given_back_is_free_wherever_the_clock_is(lab: &Lab) {
+    let Some(stepped) = Stepped::start(lab, "what_was_given_back_is_free_wherever_the_clock_is") else { return };
+    let (mut a, mut b) = (stepped.client().await, stepped.client().await);
+    let (job, tree) = (key("job"), key("tree"));
+    let held = a.hold(&job).await;
+    a.free(&held).await;
+    let outer = a.hold(&tree).await;
+    b.take(&nested(&outer)).await;
+    assert_eq!(a.release(&outer, Scope::Tree).await, Release::Released);
+    stepped.step("-3600");
+    for job in [&job, &tree] {
+        assert!(b.inspect(job).await.holders.is_empty());
+        b.hold(job).await;
     }
 }
 
