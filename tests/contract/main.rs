@@ -19,7 +19,11 @@ use libtest_mimic::{Arguments, Failed, Trial};
 const AT_ONCE: usize = 8;
 
 /// A case with so many clients is as much as a small machine can do: it is run by itself, after all others.
-const CROWDED: &str = "a_thousand_waiters";
+const CROWDED: [&str; 2] = ["a_crowd", "a_thousand_waiters"];
+fn is_crowded(case: &cases::Case) -> bool {
+    CROWDED.iter().any(|start| case.name.starts_with(start))
+}
+
 static MACHINE: RwLock<()> = RwLock::new(());
 
 fn main() {
@@ -35,7 +39,7 @@ fn main() {
         for case in cases::all().into_iter().filter(|case| (case.on)(kind)) {
             let name = format!("{}::{}", kind.name(), case.name);
             let trial = Trial::test(name, move || run(kind, &case));
-            let of_its_sort = if case.name.starts_with(CROWDED) { &mut crowded } else { &mut trials };
+            let of_its_sort = if is_crowded(&case) { &mut crowded } else { &mut trials };
             of_its_sort.push(trial.with_ignored_flag(missing.is_some()));
         }
     }
@@ -48,7 +52,7 @@ fn main() {
 /// One case on a store of its own.
 fn run(kind: targets::Kind, case: &cases::Case) -> Result<(), Failed> {
     // A case that failed poisons what it had for itself.
-    let (_alone, _beside) = if case.name.starts_with(CROWDED) {
+    let (_alone, _beside) = if is_crowded(&case) {
         (Some(MACHINE.write().unwrap_or_else(PoisonError::into_inner)), None)
     } else {
         (None, Some(MACHINE.read().unwrap_or_else(PoisonError::into_inner)))
