@@ -52,7 +52,7 @@ fn main() {
 /// One case on a store of its own.
 fn run(kind: targets::Kind, case: &cases::Case) -> Result<(), Failed> {
     // A case that failed poisons what it had for itself.
-    let (_alone, _beside) = if is_crowded(&case) {
+    let (_alone, _beside) = if is_crowded(case) {
         (Some(MACHINE.write().unwrap_or_else(PoisonError::into_inner)), None)
     } else {
         (None, Some(MACHINE.read().unwrap_or_else(PoisonError::into_inner)))
