@@ -69,6 +69,8 @@ struct Hold {
     ttl: Ttl,
     /// When it ends by the server's clock, in µs.
     ends: i64,
+    /// It is being given back, and not to be relied on any more.
+    leaving: bool,
 }
 
 impl Sessions {
@@ -184,7 +186,7 @@ impl Sessions {
         let (key, token, keeper) = self.tries.swap_remove(at);
         keeper.session.drop_unsent_on_close(false);
         let ends = now.saturating_add(ms(request.ttl).saturating_mul(1000));
-        self.holds.push(Hold { key, token, keeper, fence, ttl: request.ttl, ends });
+        self.holds.push(Hold { key, token, keeper, fence, ttl: request.ttl, ends, leaving: false });
         let settle = if vanished { SETTLE } else { Duration::ZERO };
         Ok(Attempt::Granted(Grant { settle, ..grant(fence, request.ttl) }))
     }
@@ -255,7 +257,7 @@ impl Sessions {
     }
 
     async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
-        let Some(at) = self.hold_of(key, token) else { return Ok(Renewal::NotHeld) };
+        let Some(at) = self.hold_of(key, token).filter(|at| !self.holds[*at].leaving) else { return Ok(Renewal::NotHeld) };
         let root = token.hold_text();
         if self.options.mode == Mode::Row {
             // First, since the session's silence is counted from what is asked last.
@@ -311,11 +313,15 @@ impl Sessions {
             self.side = Some(keeper.session);
         }
         let Some(at) = self.hold_of(key, token) else { return Ok(Release::NotHeld) };
-        let mut hold = self.holds.swap_remove(at);
-        if !hold.keeper.session.is_alive() {
+        if !self.holds[at].keeper.session.is_alive() {
+            self.holds.swap_remove(at);
             return Ok(Release::NotHeld);
         }
-        let released = hold.keeper.give_back(&token.hold_text()).await?;
+        // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
+        self.holds[at].leaving = true;
+        let released = self.holds[at].keeper.give_back(&token.hold_text()).await;
+        let mut hold = self.holds.swap_remove(at);
+        let released = released?;
         if self.is_queued(key, token) {
             // The lock is given back already: nobody waits for this, and nothing hangs on it.
             let _ = hold.keeper.session.ask(&leaving(&self.tables, &self.names.of(key), token)).await;

@@ -79,6 +79,8 @@ struct Hold {
     ttl: Ttl,
     /// When it ends by the server's clock, in µs.
     ends: i64,
+    /// It is being given back, and not to be relied on any more.
+    leaving: bool,
 }
 
 impl Sessions {
@@ -195,6 +197,7 @@ impl Sessions {
             fence,
             ttl: request.ttl,
             ends: now.saturating_add(ms(request.ttl).saturating_mul(1000)),
+            leaving: false,
         });
         Ok(Attempt::Granted(Grant { settle, ..grant(fence, request.ttl) }))
     }
@@ -312,7 +315,7 @@ impl Sessions {
     }
 
     async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
-        let Some(at) = self.hold_of(key, token) else { return Ok(Renewal::NotHeld) };
+        let Some(at) = self.hold_of(key, token).filter(|at| !self.holds[*at].leaving) else { return Ok(Renewal::NotHeld) };
         // Any error but silence: the session is over, or its transaction is.
         let Ok(now) = self.holds[at].keeper.renew(None).await else {
             self.holds.swap_remove(at);
@@ -359,21 +362,28 @@ impl Sessions {
             let _ = self.take_try(key, token).await;
         }
         let Some(at) = self.hold_of(key, token) else { return Ok(Release::NotHeld) };
-        let mut hold = self.holds.swap_remove(at);
-        if !hold.keeper.session.is_alive() {
+        if !self.holds[at].keeper.session.is_alive() {
+            self.holds.swap_remove(at);
             return Ok(Release::NotHeld);
         }
+        // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
+        self.holds[at].leaving = true;
         let sql = self.tables.fill(include_str!("sql/end_hold.sql"));
-        let (name, id, pid) = (self.names.of(key), token.hold_text(), hold.keeper.pid);
+        let (name, id, pid) = (self.names.of(key), token.hold_text(), self.holds[at].keeper.pid);
         let parameters = [Value::Text(&name), Value::Pid(pid), Value::Text(&id)];
         // If it stays, the next holder waits a moment for nothing: no reason to keep the lock.
         if self.options.mode == Mode::Row {
             let _: Result<()> = self.aside(async |table| table.session.query(&sql, &parameters).await.map(|_| ())).await;
-        } else if hold.keeper.session.query(&sql, &parameters).await.is_err() && !hold.keeper.session.is_open() {
-            return Ok(Release::NotHeld);
+        } else {
+            let session = &mut self.holds[at].keeper.session;
+            if session.query(&sql, &parameters).await.is_err() && !session.is_open() {
+                self.holds.swap_remove(at);
+                return Ok(Release::NotHeld);
+            }
         }
-        hold.keeper.give_back().await?;
-        Ok(Release::Released)
+        let given_back = self.holds[at].keeper.give_back().await;
+        self.holds.swap_remove(at);
+        given_back.map(|()| Release::Released)
     }
 }
 
