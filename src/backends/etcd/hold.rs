@@ -243,6 +243,7 @@ async fn release_nested(
         return Ok(None);
     }
     session.stage = Stage::Asked { leased: false };
+    // The hold is given back. A lease that nothing lies on ends by itself.
     let _ = client.revoke(nested.lease).await;
     Ok(Some(Release::StillHeld(found.holds.saturating_sub(1))))
 }
@@ -278,6 +279,7 @@ async fn free(client: &mut Client, session: &mut Session, hold: &Hold, compare: 
     let inner = answers.deleted()?;
     session.stage = Stage::GivenBack;
     session.watches = None;
+    // The lock is free already, which no failure from here on may hide. Leases that nothing lies on end by themselves.
     let _ = client.revoke(session.lease).await;
     for kv in inner.iter().filter(|kv| kv.lease != session.lease && kv.lease != 0) {
         let _ = client.revoke(kv.lease).await;
