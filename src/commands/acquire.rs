@@ -3,7 +3,7 @@
 use super::{Context, KeyArg, interrupted, metadata};
 use crate::{
     exit,
-    lease::{self, BootClock, Outcome, Patience, Released, give_back},
+    lease::{self, BootClock, Outcome, Patience, Released, give_back, note_skip},
     lock::{Entry, Error, Key, Kind, Mode, Request, Result, Scope, Token, Ttl},
     output::{Skip, Waiting, json},
     supervise::{Signals, reraise},
@@ -75,6 +75,7 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
     let clock = BootClock;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
+    let us = settings.metadata.then(|| metadata::collect(context.host.as_deref(), None, settings.describe.clone()));
     let request = Request {
         key: settings.key.clone(),
         token: Token::random(),
@@ -85,7 +86,8 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
         entry: Entry::Fresh,
         detached: true,
         waiting: false,
-        metadata: settings.metadata.then(|| metadata::collect(context.host.as_deref(), None, settings.describe.clone())),
+        metadata: us.clone(),
+        at_ms: None,
     };
     let waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
     let outcome = lease::acquire(
@@ -106,6 +108,7 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
     let lease = match outcome? {
         Outcome::Granted(lease) => lease,
         Outcome::Busy(busy) => {
+            note_skip(&mut *backend, &settings.key, us.as_ref(), "busy").await;
             let skip = Skip { key: &settings.key, busy: &busy, waited, outcome: "not taken" };
             return Ok(out.busy(&skip, &backend.describe(), settings.conflict_status));
         }
@@ -124,7 +127,7 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
         out.data(&format!("{}\n", lease.token.reveal()))
     };
     if let Err(error) = written {
-        let given_back = give_back(&mut *backend, &clock, &lease.key, &lease.token, Scope::Tree, context.limits).await;
+        let given_back = give_back(&mut *backend, &clock, &lease.key, &lease.token, &Scope::Tree.into(), context.limits).await;
         let kept = !matches!(given_back, Released::Free);
         return Ok(out.unwritten(&error, if kept { "the lock stays until its lease ends" } else { "the lock was given back" }));
     }

@@ -3,8 +3,8 @@
 use super::{Context, KeyArg, TokenArg};
 use crate::{
     exit,
-    lease::{BootClock, Released, give_back},
-    lock::{Key, Result, Scope, Token},
+    lease::{BootClock, Released, give_back, wall_ms},
+    lock::{Key, Parting, Result, Scope, Token},
     output::json,
 };
 
@@ -40,7 +40,8 @@ pub struct ReleaseSettings {
 pub async fn run(settings: ReleaseSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let out = &context.out;
-    let holds = match give_back(&mut *backend, &BootClock, &settings.key, &settings.token, Scope::Hold, context.limits).await {
+    let parting = Parting { at_ms: Some(wall_ms()), ..Scope::Hold.into() };
+    let holds = match give_back(&mut *backend, &BootClock, &settings.key, &settings.token, &parting, context.limits).await {
         Released::Free => 0,
         Released::StillHeld(holds) => holds,
         Released::NotHeld => return Ok(out.not_held(&settings.key, &backend.describe())),

@@ -10,13 +10,15 @@ mod budget;
 mod clock;
 mod held;
 mod keep;
+mod note;
 
 pub use acquire::{Outcome, Patience, acquire};
 pub use ask::{Limits, Released, ask, give_back};
 pub use budget::Budget;
-pub use clock::{BootClock, Clock, bounded};
+pub use clock::{BootClock, Clock, bounded, wall_ms};
 pub use held::Held;
 pub use keep::{Loss, keep};
+pub use note::{note, note_skip};
 
 use crate::lock::{BootTime, Fence, Key, Token, Ttl};
 

@@ -147,6 +147,7 @@ mod tests {
                 renewed_ago: secs(3),
                 expires_in: secs(57),
                 holds: 1,
+                broken: None,
             }],
             waiters: vec![Waiter { metadata: Some(metadata("deploy", "web1")), waiting_for: secs(120) }],
             last_fence: Some(Fence(1042)),

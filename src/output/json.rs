@@ -16,13 +16,15 @@
 //! | `ok` of run | the command's | `key backend fence started waited_ms ran_ms command released holders error` |
 //! | `busy` | 75 or `-E` | `key backend waited_ms expires_in_ms position holders`; of run as `ok` |
 //! | `lost` of run | 76 | as `ok` of run |
+//! | `broken` of run | 76 | as `ok` of run |
+//! | `broken` of renew | 77 | `key backend broken` |
 //! | `not_held` | 77 | `key backend` |
 //! | `interrupted` | 128+N | `key signal`; of run as `ok` |
 //! | `error` | 64 to 78, 126, 127 | `error`; of run, once it began, as `ok` |
 //!
 //! A lock: `key stored_as held last_fence holders waiters nodes`. A node, of a store of several that decide together: `node held others
 //! fence expires_in_ms error`; `others` if it is held there by somebody else than the holder. A holder: `mode host user pid boot_id pid_ns command description fence
-//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds`. A waiter: `host user pid command description
+//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if somebody is breaking it: `by reason seen`. A waiter: `host user pid command description
 //! waiting_for_ms`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
 //! failed step happened in the store all the same: `not_applied`, `applied` or `unknown`. A `command`: `status` or `signal`. `released`:
 //! `yes`, `nested` (an outer run keeps it), `not_held` or `unknown`.
@@ -37,7 +39,7 @@ use super::{Now, Skip, time::millis};
 use crate::{
     exit,
     lease::Lease,
-    lock::{self, Effect, Error, Fence, Holder, Key, Kind, LockState, Mode, NodeView, Waiter},
+    lock::{self, Break, Effect, Error, Fence, Holder, Key, Kind, LockState, Mode, NodeView, Waiter},
 };
 
 /// The name of the schema.
@@ -107,6 +109,10 @@ report!(
 report!(
     /// The token does not hold the lock.
     NotHeld { key: &'a str, backend: &'a str }
+);
+report!(
+    /// The hold is marked to be broken.
+    Broken { key: &'a str, backend: &'a str, broken: BreakReport<'a> }
 );
 report!(
     /// A signal ended the wait.
@@ -180,6 +186,13 @@ impl<'a> NotHeld<'a> {
     /// Of this lock.
     pub fn new(key: &'a Key, backend: &'a str) -> Self {
         Self { head: head("not_held", exit::NOT_HELD), key: key.as_str(), backend }
+    }
+}
+
+impl<'a> Broken<'a> {
+    /// By this mark.
+    pub fn new(key: &'a Key, backend: &'a str, mark: &'a Break) -> Self {
+        Self { head: head("broken", exit::NOT_HELD), key: key.as_str(), backend, broken: BreakReport::new(mark) }
     }
 }
 
@@ -313,6 +326,22 @@ pub struct HolderReport<'a> {
     renewed_ago_ms: Option<u64>,
     expires_in_ms: Option<u64>,
     holds: u32,
+    broken: Option<BreakReport<'a>>,
+}
+
+/// Who is breaking a hold.
+#[derive(Debug, Serialize)]
+pub struct BreakReport<'a> {
+    by: &'a str,
+    reason: Option<&'a str>,
+    seen: bool,
+}
+
+impl<'a> BreakReport<'a> {
+    /// Of this mark.
+    pub fn new(mark: &'a Break) -> Self {
+        Self { by: &mark.by, reason: mark.why.as_deref(), seen: mark.seen }
+    }
 }
 
 impl<'a> HolderReport<'a> {
@@ -336,6 +365,7 @@ impl<'a> HolderReport<'a> {
             renewed_ago_ms: holder.renewed_ago.map(millis),
             expires_in_ms: holder.expires_in.map(millis),
             holds: holder.holds,
+            broken: holder.broken.as_ref().map(BreakReport::new),
         }
     }
 }
@@ -446,6 +476,7 @@ mod tests {
             renewed_ago: None,
             expires_in: None,
             holds: 1,
+            broken: None,
         };
         let state = LockState {
             key: Key::new("k").unwrap(),

@@ -111,6 +111,7 @@ mod tests {
                 renewed_ago: None,
                 expires_in: Some(Duration::from_secs(left)),
                 holds: 1,
+                broken: None,
             }],
             waiters: vec![Waiter { metadata: None, waiting_for: None }; waiters],
             last_fence: None,

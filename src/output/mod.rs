@@ -28,11 +28,11 @@ pub use syslog::{Syslog, SyslogPolicy};
 pub use time::{Now, age};
 pub use verdict::{CommandEnd, GivenBack, Outcome, Verdict};
 pub use waiting::Waiting;
-pub use who::{described, shell, who};
+pub use who::{described, mark, shell, who};
 
 use crate::{
     exit,
-    lock::{Error, Key, Kind, Result, printable},
+    lock::{Break, Error, Key, Kind, Result, printable},
 };
 
 /// How things are printed.
@@ -211,6 +211,18 @@ impl Output {
         self.warn_with_hint(
             &text,
             &format!("its lease ended, or it was given back: dlock inspect {} tells who has it now", who::shell(key)),
+        );
+        exit::NOT_HELD
+    }
+
+    /// Says that the hold is marked to be broken, so that it was not extended.
+    pub fn to_be_broken(&self, key: &Key, backend: &str, mark: &Break) -> u8 {
+        if self.json {
+            return self.finish(self.json(&json::Broken::new(key, backend, mark)), exit::NOT_HELD);
+        }
+        self.warn_with_hint(
+            &format!("{}: the lock is being broken {}: not renewed", key.escaped(), who::mark(mark)),
+            "stop the work that it protects and give it back; it ends with its lease at the latest",
         );
         exit::NOT_HELD
     }

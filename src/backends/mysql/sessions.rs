@@ -31,8 +31,8 @@ use super::{
 use crate::{
     backends::sql::{Names, micros, ms},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Fence, Grant, Holding, Init, Key, LockState, Notice, Release, Renewal, Request, Result,
-        Scope, Token, Ttl, Wake, fingerprint,
+        Attempt, Backend, Busy, Capabilities, Extension, Fence, Grant, Holding, Init, Key, LockState, Notice, Parting, Release, Renewal,
+        Request, Result, Token, Ttl, Wake, fingerprint,
     },
 };
 
@@ -373,7 +373,8 @@ impl Backend for Sessions {
         self.about(outcome, "abandon", Some(&request.key))
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        let ttl = extension.ttl;
         if let Some(ttl) = ttl {
             self.capabilities().check_ttl(ttl)?;
         }
@@ -386,7 +387,7 @@ impl Backend for Sessions {
         self.about(outcome, "verify", Some(key))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, _: Scope) -> Result<Release> {
+    async fn release(&mut self, key: &Key, token: &Token, _: &Parting) -> Result<Release> {
         let outcome = self.ask_release(key, token).await;
         self.about(outcome, "release", Some(key))
     }

@@ -8,8 +8,8 @@ use super::{checks, connection::Session, gate::Gate, names::Tables, options::Opt
 use crate::{
     backends::sql::{Names, Table as _, Taken, ledger},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Holding, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token, Ttl,
-        Waiter, Wake, fingerprint,
+        Attempt, Backend, Busy, Capabilities, Extension, Holding, Init, Key, LockState, Notice, Parting, Release, Renewal, Request, Result,
+        Scope, Token, Waiter, Wake, fingerprint,
     },
 };
 
@@ -191,7 +191,8 @@ impl Backend for Lease {
         self.about(outcome, "abandon", Some(&request.key))
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        let ttl = extension.ttl;
         if let Some(ttl) = ttl {
             CAPABILITIES.check_ttl(ttl)?;
         }
@@ -206,7 +207,8 @@ impl Backend for Lease {
         self.about(outcome, "verify", Some(key))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        let scope = parting.scope;
         let name = self.names.of(key);
         let outcome = self.ask_release(&name, token, scope).await;
         self.about(outcome, "release", Some(key))

@@ -36,8 +36,8 @@ use self::{
     state::{Snapshot, foreign},
 };
 use crate::lock::{
-    Attempt, Backend, Busy, Capabilities, Entry, Error, Fence, Grant, Holding, Init, Key, LockState, Mode, Release, Renewal, Request,
-    Result, Scope, Token, Ttl, Wake, fingerprint,
+    Attempt, Backend, Busy, Capabilities, Entry, Error, Extension, Fence, Grant, Holding, Init, Key, LockState, Mode, Parting, Release,
+    Renewal, Request, Result, Scope, Token, Ttl, Wake, fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities::usual("redis");
@@ -240,7 +240,7 @@ impl Redis {
             Value::ServerError(error) => Err(self.servers.refused(error)),
             reply => read_renewal(reply).map(|renewal| match renewal {
                 Renewal::WouldShorten { expires_in } => Holding::Held { expires_in: Some(expires_in) },
-                Renewal::Renewed { .. } | Renewal::NotHeld => Holding::NotHeld,
+                Renewal::Renewed { .. } | Renewal::NotHeld | Renewal::Broken(_) => Holding::NotHeld,
             }),
         };
         self.servers.put_back_after(&names.lock, line, &reply);
@@ -300,7 +300,8 @@ impl Backend for Redis {
         self.about(outcome, "abandon", Some(&request.key))
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        let ttl = extension.ttl;
         let outcome = self.ask_renew(key, token, ttl).await;
         self.about(outcome, "renew", Some(key))
     }
@@ -310,7 +311,8 @@ impl Backend for Redis {
         self.about(outcome, "verify", Some(key))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        let scope = parting.scope;
         let outcome = self.ask_release(key, token, scope).await;
         self.about(outcome, "release", Some(key))
     }

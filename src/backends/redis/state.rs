@@ -83,6 +83,7 @@ impl Snapshot {
             renewed_ago: ago("renewed"),
             expires_in: self.expires_in(),
             holds: u32::try_from(live.count()).unwrap_or(u32::MAX).max(1),
+            broken: None,
         }
     }
 
@@ -103,7 +104,18 @@ impl Snapshot {
 
 /// A holder of whom only the expiry is known.
 pub(in crate::backends) fn foreign(mode: Mode, expires_in: Option<Duration>) -> Holder {
-    Holder { mode, metadata: None, fence: None, foreign: true, detached: false, held_for: None, renewed_ago: None, expires_in, holds: 1 }
+    Holder {
+        mode,
+        metadata: None,
+        fence: None,
+        foreign: true,
+        detached: false,
+        held_for: None,
+        renewed_ago: None,
+        expires_in,
+        holds: 1,
+        broken: None,
+    }
 }
 
 /// Those who wait: `queue` is their holds with their arrival in µs, longest first, `said` what each said of itself.

@@ -25,7 +25,7 @@ impl Redlock {
         let bound = self.options.bound(self.ttl_of(token), 8);
         Ok(match self.extend_by(key, token, "0".into(), bound).await? {
             Renewal::WouldShorten { expires_in } => Holding::Held { expires_in: Some(expires_in) },
-            Renewal::Renewed { .. } | Renewal::NotHeld => Holding::NotHeld,
+            Renewal::Renewed { .. } | Renewal::NotHeld | Renewal::Broken(_) => Holding::NotHeld,
         })
     }
 

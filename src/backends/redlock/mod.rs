@@ -58,8 +58,8 @@ use crate::{
         redis::{failure, names::Names, reply, script::Script},
     },
     lock::{
-        Attempt, Backend, Capabilities, Error, Holding, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token, Ttl,
-        Wake, fingerprint,
+        Attempt, Backend, Capabilities, Error, Extension, Holding, Init, Key, LockState, Notice, Parting, Release, Renewal, Request,
+        Result, Scope, Token, Ttl, Wake, fingerprint,
     },
 };
 
@@ -162,7 +162,8 @@ impl Backend for Redlock {
         self.about(outcome, "abandon", Some(&request.key))
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        let ttl = extension.ttl;
         let outcome = self.extend(key, token, ttl).await;
         self.about(outcome, "renew", Some(key))
     }
@@ -172,7 +173,8 @@ impl Backend for Redlock {
         self.about(outcome, "verify", Some(key))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        let scope = parting.scope;
         let outcome = self.give_back(key, token, scope).await;
         self.about(outcome, "release", Some(key))
     }

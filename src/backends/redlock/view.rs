@@ -154,6 +154,7 @@ fn holder(nodes: &[&Seen], majority: usize) -> Option<Holder> {
         renewed_ago: each().filter_map(|seen| seen.ago("renewed")).min(),
         expires_in,
         holds: each().map(|seen| u32::try_from(seen.holds()).unwrap_or(u32::MAX)).max().unwrap_or(1).max(1),
+        broken: None,
     })
 }
 

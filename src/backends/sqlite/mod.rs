@@ -53,8 +53,8 @@ use self::{
     store::Store,
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Error, Holding, Init, Key, Kind, LastResort, LockState, Namespace, Release, Renewal, Request, Result,
-    Scope, Token, Ttl, Wake, fingerprint,
+    Attempt, Backend, Capabilities, Error, Extension, Holding, Init, Key, Kind, LastResort, LockState, Namespace, Parting, Release,
+    Renewal, Request, Result, Token, Wake, fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities::usual("sqlite");
@@ -216,7 +216,8 @@ impl Backend for Sqlite {
         self.leave(request).await.map_err(about)
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        let ttl = extension.ttl;
         let about = self.about("renew", Some(key));
         self.extend(key, token, ttl).await.map_err(about)
     }
@@ -225,7 +226,8 @@ impl Backend for Sqlite {
         self.look_for(key, token).await.map_err(self.about("verify", Some(key)))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        let scope = parting.scope;
         let about = self.about("release", Some(key));
         self.hand_back(key, token, scope).await.map_err(about)
     }

@@ -88,6 +88,7 @@ impl Row {
             renewed_ago: Some(millis(self.now_ms - self.renewed_ms)),
             expires_in: Some(self.expires_in()),
             holds: self.holds().max(1),
+            broken: None,
         }
     }
 }
@@ -104,6 +105,7 @@ pub(super) fn unknown_holder() -> Holder {
         renewed_ago: None,
         expires_in: None,
         holds: 1,
+        broken: None,
     }
 }
 

@@ -44,8 +44,8 @@ use super::{
     redis::{connection::Connection, failure, names::Names},
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Effect, Error, Holding, Init, Key, Kind, LockState, Release, Renewal, Request, Result, Scope, Token,
-    Ttl, Wake, fingerprint,
+    Attempt, Backend, Capabilities, Effect, Error, Extension, Holding, Init, Key, Kind, LockState, Parting, Release, Renewal, Request,
+    Result, Token, Wake, fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities { notification: false, ..Capabilities::usual("tair") };
@@ -159,7 +159,8 @@ impl Backend for Tair {
         self.about(outcome, "abandon", Some(&request.key))
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        let ttl = extension.ttl;
         let outcome = self.extend(key, token, ttl).await;
         self.about(outcome, "renew", Some(key))
     }
@@ -169,7 +170,8 @@ impl Backend for Tair {
         self.about(outcome, "verify", Some(key))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        let scope = parting.scope;
         let outcome = self.give_back(key, token, scope).await;
         self.about(outcome, "release", Some(key))
     }

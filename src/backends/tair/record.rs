@@ -117,6 +117,7 @@ impl Record {
             renewed_ago: ago(self.renewed),
             expires_in,
             holds: u32::try_from(live).unwrap_or(u32::MAX).max(1),
+            broken: None,
         }
     }
 }

@@ -193,8 +193,8 @@ async fn a_newer_layout_in_mysql_is_refused(lab: &Lab) {
     lab.mariadb().sql("UPDATE dlock SET layout = 200");
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
-    errors.extend(a.0.renew(&job, &held.token, None).await.err());
-    errors.extend(a.0.release(&job, &held.token, Scope::Tree).await.err());
+    errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
+    errors.extend(a.0.release(&job, &held.token, &Scope::Tree.into()).await.err());
     errors.extend(a.0.inspect(&job).await.err());
     assert_eq!(errors.len(), 4);
     assert!(errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
@@ -242,7 +242,7 @@ async fn a_row_that_somebody_keeps_locked_in_mysql_is_asked_for_again(lab: &Lab)
     let held = a.hold(&job).await;
     let blocker = lab.mariadb().keep("START TRANSACTION; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
     let began = Instant::now();
-    let error = a.0.renew(&job, &held.token, None).await.expect_err("it is locked");
+    let error = a.0.renew(&job, &held.token, None.into()).await.expect_err("it is locked");
     assert!(error.is_transient() && error.effect == Effect::NotApplied, "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(2) + SOON, "whoever asked would be gone: {:?}", began.elapsed());
     drop(blocker);
@@ -419,7 +419,7 @@ async fn a_renewal_whose_answer_was_lost_keeps_the_lock_in_mysql(lab: &Lab) {
     let held = a.hold(&job).await;
     // Also where a renewal is told of over another session first.
     proxy.trap("@dlock = CONNECTION_ID() AND", support::proxy::Fault::LateReply(Duration::from_millis(300)));
-    let renewal = tokio::time::timeout(Duration::from_millis(250), a.0.renew(&job, &held.token, None)).await;
+    let renewal = tokio::time::timeout(Duration::from_millis(250), a.0.renew(&job, &held.token, None.into())).await;
     assert!(renewal.is_err(), "{renewal:?}");
     a.renewed(&held, None).await;
     lab.client().await.refused(&request(&job, LONG)).await;
@@ -524,7 +524,7 @@ async fn a_restarted_mysql_is_asked_again(lab: &Lab) {
     let fence = a.inspect(&job).await.last_fence;
     server.restart();
     let renewal = lease::ask(&mut *a.0, &BootClock, Limits::DEFAULT, async |backend: &mut dyn dlock::lock::Backend| {
-        backend.renew(&held.key, &held.token, None).await
+        backend.renew(&held.key, &held.token, None.into()).await
     });
     let renewal = renewal.await.expect("an answer");
     if lab.kind.is_a_session() {

@@ -76,7 +76,7 @@ async fn another_ttl_is_refused_where_a_hold_has_one_only(lab: &Lab) {
     assert_eq!(capabilities.adjustable_ttl, lab.kind.adjusts_ttl());
     if !capabilities.adjustable_ttl {
         let held = request(&key("job"), LONG);
-        let error = backend.renew(&held.key, &held.token, Some(ttl(LONG * 2))).await.expect_err("it can't be");
+        let error = backend.renew(&held.key, &held.token, Some(ttl(LONG * 2)).into()).await.expect_err("it can't be");
         assert_refused("another ttl", capabilities.backend, &error);
     }
 }

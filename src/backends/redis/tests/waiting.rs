@@ -12,7 +12,7 @@ use crate::{
 const LONG: Duration = Duration::from_secs(5);
 
 async fn release(backend: &mut Redis, request: &Request) {
-    assert_eq!(backend.release(&request.key, &request.token, Scope::Hold).await.unwrap(), Release::Released);
+    assert_eq!(backend.release(&request.key, &request.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
 }
 
 #[tokio::test]

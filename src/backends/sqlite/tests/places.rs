@@ -111,7 +111,7 @@ async fn removing_the_database_does_not_end_an_attached_hold() {
         fs::remove_file(format!("{}{end}", path.display())).unwrap();
     }
     busy(&mut backend(&path), &request("job")).await;
-    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::Renewed { ttl: ttl(60), fence: grant.fence });
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::Renewed { ttl: ttl(60), fence: grant.fence });
     assert_eq!(release(&mut a, &held).await, Release::Released);
     assert!(granted(&mut backend(&path), &request("job")).await.fence > grant.fence);
 }
@@ -126,7 +126,7 @@ async fn removing_the_lock_file_leaves_the_lease() {
     let mut other = backend(&path);
     let found = busy(&mut other, &request("job")).await;
     assert!(found.expires_in.is_some(), "the lease is what is left");
-    assert!(matches!(a.renew(&held.key, &held.token, Some(ttl(3))).await.unwrap(), Renewal::Renewed { .. }));
+    assert!(matches!(a.renew(&held.key, &held.token, Some(ttl(3)).into()).await.unwrap(), Renewal::Renewed { .. }));
     assert!(busy(&mut other, &request("job")).await.expires_in.unwrap() > Duration::from_secs(2));
     assert_eq!(release(&mut a, &held).await, Release::Released);
     granted(&mut other, &request("job")).await;
@@ -141,11 +141,11 @@ async fn removing_both_loses_the_hold_and_says_so() {
     for file in fs::read_dir(keep.path()).unwrap() {
         fs::remove_file(file.unwrap().path()).unwrap();
     }
-    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::NotHeld);
     let mut b = backend(&path);
     let newer = request("job");
     granted(&mut b, &newer).await;
-    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::NotHeld);
     assert_eq!(release(&mut a, &held).await, Release::NotHeld);
     busy(&mut backend(&path), &request("job")).await;
 }
@@ -159,8 +159,8 @@ async fn rows_that_cannot_be_written_do_not_end_an_attached_hold() {
     let grant = granted(&mut a, &held).await;
     granted(&mut a, &other).await;
     let writer = sql(&path, "BEGIN IMMEDIATE").await;
-    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::Renewed { ttl: ttl(60), fence: grant.fence });
-    let error = a.renew(&other.key, &other.token, None).await.unwrap_err();
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::Renewed { ttl: ttl(60), fence: grant.fence });
+    let error = a.renew(&other.key, &other.token, None.into()).await.unwrap_err();
     assert!(error.is_transient() && error.effect == Effect::NotApplied, "{error}");
     let error = refused_for(&path, "free").await;
     assert!(error.is_transient(), "{error}");
