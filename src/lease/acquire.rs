@@ -12,7 +12,7 @@ use super::{
     ask::{Pause, no_answer, silence, spread},
     bounded, wall_ms,
 };
-use crate::lock::{Attempt, Backend, BootTime, Busy, Effect, Entry, Error, Request, Result, Scope, Token};
+use crate::lock::{Attempt, Backend, BootTime, Busy, Effect, Entry, Error, Parting, Request, Result, Token};
 
 /// How long to wait for a lock that somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub async fn acquire<S>(
     let granted = matches!(result, Ok(Outcome::Granted(_)));
     if !granted && (pursuit.in_flight || pursuit.unsure) {
         // Bounded and its answer ignored: the lease ends by itself if this doesn't end it.
-        let _ = bounded(clock, clock.now().plus(UNDO), backend.release(&request.key, &request.token, &Scope::Hold.into())).await;
+        let _ = bounded(clock, clock.now().plus(UNDO), backend.release(&request.key, &request.token, &Parting::UNDO)).await;
     }
     if pursuit.waited {
         let _ = bounded(clock, clock.now().plus(UNDO), backend.abandon(&request)).await;

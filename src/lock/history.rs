@@ -157,8 +157,8 @@ impl History {
 pub struct Parting {
     /// How much is given back.
     pub scope: Scope,
-    /// How the hold ended.
-    pub end: End,
+    /// How the hold ended; `None` if nothing was done under it, so that there is nothing to remember.
+    pub end: Option<End>,
     /// Why, in a few words, where that is not plain.
     pub why: Option<String>,
     /// The time of the host that gives it back, in ms since 1970, for stores without a clock.
@@ -169,8 +169,13 @@ pub struct Parting {
 
 impl From<Scope> for Parting {
     fn from(scope: Scope) -> Self {
-        Self { scope, end: End::Released, why: None, at_ms: None, held_ms: None }
+        Self { scope, end: Some(End::Released), why: None, at_ms: None, held_ms: None }
     }
+}
+
+impl Parting {
+    /// Of a grant that nobody came to use.
+    pub const UNDO: Self = Self { scope: Scope::Hold, end: None, why: None, at_ms: None, held_ms: None };
 }
 
 /// Something about a lock that its history is to keep, told by somebody who does not hold it.

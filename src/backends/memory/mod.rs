@@ -336,9 +336,9 @@ impl Backend for Memory {
             if !lease.holds.is_empty() {
                 return Release::StillHeld(u32::try_from(lease.holds.len()).unwrap_or(u32::MAX));
             }
-            let past = lease.past(now, born, parting.end.clone(), parting.why.clone());
+            let past = parting.end.clone().map(|end| lease.past(now, born, end, parting.why.clone()));
             slot.leases.retain(|lease| lease.owner != token.owner);
-            slot.remember(past);
+            past.into_iter().for_each(|past| slot.remember(past));
             slot.pass_on();
             Release::Released
         }))

@@ -118,7 +118,7 @@ impl Redis {
     }
 
     /// Sends several commands about the lock stored as `name` in one packet to where it is.
-    async fn look(&mut self, name: &str, pipeline: &Pipeline) -> Result<Vec<Value>> {
+    pub(super) async fn look(&mut self, name: &str, pipeline: &Pipeline) -> Result<Vec<Value>> {
         let mut line = self.servers.take(name).await?;
         for _ in 0..REDIRECTIONS {
             let mut replies = exchange(&mut line, pipeline).await?;

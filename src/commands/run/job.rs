@@ -362,7 +362,7 @@ impl<'a> Watch<'a> {
             (None, None, _, Some(CommandEnd::Signalled(signal))) => (lock::End::Signalled(signal), None),
             (None, None, _, None) => (lock::End::Released, None),
         };
-        Parting { scope, end, why, at_ms: Some(wall_ms()), held_ms: u64::try_from(ran.as_millis()).ok() }
+        Parting { scope, end: Some(end), why, at_ms: Some(wall_ms()), held_ms: u64::try_from(ran.as_millis()).ok() }
     }
 
     /// Says that the lock is lost and this process of the tree is not.

@@ -1,5 +1,6 @@
 //! The cases. A case is a function over a [`Lab`]; its name says what holds.
 
+mod breaking;
 mod cluster;
 mod crowd;
 mod etcd_queue;
@@ -8,6 +9,7 @@ mod expiry;
 mod fence;
 mod foreign;
 mod handover;
+mod history;
 mod hold;
 mod lost_reply;
 mod model;
@@ -67,6 +69,8 @@ pub fn all() -> Vec<Case> {
         handover::all(),
         unanswered::all(),
         verify::all(),
+        history::all(),
+        breaking::all(),
         zookeeper_line::all(),
         zookeeper_ways::all(),
         lost_reply::all(),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     lease::{self, BootClock, Limits, Patience},
-    lock::{Effect, Entry, Error, Kind as ErrorKind, Mode, Renewal, Request},
+    lock::{Effect, Entry, Error, Fence, Kind as ErrorKind, Mode, Renewal, Request},
 };
 
 use super::{Case, cases, everywhere};
@@ -55,6 +55,15 @@ async fn what_is_not_declared_is_refused_without_asking(lab: &Lab) {
             Err(error) if has => assert_ne!(error.kind, ErrorKind::Unsupported, "{what}: {error:?}"),
             other => panic!("{what}: {other:?}"),
         }
+    }
+    assert_eq!((capabilities.history, capabilities.breakable), (lab.kind.remembers(), lab.kind.breakable()));
+    let job = key("job");
+    let mark = super::history::broken("NFS");
+    let history = backend.history(&job).await.err().filter(|_| !capabilities.history);
+    let marked = backend.mark(&job, Fence(7), &mark).await.err().filter(|_| !capabilities.breakable);
+    let evicted = backend.evict(&job, Fence(7), &mark).await.err().filter(|_| !capabilities.breakable);
+    for error in [history, marked, evicted].into_iter().flatten() {
+        assert_refused("history and break", capabilities.backend, &error);
     }
 }
 

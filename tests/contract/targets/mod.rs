@@ -216,6 +216,16 @@ impl Kind {
         matches!(self, Self::Memory | Self::PostgresAdvisory) || self.is_etcd() || self.is_zookeeper()
     }
 
+    /// Whether the store remembers how holds ended: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
+    pub fn remembers(self) -> bool {
+        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster)
+    }
+
+    /// Whether a hold can be taken away from its holder; likewise.
+    pub fn breakable(self) -> bool {
+        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster)
+    }
+
     /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.
     pub fn notifies(self) -> bool {
         !matches!(self, Self::Redlock | Self::Tair | Self::TairVersion)

@@ -35,11 +35,13 @@ async fn the_layout_is_redissons_write_lock_and_every_name_expires_but_the_fence
     assert_eq!(server.raw(&["HGET", "dlock:job", &field]), "$1\r\n1");
     let left = server.number(&["PTTL", "dlock:job"]);
     assert!((9_000..=10_001).contains(&left), "{left}");
-    assert_eq!(server.number(&["PEXPIRETIME", "dlock:job"]), server.number(&["PEXPIRETIME", "dlock:{dlock:job}:record"]));
+    // It is kept for the history.
+    let kept = server.number(&["PEXPIRETIME", "dlock:{dlock:job}:record"]) - server.number(&["PEXPIRETIME", "dlock:job"]);
+    assert_eq!(kept, 100 * 24 * 3600 * 1000);
     assert_eq!(server.number(&["PTTL", "redisson_lock_token:{dlock:job}"]), -1);
     assert_eq!(server.number(&["DBSIZE"]), 3);
     a.release(&asked.key, &asked.token, &Scope::Tree.into()).await.unwrap();
-    assert_eq!(server.number(&["DBSIZE"]), 1, "only the fence stays");
+    assert_eq!(server.names(), ["dlock:{dlock:job}:runs", "redisson_lock_token:{dlock:job}"], "the fence and the history stay");
 }
 
 #[tokio::test]
@@ -63,7 +65,7 @@ async fn an_expired_hold_is_nobodys() {
     let short = Request { ttl: ttl(1_000), ..request("job") };
     let first = granted(&mut a, &short).await;
     pause(1_020).await;
-    assert_eq!(server.names(), ["redisson_lock_token:{dlock:job}"], "nothing else is left beyond the TTL");
+    assert_eq!(server.names(), ["dlock:{dlock:job}:record", "redisson_lock_token:{dlock:job}"], "nothing else is left beyond the TTL");
     assert_eq!(a.renew(&short.key, &short.token, None.into()).await.unwrap(), Renewal::NotHeld);
     assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0, "a renewal never re-creates");
     let second = request("job");
