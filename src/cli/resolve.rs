@@ -20,10 +20,12 @@ use super::{
     setting::{Origin, Setting},
 };
 use crate::{
-    commands::{Context, KeyArg, TokenArg, Work, acquire, gc, hold, hold::HoldUntil, init, inspect, list, release, renew, verify},
+    commands::{
+        Context, KeyArg, TokenArg, Work, acquire, breaking, gc, history, hold, hold::HoldUntil, init, inspect, list, release, renew, verify,
+    },
     exit,
     lease::{Held, Limits, Patience},
-    lock::{Error, Key, Kind, Mode, Result, Token, Ttl},
+    lock::{Error, Fence, Key, Kind, Mode, Result, Token, Ttl},
     output::Output,
 };
 
@@ -78,7 +80,16 @@ fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)
         Command::Verify(args) if given(&args.key).is_some() && args.token.token.is_none() => Ok((Some(key(&args.key)?), None)),
         Command::Verify(args) => pair(&args.key, &args.token, env),
         Command::Renew(args) => pair(&args.key, &args.token, env),
-        Command::Release(args) => pair(&args.key, &args.token, env),
+        Command::Release(args) if args.force => Ok((Some(key(&args.key)?), None)),
+        Command::Release(args) => {
+            if args.how.is_given() {
+                return Err(Error::new(Kind::Usage, "--fence, --reason, --yes and --now are for breaking a lock")
+                    .hint("--force breaks it, as dlock break does"));
+            }
+            pair(&args.key, &args.token, env)
+        }
+        Command::History(args) => Ok((Some(key(&args.key)?), None)),
+        Command::Break(args) => Ok((Some(key(&args.key)?), None)),
         _ => Ok((None, None)),
     }
 }
@@ -169,6 +180,9 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             let ttl = from_flag("ttl", args.ttl.as_deref()).map(|setting| self::ttl(&setting)).transpose()?;
             Work::Renew(renew::RenewSettings { key: key()?, token: token()?, ttl })
         }
+        Command::Release(args) if args.force => Work::Break(break_settings(key()?, args.how)?),
+        Command::Break(args) => Work::Break(break_settings(key()?, args.how)?),
+        Command::History(args) => Work::History(history::HistorySettings { key: key()?, last: args.last, timeline: args.timeline }),
         Command::Release(_) => Work::Release(release::ReleaseSettings { key: key()?, token: token()? }),
         Command::Inspect(_) => Work::Inspect(inspect::InspectSettings { key: key()? }),
         Command::List(args) => Work::List(list::ListSettings { start: args.start.unwrap_or_default() }),
@@ -197,6 +211,17 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             return Err(Error::new(Kind::Internal, "this command needs no store"));
         }
     })
+}
+
+fn break_settings(key: Key, how: breaking::BreakArgs) -> Result<breaking::BreakSettings> {
+    let fence = match how.fence {
+        Some(text) => Some(Fence(text.parse().map_err(|_| {
+            Error::new(Kind::Usage, format!("--fence: {:?} is no fence", super::setting::short(&text))).hint("dlock inspect shows it")
+        })?)),
+        None => None,
+    };
+    let reason = how.reason.map(|text| line(&Setting { text, origin: Origin::Flag("--reason") }, DESCRIPTION)).transpose()?;
+    Ok(breaking::BreakSettings { key, fence, reason, yes: how.yes, now: how.now })
 }
 
 fn hold_until(signal: bool, pid: Option<&str>) -> Result<HoldUntil> {

@@ -3,8 +3,10 @@
 //! Nothing here parses values: the settings come checked from `cli`.
 
 pub mod acquire;
+pub mod breaking;
 pub mod completions;
 pub mod gc;
+pub mod history;
 pub mod hold;
 pub mod init;
 pub mod inspect;
@@ -84,6 +86,10 @@ pub enum Work {
     Inspect(inspect::InspectSettings),
     /// `dlock list`
     List(list::ListSettings),
+    /// `dlock history`
+    History(history::HistorySettings),
+    /// `dlock break`
+    Break(breaking::BreakSettings),
     /// `dlock init`
     Init(init::InitSettings),
     /// `dlock gc`
@@ -105,6 +111,8 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
         Work::Release(settings) => block_on(release::run(settings, context)),
         Work::Inspect(settings) => block_on(inspect::run(settings, context)),
         Work::List(settings) => block_on(list::run(settings, context)),
+        Work::History(settings) => block_on(history::run(settings, context)),
+        Work::Break(settings) => block_on(breaking::run(settings, context)),
         Work::Init(settings) => block_on(init::run(settings, context)),
         Work::Gc(settings) => block_on(gc::run(settings, context)),
     }
