@@ -233,7 +233,7 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --nonblock 'Do not wait (the default, and -w 0)'
             cand -s 'Hold it together with other readers'
             cand --shared 'Hold it together with other readers'
-            cand --until-signal 'Hold it until a signal comes, not until stdin ends'
+            cand --until-signal 'Hold it until a signal comes instead'
             cand --no-metadata 'Leave out who holds the lock'
             cand -x 'Hold the lock alone (the default)'
             cand -e 'Hold the lock alone (the default)'

@@ -198,7 +198,7 @@ always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s s -l shared -d 'Hold it together with other readers'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l until-signal -d 'Hold it until a signal comes, not until stdin ends'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l until-signal -d 'Hold it until a signal comes instead'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l no-metadata -d 'Leave out who holds the lock'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l insecure-argv -d 'Allow a password in the --backend URL'

@@ -36,7 +36,7 @@ pub struct Args {
     /// Hold it together with other readers
     #[arg(short, long, conflicts_with = "exclusive")]
     pub shared: bool,
-    /// Hold it until a signal comes, not until stdin ends
+    /// Hold it until a signal comes instead
     #[arg(long, conflicts_with = "while_pid")]
     pub until_signal: bool,
     /// Hold it for as long as this process lives
