@@ -11,7 +11,7 @@ use crate::{
         failure,
         history::{HISTORY_READS, add_history_reads, how, read_history, to_json},
     },
-    lock::{Break, Effect, End, Fence, History, Key, Marking, Note, Result, SKIPPING_HOSTS, Skips},
+    lock::{Break, Effect, Fence, History, Key, Marking, Note, Result, SKIPPING_HOSTS, Skips},
 };
 
 impl Redlock {
@@ -86,7 +86,6 @@ impl Redlock {
         }
         // What one node lost its holder may still have.
         found.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
-        found.sort_by_key(|past| past.end == End::Expired);
         Ok(History::new(found, skips.into_values().collect()))
     }
 }
