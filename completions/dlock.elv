@@ -101,6 +101,7 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand -k 'The lock''s name, if it begins with a dash for example'
             cand --key 'The lock''s name, if it begins with a dash for example'
             cand --ttl 'How long it is held unless renewed or released'
+            cand --while-pid 'Keep it for as long as this process lives; TERM to it if the lock is lost'
             cand -w 'Wait so long for the lock: 30s, 5m, forever'
             cand --wait 'Wait so long for the lock: 30s, 5m, forever'
             cand -E 'The status when somebody else holds it [75]'
@@ -270,6 +271,9 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --help 'Print help'
         }
         &'dlock;list'= {
+            cand --sort 'In this order: key, since (longest held first), expires or wait [key]'
+            cand --held-longer-than 'Only locks that are held for longer than this'
+            cand --watch 'Again every 2s or D; off a terminal, a line of JSON each time'
             cand -b 'The store: a URL, or a name of the config file'
             cand --backend 'The store: a URL, or a name of the config file'
             cand --config 'The configuration file'

@@ -2,7 +2,7 @@
 //!
 //! Nothing is killed here: whoever holds a lock this way stops its work when this command ends with 76.
 
-mod until;
+pub(super) mod until;
 
 use std::time::Duration;
 

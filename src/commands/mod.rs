@@ -104,7 +104,8 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
     match work {
         // Makes its own runtime: the guardian is forked before.
         Work::Run(settings) => Ok(run::run(&settings, context)),
-        Work::Acquire(settings) => block_on(acquire::run(settings, context)),
+        // May leave a process behind, which is forked before a runtime exists.
+        Work::Acquire(settings) => acquire::run(settings, context),
         Work::Renew(settings) => block_on(renew::run(settings, context)),
         Work::Verify(settings) => block_on(verify::run(settings, context)),
         Work::Hold(settings) => block_on(hold::run(settings, context)),

@@ -52,6 +52,11 @@ impl Now {
         then.strftime(if days < 25 { "%a %d %H:%M:%S" } else { "%Y-%m-%d %H:%M" }).to_string()
     }
 
+    /// The time of day.
+    pub fn clock(&self) -> String {
+        self.0.strftime("%H:%M:%S").to_string()
+    }
+
     /// As syslog wants it.
     pub fn syslog(&self) -> String {
         self.0.strftime("%b %e %H:%M:%S").to_string()
