@@ -271,7 +271,7 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --help 'Print help'
         }
         &'dlock;list'= {
-            cand --sort 'In this order: key, since (longest held first), expires or wait [key]'
+            cand --sort 'Order by key, since (longest first), expires or wait [key]'
             cand --held-longer-than 'Only locks that are held for longer than this'
             cand --watch 'Again every 2s or D; off a terminal, a line of JSON each time'
             cand -b 'The store: a URL, or a name of the config file'

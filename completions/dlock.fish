@@ -224,7 +224,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l json -d 'Print o
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s h -l help -d 'Print help'
-complete -c dlock -n "__fish_dlock_using_subcommand list" -l sort -d 'In this order: key, since (longest held first), expires or wait [key]' -r -f -a "key\t''
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l sort -d 'Order by key, since (longest first), expires or wait [key]' -r -f -a "key\t''
 since\t''
 expires\t''
 wait\t''"

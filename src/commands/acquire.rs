@@ -18,7 +18,7 @@ use crate::{
 #[allow(clippy::struct_excessive_bools)] // flags
 #[command(
     override_usage = "dlock acquire KEY --ttl D | --while-pid PID [OPTIONS]",
-    after_help = "Example:\n  token=$(dlock acquire deploy --while-pid $$) || exit\n  ./deploy.sh\n  dlock release deploy --token \"$token\""
+    after_help = "Example:\n  token=$(dlock acquire deploy --while-pid $$) || exit\n  ./deploy.sh; dlock release deploy --token \"$token\""
 )]
 pub struct Args {
     /// The key.

@@ -20,7 +20,7 @@ pub struct Args {
     /// Only locks whose names start with this, literally
     #[arg(value_name = "START")]
     pub start: Option<String>,
-    /// In this order: key, since (longest held first), expires or wait [key]
+    /// Order by key, since (longest first), expires or wait [key]
     #[arg(long, value_name = "BY", value_parser = PossibleValuesParser::new(["key", "since", "expires", "wait"]), hide_possible_values = true)]
     pub sort: Option<String>,
     /// Only locks that are held for longer than this
