@@ -101,7 +101,7 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand -k 'The lock''s name, if it begins with a dash for example'
             cand --key 'The lock''s name, if it begins with a dash for example'
             cand --ttl 'How long it is held unless renewed or released'
-            cand --while-pid 'Keep it for as long as this process lives; TERM to it if the lock is lost'
+            cand --while-pid 'Keep it while this process lives; TERM to it on loss'
             cand -w 'Wait so long for the lock: 30s, 5m, forever'
             cand --wait 'Wait so long for the lock: 30s, 5m, forever'
             cand -E 'The status when somebody else holds it [75]'

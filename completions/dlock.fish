@@ -96,7 +96,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l ttl -d 'How long it is held unless renewed or released' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l while-pid -d 'Keep it for as long as this process lives; TERM to it if the lock is lost' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l while-pid -d 'Keep it while this process lives; TERM to it on loss' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l describe -d 'A note for those who look at the lock' -r
