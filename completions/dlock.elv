@@ -101,7 +101,7 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand -k 'The lock''s name, if it begins with a dash for example'
             cand --key 'The lock''s name, if it begins with a dash for example'
             cand --ttl 'How long it is held unless renewed or released'
-            cand --while-pid 'Keep it while this process lives; TERM to it on loss'
+            cand --while-pid 'Keep it while PID lives; TERM to it on loss'
             cand -w 'Wait so long for the lock: 30s, 5m, forever'
             cand --wait 'Wait so long for the lock: 30s, 5m, forever'
             cand -E 'The status when somebody else holds it [75]'
@@ -271,9 +271,9 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --help 'Print help'
         }
         &'dlock;list'= {
-            cand --sort 'Order by key, since (longest first), expires or wait [key]'
+            cand --sort 'Order by key, since, expires or wait [key]'
             cand --held-longer-than 'Only locks that are held for longer than this'
-            cand --watch 'Again every 2s or D; off a terminal, a line of JSON each time'
+            cand --watch 'Again every D [2s]; off a terminal, as lines of JSON'
             cand -b 'The store: a URL, or a name of the config file'
             cand --backend 'The store: a URL, or a name of the config file'
             cand --config 'The configuration file'

@@ -96,7 +96,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l ttl -d 'How long it is held unless renewed or released' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l while-pid -d 'Keep it while this process lives; TERM to it on loss' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l while-pid -d 'Keep it while PID lives; TERM to it on loss' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l describe -d 'A note for those who look at the lock' -r
@@ -224,12 +224,12 @@ complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l json -d 'Print o
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s h -l help -d 'Print help'
-complete -c dlock -n "__fish_dlock_using_subcommand list" -l sort -d 'Order by key, since (longest first), expires or wait [key]' -r -f -a "key\t''
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l sort -d 'Order by key, since, expires or wait [key]' -r -f -a "key\t''
 since\t''
 expires\t''
 wait\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l held-longer-than -d 'Only locks that are held for longer than this' -r
-complete -c dlock -n "__fish_dlock_using_subcommand list" -l watch -d 'Again every 2s or D; off a terminal, a line of JSON each time' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l watch -d 'Again every D [2s]; off a terminal, as lines of JSON' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l password-file -d 'A file that holds the store\'s password' -r

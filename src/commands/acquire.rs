@@ -27,7 +27,7 @@ pub struct Args {
     /// How long it is held unless renewed or released
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
-    /// Keep it while this process lives; TERM to it on loss
+    /// Keep it while PID lives; TERM to it on loss
     #[arg(long, value_name = "PID")]
     pub while_pid: Option<String>,
     /// Wait so long for the lock: 30s, 5m, forever

@@ -20,13 +20,13 @@ pub struct Args {
     /// Only locks whose names start with this, literally
     #[arg(value_name = "START")]
     pub start: Option<String>,
-    /// Order by key, since (longest first), expires or wait [key]
+    /// Order by key, since, expires or wait [key]
     #[arg(long, value_name = "BY", value_parser = PossibleValuesParser::new(["key", "since", "expires", "wait"]), hide_possible_values = true)]
     pub sort: Option<String>,
     /// Only locks that are held for longer than this
     #[arg(long, value_name = "D")]
     pub held_longer_than: Option<String>,
-    /// Again every 2s or D; off a terminal, a line of JSON each time
+    /// Again every D [2s]; off a terminal, as lines of JSON
     #[arg(long, value_name = "D", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
     pub watch: Option<String>,
 }
