@@ -273,7 +273,7 @@ set edit:completion:arg-completer[dlock] = {|@words|
         &'dlock;list'= {
             cand --sort 'Order by key, since, expires or wait [key]'
             cand --held-longer-than 'Only locks that are held for longer than this'
-            cand --watch 'Again every D [2s]; off a terminal, as lines of JSON'
+            cand --watch 'Again every D [2s]; as JSON off a terminal'
             cand -b 'The store: a URL, or a name of the config file'
             cand --backend 'The store: a URL, or a name of the config file'
             cand --config 'The configuration file'

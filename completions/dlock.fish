@@ -229,7 +229,7 @@ since\t''
 expires\t''
 wait\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l held-longer-than -d 'Only locks that are held for longer than this' -r
-complete -c dlock -n "__fish_dlock_using_subcommand list" -l watch -d 'Again every D [2s]; off a terminal, as lines of JSON' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l watch -d 'Again every D [2s]; as JSON off a terminal' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l password-file -d 'A file that holds the store\'s password' -r

@@ -5,7 +5,7 @@ use std::io::{self, BufRead as _, IsTerminal as _};
 use super::{Context, KeyArg, interrupted, user_name};
 use crate::{
     exit,
-    lease::{self, BootClock, Breaking, Clock as _, ask},
+    lease::{self, BootClock, Breaking, Clock as _, Order, ask},
     lock::{Break, Error, Fence, Holder, Key, Kind, Result},
     output::{described, json, mark, shell},
     supervise::{Signals, reraise},
@@ -111,9 +111,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     let breaking = lease::break_hold(
         &mut *backend,
         &BootClock,
-        (&settings.key, seen),
-        (fence, &us),
-        settings.now,
+        Order { key: &settings.key, seen, fence, mark: &us, at_once: settings.now },
         context.limits,
         interrupted(&mut signals),
         |holder| {

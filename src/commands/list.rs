@@ -26,7 +26,7 @@ pub struct Args {
     /// Only locks that are held for longer than this
     #[arg(long, value_name = "D")]
     pub held_longer_than: Option<String>,
-    /// Again every D [2s]; off a terminal, as lines of JSON
+    /// Again every D [2s]; as JSON off a terminal
     #[arg(long, value_name = "D", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
     pub watch: Option<String>,
 }

@@ -22,6 +22,21 @@ pub enum Breaking<S> {
     Stopped(S),
 }
 
+/// What is to be broken, by whom, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Order<'a> {
+    /// The lock.
+    pub key: &'a Key,
+    /// The hold, as it was seen.
+    pub seen: &'a Holder,
+    /// Its fence.
+    pub fence: Fence,
+    /// Who breaks it, and why.
+    pub mark: &'a Break,
+    /// Evict it without asking.
+    pub at_once: bool,
+}
+
 /// How often to look whether the hold is over.
 const LOOK: Duration = Duration::from_millis(200);
 /// How much longer than its lease a hold is waited for before it is taken away.
@@ -30,20 +45,19 @@ const SLACK: Duration = Duration::from_secs(1);
 /// Marks the hold that was seen, and waits until it is over. Its holder stops what it runs, which may take as long as it takes; one
 /// that gives no sign for the whole of its lease has nothing running any more, and is evicted where the store still has it.
 ///
-/// `at_once` evicts without a mark. `told` hears what the store says of the hold, each time it was looked at.
+/// `told` hears what the store says of the hold, each time it was looked at.
 ///
 /// # Errors
 /// What kept the store from answering while marking; afterwards it is asked on and on.
 pub async fn break_hold<S>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
-    (key, seen): (&Key, &Holder),
-    (fence, mark): (Fence, &Break),
-    at_once: bool,
+    order: Order<'_>,
     limits: Limits,
     stop: impl Future<Output = S>,
     mut told: impl FnMut(&Holder),
 ) -> Result<Breaking<S>> {
+    let Order { key, seen, fence, mark, at_once } = order;
     let evict = async |backend: &mut dyn Backend| {
         let done = ask(backend, clock, limits, async |backend: &mut dyn Backend| backend.evict(key, fence, mark).await).await?;
         Ok(if done == Marking::Done { Breaking::Evicted } else { Breaking::Changed })

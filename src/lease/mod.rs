@@ -15,7 +15,7 @@ mod note;
 
 pub use acquire::{Outcome, Patience, acquire};
 pub use ask::{Limits, Released, ask, give_back};
-pub use breaking::{Breaking, break_hold};
+pub use breaking::{Breaking, Order, break_hold};
 pub use budget::Budget;
 pub use clock::{BootClock, Clock, bounded, wall_ms};
 pub use held::Held;

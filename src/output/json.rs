@@ -119,7 +119,7 @@ report!(
 );
 report!(
     /// The hold is marked to be broken.
-    Broken { key: &'a str, backend: &'a str, broken: BreakReport<'a> }
+    ToBeBroken { key: &'a str, backend: &'a str, broken: BreakReport<'a> }
 );
 report!(
     /// The lock was taken away from its holder.
@@ -204,7 +204,7 @@ impl<'a> NotHeld<'a> {
     }
 }
 
-impl<'a> Broken<'a> {
+impl<'a> ToBeBroken<'a> {
     /// By this mark.
     pub fn new(key: &'a Key, backend: &'a str, mark: &'a Break) -> Self {
         Self { head: head("broken", exit::NOT_HELD), key: key.as_str(), backend, broken: BreakReport::new(mark) }

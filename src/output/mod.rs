@@ -219,7 +219,7 @@ impl Output {
     /// Says that the hold is marked to be broken, so that it was not extended.
     pub fn to_be_broken(&self, key: &Key, backend: &str, mark: &Break) -> u8 {
         if self.json {
-            return self.finish(self.json(&json::Broken::new(key, backend, mark)), exit::NOT_HELD);
+            return self.finish(self.json(&json::ToBeBroken::new(key, backend, mark)), exit::NOT_HELD);
         }
         self.warn_with_hint(
             &format!("{}: the lock is being broken {}: not renewed", key.escaped(), who::mark(mark)),

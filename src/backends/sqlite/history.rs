@@ -1,6 +1,6 @@
 //! What the database remembers of holds that are over.
 
-use super::{Sqlite, lock_file::LockFile, opened};
+use super::{Sqlite, lock_file::LockFile, opened, row::Row};
 use crate::lock::{History, Key, Note, Result};
 
 impl Sqlite {
@@ -11,7 +11,7 @@ impl Sqlite {
         let Some(store) = &mut self.store else { return Ok(History::default()) };
         let mut past = store.runs(namespace, key).await?;
         let row = store.look(namespace, key).await?.filter(|row| row.owner.is_some());
-        past.extend(row.filter(|row| !row.is_held(file.as_deref().map(LockFile::id), locked)).map(|row| row.vanished()));
+        past.extend(row.filter(|row| !row.is_held(file.as_deref().map(LockFile::id), locked)).map(Row::vanished));
         Ok(History::new(past, store.skips(namespace, key).await?))
     }
 
