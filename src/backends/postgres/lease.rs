@@ -57,7 +57,8 @@ impl Lease {
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.take_session().await?;
         self.unanswered = Some(session.pid());
-        let answer = question(&mut LockTable { session: &mut session, tables: &self.tables }).await;
+        let mut table = LockTable { gate: self.gate.is_kept(), ..LockTable::over(&mut session, &self.tables) };
+        let answer = question(&mut table).await;
         self.unanswered = self.unanswered.filter(|_| !session.is_open());
         self.session = Some(session);
         answer
@@ -85,15 +86,19 @@ impl Lease {
             self.queued.push((request.key.clone(), request.token));
         }
         self.gate.asked = None;
-        let taken = self
+        let (taken, left) = self
             .ask(async |table| match ledger::take(table, &name, request).await? {
                 Taken::Held(record) if request.waiting => {
                     let place = table.join_queue(&name, request).await?;
-                    Ok((Taken::Held(record), Some(place)))
+                    Ok(((Taken::Held(record), Some(place)), false))
                 }
-                taken => Ok((taken, None)),
+                taken => Ok(((taken, None), table.left)),
             })
             .await?;
+        if left {
+            self.gate.is_left();
+            self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
+        }
         Ok(match taken {
             (Taken::Granted(grant), _) => Attempt::Granted(grant),
             (Taken::NotHeld, _) => Attempt::NotHeld,

@@ -18,18 +18,17 @@ use std::{io, os::fd::OwnedFd, time::Duration};
 
 use async_trait::async_trait;
 use sqlx::Row as _;
-use tokio::time::timeout;
 
 use super::{
     checks,
     connection::Session,
     failure,
-    keeper::{IDLE_SESSION_TIMEOUT, Keeper, Target},
+    keeper::{IDLE_SESSION_TIMEOUT, Keeper, Target, no_row},
     names::Tables,
     options::{Mode, Options},
     schema,
     session_look::holders,
-    statement::Value,
+    statement::{Value, fill},
     table::{LockTable, json},
 };
 use crate::{
@@ -48,6 +47,10 @@ const ROW: Capabilities = Capabilities {
     ..Capabilities::usual("postgres mode=row")
 };
 const ADVISORY: Capabilities = Capabilities { shared: true, backend: "postgres mode=advisory", ..ROW };
+
+/// Who waits in one of so many first places has a session ready to count the fence over, if that takes one of its own. All
+/// others have one each: a crowd of waiters is not to take twice as many.
+const NEAR: u32 = 32;
 
 /// What a holder whose session was ended may need to find out, which its socket tells it at once, and to kill its command.
 /// Of a short lease less, since its command must be started within half of it.
@@ -147,7 +150,7 @@ impl Sessions {
 
     pub(super) async fn aside<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.side().await?;
-        let answer = question(&mut LockTable { session: &mut session, tables: &self.tables }).await;
+        let answer = question(&mut LockTable::over(&mut session, &self.tables)).await;
         self.side = Some(session);
         answer
     }
@@ -184,11 +187,14 @@ impl Sessions {
         }
         let at = self.keeper(request).await?;
         let keeper = &mut self.tries[at].2;
-        let ours = keeper.attempt(request.ttl).await? || keeper.make_row().await? && keeper.attempt(request.ttl).await?;
+        // What was waited for is there, in a session that says so if it is over.
+        let ours =
+            keeper.has || keeper.attempt(request.ttl).await? || keeper.make_row().await? && keeper.attempt(request.ttl).await?;
         if !ours {
             return self.refuse(request, at).await;
         }
         let (fence, now, settle) = self.begin(request, at).await?;
+        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
         let (key, token, keeper) = self.tries.swap_remove(at);
         self.holds.push(Hold {
             key,
@@ -217,14 +223,12 @@ impl Sessions {
             Value::Maybe(metadata.as_deref()),
             Value::Text(&hold),
         ];
-        let row = if self.options.mode == Mode::Row {
-            let mut side = self.side().await?;
-            let row = side.query_one(&sql, &parameters).await;
-            self.side = Some(side);
-            row?
-        } else {
-            self.tries[at].2.session.query_one(&sql, &parameters).await?
-        };
+        let sql = fill(&sql, &parameters);
+        let mut side = if self.options.mode == Mode::Row { Some(self.side().await?) } else { None };
+        let rows = self.tries[at].2.count(request.ttl, &sql, side.as_mut()).await;
+        self.side = side.or_else(|| self.side.take());
+        let rows = rows?;
+        let row = rows.first().ok_or_else(no_row)?;
         let read = || Ok((row.try_get::<i64, _>("fence")?, row.try_get("now_us")?, row.try_get::<i64, _>("gone")?));
         let (fence, now, gone) = read().map_err(failure::malformed)?;
         Ok((
@@ -243,7 +247,12 @@ impl Sessions {
         let (holders, _) = holders(&rows)?;
         let mut position = None;
         if request.waiting {
-            position = Some(LockTable { session, tables: &self.tables }.join_queue(&name, request).await?);
+            let place = LockTable::over(session, &self.tables).join_queue(&name, request).await?;
+            position = Some(place);
+            if self.options.mode == Mode::Row && place <= NEAR && self.side.is_none() {
+                // When the turn comes, the fence is counted over it: connecting then would keep the lock idle. It can be done later.
+                self.side = Session::open(&self.options.sql).await.ok();
+            }
         } else {
             let (_, _, keeper) = self.tries.swap_remove(at);
             self.side.get_or_insert(keeper.session);
@@ -259,27 +268,13 @@ impl Sessions {
 
     async fn await_change(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
         let Some(at) = self.try_of(&request.key, &request.token) else { return Ok(Wake::Changed) };
-        if self.options.mode == Mode::Row {
-            // It counts the fence once the row is ours: connecting then would keep everybody waiting.
-            let side = self.side().await?;
-            self.side = Some(side);
-        }
         let keeper = &mut self.tries[at].2;
         if keeper.has || !keeper.session.is_open() {
             return Ok(Wake::Changed);
         }
-        // Ends a little before this wait does, so that the session is there for the next one.
-        let limit = at_most.saturating_sub(Duration::from_millis(20));
-        let waited = async {
-            if keeper.wait(request.ttl, limit).await? {
-                return Ok(Wake::Changed);
-            }
-            std::future::pending().await
-        };
-        match timeout(at_most, waited).await {
-            Ok(woken) => woken,
-            Err(_) => Ok(Wake::TimedOut),
-        }
+        // The server ends it by itself. However late its answer comes on a machine that is busy, breaking the session off
+        // would only make it busier: each of a crowd would log in again.
+        Ok(if keeper.wait(request.ttl, at_most).await? { Wake::Changed } else { Wake::TimedOut })
     }
 
     fn is_queued(&self, request: &Request) -> bool {
@@ -302,14 +297,7 @@ impl Sessions {
             return Ok(());
         }
         let name = self.names.of(&request.key);
-        match self.hold_of(&request.key, &request.token) {
-            // Granted: its own session is there already, and in no transaction.
-            Some(at) if self.options.mode == Mode::Advisory => {
-                let session = &mut self.holds[at].keeper.session;
-                LockTable { session, tables: &self.tables }.leave_queue("", &name, &request.token).await?;
-            }
-            _ => self.aside(async |table| table.leave_queue("", &name, &request.token).await).await?,
-        }
+        self.aside(async |table| table.leave_queue("", &name, &request.token).await).await?;
         self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
         Ok(())
     }
@@ -368,20 +356,7 @@ impl Sessions {
         }
         // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
         self.holds[at].leaving = true;
-        let sql = self.tables.fill(include_str!("sql/end_hold.sql"));
-        let (name, id, pid) = (self.names.of(key), token.hold_text(), self.holds[at].keeper.pid);
-        let parameters = [Value::Text(&name), Value::Pid(pid), Value::Text(&id)];
-        // If it stays, the next holder waits a moment for nothing: no reason to keep the lock.
-        if self.options.mode == Mode::Row {
-            let _: Result<()> = self.aside(async |table| table.session.query(&sql, &parameters).await.map(|_| ())).await;
-        } else {
-            let session = &mut self.holds[at].keeper.session;
-            if session.query(&sql, &parameters).await.is_err() && !session.is_open() {
-                self.holds.swap_remove(at);
-                return Ok(Release::NotHeld);
-            }
-        }
-        let given_back = self.holds[at].keeper.give_back().await;
+        let given_back = self.holds[at].keeper.end(&token.hold_text()).await;
         self.holds.swap_remove(at);
         given_back.map(|()| Release::Released)
     }

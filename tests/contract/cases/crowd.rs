@@ -74,8 +74,8 @@ impl Clients {
 
 impl Place {
     fn make(lab: &Lab) -> (Self, Clients) {
-        // One to ask over and, with mode=row, one to count fences over; and ours to look.
-        let most = waiters(lab.kind) * 2 + 50;
+        // One each; with mode=row a few have another one to count fences over; and ours to look.
+        let most = waiters(lab.kind) + 50;
         if lab.kind.is_mariadb() {
             let settings = vec![format!("--max-connections={most}")];
             let server = mariadb::MariaDb::with(mariadb::Options { settings, ..Default::default() });
