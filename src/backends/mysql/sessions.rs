@@ -26,10 +26,10 @@ use super::{
     reading::Fields,
     schema,
     session_look::read_holder,
-    table::{join, leaving, looks_at_the_end, place},
+    table::{join, leaving, place},
 };
 use crate::{
-    backends::sql::{Names, micros, ms},
+    backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
     lock::{
         Attempt, Backend, Busy, Capabilities, Fence, Grant, Holding, Init, Key, LockState, Notice, Release, Renewal, Request, Result,
         Scope, Token, Ttl, Wake, fingerprint,
@@ -202,10 +202,6 @@ impl Sessions {
         }
         let answers = self.tries[at].2.session.ask(&batch).await?;
         let (holder, _) = read_holder(&answers, 0)?;
-        if request.waiting && self.options.mode == Mode::Row && self.side.is_none() {
-            // When the turn comes, the fence is counted over it: connecting then would keep the lock idle. It can be done later.
-            self.side = Connection::open(&self.options).await.ok();
-        }
         let position = if request.waiting {
             answers.last().and_then(|answer| answer.rows.first()).map(|row| Fields::of(row).int()).transpose()?
         } else {
@@ -214,6 +210,10 @@ impl Sessions {
             None
         };
         let position = position.and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
+        if self.options.mode == Mode::Row && self.side.is_none() && position.is_some_and(|place| place <= NEAR) {
+            // When the turn comes, the fence is counted over it: connecting then would keep the lock idle. It can be done later.
+            self.side = Connection::open(&self.options).await.ok();
+        }
         Ok(Attempt::Busy(Busy {
             expires_in: holder.as_ref().and_then(|holder| holder.expires_in).filter(|_| looks_at_the_end(position)),
             passing: holder.is_none(),

@@ -15,7 +15,7 @@ use super::{
     options::{AdvisoryKey, Mode, Options},
     statement::{Value, fill},
 };
-use crate::lock::{Error, Kind, Mode as How, Result, Ttl};
+use crate::lock::{Error, Holder, Kind, Mode as How, Result, Ttl};
 
 /// From this version on the server can end a session that is idle outside of a transaction.
 pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
@@ -51,6 +51,8 @@ pub(super) struct Keeper {
     pub blocked: bool,
     /// The server counts the silence from an attempt that had the lock, not from the wait before.
     attempted: bool,
+    /// Who had the lock when that was looked at.
+    pub found: Option<Vec<Holder>>,
 }
 
 impl Keeper {
@@ -70,6 +72,7 @@ impl Keeper {
             unanswered: 0,
             blocked: false,
             attempted: false,
+            found: None,
         })
     }
 

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{checks, connection::Session, gate::Gate, names::Tables, options::Options, schema, table::LockTable};
 use crate::{
-    backends::sql::{Names, Table as _, Taken, ledger},
+    backends::sql::{Names, Table as _, Taken, ledger, looks_at_the_end},
     lock::{
         Attempt, Backend, Busy, Capabilities, Holding, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token, Ttl,
         Waiter, Wake, fingerprint,
@@ -109,7 +109,7 @@ impl Lease {
                 self.gate.foreign = !record.is_ours();
                 Attempt::Busy(Busy {
                     holders: record.holder()?.into_iter().collect(),
-                    expires_in: Some(record.expires_in()),
+                    expires_in: Some(record.expires_in()).filter(|_| self.gate.is_kept() || looks_at_the_end(position)),
                     notifies: record.is_ours() && !self.gate.is_pooled(),
                     passing: false,
                     position,

@@ -32,7 +32,7 @@ use super::{
     table::{LockTable, json},
 };
 use crate::{
-    backends::sql::{Names, micros, ms},
+    backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
     lock::{
         Attempt, Backend, Busy, Capabilities, Error, Fence, Grant, Holding, Init, Key, Kind, LockState, Mode as How, Notice, Release,
         Renewal, Request, Result, Scope, Token, Ttl, Wake, fingerprint,
@@ -47,10 +47,6 @@ const ROW: Capabilities = Capabilities {
     ..Capabilities::usual("postgres mode=row")
 };
 const ADVISORY: Capabilities = Capabilities { shared: true, backend: "postgres mode=advisory", ..ROW };
-
-/// Who waits in one of so many first places has a session ready to count the fence over, if that takes one of its own. All
-/// others have one each: a crowd of waiters is not to take twice as many.
-const NEAR: u32 = 32;
 
 /// What a holder whose session was ended may need to find out, which its socket tells it at once, and to kill its command.
 /// Of a short lease less, since its command must be started within half of it.
@@ -242,23 +238,27 @@ impl Sessions {
     async fn refuse(&mut self, request: &Request, at: usize) -> Result<Attempt> {
         let look = self.look_sql();
         let name = self.names.of(&request.key);
-        let session = &mut self.tries[at].2.session;
-        let rows = session.query(&look, &[Value::Text(&name)]).await?;
-        let (holders, _) = holders(&rows)?;
+        let keeper = &mut self.tries[at].2;
         let mut position = None;
         if request.waiting {
-            let place = LockTable::over(session, &self.tables).join_queue(&name, request).await?;
-            position = Some(place);
-            if self.options.mode == Mode::Row && place <= NEAR && self.side.is_none() {
-                // When the turn comes, the fence is counted over it: connecting then would keep the lock idle. It can be done later.
-                self.side = Session::open(&self.options.sql).await.ok();
-            }
-        } else {
+            position = Some(LockTable::over(&mut keeper.session, &self.tables).join_queue(&name, request).await?);
+        }
+        let near = position.is_none_or(|place| place <= NEAR);
+        if near || keeper.found.is_none() {
+            // The server lists all that anybody waits for to find it out: of a crowd, who is far behind looks once.
+            let (holders, _) = holders(&keeper.session.query(&look, &[Value::Text(&name)]).await?)?;
+            keeper.found = Some(holders);
+        }
+        let holders = keeper.found.clone().unwrap_or_default();
+        if position.is_none() {
             let (_, _, keeper) = self.tries.swap_remove(at);
             self.side.get_or_insert(keeper.session);
+        } else if near && self.options.mode == Mode::Row && self.side.is_none() {
+            // When the turn comes, the fence is counted over it: connecting then would keep the lock idle. It can be done later.
+            self.side = Session::open(&self.options.sql).await.ok();
         }
         Ok(Attempt::Busy(Busy {
-            expires_in: holders.iter().filter_map(|holder| holder.expires_in).max(),
+            expires_in: holders.iter().filter_map(|holder| holder.expires_in).max().filter(|_| looks_at_the_end(position)),
             passing: holders.is_empty(),
             holders,
             notifies: true,
