@@ -184,8 +184,7 @@ impl Sessions {
         let at = self.keeper(request).await?;
         let keeper = &mut self.tries[at].2;
         // What was waited for is there, in a session that says so if it is over.
-        let ours =
-            keeper.has || keeper.attempt(request.ttl).await? || keeper.make_row().await? && keeper.attempt(request.ttl).await?;
+        let ours = keeper.has || keeper.attempt(request.ttl).await? || keeper.make_row().await? && keeper.attempt(request.ttl).await?;
         if !ours {
             return self.refuse(request, at).await;
         }

@@ -8,12 +8,13 @@
 //! hold, read a row, write back a row that nobody changed meanwhile. [`ledger`] makes the answers of a backend of them.
 //! No transaction spans a round trip, so that a client which is frozen never blocks the others.
 //!
-//! This module may not: know a driver, speak SQL, do I/O by itself.
+//! This module may not: know a driver, speak SQL, do I/O by itself but read certificates.
 
 pub mod ledger;
 mod names;
 mod options;
 mod record;
+pub mod tls;
 
 pub use self::{
     ledger::{Table, Taken},
