@@ -113,7 +113,7 @@ impl Sessions {
     fn take_try(&mut self, key: &Key, token: &Token) -> Option<Keeper> {
         let at = self.tries.iter().position(|(of, who, _)| of == key && who == token)?;
         let (_, _, keeper) = self.tries.swap_remove(at);
-        if keeper.blocked {
+        if keeper.blocked && keeper.session.is_alive() {
             self.stuck.push(keeper.number);
         }
         (keeper.session.is_alive() && keeper.unanswered < 2 && !keeper.blocked).then_some(keeper)
@@ -137,10 +137,13 @@ impl Sessions {
         answers
     }
 
-    /// Ends sessions that were left blocking, as their user may. That it fails only leaves them to their own end.
+    /// Ends sessions that were left blocking, as their user may. That it fails only leaves them to their own end. A server that was
+    /// restarted, or took another one's place, counts its sessions anew: only one that waits as ours did is ended.
     async fn end_stuck(&mut self) {
         while let Some(number) = self.stuck.pop() {
-            let _ = self.aside(&format!("KILL {number}")).await;
+            let waits = if self.options.mode == Mode::Row { "%FOR UPDATE%" } else { "%GET_LOCK(%" };
+            let one = format!("SELECT id INTO @stuck FROM information_schema.processlist WHERE id = {number} AND info LIKE '{waits}'");
+            let _ = self.aside(&format!("SET @stuck = NULL; {one}; KILL @stuck")).await;
         }
     }
 

@@ -303,12 +303,8 @@ impl Sessions {
 
     async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
         let Some(at) = self.hold_of(key, token).filter(|at| !self.holds[*at].leaving) else { return Ok(Renewal::NotHeld) };
-        // Any error but silence: the session is over, or its transaction is.
-        let Ok(now) = self.holds[at].keeper.renew(None).await else {
-            self.holds.swap_remove(at);
-            return Ok(Renewal::NotHeld);
-        };
-        let hold = &mut self.holds[at];
+        let Some(now) = self.extend(at, None).await? else { return Ok(Renewal::NotHeld) };
+        let hold = &self.holds[at];
         let length = ttl.unwrap_or(hold.ttl);
         let ends = now.saturating_add(ms(length).saturating_mul(1000));
         if ends < hold.ends {
@@ -316,15 +312,28 @@ impl Sessions {
         }
         let fence = hold.fence;
         if length.get() != hold.keeper.patience {
-            let Ok(_) = hold.keeper.renew(Some(length.get())).await else {
-                self.holds.swap_remove(at);
+            if self.extend(at, Some(length.get())).await?.is_none() {
                 return Ok(Renewal::NotHeld);
-            };
-            hold.ends = ends;
+            }
+            self.holds[at].ends = ends;
             self.tell_patience(at).await;
         }
         self.holds[at].ends = ends;
         Ok(Renewal::Renewed { ttl: length, fence })
+    }
+
+    /// The server's time in µs, if the hold lasts; otherwise it is forgotten. A statement can fail by itself, which ends a
+    /// transaction, and what a session has only with the session.
+    async fn extend(&mut self, at: usize, patience: Option<Duration>) -> Result<Option<i64>> {
+        let keeper = &mut self.holds[at].keeper;
+        match keeper.renew(patience).await {
+            Ok(now) => Ok(Some(now)),
+            Err(error) if self.options.mode == Mode::Advisory && keeper.session.is_open() => Err(error),
+            Err(_) => {
+                self.holds.swap_remove(at);
+                Ok(None)
+            }
+        }
     }
 
     /// Lets those who look know of another length of a lease. That it fails changes nothing but what they see.
