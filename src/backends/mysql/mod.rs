@@ -25,6 +25,7 @@ mod checks;
 mod connection;
 mod failure;
 mod gate;
+mod history;
 mod keeper;
 mod lease;
 mod names;

@@ -24,6 +24,7 @@ mod connection;
 mod dial;
 mod failure;
 mod gate;
+mod history;
 mod keeper;
 mod lease;
 mod names;
