@@ -10,13 +10,13 @@ use crate::lock::{Error, Kind, Notice, Result};
 
 /// Asked once per session. MariaDB alone reads the first kind of comment, MySQL alone the second: the others' variables would
 /// be errors. MariaDB's `wsrep_on` can be ON where there is no cluster.
-pub(super) const QUESTION: &str = "SELECT VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, \
+pub(super) const QUESTION: &str = "SELECT CONNECTION_ID(), VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, \
     /*M! @@global.wsrep_on AND @@wsrep_provider NOT IN ('none', '') */ \
     /*!50700 (SELECT variable_value = 'ON' FROM performance_schema.global_variables WHERE variable_name = 'wsrep_on') */";
 
 /// The same for a server that was built without clusters, and knows none of their variables.
 pub(super) const QUESTION_WITHOUT_CLUSTERS: &str =
-    "SELECT VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, 0";
+    "SELECT CONNECTION_ID(), VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, 0";
 
 /// The number of the error that a variable does not exist.
 pub(super) const UNKNOWN_VARIABLE: u16 = 1193;
@@ -25,6 +25,8 @@ pub(super) const UNKNOWN_VARIABLE: u16 = 1193;
 #[derive(Clone, Debug, Default)]
 #[allow(clippy::struct_excessive_bools)] // a table of yes and no
 pub(super) struct Checked {
+    /// The number of the session that asked.
+    pub session: i64,
     /// MariaDB's dialect differs in places.
     pub mariadb: bool,
     /// Statements of one session need not reach one session of the server.
@@ -41,8 +43,10 @@ impl Checked {
     pub(super) fn read(answers: &[Answer]) -> Result<Self> {
         let row = answers.last().and_then(|answer| answer.rows.first()).ok_or_else(failure::unreadable)?;
         let mut fields = Fields::of(row);
+        let session = fields.int()?;
         let (version, comment) = (fields.text()?, fields.text_or_null()?.unwrap_or_default());
         Ok(Self {
+            session,
             mariadb: version.contains("MariaDB"),
             proxied: comment.contains("ProxySQL"),
             read_only: fields.int()? != 0,

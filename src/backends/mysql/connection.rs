@@ -64,6 +64,9 @@ pub(super) struct Answers {
     pub refusal: Option<Refusal>,
 }
 
+/// How often to look whether a session has ended, each time for 5 ms.
+const ENDING: u32 = 40;
+
 /// An open session.
 pub(super) struct Connection {
     driver: MySqlConnection,
@@ -112,6 +115,21 @@ impl Connection {
         connection.server = Checked::read(&answers.answers).map_err(harmless)?;
         connection.server.check(options)?;
         Ok(connection)
+    }
+
+    /// Ends another session of this user's, and whatever it was about to do; a server that doesn't let us is left with what is usual:
+    /// it came before.
+    pub(super) async fn end_other(&mut self, number: i64) -> Result<()> {
+        if self.try_ask(&format!("KILL {number}")).await?.refusal.is_some() {
+            return Ok(());
+        }
+        for _ in 0..ENDING {
+            let question = format!("SELECT 1 FROM information_schema.processlist WHERE id = {number}; DO SLEEP(0.005)");
+            if self.ask(&question).await?.first().is_none_or(|answer| answer.rows.is_empty()) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Whether the server has not ended the session yet, as far as has come through: at rest it has nothing to say.

@@ -31,6 +31,8 @@ pub struct Lease {
     pub(super) tables: Tables,
     names: Names,
     pub(super) session: Option<Connection>,
+    /// The number of the session that was asked last, if it did not answer.
+    unanswered: Option<i64>,
     /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
     queued: Vec<Queued>,
     /// The server, or what stands before it, has no gates.
@@ -51,7 +53,7 @@ impl Lease {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
         let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
-        Self { options, tables, names, session: None, queued: Vec::new(), gates_fail: false, notices: Vec::new() }
+        Self { options, tables, names, session: None, unanswered: None, queued: Vec::new(), gates_fail: false, notices: Vec::new() }
     }
 
     /// The session, to be put back when it is at rest again.
@@ -69,7 +71,9 @@ impl Lease {
         let mut session = self.take_session().await?;
         let gated = !self.gates_fail && session.server.has_gates();
         let mut table = LockTable { session: &mut session, tables: &self.tables, gated, seen: Seen::No, place: None };
+        self.unanswered = Some(table.session.server.session);
         let answer = question(&mut table).await;
+        self.unanswered = self.unanswered.filter(|_| !session.is_open());
         self.session = Some(session);
         answer
     }
@@ -136,8 +140,13 @@ impl Lease {
     async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         let name = self.names.of(key);
         let queued = self.queued(key, token).is_some_and(|queued| queued.granted);
+        // An acquire that is being undone must not be granted after that.
+        let before = self.unanswered;
         let release = self
             .ask(async |table| {
+                if let Some(number) = before.filter(|number| *number != table.session.server.session) {
+                    table.session.end_other(number).await?;
+                }
                 let release = ledger::release(table, &name, token, parting).await?;
                 // The lock is given back already: nobody waits for what follows, and nothing hangs on it.
                 if queued {
@@ -267,7 +276,18 @@ impl Backend for Lease {
 
     async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
         let name = self.names.of(key);
-        let outcome = self.ask(async |table| ledger::evict(table, &name, fence, mark).await).await;
+        let outcome = self
+            .ask(async |table| {
+                let done = ledger::evict(table, &name, fence, mark).await?;
+                // Those who wait are blocked on what its session has: it goes, if it is there still.
+                if done == Marking::Done
+                    && let Some(number) = table.gate_keeper(&name).await?
+                {
+                    table.session.end_other(number).await?;
+                }
+                Ok(done)
+            })
+            .await;
         self.about(outcome, "break", Some(key))
     }
 

@@ -89,6 +89,15 @@ impl LockTable<'_> {
         self.session.gates.retain(|gate| gate != name);
     }
 
+    /// The session that has a lock's gate, if another one has.
+    pub(super) async fn gate_keeper(&mut self, name: &str) -> Result<Option<i64>> {
+        if !self.gated || self.has_gate(name) {
+            return Ok(None);
+        }
+        let answers = self.session.ask(&format!("SELECT IS_USED_LOCK({})", self.tables.gate(name))).await?;
+        Ok(rows(&answers, 0)?.first().map(|row| Fields::of(row).int_or_null()).transpose()?.flatten())
+    }
+
     /// Every held lock whose name starts with `start`, by name, and who waits for those.
     pub(super) async fn list(&mut self, start: &str) -> Result<(Vec<Record>, Vec<(String, Waiter)>)> {
         let record = self.tables.fill(RECORD, &[]);
