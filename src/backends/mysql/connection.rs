@@ -120,16 +120,26 @@ impl Connection {
     /// Ends another session of this user's, and whatever it was about to do; a server that doesn't let us is left with what is usual:
     /// it came before.
     pub(super) async fn end_other(&mut self, number: i64) -> Result<()> {
-        if self.try_ask(&format!("KILL {number}")).await?.refusal.is_some() {
-            return Ok(());
+        if self.kill(number).await?.is_none() {
+            self.outlast(number).await?;
         }
+        Ok(())
+    }
+
+    /// Has the server end another session; what it says if it doesn't.
+    pub(super) async fn kill(&mut self, number: i64) -> Result<Option<Refusal>> {
+        Ok(self.try_ask(&format!("KILL {number}")).await?.refusal)
+    }
+
+    /// Whether a session that was told to end is gone, and all that it had with it.
+    pub(super) async fn outlast(&mut self, number: i64) -> Result<bool> {
         for _ in 0..ENDING {
             let question = format!("SELECT 1 FROM information_schema.processlist WHERE id = {number}; DO SLEEP(0.005)");
             if self.ask(&question).await?.first().is_none_or(|answer| answer.rows.is_empty()) {
-                break;
+                return Ok(true);
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Whether the server has not ended the session yet, as far as has come through: at rest it has nothing to say.

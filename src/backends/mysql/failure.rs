@@ -35,7 +35,7 @@ fn meaning(refusal: &Refusal) -> Error {
         1927 | 1317 | 4031 | 1152 | 1158..=1161 | 1184 => unavailable("the server ended the session"),
         1969 | 3024 => unavailable("the server ended the statement for taking too long"),
         1047 => unavailable("the cluster's node is not ready").hint("it has no quorum or is being synchronized"),
-        1044 | 1045 | 1130 | 1142 | 1143 | 1227 | 1370 | 1410 | 1419 | 1698 | 1820 | 1862 | 3118 | 4151 => denied(refusal),
+        1044 | 1045 | 1095 | 1130 | 1142 | 1143 | 1227 | 1370 | 1410 | 1419 | 1698 | 1820 | 1862 | 3118 | 4151 => denied(refusal),
         1129 => unavailable("the server blocks this host after many failed connections").hint("mysqladmin flush-hosts"),
         1046 => config("no database is named").hint("it stands in the URL: mysql://host/DATABASE"),
         1049 => config("there is no database of that name").hint("it stands in the URL: mysql://host/DATABASE"),
@@ -62,6 +62,7 @@ fn denied(refusal: &Refusal) -> Error {
         1044 | 1142 | 1143 | 1227 | 1370 => {
             error.hint("dlock needs SELECT, INSERT, UPDATE and DELETE on its tables; init also CREATE and ALTER")
         }
+        1095 => error.hint("only who may end another user's sessions (CONNECTION_ADMIN) can take a lock away from it"),
         1820 | 1862 => error.hint("the user's password has expired"),
         _ => error.hint("user and password come from the URL, DLOCK_PASSWORD, --password-file, the configuration or ~/.my.cnf"),
     }
@@ -161,8 +162,12 @@ pub(super) fn unreadable() -> Error {
     Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is the table one that dlock init made?")
 }
 
+/// The number of the error that there is no such session.
+pub(super) const NO_SESSION: u16 = 1094;
 /// The number of the error that a row of that key is there already.
 pub(super) const DUPLICATE: u16 = 1062;
+/// The number of the error that the server undid a transaction because of a deadlock.
+pub(super) const DEADLOCK: u16 = 1213;
 
 /// What a newer dlock wrote is not to be touched.
 pub(super) fn check_layout(layout: i64) -> Result<()> {

@@ -15,14 +15,19 @@ pub(super) fn remember(tables: &Tables, name: &str, parting: Option<&Parting>) -
     let Some((parting, end)) = parting.and_then(|parting| Some((parting, parting.end.as_ref()?))) else { return String::new() };
     let how = end.to_string();
     let values = [("name", Value::Bytes(name)), ("how", Value::Text(&how)), ("why", Value::text_or_null(parting.why.as_deref()))];
-    tables.fill(include_str!("sql/remember.sql"), &values)
+    tables.fill(include_str!("sql/remember.sql"), &values) + &trim(tables, name, "@dlock_freed > 0 AND @dlock_fence % 4 = 0")
+}
+
+/// Forgets what is beyond the bounds, if it is `due`, as SQL.
+pub(super) fn trim(tables: &Tables, name: &str, due: &str) -> String {
+    tables.fill(include_str!("sql/trim.sql"), &[("name", Value::Bytes(name)), ("due", Value::Sql(due))])
 }
 
 /// The holds that are over, the latest first, and who did without.
 pub(super) async fn read(session: &mut Connection, tables: &Tables, name: &str) -> Result<(Vec<Past>, Vec<Skips>)> {
     let answers = session.ask(&tables.fill(include_str!("sql/runs.sql"), &[("name", Value::Bytes(name))])).await?;
     let [runs, skips, ..] = &*answers else { return Err(failure::unreadable()) };
-    Ok((runs.rows.iter().map(past).collect::<Result<_>>()?, skips.rows.iter().map(skip).collect::<Result<_>>()?))
+    Ok((runs.rows.iter().map(|row| past(Fields::of(row))).collect::<Result<_>>()?, skips.rows.iter().map(skip).collect::<Result<_>>()?))
 }
 
 /// Remembers what comes with no grant and no release.
@@ -55,8 +60,8 @@ pub(super) async fn note(session: &mut Connection, tables: &Tables, name: &str, 
     session.ask(&batch).await.map(|_| ())
 }
 
-fn past(row: &Row) -> Result<Past> {
-    let mut fields = Fields::of(row);
+/// A hold that is over, as its columns say it from here on.
+pub(super) fn past(mut fields: Fields<'_>) -> Result<Past> {
     let fence = fields.int()?;
     let ms = |at: Option<i64>| at.and_then(|at| u64::try_from(at).ok());
     Ok(Past {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::{
-    connection::{Answer, Answers, Connection},
-    failure,
+    connection::{Answer, Answers, Connection, Refusal},
+    failure, history,
     names::Tables,
     options::{Mode, Options},
     reading::Fields,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     backends::sql::ms,
-    lock::{Error, Fence, Kind, Request, Result, Ttl, random},
+    lock::{Break, Error, Fence, Kind, Parting, Purpose, Request, Result, Token, Ttl, random},
 };
 
 /// Who waits is not to keep the lock for longer than this if he is frozen when he gets it.
@@ -47,10 +47,24 @@ pub(super) struct Keeper {
     pub blocked: bool,
     /// What [`Keeper::begin`] would be told, if the attempt did its work already.
     begun: Option<Begun>,
+    /// What became of the holder before can't be remembered.
+    forgets: bool,
+}
+
+/// What a renewal is told of who is breaking the hold.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    /// Who is.
+    pub mark: Option<Break>,
+    /// That the holder knows was noted.
+    pub noted: bool,
 }
 
 /// The fence of a hold that was just taken, the server's time in µs, and whether the holder before vanished.
 type Begun = (Fence, i64, bool);
+/// How many answers there are to what remembers the holder before, and to what counts the fence.
+const REMEMBERING: usize = 2;
+const BEGINNING: usize = 3;
 
 impl Keeper {
     pub(super) async fn open(options: &Options, tables: &Tables, name: String, lock: String) -> Result<Self> {
@@ -72,6 +86,7 @@ impl Keeper {
             unanswered: 0,
             blocked: false,
             begun: None,
+            forgets: false,
         })
     }
 
@@ -95,7 +110,7 @@ impl Keeper {
 
     /// Counts the fence in the same round trip, if the lock is ours.
     async fn get_lock(&mut self, first: &str, request: &Request) -> Result<bool> {
-        let (lock, begin) = (&self.lock, self.begin_sql(request, "CONNECTION_ID()")?);
+        let (lock, begin) = (&self.lock, self.begin_sql(request, "CONNECTION_ID()", true)?);
         let batch = format!(
             "{first}SELECT CONNECTION_ID(), @dlock = CONNECTION_ID(), IF(IS_USED_LOCK({lock}) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0));\n{begin}"
         );
@@ -108,10 +123,7 @@ impl Keeper {
         let got = fields.int_or_null()? == Some(1);
         if got {
             self.unanswered = 0;
-            if let Some(refusal) = refusal {
-                return Err(failure::refused(&refusal, true));
-            }
-            self.begun = Some(begun(&answers, 2)?);
+            self.begun = self.begun_remembering(&answers, refusal.as_ref(), 2)?;
         }
         Ok(got)
     }
@@ -161,16 +173,32 @@ impl Keeper {
         if let Some(begun) = self.begun.take() {
             return Ok(begun);
         }
-        let batch = self.begin_sql(request, &self.number.to_string())?;
-        let answers = match side {
-            Some(side) => side.ask(&batch).await?,
-            None => self.session.ask(&batch).await?,
-        };
-        begun(&answers, 0)
+        let number = self.number.to_string();
+        let (whole, bare) = (self.begin_sql(request, &number, true)?, self.begin_sql(request, &number, false)?);
+        let mut over = side;
+        if !std::mem::take(&mut self.forgets) {
+            let Answers { answers, refusal } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&whole).await?;
+            if let Some(begun) = self.begun_remembering(&answers, refusal.as_ref(), 0)? {
+                return Ok(begun);
+            }
+            self.forgets = false;
+        }
+        begun(&over.unwrap_or(&mut self.session).ask(&bare).await?, 0)
     }
 
-    /// What counts it, for the session with this number as SQL.
-    fn begin_sql(&self, request: &Request, number: &str) -> Result<String> {
+    /// What was answered from this answer on; `None` if the holder before can't be remembered, so that nothing was done.
+    fn begun_remembering(&mut self, answers: &[Answer], refusal: Option<&Refusal>, at: usize) -> Result<Option<Begun>> {
+        self.forgets = refusal.is_some() && answers.len() == at;
+        match refusal {
+            _ if self.forgets => Ok(None),
+            // What comes after it only forgets.
+            Some(refusal) if answers.len() < at + REMEMBERING + BEGINNING => Err(failure::refused(refusal, true)),
+            _ => begun(answers, at + REMEMBERING).map(Some),
+        }
+    }
+
+    /// What counts it, for the session with this number as SQL, and may also remember the holder before if that one vanished.
+    fn begin_sql(&self, request: &Request, number: &str, remembering: bool) -> Result<String> {
         let (root, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
         let has = match self.mode {
             Mode::Row => "1".to_owned(),
@@ -184,7 +212,12 @@ impl Keeper {
             ("metadata", Value::text_or_null(metadata.as_deref())),
             ("has", Value::Sql(&has)),
         ];
-        Ok(self.tables.fill(include_str!("sql/begin_hold.sql"), &values))
+        let begin = self.tables.fill(include_str!("sql/begin_hold.sql"), &values);
+        if !remembering {
+            return Ok(begin);
+        }
+        let before = self.tables.fill(include_str!("sql/vanished.sql"), &values);
+        Ok(before + &begin + &history::trim(&self.tables, &self.name, "@dlock_vanished > 0"))
     }
 
     /// Waits in the server for the lock, at most for so long. True if it may be ours then.
@@ -242,14 +275,20 @@ impl Keeper {
         }
     }
 
-    /// The server's time in µs if the lock is still ours; asking for it keeps the session for as long as its patience says,
-    /// or a new one.
-    pub(super) async fn renew(&mut self, patience: Option<Duration>, root: &str) -> Result<Option<i64>> {
+    /// The server's time in µs if the lock is still ours, and what was heard of who is breaking it; asking for it keeps the session for
+    /// as long as its patience says, or a new one.
+    pub(super) async fn renew(
+        &mut self,
+        patience: Option<Duration>,
+        token: &Token,
+        fence: Fence,
+        purpose: Option<Purpose>,
+    ) -> Result<Option<(i64, Heard)>> {
         let first = patience.map(|patience| self.set_patience(patience)).unwrap_or_default();
         let (has, touch) = match self.mode {
             // A proxy may set another session up like the one that it lost.
             Mode::Row => (format!("CONNECTION_ID() = {}", self.number), String::new()),
-            _ => (format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock), self.touch(root, self.patience)),
+            _ => (format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock), self.touch(token, fence, self.patience, purpose)),
         };
         let at = usize::from(!first.is_empty());
         let batch = format!(
@@ -257,46 +296,84 @@ impl Keeper {
         );
         let Answers { answers, refusal } = self.session.try_ask(&batch).await?;
         match (answers.len() > at, refusal) {
-            // What came after it is for people only.
+            // What came after it is for other people.
             (true, _) => {
                 let mut fields = only(&answers, at)?;
                 let now = fields.int()?;
-                Ok((fields.int_or_null()? == Some(1)).then_some(now))
+                Ok((fields.int_or_null()? == Some(1)).then(|| (now, heard(&answers, at + 1, purpose))))
             }
             (false, Some(refusal)) => Err(failure::refused(&refusal, false)),
             (false, None) => Err(failure::unreadable()),
         }
     }
 
-    /// Says that the hold was extended, for people who look.
-    pub(super) fn touch(&self, root: &str, length: Duration) -> String {
+    /// Asks who is breaking the hold, as its purpose has it, and says that it was extended, for people who look.
+    pub(super) fn touch(&self, token: &Token, fence: Fence, length: Duration, purpose: Option<Purpose>) -> String {
         let ttl = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
+        let root = token.hold_text();
         let values = [
             ("name", Value::Bytes(&self.name)),
             ("session", Value::Int(self.number)),
-            ("root", Value::Text(root)),
+            ("root", Value::Text(&root)),
             ("ttl", Value::Int(ttl)),
+            ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))),
+            ("whatever", Value::Int((purpose != Some(Purpose::GoOn)).into())),
         ];
-        self.tables.fill(include_str!("sql/touch_hold.sql"), &values)
+        let fill = |template: &str| self.tables.fill(template, &values);
+        let (see, read) = (include_str!("sql/see_mark.sql"), include_str!("sql/read_mark.sql"));
+        let mark = match purpose {
+            None => String::new(),
+            Some(Purpose::GoOn) => fill(read),
+            Some(Purpose::Stop) => fill(see) + &fill(read),
+        };
+        mark + &fill(include_str!("sql/touch_hold.sql"))
     }
 
-    /// Gives back whatever the session has, having said so. Whether the lock was still ours.
-    pub(super) async fn give_back(&mut self, root: &str) -> Result<bool> {
+    /// Gives back whatever the session has, having said so and remembered how it ended. Whether the lock was still ours.
+    pub(super) async fn give_back(&mut self, token: &Token, fence: Fence, parting: &Parting) -> Result<bool> {
         self.has = false;
-        let values = [("name", Value::Bytes(&self.name)), ("session", Value::Int(self.number)), ("root", Value::Text(root))];
-        let end = self.tables.fill(include_str!("sql/end_hold.sql"), &values);
-        let (ours, free) = match self.mode {
-            // In the transaction that has the lock: both are seen at once.
-            Mode::Row => (format!("@dlock = CONNECTION_ID() AND CONNECTION_ID() = {}", self.number), "COMMIT".to_owned()),
-            _ => (format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock), format!("DO RELEASE_LOCK({})", self.lock)),
+        let (first, ours, free) = match self.mode {
+            // In the transaction that has the lock: all is seen at once.
+            Mode::Row => ("", format!("@dlock = CONNECTION_ID() AND CONNECTION_ID() = {}", self.number), "COMMIT;\n".to_owned()),
+            _ => (
+                "START TRANSACTION;\n",
+                format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock),
+                format!("COMMIT; DO RELEASE_LOCK({});\n", self.lock),
+            ),
         };
-        let Answers { answers, refusal } = self.session.try_ask(&format!("SELECT {ours};\n{end}{free};")).await?;
-        if let Some(refusal) = refusal {
-            if answers.is_empty() {
-                return Err(failure::refused(&refusal, false));
+        let (root, how) = (token.hold_text(), parting.end.as_ref().map(ToString::to_string));
+        let values = [
+            ("name", Value::Bytes(&self.name)),
+            ("session", Value::Int(self.number)),
+            ("root", Value::Text(&root)),
+            ("ours", Value::Sql(&ours)),
+            ("how", Value::text_or_null(how.as_deref())),
+            ("why", Value::text_or_null(parting.why.as_deref())),
+        ];
+        let fill = |template: &str| self.tables.fill(template, &values);
+        let remember = how.as_ref().map(|_| fill(include_str!("sql/remember_hold.sql"))).unwrap_or_default();
+        let end = fill(include_str!("sql/end_hold.sql"));
+        // Beyond the bounds now and then.
+        let trim = if how.is_some() && fence.0.is_multiple_of(4) { history::trim(&self.tables, &self.name, "1") } else { String::new() };
+        let began = 1 + usize::from(!first.is_empty());
+        let freed = began + usize::from(!remember.is_empty()) + 1 + free.matches(';').count();
+        let Answers { answers, refusal } = self.session.try_ask(&format!("SELECT {ours};\n{first}{remember}{end}{free}{trim}")).await?;
+        match refusal {
+            Some(refusal) if answers.is_empty() => return Err(failure::refused(&refusal, false)),
+            Some(refusal) if answers.len() < freed => {
+                let rest = match refusal.number {
+                    // Undone as a whole.
+                    failure::DEADLOCK => remember + &end,
+                    // It can't be remembered.
+                    _ if answers.len() == began => end,
+                    // It could not be said: the next holder waits a moment for nothing.
+                    _ => String::new(),
+                };
+                if self.session.try_ask(&format!("{rest}{free}")).await?.refusal.is_some() {
+                    self.session.ask(&free).await?;
+                }
             }
-            // It could not be said: the next holder waits a moment for nothing.
-            self.session.ask(&free).await?;
+            _ => {}
         }
         Ok(only(&answers, 0)?.int_or_null()? == Some(1))
     }
@@ -309,6 +386,17 @@ fn one_session(same: Option<i64>) -> Result<()> {
     }
     Err(Error::new(Kind::Config, "something between here and the server shares its sessions among clients")
         .hint("connect to the server itself; ?mode=lease works with any"))
+}
+
+/// What was answered to [`Keeper::touch`], from this answer on. What can't be read says nothing.
+pub(super) fn heard(answers: &[Answer], at: usize, purpose: Option<Purpose>) -> Heard {
+    let noted = purpose == Some(Purpose::Stop) && answers.len() > at;
+    let read = |mut fields: Fields<'_>| {
+        let (mark, seen) = (fields.text().ok()?, fields.int().ok()? != 0);
+        Some(Break { seen, ..serde_json::from_str(&mark).ok()? })
+    };
+    let mark = purpose.and_then(|_| only(answers, at + usize::from(purpose == Some(Purpose::Stop))).ok()).and_then(read);
+    Heard { mark, noted }
 }
 
 /// What was answered to [`Keeper::begin_sql`], from this answer on.

@@ -33,6 +33,7 @@ mod options;
 mod reading;
 mod relay;
 mod schema;
+mod session_break;
 mod session_look;
 mod sessions;
 mod socket;

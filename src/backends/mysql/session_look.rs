@@ -2,10 +2,10 @@
 //!
 //! Read only, but that a look at a row in `mode=row` locks it for readers for an instant.
 
-use super::{connection::Answer, failure, options::Mode, reading::Fields, sessions::Sessions, statement::Value};
+use super::{connection::Answer, failure, history, options::Mode, reading::Fields, sessions::Sessions, statement::Value};
 use crate::{
     backends::sql::micros,
-    lock::{Fence, Holder, Holding, Key, LockState, Metadata, Mode as How, Result, Token, Waiter},
+    lock::{Break, Fence, History, Holder, Holding, Key, LockState, Metadata, Mode as How, Result, Token, Waiter},
 };
 
 impl Sessions {
@@ -72,6 +72,25 @@ impl Sessions {
         })
     }
 
+    /// What is remembered of a lock. First what was written of a hold, then whether that lasts, and last how it ended: one that is over by
+    /// then has its end.
+    pub(super) async fn look_back(&mut self, key: &Key) -> Result<History> {
+        let name = self.names.of(key);
+        let mut session = self.side().await?;
+        let left = self.tables.fill(include_str!("sql/left_hold.sql"), &[("name", Value::Bytes(&name))]);
+        let answers = session.ask(&(left + &self.look_sql(key, session.server.mariadb))).await?;
+        let (mut past, skips) = history::read(&mut session, &self.tables, &name).await?;
+        self.side = Some(session);
+        if let Some(row) = answers.first().and_then(|answer| answer.rows.first()) {
+            let left = history::past(Fields::of(row))?;
+            let (holder, _) = read_holder(&answers, 1)?;
+            if holder.is_none_or(|holder| holder.fence != left.fence) {
+                past.push(left);
+            }
+        }
+        Ok(History::new(past, skips))
+    }
+
     pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
         let start = self.names.starting_with(start);
         let sql = "SELECT name FROM :sessions WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND session IS NOT NULL ORDER BY name;";
@@ -94,7 +113,7 @@ pub(super) fn read_holder(answers: &[Answer], at: usize) -> Result<(Option<Holde
     let mut fields = Fields::of(row);
     let (holder, fence, layout) = (fields.int_or_null()?, fields.int_or_null()?, fields.int_or_null()?);
     let (session, held, silent) = (fields.int_or_null()?, fields.int_or_null()?, fields.int_or_null()?);
-    let (ttl, metadata) = (fields.int_or_null()?, fields.text_or_null()?);
+    let (ttl, metadata, mark, seen) = (fields.int_or_null()?, fields.text_or_null()?, fields.text_or_null()?, fields.int()? != 0);
     failure::check_layout(layout.unwrap_or_default())?;
     let fence = fence.map(|fence| Fence(u64::try_from(fence).unwrap_or_default()));
     let held_by = match holder {
@@ -120,7 +139,7 @@ pub(super) fn read_holder(answers: &[Answer], at: usize) -> Result<(Option<Holde
             renewed_ago: silent.filter(|_| ours).map(micros),
             expires_in: ttl.zip(silent).filter(|_| ours).map(|(ttl, silent)| micros(ttl.saturating_mul(1000) - silent)),
             holds: 1,
-            broken: None,
+            broken: mark.filter(|_| ours).and_then(|json| serde_json::from_str(&json).ok()).map(|mark| Break { seen, ..mark }),
         }),
         fence,
     ))

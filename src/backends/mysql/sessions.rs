@@ -12,6 +12,14 @@
 //!   or the next renewal does, and the command is killed. The next holder may have the lock in that instant: what the one
 //!   before left behind tells it to wait a moment before it starts anything.
 //! - *Who waits gets the lock while it is frozen.* The server ends that session after ten seconds of silence.
+//! - *The reply to a release is lost.* It took its hold out in the step that remembered it: asked again it finds nothing to remember.
+//! - *The release can't be remembered.* The lock is given back without.
+//! - *A holder vanishes.* Who it was stays behind, and is told as expired, or as broken if it was marked; the next grant writes it down
+//!   before it takes its place, again and again if need be.
+//! - *A grant is undone whose answer was lost.* What it wrote is taken out, over its session if that still answers.
+//! - *A mark can't be read.* The holder goes on, and whoever breaks it ends its session when its lease is over. A mark that was heard is
+//!   noted as seen before the hold is extended for that.
+//! - *A hold is evicted that just ended.* Its session keeps no other lock, ever: what it does for its client is asked again.
 //! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
@@ -20,23 +28,26 @@ use async_trait::async_trait;
 
 use super::{
     connection::{Answer, Connection},
-    keeper::Keeper,
+    history,
+    keeper::{Heard, Keeper, heard},
     names::{Tables, advisory},
     options::{Mode, Options},
     reading::Fields,
     schema,
     session_look::read_holder,
+    statement::Value,
     table::{join, leaving, place},
 };
 use crate::{
     backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Extension, Fence, Grant, Holding, Init, Key, LockState, Notice, Parting, Release, Renewal,
-        Request, Result, Token, Ttl, Wake, fingerprint,
+        Attempt, Backend, Break, Busy, Capabilities, Error, Extension, Fence, Grant, History, Holding, Init, Key, Kind, LockState, Marking,
+        Note, Notice, Parting, Purpose, Release, Renewal, Request, Result, Token, Ttl, Wake, fingerprint,
     },
 };
 
-const ROW: Capabilities = Capabilities { detached: false, reentrant: false, ..Capabilities::usual("mysql mode=row") };
+const ROW: Capabilities =
+    Capabilities { detached: false, reentrant: false, history: true, breakable: true, ..Capabilities::usual("mysql mode=row") };
 const ADVISORY: Capabilities = Capabilities { backend: "mysql mode=advisory", ..ROW };
 
 /// What a holder that vanished may need to see that its session is over, and to stop what it ran.
@@ -71,6 +82,8 @@ struct Hold {
     ends: i64,
     /// It is being given back, and not to be relied on any more.
     leaving: bool,
+    /// Somebody is breaking it.
+    marked: bool,
 }
 
 impl Sessions {
@@ -137,6 +150,17 @@ impl Sessions {
         answers
     }
 
+    /// As [`Sessions::aside`], with the answers up to a refusal.
+    async fn try_aside(&mut self, batch: &str) -> Result<Vec<Answer>> {
+        let mut session = match self.side.take().filter(Connection::is_alive) {
+            Some(session) => session,
+            None => Connection::open(&self.options).await?,
+        };
+        let answers = session.try_ask(batch).await;
+        self.side = Some(session);
+        answers.map(|answers| answers.answers)
+    }
+
     /// Ends sessions that were left blocking, as their user may. That it fails only leaves them to their own end. A server that was
     /// restarted, or took another one's place, counts its sessions anew: only one that waits as ours did is ended.
     async fn end_stuck(&mut self) {
@@ -164,7 +188,7 @@ impl Sessions {
     async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
         self.capabilities().check(request)?;
         if self.hold_of(&request.key, &request.token).is_some() {
-            return Ok(match self.ask_renew(&request.key, &request.token, Some(request.ttl)).await? {
+            return Ok(match self.ask_renew(&request.key, &request.token, Some(request.ttl), None).await? {
                 Renewal::NotHeld => Attempt::Busy(Busy { notifies: true, passing: true, ..Busy::default() }),
                 _ => Attempt::Granted(grant(
                     self.hold_of(&request.key, &request.token).map_or(Fence(0), |at| self.holds[at].fence),
@@ -189,7 +213,7 @@ impl Sessions {
         let (key, token, keeper) = self.tries.swap_remove(at);
         keeper.session.drop_unsent_on_close(false);
         let ends = now.saturating_add(ms(request.ttl).saturating_mul(1000));
-        self.holds.push(Hold { key, token, keeper, fence, ttl: request.ttl, ends, leaving: false });
+        self.holds.push(Hold { key, token, keeper, fence, ttl: request.ttl, ends, leaving: false, marked: false });
         let settle = if vanished { SETTLE } else { Duration::ZERO };
         Ok(Attempt::Granted(Grant { settle, ..grant(fence, request.ttl) }))
     }
@@ -251,24 +275,38 @@ impl Sessions {
         self.end_stuck().await;
         let mut leave = leaving(&self.tables, &self.names.of(&request.key), &request.token);
         if let Some(keeper) = waited.filter(|keeper| keeper.session.is_alive()) {
-            leave = self.letting_go(&request.key) + &leave;
+            leave = self.letting_go(&request.key, &request.token) + &leave;
             self.side = Some(keeper.session);
         }
-        self.aside(&leave).await?;
+        if let Err(error) = self.aside(&leave).await {
+            // It may have the lock yet, and ends with it.
+            self.side = None;
+            return Err(error);
+        }
         self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
         Ok(())
     }
 
-    async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    /// Extends a hold. Without a purpose it is not asked who is breaking it.
+    async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>, purpose: Option<Purpose>) -> Result<Renewal> {
         let Some(at) = self.hold_of(key, token).filter(|at| !self.holds[*at].leaving) else { return Ok(Renewal::NotHeld) };
-        let root = token.hold_text();
+        let fence = self.holds[at].fence;
         if self.options.mode == Mode::Row {
             // First, since the session's silence is counted from what is asked last.
             let length = ttl.unwrap_or(self.holds[at].ttl);
-            self.tell(at, &root, length).await;
+            let heard = self.tell(at, token, length, purpose).await;
+            if self.holds[at].keeper.session.is_alive()
+                && let Some(mark) = self.holds[at].heed(heard, purpose)?
+            {
+                return Ok(Renewal::Broken(mark));
+            }
         }
-        let now = match self.holds[at].keeper.renew(None, &root).await {
-            Ok(Some(now)) => now,
+        let now = match self.holds[at].keeper.renew(None, token, fence, purpose).await {
+            Ok(Some((now, _))) if self.options.mode == Mode::Row => now,
+            Ok(Some((now, heard))) => match self.holds[at].heed(heard, purpose)? {
+                Some(mark) => return Ok(Renewal::Broken(mark)),
+                None => now,
+            },
             // A statement can fail by itself; a session that is over has ended the hold.
             Err(error) if self.holds[at].keeper.session.is_open() => return Err(error),
             Ok(None) | Err(_) => {
@@ -284,9 +322,8 @@ impl Sessions {
         if length.get() < left {
             return Ok(Renewal::WouldShorten { expires_in: left });
         }
-        let fence = hold.fence;
         if length.get() != hold.keeper.patience {
-            match self.holds[at].keeper.renew(Some(length.get()), &root).await {
+            match self.holds[at].keeper.renew(Some(length.get()), token, fence, None).await {
                 Ok(Some(_)) => {}
                 Err(error) if self.holds[at].keeper.session.is_open() => return Err(error),
                 Ok(None) | Err(_) => {
@@ -299,30 +336,42 @@ impl Sessions {
         Ok(Renewal::Renewed { ttl: length, fence })
     }
 
-    /// Lets those who look know of a renewal, over another session than the one that is in a transaction. That it fails or
-    /// hangs changes only what they see, and must not keep the renewal.
-    async fn tell(&mut self, at: usize, root: &str, length: Ttl) {
-        let touch = self.holds[at].keeper.touch(root, length.get());
+    /// Lets those who look know of a renewal, and asks who is breaking it, over another session than the one that is in a transaction,
+    /// where what is written is seen. That it fails or hangs must not keep the renewal.
+    async fn tell(&mut self, at: usize, token: &Token, length: Ttl, purpose: Option<Purpose>) -> Heard {
+        let Hold { keeper, fence, .. } = &self.holds[at];
+        let touch = keeper.touch(token, *fence, length.get(), purpose);
         let patience = (length.get() / 30).clamp(Duration::from_millis(50), Duration::from_secs(1));
-        let _ = tokio::time::timeout(patience, self.aside(&touch)).await;
+        match tokio::time::timeout(patience, self.try_aside(&touch)).await {
+            Ok(Ok(answers)) => heard(&answers, 0, purpose),
+            _ => Heard::default(),
+        }
     }
 
-    async fn ask_release(&mut self, key: &Key, token: &Token) -> Result<Release> {
+    async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         // One that was given up on: its session, asked in order behind what may still be under way there, lets go of it; if
         // it doesn't answer, it ends, and the lock with it.
         if let Some(mut keeper) = self.take_try(key, token)
-            && keeper.session.ask(&self.letting_go(key)).await.is_ok()
+            && keeper.session.ask(&self.letting_go(key, token)).await.is_ok()
         {
             self.side = Some(keeper.session);
+            return Ok(Release::NotHeld);
         }
-        let Some(at) = self.hold_of(key, token) else { return Ok(Release::NotHeld) };
+        let Some(at) = self.hold_of(key, token) else {
+            if parting.end.is_none() {
+                // Its answer was lost with its session: what it wrote is not to be taken for a holder that vanished.
+                let _ = self.aside(&self.undoing(key, token)).await;
+            }
+            return Ok(Release::NotHeld);
+        };
         if !self.holds[at].keeper.session.is_alive() {
             self.holds.swap_remove(at);
             return Ok(Release::NotHeld);
         }
         // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
         self.holds[at].leaving = true;
-        let released = self.holds[at].keeper.give_back(&token.hold_text()).await;
+        let Hold { keeper, fence, .. } = &mut self.holds[at];
+        let released = keeper.give_back(token, *fence, parting).await;
         let mut hold = self.holds.swap_remove(at);
         let released = released?;
         if self.is_queued(key, token) {
@@ -334,11 +383,37 @@ impl Sessions {
         Ok(if released { Release::Released } else { Release::NotHeld })
     }
 
-    /// Gives back whatever a session has of a lock.
-    fn letting_go(&self, key: &Key) -> String {
+    /// Gives back whatever a session has of a lock, as if it had never had it.
+    fn letting_go(&self, key: &Key, token: &Token) -> String {
+        let undo = self.undoing(key, token);
         match self.options.mode {
-            Mode::Row => "ROLLBACK;\n".to_owned(),
-            _ => format!("DO RELEASE_LOCK({});\n", self.lock_of(key)),
+            Mode::Row => format!("{undo}COMMIT;\n"),
+            _ => format!("{undo}DO RELEASE_LOCK({});\n", self.lock_of(key)),
+        }
+    }
+
+    /// Takes out what a grant wrote that nobody uses.
+    fn undoing(&self, key: &Key, token: &Token) -> String {
+        let (name, root) = (self.names.of(key), token.hold_text());
+        self.tables.fill(include_str!("sql/undo_hold.sql"), &[("name", Value::Bytes(&name)), ("root", Value::Text(&root))])
+    }
+}
+
+impl Hold {
+    /// What a renewal comes to by what was heard of a mark.
+    ///
+    /// # Errors
+    /// Who breaks the hold does not know yet that it is being stopped, and would take it away.
+    fn heed(&mut self, heard: Heard, purpose: Option<Purpose>) -> Result<Option<Break>> {
+        match purpose {
+            Some(Purpose::GoOn) => {
+                self.marked |= heard.mark.is_some();
+                Ok(heard.mark)
+            }
+            Some(Purpose::Stop) if self.marked && !heard.noted => {
+                Err(Error::new(Kind::Unavailable, "the server could not note that the hold is being stopped"))
+            }
+            _ => Ok(None),
         }
     }
 }
@@ -377,11 +452,10 @@ impl Backend for Sessions {
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let ttl = extension.ttl;
-        if let Some(ttl) = ttl {
+        if let Some(ttl) = extension.ttl {
             self.capabilities().check_ttl(ttl)?;
         }
-        let outcome = self.ask_renew(key, token, ttl).await;
+        let outcome = self.ask_renew(key, token, extension.ttl, Some(extension.purpose)).await;
         self.about(outcome, "renew", Some(key))
     }
 
@@ -390,8 +464,8 @@ impl Backend for Sessions {
         self.about(outcome, "verify", Some(key))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, _: &Parting) -> Result<Release> {
-        let outcome = self.ask_release(key, token).await;
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        let outcome = self.ask_release(key, token, parting).await;
         self.about(outcome, "release", Some(key))
     }
 
@@ -418,6 +492,33 @@ impl Backend for Sessions {
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         let outcome = self.look_at_all(start).await;
         self.about(outcome, "list", None)
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let outcome = self.look_back(key).await;
+        self.about(outcome, "history", Some(key))
+    }
+
+    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let name = self.names.of(key);
+        let work = async {
+            let mut session = self.side().await?;
+            let noted = history::note(&mut session, &self.tables, &name, note).await;
+            self.side = Some(session);
+            noted
+        };
+        let outcome = work.await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.put_mark(key, fence, mark).await;
+        self.about(outcome.map(|found| if found.is_some() { Marking::Done } else { Marking::Changed }), "break", Some(key))
+    }
+
+    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.end_holder(key, fence, mark).await;
+        self.about(outcome, "break", Some(key))
     }
 
     async fn init(&mut self) -> Result<Init> {

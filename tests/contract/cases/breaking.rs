@@ -21,6 +21,7 @@ pub fn all() -> Vec<Case> {
         a_marked_hold_ends_with_its_lease,
         only_the_hold_that_was_seen_is_marked,
         a_mark_can_be_put_again,
+        who_means_another_hold_leaves_the_mark,
         a_mark_ends_with_its_hold,
         only_the_hold_that_was_seen_is_evicted,
     ];
@@ -157,6 +158,25 @@ async fn a_mark_can_be_put_again(lab: &Lab) {
     // Who is stopping already goes on doing so.
     mark(&mut b, &job, fence, "three").await;
     assert_eq!(shown(&mut b, &job).await, Some(Break { seen: true, ..broken("three") }));
+    a.free(&asked).await;
+}
+
+async fn who_means_another_hold_leaves_the_mark(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let first = request(&job, LONG);
+    let before = a.take(&first).await.fence;
+    a.free(&first).await;
+    let asked = request(&job, LONG);
+    let fence = a.take(&asked).await.fence;
+    mark(&mut b, &job, fence, "NFS").await;
+    for other in [before, Fence(fence.0 + 1)] {
+        assert_eq!(mark(&mut b, &job, other, "late").await, Marking::Changed);
+        assert_eq!(evict(&mut b, &job, other).await, Marking::Changed);
+    }
+    assert_eq!(shown(&mut b, &job).await, Some(broken("NFS")));
+    assert_eq!(a.renew(&asked, None).await, Renewal::Broken(broken("NFS")));
+    stop(&mut a, &asked).await;
     a.free(&asked).await;
 }
 

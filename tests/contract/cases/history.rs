@@ -19,6 +19,7 @@ pub fn all() -> Vec<Case> {
         a_hold_that_was_never_given_back_has_expired,
         who_left_themselves_out_are_not_named,
         a_release_that_found_nothing_remembers_nothing,
+        what_was_undone_is_not_remembered,
         so_many_runs_are_remembered_and_as_many_bad_ends,
         skips_are_counted_by_host,
         who_lost_a_hold_knows_best_how_it_ended,
@@ -155,6 +156,20 @@ async fn a_release_that_found_nothing_remembers_nothing(lab: &Lab) {
     assert_eq!(a.0.release(&job, &second.token, &ended(End::Exited(9))).await.expect("release"), Release::NotHeld);
     let past = history(&mut a, &job).await.past;
     assert!(past.len() == 2 && past[0].end == End::Exited(1), "{past:?}");
+}
+
+async fn what_was_undone_is_not_remembered(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = told("web1")(request(&job, LONG));
+    a.take(&asked).await;
+    assert_eq!(a.0.release(&job, &asked.token, &Parting::UNDO).await.expect("release"), Release::Released);
+    assert_eq!(history(&mut b, &job).await.past, []);
+    let next = b.hold(&job).await;
+    assert_eq!(history(&mut a, &job).await.past, []);
+    part(&mut b, &next, End::Exited(0)).await;
+    let past = history(&mut a, &job).await.past;
+    assert!(past.len() == 1 && past[0].end == End::Exited(0), "{past:?}");
 }
 
 async fn nested_holds_are_one_run(lab: &Lab) {

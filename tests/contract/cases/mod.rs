@@ -14,6 +14,7 @@ mod hold;
 mod lost_reply;
 mod model;
 mod mysql;
+mod mysql_history;
 mod mysql_server;
 mod names;
 mod postgres;
@@ -82,6 +83,7 @@ pub fn all() -> Vec<Case> {
         tair::all(),
         model::all(),
         mysql::all(),
+        mysql_history::all(),
         mysql_server::all(),
         sentinel::all(),
         cluster::all(),

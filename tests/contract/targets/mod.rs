@@ -230,7 +230,11 @@ impl Kind {
                 | Self::TairVersion
                 | Self::PostgresLease
                 | Self::MariadbLease
+                | Self::MariadbRow
+                | Self::MariadbAdvisory
                 | Self::MysqlLease
+                | Self::MysqlRow
+                | Self::MysqlAdvisory
         )
     }
 
@@ -248,7 +252,11 @@ impl Kind {
                 | Self::TairVersion
                 | Self::PostgresLease
                 | Self::MariadbLease
+                | Self::MariadbRow
+                | Self::MariadbAdvisory
                 | Self::MysqlLease
+                | Self::MysqlRow
+                | Self::MysqlAdvisory
         )
     }
 

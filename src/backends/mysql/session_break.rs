@@ -1,0 +1,73 @@
+//! Taking a lock away from a session.
+
+use super::{connection::Answer, failure, options::Mode, reading::Fields, sessions::Sessions, statement::Value};
+use crate::lock::{Break, Effect, End, Error, Fence, Key, Kind, Marking, Result};
+
+/// A hold that was marked.
+pub(super) struct Marked {
+    /// The session that has it.
+    session: i64,
+    /// Somebody marked it before.
+    before: bool,
+}
+
+impl Sessions {
+    /// Marks the hold with this fence, if a session has the lock by it.
+    pub(super) async fn put_mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Option<Marked>> {
+        let name = self.names.of(key);
+        let (_, broken): (End, _) = mark.into();
+        let mark = serde_json::to_string(mark).map_err(|error| Error::new(Kind::Internal, "the mark can't be written").source(error))?;
+        let mut session = self.side().await?;
+        // A row that readers can lock is nobody's.
+        let share = if session.server.mariadb { "LOCK IN SHARE MODE" } else { "FOR SHARE" };
+        let (look, has) = match self.options.mode {
+            Mode::Row => (
+                format!("SELECT COUNT(*) INTO @dlock_free FROM :rows WHERE name = :name {share} SKIP LOCKED;\n"),
+                "@dlock_free = 0".to_owned(),
+            ),
+            _ => ("SET @dlock_free = NULL;\n".to_owned(), format!("IS_USED_LOCK({}) = s.session", self.lock_of(key))),
+        };
+        let values = [
+            ("name", Value::Bytes(&name)),
+            ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))),
+            ("mark", Value::Text(&mark)),
+            ("broken", Value::Text(broken.as_deref().unwrap_or_default())),
+            ("has", Value::Sql(&has)),
+        ];
+        let answers = session.ask(&self.tables.fill(&(look + include_str!("sql/mark_hold.sql")), &values)).await;
+        self.side = Some(session);
+        let answers = answers?;
+        let int =
+            |nth: usize| answers.get(nth).and_then(|answer: &Answer| answer.rows.first()).map(|row| Fields::of(row).int()).transpose();
+        let before = int(2)?.ok_or_else(failure::unreadable)? > 0;
+        Ok(int(4)?.map(|session| Marked { session, before }))
+    }
+
+    /// Ends the session that has the lock with this fence. It is marked first: who comes next finds a hold that was broken, whatever
+    /// becomes of us, and so does who looks.
+    pub(super) async fn end_holder(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let Some(Marked { session: number, before }) = self.put_mark(key, fence, mark).await? else { return Ok(Marking::Changed) };
+        let mut session = self.side().await?;
+        match session.kill(number).await? {
+            Some(refusal) if refusal.number != failure::NO_SESSION => {
+                if !before {
+                    // Nobody asked for it to be stopped later.
+                    let values =
+                        [("name", Value::Bytes(&self.names.of(key))), ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX)))];
+                    session
+                        .ask(&self.tables.fill("DELETE FROM :marks WHERE name = :name AND fence = :fence AND seen = 0;", &values))
+                        .await?;
+                }
+                self.side = Some(session);
+                return Err(failure::refused(&refusal, false));
+            }
+            _ => {}
+        }
+        let gone = session.outlast(number).await;
+        self.side = Some(session);
+        if gone? {
+            return Ok(Marking::Done);
+        }
+        Err(Error::new(Kind::Unavailable, "the server has not ended the holder's session yet").effect(Effect::Unknown))
+    }
+}

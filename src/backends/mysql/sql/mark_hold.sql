@@ -1,0 +1,10 @@
+-- Marks the session's hold with this fence as to be broken, if it has the lock, and says which session that is and whether the hold was
+-- marked before. One that was keeps whether it was seen. Marks of holds that are over go.
+DELETE FROM :marks
+ WHERE name = :name AND fence <> :fence
+   AND fence NOT IN (SELECT fence FROM :table WHERE name = :name) AND fence NOT IN (SELECT fence FROM :sessions WHERE name = :name);
+SELECT COUNT(*) FROM :marks WHERE name = :name AND fence = :fence;
+INSERT INTO :marks (name, fence, mark, broken)
+SELECT s.name, s.fence, :mark, :broken FROM :sessions AS s WHERE s.name = :name AND s.fence = :fence AND s.session IS NOT NULL AND :has
+    ON DUPLICATE KEY UPDATE mark = :mark, broken = :broken;
+SELECT s.session FROM :sessions AS s WHERE s.name = :name AND s.fence = :fence AND s.session IS NOT NULL AND :has;

@@ -1,0 +1,7 @@
+-- Remembers who had the lock before and never gave it back, if somebody did, before their place is taken. Asked again it is one record.
+INSERT IGNORE INTO :runs (name, fence, since, ended, how, why, metadata)
+SELECT s.name, s.fence, s.since, LEAST(TIMESTAMPADD(MICROSECOND, s.ttl_ms * 1000, s.renewed_at), UTC_TIMESTAMP(6)),
+       IF(m.mark IS NULL, 'expired', 'broken'), m.broken, s.metadata
+  FROM :sessions AS s LEFT JOIN :marks AS m ON m.name = s.name AND m.fence = s.fence
+ WHERE s.name = :name AND s.session IS NOT NULL AND s.root <> :root AND :has;
+SET @dlock_vanished = ROW_COUNT();

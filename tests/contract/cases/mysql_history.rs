@@ -1,0 +1,211 @@
+//! What MySQL and MariaDB remember of the holds that sessions have, and how those are taken from them.
+
+use std::time::Duration;
+
+use dlock::{
+    backends::mysql::backend,
+    lock::{End, Kind as ErrorKind, Marking, Parting, Release, Renewal, Scope, Wake},
+};
+
+use super::{
+    Case, cases,
+    history::{broken, history},
+};
+use crate::{
+    lab::{Client, LONG, Lab, key, request, waiting, who},
+    support::proxy::{Fault, Proxy},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    cases![|kind: Kind| kind.is_mariadb() && kind.is_a_session() =>
+        remembering_costs_no_request,
+        a_lock_that_can_t_be_remembered_is_a_lock,
+        holders_that_never_give_back_are_remembered_within_bounds,
+        a_release_that_is_asked_again_is_remembered_once,
+        a_grant_whose_answer_was_lost_and_that_was_undone_is_nobody_s,
+        a_history_is_read_with_the_right_to_read,
+        whose_session_can_t_be_ended_keeps_the_lock,
+        a_mark_that_can_t_be_read_ends_nobody,
+        who_leaves_keeps_nothing_though_nothing_can_be_written,
+    ]
+}
+
+fn ended(end: End) -> Parting {
+    Parting { end: Some(end), ..Scope::Tree.into() }
+}
+
+/// A client with these rights in the case's database, and no others.
+fn with_rights(lab: &Lab, rights: &str) -> Client {
+    let mut options = lab.mariadb().options("dlock");
+    let user = format!("u{}", &lab.mariadb().database[lab.mariadb().database.len().saturating_sub(20)..]);
+    lab.mariadb().sql(&format!("CREATE USER '{user}'; GRANT {rights} ON {}.* TO '{user}'", lab.mariadb().database));
+    options.sql.user = Some(user);
+    Client(backend(options))
+}
+
+async fn remembering_costs_no_request(lab: &Lab) {
+    let proxy = Proxy::to(lab.mariadb().server().port);
+    let mut a = lab.mariadb().through_proxy(&proxy);
+    let job = key("job");
+    let first = a.hold(&job).await;
+    a.free(&first).await;
+    lab.pass(Duration::from_millis(50)).await;
+    let mut counted = Vec::new();
+    for parting in [Parting::UNDO, ended(End::Exited(1)), Parting::UNDO] {
+        let held = request(&job, LONG);
+        let before = proxy.requests();
+        a.take(&held).await;
+        let taken = proxy.requests();
+        a.renewed(&held, None).await;
+        let renewed = proxy.requests();
+        assert_eq!(a.0.release(&job, &held.token, &parting).await.expect("release"), Release::Released);
+        // The session goes, and says so.
+        lab.pass(Duration::from_millis(50)).await;
+        counted.push((taken - before, renewed - taken, proxy.requests() - renewed));
+    }
+    // A renewal in mode=row is told of over the other session.
+    let renewal = if lab.kind == Kind::MariadbRow { 2 } else { 1 };
+    assert!(counted.iter().all(|one| *one == (counted[0].0, renewal, 2)), "{counted:?}");
+    // The login, a look at the server, and the lock; the fence over the other session.
+    assert!(counted[0].0 <= 2 + renewal, "{counted:?}");
+}
+
+/// Neither a grant nor a release fails because nothing can be written of it.
+async fn a_lock_that_can_t_be_remembered_is_a_lock(lab: &Lab) {
+    let job = key("job");
+    lab.mariadb().sql("RENAME TABLE dlock_runs TO elsewhere");
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    for _ in 0..2 {
+        let held = a.hold(&job).await;
+        b.refused(&request(&job, LONG)).await;
+        a.renewed(&held, None).await;
+        assert_eq!(a.0.release(&job, &held.token, &ended(End::Exited(1))).await.expect("release"), Release::Released);
+        assert!(b.inspect(&job).await.holders.is_empty());
+    }
+    a.hold(&job).await;
+    drop(a);
+    let wanted = waiting(&job, LONG);
+    let grant = b.wait_for(&wanted, Duration::from_millis(50)).await;
+    assert!(!grant.settle.is_zero(), "the holder before vanished");
+    b.free(&wanted).await;
+    lab.mariadb().sql("RENAME TABLE elsewhere TO dlock_runs");
+    assert_eq!(history(&mut b, &job).await.past, []);
+}
+
+async fn holders_that_never_give_back_are_remembered_within_bounds(lab: &Lab) {
+    let job = key("job");
+    let mut last = None;
+    for _ in 0..140 {
+        let (mut a, wanted) = (lab.client().await, waiting(&job, LONG));
+        let fence = a.wait_for(&wanted, Duration::from_millis(20)).await.fence;
+        assert!(last < Some(fence));
+        last = Some(fence);
+    }
+    let mut b = lab.client().await;
+    b.wait_for(&waiting(&job, LONG), Duration::from_millis(20)).await;
+    let past = history(&mut b, &job).await.past;
+    assert!((100..=132).contains(&past.len()), "{}", past.len());
+    assert!(past[0].fence == last && past.iter().all(|one| one.end == End::Expired), "{past:?}");
+}
+
+async fn a_release_that_is_asked_again_is_remembered_once(lab: &Lab) {
+    let job = key("job");
+    let row = lab.kind == Kind::MariadbRow;
+    for fault in [Fault::LateReply(Duration::from_millis(300)), Fault::CutAfter] {
+        let proxy = Proxy::to(lab.mariadb().server().port);
+        let (mut a, mut b) = (lab.mariadb().through_proxy(&proxy), lab.client().await);
+        let held = request(&job, LONG);
+        let fence = a.take(&held).await.fence;
+        proxy.trap(if row { "COMMIT" } else { "RELEASE_LOCK" }, fault);
+        let parting = ended(End::Exited(3));
+        let lost = tokio::time::timeout(Duration::from_millis(200), a.0.release(&job, &held.token, &parting)).await;
+        assert!(!matches!(lost, Ok(Ok(_))), "{lost:?}");
+        let _ = a.0.release(&job, &held.token, &ended(End::Exited(4))).await.expect("release");
+        let past = history(&mut b, &job).await.past;
+        assert!(past[0].fence == Some(fence) && past[0].end == End::Exited(3), "{past:?}");
+        assert_eq!(past.iter().filter(|one| one.fence == Some(fence)).count(), 1, "{past:?}");
+    }
+}
+
+async fn a_grant_whose_answer_was_lost_and_that_was_undone_is_nobody_s(lab: &Lab) {
+    for (n, fault) in [Fault::LateReply(Duration::from_millis(300)), Fault::CutAfter, Fault::CutBefore].into_iter().enumerate() {
+        let proxy = Proxy::to(lab.mariadb().server().port);
+        let (mut a, mut b) = (lab.mariadb().through_proxy(&proxy), lab.client().await);
+        let job = key(&format!("job{n}"));
+        let wanted = request(&job, LONG);
+        proxy.trap("GREATEST(fence + 1", fault);
+        let lost = tokio::time::timeout(Duration::from_millis(200), a.0.try_acquire(&wanted)).await;
+        assert!(!matches!(lost, Ok(Ok(_))) && proxy.sprung() == 1, "{lost:?}");
+        assert_eq!(a.0.release(&job, &wanted.token, &Parting::UNDO).await.expect("release"), Release::NotHeld);
+        let next = waiting(&job, LONG);
+        let grant = b.wait_for(&next, Duration::from_millis(50)).await;
+        assert!(grant.settle.is_zero(), "nobody vanished");
+        assert_eq!(history(&mut b, &job).await.past, [], "{n}");
+        b.free(&next).await;
+    }
+}
+
+async fn a_history_is_read_with_the_right_to_read(lab: &Lab) {
+    let mut reader = with_rights(lab, "SELECT");
+    let (job, lost) = (key("job"), key("lost"));
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let held = dlock::lock::Request { metadata: Some(who("web1")), ..request(&lost, LONG) };
+    b.take(&held).await;
+    drop(b);
+    let held = a.hold(&job).await;
+    assert_eq!(a.0.release(&job, &held.token, &ended(End::Exited(3))).await.expect("release"), Release::Released);
+    a.hold(&job).await;
+    let past = history(&mut reader, &job).await.past;
+    assert!(past.len() == 1 && past[0].end == End::Exited(3), "{past:?}");
+    while reader.inspect(&lost).await.holders.len() == 1 {
+        lab.pass(Duration::from_millis(20)).await;
+    }
+    let past = history(&mut reader, &lost).await.past;
+    assert!(past.len() == 1 && past[0].end == End::Expired && past[0].metadata == Some(who("web1")), "{past:?}");
+    assert_eq!(reader.inspect(&job).await.holders.len(), 1);
+}
+
+async fn whose_session_can_t_be_ended_keeps_the_lock(lab: &Lab) {
+    let mut other = with_rights(lab, "SELECT, INSERT, UPDATE, DELETE");
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = request(&job, LONG);
+    let fence = a.take(&held).await.fence;
+    let error = other.0.evict(&job, fence, &broken("NFS")).await.expect_err("another user's session");
+    assert!(error.kind == ErrorKind::Denied && error.hint.as_deref().is_some_and(|hint| hint.contains("CONNECTION_ADMIN")), "{error:?}");
+    // Nor is it asked to stop.
+    a.renewed(&held, None).await;
+    assert_eq!(a.inspect(&job).await.holders[0].broken, None);
+    assert_eq!(other.0.mark(&job, fence, &broken("NFS")).await.expect("mark"), Marking::Done);
+    assert_eq!(other.0.evict(&job, fence, &broken("NFS")).await.expect_err("as before").kind, ErrorKind::Denied);
+    assert_eq!(a.renew(&held, None).await, Renewal::Broken(broken("NFS")));
+    a.free(&held).await;
+}
+
+async fn who_leaves_keeps_nothing_though_nothing_can_be_written(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let unwanted = waiting(&job, LONG);
+    b.refused(&unwanted).await;
+    a.free(&held).await;
+    assert_eq!(b.wait(&unwanted, LONG).await, Wake::Changed, "its session has the lock");
+    let blocker = lab.mariadb().keep("LOCK TABLES dlock_sessions WRITE");
+    let left = b.0.abandon(&unwanted).await;
+    assert!(left.as_ref().err().is_none_or(dlock::lock::Error::is_transient), "{left:?}");
+    drop(blocker);
+    b.abandon(&unwanted).await;
+    c.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
+}
+
+async fn a_mark_that_can_t_be_read_ends_nobody(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    lab.mariadb().sql("RENAME TABLE dlock_marks TO elsewhere");
+    a.renewed(&held, None).await;
+    lab.mariadb().sql("RENAME TABLE elsewhere TO dlock_marks");
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+}
