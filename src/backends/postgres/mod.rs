@@ -31,6 +31,7 @@ mod names;
 mod options;
 mod relay;
 mod schema;
+mod session_break;
 mod session_look;
 mod sessions;
 mod statement;

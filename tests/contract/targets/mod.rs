@@ -229,6 +229,8 @@ impl Kind {
                 | Self::Tair
                 | Self::TairVersion
                 | Self::PostgresLease
+                | Self::PostgresRow
+                | Self::PostgresAdvisory
                 | Self::MariadbLease
                 | Self::MysqlLease
         )
@@ -247,6 +249,8 @@ impl Kind {
                 | Self::Tair
                 | Self::TairVersion
                 | Self::PostgresLease
+                | Self::PostgresRow
+                | Self::PostgresAdvisory
                 | Self::MariadbLease
                 | Self::MysqlLease
         )
