@@ -12,6 +12,7 @@ pub mod sql;
 pub mod sqlite;
 pub mod tair;
 mod tls;
+mod transport;
 pub mod zookeeper;
 
 pub use self::{secret::Secret, tls::Tls};

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{ArgAction, Args, Parser, Subcommand, builder::PossibleValuesParser};
 
-use crate::commands::{acquire, completions, gc, hold, init, inspect, list, man, release, renew, run, verify};
+use crate::commands::{acquire, completions, doctor, gc, hold, init, inspect, list, man, release, renew, run, verify};
 
 /// Take a lock on the store you already run, and run a command under it.
 #[derive(Debug, Parser)]
@@ -76,6 +76,8 @@ pub enum Command {
     Inspect(inspect::Args),
     /// Show every held lock
     List(list::Args),
+    /// Tell whether the store, as configured, can keep its promises
+    Doctor(doctor::Args),
     /// Create what the store needs before it can keep locks
     Init(init::Args),
     /// Remove what no lock has used for long

@@ -4,7 +4,7 @@ use std::{future::pending, io, os::fd::OwnedFd, time::Duration};
 
 use async_trait::async_trait;
 
-use super::{Capabilities, Error, Fence, Holder, Key, Kind, LockState, Request, Result, Session, Token, Ttl};
+use super::{Capabilities, Error, Examine, Fence, Holder, Key, Kind, LockState, Request, Result, Session, Token, Ttl};
 
 /// A store that keeps locks.
 ///
@@ -18,7 +18,7 @@ use super::{Capabilities, Error, Fence, Holder, Key, Kind, LockState, Request, R
 /// **Errors** say by [`crate::lock::Effect`] whether the step happened. A request that was sent and not answered
 /// is `Unknown`.
 #[async_trait(?Send)]
-pub trait Backend {
+pub trait Backend: Examine {
     /// What this backend can do; known without I/O.
     fn capabilities(&self) -> &Capabilities;
 

@@ -53,13 +53,13 @@ pub fn line(report: &impl Serialize) -> String {
 
 /// What every object begins with.
 #[derive(Debug, Serialize)]
-struct Head {
+pub(super) struct Head {
     schema: &'static str,
     result: &'static str,
     status: u8,
 }
 
-const fn head(result: &'static str, status: u8) -> Head {
+pub(super) const fn head(result: &'static str, status: u8) -> Head {
     Head { schema: SCHEMA, result, status }
 }
 

@@ -3,6 +3,8 @@
 //!
 //! Time is tokio's, so that a paused runtime controls leases and waits alike.
 
+mod examine;
+
 use std::{
     cell::RefCell,
     collections::{BTreeMap, HashMap},

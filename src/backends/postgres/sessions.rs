@@ -62,7 +62,7 @@ pub struct Sessions {
     /// Who asks or waits, with a session of his own.
     tries: Vec<(Key, Token, Keeper)>,
     /// For all that is not a lock.
-    side: Option<Session>,
+    pub(super) side: Option<Session>,
     /// Who may stand in a queue because of us.
     queued: Vec<(Key, Token)>,
     /// Nothing between us and the server shares its sessions.
@@ -100,7 +100,7 @@ impl Sessions {
         }
     }
 
-    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
+    pub(super) fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
         outcome.map_err(|error| {
             let error = error.during(operation).backend(self.options.redacted_url());
             match key {
@@ -138,7 +138,7 @@ impl Sessions {
         }
     }
 
-    async fn side(&mut self) -> Result<Session> {
+    pub(super) async fn side(&mut self) -> Result<Session> {
         match self.side.take().filter(Session::is_open) {
             Some(session) => Ok(session),
             None => Session::open(&self.options.sql).await,

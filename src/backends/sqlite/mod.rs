@@ -19,6 +19,7 @@
 
 mod acquire;
 mod alarm;
+pub mod examine;
 mod failure;
 mod hold;
 mod latch;
