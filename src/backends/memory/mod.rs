@@ -315,7 +315,7 @@ impl Backend for Memory {
             .slots
             .borrow_mut()
             .iter_mut()
-            .filter(|((namespace, key), _)| namespace == self.namespace.as_str() && key.as_str().starts_with(start))
+            .filter(|((namespace, key), _)| namespace == self.namespace.as_str() && key.as_str().starts_with(start) && *key != Key::probe())
             .map(|((_, key), slot)| {
                 slot.settle(now);
                 slot.state(key, now)

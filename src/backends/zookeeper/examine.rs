@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     backends::{tls, transport},
-    lock::{Check, Error, Examine, Finding, Grants, PASSWORD, Result, Role, ServerTime, check},
+    lock::{Check, Error, Examine, Finding, Grants, PASSWORD, Result, Role, ServerTime, Ttl, check},
 };
 
 /// What is looked at.
@@ -35,8 +35,8 @@ const SHORT: Duration = Duration::from_secs(12);
 impl ZooKeeper {
     async fn look_at_ensemble(&mut self) -> Result<Vec<Finding>> {
         self.options().check()?;
-        // The range is what comes of asking for more and for less than any server gives.
-        let shortest = Session::open(&self.ensemble, Duration::from_millis(1), Purpose::Visit).await?;
+        // The range is what comes of asking for the least and the most that there is.
+        let shortest = Session::open(&self.ensemble, Ttl::MIN, Purpose::Visit).await?;
         let mut longest = Session::open(&self.ensemble, LONGEST, Purpose::Visit).await?;
         let mut found = vec![timeouts(shortest.timeout, longest.timeout)];
         let asked = [Ask::Read { path: "/zookeeper/config" }];

@@ -116,7 +116,7 @@ fn sources(settings: &DoctorSettings, context: &Context) -> Finding {
         None => format!("{} ({})", source.name, source.from),
     };
     let said: Vec<String> = settings.sources.iter().filter(|source| source.name != "backend").map(of).collect();
-    Finding::ok(ID, if said.is_empty() { "all others at their defaults".into() } else { said.join(", ") })
+    Finding::ok(ID, if said.is_empty() { "all settings are at their defaults".into() } else { said.join(", ") })
 }
 
 fn print_grants(backend: &dyn Backend, role: Role, context: &Context) -> u8 {

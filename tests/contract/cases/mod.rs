@@ -2,6 +2,7 @@
 
 mod cluster;
 mod crowd;
+mod doctor;
 mod etcd_queue;
 mod etcd_ways;
 mod expiry;
@@ -83,6 +84,7 @@ pub fn all() -> Vec<Case> {
         cluster::all(),
         etcd_queue::all(),
         etcd_ways::all(),
+        doctor::all(),
         crowd::all(),
     ]
     .concat()

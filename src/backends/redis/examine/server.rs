@@ -35,11 +35,13 @@ pub(in crate::backends) fn questions() -> Pipeline {
 
 /// What a server told of itself.
 pub(in crate::backends) struct Server {
-    /// `INFO`; `None` for who may not ask.
-    info: Option<String>,
+    /// `INFO`, or why there is none.
+    info: Result<String, String>,
     appendfsync: Option<String>,
     min_replicas: Option<String>,
     max_clients: Option<String>,
+    /// Why what `CONFIG GET` tells is not known.
+    no_config: String,
 }
 
 impl Server {
@@ -48,12 +50,18 @@ impl Server {
             let pairs = replies.get(at).and_then(reply::pairs)?;
             pairs.into_iter().next().map(|(_, value)| value)
         };
-        Self { info: text(replies, 0), appendfsync: config(1), min_replicas: config(2), max_clients: config(3) }
+        Self {
+            info: text(replies, 0).ok_or_else(|| why_not(replies.first(), "INFO")),
+            appendfsync: config(1),
+            min_replicas: config(2),
+            max_clients: config(3),
+            no_config: why_not(replies.get(1), "CONFIG GET"),
+        }
     }
 
     /// What is told under this name.
     pub(in crate::backends) fn field(&self, name: &str) -> Option<&str> {
-        field(self.info.as_deref()?, name)
+        field(self.info.as_ref().ok()?, name)
     }
 
     fn number(&self, name: &str) -> Option<u64> {
@@ -62,10 +70,10 @@ impl Server {
 
     /// What it makes of locks on this server.
     pub(in crate::backends) fn findings(&self, options: &Options) -> Vec<Finding> {
-        if self.info.is_none() {
+        if let Err(why) = &self.info {
             let unchecked = |check: &Check| {
                 let what = check.about.split([':', ';']).next().unwrap_or(check.about);
-                Finding::unchecked(check.id, what, "the user may not ask for INFO").mend("ACL SETUSER USER +info")
+                Finding::unchecked(check.id, what, why).mend("ACL SETUSER USER +info")
             };
             return SERVER.iter().map(unchecked).collect();
         }
@@ -137,8 +145,9 @@ impl Server {
                 "a crash of the server's host forgets the locks of its last moments, so that two may run",
             )
             .mend(ALWAYS),
-            (Some("1"), None) => Finding::unchecked(ID, "appendfsync (appendonly is yes)", "the user may not ask for CONFIG GET")
-                .mend("ACL SETUSER USER +config|get"),
+            (Some("1"), None) => {
+                Finding::unchecked(ID, "appendfsync (appendonly is yes)", &self.no_config).mend("ACL SETUSER USER +config|get")
+            }
             _ => Finding::unchecked(ID, "appendonly", "INFO doesn't tell it"),
         }
     }
@@ -192,8 +201,17 @@ impl Server {
                 }
                 Finding::ok(ID, text)
             }
-            _ => Finding::unchecked(ID, "maxclients", "INFO doesn't tell it and the user may not ask for CONFIG GET"),
+            _ => Finding::unchecked(ID, "maxclients", &format!("INFO doesn't tell it, and {}", self.no_config)),
         }
+    }
+}
+
+/// Why a question got no answer.
+fn why_not(reply: Option<&Value>, question: &str) -> String {
+    match reply {
+        Some(Value::ServerError(error)) if error.code() == "NOPERM" => format!("the user may not ask for {question}"),
+        Some(Value::ServerError(_)) => format!("the server doesn't take {question}"),
+        _ => format!("{question} doesn't tell it"),
     }
 }
 
@@ -270,8 +288,12 @@ mod tests {
     use super::*;
     use crate::backends::redis::options::{Replicas, Server as Place};
 
+    fn nothing() -> Server {
+        Server::read(&[Value::Nil, Value::Nil, Value::Nil, Value::Nil])
+    }
+
     fn server(info: &str) -> Server {
-        Server { info: Some(info.replace(' ', "\r\n")), appendfsync: None, min_replicas: None, max_clients: None }
+        Server { info: Ok(info.replace(' ', "\r\n")), ..nothing() }
     }
 
     fn options(replicas: Option<u32>) -> Options {
@@ -296,9 +318,8 @@ mod tests {
 
     #[test]
     fn what_is_not_told_is_not_invented() {
-        let nothing = Server { info: None, appendfsync: None, min_replicas: None, max_clients: None };
         let empty = server("");
-        for findings in [nothing.findings(&options(None)), empty.findings(&options(None))] {
+        for findings in [nothing().findings(&options(None)), empty.findings(&options(None))] {
             assert_eq!(findings.len(), SERVER.len());
             assert!(findings.iter().all(|f| f.severity == Severity::Warn && f.text.starts_with("not checked: ")), "{findings:?}");
         }
