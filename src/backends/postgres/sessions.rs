@@ -188,7 +188,12 @@ impl Sessions {
         if !ours {
             return self.refuse(request, at).await;
         }
-        let (fence, now, settle) = self.begin(request, at).await?;
+        let begun = self.begin(request, at).await;
+        if begun.as_ref().is_err_and(|error| !error.is_transient()) {
+            // Nobody will ask again: the session would keep the lock for nothing.
+            drop(self.tries.swap_remove(at));
+        }
+        let (fence, now, settle) = begun?;
         let (key, token, keeper) = self.tries.swap_remove(at);
         self.holds.push(Hold {
             key,
