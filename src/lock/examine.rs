@@ -67,9 +67,13 @@ impl Finding {
         Self { severity: Severity::Warn, ..Self::ok(check, format!("not checked: {what}, because {why}")) }
     }
 
-    /// What a backend notices by itself, as a finding.
+    /// What a backend notices by itself, as a finding: what is so, and behind a colon what could happen.
     pub fn noticed(check: &'static str, notice: Notice) -> Self {
-        Self { severity: Severity::Warn, mend: notice.hint, ..Self::ok(check, notice.text) }
+        let (text, risk) = match notice.text.split_once(": ") {
+            Some((text, risk)) => (text.to_owned(), Some(risk.to_owned())),
+            None => (notice.text, None),
+        };
+        Self { check, severity: Severity::Warn, text, risk, mend: notice.hint }
     }
 
     /// With what to do about it.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backends::{sql::rights, transport},
-    lock::{Check, Error, Examine, Finding, Grants, Kind, Notice, PASSWORD, Result, Role, ServerTime, Severity, check},
+    lock::{Check, Error, Examine, Finding, Grants, Kind, Notice, PASSWORD, Result, Role, ServerTime, check},
 };
 
 /// What is looked at.
@@ -31,6 +31,9 @@ pub const CHECKS: &[Check] = &[
     check("schema", "whether the tables are there, in this version's layout"),
     transport::CHECK,
 ];
+
+/// The lock table and those beside it, by the ends of their names. All modes look at all of them.
+const TABLES: [&str; 4] = ["", "_waiters", "_rows", "_sessions"];
 
 /// A session that is ended sooner than this is made again and again.
 const SHORT: i64 = 60;
@@ -73,7 +76,7 @@ fn refusals(session: &Connection, options: &Options) -> Vec<(&'static str, Findi
             _ if message.contains("proxy") => "proxy",
             _ => "cluster",
         };
-        let found = Finding { severity: Severity::Unsafe, mend: hint, ..Finding::ok(check, message) };
+        let found = Finding { mend: hint, ..Finding::not_safe(check, message, "dlock takes no lock there") };
         Some((check, found))
     };
     let sessions = if options.mode == Mode::Lease { Ok(()) } else { session.server.check_sessions(options.mode) };
@@ -199,16 +202,11 @@ async fn time(session: &mut Connection) -> Result<Vec<ServerTime>> {
 
 fn grants(options: &Options, role: Role) -> Grants {
     let user = format!("'{}'@'%'", role.user());
-    let used: &[&str] = match options.mode {
-        Mode::Lease => &["", "_waiters"],
-        Mode::Row => &["_rows", "_sessions", "_waiters"],
-        Mode::Advisory => &["_sessions", "_waiters"],
-    };
     let table = &options.sql.table;
     let (database, table) = table.split_once('.').unwrap_or((options.sql.database.as_deref().unwrap_or("DATABASE"), table));
     let rights = if role.writes() { "SELECT, INSERT, UPDATE, DELETE" } else { "SELECT" };
     let mut text = format!("CREATE USER {user} IDENTIFIED BY '{PASSWORD}';\n");
-    for suffix in used {
+    for suffix in TABLES {
         text += &format!("GRANT {rights} ON `{}`.`{}{suffix}` TO {user};\n", database.replace('`', "``"), table.replace('`', "``"));
     }
     let notes = vec![

@@ -32,6 +32,9 @@ pub const CHECKS: &[Check] = &[
     transport::CHECK,
 ];
 
+/// The lock table and those beside it, by the ends of their names.
+const TABLES: [&str; 5] = ["", "_waiters", "_rows", "_fences", "_sessions"];
+
 /// The oldest that has all that the statements use.
 const OLDEST: u32 = 110_000;
 
@@ -118,12 +121,7 @@ async fn time(session: &mut Session) -> Result<Vec<ServerTime>> {
 
 fn grants(options: &Options, tables: &Tables, role: Role) -> Grants {
     let user = role.user();
-    let used: &[&str] = match options.mode {
-        Mode::Lease => &["", "_waiters"],
-        Mode::Row => &["_rows", "_fences", "_sessions", "_waiters"],
-        Mode::Advisory => &["_fences", "_sessions", "_waiters"],
-    };
-    let names: Vec<String> = used.iter().map(|suffix| tables.quoted(suffix)).collect();
+    let names: Vec<String> = TABLES.iter().map(|suffix| tables.quoted(suffix)).collect();
     let rights = if role.writes() { "SELECT, INSERT, UPDATE, DELETE" } else { "SELECT" };
     let database = options.sql.database.as_deref().unwrap_or("DATABASE").replace('"', "");
     let schema = options.sql.table.split_once('.').map_or("public", |(schema, _)| schema).replace('"', "");
@@ -137,7 +135,10 @@ fn grants(options: &Options, tables: &Tables, role: Role) -> Grants {
         "dlock init comes first, as whoever is to own the tables: what it does needs more rights than these".to_owned(),
     ];
     if options.mode != Mode::Lease {
-        notes.push("holders should be of one role: the server tells nobody of another role's sessions".into());
+        notes.push("holders should be of one role: the server tells a role little of another one's sessions".into());
+    }
+    if options.mode == Mode::Advisory {
+        notes.push("whoever may connect can call pg_advisory_lock itself: no right of the server bounds that".into());
     }
     Grants { text, notes }
 }

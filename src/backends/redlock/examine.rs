@@ -160,9 +160,9 @@ impl Examine for Redlock {
     fn grants(&self, role: Role) -> Grants {
         let needs = Needs {
             writes: &[
-                "evalsha", "eval", "set", "del", "incr", "hset", "hdel", "hget", "pexpire", "pexpireat", "zadd", "zrem", "zrank",
+                "set", "del", "incr", "hset", "hdel", "hget", "pexpire", "pexpireat", "zadd", "zrem", "zrank",
             ],
-            reads: &["time", "type", "getrange", "pttl", "hgetall", "zrange", "get", "scan"],
+            reads: &["evalsha", "eval", "time", "type", "getrange", "pttl", "hgetall", "zrange", "get", "scan"],
             publishes: false,
             select: self.options.nodes.iter().any(|node| node.db != 0),
             ..Needs::scripts_and_lists(&self.options.namespace)

@@ -8,6 +8,7 @@ mod etcd_ways;
 mod expiry;
 mod fence;
 mod foreign;
+mod grants;
 mod handover;
 mod hold;
 mod lost_reply;
@@ -85,6 +86,7 @@ pub fn all() -> Vec<Case> {
         etcd_queue::all(),
         etcd_ways::all(),
         doctor::all(),
+        grants::all(),
         crowd::all(),
     ]
     .concat()

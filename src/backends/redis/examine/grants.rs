@@ -26,10 +26,11 @@ impl<'a> Needs<'a> {
         Self {
             namespace,
             writes: &[
-                "evalsha", "eval", "hset", "hdel", "hget", "hexists", "incr", "set", "del", "pexpire", "pexpireat", "exists", "zadd",
+                "hset", "hdel", "hget", "incr", "set", "del", "pexpire", "pexpireat", "exists", "zadd",
                 "zrem", "zrank", "lpush", "blpop", "publish",
             ],
-            reads: &["time", "type", "hrandfield", "hlen", "pttl", "hgetall", "zrange", "get", "scan"],
+            // To verify a token is a script too; whatever a script does takes the right to that.
+            reads: &["evalsha", "eval", "time", "type", "hexists", "hrandfield", "hlen", "pttl", "hgetall", "zrange", "get", "scan"],
             publishes: true,
             select: false,
             replicas: false,
