@@ -77,10 +77,9 @@ pub fn secrets(globals: &Globals, layers: &Layers<'_>, target: &Target) -> Resul
     if !layers.file.path.as_os_str().is_empty() {
         found.push(Secret::new("the configuration", Place::Configuration(layers.file.path.clone())));
     }
-    for (name, flag, what) in [
-        ("password_file", globals.password_file.as_deref(), "the password"),
-        ("sentinel_password_file", None, "the sentinels' password"),
-    ] {
+    for (name, flag, what) in
+        [("password_file", globals.password_file.as_deref(), "the password"), ("sentinel_password_file", None, "the sentinels' password")]
+    {
         if let Some(setting) = layers.get(name, flag)? {
             found.push(Secret::new(what, Place::File(setting.text.into())));
         }

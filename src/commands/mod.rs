@@ -21,6 +21,7 @@ pub mod verify;
 
 use std::future::Future;
 
+pub use crate::backends::CHECKS;
 pub use key::{KeyArg, TokenArg};
 pub use metadata::{collect as collect_metadata, user as user_name};
 pub use target::{

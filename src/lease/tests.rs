@@ -11,8 +11,8 @@ use super::*;
 use crate::{
     backends::memory::{Memory, Store},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Check, Effect, Entry, Error, Examine, Finding, Grants, Holding, Init, Kind, LockState, Mode, Namespace, Pace, Release,
-        Renewal, Request, Result, Role, Scope, ServerTime, Wake,
+        Attempt, Backend, Busy, Capabilities, Check, Effect, Entry, Error, Examine, Finding, Grants, Holding, Init, Kind, LockState, Mode,
+        Namespace, Pace, Release, Renewal, Request, Result, Role, Scope, ServerTime, Wake,
     },
 };
 

@@ -14,6 +14,7 @@
 //! | `ok` of list | 0 | `backend locks`: an array of locks |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
 //! | `ok` of run | the command's | `key backend fence started waited_ms ran_ms command released holders error` |
+//! | `ok`, `warn`, `unsafe` of doctor | 0, 1, 2; 69, 78 | `backend name from findings round_trip_us hand_over_us settings error` ([`super::doctor`]) |
 //! | `busy` | 75 or `-E` | `key backend waited_ms expires_in_ms position holders`; of run as `ok` |
 //! | `lost` of run | 76 | as `ok` of run |
 //! | `not_held` | 77 | `key backend` |

@@ -4,7 +4,7 @@ use snapbox::{assert_data_eq, file};
 
 use crate::lab::Lab;
 
-const COMMANDS: [&str; 10] = ["run", "acquire", "renew", "release", "inspect", "list", "init", "gc", "completions", "man"];
+const COMMANDS: [&str; 11] = ["run", "acquire", "renew", "release", "inspect", "list", "doctor", "init", "gc", "completions", "man"];
 
 #[test]
 fn screens() {

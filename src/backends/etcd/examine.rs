@@ -129,15 +129,19 @@ fn raised(alarms: &[Alarm]) -> Finding {
     const ID: &str = "alarms";
     let of = |kind: i32| alarms.iter().filter(|alarm| alarm.kind == kind).count();
     match (of(1), of(2)) {
-        (_, corrupt @ 1..) => Finding::not_safe(ID, format!("CORRUPT on {corrupt} members"), "members don't store the same: two may be granted one lock")
-            .mend("replace the member that is wrong; etcdctl alarm list"),
+        (_, corrupt @ 1..) => {
+            Finding::not_safe(ID, format!("CORRUPT on {corrupt} members"), "members don't store the same: two may be granted one lock")
+                .mend("replace the member that is wrong; etcdctl alarm list")
+        }
         (full @ 1.., _) => {
             let text = format!("NOSPACE on {full} members");
             Finding::not_safe(ID, text, "no lock can be taken").mend("etcdctl compact, defrag, alarm disarm; or a larger quota")
         }
         (0, 0) if alarms.is_empty() => Finding::ok(ID, "no alarm is raised"),
-        (0, 0) => Finding::warn(ID, format!("{} alarms of a kind that dlock doesn't know", alarms.len()), "the members know what could happen")
-            .mend("etcdctl alarm list"),
+        (0, 0) => {
+            Finding::warn(ID, format!("{} alarms of a kind that dlock doesn't know", alarms.len()), "the members know what could happen")
+                .mend("etcdctl alarm list")
+        }
     }
 }
 

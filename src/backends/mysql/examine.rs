@@ -100,9 +100,8 @@ impl Variables {
         let variables = "'version', 'wait_timeout', 'max_connections', 'log_bin', 'rpl_semi_sync_master_enabled', \
             'rpl_semi_sync_source_enabled', 'idle_transaction_timeout', 'idle_write_transaction_timeout'";
         let counters = "'Threads_connected', 'Slaves_connected', 'Rpl_semi_sync_master_clients', 'Rpl_semi_sync_source_clients'";
-        let batch = format!(
-            "SHOW GLOBAL VARIABLES WHERE Variable_name IN ({variables}); SHOW GLOBAL STATUS WHERE Variable_name IN ({counters});"
-        );
+        let batch =
+            format!("SHOW GLOBAL VARIABLES WHERE Variable_name IN ({variables}); SHOW GLOBAL STATUS WHERE Variable_name IN ({counters});");
         let answers = session.ask(&batch).await?;
         let mut read = Vec::new();
         for row in answers.iter().flat_map(|answer| &answer.rows) {
@@ -126,11 +125,8 @@ fn version(read: &Variables) -> Finding {
     let Some(text) = read.text("version") else { return Finding::unchecked(ID, "the version", "the server doesn't tell it") };
     let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
     let number: (u32, u32) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-    let (name, oldest, mend) = if text.contains("MariaDB") {
-        ("MariaDB", (10, 6), "MariaDB 10.6 at least")
-    } else {
-        ("MySQL", (8, 0), "MySQL 8.0 at least")
-    };
+    let (name, oldest, mend) =
+        if text.contains("MariaDB") { ("MariaDB", (10, 6), "MariaDB 10.6 at least") } else { ("MySQL", (8, 0), "MySQL 8.0 at least") };
     let text = format!("{name} {}", text.split('-').next().unwrap_or(text));
     if number < oldest {
         return Finding::not_safe(ID, text, "it lacks what dlock's statements need").mend(mend);

@@ -74,7 +74,9 @@ async fn through(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Re
 pub(super) async fn ask_any(options: &Options, theirs: &Sentinel, questions: &Pipeline) -> Result<Vec<Value>> {
     let ways = theirs.sentinels.iter().map(|sentinel| async move {
         let asked = Connection::open_and(&login(options, theirs, sentinel), questions).await;
-        asked.map(|(_, replies)| replies).map_err(|error| Failure { of_master: false, error: failure::of("sentinel", sentinel, credentials(error)) })
+        asked
+            .map(|(_, replies)| replies)
+            .map_err(|error| Failure { of_master: false, error: failure::of("sentinel", sentinel, credentials(error)) })
     });
     race::first(ways).await.map_err(most_telling)
 }

@@ -69,7 +69,11 @@ impl Redlock {
         let kin = self.kin(facts.collect());
         if !kin.is_empty() {
             let risk = "one failure counts twice, and two holders may each have a majority";
-            let found = |notice: Notice| Finding { risk: Some(risk.into()), severity: crate::lock::Severity::Unsafe, ..Finding::noticed(ID, notice) };
+            let found = |notice: Notice| Finding {
+                risk: Some(risk.into()),
+                severity: crate::lock::Severity::Unsafe,
+                ..Finding::noticed(ID, notice)
+            };
             return kin.into_iter().map(found).collect();
         }
         let host = |node: &redis::Options| name(node).rsplit_once(':').map_or_else(String::new, |(host, _)| host.to_owned());
@@ -159,9 +163,7 @@ impl Examine for Redlock {
 
     fn grants(&self, role: Role) -> Grants {
         let needs = Needs {
-            writes: &[
-                "set", "del", "incr", "hset", "hdel", "hget", "pexpire", "pexpireat", "zadd", "zrem", "zrank",
-            ],
+            writes: &["set", "del", "incr", "hset", "hdel", "hget", "pexpire", "pexpireat", "zadd", "zrem", "zrank"],
             reads: &["evalsha", "eval", "time", "type", "getrange", "pttl", "hgetall", "zrange", "get", "scan"],
             publishes: false,
             select: self.options.nodes.iter().any(|node| node.db != 0),

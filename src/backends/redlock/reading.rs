@@ -214,7 +214,9 @@ impl Redlock {
     fn look_for_kinship(&mut self, answers: &[Result<Vec<Value>>]) {
         let told = answers.iter().enumerate().map(|(n, answer)| {
             let info = move |at| answer.as_ref().ok().and_then(|replies| reply::text(replies.get(at)?));
-            let field = move |name: &str| [info(PER_LOCK), info(PER_LOCK + 1)].iter().flatten().find_map(|info| field(info, name).map(str::to_owned));
+            let field = move |name: &str| {
+                [info(PER_LOCK), info(PER_LOCK + 1)].iter().flatten().find_map(|info| field(info, name).map(str::to_owned))
+            };
             Told { n, field: Box::new(field) }
         });
         for notice in self.kin(told.collect()) {

@@ -33,7 +33,8 @@ pub fn tls(options: &Options, mend: &str) -> Finding {
 pub fn sessions(check: &'static str, used: i64, most: i64) -> Finding {
     let text = format!("{used} of {most} sessions are used; each waiter takes one");
     if used > most / 10 * 8 {
-        return Finding::warn(check, text, "who comes then is refused, and so is a holder that must connect anew").mend("raise max_connections");
+        return Finding::warn(check, text, "who comes then is refused, and so is a holder that must connect anew")
+            .mend("raise max_connections");
     }
     Finding::ok(check, text)
 }

@@ -66,7 +66,8 @@ impl Sqlite {
         if open.is_empty() {
             return Finding::ok(ID, text);
         }
-        Finding::warn(ID, text, "everybody on this host may take the files away, and the locks with them").mend(format!("chmod o-w {}", open.join(" ")))
+        Finding::warn(ID, text, "everybody on this host may take the files away, and the locks with them")
+            .mend(format!("chmod o-w {}", open.join(" ")))
     }
 
     fn look_at_disk(&self) -> Finding {

@@ -176,10 +176,10 @@ impl Examine for ZooKeeper {
             };
         }
         let mut text = format!("addauth digest {}:{PASSWORD}\n", role.user());
-        for place in places.iter().filter(|place| !place.is_empty()) {
-            for (at, _) in place.match_indices('/').skip(1) {
-                text += &format!("create {}\n", &place[..at]);
-            }
+        for (at, _) in format!("{}/", options.chroot).match_indices('/').skip(1) {
+            text += &format!("create {}\n", &options.chroot[..at]);
+        }
+        for place in places.iter().filter(|place| **place != options.chroot) {
             text += &format!("create {place}\nsetAcl {place} auth::cdrwa\n");
         }
         let notes = vec![
@@ -197,7 +197,8 @@ mod tests {
 
     #[test]
     fn servers_of_an_ensemble_are_counted_without_observers() {
-        let of = |servers: usize| (1..=servers).map(|n| format!("server.{n}=h{n}:2888:3888:participant;0.0.0.0:2181\n")).collect::<String>();
+        let of =
+            |servers: usize| (1..=servers).map(|n| format!("server.{n}=h{n}:2888:3888:participant;0.0.0.0:2181\n")).collect::<String>();
         assert_eq!((ensemble("").severity, ensemble(&of(2)).severity), (Severity::Warn, Severity::Warn));
         assert_eq!(ensemble(&(of(3) + "server.4=h4:1:2:observer;2181\nversion=0")).text, "3 servers, 1 may fail");
     }

@@ -64,12 +64,10 @@ fn one(id: &'static str, secret: &Secret) -> Finding {
         Place::File(path) => file(id, what, path, true),
         Place::Configuration(path) => file(id, what, path, false),
         Place::Variable(name) => Finding::ok(id, format!("{what} in {name}")),
-        Place::UrlInVariable => {
-            Finding::warn(id, format!("{what} in the URL in DLOCK_BACKEND"), "the command that run starts sees it").mend("DLOCK_PASSWORD, or a password_file")
-        }
-        Place::CommandLine => {
-            Finding::warn(id, format!("{what} on the command line"), "every user of this host can read it").mend("DLOCK_PASSWORD, or a password_file")
-        }
+        Place::UrlInVariable => Finding::warn(id, format!("{what} in the URL in DLOCK_BACKEND"), "the command that run starts sees it")
+            .mend("DLOCK_PASSWORD, or a password_file"),
+        Place::CommandLine => Finding::warn(id, format!("{what} on the command line"), "every user of this host can read it")
+            .mend("DLOCK_PASSWORD, or a password_file"),
     }
 }
 
@@ -86,7 +84,11 @@ fn file(id: &'static str, what: &str, path: &Path, is_secret: bool) -> Finding {
     let text = format!("{what} {shown} mode {mode:04o}");
     let ours = rustix::process::geteuid().as_raw();
     if mode & 0o002 != 0 {
-        let risk = if is_secret { "everybody can put another in its place" } else { "everybody can send the jobs to another store, and run them beside ours" };
+        let risk = if is_secret {
+            "everybody can put another in its place"
+        } else {
+            "everybody can send the jobs to another store, and run them beside ours"
+        };
         return Finding::not_safe(id, text, risk).mend(format!("chmod o-w {shown}"));
     }
     if found.uid() != ours && found.uid() != 0 {
@@ -102,7 +104,8 @@ fn file(id: &'static str, what: &str, path: &Path, is_secret: bool) -> Finding {
 /// Where containers are given their secrets, with any mode.
 fn in_memory(path: &Path) -> bool {
     const TMPFS: u64 = 0x0102_1994;
-    path.starts_with("/run/secrets") || rustix::fs::statfs(path).is_ok_and(|stat| u64::try_from(stat.f_type).is_ok_and(|kind| kind == TMPFS))
+    path.starts_with("/run/secrets")
+        || rustix::fs::statfs(path).is_ok_and(|stat| u64::try_from(stat.f_type).is_ok_and(|kind| kind == TMPFS))
 }
 
 #[cfg(test)]

@@ -20,14 +20,14 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock doctor [OPTIONS]",
-    after_help = "It takes, renews and releases a lock of its own that nobody else can have.\nStatus: 0 fine, 1 warnings, 2 unsafe, 69 not to be reached. Checks: man dlock-doctor\nExample:  dlock doctor -b prod --ttl 30s\n          dlock doctor --print-grants run"
+    after_help = "It takes, renews and releases a lock of its own that nobody else can have.\nStatus: 0 fine, 1 warnings, 2 unsafe, 69 no store. Checks: man dlock-doctor\nExample:  dlock doctor -b prod --ttl 30s\n          dlock doctor --print-grants run"
 )]
 pub struct Args {
     /// Judge by leases of this length [60s]
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
-    /// Only print the least rights to run, view or break locks
-    #[arg(long, value_name = "ROLE", value_parser = clap::builder::PossibleValuesParser::new(["run", "view", "break"]))]
+    /// Only print the least rights for that
+    #[arg(long, value_name = "run|view|break", hide_possible_values = true, value_parser = clap::builder::PossibleValuesParser::new(["run", "view", "break"]))]
     pub print_grants: Option<String>,
 }
 

@@ -218,7 +218,8 @@ async fn hand_over(backend: &mut dyn Backend, lease: &Lease, context: &Context, 
     report.measured.hand_over = Some(took);
     let text = format!("who waits has the lock {} after it is given back", shown(took));
     report.findings.push(if took > WOKEN && wakes {
-        Finding::warn("hand-over", text, "he was not woken, and looked by himself").mend("is there a proxy or a pooler in between, or a right missing?")
+        Finding::warn("hand-over", text, "he was not woken, and looked by himself")
+            .mend("is there a proxy or a pooler in between, or a right missing?")
     } else {
         Finding::ok("hand-over", text)
     });
@@ -261,12 +262,14 @@ async fn clock(backend: &mut dyn Backend, context: &Context) -> Finding {
     };
     const MEND: &str = "an NTP client (chrony) on all hosts and servers";
     if clocks.len() > 1 && most - least > limit {
-        let worst: Vec<&str> = clocks.iter().filter(|(_, ahead)| (*ahead - furthest).abs() < limit).map(|(server, _)| server.as_str()).collect();
+        let worst: Vec<&str> =
+            clocks.iter().filter(|(_, ahead)| (*ahead - furthest).abs() < limit).map(|(server, _)| server.as_str()).collect();
         text = format!("the servers' clocks are {} apart ({})", shown(unsigned(most - least)), worst.join(", "));
         return Finding::warn(ID, text, "a lease ends earlier or later after a failover, or when a clock is set").mend(MEND);
     }
     if furthest.abs() > limit {
-        return Finding::warn(ID, text, "crontabs of hosts whose clocks differ fire one after the other: both may find the lock free").mend(MEND);
+        return Finding::warn(ID, text, "crontabs of hosts whose clocks differ fire one after the other: both may find the lock free")
+            .mend(MEND);
     }
     Finding::ok(ID, text)
 }

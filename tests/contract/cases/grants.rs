@@ -233,7 +233,10 @@ async fn a_login_of_zookeeper_can_do_its_part(lab: &Lab) {
     let hosts = zookeeper.servers().hosts();
     try_out(lab, false, |_| {
         let options = zookeeper.options(hosts.clone(), "dlock");
-        Client(Box::new(ZooKeeper::new(dlock::backends::zookeeper::Options { login: Some(("dlock-run".into(), Secret::new("pw"))), ..options })))
+        Client(Box::new(ZooKeeper::new(dlock::backends::zookeeper::Options {
+            login: Some(("dlock-run".into(), Secret::new("pw"))),
+            ..options
+        })))
     })
     .await;
     let mut stranger = lab.client().await;

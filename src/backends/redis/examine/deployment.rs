@@ -27,7 +27,9 @@ impl Redis {
         let of = |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
         let others: Option<u32> = of("num-other-sentinels").and_then(|number| number.parse().ok());
         let (Some(others), Some(quorum)) = (others, of("quorum")) else {
-            return Ok(Finding::unchecked(ID, "the sentinels", "the user may not ask for SENTINEL MASTER").mend("ACL SETUSER USER +sentinel"));
+            return Ok(
+                Finding::unchecked(ID, "the sentinels", "the user may not ask for SENTINEL MASTER").mend("ACL SETUSER USER +sentinel")
+            );
         };
         let all = others + 1;
         let down_after: u64 = of("down-after-milliseconds").and_then(|ms| ms.parse().ok()).unwrap_or(0);
@@ -56,7 +58,9 @@ impl Redis {
         let replies = exchange(&mut line, &question).await?;
         self.servers.rest(line);
         let Some(info) = text(&replies, 0) else {
-            return Ok(Finding::unchecked(ID, "cluster_state", "the user may not ask for CLUSTER INFO").mend("ACL SETUSER USER +cluster|info"));
+            return Ok(
+                Finding::unchecked(ID, "cluster_state", "the user may not ask for CLUSTER INFO").mend("ACL SETUSER USER +cluster|info")
+            );
         };
         let of = |name| super::server::field(&info, name);
         let (state, size) = (of("cluster_state").unwrap_or("unknown"), of("cluster_size").unwrap_or("?"));

@@ -26,8 +26,21 @@ impl<'a> Needs<'a> {
         Self {
             namespace,
             writes: &[
-                "hset", "hdel", "hget", "incr", "set", "del", "pexpire", "pexpireat", "exists", "zadd",
-                "zrem", "zrank", "lpush", "blpop", "publish",
+                "hset",
+                "hdel",
+                "hget",
+                "incr",
+                "set",
+                "del",
+                "pexpire",
+                "pexpireat",
+                "exists",
+                "zadd",
+                "zrem",
+                "zrank",
+                "lpush",
+                "blpop",
+                "publish",
             ],
             // To verify a token is a script too; whatever a script does takes the right to that.
             reads: &["evalsha", "eval", "time", "type", "hexists", "hrandfield", "hlen", "pttl", "hgetall", "zrange", "get", "scan"],

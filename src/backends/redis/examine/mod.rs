@@ -9,13 +9,13 @@ mod server;
 
 use async_trait::async_trait;
 
-pub(in crate::backends) use self::{
-    grants::{Needs, grants},
-    server::{Server, field, merge, questions, time as server_time},
-};
 pub use self::{
     deployment::{CLUSTER, SENTINEL},
     server::{SERVER, WAKING},
+};
+pub(in crate::backends) use self::{
+    grants::{Needs, grants},
+    server::{Server, field, merge, questions, time as server_time},
 };
 use super::{Redis, options, reading::exchange, reply};
 use crate::{

@@ -131,8 +131,12 @@ impl Server {
             .into_iter()
             .find(|(name, _)| self.field(name).is_some_and(|status| status != "ok"));
         if let Some((_, what)) = failing {
-            return Finding::warn(ID, format!("{what} could not be written"), "the server may refuse to grant, and forgets locks in a restart")
-                .mend("see the server's log, and make room on its disk");
+            return Finding::warn(
+                ID,
+                format!("{what} could not be written"),
+                "the server may refuse to grant, and forgets locks in a restart",
+            )
+            .mend("see the server's log, and make room on its disk");
         }
         match (self.field("aof_enabled"), self.appendfsync.as_deref()) {
             (Some("0"), _) => {
@@ -157,8 +161,12 @@ impl Server {
         let fails_over = !matches!(options.server, super::options::Server::Tcp { .. } | super::options::Server::Unix(_));
         if let Some(role) = self.field("role").filter(|role| *role != "master") {
             let of = self.field("master_host").zip(self.field("master_port")).map(|(host, port)| format!(" of {host}:{port}"));
-            return Finding::not_safe(ID, format!("the server is a {}{}", role.replace("slave", "replica"), of.unwrap_or_default()), "it takes no locks")
-                .mend("name the master in the URL");
+            return Finding::not_safe(
+                ID,
+                format!("the server is a {}{}", role.replace("slave", "replica"), of.unwrap_or_default()),
+                "it takes no locks",
+            )
+            .mend("name the master in the URL");
         }
         let Some(count) = self.number("connected_slaves") else {
             return Finding::unchecked(ID, "replicas", "INFO doesn't tell them");
@@ -230,14 +238,20 @@ pub(in crate::backends) fn time(server: String, reply: &Value) -> Option<ServerT
 /// From the replies about the lock, the counter, the wake-up list and the channels of a lock that nobody has.
 pub(super) fn rights(replies: &[Value]) -> Finding {
     const ID: &str = "rights";
-    const WHAT: [&str; 5] =
-        ["the lock's keys", "the fence counter (redisson_lock_token:*)", "the wake-up list", "Redisson's channel", "its read-write channel"];
+    const WHAT: [&str; 5] = [
+        "the lock's keys",
+        "the fence counter (redisson_lock_token:*)",
+        "the wake-up list",
+        "Redisson's channel",
+        "its read-write channel",
+    ];
     let refused = |value: &Value| matches!(value, Value::ServerError(error) if error.code() == "NOPERM");
     let missing: Vec<usize> = replies.iter().enumerate().filter_map(|(at, reply)| refused(reply).then_some(at)).collect();
     let Some(first) = missing.first() else {
         return Finding::ok(ID, "the user may use the lock's keys, the fence counter and Redisson's channels");
     };
-    let text = format!("the user has no right to {}", missing.iter().filter_map(|at| WHAT.get(*at)).copied().collect::<Vec<_>>().join(", "));
+    let text =
+        format!("the user has no right to {}", missing.iter().filter_map(|at| WHAT.get(*at)).copied().collect::<Vec<_>>().join(", "));
     let found = match first {
         0 | 1 => Finding::not_safe(ID, text, "no lock can be taken"),
         2 => Finding::warn(ID, text, "nobody who waits is woken"),
