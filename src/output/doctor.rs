@@ -1,6 +1,6 @@
 //! What `doctor` found, for people and for programs.
 
-use std::time::Duration;
+use std::{fmt::Write as _, time::Duration};
 
 use serde::Serialize;
 
@@ -155,9 +155,9 @@ pub fn view(report: &Report, only_bad: bool, look: Look) -> String {
             None => finding.text.clone(),
         };
         let gap = " ".repeat(INDENT - label.len());
-        text += &format!("{}{gap}{}\n", look.paint(style, label), wrapped(&said, look));
+        let _ = writeln!(text, "{}{gap}{}", look.paint(style, label), wrapped(&said, look));
         if let Some(mend) = &finding.mend {
-            text += &format!("{}{}\n", " ".repeat(INDENT), wrapped(&format!("mend: {mend}"), look));
+            let _ = writeln!(text, "{}{}", " ".repeat(INDENT), wrapped(&format!("mend: {mend}"), look));
         }
     }
     text + &summary(report) + "\n"

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Write as _,
     os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Command, Output},
@@ -120,7 +121,7 @@ fn a_configuration_that_everybody_can_change_is_unsafe() {
 #[test]
 fn files_have_the_modes_that_were_printed() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED files_have_the_modes_that_were_printed: only root can be other users");
+        let _ = writeln!(std::io::stderr(), "SKIPPED files_have_the_modes_that_were_printed: only root can be other users");
         return;
     }
     let folder = tempfile::tempdir().unwrap();

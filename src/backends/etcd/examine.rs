@@ -6,6 +6,7 @@ use prost::Message;
 use super::{
     Etcd,
     client::{Answer, Style},
+    failure::Trouble,
     names,
 };
 use crate::{
@@ -86,12 +87,12 @@ impl Etcd {
         let mut found = vec![version(&status.version)];
         found.push(match alarms {
             Ok(answer) => raised(&answer.alarms),
-            Err(trouble) => unchecked("alarms", "alarms", Error::from(trouble)),
+            Err(trouble) => unchecked("alarms", "alarms", trouble),
         });
         found.push(quota(&status));
         found.push(match members {
             Ok(answer) => members_of(&answer.members, status.leader),
-            Err(trouble) => unchecked("members", "the members", Error::from(trouble)),
+            Err(trouble) => unchecked("members", "the members", trouble),
         });
         let options = self.client.options();
         found.push(if options.tls.is_some() {
@@ -104,8 +105,8 @@ impl Etcd {
     }
 }
 
-fn unchecked(check: &'static str, what: &str, error: Error) -> Finding {
-    Finding::unchecked(check, what, &error.message)
+fn unchecked(check: &'static str, what: &str, trouble: Trouble) -> Finding {
+    Finding::unchecked(check, what, &Error::from(trouble).message)
 }
 
 fn version(text: &str) -> Finding {
@@ -118,7 +119,7 @@ fn version(text: &str) -> Finding {
         return Finding::not_safe(ID, said, "it lacks what dlock needs").mend("etcd 3.4 at least");
     }
     // etcd#16822, and its backports.
-    if number < (3, 4, 31) || (number >= (3, 5, 0) && number < (3, 5, 13)) {
+    if number < (3, 4, 31) || ((3, 5, 0)..(3, 5, 13)).contains(&number) {
         let risk = "a member that was slow to see that it leads no more may end leases that are kept, so that a job is stopped or two run";
         return Finding::warn(ID, said, risk).mend("3.4.31, 3.5.13, 3.6 or later");
     }
@@ -192,18 +193,19 @@ impl Examine for Etcd {
         let user = role.user();
         let namespace = &self.client.options().namespace;
         let kind = if role.writes() { "readwrite" } else { "read" };
-        let mut text = format!("etcdctl role add {user}\n");
+        let mut lines = vec![format!("etcdctl role add {user}")];
         let all = namespace.as_str().is_empty();
         for start in if all { vec!["''".to_owned()] } else { vec![names::prefix(namespace), names::side(namespace)] } {
-            text += &format!("etcdctl role grant-permission --prefix=true {user} {kind} {start}\n");
+            lines.push(format!("etcdctl role grant-permission --prefix=true {user} {kind} {start}"));
         }
-        text += &format!("etcdctl user add {user}:{PASSWORD}\netcdctl user grant-role {user} {user}\n");
+        lines.push(format!("etcdctl user add {user}:{PASSWORD}"));
+        lines.push(format!("etcdctl user grant-role {user} {user}"));
         let mut notes = vec![format!("put a password in the place of {PASSWORD}; etcdctl auth enable makes it count")];
         if all {
             notes.push("the namespace is empty: locks may be anywhere, and so may this user".into());
         }
         notes.push("dlock doctor sees the members with the role root only".into());
-        Grants { text, notes }
+        Grants { text: lines.join("\n") + "\n", notes }
     }
 }
 

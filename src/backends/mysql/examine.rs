@@ -201,15 +201,16 @@ fn grants(options: &Options, role: Role) -> Grants {
     let table = &options.sql.table;
     let (database, table) = table.split_once('.').unwrap_or((options.sql.database.as_deref().unwrap_or("DATABASE"), table));
     let rights = if role.writes() { "SELECT, INSERT, UPDATE, DELETE" } else { "SELECT" };
-    let mut text = format!("CREATE USER {user} IDENTIFIED BY '{PASSWORD}';\n");
+    let mut lines = vec![format!("CREATE USER {user} IDENTIFIED BY '{PASSWORD}';")];
+    let (database, table) = (database.replace('`', "``"), table.replace('`', "``"));
     for suffix in TABLES {
-        text += &format!("GRANT {rights} ON `{}`.`{}{suffix}` TO {user};\n", database.replace('`', "``"), table.replace('`', "``"));
+        lines.push(format!("GRANT {rights} ON `{database}`.`{table}{suffix}` TO {user};"));
     }
     let notes = vec![
         format!("put a password in the place of {PASSWORD}, and the clients' addresses in the place of %"),
         "dlock init comes first, as somebody who may create tables".to_owned(),
     ];
-    Grants { text, notes }
+    Grants { text: lines.join("\n") + "\n", notes }
 }
 
 #[async_trait(?Send)]

@@ -134,8 +134,10 @@ impl Redlock {
 pub(super) struct Told<'a> {
     pub n: usize,
     /// The value that `INFO` has under a name.
-    pub field: Box<dyn Fn(&str) -> Option<String> + 'a>,
+    pub field: Box<Lookup<'a>>,
 }
+
+type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
 #[async_trait(?Send)]
 impl Examine for Redlock {

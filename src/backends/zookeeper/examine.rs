@@ -175,18 +175,19 @@ impl Examine for ZooKeeper {
                 ],
             };
         }
-        let mut text = format!("addauth digest {}:{PASSWORD}\n", role.user());
+        let mut lines = vec![format!("addauth digest {}:{PASSWORD}", role.user())];
         for (at, _) in format!("{}/", options.chroot).match_indices('/').skip(1) {
-            text += &format!("create {}\n", &options.chroot[..at]);
+            lines.push(format!("create {}", &options.chroot[..at]));
         }
         for place in places.iter().filter(|place| **place != options.chroot) {
-            text += &format!("create {place}\nsetAcl {place} auth::cdrwa\n");
+            lines.push(format!("create {place}"));
+            lines.push(format!("setAcl {place} auth::cdrwa"));
         }
         let notes = vec![
             format!("lines for zkCli.sh, once; put a password in the place of {PASSWORD}"),
             format!("then the URL is zookeeper://{}@HOST: dlock makes all below for that login alone", role.user()),
         ];
-        Grants { text, notes }
+        Grants { text: lines.join("\n") + "\n", notes }
     }
 }
 
@@ -197,10 +198,10 @@ mod tests {
 
     #[test]
     fn servers_of_an_ensemble_are_counted_without_observers() {
-        let of =
-            |servers: usize| (1..=servers).map(|n| format!("server.{n}=h{n}:2888:3888:participant;0.0.0.0:2181\n")).collect::<String>();
+        let one = |n: usize| format!("server.{n}=h{n}:2888:3888:participant;0.0.0.0:2181");
+        let of = |servers: usize| (1..=servers).map(one).collect::<Vec<_>>().join("\n");
         assert_eq!((ensemble("").severity, ensemble(&of(2)).severity), (Severity::Warn, Severity::Warn));
-        assert_eq!(ensemble(&(of(3) + "server.4=h4:1:2:observer;2181\nversion=0")).text, "3 servers, 1 may fail");
+        assert_eq!(ensemble(&(of(3) + "\nserver.4=h4:1:2:observer;2181\nversion=0")).text, "3 servers, 1 may fail");
     }
 
     #[test]

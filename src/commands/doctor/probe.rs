@@ -22,6 +22,7 @@ const WOKEN: Duration = Duration::from_secs(1);
 const APART: Duration = Duration::from_secs(1);
 
 const TAKEN: &str = "acquire-renew-release";
+const MEND: &str = "an NTP client (chrony) on all hosts and servers";
 
 /// Takes it, times it and gives it back. The exit status if a signal put an end to it.
 pub(super) async fn try_out(backend: &mut dyn Backend, settings: &DoctorSettings, context: &Context, report: &mut Report) -> Option<u8> {
@@ -260,7 +261,6 @@ async fn clock(backend: &mut dyn Backend, context: &Context) -> Finding {
         [(server, ahead)] => format!("the clock of {server} is {}", told(*ahead, unsure)),
         several => format!("of {} clocks the furthest is {}", several.len(), told(furthest, unsure)),
     };
-    const MEND: &str = "an NTP client (chrony) on all hosts and servers";
     if clocks.len() > 1 && most - least > limit {
         let worst: Vec<&str> =
             clocks.iter().filter(|(_, ahead)| (*ahead - furthest).abs() < limit).map(|(server, _)| server.as_str()).collect();

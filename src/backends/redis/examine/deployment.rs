@@ -33,7 +33,7 @@ impl Redis {
         };
         let all = others + 1;
         let down_after: u64 = of("down-after-milliseconds").and_then(|ms| ms.parse().ok()).unwrap_or(0);
-        let said = format!("{all} sentinels, quorum {quorum}, a master is down after {} ms", down_after);
+        let said = format!("{all} sentinels, quorum {quorum}, a master is down after {down_after} ms");
         if let Some(Value::ServerError(error)) = replies.first()
             && error.code() == "NOQUORUM"
         {

@@ -6,6 +6,7 @@ use crate::{
 };
 
 /// What a store does with its servers.
+#[allow(clippy::struct_excessive_bools)] // each of them or not
 pub(in crate::backends) struct Needs<'a> {
     pub namespace: &'a Namespace,
     /// Commands, or commands of scripts, that change a lock.

@@ -344,7 +344,7 @@ mod tests {
     fn of_several_servers_the_worst_is_shown() {
         let (fine, bad) = (Finding::ok("a", "fine"), Finding::warn("a", "bad", "r"));
         let at = |name: &str, finding: &Finding| (name.to_owned(), vec![finding.clone()]);
-        assert_eq!(merge(vec![at("", &bad)]), [bad.clone()]);
+        assert_eq!(merge(vec![at("", &bad)]), std::slice::from_ref(&bad));
         assert_eq!(merge(vec![at("x", &fine), at("y", &bad), at("z", &bad)])[0].text, "y, z: bad");
         assert_eq!(merge(vec![at("x", &fine), at("y", &fine)])[0].text, "all 2: fine");
     }
