@@ -31,6 +31,9 @@ pub enum Severity {
     Unsafe,
 }
 
+/// What the text of a finding begins with if nothing could be found.
+pub const UNCHECKED: &str = "not checked: ";
+
 /// What was found by one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
@@ -64,7 +67,7 @@ impl Finding {
 
     /// Nothing is known of `what`, which is no reason to call it fine.
     pub fn unchecked(check: &'static str, what: &str, why: &str) -> Self {
-        Self { severity: Severity::Warn, ..Self::ok(check, format!("not checked: {what}, because {why}")) }
+        Self { severity: Severity::Warn, ..Self::ok(check, format!("{UNCHECKED}{what}, because {why}")) }
     }
 
     /// What a backend notices by itself, as a finding: what is so, and behind a colon what could happen.

@@ -17,7 +17,7 @@ pub use backend::{Attempt, Backend, Busy, Grant, Holding, Init, LastResort, Noti
 pub use capabilities::{Capabilities, Pace};
 pub use encoding::{Encoding, printable};
 pub use error::{Effect, Error, Kind, Result};
-pub use examine::{Check, Examine, Finding, Grants, PASSWORD, Role, ServerTime, Severity, check};
+pub use examine::{Check, Examine, Finding, Grants, PASSWORD, Role, ServerTime, Severity, UNCHECKED, check};
 pub use key::{Key, Namespace};
 pub use request::{Entry, Mode, Request};
 pub use state::{Holder, LockState, Metadata, NodeView, Waiter};

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     exit,
-    lock::{Error, Finding, Grants, Role, Severity, printable},
+    lock::{Error, Finding, Grants, Role, Severity, UNCHECKED, printable},
 };
 
 /// Where a setting came from.
@@ -143,8 +143,10 @@ const INDENT: usize = 8;
 
 /// The findings as lines, and what they come to as the last one.
 pub fn view(report: &Report, only_bad: bool, look: Look) -> String {
-    let mut text = look.paint("1", &header(report)) + "\n";
-    for finding in report.findings.iter().filter(|finding| !only_bad || finding.severity != Severity::Ok) {
+    let mut text = look.paint("1", &header(report, look)) + "\n";
+    for finding in
+        &together(&report.findings).into_iter().filter(|finding| !only_bad || finding.severity != Severity::Ok).collect::<Vec<_>>()
+    {
         let (label, style) = match finding.severity {
             Severity::Ok => ("ok", "32"),
             Severity::Warn => ("WARN", "33"),
@@ -163,11 +165,34 @@ pub fn view(report: &Report, only_bad: bool, look: Look) -> String {
     text + &summary(report) + "\n"
 }
 
-fn header(report: &Report) -> String {
+/// What could not be looked at for one reason, in one line.
+fn together(findings: &[Finding]) -> Vec<Finding> {
+    let mut shown: Vec<Finding> = Vec::new();
+    for finding in findings {
+        let unchecked = |text: &str| {
+            let (what, why) = text.strip_prefix(UNCHECKED)?.rsplit_once(", because ")?;
+            Some((what.to_owned(), why.to_owned()))
+        };
+        let same = shown.iter_mut().find_map(|known| {
+            let ((before, because), (what, why)) = (unchecked(&known.text)?, unchecked(&finding.text)?);
+            (because == why && known.mend == finding.mend).then(|| (format!("{UNCHECKED}{before}; {what}, because {why}"), known))
+        });
+        match same {
+            Some((text, known)) => known.text = text,
+            None => shown.push(finding.clone()),
+        }
+    }
+    shown
+}
+
+fn header(report: &Report, look: Look) -> String {
     let mut parts: Vec<String> = report.name.iter().map(|name| printable(name).into_owned()).collect();
     parts.push(printable(&report.backend).into_owned());
-    parts.extend(report.from.as_ref().map(|from| format!("from {}", printable(from))));
-    parts.join("  ")
+    let start = parts.join("  ");
+    let Some(from) = report.from.as_ref().map(|from| format!("from {}", printable(from))) else { return start };
+    let fits = look.width.is_none_or(|width| start.chars().count() + 2 + from.chars().count() <= width);
+    let gap = if fits { "  ".to_owned() } else { format!("\n{}", " ".repeat(INDENT)) };
+    start + &gap + &from
 }
 
 fn summary(report: &Report) -> String {
@@ -228,10 +253,20 @@ mod tests {
              ok      a renewal takes 1.1 ms\n\
              WARN    appendonly no: a restart forgets locks, so that two\n        may run, and may repeat fences\n        \
              mend: CONFIG SET appendonly yes\n\
-             UNSAFE  maxmemory-policy allkeys-lru\\u{1b}: may evict a\n        lock under a job\n        mend: noeviction\n\
+             UNSAFE  maxmemory-policy allkeys-lru\\u{1b}: may evict a lock\n        under a job\n        mend: noeviction\n\
              not safe: 1 thing that must be mended, 1 warning\n"
         );
         assert!(!view(&report(), true, Look::default()).contains("1.1 ms"));
+        let narrow = view(&report(), true, Look { width: Some(40), color: false });
+        assert!(narrow.starts_with("prod  rediss://r1:6379\n        from /etc/dlock/config.toml\n"), "{narrow}");
+    }
+
+    #[test]
+    fn what_could_not_be_looked_at_for_one_reason_is_one_line() {
+        let unchecked = |what, why| Finding::unchecked("x", what, why).mend("m");
+        let findings = [unchecked("a", "no right"), Finding::ok("y", "fine"), unchecked("b, c", "no right"), unchecked("d", "no answer")];
+        let texts: Vec<String> = together(&findings).into_iter().map(|finding| finding.text).collect();
+        assert_eq!(texts, ["not checked: a; b, c, because no right", "fine", "not checked: d, because no answer"]);
     }
 
     #[test]

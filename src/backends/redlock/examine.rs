@@ -8,7 +8,7 @@ use crate::{
     backends::{
         redis::{
             self,
-            examine::{Needs, SERVER, Server, grants, merge, questions, server_time},
+            examine::{Needs, Part, SERVER, Server, grants, merge, questions, server_time},
         },
         transport,
     },
@@ -32,7 +32,7 @@ impl Redlock {
             match answer {
                 Ok(replies) => {
                     let server = Server::read(replies);
-                    each.push((node, server.findings(&self.options.nodes[n])));
+                    each.push((node, server.findings(&self.options.nodes[n], Part::Vote)));
                     told.push((n, server));
                 }
                 Err(error) => silent.push(format!("{node} ({})", error.message)),

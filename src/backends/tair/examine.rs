@@ -7,7 +7,7 @@ use crate::{
     backends::{
         redis::{
             self,
-            examine::{Needs, SERVER, Server, grants, questions, server_time},
+            examine::{Needs, Part, SERVER, Server, grants, questions, server_time},
         },
         transport,
     },
@@ -35,7 +35,7 @@ impl Examine for Tair {
     async fn examine(&mut self) -> Result<Vec<Finding>> {
         let outcome = self.look(&questions()).await;
         let replies = self.about(outcome, "doctor", None)?;
-        let mut findings = Server::read(&replies).findings(&self.options.server);
+        let mut findings = Server::read(&replies).findings(&self.options.server, Part::Tair);
         findings.push(self.tls());
         Ok(findings)
     }

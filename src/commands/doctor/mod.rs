@@ -115,7 +115,7 @@ fn sources(settings: &DoctorSettings, context: &Context) -> Finding {
         Some(value) => format!("{} {value} ({})", source.name, source.from),
         None => format!("{} ({})", source.name, source.from),
     };
-    let said: Vec<String> = settings.sources.iter().filter(|source| source.name != "backend").map(of).collect();
+    let said: Vec<String> = settings.sources.iter().filter(|source| !["backend", "url"].contains(&source.name.as_str())).map(of).collect();
     Finding::ok(ID, if said.is_empty() { "all settings are at their defaults".into() } else { said.join(", ") })
 }
 

@@ -276,7 +276,7 @@ async fn clock(backend: &mut dyn Backend, context: &Context) -> Finding {
 
 fn told(ahead: i128, unsure: i128) -> String {
     if ahead.abs() <= unsure {
-        return format!("this host's, as far as can be told (within {})", shown(unsigned(unsure)));
+        return format!("this host's, as far as can be told (within {})", shown(unsigned(unsure.max(100))));
     }
     let which = if ahead > 0 { "ahead of" } else { "behind" };
     format!("{} {which} this host's", shown(unsigned(ahead)))
@@ -296,7 +296,7 @@ fn shown(length: Duration) -> String {
     match ms {
         ..10.0 => format!("{ms:.1} ms"),
         ..1000.0 => format!("{ms:.0} ms"),
-        ..60_000.0 => format!("{:.1} s", ms / 1000.0),
+        ..60_000.0 => format!("{:.1} s", ms / 1000.0).replace(".0 s", " s"),
         _ => crate::output::age(length),
     }
 }

@@ -15,7 +15,7 @@ pub use self::{
 };
 pub(in crate::backends) use self::{
     grants::{Needs, grants},
-    server::{Server, field, merge, questions, time as server_time},
+    server::{Part, Server, field, merge, questions, time as server_time},
 };
 use super::{Redis, options, reading::exchange, reply};
 use crate::{
@@ -32,7 +32,7 @@ impl Redis {
             let replies = exchange(&mut line, &questions).await?;
             self.servers.rest(line);
             let server = Server::read(&replies);
-            each.push((node.map_or_else(String::new, |node| node.to_string()), server.findings(self.options())));
+            each.push((node.map_or_else(String::new, |node| node.to_string()), server.findings(self.options(), Part::Store)));
         }
         let mut findings = merge(each);
         findings.push(self.look_at_rights().await?);

@@ -33,6 +33,17 @@ pub(in crate::backends) fn questions() -> Pipeline {
     pipeline
 }
 
+/// What a server is for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::backends) enum Part {
+    /// It has the lock.
+    Store,
+    /// It has one vote of several.
+    Vote,
+    /// As the first, without waiting for replicas.
+    Tair,
+}
+
 /// What a server told of itself.
 pub(in crate::backends) struct Server {
     /// `INFO`, or why there is none.
@@ -69,7 +80,7 @@ impl Server {
     }
 
     /// What it makes of locks on this server.
-    pub(in crate::backends) fn findings(&self, options: &Options) -> Vec<Finding> {
+    pub(in crate::backends) fn findings(&self, options: &Options, part: Part) -> Vec<Finding> {
         if let Err(why) = &self.info {
             let unchecked = |check: &Check| {
                 let what = check.about.split([':', ';']).next().unwrap_or(check.about);
@@ -77,7 +88,7 @@ impl Server {
             };
             return SERVER.iter().map(unchecked).collect();
         }
-        vec![self.version(), self.eviction(), self.memory(), self.persistence(), self.replication(options), self.clients()]
+        vec![self.version(), self.eviction(), self.memory(), self.persistence(), self.replication(options, part), self.clients()]
     }
 
     fn version(&self) -> Finding {
@@ -156,7 +167,7 @@ impl Server {
         }
     }
 
-    fn replication(&self, options: &Options) -> Finding {
+    fn replication(&self, options: &Options, part: Part) -> Finding {
         const ID: &str = "replication";
         let fails_over = !matches!(options.server, super::options::Server::Tcp { .. } | super::options::Server::Unix(_));
         if let Some(role) = self.field("role").filter(|role| *role != "master") {
@@ -192,8 +203,11 @@ impl Server {
                     Some(_) => " (min-replicas-to-write narrows the gap, and doesn't close it)",
                 };
                 let risk = format!("a failover forgets a lock that they had not heard of, so that two may run{least}");
-                Finding::warn(ID, format!("{has}, and grants wait for none"), risk)
-                    .mend("replicas=1 in the URL; CONFIG SET min-replicas-to-write 1")
+                Finding::warn(ID, format!("{has}, and grants wait for none"), risk).mend(match part {
+                    Part::Store => "replicas=1 in the URL; CONFIG SET min-replicas-to-write 1",
+                    Part::Vote => "REPLICAOF NO ONE on them: the other nodes are what makes up for one that fails",
+                    Part::Tair => "no setting closes that gap: have the resource check DLOCK_FENCE",
+                })
             }
         }
     }
@@ -324,8 +338,12 @@ mod tests {
             assert_eq!(server(&format!("maxmemory_policy:{policy} maxmemory:0")).eviction().severity, Severity::Unsafe, "{policy}");
         }
         assert_eq!(server("maxmemory_policy:noeviction").eviction().severity, Severity::Ok);
-        assert_eq!(server("role:slave master_host:r1 master_port:7").replication(&options(None)).text, "the server is a replica of r1:7");
-        let with = |count, wanted| server(&format!("role:master connected_slaves:{count}")).replication(&options(wanted)).severity;
+        assert_eq!(
+            server("role:slave master_host:r1 master_port:7").replication(&options(None), Part::Store).text,
+            "the server is a replica of r1:7"
+        );
+        let with =
+            |count, wanted| server(&format!("role:master connected_slaves:{count}")).replication(&options(wanted), Part::Store).severity;
         assert_eq!((with(0, None), with(1, None)), (Severity::Ok, Severity::Warn));
         assert_eq!((with(1, Some(1)), with(1, Some(2))), (Severity::Ok, Severity::Unsafe));
     }
@@ -333,7 +351,7 @@ mod tests {
     #[test]
     fn what_is_not_told_is_not_invented() {
         let empty = server("");
-        for findings in [nothing().findings(&options(None)), empty.findings(&options(None))] {
+        for findings in [nothing().findings(&options(None), Part::Store), empty.findings(&options(None), Part::Store)] {
             assert_eq!(findings.len(), SERVER.len());
             assert!(findings.iter().all(|f| f.severity == Severity::Warn && f.text.starts_with("not checked: ")), "{findings:?}");
         }
