@@ -168,7 +168,9 @@ fn members_of(members: &[Member], leader: u64) -> Finding {
         return Finding::not_safe(ID, format!("{text}; none leads"), "locks can't be taken").mend("etcdctl endpoint status --cluster");
     }
     if may_fail == 0 {
-        return Finding::warn(ID, text, "when one is down, locks can't be taken and jobs are stopped").mend("three members, or five");
+        let which = if voters == 1 { "it" } else { "one" };
+        return Finding::warn(ID, text, format!("when {which} is down, locks can't be taken and jobs are stopped"))
+            .mend("three members, or five");
     }
     Finding::ok(ID, text)
 }

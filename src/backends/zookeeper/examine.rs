@@ -141,7 +141,9 @@ fn ensemble(config: &str) -> Finding {
     let may_fail = (servers - 1) / 2;
     let text = if servers == 1 { "1 server".to_owned() } else { format!("{servers} servers, {may_fail} may fail") };
     if may_fail == 0 {
-        return Finding::warn(ID, text, "when one is down, locks can't be taken and jobs are stopped").mend("three servers, or five");
+        let which = if servers == 1 { "it" } else { "one" };
+        return Finding::warn(ID, text, format!("when {which} is down, locks can't be taken and jobs are stopped"))
+            .mend("three servers, or five");
     }
     Finding::ok(ID, text)
 }

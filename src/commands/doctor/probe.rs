@@ -24,12 +24,18 @@ const APART: Duration = Duration::from_secs(1);
 const TAKEN: &str = "acquire-renew-release";
 const MEND: &str = "an NTP client (chrony) on all hosts and servers";
 
+/// What a lock is taken for, and what is not known without.
+const TRIALS: &[(&str, &str)] =
+    &[(TAKEN, "taking a lock"), ("hand-over", "how soon who waits gets it"), ("round-trip", "how long a renewal takes")];
+
+fn untried(why: &str, trials: &[(&'static str, &str)]) -> Vec<Finding> {
+    trials.iter().map(|(check, what)| Finding::unchecked(check, what, why)).collect()
+}
+
 /// Takes it, times it and gives it back. The exit status if a signal put an end to it.
 pub(super) async fn try_out(backend: &mut dyn Backend, settings: &DoctorSettings, context: &Context, report: &mut Report) -> Option<u8> {
     if let Some(why) = context.target.one_lock_for_all() {
-        for check in [TAKEN, "hand-over", "round-trip"] {
-            report.findings.push(Finding::unchecked(check, "taking a lock", why));
-        }
+        report.findings.extend(untried(why, TRIALS));
         report.findings.push(clock(backend, context).await);
         return None;
     }
@@ -53,17 +59,13 @@ pub(super) async fn try_out(backend: &mut dyn Backend, settings: &DoctorSettings
         Ok(Outcome::Granted(lease)) => lease,
         Ok(Outcome::Stopped(signal)) => return stopped(signal),
         Ok(Outcome::Busy(_)) => {
-            for check in [TAKEN, "hand-over", "round-trip"] {
-                report.findings.push(Finding::unchecked(check, "taking a lock", "another doctor has the one that is for that"));
-            }
+            report.findings.extend(untried("another doctor has the lock that is for that", TRIALS));
             report.findings.push(clock(backend, context).await);
             return None;
         }
         Err(error) => {
             report.findings.push(failed(TAKEN, &error, "no job that needs a lock is run"));
-            for check in ["hand-over", "round-trip"] {
-                report.findings.push(Finding::unchecked(check, "how long it takes", "no lock could be taken"));
-            }
+            report.findings.extend(untried("no lock could be taken", &TRIALS[1..]));
             report.findings.push(clock(backend, context).await);
             return None;
         }
@@ -191,7 +193,12 @@ async fn hand_over(backend: &mut dyn Backend, lease: &Lease, context: &Context, 
         given.set(Some(BootClock.now()));
         give_back(backend, &BootClock, &lease.key, &lease.token, Scope::Tree, limits).await
     };
-    let (got, gave) = tokio::join!(async { (waiting.await, BootClock.now()) }, giving);
+    let getting = async {
+        let got = waiting.await;
+        waits.set(true);
+        (got, BootClock.now())
+    };
+    let (got, gave) = tokio::join!(getting, giving);
     let trouble = report.findings.iter().any(|finding| finding.check == TAKEN);
     report.findings.extend(match gave {
         Released::Free if trouble => None,
