@@ -83,7 +83,9 @@ pub(super) async fn try_out(backend: &mut dyn Backend, settings: &DoctorSettings
         let _ = give_back(backend, &BootClock, &lease.key, &lease.token, Scope::Tree, context.limits).await;
         return stopped(signal);
     }
-    hand_over(backend, &lease, context, report).await;
+    if let Some(signal) = hand_over(backend, &lease, context, &mut signals, report).await {
+        return stopped(signal);
+    }
     if context.out.is_verbose() {
         report.findings.extend(noticed.into_iter().map(|notice| Finding::noticed(TAKEN, notice)));
     }
@@ -169,7 +171,13 @@ fn longer(usual: Duration) -> String {
 }
 
 /// Gives the lock to somebody who waits for it, and takes it from him.
-async fn hand_over(backend: &mut dyn Backend, lease: &Lease, context: &Context, report: &mut Report) {
+async fn hand_over(
+    backend: &mut dyn Backend,
+    lease: &Lease,
+    context: &Context,
+    signals: &mut Signals,
+    report: &mut Report,
+) -> Option<Signal> {
     let mut other = open_as_it_is(context);
     let wakes = other.capabilities().notification;
     let (waits, given) = (Cell::new(false), Cell::new(None));
@@ -180,7 +188,7 @@ async fn hand_over(backend: &mut dyn Backend, lease: &Lease, context: &Context, 
         request(lease.ttl, false, context),
         Patience::For(limits.answer),
         limits,
-        std::future::pending::<()>(),
+        interrupted(signals),
         |_| waits.set(true),
     );
     let giving = async {
@@ -212,14 +220,15 @@ async fn hand_over(backend: &mut dyn Backend, lease: &Lease, context: &Context, 
     let (got, at) = got;
     let lease = match got {
         Ok(Outcome::Granted(lease)) => lease,
-        Ok(_) => {
+        Ok(Outcome::Stopped(signal)) => return Some(signal),
+        Ok(Outcome::Busy(_)) => {
             let text = format!("who waited for the lock had not got it {} after it was given back", shown(limits.answer));
             report.findings.push(Finding::warn("hand-over", text, "jobs that wait run late, or not at all"));
-            return;
+            return None;
         }
         Err(error) => {
             report.findings.push(failed("hand-over", &error, "nobody can wait for a lock"));
-            return;
+            return None;
         }
     };
     let took = given.get().map(|given| at.since(given)).unwrap_or_default();
@@ -235,6 +244,7 @@ async fn hand_over(backend: &mut dyn Backend, lease: &Lease, context: &Context, 
     if let Released::Unknown(error) = given {
         report.findings.push(failed("hand-over", &error, "a lock that can't be given back is held until its lease ends"));
     }
+    None
 }
 
 /// How far the store's clocks are from this host's, and from one another.

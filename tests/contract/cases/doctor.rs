@@ -118,6 +118,13 @@ async fn clocks_are_told_where_there_are_any(lab: &Lab) {
     let clocks = client.0.clocks().await.expect("clocks");
     let has_none = matches!(lab.kind, Kind::Memory | Kind::Sqlite | Kind::Etcd | Kind::Etcd3);
     assert_eq!(clocks.is_empty(), has_none, "{clocks:?}");
+    // The master and its two replicas; five nodes; the masters of three.
+    let several = match lab.kind {
+        Kind::Sentinel | Kind::Cluster => 3,
+        Kind::Redlock => 5,
+        _ => 1,
+    };
+    assert!(has_none || clocks.len() == several, "{clocks:?}");
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
     for clock in clocks {
         assert!(clock.since_epoch.abs_diff(now) < Duration::from_secs(5), "{clock:?} at {now:?}");

@@ -8,6 +8,7 @@ mod grants;
 mod server;
 
 use async_trait::async_trait;
+use tokio::time::timeout;
 
 pub use self::{
     deployment::{CLUSTER, SENTINEL},
@@ -17,7 +18,7 @@ pub(in crate::backends) use self::{
     grants::{Needs, grants},
     server::{Part, Server, field, merge, questions, time as server_time},
 };
-use super::{Redis, options, reading::exchange, reply};
+use super::{Redis, connection::Connection, options, race::HEDGE, reading::exchange, reply};
 use crate::{
     backends::transport,
     lock::{Check, Examine, Finding, Grants, Key, Result, Role, ServerTime},
@@ -68,6 +69,28 @@ impl Redis {
             self.servers.rest(line);
             let name = node.map_or_else(|| "the server".to_owned(), |node| node.to_string());
             clocks.extend(replies.first().and_then(|time| server::time(name, time)));
+        }
+        if matches!(self.options().server, options::Server::Sentinel(_)) {
+            clocks.extend(self.clocks_of_replicas().await?);
+        }
+        Ok(clocks)
+    }
+
+    /// Of those that may be the master next: a lease ends there when their clocks say so. Who isn't reached from here at once,
+    /// as behind an address of another network, is passed over.
+    async fn clocks_of_replicas(&mut self) -> Result<Vec<ServerTime>> {
+        let (mut role, mut time) = (::redis::pipe(), ::redis::pipe());
+        role.cmd("ROLE");
+        time.cmd("TIME");
+        let mut line = self.servers.to(None).await?;
+        let replies = exchange(&mut line, &role).await?;
+        self.servers.rest(line);
+        let mut clocks = Vec::new();
+        for replica in replies.first().map(server::replicas).unwrap_or_default() {
+            let at = self.options().at(&replica);
+            if let Ok(Ok((_, replies))) = timeout(HEDGE, Connection::open_and(&at, &time)).await {
+                clocks.extend(replies.first().and_then(|time| server::time(replica.to_string(), time)));
+            }
         }
         Ok(clocks)
     }

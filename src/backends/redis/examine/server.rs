@@ -6,7 +6,10 @@ use redis::{Pipeline, Value};
 
 use super::text;
 use crate::{
-    backends::redis::{options::Options, reply},
+    backends::redis::{
+        options::{Address, Options},
+        reply,
+    },
     lock::{Check, Finding, ServerTime, Severity, check},
 };
 
@@ -247,6 +250,16 @@ pub(in crate::backends) fn time(server: String, reply: &Value) -> Option<ServerT
     let [seconds, micros] = reply::items(reply)? else { return None };
     let of = |value: &Value| reply::int(value).and_then(|number| u64::try_from(number).ok());
     Some(ServerTime { server, since_epoch: Duration::from_secs(of(seconds)?) + Duration::from_micros(of(micros)?) })
+}
+
+/// The replicas in a master's answer to `ROLE`: `[master, offset, [[host, port, offset]…]]`.
+pub(super) fn replicas(role: &Value) -> Vec<Address> {
+    let Some([_, _, replicas]) = reply::items(role) else { return Vec::new() };
+    let address = |replica: &Value| {
+        let [host, port, ..] = reply::items(replica)? else { return None };
+        Some(Address { host: reply::text(host)?, port: reply::int(port)?.try_into().ok()? })
+    };
+    reply::items(replicas).unwrap_or_default().iter().filter_map(address).collect()
 }
 
 /// From the replies about the lock, the counter, the wake-up list and the channels of a lock that nobody has.
