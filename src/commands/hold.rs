@@ -2,14 +2,16 @@
 //!
 //! Nothing is killed here: whoever holds a lock this way stops its work when this command ends with 76.
 
-mod until;
+pub(super) mod until;
+
+use std::time::Duration;
 
 use self::until::{Over, Until};
 use super::{Context, KeyArg, interrupted, metadata};
 use crate::{
     exit,
-    lease::{self, BootClock, Budget, Lease, Loss, Outcome, Patience, Released, give_back},
-    lock::{Backend, Entry, Error, Key, Kind, Mode, Request, Result, Scope, Token, Ttl},
+    lease::{self, BootClock, Budget, Clock as _, Lease, Loss, Outcome, Patience, Released, give_back, note_skip, wall_ms},
+    lock::{Backend, Entry, Error, Key, Kind, Mode, Parting, Purpose, Request, Result, Scope, Token, Ttl},
     output::{Skip, Waiting, age, json},
     supervise::{Signals, reraise},
 };
@@ -19,7 +21,7 @@ use crate::{
 #[allow(clippy::struct_excessive_bools)] // flags
 #[command(
     override_usage = "dlock hold KEY [OPTIONS]",
-    after_help = "Prints one line of JSON once the lock is taken. It is given back when stdin ends.\nExample, in bash:\n  coproc dlock hold deploy -w 10m; read -r taken <&${COPROC[0]} && ./deploy.sh"
+    after_help = "Prints a line of JSON once the lock is taken. It is given back when stdin ends.\nExample, in bash:\n  coproc dlock hold deploy -w 10m; read -r taken <&${COPROC[0]} && ./deploy.sh"
 )]
 pub struct Args {
     /// The key.
@@ -34,7 +36,7 @@ pub struct Args {
     /// Hold it together with other readers
     #[arg(short, long, conflicts_with = "exclusive")]
     pub shared: bool,
-    /// Hold it until a signal comes instead of the end of stdin
+    /// Hold it until a signal comes instead
     #[arg(long, conflicts_with = "while_pid")]
     pub until_signal: bool,
     /// Hold it for as long as this process lives
@@ -47,7 +49,7 @@ pub struct Args {
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
     /// A note for those who look at the lock
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub describe: Option<String>,
     /// Leave out who holds the lock
     #[arg(long, hide_short_help = true)]
@@ -104,6 +106,7 @@ pub async fn run(settings: HoldSettings, context: &Context) -> Result<u8> {
         Some(ttl) => ttl,
         None => backend.capabilities().clamp_ttl(Ttl::DEFAULT),
     };
+    let us = settings.metadata.then(|| metadata::collect(context.host.as_deref(), None, settings.describe.clone()));
     let request = Request {
         key: settings.key.clone(),
         token: Token::random(),
@@ -114,7 +117,8 @@ pub async fn run(settings: HoldSettings, context: &Context) -> Result<u8> {
         entry: Entry::Fresh,
         detached: false,
         waiting: false,
-        metadata: settings.metadata.then(|| metadata::collect(context.host.as_deref(), None, settings.describe.clone())),
+        metadata: us.clone(),
+        at_ms: None,
     };
     let waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
     let outcome = lease::acquire(
@@ -133,6 +137,7 @@ pub async fn run(settings: HoldSettings, context: &Context) -> Result<u8> {
     let lease = match outcome? {
         Outcome::Granted(lease) => lease,
         Outcome::Busy(busy) => {
+            note_skip(&mut *backend, &settings.key, us.as_ref(), "busy").await;
             let skip = Skip { key: &settings.key, busy: &busy, waited, outcome: "not taken" };
             return Ok(out.busy(&skip, &backend.describe(), settings.conflict_status));
         }
@@ -147,7 +152,7 @@ pub async fn run(settings: HoldSettings, context: &Context) -> Result<u8> {
         }
     };
     if let Err(error) = out.data(&json::line(&json::Acquired::new(&lease, &backend.describe()))) {
-        let kept = !matches!(free(&mut *backend, &lease, context).await, Released::Free);
+        let kept = !matches!(free(&mut *backend, &lease, context, Duration::ZERO).await, Released::Free);
         return Ok(out.unwritten(&error, if kept { "the lock stays until its lease ends" } else { "the lock was given back" }));
     }
     keep(lease, &settings, context, &mut *backend, until, signals).await
@@ -164,8 +169,9 @@ async fn keep(
 ) -> Result<u8> {
     let out = &context.out;
     let budget = Budget::new(lease.ttl, None, backend.capabilities().pace)?;
+    let began = lease.t0;
     let over = {
-        let renewals = lease::keep(backend, &BootClock, &mut lease, budget, context.limits, |_, _| {});
+        let renewals = lease::keep(backend, &BootClock, &mut lease, budget, context.limits, Purpose::GoOn, |_, _| {});
         tokio::select! {
             biased;
             loss = renewals => Err(loss),
@@ -181,15 +187,16 @@ async fn keep(
                 Loss::NotOwner => "the store says that it is not ours any more".to_owned(),
                 Loss::Unconfirmed { since, last } => {
                     let last = last.map(|error| format!(" ({error})")).unwrap_or_default();
-                    // What is left of the lease is the caller's, to stop its work in.
                     format!("no renewal for {}{last}", age(since))
                 }
+                Loss::Broken(mark) => format!("it is being broken {}", crate::output::mark(&mark)),
             };
+            // What is left of the lease is the caller's, to stop its work in.
             out.warn_with_hint(&format!("{}: the lock was lost: {how}", lease.key.escaped()), "stop the work that it protects");
             return Ok(exit::LOST);
         }
     };
-    match free(backend, &lease, context).await {
+    match free(backend, &lease, context, BootClock.now().since(began)).await {
         Released::Free | Released::StillHeld(_) => Ok(status),
         Released::NotHeld => {
             out.warn_with_hint(
@@ -205,6 +212,7 @@ async fn keep(
     }
 }
 
-async fn free(backend: &mut dyn Backend, lease: &Lease, context: &Context) -> Released {
-    give_back(backend, &BootClock, &lease.key, &lease.token, Scope::Tree, context.limits).await
+async fn free(backend: &mut dyn Backend, lease: &Lease, context: &Context, held: Duration) -> Released {
+    let parting = Parting { at_ms: Some(wall_ms()), held_ms: u64::try_from(held.as_millis()).ok(), ..Scope::Tree.into() };
+    give_back(backend, &BootClock, &lease.key, &lease.token, &parting, context.limits).await
 }

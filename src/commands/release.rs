@@ -1,10 +1,10 @@
 //! `dlock release`: give back a lock that was acquired.
 
-use super::{Context, KeyArg, TokenArg};
+use super::{Context, KeyArg, TokenArg, breaking::BreakArgs};
 use crate::{
     exit,
-    lease::{BootClock, Released, give_back},
-    lock::{Key, Result, Scope, Token},
+    lease::{BootClock, Released, give_back, wall_ms},
+    lock::{Key, Parting, Result, Scope, Token},
     output::json,
 };
 
@@ -21,6 +21,12 @@ pub struct Args {
     /// The token.
     #[command(flatten)]
     pub token: TokenArg,
+    /// Take it from its holder, whoever that is: dlock break
+    #[arg(long, conflicts_with = "token")]
+    pub force: bool,
+    /// How.
+    #[command(flatten)]
+    pub how: BreakArgs,
 }
 
 /// What `dlock release` is to do, checked.
@@ -40,7 +46,8 @@ pub struct ReleaseSettings {
 pub async fn run(settings: ReleaseSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let out = &context.out;
-    let holds = match give_back(&mut *backend, &BootClock, &settings.key, &settings.token, Scope::Hold, context.limits).await {
+    let parting = Parting { at_ms: Some(wall_ms()), ..Scope::Hold.into() };
+    let holds = match give_back(&mut *backend, &BootClock, &settings.key, &settings.token, &parting, context.limits).await {
         Released::Free => 0,
         Released::StillHeld(holds) => holds,
         Released::NotHeld => return Ok(out.not_held(&settings.key, &backend.describe())),

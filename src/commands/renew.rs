@@ -48,15 +48,17 @@ pub async fn run(settings: RenewSettings, context: &Context) -> Result<u8> {
     if let Some(ttl) = settings.ttl {
         backend.capabilities().check_new_ttl(ttl).map_err(|error| error.key(&settings.key))?;
     }
-    let answer = ask(&mut *backend, &BootClock, context.limits, async |b| b.renew(&settings.key, &settings.token, settings.ttl).await)
-        .await
-        .map_err(|error| error.during("renew").key(&settings.key))?;
+    let answer =
+        ask(&mut *backend, &BootClock, context.limits, async |b| b.renew(&settings.key, &settings.token, settings.ttl.into()).await)
+            .await
+            .map_err(|error| error.during("renew").key(&settings.key))?;
     let out = &context.out;
     let (left, fence) = match (answer, settings.ttl) {
         (Renewal::Renewed { ttl, fence }, _) => (ttl.get(), Some(fence)),
         // Nobody asked for a length, and it is longer already.
         (Renewal::WouldShorten { expires_in }, None) => (expires_in, None),
         (Renewal::WouldShorten { expires_in }, Some(_)) => return Err(would_shorten(&settings.key, expires_in)),
+        (Renewal::Broken(mark), _) => return Ok(out.to_be_broken(&settings.key, &backend.describe(), &mark)),
         (Renewal::NotHeld, _) => return Ok(out.not_held(&settings.key, &backend.describe())),
     };
     if out.is_json() {

@@ -171,7 +171,8 @@ fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backe
     let last_resort = backend.prepare()?;
     let guardian = fork_guardian(plan, last_resort).map_err(|error| cannot_supervise(&error))?;
     let program = settings.command.first().map(OsString::as_os_str);
-    let metadata = || super::collect_metadata(context.host.as_deref(), program, settings.describe.clone());
+    let describe_us = || super::collect_metadata(context.host.as_deref(), program, settings.describe.clone());
+    let metadata = settings.metadata.then(describe_us);
     let request = Request {
         key: settings.key.clone(),
         token: outer.map_or_else(Token::random, Token::nested),
@@ -182,12 +183,13 @@ fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backe
         entry: if outer.is_some() { Entry::Reenter } else { Entry::Fresh },
         detached: false,
         waiting: false,
-        metadata: settings.metadata.then(metadata),
+        metadata: metadata.clone(),
+        at_ms: None,
     };
     super::block_on(async {
         let supervisor = guardian.attach().map_err(|error| cannot_supervise(&error))?;
         let signals = Signals::new().map_err(|error| cannot_supervise(&error))?;
-        Job { settings, context, budget, held, backend, supervisor, signals }.run(request).await
+        Job { settings, context, budget, held, backend, supervisor, signals, metadata }.run(request).await
     })
 }
 

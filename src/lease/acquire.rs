@@ -10,9 +10,9 @@ use std::{future::Future, time::Duration};
 use super::{
     Budget, Clock, Lease, Limits,
     ask::{Pause, no_answer, silence, spread},
-    bounded,
+    bounded, wall_ms,
 };
-use crate::lock::{Attempt, Backend, BootTime, Busy, Effect, Entry, Error, Request, Result, Scope, Token};
+use crate::lock::{Attempt, Backend, BootTime, Busy, Effect, Entry, Error, Parting, Request, Result, Token};
 
 /// How long to wait for a lock that somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub async fn acquire<S>(
     let granted = matches!(result, Ok(Outcome::Granted(_)));
     if !granted && (pursuit.in_flight || pursuit.unsure) {
         // Bounded and its answer ignored: the lease ends by itself if this doesn't end it.
-        let _ = bounded(clock, clock.now().plus(UNDO), backend.release(&request.key, &request.token, Scope::Hold)).await;
+        let _ = bounded(clock, clock.now().plus(UNDO), backend.release(&request.key, &request.token, &Parting::UNDO)).await;
     }
     if pursuit.waited {
         let _ = bounded(clock, clock.now().plus(UNDO), backend.abandon(&request)).await;
@@ -127,6 +127,7 @@ impl Pursuit {
         let mut said = None;
         loop {
             let sent = clock.now();
+            request.at_ms = Some(wall_ms());
             self.in_flight = true;
             self.waited |= request.waiting;
             let mut end = sent.plus(self.limits.attempt());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Clock, bounded};
-use crate::lock::{Backend, Effect, Error, Key, Kind, Release, Result, Scope, Token};
+use crate::lock::{Backend, Effect, Error, Key, Kind, Parting, Release, Result, Token};
 
 /// How long a store may take.
 #[derive(Clone, Copy, Debug)]
@@ -119,13 +119,20 @@ pub enum Released {
 /// Gives a lease back, asking again while `limits` last.
 ///
 /// "Not held" counts as an answer only if no attempt before it may have done the work.
-pub async fn give_back(backend: &mut dyn Backend, clock: &dyn Clock, key: &Key, token: &Token, scope: Scope, limits: Limits) -> Released {
+pub async fn give_back(
+    backend: &mut dyn Backend,
+    clock: &dyn Clock,
+    key: &Key,
+    token: &Token,
+    parting: &Parting,
+    limits: Limits,
+) -> Released {
     let mut in_flight = false;
     let mut maybe_done = false;
     let answer = ask(backend, clock, limits, async |backend: &mut dyn Backend| {
         // Still set if the attempt before was dropped for taking too long.
         maybe_done |= std::mem::replace(&mut in_flight, true);
-        let answer = backend.release(key, token, scope).await;
+        let answer = backend.release(key, token, parting).await;
         in_flight = matches!(&answer, Err(error) if error.effect != Effect::NotApplied);
         answer.map(|answer| (answer, maybe_done))
     })

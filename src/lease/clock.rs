@@ -1,6 +1,9 @@
 //! The clock that leases are counted by, and the only place that sleeps.
 
-use std::{future::Future, time::Duration};
+use std::{
+    future::Future,
+    time::{Duration, SystemTime},
+};
 
 use async_trait::async_trait;
 
@@ -34,6 +37,13 @@ impl BootClock {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
         Duration::new(u64::try_from(now.tv_sec).unwrap_or_default(), u32::try_from(now.tv_nsec).unwrap_or_default())
     }
+}
+
+/// This host's calendar time in ms since 1970: for people to read, never to judge a lease by.
+#[allow(clippy::disallowed_methods)] // the one place
+pub fn wall_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[async_trait(?Send)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Budget, Clock, Lease, Limits, bounded};
-use crate::lock::{Backend, Error, Renewal};
+use crate::lock::{Backend, Break, Error, Extension, Purpose, Renewal};
 
 /// Why a lease can't be relied on any more.
 #[derive(Debug)]
@@ -17,11 +17,14 @@ pub enum Loss {
         /// What the last attempt met.
         last: Option<Error>,
     },
+    /// Somebody marked the hold as to be broken; it was not extended, and lasts to the end of its lease.
+    Broken(Break),
 }
 
 /// Renews `lease` every sixth of it, and when the store hints at its end, until it is lost; never returns otherwise.
 ///
-/// `extended` is told of each confirmed renewal, with the lease's new t₀, before anything else happens. An answer that
+/// A hold that somebody marked to be broken is lost, unless the `purpose` is to stop: then the lease is kept until that is done,
+/// beginning with a renewal at once, which tells the store so. `extended` is told of each confirmed renewal, with the lease's new t₀, before anything else happens. An answer that
 /// did not come is unknown, never renewed: it is asked again until TERM time. An answer that comes after TERM
 /// time is not waited for. Cancel safe: dropping the future leaves `lease` as last confirmed.
 pub async fn keep(
@@ -30,10 +33,11 @@ pub async fn keep(
     lease: &mut Lease,
     budget: Budget,
     limits: Limits,
+    purpose: Purpose,
     mut extended: impl FnMut(&Lease, &Budget),
 ) -> Loss {
     let mut budget = budget.for_ttl(lease.ttl);
-    let mut next = lease.t0.plus(budget.renew_every());
+    let mut next = if purpose == Purpose::Stop { clock.now() } else { lease.t0.plus(budget.renew_every()) };
     let mut last = None;
     // A hint that proves wrong is not listened for again before this.
     let mut deaf_until = lease.t0;
@@ -53,12 +57,16 @@ pub async fn keep(
             return Loss::Unconfirmed { since: sent.since(lease.t0), last };
         }
         let attempt = limits.attempt().min(budget.renew_every());
-        let answer = bounded(clock, sent.plus(attempt).min(term_at), backend.renew(&lease.key, &lease.token, None)).await;
+        let answer = {
+            let question = backend.renew(&lease.key, &lease.token, Extension { ttl: None, purpose });
+            bounded(clock, sent.plus(attempt).min(term_at), question).await
+        };
         let confirmed = match answer {
             Some(Ok(Renewal::Renewed { ttl, .. })) => Some(ttl),
             // Somebody with our token gave it a longer lease: ours, for as long as we know of at least.
             Some(Ok(Renewal::WouldShorten { .. })) => Some(lease.ttl),
             Some(Ok(Renewal::NotHeld)) => return Loss::NotOwner,
+            Some(Ok(Renewal::Broken(mark))) => return Loss::Broken(mark),
             Some(Err(error)) => {
                 last = Some(error);
                 None

@@ -6,17 +6,21 @@
 
 mod acquire;
 mod ask;
+mod breaking;
 mod budget;
 mod clock;
 mod held;
 mod keep;
+mod note;
 
 pub use acquire::{Outcome, Patience, acquire};
 pub use ask::{Limits, Released, ask, give_back};
+pub use breaking::{Breaking, Order, break_hold};
 pub use budget::Budget;
-pub use clock::{BootClock, Clock, bounded};
+pub use clock::{BootClock, Clock, bounded, wall_ms};
 pub use held::Held;
 pub use keep::{Loss, keep};
+pub use note::{note, note_skip};
 
 use crate::lock::{BootTime, Fence, Key, Token, Ttl};
 

@@ -11,8 +11,8 @@ use super::*;
 use crate::{
     backends::memory::{Memory, Store},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Check, Effect, Entry, Error, Examine, Finding, Grants, Holding, Init, Kind, LockState, Mode,
-        Namespace, Pace, Release, Renewal, Request, Result, Role, Scope, ServerTime, Wake,
+        Attempt, Backend, Busy, Capabilities, Check, Effect, Entry, Error, Examine, Extension, Finding, Grants, Holding, Init, Kind,
+        LockState, Mode, Namespace, Pace, Parting, Purpose, Release, Renewal, Request, Result, Role, Scope, ServerTime, Wake,
     },
 };
 
@@ -138,14 +138,14 @@ impl Backend for Faulty {
         self.calls.borrow_mut().push("abandon");
         self.inner.abandon(request).await
     }
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
-        self.meet("renew", async |inner: &mut Memory| inner.renew(key, token, ttl).await).await
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        self.meet("renew", async |inner: &mut Memory| inner.renew(key, token, extension).await).await
     }
     async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
         self.inner.verify(key, token).await
     }
-    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
-        self.meet("release", async |inner: &mut Memory| inner.release(key, token, scope).await).await
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        self.meet("release", async |inner: &mut Memory| inner.release(key, token, parting).await).await
     }
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
         self.inner.inspect(key).await
@@ -192,6 +192,7 @@ fn request() -> Request {
         detached: false,
         waiting: false,
         metadata: None,
+        at_ms: None,
     }
 }
 
@@ -295,7 +296,7 @@ async fn what_was_wrong_is_told_although_the_last_attempt_had_no_time_for_an_ans
     assert_eq!((error.kind, error.effect, error.message.as_str()), (Kind::Unavailable, Effect::Unknown, "connection reset"));
     let mut client = world.client(&faults);
     let (key, token) = (key(), Token::random());
-    let error = ask(&mut client, &world.clock, LIMITS, async |backend| backend.renew(&key, &token, None).await).await.unwrap_err();
+    let error = ask(&mut client, &world.clock, LIMITS, async |backend| backend.renew(&key, &token, None.into()).await).await.unwrap_err();
     assert_eq!((error.kind, error.effect, error.message.as_str()), (Kind::Unavailable, Effect::Unknown, "connection reset"));
 }
 
@@ -337,7 +338,7 @@ async fn a_release_wakes_the_waiter_and_an_expiry_does_without_a_wake_up() {
     let waiter = world.acquire(&mut other, Patience::Forever);
     let releaser = async {
         world.clock.sleep_until(before.plus(secs(2))).await;
-        give_back(&mut holder, &world.clock, &lease.key, &lease.token, Scope::Tree, LIMITS).await
+        give_back(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
     };
     let (outcome, given_back) = tokio::join!(waiter, releaser);
     assert!(matches!(outcome.unwrap(), Outcome::Granted(_)));
@@ -381,7 +382,7 @@ async fn a_stop_while_waiting_leaves_nothing_and_passes_the_turn_on() {
     };
     let releasing = async {
         world.clock.sleep_until(before.plus(secs(2))).await;
-        give_back(&mut holder, &world.clock, &lease.key, &lease.token, Scope::Tree, LIMITS).await
+        give_back(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
     };
     // The turn comes in the same instant in which the first in line leaves.
     let (_, gone, taker) = tokio::join!(releasing, leaving, staying);
@@ -415,7 +416,7 @@ async fn a_nested_request_enters_and_without_its_outer_hold_takes_the_lock_anew(
     };
     let inner = run(nested()).await;
     assert_eq!((inner.holds, inner.fence), (2, outer.fence));
-    give_back(&mut client, &world.clock, &outer.key, &outer.token, Scope::Tree, LIMITS).await;
+    give_back(&mut client, &world.clock, &outer.key, &outer.token, &Scope::Tree.into(), LIMITS).await;
     let fresh = run(nested()).await;
     assert!(fresh.token.owner != outer.token.owner && fresh.fence > outer.fence);
 }
@@ -427,7 +428,7 @@ async fn renewals_come_every_sixth_and_count_from_their_send() {
     let mut lease = world.taken(&mut client).await;
     let began = lease.t0;
     let mut seen = Vec::new();
-    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, |lease, _| seen.push(lease.t0.since(began)));
+    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Purpose::GoOn, |lease, _| seen.push(lease.t0.since(began)));
     let end = world.clock.sleep_until(began.plus(secs(100)));
     tokio::select! { loss = keeping => panic!("{loss:?}"), () = end => {} }
     assert_eq!(seen.len(), 10, "{seen:?}");
@@ -444,7 +445,7 @@ async fn an_unanswered_renewal_is_never_taken_for_a_renewed_one() {
         let mut lease = world.taken(&mut client).await;
         let began = lease.t0;
         client.faults.borrow_mut().extend((0..1000).map(|_| Some(fault)));
-        let loss = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, |_, _| panic!("renewed")).await;
+        let loss = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Purpose::GoOn, |_, _| panic!("renewed")).await;
         assert!(matches!(loss, Loss::Unconfirmed { last: Some(_), .. }), "{loss:?}");
         let took = world.clock.now().since(began);
         assert_about(took, budget().term_at(began).since(began));
@@ -459,7 +460,7 @@ async fn a_short_outage_is_ridden_out() {
     let began = lease.t0;
     client.faults.borrow_mut().extend((0..6).map(|_| Some(Fault::Hangs)));
     let mut renewed = 0;
-    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, |_, _| renewed += 1);
+    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Purpose::GoOn, |_, _| renewed += 1);
     let end = world.clock.sleep_until(began.plus(secs(60)));
     tokio::select! { loss = keeping => panic!("{loss:?}"), () = end => {} }
     assert!(renewed >= 3, "{renewed}");
@@ -472,7 +473,7 @@ async fn a_hold_that_is_gone_is_lost_at_once() {
     let mut lease = world.taken(&mut client).await;
     let began = lease.t0;
     world.store.lose_data();
-    let loss = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, |_, _| panic!("renewed")).await;
+    let loss = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Purpose::GoOn, |_, _| panic!("renewed")).await;
     assert!(matches!(loss, Loss::NotOwner));
     assert_about(world.clock.now().since(began), budget().renew_every());
 }
@@ -492,7 +493,7 @@ async fn a_release_whose_answer_was_lost_is_unknown_and_one_that_finds_nothing_i
             world.store.lose_data();
         }
         client.faults.borrow_mut().extend(faults);
-        let released = give_back(&mut client, &world.clock, &lease.key, &lease.token, Scope::Tree, LIMITS).await;
+        let released = give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
         assert_eq!(matches!(released, Released::Unknown(_)), unknown, "{released:?}");
         assert_eq!(matches!(released, Released::NotHeld), !unknown, "{released:?}");
         assert!(world.is_free().await);
@@ -517,7 +518,8 @@ async fn a_hint_has_the_lease_renewed_at_once() {
     let mut lease = world.taken(&mut client).await;
     let (hint, began) = (Rc::clone(&client.hint), world.clock.now());
     let mut renewed = Vec::new();
-    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, |lease, _| renewed.push(lease.t0.since(began)));
+    let keeping =
+        keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Purpose::GoOn, |lease, _| renewed.push(lease.t0.since(began)));
     let happening = async {
         // Wrong, though the lock is ours; then right.
         world.clock.sleep_until(began.plus(secs(2))).await;
@@ -538,7 +540,7 @@ async fn hints_without_end_are_not_followed_without_end() {
     let mut client = world.client(&[]);
     let mut lease = world.taken(&mut client).await;
     let (hint, calls) = (Rc::clone(&client.hint), Rc::clone(&client.calls));
-    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, |_, _| hint.notify_one());
+    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Purpose::GoOn, |_, _| hint.notify_one());
     hint.notify_one();
     assert!(tokio::time::timeout(secs(60), keeping).await.is_err());
     assert!(calls.borrow().len() < 70, "{}", calls.borrow().len());
@@ -552,7 +554,7 @@ async fn a_grant_settles_before_anything_is_started_and_can_be_given_up_meanwhil
     let lease = world.taken(&mut client).await;
     assert_about(world.clock.now().since(before), Duration::from_millis(500));
     assert_eq!(lease.t0, before);
-    give_back(&mut client, &world.clock, &lease.key, &lease.token, Scope::Tree, LIMITS).await;
+    give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
     let stop = world.clock.sleep_until(world.clock.now().plus(Duration::from_millis(100)));
     let outcome = acquire(&mut client, &world.clock, request(), Patience::Try, LIMITS, stop, |_: &Busy| ()).await;
     assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
@@ -564,7 +566,7 @@ async fn what_is_busy_in_passing_is_asked_for_again_but_not_for_long() {
     let world = World::new();
     let mut client = Faulty { passing: 4, ..world.client(&[]) };
     let lease = world.taken(&mut client).await;
-    give_back(&mut client, &world.clock, &lease.key, &lease.token, Scope::Tree, LIMITS).await;
+    give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
     let mut client = Faulty { passing: u32::MAX, ..world.client(&[]) };
     let before = world.clock.now();
     let outcome = world.acquire(&mut client, Patience::Try).await.unwrap();

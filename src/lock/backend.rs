@@ -4,7 +4,10 @@ use std::{future::pending, io, os::fd::OwnedFd, time::Duration};
 
 use async_trait::async_trait;
 
-use super::{Capabilities, Error, Examine, Fence, Holder, Key, Kind, LockState, Request, Result, Session, Token, Ttl};
+use super::{
+    Break, Capabilities, Error, Examine, Extension, Fence, History, Holder, Key, Kind, LockState, Marking, Note, Parting, Request, Result,
+    Session, Token, Ttl,
+};
 
 /// A store that keeps locks.
 ///
@@ -54,11 +57,13 @@ pub trait Backend: Examine {
 
     /// Extends the hold; never re-creates it, and never moves its expiry backwards.
     ///
-    /// `ttl` counts from now by the store's clock; `None` means the TTL that the hold was taken with.
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal>;
+    /// The new TTL counts from now by the store's clock. A hold that is marked to be broken is extended only for
+    /// [`Purpose::Stop`](super::Purpose::Stop), which is noted with the mark.
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal>;
 
-    /// Gives the hold back, and wakes who waits if the lock becomes free.
-    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release>;
+    /// Gives the hold back, and wakes who waits if the lock becomes free; then the step that frees it also remembers how it
+    /// ended ([`Backend::history`]).
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release>;
 
     /// Whether the token holds the lock, and for how long yet. Read only, whichever process asks.
     async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding>;
@@ -91,6 +96,37 @@ pub trait Backend: Examine {
 
     /// Every held lock of the namespace whose key starts with `start`, literally, by key. Read only.
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>>;
+
+    /// What the store remembers of a lock's holds that are over, and of who did without. Read only.
+    ///
+    /// A hold that was never given back is told as [`End::Expired`](super::End::Expired) once its lease is over, whether or not somebody
+    /// has taken the lock since.
+    async fn history(&mut self, _key: &Key) -> Result<History> {
+        Err(self.unable("keeps no history"))
+    }
+
+    /// Remembers something of a lock that does not come with a grant or a release. Changes nothing about who has it.
+    async fn note(&mut self, _key: &Key, _note: &Note) -> Result<()> {
+        Err(self.unable("keeps no history"))
+    }
+
+    /// Marks the hold that has this fence as to be broken: from then on it is renewed only to be stopped. Never another hold.
+    ///
+    /// Asked again it is one mark, the latest.
+    async fn mark(&mut self, _key: &Key, _fence: Fence, _mark: &Break) -> Result<Marking> {
+        Err(self.unable("can't break a lock"))
+    }
+
+    /// Frees the lock of the hold that has this fence at once, with all holds nested in it, whoever lives by it, and remembers it
+    /// as broken. Never another hold.
+    async fn evict(&mut self, _key: &Key, _fence: Fence, _mark: &Break) -> Result<Marking> {
+        Err(self.unable("can't break a lock"))
+    }
+
+    /// That this store can't do something.
+    fn unable(&self, what: &str) -> Error {
+        Error::new(Kind::Unsupported, format!("the {} backend {what}", self.capabilities().backend)).backend(self.describe())
+    }
 
     /// Creates or upgrades what the store must have before locks can be kept (a schema). Idempotent.
     async fn init(&mut self) -> Result<Init>;
@@ -191,6 +227,8 @@ pub enum Renewal {
     },
     /// The token does not hold this lock.
     NotHeld,
+    /// The hold is marked to be broken and was not extended: what runs under it is to be stopped, and then it is given back.
+    Broken(Break),
 }
 
 /// The answer to [`Backend::verify`].

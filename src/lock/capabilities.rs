@@ -25,6 +25,10 @@ pub struct Capabilities {
     /// A release wakes whoever waits. Without it waiters look by themselves: [`super::Backend::wait`] ends after a pause of the
     /// backend's choice.
     pub notification: bool,
+    /// Remembers how holds ended ([`super::Backend::history`]).
+    pub history: bool,
+    /// A hold can be taken away from its holder ([`super::Backend::mark`]).
+    pub breakable: bool,
     /// The shortest lease.
     pub ttl_min: Duration,
     /// The longest lease.
@@ -66,6 +70,8 @@ impl Capabilities {
             reentrant: true,
             fencing: true,
             notification: true,
+            history: false,
+            breakable: false,
             ttl_min: Ttl::MIN,
             ttl_max: Ttl::MAX,
             ttl_granularity: Duration::from_millis(1),

@@ -3,10 +3,12 @@
 //! Nothing here does I/O, sleeps, prints or reads a clock. Backends see this module only.
 
 mod backend;
+mod breaking;
 mod capabilities;
 mod encoding;
 mod error;
 mod examine;
+mod history;
 mod key;
 mod request;
 mod state;
@@ -14,10 +16,12 @@ mod time;
 mod token;
 
 pub use backend::{Attempt, Backend, Busy, Grant, Holding, Init, LastResort, Notice, Release, Renewal, Scope, Wake};
+pub use breaking::{Break, Extension, Marking, Purpose};
 pub use capabilities::{Capabilities, Pace};
 pub use encoding::{Encoding, printable};
 pub use error::{Effect, Error, Kind, Result};
 pub use examine::{Check, Examine, Finding, Grants, PASSWORD, Role, ServerTime, Severity, UNCHECKED, check};
+pub use history::{End, History, Note, Parting, Past, REMEMBERED, SKIPPING_HOSTS, Skips};
 pub use key::{Key, Namespace};
 pub use request::{Entry, Mode, Request};
 pub use state::{Holder, LockState, Metadata, NodeView, Waiter};

@@ -46,4 +46,6 @@ pub struct Request {
     pub waiting: bool,
     /// Who asks, for people; `None` to leave it out.
     pub metadata: Option<Metadata>,
+    /// The time of the host that asks, in ms since 1970, for stores without a clock.
+    pub at_ms: Option<u64>,
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Fence, Key, Mode};
+use super::{Break, Fence, Key, Mode};
 
 /// Who holds or waits, as they said it themselves; never trusted, always escaped before it is printed.
 ///
@@ -56,6 +56,8 @@ pub struct Holder {
     pub expires_in: Option<Duration>,
     /// How many holds the owner has: 1, and one more for each nested `dlock run`.
     pub holds: u32,
+    /// It is to be broken: by whom, and whether its holder has seen that.
+    pub broken: Option<Break>,
 }
 
 /// Somebody who waits for the lock.

@@ -2,6 +2,7 @@
 
 use std::{fmt, fmt::Write as _, str::FromStr};
 
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{Error, Kind, Result};
@@ -107,7 +108,7 @@ impl FromStr for Token {
 }
 
 /// The fencing token: strictly increasing over all holds of a key, below 2^53, public.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Fence(pub u64);
 
 impl fmt::Display for Fence {

@@ -4,6 +4,7 @@
 //! (metadata, stored names, server messages) is escaped here before it reaches a terminal.
 
 pub mod doctor;
+pub mod history;
 pub mod inspect;
 pub mod json;
 pub mod list;
@@ -29,11 +30,11 @@ pub use syslog::{Syslog, SyslogPolicy};
 pub use time::{Now, age};
 pub use verdict::{CommandEnd, GivenBack, Outcome, Verdict};
 pub use waiting::Waiting;
-pub use who::{described, shell, who};
+pub use who::{described, mark, shell, who};
 
 use crate::{
     exit,
-    lock::{Error, Key, Kind, Result, printable},
+    lock::{Break, Error, Key, Kind, Result, printable},
 };
 
 /// How things are printed.
@@ -216,12 +217,33 @@ impl Output {
         exit::NOT_HELD
     }
 
+    /// Says that the hold is marked to be broken, so that it was not extended.
+    pub fn to_be_broken(&self, key: &Key, backend: &str, mark: &Break) -> u8 {
+        if self.json {
+            return self.finish(self.json(&json::ToBeBroken::new(key, backend, mark)), exit::NOT_HELD);
+        }
+        self.warn_with_hint(
+            &format!("{}: the lock is being broken {}: not renewed", key.escaped(), who::mark(mark)),
+            "stop the work that it protects and give it back; it ends with its lease at the latest",
+        );
+        exit::NOT_HELD
+    }
+
     /// Says that a lock that somebody asked about is not held by them, which may be just what they wanted to know.
     pub fn not_verified(&self, key: &Key, backend: &str, why: &str) -> u8 {
         if self.json {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
         }
         self.notice_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} tells who has it", who::shell(key)));
+        exit::NOT_HELD
+    }
+
+    /// Says that there is nothing to break.
+    pub fn not_broken(&self, key: &Key, backend: &str, why: &str) -> u8 {
+        if self.json {
+            return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
+        }
+        self.warn_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} tells who has it now", who::shell(key)));
         exit::NOT_HELD
     }
 
@@ -245,6 +267,16 @@ impl Output {
         }
     }
 
+    /// Says that somebody takes the lock of `run` away, always; in JSON the verdict says it.
+    pub fn broken(&self, key: &Key, mark: &Break) {
+        if !self.json {
+            self.warn_with_hint(
+                &format!("{}: the lock is being broken {}", key.escaped(), who::mark(mark)),
+                "the command is being stopped; the lock is given back when nothing of it is left",
+            );
+        }
+    }
+
     /// Prints the verdict of `run` for programs, if they asked for it.
     pub fn verdict(&self, verdict: &Verdict) {
         if self.json {
@@ -260,6 +292,11 @@ impl Output {
         self.notice_with_hint(&skip.text(), &skip.hint());
         status
     }
+}
+
+/// Puts a question on the terminal.
+pub fn ask(question: &str) {
+    stderr_lines(&format!("dlock: {}", printable(question)));
 }
 
 fn say(text: &str) {

@@ -77,6 +77,7 @@ mod tests {
             renewed_ago: None,
             expires_in: None,
             holds: 1,
+            broken: None,
         }
     }
 

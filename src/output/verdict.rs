@@ -18,6 +18,8 @@ pub enum Outcome {
     Busy,
     /// The lock was lost while the command ran.
     Lost,
+    /// Somebody took the lock away while the command ran; it was stopped.
+    Broken,
     /// A signal ended the wait.
     Interrupted,
     /// Something failed; the command did not run, or could not be supervised.
@@ -106,7 +108,7 @@ impl Verdict {
 
     /// Whether somebody has to look after it.
     pub fn is_bad(&self) -> bool {
-        matches!(self.outcome, Outcome::Lost | Outcome::Error)
+        matches!(self.outcome, Outcome::Lost | Outcome::Broken | Outcome::Error)
     }
 
     /// The line for syslog: `sms-job skipped busy holder=web1 fence=812`.
@@ -133,6 +135,7 @@ impl Verdict {
                 }
             }
             Outcome::Lost => add("lost".into()),
+            Outcome::Broken => add("broken".into()),
             Outcome::Interrupted => add("interrupted".into()),
             Outcome::Error => add("failed".into()),
         }
@@ -226,6 +229,7 @@ mod tests {
             renewed_ago: None,
             expires_in: None,
             holds: 1,
+            broken: None,
         }
     }
 

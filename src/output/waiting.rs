@@ -114,6 +114,7 @@ mod tests {
             renewed_ago: None,
             expires_in: None,
             holds: 1,
+            broken: None,
         };
         let busy = Busy { holders: vec![holder], position: Some(2), ..Busy::default() };
         let key = Key::new("deploy").unwrap();

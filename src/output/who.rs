@@ -1,6 +1,6 @@
 //! Holders and waiters as people read them. All of it was written by others, so all of it is escaped and cut.
 
-use crate::lock::{Holder, Key, Metadata, printable};
+use crate::lock::{Break, Holder, Key, Metadata, printable};
 
 /// More of a name than this is noise, or malice.
 const NAME: usize = 40;
@@ -50,6 +50,15 @@ pub fn note(metadata: Option<&Metadata>) -> Option<String> {
 pub fn described(one: &Holder) -> String {
     let held = one.held_for.map(super::age);
     [Some(holder(one)), held, note(one.metadata.as_ref())].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// Who is breaking a hold, and why: `by ana@ops1: "NFS"`.
+pub fn mark(mark: &Break) -> String {
+    let by = clean(&mark.by, 2 * NAME);
+    match &mark.why {
+        Some(why) => format!("by {by}: \"{}\"", clean(why, NOTE)),
+        None => format!("by {by}"),
+    }
 }
 
 /// The key as a word of a shell.

@@ -4,7 +4,23 @@ use snapbox::{assert_data_eq, file};
 
 use crate::lab::Lab;
 
-const COMMANDS: [&str; 11] = ["run", "acquire", "renew", "release", "inspect", "list", "doctor", "init", "gc", "completions", "man"];
+const COMMANDS: [&str; 15] = [
+    "run",
+    "acquire",
+    "renew",
+    "verify",
+    "release",
+    "hold",
+    "inspect",
+    "list",
+    "history",
+    "break",
+    "doctor",
+    "init",
+    "gc",
+    "completions",
+    "man",
+];
 
 #[test]
 fn screens() {

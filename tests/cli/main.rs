@@ -11,6 +11,7 @@ mod doctor;
 mod generated;
 mod help;
 mod hold;
+mod keeper;
 mod lab;
 mod streams;
 mod usage;

@@ -120,6 +120,7 @@ pub fn request(key: &Key, lease: Duration) -> Request {
         detached: false,
         waiting: false,
         metadata: None,
+        at_ms: None,
     }
 }
 
@@ -191,7 +192,7 @@ impl Client {
     }
 
     pub async fn renew(&mut self, of: &Request, lease: Option<Duration>) -> Renewal {
-        self.0.renew(&of.key, &of.token, lease.map(ttl)).await.unwrap_or_else(|error| panic!("renew: {error:?}"))
+        self.0.renew(&of.key, &of.token, lease.map(ttl).into()).await.unwrap_or_else(|error| panic!("renew: {error:?}"))
     }
 
     /// Renews what must be held, and returns its fence.
@@ -203,7 +204,7 @@ impl Client {
     }
 
     pub async fn release(&mut self, of: &Request, scope: Scope) -> Release {
-        self.0.release(&of.key, &of.token, scope).await.unwrap_or_else(|error| panic!("release: {error:?}"))
+        self.0.release(&of.key, &of.token, &scope.into()).await.unwrap_or_else(|error| panic!("release: {error:?}"))
     }
 
     /// Gives back what must be held once.

@@ -155,6 +155,7 @@ fn request(key: &str) -> Request {
         detached: true,
         waiting: false,
         metadata: None,
+        at_ms: None,
     }
 }
 

@@ -212,6 +212,7 @@ fn request(key: &str, ttl: u64, waiting: bool) -> Request {
         detached: false,
         waiting,
         metadata: None,
+        at_ms: None,
     }
 }
 
@@ -224,7 +225,7 @@ async fn have_a_turn((mut waiter, wanted): (Backend, Request), turn: tokio::sync
     loop {
         if let Attempt::Granted(grant) = waiter.try_acquire(&wanted).await.unwrap() {
             turn.send((Instant::now(), grant)).unwrap();
-            waiter.release(&wanted.key, &wanted.token, Scope::Tree).await.unwrap();
+            waiter.release(&wanted.key, &wanted.token, &Scope::Tree.into()).await.unwrap();
             return;
         }
         waiter.wait(&wanted, Duration::from_secs(5)).await.unwrap();
@@ -257,7 +258,7 @@ fn a_thousand_waiters_whose_holder_dies() {
             assert_eq!(busy.position, u32::try_from(place).ok());
             crowd.push((waiter, wanted));
             if place % 50 == 0 {
-                holder.renew(&held.key, &held.token, None).await.unwrap();
+                holder.renew(&held.key, &held.token, None.into()).await.unwrap();
             }
         }
         let gathered = began.elapsed();
@@ -266,7 +267,7 @@ fn a_thousand_waiters_whose_holder_dies() {
         let crowd: Vec<_> = crowd.into_iter().map(|waiter| tokio::task::spawn_local(have_a_turn(waiter, turn.clone()))).collect();
         // All of them watch by now; the lease ends within three seconds of its last renewal.
         tokio::time::sleep(Duration::from_secs(1)).await;
-        holder.renew(&held.key, &held.token, None).await.unwrap();
+        holder.renew(&held.key, &held.token, None.into()).await.unwrap();
         let (before, last) = (calls(), Instant::now());
         drop((holder, turn));
         for waiter in crowd {

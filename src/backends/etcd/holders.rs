@@ -39,6 +39,7 @@ pub(super) async fn tell<'a>(client: &mut Client, look: &Look, holders: impl Ite
             renewed_ago: lease.map(|(_, ago)| ago),
             expires_in: lease.map(|(left, _)| left),
             holds: look.holds(one.lease),
+            broken: None,
         });
     }
     Ok(told)

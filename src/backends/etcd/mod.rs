@@ -38,8 +38,8 @@ use self::{
     session::{Session, Stage, seconds},
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Entry, Error, Grant, Holding, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope,
-    Token, Ttl, Wake, fingerprint,
+    Attempt, Backend, Capabilities, Entry, Error, Extension, Grant, Holding, Init, Key, LockState, Notice, Parting, Release, Renewal,
+    Request, Result, Token, Ttl, Wake, fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities {
@@ -166,7 +166,8 @@ impl Backend for Etcd {
         self.about(outcome, "abandon", Some(&request.key))
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        let ttl = extension.ttl;
         if let Some(ttl) = ttl {
             CAPABILITIES.check_new_ttl(ttl)?;
         }
@@ -185,7 +186,8 @@ impl Backend for Etcd {
         self.about(outcome, "verify", Some(key))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        let scope = parting.scope;
         let at = self.session(key, token);
         let session = &mut self.sessions[at];
         let outcome = hold::release(&mut self.client, session, scope).await;

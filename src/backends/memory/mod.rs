@@ -7,7 +7,7 @@ mod examine;
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     rc::Rc,
     time::Duration,
 };
@@ -17,8 +17,9 @@ use tokio::{sync::Notify, time::Instant};
 use uuid::Uuid;
 
 use crate::lock::{
-    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Holder, Holding, Init, Key, LockState, Metadata, Mode, Namespace, Release,
-    Renewal, Request, Result, Scope, Token, Ttl, Waiter, Wake, fingerprint,
+    Attempt, Backend, Break, Busy, Capabilities, End, Entry, Extension, Fence, Grant, History, Holder, Holding, Init, Key, LockState,
+    Marking, Metadata, Mode, Namespace, Note, Parting, Past, Purpose, REMEMBERED, Release, Renewal, Request, Result, SKIPPING_HOSTS, Scope,
+    Skips, Token, Ttl, Waiter, Wake, fingerprint,
 };
 
 /// What several [`Memory`] backends share.
@@ -53,6 +54,9 @@ struct Slot {
     last_fence: u64,
     queue: Vec<Queued>,
     wake: Rc<Notify>,
+    /// The latest first, and those of them that ended badly.
+    past: [VecDeque<Past>; 2],
+    skips: Vec<Skips>,
 }
 
 struct Queued {
@@ -73,6 +77,7 @@ struct Lease {
     renewed: Instant,
     metadata: Option<Metadata>,
     detached: bool,
+    broken: Option<Break>,
 }
 
 #[derive(Clone, Copy)]
@@ -97,17 +102,43 @@ impl Lease {
             renewed_ago: Some(now - self.renewed),
             expires_in: self.expires().map(|at| at - now),
             holds: u32::try_from(self.holds.len()).unwrap_or(u32::MAX),
+            broken: self.broken.clone(),
         }
+    }
+
+    /// What is remembered of it.
+    fn past(&self, ended: Instant, born: Instant, end: End, why: Option<String>) -> Past {
+        let ms = |at: Instant| u64::try_from((at - born).as_millis()).ok();
+        Past { fence: Some(Fence(self.fence)), started_ms: ms(self.since), ended_ms: ms(ended), end, why, metadata: self.metadata.clone() }
     }
 }
 
 impl Slot {
     /// Ends what has expired; a lease ends with its last hold.
-    fn settle(&mut self, now: Instant) {
+    fn settle(&mut self, now: Instant, born: Instant) {
+        let mut over = Vec::new();
         for lease in &mut self.leases {
+            let last = lease.expires().unwrap_or(now);
             lease.holds.retain(|_, hold| hold.expires > now);
+            if lease.holds.is_empty() {
+                let (end, why) = lease.broken.as_ref().map_or((End::Expired, None), Into::into);
+                over.push(lease.past(last, born, end, why));
+            }
         }
         self.leases.retain(|lease| !lease.holds.is_empty());
+        for past in over {
+            self.remember(past);
+        }
+    }
+
+    fn remember(&mut self, past: Past) {
+        let [all, bad] = &mut self.past;
+        if past.end.is_bad() {
+            bad.push_front(past.clone());
+            bad.truncate(REMEMBERED);
+        }
+        all.push_front(past);
+        all.truncate(REMEMBERED);
     }
 
     fn of(&mut self, owner: Uuid) -> Option<&mut Lease> {
@@ -158,7 +189,11 @@ pub struct Memory {
 impl Memory {
     /// A client that keeps its locks in `store`.
     pub fn new(store: Store, namespace: Namespace) -> Self {
-        Self { store, namespace, capabilities: Capabilities { shared: true, ..Capabilities::usual("memory") } }
+        Self {
+            store,
+            namespace,
+            capabilities: Capabilities { shared: true, history: true, breakable: true, ..Capabilities::usual("memory") },
+        }
     }
 
     /// Answers from a lock's settled state.
@@ -167,7 +202,7 @@ impl Memory {
         let now = Instant::now();
         let mut slots = self.store.slots.borrow_mut();
         let slot = slots.entry((self.namespace.as_str().to_owned(), key.clone())).or_default();
-        slot.settle(now);
+        slot.settle(now, self.store.born);
         answer(slot, now)
     }
 }
@@ -207,6 +242,7 @@ impl Backend for Memory {
                     renewed: now,
                     metadata: request.metadata.clone(),
                     detached: request.detached,
+                    broken: None,
                 });
             }
             let Some(lease) = slot.leases.iter_mut().find(|lease| lease.owner == request.token.owner) else {
@@ -261,12 +297,18 @@ impl Backend for Memory {
         Ok(())
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
         Ok(self.with(key, |slot, now| {
             let Some((lease, hold)) = slot.hold(token) else {
                 return Renewal::NotHeld;
             };
-            let ttl = ttl.unwrap_or(hold.ttl);
+            if let Some(mark) = &mut lease.broken {
+                if extension.purpose == Purpose::GoOn {
+                    return Renewal::Broken(mark.clone());
+                }
+                mark.seen = true;
+            }
+            let ttl = extension.ttl.unwrap_or(hold.ttl);
             let expires = now + ttl.get();
             if expires < hold.expires {
                 return Renewal::WouldShorten { expires_in: hold.expires - now };
@@ -284,22 +326,73 @@ impl Backend for Memory {
         }))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
-        Ok(self.with(key, |slot, _| {
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        let born = self.store.born;
+        Ok(self.with(key, |slot, now| {
             let Some((lease, _)) = slot.hold(token) else {
                 return Release::NotHeld;
             };
             lease.holds.remove(&token.hold);
             // Who entered whom is not recorded: only the first hold is known to enclose all others.
-            if scope == Scope::Tree && lease.root == token.hold {
+            if parting.scope == Scope::Tree && lease.root == token.hold {
                 lease.holds.clear();
             }
             if !lease.holds.is_empty() {
                 return Release::StillHeld(u32::try_from(lease.holds.len()).unwrap_or(u32::MAX));
             }
+            let past = parting.end.clone().map(|end| lease.past(now, born, end, parting.why.clone()));
             slot.leases.retain(|lease| lease.owner != token.owner);
+            if let Some(past) = past {
+                slot.remember(past);
+            }
             slot.pass_on();
             Release::Released
+        }))
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        Ok(self.with(key, |slot, _| History::new(slot.past.iter().flatten().cloned().collect(), slot.skips.clone())))
+    }
+
+    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let born = self.store.born;
+        self.with(key, |slot, now| match note {
+            Note::Lost(past) => slot.remember(past.clone()),
+            Note::Skipped { host, reason, .. } => {
+                let now = u64::try_from((now - born).as_millis()).ok();
+                let known = slot.skips.iter_mut().find(|skips| skips.host == *host);
+                if let Some(skips) = known {
+                    *skips = Skips { count: skips.count + 1, last_ms: now, reason: reason.clone(), ..skips.clone() };
+                } else if slot.skips.len() < SKIPPING_HOSTS {
+                    slot.skips.push(Skips { host: host.clone(), count: 1, since_ms: now, last_ms: now, reason: reason.clone() });
+                }
+            }
+        });
+        Ok(())
+    }
+
+    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        Ok(self.with(key, |slot, _| match slot.leases.iter_mut().find(|lease| lease.fence == fence.0) {
+            Some(lease) => {
+                let seen = lease.broken.as_ref().is_some_and(|known| known.seen);
+                lease.broken = Some(Break { seen, ..mark.clone() });
+                Marking::Done
+            }
+            None => Marking::Changed,
+        }))
+    }
+
+    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let born = self.store.born;
+        Ok(self.with(key, |slot, now| match slot.leases.iter().position(|lease| lease.fence == fence.0) {
+            Some(at) => {
+                let (end, why) = mark.into();
+                let past = slot.leases.remove(at).past(now, born, end, why);
+                slot.remember(past);
+                slot.pass_on();
+                Marking::Done
+            }
+            None => Marking::Changed,
         }))
     }
 
@@ -317,7 +410,7 @@ impl Backend for Memory {
             .iter_mut()
             .filter(|((namespace, key), _)| namespace == self.namespace.as_str() && key.as_str().starts_with(start) && *key != Key::probe())
             .map(|((_, key), slot)| {
-                slot.settle(now);
+                slot.settle(now, self.store.born);
                 slot.state(key, now)
             })
             .filter(|state| !state.holders.is_empty())

@@ -9,13 +9,13 @@ use super::{
     names::Tables,
     options::Options,
     schema,
-    table::{LockTable, Seen, looks_at_the_end},
+    table::{LockTable, Seen},
 };
 use crate::{
-    backends::sql::{Names, Taken, ledger},
+    backends::sql::{Names, Taken, ledger, looks_at_the_end},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Holding, Init, Key, LockState, Notice, Release, Renewal, Request, Result, Scope, Token, Ttl,
-        Wake, fingerprint,
+        Attempt, Backend, Busy, Capabilities, Extension, Holding, Init, Key, LockState, Notice, Parting, Release, Renewal, Request, Result,
+        Scope, Token, Wake, fingerprint,
     },
 };
 
@@ -205,7 +205,8 @@ impl Backend for Lease {
         self.about(outcome, "abandon", Some(&request.key))
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        let ttl = extension.ttl;
         if let Some(ttl) = ttl {
             CAPABILITIES.check_ttl(ttl)?;
         }
@@ -220,7 +221,8 @@ impl Backend for Lease {
         self.about(outcome, "verify", Some(key))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        let scope = parting.scope;
         let outcome = self.ask_release(key, token, scope).await;
         self.about(outcome, "release", Some(key))
     }

@@ -120,6 +120,7 @@ pub(super) fn read_holder(answers: &[Answer], at: usize) -> Result<(Option<Holde
             renewed_ago: silent.filter(|_| ours).map(micros),
             expires_in: ttl.zip(silent).filter(|_| ours).map(|(ttl, silent)| micros(ttl.saturating_mul(1000) - silent)),
             holds: 1,
+            broken: None,
         }),
         fence,
     ))

@@ -101,6 +101,7 @@ pub(super) fn holders(rows: &[PgRow]) -> Result<(Vec<Holder>, Option<Fence>)> {
             renewed_ago: silent.map(micros),
             expires_in: ttl.zip(silent).map(|(ttl, silent)| micros(ttl * 1000 - silent)),
             holds: 1,
+            broken: None,
         }))
     };
     let mut holders = Vec::new();

@@ -8,6 +8,7 @@ mod cluster;
 pub(super) mod connection;
 pub mod examine;
 pub(super) mod failure;
+pub(super) mod history;
 pub(super) mod names;
 mod options;
 mod race;
@@ -37,11 +38,11 @@ use self::{
     state::{Snapshot, foreign},
 };
 use crate::lock::{
-    Attempt, Backend, Busy, Capabilities, Entry, Error, Fence, Grant, Holding, Init, Key, LockState, Mode, Release, Renewal, Request,
-    Result, Scope, Token, Ttl, Wake, fingerprint,
+    Attempt, Backend, Break, Busy, Capabilities, End, Entry, Extension, Fence, Grant, History, Holding, Init, Key, LockState, Marking,
+    Mode, Note, Parting, Purpose, Release, Renewal, Request, Result, Scope, Token, Ttl, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities::usual("redis");
+const CAPABILITIES: Capabilities = Capabilities { history: true, breakable: true, ..Capabilities::usual("redis") };
 
 /// How often one question follows a cluster from one node to another. Once is usual, twice while a slot is being moved.
 const REDIRECTIONS: usize = 5;
@@ -64,6 +65,10 @@ impl Redis {
 
     fn options(&self) -> &Options {
         self.servers.options()
+    }
+
+    fn is_cluster(&self) -> bool {
+        self.servers.is_cluster()
     }
 
     /// Runs a script, by its hash as long as the server remembers it, where the lock is; its name is the first of the keys.
@@ -132,12 +137,8 @@ impl Redis {
         if request.waiting && !was_queued {
             self.queued.push((request.key.clone(), request.token));
         }
-        let metadata = match &request.metadata {
-            Some(metadata) => serde_json::to_string(metadata)
-                .map_err(|error| Error::new(crate::lock::Kind::Internal, "the metadata can't be written").source(error))?,
-            None => String::new(),
-        };
-        let keys = [&*names.lock, &names.fence, &names.record, &names.queue, &names.waiters];
+        let metadata = request.metadata.as_ref().map(history::to_json).transpose()?.unwrap_or_default();
+        let keys = [&*names.lock, &names.fence, &names.record, &names.queue, &names.waiters, &names.runs, &names.bad_runs];
         let arguments = [
             &*request.token.owner.to_string(),
             &request.token.hold_text(),
@@ -208,13 +209,17 @@ impl Redis {
         Ok(())
     }
 
-    async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
-        if let Some(ttl) = ttl {
+    async fn ask_renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        if let Some(ttl) = extension.ttl {
             CAPABILITIES.check_ttl(ttl)?;
         }
         let names = self.names(key);
-        let ttl = ttl.map(|ttl| ttl.as_millis().to_string()).unwrap_or_default();
-        let arguments = [&*token.owner.to_string(), &token.hold_text(), &ttl];
+        let ttl = extension.ttl.map(|ttl| ttl.as_millis().to_string()).unwrap_or_default();
+        let purpose = match extension.purpose {
+            Purpose::GoOn => "go-on",
+            Purpose::Stop => "stop",
+        };
+        let arguments = [&*token.owner.to_string(), &token.hold_text(), &ttl, purpose];
         let line = self.servers.take_for_long(&names.lock).await?;
         let (mut line, reply) = self.eval_over(line, &script::RENEW, &[&names.lock, &names.record], &arguments).await?;
         let renewal = match &reply {
@@ -234,31 +239,34 @@ impl Redis {
     async fn ask_verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
         let names = self.names(key);
         // For no time at all: that would shorten any hold, so that nothing is changed.
-        let arguments = [&*token.owner.to_string(), &token.hold_text(), "0"];
+        let arguments = [&*token.owner.to_string(), &token.hold_text(), "0", "look"];
         let line = self.servers.take(&names.lock).await?;
         let (line, reply) = self.eval_over(line, &script::RENEW, &[&names.lock, &names.record], &arguments).await?;
         let holding = match &reply {
             Value::ServerError(error) => Err(self.servers.refused(error)),
             reply => read_renewal(reply).map(|renewal| match renewal {
                 Renewal::WouldShorten { expires_in } => Holding::Held { expires_in: Some(expires_in) },
-                Renewal::Renewed { .. } | Renewal::NotHeld => Holding::NotHeld,
+                Renewal::Renewed { .. } | Renewal::NotHeld | Renewal::Broken(_) => Holding::NotHeld,
             }),
         };
         self.servers.put_back_after(&names.lock, line, &reply);
         holding
     }
 
-    async fn release_over(&mut self, line: Line, names: &Names, token: &Token, scope: Scope) -> Result<(Line, Value)> {
-        let keys = [&*names.lock, &names.record, &names.queue, &names.wake];
+    async fn release_over(&mut self, line: Line, names: &Names, token: &Token, parting: &Parting) -> Result<(Line, Value)> {
+        let keys = [&*names.lock, &names.record, &names.queue, &names.wake, &names.runs, &names.bad_runs];
         let (owner, hold) = (token.owner.to_string(), token.hold_text());
-        let (tree, sharded) = (flag(scope == Scope::Tree), flag(self.servers.is_cluster()));
-        self.eval_over(line, &script::RELEASE, &keys, &[&owner, &hold, tree, &names.channel, &names.rw_channel, sharded]).await
+        let (tree, sharded) = (flag(parting.scope == Scope::Tree), flag(self.is_cluster()));
+        let how = parting.end.as_ref().map(|end| history::how(end, parting.why.as_deref())).transpose()?.unwrap_or_default();
+        let bad = flag(parting.end.as_ref().is_some_and(End::is_bad));
+        let arguments = [&*owner, &hold, tree, &names.channel, &names.rw_channel, sharded, &how, bad];
+        self.eval_over(line, &script::RELEASE, &keys, &arguments).await
     }
 
-    async fn ask_release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         let names = self.names(key);
         let line = self.servers.take(&names.lock).await?;
-        let (line, reply) = self.release_over(line, &names, token, scope).await?;
+        let (line, reply) = self.release_over(line, &names, token, parting).await?;
         self.servers.put_back_after(&names.lock, line, &reply);
         let reply = self.unrefused(reply)?;
         let (answer, rest) = answer(&reply)?;
@@ -301,8 +309,8 @@ impl Backend for Redis {
         self.about(outcome, "abandon", Some(&request.key))
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
-        let outcome = self.ask_renew(key, token, ttl).await;
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        let outcome = self.ask_renew(key, token, extension).await;
         self.about(outcome, "renew", Some(key))
     }
 
@@ -311,8 +319,8 @@ impl Backend for Redis {
         self.about(outcome, "verify", Some(key))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
-        let outcome = self.ask_release(key, token, scope).await;
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        let outcome = self.ask_release(key, token, parting).await;
         self.about(outcome, "release", Some(key))
     }
 
@@ -324,6 +332,26 @@ impl Backend for Redis {
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         let outcome = self.read_locks(start).await;
         self.about(outcome, "list", None)
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let outcome = self.read_history(key).await;
+        self.about(outcome, "history", Some(key))
+    }
+
+    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let outcome = self.ask_note(key, note).await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.ask_break(key, fence, mark, false).await;
+        self.about(outcome, "break", Some(key))
+    }
+
+    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.ask_break(key, fence, mark, true).await;
+        self.about(outcome, "break", Some(key))
     }
 
     async fn init(&mut self) -> Result<Init> {
@@ -383,6 +411,10 @@ fn read_renewal(reply: &Value) -> Result<Renewal> {
         ("renewed", [ttl, fence]) => Ok(Renewal::Renewed { ttl: read_ttl(ttl)?, fence: read_fence(fence)? }),
         ("shorter", [left]) => Ok(Renewal::WouldShorten { expires_in: read_ms(left)? }),
         ("not-held", []) => Ok(Renewal::NotHeld),
+        ("broken", [mark]) => {
+            let mark = reply::text(mark).and_then(|mark| serde_json::from_str(&mark).ok());
+            mark.map(Renewal::Broken).ok_or_else(failure::unreadable)
+        }
         ("layout", [version]) => Err(failure::newer_layout(&reply::text(version).unwrap_or_default())),
         _ => Err(failure::unreadable()),
     }

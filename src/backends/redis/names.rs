@@ -20,6 +20,12 @@ pub(in crate::backends) struct Names {
     pub queue: String,
     /// What those who wait said of themselves.
     pub waiters: String,
+    /// The holds that are over.
+    pub runs: String,
+    /// Those of them that ended badly.
+    pub bad_runs: String,
+    /// Which hosts did without.
+    pub skips: String,
     /// The list that they block on.
     pub wake: String,
     /// Where those wait who want Redisson's plain lock.
@@ -40,6 +46,9 @@ impl Names {
             record: side("record"),
             queue: side("queue"),
             waiters: side("waiters"),
+            runs: side("runs"),
+            bad_runs: side("bad-runs"),
+            skips: side("skips"),
             wake: side("wake"),
             channel: format!("redisson_lock__channel:{{{lock}}}"),
             rw_channel: format!("redisson_rwlock:{{{lock}}}"),
@@ -79,6 +88,10 @@ mod tests {
 
     use super::*;
 
+    fn sides(of: &Names) -> [&String; 8] {
+        [&of.fence, &of.record, &of.queue, &of.waiters, &of.wake, &of.runs, &of.bad_runs, &of.skips]
+    }
+
     proptest! {
         #[test]
         fn no_name_of_a_lock_is_a_name_of_another(a in "[a-c:{}%*-]{1,12}", b in "[a-c:{}%*-]{1,12}", ns in "[a-c]{0,2}") {
@@ -86,10 +99,10 @@ mod tests {
             let namespace = Namespace::new(ns).unwrap();
             let (of_a, of_b) = (Names::new(&namespace, &a), Names::new(&namespace, &b));
             prop_assert_eq!(key_of(&namespace, &of_a.lock), Some(a.clone()));
-            for side in [&of_a.fence, &of_a.record, &of_a.queue, &of_a.waiters, &of_a.wake] {
+            for side in sides(&of_a) {
                 prop_assert_eq!(key_of(&namespace, side), None);
                 if a != b {
-                    prop_assert!(![&of_b.lock, &of_b.fence, &of_b.record, &of_b.queue, &of_b.waiters, &of_b.wake].contains(&side));
+                    prop_assert!(side != &of_b.lock && !sides(&of_b).contains(&side));
                 }
                 // The whole hash tag, from the first brace to the next closing one, is the lock's name.
                 let tag = side.split_once('{').unwrap().1.split_once('}').unwrap().0;

@@ -8,7 +8,7 @@
 use redis::Value;
 
 use super::{Redis, failure, names::Names, reply, servers::Line};
-use crate::lock::{Effect, Error, Request, Result, Scope};
+use crate::lock::{Effect, Error, Parting, Request, Result};
 
 impl Redis {
     /// Waits until as many replicas as were asked for have all that was written over `line`; says if they have not.
@@ -26,7 +26,7 @@ impl Redis {
 
     /// Gives a grant back that too few replicas have. The connection isn't kept: there may be another master by now.
     pub(super) async fn undo(&mut self, line: Line, names: &Names, request: &Request, why: Error) -> Error {
-        match self.release_over(line, names, &request.token, Scope::Hold).await {
+        match self.release_over(line, names, &request.token, &Parting::UNDO).await {
             Ok((_, reply)) if !matches!(reply, Value::ServerError(_)) => why.effect(Effect::NotApplied),
             _ => why,
         }

@@ -10,14 +10,16 @@ pub(in crate::backends) struct Script {
 
 macro_rules! script {
     ($file:literal, $sha:literal) => {
-        Script::new(concat!(include_str!("lua/prelude.lua"), "\n", include_str!($file)), $sha)
+        Script::new(concat!(include_str!("lua/prelude.lua"), "\n", include_str!("lua/history.lua"), "\n", include_str!($file)), $sha)
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "ccc2136b8a4517df0cc7e2aa8f0aea1115962516");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "382af42cbaf8e70d80fa7193092d61e96eb93a8f");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "beb8d7d9b5d6c3a29cf0ab21afb8c0b3c77ce9cf");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "fe2272884b1929426a5755cd080781399518c105");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "172ac29658349c57b1df3421b493d49ff6ee4f72");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "6190bfb7c96e35b2edb283d028f3dcc5eb762851");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "4c544a9dda516445a64f73d3fcf41c54eb2bd102");
+pub(super) static BREAK: Script = script!("lua/break.lua", "f77a9a910d920695f228e05723aa4cb85bbd7a62");
+pub(super) static NOTE: Script = script!("lua/note.lua", "3594fd590c1670f5605854a23b64469fb62a1ce2");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "68748d216a3cc5f2db407f3ce3182efb2d5731e0");
 
 impl Script {
     /// A script and its sum.
@@ -59,7 +61,7 @@ mod tests {
 
     #[test]
     fn the_sums_are_those_of_the_scripts() {
-        for script in [&ACQUIRE, &RENEW, &RELEASE, &ABANDON] {
+        for script in [&ACQUIRE, &RENEW, &RELEASE, &ABANDON, &BREAK, &NOTE] {
             script.assert_sum();
         }
     }

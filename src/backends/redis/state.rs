@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::{failure, reply};
-use crate::lock::{Fence, Holder, Metadata, Mode, Result, Waiter};
+use crate::lock::{Break, Fence, Holder, Metadata, Mode, Result, Waiter};
 
 /// The newest layout that this version can read, up to any minor version.
 const MAJOR: u32 = 1;
@@ -83,7 +83,13 @@ impl Snapshot {
             renewed_ago: ago("renewed"),
             expires_in: self.expires_in(),
             holds: u32::try_from(live.count()).unwrap_or(u32::MAX).max(1),
+            broken: self.broken(),
         }
+    }
+
+    fn broken(&self) -> Option<Break> {
+        let mark: Break = serde_json::from_str(self.of_record("mark")?).ok()?;
+        Some(Break { seen: self.of_record("seen").is_some(), ..mark })
     }
 
     fn of_record(&self, name: &str) -> Option<&str> {
@@ -103,7 +109,18 @@ impl Snapshot {
 
 /// A holder of whom only the expiry is known.
 pub(in crate::backends) fn foreign(mode: Mode, expires_in: Option<Duration>) -> Holder {
-    Holder { mode, metadata: None, fence: None, foreign: true, detached: false, held_for: None, renewed_ago: None, expires_in, holds: 1 }
+    Holder {
+        mode,
+        metadata: None,
+        fence: None,
+        foreign: true,
+        detached: false,
+        held_for: None,
+        renewed_ago: None,
+        expires_in,
+        holds: 1,
+        broken: None,
+    }
 }
 
 /// Those who wait: `queue` is their holds with their arrival in µs, longest first, `said` what each said of itself.

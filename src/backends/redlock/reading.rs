@@ -23,12 +23,12 @@ use crate::{
 };
 
 /// How many commands one lock takes.
-const PER_LOCK: usize = 8;
+pub(super) const PER_LOCK: usize = 8;
 
 /// How many locks are read in one packet.
 const BATCH: usize = 50;
 
-fn add_reads(pipeline: &mut Pipeline, names: &Names) {
+pub(super) fn add_reads(pipeline: &mut Pipeline, names: &Names) {
     pipeline
         .cmd("TIME")
         .cmd("TYPE")
@@ -54,8 +54,8 @@ fn add_reads(pipeline: &mut Pipeline, names: &Names) {
 }
 
 /// What one node says of a lock.
-struct Read {
-    seen: Seen,
+pub(super) struct Read {
+    pub(super) seen: Seen,
     waiters: Vec<Waiter>,
     counter: Option<u64>,
 }
@@ -163,7 +163,7 @@ impl Redlock {
         Ok(each)
     }
 
-    fn put_together(&self, key: Key, names: &Names, each: Vec<Result<&[Value], &Error>>) -> Result<LockState> {
+    pub(super) fn put_together(&self, key: Key, names: &Names, each: Vec<Result<&[Value], &Error>>) -> Result<LockState> {
         let mut reads = Vec::new();
         let mut failed = Vec::new();
         for answer in each {
@@ -225,7 +225,7 @@ impl Redlock {
     }
 }
 
-fn read_one(replies: &[Value]) -> Result<Read> {
+pub(super) fn read_one(replies: &[Value]) -> Result<Read> {
     let [time, kind, value, pttl, record, queue, said, counter] = replies else { return Err(failure::unreadable()) };
     let now = readable(time)?.and_then(read_time);
     if let Value::ServerError(error) = kind {

@@ -178,6 +178,7 @@ impl Record {
             renewed_ago: None,
             expires_in: Some(self.expires_in()),
             holds: 1,
+            broken: None,
         };
         if !self.is_ours() {
             return Ok(Some(foreign));
@@ -191,6 +192,7 @@ impl Record {
             detached: self.detached,
             renewed_ago: Some(micros(self.now_us - self.renewed_us)),
             holds: count(&self.live_holds()?).max(1),
+            broken: None,
             ..foreign
         }))
     }

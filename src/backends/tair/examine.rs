@@ -52,14 +52,50 @@ impl Examine for Tair {
         let plain = self.options.mode == Mode::Plain;
         let needs = Needs {
             writes: if plain {
-                &["set", "cas", "cad", "incrby", "hset", "hdel", "hget", "pexpire", "zadd", "zrem", "zrank", "command|info"]
+                &[
+                    "set",
+                    "cas",
+                    "cad",
+                    "incrby",
+                    "hset",
+                    "hdel",
+                    "hget",
+                    "pexpire",
+                    "zadd",
+                    "zrem",
+                    "zrank",
+                    "lpush",
+                    "ltrim",
+                    "lrem",
+                    "hsetnx",
+                    "hincrby",
+                    "command|info",
+                ]
             } else {
-                &["exset", "excas", "excad", "incrby", "hset", "hdel", "hget", "pexpire", "zadd", "zrem", "zrank", "command|info"]
+                &[
+                    "exset",
+                    "excas",
+                    "excad",
+                    "incrby",
+                    "hset",
+                    "hdel",
+                    "hget",
+                    "pexpire",
+                    "zadd",
+                    "zrem",
+                    "zrank",
+                    "lpush",
+                    "ltrim",
+                    "lrem",
+                    "hsetnx",
+                    "hincrby",
+                    "command|info",
+                ]
             },
             reads: if plain {
-                &["time", "type", "getrange", "pttl", "hgetall", "zrange", "get", "scan"]
+                &["time", "type", "getrange", "pttl", "hgetall", "zrange", "lrange", "hlen", "get", "scan"]
             } else {
-                &["time", "type", "exget", "getrange", "pttl", "hgetall", "zrange", "get", "scan"]
+                &["time", "type", "exget", "getrange", "pttl", "hgetall", "zrange", "lrange", "hlen", "get", "scan"]
             },
             publishes: false,
             select: self.options.server.db != 0,

@@ -26,6 +26,7 @@
 
 mod acquire;
 mod examine;
+mod history;
 mod hold;
 mod options;
 mod queue;
@@ -45,11 +46,11 @@ use super::{
     redis::{connection::Connection, failure, names::Names},
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Effect, Error, Holding, Init, Key, Kind, LockState, Release, Renewal, Request, Result, Scope, Token,
-    Ttl, Wake, fingerprint,
+    Attempt, Backend, Break, Capabilities, Effect, Error, Extension, Fence, History, Holding, Init, Key, Kind, LockState, Marking, Note,
+    Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities { notification: false, ..Capabilities::usual("tair") };
+const CAPABILITIES: Capabilities = Capabilities { notification: false, history: true, breakable: true, ..Capabilities::usual("tair") };
 
 /// Locks on one Tair.
 ///
@@ -160,8 +161,8 @@ impl Backend for Tair {
         self.about(outcome, "abandon", Some(&request.key))
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
-        let outcome = self.extend(key, token, ttl).await;
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        let outcome = self.extend(key, token, extension).await;
         self.about(outcome, "renew", Some(key))
     }
 
@@ -170,8 +171,8 @@ impl Backend for Tair {
         self.about(outcome, "verify", Some(key))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
-        let outcome = self.give_back(key, token, scope).await;
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        let outcome = self.give_back(key, token, parting).await;
         self.about(outcome, "release", Some(key))
     }
 
@@ -183,6 +184,26 @@ impl Backend for Tair {
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         let outcome = self.read_locks(start).await;
         self.about(outcome, "list", None)
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let outcome = self.read_history(key).await;
+        self.about(outcome, "history", Some(key))
+    }
+
+    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let outcome = self.remember(key, note).await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.mark_hold(key, fence, mark).await;
+        self.about(outcome, "break", Some(key))
+    }
+
+    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.evict_hold(key, fence, mark).await;
+        self.about(outcome, "break", Some(key))
     }
 
     async fn init(&mut self) -> Result<Init> {

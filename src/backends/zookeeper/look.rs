@@ -122,6 +122,7 @@ async fn holder(
         renewed_ago: None,
         expires_in: None,
         holds: 1,
+        broken: None,
     };
     let Some(said) = &entry.said else { return Ok(unknown) };
     let guid = entry.contender.guid().unwrap_or_default();

@@ -52,8 +52,8 @@ use self::{
     session::{Ensemble, LONGEST, Session},
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Holding, Init, Key, LockState, Pace, Release, Renewal, Request, Result, Scope, Token, Ttl, Wake,
-    fingerprint,
+    Attempt, Backend, Capabilities, Extension, Holding, Init, Key, LockState, Pace, Parting, Release, Renewal, Request, Result, Token,
+    Wake, fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities {
@@ -138,7 +138,8 @@ impl Backend for ZooKeeper {
         self.about(outcome, "abandon", Some(&request.key))
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        let ttl = extension.ttl;
         let outcome = self.ask_renew(key, token, ttl).await;
         self.ensemble.tidy().await;
         self.about(outcome, "renew", Some(key))
@@ -150,7 +151,8 @@ impl Backend for ZooKeeper {
         self.about(outcome, "verify", Some(key))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        let scope = parting.scope;
         let outcome = self.ask_release(key, token, scope).await;
         self.ensemble.tidy().await;
         self.about(outcome, "release", Some(key))

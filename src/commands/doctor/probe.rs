@@ -9,7 +9,7 @@ use super::{Context, DoctorSettings, failed};
 use crate::{
     commands::{collect_metadata, interrupted, open_as_it_is},
     lease::{BootClock, Budget, Clock as _, Lease, Outcome, Patience, Released, acquire, ask, give_back},
-    lock::{Backend, Entry, Error, Finding, Key, Kind, Mode, Renewal, Request, Result, Scope, ServerTime, Token, Ttl},
+    lock::{Backend, Entry, Error, Finding, Key, Kind, Mode, Parting, Renewal, Request, Result, Scope, ServerTime, Token, Ttl},
     output::doctor::Report,
     supervise::{Signal, Signals, reraise},
 };
@@ -20,6 +20,9 @@ const RENEWALS: usize = 5;
 const WOKEN: Duration = Duration::from_secs(1);
 /// Clocks that are further apart than this matter to cron.
 const APART: Duration = Duration::from_secs(1);
+
+/// No history is kept of it.
+const UNTOLD: Parting = Parting { scope: Scope::Tree, ..Parting::UNDO };
 
 const TAKEN: &str = "acquire-renew-release";
 const MEND: &str = "an NTP client (chrony) on all hosts and servers";
@@ -80,7 +83,7 @@ pub(super) async fn try_out(backend: &mut dyn Backend, settings: &DoctorSettings
         }
     };
     if let Some(signal) = signal {
-        let _ = give_back(backend, &BootClock, &lease.key, &lease.token, Scope::Tree, context.limits).await;
+        let _ = give_back(backend, &BootClock, &lease.key, &lease.token, &UNTOLD, context.limits).await;
         return stopped(signal);
     }
     if let Some(signal) = hand_over(backend, &lease, context, &mut signals, report).await {
@@ -116,6 +119,7 @@ fn request(ttl: Ttl, ttl_asked: bool, context: &Context) -> Request {
         detached: false,
         waiting: false,
         metadata: Some(collect_metadata(context.host.as_deref(), None, Some("dlock doctor".into()))),
+        at_ms: None,
     }
 }
 
@@ -125,10 +129,10 @@ async fn measure(backend: &mut dyn Backend, lease: &Lease, context: &Context, re
     let mut trouble = None;
     for _ in 0..RENEWALS {
         let sent = BootClock.now();
-        let answer = ask(backend, &BootClock, context.limits, async |b| b.renew(&lease.key, &lease.token, None).await).await;
+        let answer = ask(backend, &BootClock, context.limits, async |b| b.renew(&lease.key, &lease.token, None.into()).await).await;
         match answer {
             Ok(Renewal::Renewed { .. } | Renewal::WouldShorten { .. }) => took.push(BootClock.now().since(sent)),
-            Ok(Renewal::NotHeld) => {
+            Ok(Renewal::NotHeld | Renewal::Broken(_)) => {
                 let text = "the lock was taken, and not ours any more when it was to be renewed";
                 trouble = Some(Finding::not_safe(TAKEN, text, "two may run").mend("what removes locks, or forgets them, in this store?"));
                 break;
@@ -199,7 +203,7 @@ async fn hand_over(
         }
         BootClock.sleep_until(BootClock.now().plus(Duration::from_millis(20))).await;
         given.set(Some(BootClock.now()));
-        give_back(backend, &BootClock, &lease.key, &lease.token, Scope::Tree, limits).await
+        give_back(backend, &BootClock, &lease.key, &lease.token, &UNTOLD, limits).await
     };
     let getting = async {
         let got = waiting.await;
@@ -240,7 +244,7 @@ async fn hand_over(
     } else {
         Finding::ok("hand-over", text)
     });
-    let given = give_back(&mut *other, &BootClock, &lease.key, &lease.token, Scope::Tree, limits).await;
+    let given = give_back(&mut *other, &BootClock, &lease.key, &lease.token, &UNTOLD, limits).await;
     if let Released::Unknown(error) = given {
         report.findings.push(failed("hand-over", &error, "a lock that can't be given back is held until its lease ends"));
     }

@@ -9,8 +9,8 @@ use super::RunSettings;
 use crate::{
     commands::Context,
     exit,
-    lease::{self, BootClock, Budget, Clock, Held, Lease, Limits, Loss, Released, give_back, keep},
-    lock::{Backend, BootTime, Error, Kind, Request, Result, Scope},
+    lease::{self, BootClock, Budget, Clock, Held, Lease, Limits, Loss, Released, give_back, keep, note, note_skip, wall_ms},
+    lock::{self, Backend, BootTime, Break, Error, Kind, Metadata, Note, Parting, Past, Purpose, Request, Result, Scope},
     output::{CommandEnd, GivenBack, Outcome, Skip, Verdict, Waiting, age, plain},
     supervise::{self, CannotStart, Deadlines, Ended, Event, OnLost, Signal, Signals, Supervisor, Why, stop_self},
 };
@@ -29,6 +29,8 @@ pub(super) struct Job<'a> {
     pub backend: Box<dyn Backend>,
     pub supervisor: Supervisor,
     pub signals: Signals,
+    /// Who runs it, for people; `None` to leave it out.
+    pub metadata: Option<Metadata>,
 }
 
 /// A verdict, and the signal that dlock is to end by so that a calling shell sees what the terminal did.
@@ -53,10 +55,12 @@ impl Job<'_> {
             return self.hold(lease, waited).await;
         }
         self.supervisor.give_up();
-        let verdict = |outcome, status| Verdict { waited, ..Verdict::new(outcome, &settings.key, self.backend.describe(), status) };
+        let store = self.backend.describe();
+        let verdict = |outcome, status| Verdict { waited, ..Verdict::new(outcome, &settings.key, &*store, status) };
         match outcome? {
             lease::Outcome::Busy(busy) => {
                 out.skipped(&Skip { key: &settings.key, busy: &busy, waited, outcome: "not run" });
+                note_skip(&mut *self.backend, &settings.key, self.metadata.as_ref(), "busy").await;
                 let verdict = Verdict { holders: busy.holders, ..verdict(Outcome::Busy, settings.conflict_status) };
                 Ok(Done { verdict, reraise: None })
             }
@@ -105,8 +109,12 @@ impl Job<'_> {
             let left = matches!(&end, End::Ended(ended) if ended.leftover_left);
             let scope = if left { Scope::Hold } else { Scope::Tree };
             let limits = if watch.lost.is_some() { LOST_RELEASE } else { self.context.limits };
-            let released = give_back(&mut *self.backend, &clock, &lease.key, &lease.token, scope, limits).await;
+            let parting = watch.parting(scope, &end, verdict.command, ran);
+            let released = give_back(&mut *self.backend, &clock, &lease.key, &lease.token, &parting, limits).await;
             verdict.given_back = Some(watch.released(released));
+        }
+        if let (Some(how), false) = (&watch.lost, verdict.given_back == Some(GivenBack::Yes)) {
+            self.note_loss(&lease, how, ran).await;
         }
         match end {
             End::Unkillable(pid) => watch.give_up_on(pid),
@@ -123,7 +131,14 @@ impl Job<'_> {
                 self.supervisor.finish();
             }
         }
-        let reraise = watch.reraise.filter(|_| watch.lost.is_none() && verdict.command == watch.reraise.map(CommandEnd::Signalled));
+        let reraise = watch
+            .reraise
+            .filter(|_| watch.lost.is_none() && watch.broken.is_none() && verdict.command == watch.reraise.map(CommandEnd::Signalled));
+        if let (None, Some(mark)) = (&watch.lost, &watch.broken) {
+            verdict.outcome = Outcome::Broken;
+            verdict.status = exit::LOST;
+            verdict.error = Some(Error::new(Kind::Unavailable, format!("broken {}", crate::output::mark(mark))));
+        }
         if let Some(how) = watch.lost {
             verdict.outcome = Outcome::Lost;
             verdict.status = exit::LOST;
@@ -136,44 +151,68 @@ impl Job<'_> {
     async fn watch(&mut self, lease: &mut Lease, watch: &mut Watch<'_>) -> End {
         let clock = BootClock;
         let (extended, mut extensions) = mpsc::unbounded_channel();
-        let renewals = keep(&mut *self.backend, &clock, lease, watch.budget, self.context.limits, |lease, budget| {
-            // Its receiver lives as long as this future does.
-            let _ = extended.send(deadlines(lease, budget));
-        });
-        tokio::pin!(renewals);
-        loop {
-            let notice = watch.leftover.as_ref().map(|(at, _)| at.plus(LEFTOVER_NOTICE));
-            tokio::select! {
-                // The guardian first: after a stop, what it says of the deadline comes before all else.
-                biased;
-                event = self.supervisor.next() => {
-                    if let Some(end) = watch.event(event) {
-                        return end;
+        let mut purpose = Purpose::GoOn;
+        'keeping: loop {
+            let renewals = keep(&mut *self.backend, &clock, lease, watch.budget, self.context.limits, purpose, |lease, budget| {
+                // Its receiver lives as long as this future does.
+                let _ = extended.send(deadlines(lease, budget));
+            });
+            tokio::pin!(renewals);
+            loop {
+                let notice = watch.leftover.as_ref().map(|(at, _)| at.plus(LEFTOVER_NOTICE));
+                tokio::select! {
+                    // The guardian first: after a stop, what it says of the deadline comes before all else.
+                    biased;
+                    event = self.supervisor.next() => {
+                        if let Some(end) = watch.event(event) {
+                            return end;
+                        }
                     }
+                    Some(deadlines) = extensions.recv() => {
+                        watch.term_at = deadlines.term_at;
+                        self.supervisor.extend(deadlines);
+                    }
+                    signal = self.signals.next() => watch.signal(signal, &mut self.supervisor),
+                    loss = &mut renewals, if watch.lost.is_none() => match loss {
+                        Loss::NotOwner => {
+                            watch.owner = false;
+                            self.supervisor.lost();
+                            watch.lose("the store says that it is not ours any more");
+                        }
+                        Loss::Unconfirmed { since, last } => {
+                            let last = last.map(|error| format!(" ({error})")).unwrap_or_default();
+                            watch.lose(&format!("no renewal for {}{last}", age(since)));
+                        }
+                        Loss::Broken(mark) => {
+                            watch.broken(mark);
+                            // Goes on renewing until the tree is empty.
+                            self.supervisor.stop(watch.budget.grace());
+                            purpose = Purpose::Stop;
+                            continue 'keeping;
+                        }
+                    },
+                    () = clock.sleep_until(notice.unwrap_or(watch.term_at)), if notice.is_some() => watch.tell_leftover(),
                 }
-                Some(deadlines) = extensions.recv() => {
-                    watch.term_at = deadlines.term_at;
-                    self.supervisor.extend(deadlines);
+                // Whichever came first: with the lock gone there is nothing that waiting for such a process could save.
+                if let (Some(pid), true) = (watch.stuck, watch.lost.is_some()) {
+                    return End::Unkillable(pid);
                 }
-                signal = self.signals.next() => watch.signal(signal, &mut self.supervisor),
-                loss = &mut renewals, if watch.lost.is_none() => match loss {
-                    Loss::NotOwner => {
-                        watch.owner = false;
-                        self.supervisor.lost();
-                        watch.lose("the store says that it is not ours any more");
-                    }
-                    Loss::Unconfirmed { since, last } => {
-                        let last = last.map(|error| format!(" ({error})")).unwrap_or_default();
-                        watch.lose(&format!("no renewal for {}{last}", age(since)));
-                    }
-                },
-                () = clock.sleep_until(notice.unwrap_or(watch.term_at)), if notice.is_some() => watch.tell_leftover(),
-            }
-            // Whichever came first: with the lock gone there is nothing that waiting for such a process could save.
-            if let (Some(pid), true) = (watch.stuck, watch.lost.is_some()) {
-                return End::Unkillable(pid);
             }
         }
+    }
+
+    /// Tells the store how the hold was lost, which it can't know by itself. It may not answer: that was the reason perhaps.
+    async fn note_loss(&mut self, lease: &Lease, how: &str, ran: Duration) {
+        let ended_ms = wall_ms();
+        let past = Past {
+            fence: Some(lease.fence),
+            started_ms: u64::try_from(ran.as_millis()).ok().map(|ran| ended_ms.saturating_sub(ran)),
+            ended_ms: Some(ended_ms),
+            end: lock::End::Lost,
+            why: Some(how.to_owned()),
+            metadata: self.metadata.clone(),
+        };
+        note(&mut *self.backend, &lease.key, &Note::Lost(past), LOST_RELEASE).await;
     }
 
     /// What the command gets in addition to our environment.
@@ -210,6 +249,8 @@ struct Watch<'a> {
     term_at: BootTime,
     /// How the lock was lost, if it was.
     lost: Option<String>,
+    /// Who is taking it away, if somebody is.
+    broken: Option<Break>,
     /// False once the store said that the lock is not ours.
     owner: bool,
     /// Whether nothing of the command is left.
@@ -225,7 +266,19 @@ struct Watch<'a> {
 impl<'a> Watch<'a> {
     fn new(settings: &'a RunSettings, context: &'a Context, budget: Budget) -> Self {
         let term_at = BootClock::read();
-        Self { settings, context, budget, term_at, lost: None, owner: true, ended: false, leftover: None, reraise: None, stuck: None }
+        Self {
+            settings,
+            context,
+            budget,
+            term_at,
+            lost: None,
+            broken: None,
+            owner: true,
+            ended: false,
+            leftover: None,
+            reraise: None,
+            stuck: None,
+        }
     }
 
     fn event(&mut self, event: Event) -> Option<End> {
@@ -286,6 +339,25 @@ impl<'a> Watch<'a> {
         let hint = format!("{what}; dlock inspect {} tells who has the lock", crate::output::shell(&self.settings.key));
         self.context.out.lost(&self.settings.key, how, &hint);
         self.lost.get_or_insert_with(|| how.to_owned());
+    }
+
+    /// Says that somebody takes the lock away.
+    fn broken(&mut self, mark: Break) {
+        self.context.out.broken(&self.settings.key, &mark);
+        self.broken = Some(mark);
+    }
+
+    /// How the hold ended, for the history.
+    fn parting(&self, scope: Scope, end: &End, command: Option<CommandEnd>, ran: Duration) -> Parting {
+        let (end, why) = match (&self.lost, &self.broken, end, command) {
+            (Some(how), ..) => (lock::End::Lost, Some(how.clone())),
+            (None, Some(mark), ..) => mark.into(),
+            (None, None, End::NotStarted(_, why), _) => (lock::End::NotStarted, Some(why.clone())),
+            (None, None, _, Some(CommandEnd::Exited(status))) => (lock::End::Exited(status), None),
+            (None, None, _, Some(CommandEnd::Signalled(signal))) => (lock::End::Signalled(signal), None),
+            (None, None, _, None) => (lock::End::Released, None),
+        };
+        Parting { scope, end: Some(end), why, at_ms: Some(wall_ms()), held_ms: u64::try_from(ran.as_millis()).ok() }
     }
 
     /// Says that the lock is lost and this process of the tree is not.

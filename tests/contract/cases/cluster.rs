@@ -174,8 +174,8 @@ async fn a_lock_that_is_half_moved_is_refused_for_the_moment(_: &Lab) {
     cluster.begin_move(slot, 0, 1);
     cluster.move_keys(slot, 0, 1, |name| name.ends_with(":record"));
     for error in [
-        a.0.renew(&job, &held.token, None).await.expect_err("half there"),
-        a.0.release(&job, &held.token, Scope::Hold).await.expect_err("half there"),
+        a.0.renew(&job, &held.token, None.into()).await.expect_err("half there"),
+        a.0.release(&job, &held.token, &Scope::Hold.into()).await.expect_err("half there"),
         a.0.try_acquire(&request(&job, LONG)).await.expect_err("half there"),
         // Of what nobody has ever held, nothing is anywhere.
         a.0.try_acquire(&nested(&held)).await.expect_err("half there"),
@@ -190,7 +190,8 @@ async fn a_lock_that_is_half_moved_is_refused_for_the_moment(_: &Lab) {
         cluster.move_keys(slot, 0, 1, |_| true);
         cluster.end_move(slot, 0, 1);
     };
-    let give_back = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, Scope::Tree, LIMITS);
+    let parting = Scope::Tree.into();
+    let give_back = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &parting, LIMITS);
     let (released, ()) = tokio::join!(give_back, end);
     assert!(matches!(released, Released::Free), "{released:?}");
     client(&cluster).hold(&job).await;
@@ -234,7 +235,7 @@ async fn an_acquire_unanswered_by_a_frozen_node_is_granted_once(_: &Lab) {
     cluster.settle();
     let state = client(&cluster).inspect(&job).await;
     assert_eq!((state.holders.len(), state.holders[0].holds, state.holders[0].fence), (1, 1, Some(lease.fence)));
-    assert_eq!(a.0.release(&job, &lease.token, Scope::Hold).await.expect("release"), Release::Released);
+    assert_eq!(a.0.release(&job, &lease.token, &Scope::Hold.into()).await.expect("release"), Release::Released);
     client(&cluster).hold(&job).await;
 }
 
@@ -273,7 +274,7 @@ async fn without_its_node_a_lock_is_unavailable(_: &Lab) {
         assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
         other.0.list("").await.expect_err("a listing that lacks a node's locks is none");
     }
-    let error = a.0.renew(&here, &held.token, None).await.expect_err("it is gone");
+    let error = a.0.renew(&here, &held.token, None.into()).await.expect_err("it is gone");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
 }
 

@@ -97,10 +97,11 @@ async fn a_member_that_does_not_answer_is_left_for_the_next(lab: &Lab) {
         other.set(Mode::BlackHole);
         hole.set(if n % 2 == 0 { Mode::Pass } else { Mode::Refuse });
         if n % 2 == 0 {
-            let renewed = lease::ask(&mut *b.0, &BootClock, limits, async |backend| backend.renew(&job, &lease.token, None).await).await;
+            let renewed =
+                lease::ask(&mut *b.0, &BootClock, limits, async |backend| backend.renew(&job, &lease.token, None.into()).await).await;
             assert!(matches!(renewed, Ok(dlock::lock::Renewal::Renewed { .. })), "{renewed:?}");
         }
-        a.0.release(&job, &lease.token, Scope::Tree).await.expect("release");
+        a.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release");
     }
 }
 
@@ -156,7 +157,7 @@ async fn a_login_that_is_over_is_made_anew(_: &Lab) {
     etcd.kill();
     etcd.restart();
     let answer =
-        lease::ask(&mut *a.0, &BootClock, Limits::DEFAULT, async |backend| backend.renew(&held.key, &held.token, None).await).await;
+        lease::ask(&mut *a.0, &BootClock, Limits::DEFAULT, async |backend| backend.renew(&held.key, &held.token, None.into()).await).await;
     assert!(matches!(answer, Ok(dlock::lock::Renewal::Renewed { .. })), "{answer:?}");
     a.free(&held).await;
 }

@@ -40,9 +40,9 @@ async fn assert_untouched(lab: &Lab, job: &str, name: &str) {
     let ours = request(&key(job), LONG);
     let _ = a.0.try_acquire(&ours).await;
     let _ = a.0.try_acquire(&waiting(&key(job), LONG)).await;
-    assert!(!matches!(a.0.renew(&ours.key, &ours.token, Some(crate::lab::ttl(LONG * 2))).await, Ok(Renewal::Renewed { .. })));
+    assert!(!matches!(a.0.renew(&ours.key, &ours.token, Some(crate::lab::ttl(LONG * 2)).into()).await, Ok(Renewal::Renewed { .. })));
     for scope in [Scope::Hold, Scope::Tree] {
-        assert!(!matches!(a.0.release(&ours.key, &ours.token, scope).await, Ok(Release::Released | Release::StillHeld(_))));
+        assert!(!matches!(a.0.release(&ours.key, &ours.token, &scope.into()).await, Ok(Release::Released | Release::StillHeld(_))));
     }
     let nested = Request { entry: dlock::lock::Entry::Reenter, ..ours };
     assert!(!matches!(a.0.try_acquire(&nested).await, Ok(Attempt::Granted(_))));
@@ -194,8 +194,8 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     lab.redis().server().command(&["HSET", &format!("dlock:{{{name}}}:record"), "v", "2.0"]);
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
-    errors.extend(a.0.renew(&job, &held.token, None).await.err());
-    errors.extend(a.0.release(&job, &held.token, Scope::Tree).await.err());
+    errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
+    errors.extend(a.0.release(&job, &held.token, &Scope::Tree.into()).await.err());
     errors.extend(a.0.inspect(&job).await.err());
     assert_eq!(errors.len(), 4);
     assert!(errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     backends::{Secret, etcd, mysql, postgres, redis, redlock::Redlock, zookeeper::ZooKeeper},
-    lock::{Effect, Holding, PASSWORD, Release, Role, Scope},
+    lock::{Break, Effect, Holding, Kind as ErrorKind, Marking, Note, PASSWORD, Release, Result, Role, Scope},
 };
 use zookeeper_client::{Acl, AuthId, Client as Admin, CreateMode, Permission};
 
@@ -64,13 +64,41 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
             assert_eq!(looker.keys("").await, ["job"]);
             let verified = looker.0.verify(&job, &second.token).await.expect("verify");
             assert!(matches!(verified, Holding::Held { .. }), "{verified:?}");
+            match looker.0.history(&job).await {
+                Ok(history) => assert!(history.past.iter().any(|past| past.metadata == Some(who("web1"))), "{name} sees {history:?}"),
+                Err(error) => assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}"),
+            }
         }
         if has_view {
             looks_only(&mut open("dlock-view"), &second).await;
         }
         b.renewed(&second, None).await;
+        let skip = Note::Skipped { host: "web3".into(), reason: "busy".into(), at_ms: 1_700_000_000_000 };
+        can_or_nobody_can(a.0.note(&job, &skip).await.map(|()| Marking::Done));
         b.free(&second).await;
+        if user == "dlock-break" {
+            breaks(&mut a, &mut b).await;
+        }
     }
+}
+
+/// What this store has no way to do is no matter of rights.
+fn can_or_nobody_can(done: Result<Marking>) {
+    match done {
+        Ok(marking) => assert_eq!(marking, Marking::Done),
+        Err(error) => assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}"),
+    }
+}
+
+/// Marks a hold, and takes it away.
+async fn breaks(a: &mut Client, b: &mut Client) {
+    let decision = Break { by: "ana@ops1".into(), why: Some("NFS".into()), seen: false };
+    let job = key("to break");
+    let held = request(&job, LONG);
+    let fence = a.take(&held).await.fence;
+    can_or_nobody_can(b.0.mark(&job, fence, &decision).await);
+    can_or_nobody_can(b.0.evict(&job, fence, &decision).await);
+    let _ = a.release(&held, Scope::Tree).await;
 }
 
 /// Who may only look changes nothing, not even with somebody's token.
@@ -81,7 +109,7 @@ async fn looks_only(view: &mut Client, held: &dlock::lock::Request) {
     assert!(!error.is_transient(), "{error:?}");
     if error.effect != Effect::NotApplied {
         // As the core does, which can't know.
-        let _ = view.0.release(&other, &taken.token, Scope::Hold).await;
+        let _ = view.0.release(&other, &taken.token, &Scope::Hold.into()).await;
     }
     // A session that got something ends on its own time.
     for _ in 0..50 {
@@ -91,7 +119,7 @@ async fn looks_only(view: &mut Client, held: &dlock::lock::Request) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(view.inspect(&other).await.holders.is_empty());
-    assert!(!matches!(view.0.release(&held.key, &held.token, Scope::Tree).await, Ok(Release::Released)), "it gave a lock back");
+    assert!(!matches!(view.0.release(&held.key, &held.token, &Scope::Tree.into()).await, Ok(Release::Released)), "it gave a lock back");
     assert_eq!(view.inspect(&held.key).await.holders.len(), 1);
 }
 
@@ -168,6 +196,9 @@ async fn users_of_all_nodes_can_do_their_part(lab: &Lab) {
         Client(Box::new(Redlock::new(dlock::backends::redlock::Options { nodes, ..options.clone() })))
     })
     .await;
+    for n in 0..redlock::NODES {
+        assert_nothing_refused([&*lab.redlock().node(n)]);
+    }
 }
 
 async fn roles_of_postgres_can_do_their_part(lab: &Lab) {

@@ -429,7 +429,7 @@ async fn the_core_takes_at_once_what_a_waiter_just_left(lab: &Lab) {
         };
         let (outcome, ()) = tokio::join!(waiter, release);
         if let Outcome::Granted(lease) = outcome.expect("an answer") {
-            b.0.release(&job, &lease.token, Scope::Tree).await.expect("release");
+            b.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release");
         }
         let never = std::future::pending::<()>();
         let request = crate::lab::request(&job, LONG);
@@ -437,6 +437,6 @@ async fn the_core_takes_at_once_what_a_waiter_just_left(lab: &Lab) {
         let mut c = lab.client().await;
         let outcome = lease::acquire(&mut *c.0, &BootClock, request, Patience::Try, Limits::DEFAULT, never, |_| {}).await;
         assert!(matches!(outcome, Ok(Outcome::Granted(_))), "step {step}: {outcome:?}");
-        c.0.release(&job, &token, Scope::Tree).await.expect("release");
+        c.0.release(&job, &token, &Scope::Tree.into()).await.expect("release");
     }
 }

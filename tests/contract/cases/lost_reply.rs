@@ -83,7 +83,7 @@ async fn acquire_whose_answer_was_lost_is_granted_once(lab: &Lab) {
         assert_eq!(lease.holds, 1);
         let state = lab.client().await.inspect(&job).await;
         assert_eq!((state.holders[0].holds, state.last_fence), (1, Some(lease.fence)));
-        assert_eq!(a.0.release(&job, &lease.token, Scope::Hold).await.expect("release"), Release::Released);
+        assert_eq!(a.0.release(&job, &lease.token, &Scope::Hold.into()).await.expect("release"), Release::Released);
         assert_free(lab, &job).await;
     }
 }
@@ -141,7 +141,7 @@ async fn renewal_whose_answer_was_lost_is_asked_again(lab: &Lab) {
         let held = a.hold(&job).await;
         proxy.trap(lab.server().changing_mark(), fault);
         let renewal = lease::ask(&mut *a.0, &BootClock, LIMITS, async |backend: &mut dyn dlock::lock::Backend| {
-            backend.renew(&held.key, &held.token, None).await
+            backend.renew(&held.key, &held.token, None.into()).await
         });
         let renewal = renewal.await;
         assert!(matches!(renewal, Ok(Renewal::Renewed { .. })), "{fault:?}: {renewal:?}");
@@ -160,7 +160,7 @@ async fn renewal_without_any_answer_is_a_loss_in_time(lab: &Lab) {
     let mut renewals = 0;
     let t0 = held.t0;
     proxy.set(Mode::BlackHole);
-    let loss = lease::keep(&mut *a.0, &BootClock, &mut held, budget, LIMITS, |_, _| renewals += 1).await;
+    let loss = lease::keep(&mut *a.0, &BootClock, &mut held, budget, LIMITS, dlock::lock::Purpose::GoOn, |_, _| renewals += 1).await;
     assert!(matches!(loss, lease::Loss::Unconfirmed { .. }), "{loss:?}");
     assert_eq!((renewals, held.t0), (0, t0), "an answer that did not come was taken for one");
     let spent = BootClock.now().since(t0);
@@ -176,7 +176,7 @@ async fn renewal_that_arrives_late_does_not_revive(lab: &Lab) {
     a.take(&held).await;
     let longer = lab.other_ttl(LONG).await.map(crate::lab::ttl);
     proxy.trap(lab.server().changing_mark(), Fault::Late(over + SLACK * 2));
-    let unanswered = tokio::time::timeout(over, a.0.renew(&held.key, &held.token, longer)).await;
+    let unanswered = tokio::time::timeout(over, a.0.renew(&held.key, &held.token, longer.into())).await;
     assert!(unanswered.is_err(), "{unanswered:?}");
     let mut b = lab.client().await;
     let newer = request(&job, SHORT * 3);
@@ -192,7 +192,7 @@ async fn release_whose_answer_was_lost_is_unknown_and_done(lab: &Lab) {
         let job = key(&format!("job-{fault:?}"));
         let held = a.hold(&job).await;
         proxy.trap(lab.server().changing_mark(), fault);
-        let released = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, Scope::Tree, LIMITS).await;
+        let released = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), LIMITS).await;
         // "Not held" would mean that the lock was lost while the command ran.
         assert!(matches!(&released, Released::Unknown(error) if error.effect == Effect::Unknown), "{released:?}");
         assert_eq!(proxy.sprung(), 1);
@@ -205,7 +205,7 @@ async fn release_that_never_arrived_is_asked_again(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     proxy.trap(lab.server().changing_mark(), Fault::CutBefore);
-    let released = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, Scope::Tree, LIMITS).await;
+    let released = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), LIMITS).await;
     assert!(matches!(released, Released::Free), "{released:?}");
     assert_eq!(proxy.sprung(), 1);
     assert_free(lab, &job).await;
@@ -218,7 +218,7 @@ async fn release_that_arrives_late_leaves_the_newer_holder(lab: &Lab) {
     let held = request(&job, SHORT);
     a.take(&held).await;
     proxy.trap(lab.server().changing_mark(), Fault::Late(over + SLACK * 2));
-    let unanswered = tokio::time::timeout(over, a.0.release(&held.key, &held.token, Scope::Tree)).await;
+    let unanswered = tokio::time::timeout(over, a.0.release(&held.key, &held.token, &Scope::Tree.into())).await;
     assert!(unanswered.is_err(), "{unanswered:?}");
     let mut b = lab.client().await;
     let newer = b.hold(&job).await;
@@ -293,7 +293,7 @@ async fn a_frozen_server_is_no_answer(lab: &Lab) {
     lab.server().freeze();
     let began = Instant::now();
     let error = core_acquire(&mut lab.client().await, request(&key("other"), LONG), Patience::Try).await.expect_err("frozen");
-    let renewal = tokio::time::timeout(Duration::from_millis(300), a.0.renew(&job, &held.token, None)).await;
+    let renewal = tokio::time::timeout(Duration::from_millis(300), a.0.renew(&job, &held.token, None.into())).await;
     lab.server().thaw();
     assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
     assert!(began.elapsed() < LIMITS.answer * 2 + SOON, "{:?}", began.elapsed());
@@ -314,7 +314,7 @@ async fn a_restarted_server_knows_no_script_and_is_asked_in_full(lab: &Lab) {
         } else {
             lab.redis().server().command(&["CLIENT", "KILL", "TYPE", "normal"]);
             let answer = lease::ask(&mut *a.0, &BootClock, LIMITS, async |backend: &mut dyn dlock::lock::Backend| {
-                backend.renew(&held.key, &held.token, None).await
+                backend.renew(&held.key, &held.token, None.into()).await
             });
             assert!(matches!(answer.await, Ok(Renewal::Renewed { .. })));
             a.free(&held).await;
@@ -335,6 +335,6 @@ async fn a_slow_network_changes_nothing(lab: &Lab) {
         panic!("busy");
     };
     assert!(held.t0 >= before && BootClock.now().since(held.t0) >= Duration::from_millis(80), "the lease counts from the send");
-    let Ok(Renewal::Renewed { .. }) = a.0.renew(&job, &held.token, None).await else { panic!("not renewed") };
-    assert_eq!(a.0.release(&job, &held.token, Scope::Tree).await.expect("release"), Release::Released);
+    let Ok(Renewal::Renewed { .. }) = a.0.renew(&job, &held.token, None.into()).await else { panic!("not renewed") };
+    assert_eq!(a.0.release(&job, &held.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
 }

@@ -1,5 +1,6 @@
 //! The cases. A case is a function over a [`Lab`]; its name says what holds.
 
+mod breaking;
 mod cluster;
 mod crowd;
 mod doctor;
@@ -10,6 +11,7 @@ mod fence;
 mod foreign;
 mod grants;
 mod handover;
+mod history;
 mod hold;
 mod lost_reply;
 mod model;
@@ -69,6 +71,8 @@ pub fn all() -> Vec<Case> {
         handover::all(),
         unanswered::all(),
         verify::all(),
+        history::all(),
+        breaking::all(),
         zookeeper_line::all(),
         zookeeper_ways::all(),
         lost_reply::all(),

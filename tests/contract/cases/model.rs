@@ -103,6 +103,7 @@ impl Side {
                 }
                 Renewal::WouldShorten { .. } => "would shorten".into(),
                 Renewal::NotHeld => "not held".into(),
+                Renewal::Broken(mark) => format!("broken {mark}"),
             },
             Operation::Release(request, scope) => match client.release(request, *scope).await {
                 Release::Released => "released".into(),

@@ -43,6 +43,7 @@ pub fn all() -> Vec<Case> {
     ];
     all.extend(cases![|kind| kind.is_mariadb() && kind.is_a_session() =>
         a_session_that_is_killed_is_noticed_at_once,
+        nobody_else_is_ended_after_a_restart,
         a_cut_connection_to_mysql_is_noticed_at_once,
         a_silent_holder_is_ended_by_mysql,
         a_renewal_whose_answer_was_lost_keeps_the_lock_in_mysql,
@@ -193,8 +194,8 @@ async fn a_newer_layout_in_mysql_is_refused(lab: &Lab) {
     lab.mariadb().sql("UPDATE dlock SET layout = 200");
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
-    errors.extend(a.0.renew(&job, &held.token, None).await.err());
-    errors.extend(a.0.release(&job, &held.token, Scope::Tree).await.err());
+    errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
+    errors.extend(a.0.release(&job, &held.token, &Scope::Tree.into()).await.err());
     errors.extend(a.0.inspect(&job).await.err());
     assert_eq!(errors.len(), 4);
     assert!(errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
@@ -242,7 +243,7 @@ async fn a_row_that_somebody_keeps_locked_in_mysql_is_asked_for_again(lab: &Lab)
     let held = a.hold(&job).await;
     let blocker = lab.mariadb().keep("START TRANSACTION; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
     let began = Instant::now();
-    let error = a.0.renew(&job, &held.token, None).await.expect_err("it is locked");
+    let error = a.0.renew(&job, &held.token, None.into()).await.expect_err("it is locked");
     assert!(error.is_transient() && error.effect == Effect::NotApplied, "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(2) + SOON, "whoever asked would be gone: {:?}", began.elapsed());
     drop(blocker);
@@ -419,7 +420,7 @@ async fn a_renewal_whose_answer_was_lost_keeps_the_lock_in_mysql(lab: &Lab) {
     let held = a.hold(&job).await;
     // Also where a renewal is told of over another session first.
     proxy.trap("@dlock = CONNECTION_ID() AND", support::proxy::Fault::LateReply(Duration::from_millis(300)));
-    let renewal = tokio::time::timeout(Duration::from_millis(250), a.0.renew(&job, &held.token, None)).await;
+    let renewal = tokio::time::timeout(Duration::from_millis(250), a.0.renew(&job, &held.token, None.into())).await;
     assert!(renewal.is_err(), "{renewal:?}");
     a.renewed(&held, None).await;
     lab.client().await.refused(&request(&job, LONG)).await;
@@ -524,7 +525,7 @@ async fn a_restarted_mysql_is_asked_again(lab: &Lab) {
     let fence = a.inspect(&job).await.last_fence;
     server.restart();
     let renewal = lease::ask(&mut *a.0, &BootClock, Limits::DEFAULT, async |backend: &mut dyn dlock::lock::Backend| {
-        backend.renew(&held.key, &held.token, None).await
+        backend.renew(&held.key, &held.token, None.into()).await
     });
     let renewal = renewal.await.expect("an answer");
     if lab.kind.is_a_session() {
@@ -536,6 +537,32 @@ async fn a_restarted_mysql_is_asked_again(lab: &Lab) {
     }
     let mut b = Client(backend(options));
     assert!(Some(b.take(&request(&job, LONG)).await.fence) > fence);
+}
+
+/// What was left blocking there is gone with the server; its number is somebody else's after that.
+async fn nobody_else_is_ended_after_a_restart(lab: &Lab) {
+    let mut server = MariaDb::durable();
+    server.sql("mysql", "CREATE DATABASE app");
+    let options = on(lab, &server);
+    let (mut a, mut b) = (Client(backend(options.clone())), Client(backend(options)));
+    a.0.init().await.expect("init");
+    let job = key("job");
+    a.hold(&job).await;
+    let wanted = waiting(&job, LONG);
+    b.refused(&wanted).await;
+    // Left blocking.
+    assert!(tokio::time::timeout(SHORT / 4, b.0.wait(&wanted, LONG)).await.is_err(), "it is held");
+    let last: u64 = server.text("mysql", "SELECT MAX(id) FROM information_schema.processlist").parse().expect("a number");
+    server.restart();
+    let mut others = Vec::new();
+    while server.text("mysql", "SELECT MAX(id) FROM information_schema.processlist").parse::<u64>().expect("a number") <= last {
+        others.push(server.keep("mysql", "SELECT 1"));
+    }
+    let abandoned =
+        lease::ask(&mut *b.0, &BootClock, Limits::DEFAULT, async |backend: &mut dyn dlock::lock::Backend| backend.abandon(&wanted).await);
+    abandoned.await.expect("an answer");
+    let left = server.text("mysql", "SELECT COUNT(*) FROM information_schema.processlist WHERE db = 'mysql' AND id <> CONNECTION_ID()");
+    assert_eq!(left.parse(), Ok(others.len()), "all of the others' sessions");
 }
 
 async fn a_read_only_mysql_is_refused(lab: &Lab) {

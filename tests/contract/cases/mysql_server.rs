@@ -184,7 +184,7 @@ async fn the_clock_of_mysql_is_no_matter_to_sessions(lab: &Lab) {
         let Ok(Outcome::Granted(lease)) = outcome else { panic!("{offset}: {outcome:?}") };
         assert!(lease.fence > fence);
         last = lease.fence;
-        assert_eq!(b.0.release(&job, &lease.token, Scope::Tree).await.expect("release"), Release::Released);
+        assert_eq!(b.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
     }
 }
 
@@ -248,7 +248,7 @@ async fn a_node_of_a_cluster_is_refused_unless_it_alone_is_written_to(lab: &Lab)
 
 /// The core's own question, in the time that `--backend-timeout` gives.
 async fn through_the_core(client: &mut Client, held: &Request) -> Renewal {
-    let question = async |backend: &mut dyn Backend| backend.renew(&held.key, &held.token, None).await;
+    let question = async |backend: &mut dyn Backend| backend.renew(&held.key, &held.token, None.into()).await;
     lease::ask(&mut *client.0, &BootClock, Limits::DEFAULT, question).await.expect("an answer")
 }
 
@@ -278,7 +278,8 @@ async fn what_somebody_keeps_locked_is_asked_for_again(lab: &Lab) {
         b.refused(&request(&job, LONG)).await;
         let (renewal, ()) = tokio::join!(through_the_core(&mut a, &held), blocked());
         assert!(matches!(renewal, Renewal::Renewed { fence, .. } if fence == lease.fence), "{keeps}: {renewal:?}");
-        let give = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, Scope::Tree, Limits::DEFAULT);
+        let parting = Scope::Tree.into();
+        let give = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &parting, Limits::DEFAULT);
         let (released, ()) = tokio::join!(give, blocked());
         assert!(matches!(released, Released::Free), "{keeps}: {released:?}");
         let next = b.hold(&job).await;
@@ -291,7 +292,7 @@ async fn what_somebody_keeps_locked_is_asked_for_again(lab: &Lab) {
 fn deadlocking(lab: &Lab, first: &str, second: &str) -> std::thread::JoinHandle<Vec<Vec<String>>> {
     lab.mariadb().sql("CREATE TABLE IF NOT EXISTS ballast (n INT)");
     let sql = format!(
-        "START TRANSACTION; INSERT INTO ballast SELECT seq FROM seq_1_to_1000; SELECT 1 FROM {first} FOR UPDATE; DO SLEEP(1); \
+        "START TRANSACTION; INSERT INTO ballast WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < 1000) SELECT n FROM s; SELECT 1 FROM {first} FOR UPDATE; DO SLEEP(1); \
          SELECT 1 FROM {second} FOR UPDATE; ROLLBACK; SELECT 'done'"
     );
     let (socket, database) = (lab.mariadb().server().socket(), lab.mariadb().database.clone());
@@ -306,7 +307,7 @@ async fn a_deadlock_in_a_release_gives_the_lock_back(lab: &Lab) {
     let other = deadlocking(lab, "dlock_sessions WHERE name = 'dlock:job'", "dlock_rows WHERE name = 'dlock:job'");
     // It waits for our row by then.
     lab.pass(SHORT + SLACK * 2).await;
-    let released = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, Scope::Tree, Limits::DEFAULT).await;
+    let released = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &Scope::Tree.into(), Limits::DEFAULT).await;
     assert!(matches!(released, Released::Free), "{released:?}");
     assert_eq!(other.join().expect("the other session").last().expect("an answer")[0], "done");
     let next = b.hold(&job).await;

@@ -191,8 +191,8 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     lab.postgres().sql("UPDATE dlock SET layout = 200");
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
-    errors.extend(a.0.renew(&job, &held.token, None).await.err());
-    errors.extend(a.0.release(&job, &held.token, Scope::Tree).await.err());
+    errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
+    errors.extend(a.0.release(&job, &held.token, &Scope::Tree.into()).await.err());
     errors.extend(a.0.inspect(&job).await.err());
     assert_eq!(errors.len(), 4);
     assert!(errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
@@ -238,7 +238,7 @@ async fn a_row_that_somebody_keeps_locked_is_no_answer(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     let blocker = lab.postgres().keep("BEGIN; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
-    let renewal = tokio::time::timeout(Duration::from_millis(300), a.0.renew(&job, &held.token, None)).await;
+    let renewal = tokio::time::timeout(Duration::from_millis(300), a.0.renew(&job, &held.token, None.into())).await;
     assert!(renewal.is_err(), "{renewal:?}");
     drop(blocker);
     a.renewed(&held, None).await;
@@ -424,7 +424,7 @@ async fn a_renewal_whose_answer_was_lost_keeps_the_lock(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     proxy.trap("", support::proxy::Fault::LateReply(Duration::from_millis(300)));
-    let renewal = tokio::time::timeout(Duration::from_millis(100), a.0.renew(&job, &held.token, None)).await;
+    let renewal = tokio::time::timeout(Duration::from_millis(100), a.0.renew(&job, &held.token, None.into())).await;
     assert!(renewal.is_err(), "{renewal:?}");
     a.renewed(&held, None).await;
     lab.client().await.refused(&request(&job, LONG)).await;
@@ -575,7 +575,7 @@ async fn a_restarted_server_is_asked_again(lab: &Lab) {
     let fence = a.inspect(&job).await.last_fence;
     server.restart();
     let renewal = lease::ask(&mut *a.0, &BootClock, Limits::DEFAULT, async |backend: &mut dyn dlock::lock::Backend| {
-        backend.renew(&held.key, &held.token, None).await
+        backend.renew(&held.key, &held.token, None.into()).await
     });
     let renewal = renewal.await.expect("an answer");
     if lab.kind.is_a_session() {

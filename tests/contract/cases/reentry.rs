@@ -190,7 +190,7 @@ const OFFSETS: [u64; 12] = [0, 100, 200, 300, 400, 500, 700, 900, 1200, 1500, 20
 /// Asks again while two get in each other's way, as the core does.
 async fn leave(client: &mut Client, held: &Request) -> Release {
     loop {
-        match client.0.release(&held.key, &held.token, Scope::Hold).await {
+        match client.0.release(&held.key, &held.token, &Scope::Hold.into()).await {
             Ok(answer) => return answer,
             Err(error) => assert!(error.is_transient() && error.effect == Effect::NotApplied, "{error:?}"),
         }

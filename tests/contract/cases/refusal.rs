@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     lease::{self, BootClock, Limits, Patience},
-    lock::{Effect, Entry, Error, Kind as ErrorKind, Mode, Renewal, Request},
+    lock::{Effect, Entry, Error, Fence, Kind as ErrorKind, Mode, Renewal, Request},
 };
 
 use super::{Case, cases, everywhere};
@@ -56,6 +56,15 @@ async fn what_is_not_declared_is_refused_without_asking(lab: &Lab) {
             other => panic!("{what}: {other:?}"),
         }
     }
+    assert_eq!((capabilities.history, capabilities.breakable), (lab.kind.remembers(), lab.kind.breakable()));
+    let job = key("job");
+    let mark = super::history::broken("NFS");
+    let history = backend.history(&job).await.err().filter(|_| !capabilities.history);
+    let marked = backend.mark(&job, Fence(7), &mark).await.err().filter(|_| !capabilities.breakable);
+    let evicted = backend.evict(&job, Fence(7), &mark).await.err().filter(|_| !capabilities.breakable);
+    for error in [history, marked, evicted].into_iter().flatten() {
+        assert_refused("history and break", capabilities.backend, &error);
+    }
 }
 
 async fn what_is_declared_is_served(lab: &Lab) {
@@ -76,7 +85,7 @@ async fn another_ttl_is_refused_where_a_hold_has_one_only(lab: &Lab) {
     assert_eq!(capabilities.adjustable_ttl, lab.kind.adjusts_ttl());
     if !capabilities.adjustable_ttl {
         let held = request(&key("job"), LONG);
-        let error = backend.renew(&held.key, &held.token, Some(ttl(LONG * 2))).await.expect_err("it can't be");
+        let error = backend.renew(&held.key, &held.token, Some(ttl(LONG * 2)).into()).await.expect_err("it can't be");
         assert_refused("another ttl", capabilities.backend, &error);
     }
 }

@@ -1,8 +1,8 @@
-//! Nothing stays in a Redis server but fences; all else ends by itself.
+//! Nothing stays in a Redis server but fences; all else ends by itself, the history after a hundred days.
 
 use std::time::Duration;
 
-use dlock::lock::{Request, Scope};
+use dlock::lock::{End, Note, Parting, Request, Scope};
 use tokio::time::timeout;
 
 use super::{Case, cases};
@@ -14,22 +14,31 @@ use crate::{
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redis =>
         everything_but_fences_ends_by_itself,
+        a_history_ends_by_itself_after_the_last_run,
         a_released_lock_leaves_its_fence_only,
-        a_vanished_holder_leaves_nothing_beyond_its_lease,
+        a_vanished_holder_leaves_its_record_beyond_its_lease,
         a_refused_attempt_leaves_nothing,
         under_memory_pressure_a_release_works,
         under_memory_pressure_no_lock_is_left_without_end,
     ]
 }
 
+/// How many ms a history is kept after the last run: 100 days.
+const KEPT: i64 = 100 * 24 * 3600 * 1000;
+
 /// Kept for as long as the server lives, so that no fence repeats.
 fn is_fence(name: &str) -> bool {
     name.starts_with("redisson_lock_token:{")
 }
 
-/// What is stored besides fences, with what is left of its life in ms.
+/// What the history consists of.
+fn is_history(name: &str) -> bool {
+    [":runs", ":bad-runs", ":skips"].iter().any(|end| name.ends_with(end))
+}
+
+/// What is stored besides fences and history, with what is left of its life in ms.
 fn stored(lab: &Lab) -> Vec<(String, i64)> {
-    lab.redis().server().keys().into_iter().filter(|(name, _)| !is_fence(name)).collect()
+    lab.redis().server().keys().into_iter().filter(|(name, _)| !is_fence(name) && !is_history(name)).collect()
 }
 
 async fn everything_but_fences_ends_by_itself(lab: &Lab) {
@@ -52,8 +61,21 @@ async fn everything_but_fences_ends_by_itself(lab: &Lab) {
     assert!(stored.len() >= 3, "{stored:?}");
     let longest = i64::try_from((LONG * 2).as_millis()).expect("small");
     for (name, left) in &stored {
+        // A record outlives its lock, for the history.
+        let longest = if name.ends_with(":record") { longest + KEPT } else { longest };
         assert!(*left > 0 && *left <= longest, "{name} ends in {left} ms");
     }
+}
+
+async fn a_history_ends_by_itself_after_the_last_run(lab: &Lab) {
+    let mut a = lab.client().await;
+    let held = a.hold(&key("job")).await;
+    let parting = Parting { end: Some(End::Lost), ..Scope::Tree.into() };
+    a.0.release(&held.key, &held.token, &parting).await.expect("release");
+    a.0.note(&held.key, &Note::Skipped { host: "web1".into(), reason: "busy".into(), at_ms: 0 }).await.expect("a note");
+    let kept: Vec<_> = lab.redis().server().keys().into_iter().filter(|(name, _)| is_history(name)).collect();
+    assert_eq!(kept.len(), 3, "{kept:?}");
+    assert!(kept.iter().all(|(_, left)| *left > KEPT - 60_000 && *left <= KEPT), "{kept:?}");
 }
 
 async fn a_released_lock_leaves_its_fence_only(lab: &Lab) {
@@ -65,10 +87,11 @@ async fn a_released_lock_leaves_its_fence_only(lab: &Lab) {
         a.release(&held, Scope::Tree).await;
     }
     assert_eq!(stored(lab), []);
-    assert_eq!(lab.redis().server().keys().len(), 2);
+    let other = lab.redis().server().keys().into_iter().filter(|(name, _)| !is_history(name)).count();
+    assert_eq!(other, 2);
 }
 
-async fn a_vanished_holder_leaves_nothing_beyond_its_lease(lab: &Lab) {
+async fn a_vanished_holder_leaves_its_record_beyond_its_lease(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = Request { metadata: Some(who("web1")), ..request(&job, SHORT) };
@@ -76,7 +99,9 @@ async fn a_vanished_holder_leaves_nothing_beyond_its_lease(lab: &Lab) {
     b.take(&nested(&held)).await;
     drop((a, b));
     lab.outlast(SHORT).await;
-    assert_eq!(stored(lab), []);
+    // The next holder, or who asks for the history, wants to know of it.
+    let left = stored(lab);
+    assert!(left.len() == 1 && left[0].0.ends_with(":record") && left[0].1 <= KEPT, "{left:?}");
 }
 
 async fn a_refused_attempt_leaves_nothing(lab: &Lab) {

@@ -77,7 +77,7 @@ fn soon(count: u32, options: Options) -> Options {
 pub async fn renew_until_answered(client: &mut Client, held: &Request) -> (Renewal, Duration) {
     let began = Instant::now();
     loop {
-        let answer = tokio::time::timeout(LIMITS.attempt(), client.0.renew(&held.key, &held.token, None)).await;
+        let answer = tokio::time::timeout(LIMITS.attempt(), client.0.renew(&held.key, &held.token, None.into())).await;
         match answer {
             Ok(Ok(renewal)) => return (renewal, began.elapsed()),
             Ok(Err(error)) if !error.is_transient() => panic!("{error:?}"),
@@ -173,7 +173,7 @@ async fn an_acquire_unanswered_by_a_frozen_master_is_granted_once(_: &Lab) {
     deployment.settle();
     let state = client(all_of(&deployment)).inspect(&job).await;
     assert_eq!((state.holders.len(), state.holders[0].holds, state.holders[0].fence), (1, 1, Some(lease.fence)));
-    assert_eq!(a.0.release(&job, &lease.token, Scope::Hold).await.expect("release"), Release::Released);
+    assert_eq!(a.0.release(&job, &lease.token, &Scope::Hold.into()).await.expect("release"), Release::Released);
     client(all_of(&deployment)).hold(&job).await;
 }
 
@@ -192,7 +192,7 @@ async fn a_master_cut_off_from_its_replicas_grants_and_renews_nothing(_: &Lab) {
     assert!(client(believing()).inspect(&job).await.holders.is_empty(), "a grant that was refused was left behind");
     // What was granted before the cut, or without asking for replicas, isn't renewed.
     let held = client(believing()).hold(&other).await;
-    let error = alone.0.renew(&held.key, &held.token, None).await.expect_err("nobody else has it");
+    let error = alone.0.renew(&held.key, &held.token, None.into()).await.expect_err("nobody else has it");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::Unknown), "{error:?}");
     let mut believed = client(all_of(&deployment));
     believed.hold(&job).await;
@@ -227,7 +227,7 @@ async fn too_few_replicas_leave_nothing_behind(_: &Lab) {
     deployment.servers[1].kill();
     let budget = lease::Budget::new(lease.ttl, None, dlock::lock::Pace::USUAL).expect("a budget");
     let mut renewals = 0;
-    let loss = lease::keep(&mut *two.0, &BootClock, &mut lease, budget, LIMITS, |_, _| renewals += 1).await;
+    let loss = lease::keep(&mut *two.0, &BootClock, &mut lease, budget, LIMITS, dlock::lock::Purpose::GoOn, |_, _| renewals += 1).await;
     assert!(matches!(loss, lease::Loss::Unconfirmed { .. }), "{loss:?}");
     assert_eq!(renewals, 0);
 }

@@ -213,6 +213,6 @@ async fn the_core_hands_over_between_kinds(lab: &Lab) {
         let (outcome, released) = tokio::join!(next, release);
         assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
         assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
-        assert_eq!(b.0.release(&job, &token, Scope::Tree).await.expect("release"), Release::Released);
+        assert_eq!(b.0.release(&job, &token, &Scope::Tree.into()).await.expect("release"), Release::Released);
     }
 }

@@ -80,7 +80,7 @@ async fn a_dropped_renewal_can_be_asked_again(lab: &Lab) {
     for moment in MOMENTS {
         let job = key(&format!("job-{moment:?}"));
         let held = a.hold(&job).await;
-        let _ = cut(moment, a.0.renew(&held.key, &held.token, None)).await;
+        let _ = cut(moment, a.0.renew(&held.key, &held.token, None.into())).await;
         let longer = lab.other_ttl(LONG * 2).await;
         a.renewed(&held, longer).await;
         assert!(a.left(&job).await > longer.unwrap_or(LONG) / 2, "{moment:?}");
@@ -93,7 +93,7 @@ async fn a_dropped_release_can_be_asked_again(lab: &Lab) {
     for moment in MOMENTS {
         let job = key(&format!("job-{moment:?}"));
         let held = a.hold(&job).await;
-        let _ = cut(moment, a.0.release(&held.key, &held.token, Scope::Hold)).await;
+        let _ = cut(moment, a.0.release(&held.key, &held.token, &Scope::Hold.into())).await;
         let answer = a.release(&held, Scope::Hold).await;
         assert!(matches!(answer, Release::Released | Release::NotHeld), "{moment:?}: {answer:?}");
         assert_eq!(a.renew(&held, None).await, Renewal::NotHeld, "{moment:?}");
@@ -169,13 +169,13 @@ async fn a_dropped_entry_can_be_undone(lab: &Lab) {
             let mut b = lab.client().await;
             let inner = dlock::lock::Request { waiting: wait, ..crate::lab::nested(&outer) };
             let _ = cut(moment, b.0.try_acquire(&inner)).await;
-            let answer = again(async || b.0.release(&inner.key, &inner.token, Scope::Hold).await).await;
+            let answer = again(async || b.0.release(&inner.key, &inner.token, &Scope::Hold.into()).await).await;
             assert!(matches!(answer, Release::StillHeld(_) | Release::NotHeld), "{moment:?}: {answer:?}");
             b.abandon(&inner).await;
             let mut c = lab.client().await;
             let _ = cut(moment, c.0.try_acquire(&inner)).await;
             c.abandon(&inner).await;
-            let answer = again(async || a.0.renew(&outer.key, &outer.token, None).await).await;
+            let answer = again(async || a.0.renew(&outer.key, &outer.token, None.into()).await).await;
             assert!(matches!(answer, Renewal::Renewed { .. }), "{moment:?}: {answer:?}");
             other.refused(&request(&job, LONG)).await;
         }

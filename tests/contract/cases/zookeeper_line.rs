@@ -103,7 +103,7 @@ async fn others_contenders_are_waited_for(lab: &Lab) {
         assert_eq!(busy.holders[0].mode, if shared { Mode::Shared } else { Mode::Exclusive }, "{job}");
         let reader = Request { mode: Mode::Shared, ..request(&key(job), LONG) };
         assert_eq!(matches!(a.attempt(&reader).await, Attempt::Granted(_)), shared, "{job}: readers go together");
-        a.0.release(&key(job), &reader.token, Scope::Tree).await.expect("release");
+        a.0.release(&key(job), &reader.token, &Scope::Tree.into()).await.expect("release");
         let wanted = waiting(&key(job), LONG);
         assert!(a.refused(&wanted).await.notifies);
         let free = async {
@@ -389,7 +389,7 @@ async fn a_create_whose_answer_was_lost_is_found_again(lab: &Lab) {
         let (outcome, ()) = tokio::join!(take, free);
         let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
         assert_eq!(proxy.sprung(), 1);
-        assert_eq!(a.0.release(&job, &lease.token, Scope::Tree).await.expect("release"), Release::Released);
+        assert_eq!(a.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
         assert!(contenders(lab, job.as_str()).await.is_empty());
     }
 }
@@ -428,7 +428,7 @@ async fn a_server_that_stops_answering_is_left(lab: &Lab) {
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
     proxy.set(Line::BlackHole);
-    assert!(tokio::time::timeout(SLACK, a.0.renew(&job, &held.token, None)).await.is_err());
+    assert!(tokio::time::timeout(SLACK, a.0.renew(&job, &held.token, None.into())).await.is_err());
     proxy.set(Line::Pass);
     let before = proxy.connections();
     let began = Instant::now();

@@ -134,7 +134,7 @@ async fn a_lease_beyond_the_servers_range_is_refused_with_it(_: &Lab) {
         Attempt::Granted(grant) => assert_eq!(grant.ttl.get(), Duration::from_secs(10), "clamped"),
         other => panic!("{other:?}"),
     }
-    match backend.renew(&default.key, &default.token, None).await.expect("an answer") {
+    match backend.renew(&default.key, &default.token, None.into()).await.expect("an answer") {
         Renewal::Renewed { ttl, .. } => assert_eq!(ttl.get(), Duration::from_secs(10)),
         other => panic!("{other:?}"),
     }
@@ -190,7 +190,7 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
     let keep = async {
         loop {
             let sent = Instant::now();
-            if let Ok(Ok(Renewal::Renewed { .. })) = tokio::time::timeout(SHORT / 6, a.0.renew(&job, &held.token, None)).await {
+            if let Ok(Ok(Renewal::Renewed { .. })) = tokio::time::timeout(SHORT / 6, a.0.renew(&job, &held.token, None.into())).await {
                 confirmed = sent;
             }
             if cut.elapsed() > SHORT * 3 {
@@ -229,7 +229,7 @@ async fn a_leader_that_is_gone_is_survived(_: &Lab) {
     servers.nodes[leader].kill();
     let limits = Limits { answer: Duration::from_secs(10) };
     let renewal = lease::ask(&mut *a.0, &BootClock, limits, async |backend: &mut dyn dlock::lock::Backend| {
-        backend.renew(&job, &held.token, None).await
+        backend.renew(&job, &held.token, None.into()).await
     });
     assert!(matches!(renewal.await, Ok(Renewal::Renewed { fence: same, .. }) if same == fence));
     b.refused(&request(&job, LONG)).await;

@@ -1,6 +1,7 @@
 -- Takes the lock if it is free, enters it for its owner, or says who has it and joins the queue.
 --
 -- KEYS  1 lock   2 fence counter   3 record   4 queue (zset: hold by arrival in us)   5 waiters (hash: hold -> refreshed:JSON)
+--       6 runs   7 runs that ended badly
 -- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": enter the owner's hold only  5 "1": join the queue if busy
 --       6 "1": this hold may be in the queue  7 "1": detached  8 metadata as JSON, or ""
 -- Reply {"granted", fence, holds}
@@ -69,7 +70,7 @@ if kind == 'hash' then
     ends = math.max(ends, (live_hold(record, hold, now)) or 0)
     redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. ARGV[3])
     redis.call('PEXPIREAT', lock, whole(latest))
-    redis.call('PEXPIREAT', record_key, whole(latest))
+    redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
     if #ended > 0 then
       redis.pcall('HDEL', record_key, unpack(ended))
     end
@@ -106,10 +107,13 @@ if ARGV[8] ~= '' then
   record[#record + 1] = 'meta'
   record[#record + 1] = ARGV[8]
 end
+-- Whatever else lies under that name is nobody's record.
+local vanished = redis.call('TYPE', record_key).ok == 'hash' and read_record(record_key) or {}
 redis.call('DEL', record_key)
 redis.call('HSET', record_key, unpack(record))
-redis.call('PEXPIREAT', record_key, whole(ends))
+redis.call('PEXPIREAT', record_key, whole(ends + KEEP))
 redis.call('HSET', lock, 'mode', 'write', field, '1')
 redis.call('PEXPIREAT', lock, whole(ends))
 leave_queue()
+remember_vanished(vanished, KEYS[6], KEYS[7], now)
 return { 'granted', whole(fence), 1 }

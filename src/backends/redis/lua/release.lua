@@ -1,19 +1,13 @@
 -- Gives a hold back; frees the lock with the last one and wakes one of those who wait.
 --
--- KEYS  1 lock  2 record  3 queue  4 wake-up list
+-- KEYS  1 lock  2 record  3 queue  4 wake-up list  5 runs  6 runs that ended badly
 -- ARGV  1 owner  2 hold  3 "1": also the holds nested in this one
 --       4 channel that waits for Redisson's plain lock  5 channel that waits for its read-write lock  6 "1": in a cluster
+--       7 how it ended, as the end of a line of the history, or "" to remember nothing  8 "1": badly
 -- Reply {"released"} | {"still-held", count} | {"not-held"} | {"layout", version}
 --
 -- Worst cases: somebody deleted the lock and another took it (the owner's field is gone: nothing is touched);
 -- a right to publish or to push is missing, or memory (DEL comes first, and what follows can't undo it).
-
--- In a cluster from Redis 7 on, Redisson listens where the channel's slot is; before, on all nodes.
-local function publish(channel, message)
-  if ARGV[6] ~= '1' or type(redis.pcall('SPUBLISH', channel, message)) ~= 'number' then
-    redis.pcall('PUBLISH', channel, message)
-  end
-end
 
 local lock, record_key, queue, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, hold = ARGV[1], ARGV[2]
@@ -35,12 +29,14 @@ if others > 0 and not whole_tree then
   redis.call('HDEL', record_key, 'hold:' .. hold)
   -- What is left lasts as long as its own holds: an inner one that is killed must not keep the outer one's time.
   redis.call('PEXPIREAT', lock, whole(latest))
-  redis.call('PEXPIREAT', record_key, whole(latest))
+  redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
   return { 'still-held', others }
 end
 redis.call('DEL', lock)
 redis.pcall('DEL', record_key)
 wake_one(queue, wake)
-publish(ARGV[4], '0')
-publish(ARGV[5], '1')
+tell_redisson(ARGV[4], ARGV[5], ARGV[6])
+if ARGV[7] ~= '' then
+  remember(KEYS[5], KEYS[6], past(record, now, ARGV[7]), ARGV[8] == '1')
+end
 return { 'released' }

@@ -30,11 +30,11 @@ async fn without_memory_holds_are_kept_and_given_back_but_none_is_taken() {
     busy(&mut a, &waiting("job")).await;
     pause(20).await;
     for hold in [&inner, &held] {
-        assert!(matches!(a.renew(&hold.key, &hold.token, None).await.unwrap(), Renewal::Renewed { .. }));
+        assert!(matches!(a.renew(&hold.key, &hold.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
         assert!(server.number(&["PTTL", "dlock:job"]) > 9_990);
     }
-    assert_eq!(a.release(&inner.key, &inner.token, Scope::Hold).await.unwrap(), Release::StillHeld(1));
-    assert_eq!(a.release(&held.key, &held.token, Scope::Hold).await.unwrap(), Release::Released);
+    assert_eq!(a.release(&inner.key, &inner.token, &Scope::Hold.into()).await.unwrap(), Release::StillHeld(1));
+    assert_eq!(a.release(&held.key, &held.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
     assert_eq!(b.wait(&asked, Duration::from_secs(2)).await.unwrap(), Wake::Changed, "even the wake-up gets through");
     b.abandon(&asked).await.unwrap();
 }
@@ -49,7 +49,7 @@ async fn a_user_who_may_not_publish_still_gives_back() {
     let (held, asked) = (request("job"), waiting("job"));
     granted(&mut a, &held).await;
     busy(&mut b, &asked).await;
-    assert_eq!(a.release(&held.key, &held.token, Scope::Hold).await.unwrap(), Release::Released);
+    assert_eq!(a.release(&held.key, &held.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
     assert_eq!(b.wait(&asked, Duration::from_secs(2)).await.unwrap(), Wake::Changed);
     granted(&mut b, &asked).await;
 }
@@ -120,9 +120,9 @@ async fn forgotten_scripts_are_sent_again() {
     let held = request("job");
     granted(&mut a, &held).await;
     server.raw(&["SCRIPT", "FLUSH"]);
-    assert!(matches!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::Renewed { .. }));
+    assert!(matches!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
     server.raw(&["SCRIPT", "FLUSH"]);
-    assert_eq!(a.release(&held.key, &held.token, Scope::Hold).await.unwrap(), Release::Released);
+    assert_eq!(a.release(&held.key, &held.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
 }
 
 #[tokio::test]
@@ -132,7 +132,11 @@ async fn a_restart_without_data_loses_the_lock_but_repeats_no_fence() {
     let held = request("job");
     let before = granted(&mut a, &held).await.fence;
     server.restart();
-    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::NotHeld, "a closed connection is noticed and replaced");
+    assert_eq!(
+        a.renew(&held.key, &held.token, None.into()).await.unwrap(),
+        Renewal::NotHeld,
+        "a closed connection is noticed and replaced"
+    );
     assert!(granted(&mut a, &request("job")).await.fence > before);
     server.raw(&["FLUSHALL"]);
     let flushed = granted(&mut a, &request("job")).await.fence;
@@ -158,7 +162,7 @@ async fn a_server_that_is_not_there() {
     granted(&mut a, &held).await;
     server.stop();
     for _ in 0..2 {
-        let error = a.renew(&held.key, &held.token, None).await.unwrap_err();
+        let error = a.renew(&held.key, &held.token, None.into()).await.unwrap_err();
         assert_eq!((error.kind, error.effect, error.operation), (Kind::Unavailable, Effect::NotApplied, Some("renew")));
         assert!(error.to_string().starts_with(&format!("job: redis://127.0.0.1:{}: ", server.port)), "{error}");
     }
@@ -197,12 +201,12 @@ async fn a_dropped_call_leaves_the_backend_usable_and_replies_to_nothing_else() 
     granted(&mut a, &held).await;
     for ms in [0, 1, 2, 5] {
         server.freeze();
-        let dropped = tokio::time::timeout(Duration::from_millis(ms), a.renew(&held.key, &held.token, None)).await;
+        let dropped = tokio::time::timeout(Duration::from_millis(ms), a.renew(&held.key, &held.token, None.into())).await;
         server.thaw();
         assert!(dropped.is_err());
         let other = request(&format!("other{ms}"));
         granted(&mut a, &other).await;
-        assert_eq!(a.release(&other.key, &other.token, Scope::Hold).await.unwrap(), Release::Released);
+        assert_eq!(a.release(&other.key, &other.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
     }
     let unanswered = request("late");
     server.freeze();
@@ -211,11 +215,12 @@ async fn a_dropped_call_leaves_the_backend_usable_and_replies_to_nothing_else() 
     let again = granted(&mut a, &unanswered).await;
     assert_eq!(again.holds, 1, "asked again, whether or not the first was served");
     server.freeze();
-    let release = a.release(&unanswered.key, &unanswered.token, Scope::Hold);
+    let parting = Scope::Hold.into();
+    let release = a.release(&unanswered.key, &unanswered.token, &parting);
     assert!(tokio::time::timeout(Duration::from_millis(5), release).await.is_err());
     server.thaw();
     // The dropped release may have been served before it is asked again.
-    a.release(&unanswered.key, &unanswered.token, Scope::Hold).await.unwrap();
+    a.release(&unanswered.key, &unanswered.token, &Scope::Hold.into()).await.unwrap();
     assert!(matches!(a.try_acquire(&request("late")).await.unwrap(), Attempt::Granted(_)), "no ghost of the dropped requests");
 }
 
@@ -226,13 +231,13 @@ async fn a_newer_layout_is_left_alone() {
     let held = request("job");
     granted(&mut a, &held).await;
     server.raw(&["HSET", "dlock:{dlock:job}:record", "v", "1.9"]);
-    assert!(matches!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::Renewed { .. }));
+    assert!(matches!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
     busy(&mut a, &request("job")).await;
     server.raw(&["HSET", "dlock:{dlock:job}:record", "v", "2.0"]);
     assert_eq!(a.try_acquire(&request("job")).await.unwrap_err().kind, Kind::Layout);
     assert_eq!(a.try_acquire(&Request { ..nested(&held) }).await.unwrap_err().kind, Kind::Layout);
-    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap_err().kind, Kind::Layout);
-    assert_eq!(a.release(&held.key, &held.token, Scope::Tree).await.unwrap_err().kind, Kind::Layout);
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap_err().kind, Kind::Layout);
+    assert_eq!(a.release(&held.key, &held.token, &Scope::Tree.into()).await.unwrap_err().kind, Kind::Layout);
     assert_eq!(server.number(&["EXISTS", "dlock:job"]), 1);
 }
 
@@ -294,7 +299,7 @@ async fn over_tls_the_certificate_is_verified() {
     let mut a = with("localhost", tls_port, known());
     granted(&mut a, &held).await;
     assert_eq!(a.describe(), format!("rediss://localhost:{tls_port}"));
-    assert_eq!(a.release(&held.key, &held.token, Scope::Hold).await.unwrap(), Release::Released);
+    assert_eq!(a.release(&held.key, &held.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
 
     let untrusted = Tls { ca_file: None, ..known() };
     let no_client = Tls { cert_file: None, key_file: None, ..known() };
@@ -347,7 +352,7 @@ async fn an_acquire_that_is_given_up_is_called_back_and_a_release_is_not() {
         let given_up = if takes {
             tokio::time::timeout(limit, silent.try_acquire(&asked)).await.is_err()
         } else {
-            tokio::time::timeout(limit, silent.release(&asked.key, &asked.token, Scope::Hold)).await.is_err()
+            tokio::time::timeout(limit, silent.release(&asked.key, &asked.token, &Scope::Hold.into())).await.is_err()
         };
         assert!(given_up);
         drop(silent);

@@ -53,8 +53,8 @@ async fn a_string_that_ends_is_busy_and_one_that_does_not_is_an_error() {
     assert_eq!(error.kind, Kind::Data);
     assert!(error.hint.is_some() && error.to_string().contains("a string that is no lock"), "{error}");
     let stranger = request("job").token;
-    assert_eq!(a.renew(&key("job"), &stranger, None).await.unwrap(), Renewal::NotHeld);
-    assert_eq!(a.release(&key("job"), &stranger, Scope::Tree).await.unwrap(), Release::NotHeld);
+    assert_eq!(a.renew(&key("job"), &stranger, None.into()).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(a.release(&key("job"), &stranger, &Scope::Tree.into()).await.unwrap(), Release::NotHeld);
     assert_eq!(server.raw(&["GET", "dlock:job"]), "$1\r\nx");
 }
 
@@ -87,17 +87,17 @@ async fn who_deletes_the_lock_has_freed_it_and_our_hold_knows() {
     let held = request("job");
     let first = granted(&mut a, &held).await;
     server.raw(&["DEL", "dlock:job"]);
-    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::NotHeld);
     let next = request("job");
     assert!(granted(&mut b, &next).await.fence > first.fence);
-    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::NotHeld);
-    assert_eq!(a.release(&held.key, &held.token, Scope::Tree).await.unwrap(), Release::NotHeld);
-    assert!(matches!(b.renew(&next.key, &next.token, None).await.unwrap(), Renewal::Renewed { .. }));
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(a.release(&held.key, &held.token, &Scope::Tree.into()).await.unwrap(), Release::NotHeld);
+    assert!(matches!(b.renew(&next.key, &next.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
     // Taken by Redisson after it was deleted: a left-over record of ours says nothing about it.
     server.raw(&["DEL", "dlock:job"]);
     server.raw(&["HSET", "dlock:job", REDISSON, "1"]);
     assert!(busy(&mut a, &request("job")).await.holders[0].foreign);
-    assert_eq!(b.release(&next.key, &next.token, Scope::Tree).await.unwrap(), Release::NotHeld);
+    assert_eq!(b.release(&next.key, &next.token, &Scope::Tree.into()).await.unwrap(), Release::NotHeld);
     assert_eq!(server.number(&["EXISTS", "dlock:job"]), 1);
 }
 
@@ -109,7 +109,7 @@ async fn a_lock_whose_record_was_deleted_is_taken_anew_by_its_owner_only() {
     let first = granted(&mut a, &held).await;
     server.raw(&["DEL", "dlock:{dlock:job}:record"]);
     assert!(busy(&mut a, &request("job")).await.holders[0].foreign);
-    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::NotHeld);
     assert!(granted(&mut a, &held).await.fence > first.fence);
     assert_eq!(server.number(&["HLEN", "dlock:job"]), 2);
 }
@@ -129,7 +129,7 @@ async fn releases_are_told_on_redissons_channels() {
     for _ in 0..2 {
         parser.parse_value(&mut client).unwrap();
     }
-    a.release(&held.key, &held.token, Scope::Hold).await.unwrap();
+    a.release(&held.key, &held.token, &Scope::Hold.into()).await.unwrap();
     let mut heard = Vec::new();
     for _ in 0..2 {
         let message: Vec<String> = redis::from_redis_value(parser.parse_value(&mut client).unwrap()).unwrap();

@@ -16,10 +16,10 @@ async fn one_holds_others_do_not_and_fences_rise() {
     assert_eq!(refused.holders.len(), 1);
     assert_eq!(refused.holders[0].fence, Some(grant.fence));
     assert!(refused.notifies && refused.expires_in.unwrap() <= Duration::from_secs(10) && refused.position.is_none());
-    assert_eq!(a.release(&first.key, &first.token, Scope::Hold).await.unwrap(), Release::Released);
+    assert_eq!(a.release(&first.key, &first.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
     assert!(granted(&mut b, &second).await.fence > grant.fence);
-    assert_eq!(a.release(&first.key, &first.token, Scope::Hold).await.unwrap(), Release::NotHeld);
-    assert_eq!(a.renew(&first.key, &first.token, None).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(a.release(&first.key, &first.token, &Scope::Hold.into()).await.unwrap(), Release::NotHeld);
+    assert_eq!(a.renew(&first.key, &first.token, None.into()).await.unwrap(), Renewal::NotHeld);
     busy(&mut a, &request("job")).await;
 }
 
@@ -35,11 +35,13 @@ async fn the_layout_is_redissons_write_lock_and_every_name_expires_but_the_fence
     assert_eq!(server.raw(&["HGET", "dlock:job", &field]), "$1\r\n1");
     let left = server.number(&["PTTL", "dlock:job"]);
     assert!((9_000..=10_001).contains(&left), "{left}");
-    assert_eq!(server.number(&["PEXPIRETIME", "dlock:job"]), server.number(&["PEXPIRETIME", "dlock:{dlock:job}:record"]));
+    // It is kept for the history.
+    let kept = server.number(&["PEXPIRETIME", "dlock:{dlock:job}:record"]) - server.number(&["PEXPIRETIME", "dlock:job"]);
+    assert_eq!(kept, 100 * 24 * 3600 * 1000);
     assert_eq!(server.number(&["PTTL", "redisson_lock_token:{dlock:job}"]), -1);
     assert_eq!(server.number(&["DBSIZE"]), 3);
-    a.release(&asked.key, &asked.token, Scope::Tree).await.unwrap();
-    assert_eq!(server.number(&["DBSIZE"]), 1, "only the fence stays");
+    a.release(&asked.key, &asked.token, &Scope::Tree.into()).await.unwrap();
+    assert_eq!(server.names(), ["dlock:{dlock:job}:runs", "redisson_lock_token:{dlock:job}"], "the fence and the history stay");
 }
 
 #[tokio::test]
@@ -53,7 +55,7 @@ async fn a_request_asked_again_is_the_same_request() {
     assert_eq!((again.fence, again.holds), (first.fence, 1));
     assert!(server.number(&["PTTL", "dlock:job"]) > 9_000, "the expiry is set anew");
     assert!(server.number(&["PTTL", "dlock:{dlock:job}:record"]) > 9_000);
-    assert_eq!(b.release(&asked.key, &asked.token, Scope::Hold).await.unwrap(), Release::Released);
+    assert_eq!(b.release(&asked.key, &asked.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
 }
 
 #[tokio::test]
@@ -63,13 +65,13 @@ async fn an_expired_hold_is_nobodys() {
     let short = Request { ttl: ttl(1_000), ..request("job") };
     let first = granted(&mut a, &short).await;
     pause(1_020).await;
-    assert_eq!(server.names(), ["redisson_lock_token:{dlock:job}"], "nothing else is left beyond the TTL");
-    assert_eq!(a.renew(&short.key, &short.token, None).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(server.names(), ["dlock:{dlock:job}:record", "redisson_lock_token:{dlock:job}"], "nothing else is left beyond the TTL");
+    assert_eq!(a.renew(&short.key, &short.token, None.into()).await.unwrap(), Renewal::NotHeld);
     assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0, "a renewal never re-creates");
     let second = request("job");
     assert!(granted(&mut b, &second).await.fence > first.fence);
-    assert_eq!(a.release(&short.key, &short.token, Scope::Tree).await.unwrap(), Release::NotHeld);
-    assert!(matches!(b.renew(&second.key, &second.token, None).await.unwrap(), Renewal::Renewed { .. }));
+    assert_eq!(a.release(&short.key, &short.token, &Scope::Tree.into()).await.unwrap(), Release::NotHeld);
+    assert!(matches!(b.renew(&second.key, &second.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
 }
 
 #[tokio::test]
@@ -79,11 +81,11 @@ async fn renewing_extends_and_never_shortens() {
     let asked = Request { ttl: ttl(5_000), ..request("job") };
     let Grant { fence, .. } = granted(&mut a, &asked).await;
     pause(30).await;
-    let renewed = a.renew(&asked.key, &asked.token, None).await.unwrap();
+    let renewed = a.renew(&asked.key, &asked.token, None.into()).await.unwrap();
     assert_eq!(renewed, Renewal::Renewed { ttl: ttl(5_000), fence });
     assert!(server.number(&["PTTL", "dlock:job"]) > 4_990);
-    assert_eq!(a.renew(&asked.key, &asked.token, Some(ttl(60_000))).await.unwrap(), Renewal::Renewed { ttl: ttl(60_000), fence });
-    match a.renew(&asked.key, &asked.token, Some(ttl(2_000))).await.unwrap() {
+    assert_eq!(a.renew(&asked.key, &asked.token, Some(ttl(60_000)).into()).await.unwrap(), Renewal::Renewed { ttl: ttl(60_000), fence });
+    match a.renew(&asked.key, &asked.token, Some(ttl(2_000)).into()).await.unwrap() {
         Renewal::WouldShorten { expires_in } => assert!(expires_in > Duration::from_secs(59)),
         other => panic!("{other:?}"),
     }
@@ -105,11 +107,11 @@ async fn entering_counts_holds_and_keeps_the_fence() {
         assert_eq!((entered.fence, entered.holds), (first.fence, 2), "counted once, however often asked");
     }
     assert!(server.number(&["PTTL", "dlock:job"]) > 9_000, "entering with a shorter TTL shortens nothing");
-    assert_eq!(b.renew(&inner.key, &inner.token, None).await.unwrap(), Renewal::Renewed { ttl: ttl(2_000), fence: first.fence });
+    assert_eq!(b.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::Renewed { ttl: ttl(2_000), fence: first.fence });
     assert!(server.number(&["PTTL", "dlock:job"]) > 9_000);
-    assert_eq!(b.release(&inner.key, &inner.token, Scope::Tree).await.unwrap(), Release::StillHeld(1));
-    assert_eq!(b.release(&inner.key, &inner.token, Scope::Tree).await.unwrap(), Release::NotHeld);
-    assert_eq!(a.release(&outer.key, &outer.token, Scope::Tree).await.unwrap(), Release::Released);
+    assert_eq!(b.release(&inner.key, &inner.token, &Scope::Tree.into()).await.unwrap(), Release::StillHeld(1));
+    assert_eq!(b.release(&inner.key, &inner.token, &Scope::Tree.into()).await.unwrap(), Release::NotHeld);
+    assert_eq!(a.release(&outer.key, &outer.token, &Scope::Tree.into()).await.unwrap(), Release::Released);
     assert!(matches!(b.try_acquire(&inner).await.unwrap(), Attempt::NotHeld), "nor any more");
     assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0);
 }
@@ -122,15 +124,15 @@ async fn an_outer_release_takes_its_tree_along_or_leaves_it() {
     let inner = Request { ttl: ttl(2_000), ..nested(&outer) };
     granted(&mut a, &outer).await;
     granted(&mut a, &inner).await;
-    assert_eq!(a.release(&outer.key, &outer.token, Scope::Hold).await.unwrap(), Release::StillHeld(1));
+    assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::StillHeld(1));
     assert!(server.number(&["PTTL", "dlock:job"]) <= 2_001, "the lock now ends with the inner hold");
-    assert_eq!(a.renew(&outer.key, &outer.token, None).await.unwrap(), Renewal::NotHeld);
-    assert_eq!(a.release(&inner.key, &inner.token, Scope::Hold).await.unwrap(), Release::Released);
+    assert_eq!(a.renew(&outer.key, &outer.token, None.into()).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(a.release(&inner.key, &inner.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
 
     granted(&mut a, &outer).await;
     granted(&mut a, &inner).await;
-    assert_eq!(a.release(&outer.key, &outer.token, Scope::Tree).await.unwrap(), Release::Released);
-    assert_eq!(a.renew(&inner.key, &inner.token, None).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(a.release(&outer.key, &outer.token, &Scope::Tree.into()).await.unwrap(), Release::Released);
+    assert_eq!(a.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::NotHeld);
 }
 
 #[tokio::test]
@@ -142,9 +144,9 @@ async fn the_tree_of_an_inner_hold_is_not_the_outer_one() {
     let inner = nested(&outer);
     granted(&mut a, &outer).await;
     granted(&mut a, &inner).await;
-    assert_eq!(a.release(&inner.key, &inner.token, Scope::Tree).await.unwrap(), Release::StillHeld(1));
+    assert_eq!(a.release(&inner.key, &inner.token, &Scope::Tree.into()).await.unwrap(), Release::StillHeld(1));
     busy(&mut server.backend(), &request("job")).await;
-    assert!(matches!(a.renew(&outer.key, &outer.token, None).await.unwrap(), Renewal::Renewed { .. }));
+    assert!(matches!(a.renew(&outer.key, &outer.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
 }
 
 #[tokio::test]
@@ -156,8 +158,8 @@ async fn an_inner_hold_that_was_killed_ends_by_itself() {
     granted(&mut a, &outer).await;
     granted(&mut a, &killed).await;
     pause(1_020).await;
-    assert_eq!(a.renew(&killed.key, &killed.token, None).await.unwrap(), Renewal::NotHeld);
-    assert_eq!(a.release(&killed.key, &killed.token, Scope::Hold).await.unwrap(), Release::NotHeld);
+    assert_eq!(a.renew(&killed.key, &killed.token, None.into()).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(a.release(&killed.key, &killed.token, &Scope::Hold.into()).await.unwrap(), Release::NotHeld);
     assert_eq!(granted(&mut a, &nested(&outer)).await.holds, 2, "the killed one isn't counted");
     assert_eq!(server.number(&["HEXISTS", "dlock:{dlock:job}:record", &format!("hold:{}", killed.token.hold_text())]), 0);
 }
@@ -182,7 +184,7 @@ async fn of_many_takers_at_once_one_gets_it() {
             let (got, mut backend, asked) = task.await.unwrap();
             winners += u32::from(got);
             let expected = if got { Release::Released } else { Release::NotHeld };
-            assert_eq!(backend.release(&asked.key, &asked.token, Scope::Hold).await.unwrap(), expected);
+            assert_eq!(backend.release(&asked.key, &asked.token, &Scope::Hold.into()).await.unwrap(), expected);
             if got {
                 break;
             }
@@ -233,9 +235,9 @@ async fn a_token_of_nobody_holds_nothing() {
     granted(&mut a, &held).await;
     let same_owner = Token { hold: 1, ..held.token };
     for stranger in [Token::random(), same_owner] {
-        assert_eq!(a.renew(&key("job"), &stranger, Some(ttl(1_000))).await.unwrap(), Renewal::NotHeld);
-        assert_eq!(a.release(&key("job"), &stranger, Scope::Tree).await.unwrap(), Release::NotHeld);
+        assert_eq!(a.renew(&key("job"), &stranger, Some(ttl(1_000)).into()).await.unwrap(), Renewal::NotHeld);
+        assert_eq!(a.release(&key("job"), &stranger, &Scope::Tree.into()).await.unwrap(), Release::NotHeld);
     }
-    assert!(matches!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::Renewed { .. }));
+    assert!(matches!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
     assert_eq!(request("x").entry, Entry::Fresh);
 }

@@ -20,7 +20,7 @@ async fn a_free_lock_and_a_held_one() {
     let grant = granted(&mut a, &held).await;
     pause(30).await;
     granted(&mut a, &nested(&held)).await;
-    a.renew(&held.key, &held.token, None).await.unwrap();
+    a.renew(&held.key, &held.token, None.into()).await.unwrap();
     let asked = Request { metadata: Some(Metadata { host: Some("web2".into()), ..Metadata::default() }), ..waiting("job") };
     busy(&mut waiter, &asked).await;
     pause(5).await;

@@ -158,6 +158,7 @@ pub fn request(name: &str) -> Request {
         detached: false,
         waiting: false,
         metadata: None,
+        at_ms: None,
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
 const LONG: Duration = Duration::from_secs(5);
 
 async fn release(backend: &mut Redis, request: &Request) {
-    assert_eq!(backend.release(&request.key, &request.token, Scope::Hold).await.unwrap(), Release::Released);
+    assert_eq!(backend.release(&request.key, &request.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
 }
 
 #[tokio::test]
@@ -160,7 +160,8 @@ async fn releases_that_nobody_waits_for_pile_up_nothing() {
         granted(&mut a, &asked).await;
         release(&mut a, &asked).await;
     }
-    assert_eq!(server.number(&["DBSIZE"]), 1, "only the fence");
+    assert_eq!(server.number(&["DBSIZE"]), 2, "only the fence and the history");
+    assert_eq!(server.number(&["LLEN", "dlock:{dlock:job}:runs"]), 100);
     // With one in the queue who doesn't pop, one wake-up lies there and no more, and not for ever.
     let (mut waiter, asked) = (server.backend(), waiting("job"));
     let held = request("job");
@@ -242,7 +243,7 @@ async fn drain(count: u64) -> Drain {
 async fn commands_per_hand_over_do_not_grow_with_the_waiters() {
     for count in [1, 20, 100] {
         let Drain { commands, sent, elapsed } = drain(count).await;
-        assert!(commands <= 24 && sent <= 3, "{count} waiters: {commands} commands, {sent} of them sent, {elapsed:?}");
+        assert!(commands <= 29 && sent <= 3, "{count} waiters: {commands} commands, {sent} of them sent, {elapsed:?}");
         assert!(elapsed < Duration::from_millis(10 * (count + 5)), "{count} waiters: {elapsed:?}");
     }
 }

@@ -48,7 +48,7 @@ async fn a_request_asked_again_counts_once() {
         if request.detached {
             assert_eq!(granted(&mut backend(&path), &request).await, first);
         }
-        assert_eq!(a.release(&request.key, &request.token, Scope::Hold).await.unwrap(), Release::Released);
+        assert_eq!(a.release(&request.key, &request.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
         granted(&mut backend(&path), &self::request(request.key.as_str())).await;
     }
 }
@@ -60,15 +60,15 @@ async fn a_stale_token_changes_nothing() {
     for (old, new) in [(request("x"), request("x")), (detached("y"), detached("y"))] {
         granted(&mut a, &old).await;
         release(&mut a, &old).await;
-        assert_eq!(a.renew(&old.key, &old.token, None).await.unwrap(), Renewal::NotHeld);
+        assert_eq!(a.renew(&old.key, &old.token, None.into()).await.unwrap(), Renewal::NotHeld);
         assert_eq!(release(&mut a, &old).await, Release::NotHeld);
 
         let grant = granted(&mut b, &new).await;
-        assert_eq!(a.renew(&old.key, &old.token, Some(ttl(600))).await.unwrap(), Renewal::NotHeld);
+        assert_eq!(a.renew(&old.key, &old.token, Some(ttl(600)).into()).await.unwrap(), Renewal::NotHeld);
         assert_eq!(release(&mut a, &old).await, Release::NotHeld);
         let wrong_hold = Token { hold: 1, ..new.token };
-        assert_eq!(a.renew(&old.key, &wrong_hold, None).await.unwrap(), Renewal::NotHeld);
-        assert_eq!(a.release(&old.key, &wrong_hold, Scope::Tree).await.unwrap(), Release::NotHeld);
+        assert_eq!(a.renew(&old.key, &wrong_hold, None.into()).await.unwrap(), Renewal::NotHeld);
+        assert_eq!(a.release(&old.key, &wrong_hold, &Scope::Tree.into()).await.unwrap(), Release::NotHeld);
 
         let state = b.inspect(&new.key).await.unwrap();
         assert_eq!(state.holders[0].fence, Some(grant.fence));
@@ -89,10 +89,12 @@ async fn a_detached_hold_lasts_until_its_lease_ends_and_no_longer() {
     assert!(found.holders[0].detached);
     assert!(found.expires_in.unwrap() <= Duration::from_secs(1));
     let mut remote = backend(&path);
-    assert!(matches!(remote.renew(&held.key, &held.token, None).await.unwrap(), Renewal::Renewed { fence, .. } if fence == first.fence));
+    assert!(
+        matches!(remote.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::Renewed { fence, .. } if fence == first.fence)
+    );
 
     tokio::time::sleep(Duration::from_millis(1300).saturating_sub(start.elapsed())).await;
-    assert_eq!(remote.renew(&held.key, &held.token, None).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(remote.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::NotHeld);
     assert_eq!(release(&mut remote, &held).await, Release::NotHeld);
     assert!(remote.inspect(&held.key).await.unwrap().holders.is_empty());
     assert!(granted(&mut other, &request("job")).await.fence > first.fence);
@@ -104,11 +106,11 @@ async fn a_renewal_never_ends_a_hold_sooner() {
     let mut a = backend(&path);
     for held in [request("x"), detached("y")] {
         let grant = granted(&mut a, &held).await;
-        let shorter = a.renew(&held.key, &held.token, Some(ttl(5))).await.unwrap();
+        let shorter = a.renew(&held.key, &held.token, Some(ttl(5)).into()).await.unwrap();
         assert!(matches!(shorter, Renewal::WouldShorten { expires_in } if expires_in > Duration::from_secs(50)), "{shorter:?}");
-        let longer = a.renew(&held.key, &held.token, Some(ttl(600))).await.unwrap();
+        let longer = a.renew(&held.key, &held.token, Some(ttl(600)).into()).await.unwrap();
         assert_eq!(longer, Renewal::Renewed { ttl: ttl(600), fence: grant.fence });
-        let usual = a.renew(&held.key, &held.token, None).await.unwrap();
+        let usual = a.renew(&held.key, &held.token, None.into()).await.unwrap();
         assert!(matches!(usual, Renewal::WouldShorten { expires_in } if expires_in > Duration::from_secs(590)), "{usual:?}");
         let left = a.inspect(&held.key).await.unwrap().holders[0].expires_in.unwrap();
         assert!(left > Duration::from_secs(590), "{left:?}");

@@ -42,6 +42,7 @@ fn request(name: &str) -> Request {
         detached: false,
         waiting: false,
         metadata: Some(Metadata { host: Some("here".into()), ..Metadata::default() }),
+        at_ms: None,
     }
 }
 
@@ -94,5 +95,5 @@ async fn acquire(backend: &mut Sqlite, request: &Request) -> Grant {
 }
 
 async fn release(backend: &mut Sqlite, request: &Request) -> Release {
-    backend.release(&request.key, &request.token, Scope::Tree).await.unwrap()
+    backend.release(&request.key, &request.token, &Scope::Tree.into()).await.unwrap()
 }

@@ -14,15 +14,15 @@ async fn three_deep_and_free_with_the_last() {
     assert_eq!((grant.fence, grant.holds), (fence, 2));
     assert_eq!(granted(&mut c, &inner).await.holds, 3);
     assert_eq!(granted(&mut c, &inner).await.holds, 3, "asked again it counts once");
-    assert!(matches!(c.renew(&inner.key, &inner.token, None).await.unwrap(), Renewal::Renewed { fence: f, .. } if f == fence));
+    assert!(matches!(c.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::Renewed { fence: f, .. } if f == fence));
 
     assert_eq!(release(&mut c, &inner).await, Release::StillHeld(2));
-    assert_eq!(c.renew(&inner.key, &inner.token, None).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(c.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::NotHeld);
     assert_eq!(release(&mut c, &inner).await, Release::NotHeld);
     // The outer one goes first: the lock is kept by the one within.
-    assert_eq!(a.release(&outer.key, &outer.token, Scope::Hold).await.unwrap(), Release::StillHeld(1));
+    assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::StillHeld(1));
     busy(&mut a, &request("job")).await;
-    assert!(matches!(b.renew(&middle.key, &middle.token, None).await.unwrap(), Renewal::Renewed { .. }));
+    assert!(matches!(b.renew(&middle.key, &middle.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
     assert_eq!(release(&mut b, &middle).await, Release::Released);
     assert!(granted(&mut a, &request("job")).await.fence > fence);
 }
@@ -49,7 +49,7 @@ async fn a_nested_hold_whose_process_is_gone_does_not_keep_the_lock() {
     granted(&mut a, &outer).await;
     granted(&mut b, &nested(&outer)).await;
     drop(b);
-    assert_eq!(a.release(&outer.key, &outer.token, Scope::Hold).await.unwrap(), Release::Released);
+    assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
     granted(&mut backend(&path), &request("job")).await;
 }
 
@@ -63,7 +63,7 @@ async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_died() {
     granted(&mut b, &inner).await;
     drop(a);
     busy(&mut backend(&path), &request("job")).await;
-    assert!(matches!(b.renew(&inner.key, &inner.token, None).await.unwrap(), Renewal::Renewed { .. }));
+    assert!(matches!(b.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
     assert_eq!(release(&mut b, &inner).await, Release::Released);
     granted(&mut backend(&path), &request("job")).await;
 }
@@ -99,8 +99,8 @@ async fn a_detached_hold_can_be_entered() {
     let inner = Request { detached: false, ..nested(&outer) };
     assert_eq!(granted(&mut b, &inner).await.holds, 2);
     busy(&mut backend(&path), &request("job")).await;
-    assert!(matches!(b.renew(&inner.key, &inner.token, None).await.unwrap(), Renewal::Renewed { .. }));
-    assert_eq!(a.release(&outer.key, &outer.token, Scope::Hold).await.unwrap(), Release::StillHeld(1));
+    assert!(matches!(b.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
+    assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::StillHeld(1));
     busy(&mut backend(&path), &request("job")).await;
     assert_eq!(release(&mut b, &inner).await, Release::Released);
     granted(&mut backend(&path), &request("job")).await;
@@ -116,5 +116,5 @@ async fn entering_never_ends_a_lease_sooner() {
     assert!(a.inspect(&key("job")).await.unwrap().holders[0].expires_in.unwrap() > Duration::from_secs(50));
     tokio::time::sleep(Duration::from_millis(1100)).await;
     // The inner one has run out and does not keep what the outer one gives back.
-    assert_eq!(a.release(&outer.key, &outer.token, Scope::Hold).await.unwrap(), Release::Released);
+    assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
 }

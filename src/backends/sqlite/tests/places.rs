@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use sqlx::{Connection, SqliteConnection};
 
 use super::*;
-use crate::lock::Init;
+use crate::lock::{Fence, Init};
 
 async fn refused(path: &Path) -> crate::lock::Error {
     backend(path).try_acquire(&request("job")).await.unwrap_err()
@@ -68,6 +68,32 @@ async fn a_directory_that_is_missing_is_named() {
     }
 }
 
+/// A database as the first layout had it, with a lock that is held until the year 2100.
+const LAYOUT_1: &str = "CREATE TABLE locks (namespace TEXT NOT NULL, key TEXT NOT NULL, fence INTEGER NOT NULL, owner TEXT, hold TEXT, \
+    detached INTEGER NOT NULL, lock_file INTEGER NOT NULL, since_ms INTEGER NOT NULL, renewed_ms INTEGER NOT NULL, \
+    ttl_ms INTEGER NOT NULL, hold_expires_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL, metadata TEXT, UNIQUE (namespace, key)); \
+    CREATE TABLE holds (namespace TEXT NOT NULL, key TEXT NOT NULL, owner TEXT NOT NULL, hold TEXT NOT NULL, ttl_ms INTEGER NOT NULL, \
+    expires_ms INTEGER NOT NULL, PRIMARY KEY (namespace, key, owner, hold)) WITHOUT ROWID; \
+    CREATE TABLE waiters (place INTEGER PRIMARY KEY, namespace TEXT NOT NULL, key TEXT NOT NULL, owner TEXT NOT NULL, \
+    since_ms INTEGER NOT NULL, metadata TEXT, UNIQUE (namespace, key, owner)); \
+    INSERT INTO locks VALUES ('dlock', 'old', 41, 'a', 'b', 1, 7, 1, 1, 1, 4102444800000, 4102444800000, NULL); \
+    PRAGMA application_id = 1684824939; PRAGMA user_version = 1";
+
+#[tokio::test]
+async fn an_older_layout_is_upgraded_and_its_locks_stay() {
+    let (_directory, path) = place();
+    sql(&path, LAYOUT_1).await.close().await.unwrap();
+    let error = backend(&path).inspect(&key("old")).await.unwrap_err();
+    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
+    // Whoever takes a lock upgrades it in passing.
+    let mut a = backend(&path);
+    assert!(matches!(a.try_acquire(&request("old")).await.unwrap(), Attempt::Busy(_)));
+    assert!(matches!(a.try_acquire(&request("job")).await.unwrap(), Attempt::Granted(_)));
+    let mut b = backend(&path);
+    assert_eq!(b.init().await.unwrap(), Init::UpToDate);
+    assert_eq!(b.inspect(&key("old")).await.unwrap().last_fence, Some(Fence(41)));
+}
+
 #[tokio::test]
 async fn a_newer_layout_is_refused_and_left_alone() {
     let (_keep, path) = place();
@@ -111,7 +137,7 @@ async fn removing_the_database_does_not_end_an_attached_hold() {
         fs::remove_file(format!("{}{end}", path.display())).unwrap();
     }
     busy(&mut backend(&path), &request("job")).await;
-    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::Renewed { ttl: ttl(60), fence: grant.fence });
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::Renewed { ttl: ttl(60), fence: grant.fence });
     assert_eq!(release(&mut a, &held).await, Release::Released);
     assert!(granted(&mut backend(&path), &request("job")).await.fence > grant.fence);
 }
@@ -126,7 +152,7 @@ async fn removing_the_lock_file_leaves_the_lease() {
     let mut other = backend(&path);
     let found = busy(&mut other, &request("job")).await;
     assert!(found.expires_in.is_some(), "the lease is what is left");
-    assert!(matches!(a.renew(&held.key, &held.token, Some(ttl(3))).await.unwrap(), Renewal::Renewed { .. }));
+    assert!(matches!(a.renew(&held.key, &held.token, Some(ttl(3)).into()).await.unwrap(), Renewal::Renewed { .. }));
     assert!(busy(&mut other, &request("job")).await.expires_in.unwrap() > Duration::from_secs(2));
     assert_eq!(release(&mut a, &held).await, Release::Released);
     granted(&mut other, &request("job")).await;
@@ -141,11 +167,11 @@ async fn removing_both_loses_the_hold_and_says_so() {
     for file in fs::read_dir(keep.path()).unwrap() {
         fs::remove_file(file.unwrap().path()).unwrap();
     }
-    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::NotHeld);
     let mut b = backend(&path);
     let newer = request("job");
     granted(&mut b, &newer).await;
-    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::NotHeld);
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::NotHeld);
     assert_eq!(release(&mut a, &held).await, Release::NotHeld);
     busy(&mut backend(&path), &request("job")).await;
 }
@@ -159,8 +185,8 @@ async fn rows_that_cannot_be_written_do_not_end_an_attached_hold() {
     let grant = granted(&mut a, &held).await;
     granted(&mut a, &other).await;
     let writer = sql(&path, "BEGIN IMMEDIATE").await;
-    assert_eq!(a.renew(&held.key, &held.token, None).await.unwrap(), Renewal::Renewed { ttl: ttl(60), fence: grant.fence });
-    let error = a.renew(&other.key, &other.token, None).await.unwrap_err();
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::Renewed { ttl: ttl(60), fence: grant.fence });
+    let error = a.renew(&other.key, &other.token, None.into()).await.unwrap_err();
     assert!(error.is_transient() && error.effect == Effect::NotApplied, "{error}");
     let error = refused_for(&path, "free").await;
     assert!(error.is_transient(), "{error}");

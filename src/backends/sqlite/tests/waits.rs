@@ -158,7 +158,7 @@ async fn a_dropped_attempt_is_asked_again_or_undone() {
                     busy(&mut other, &request("job")).await;
                     assert_eq!(release(&mut a, &wants).await, Release::Released);
                 } else {
-                    a.release(&wants.key, &wants.token, Scope::Hold).await.unwrap();
+                    a.release(&wants.key, &wants.token, &Scope::Hold.into()).await.unwrap();
                     a.abandon(&wants).await.unwrap();
                 }
                 let free = request("job");
@@ -176,7 +176,8 @@ async fn a_lost_answer_to_a_release_is_asked_again() {
     for polls in 1..8 {
         let held = request("job");
         granted(&mut a, &held).await;
-        let mut attempt = Box::pin(a.release(&held.key, &held.token, Scope::Tree));
+        let parting = Scope::Tree.into();
+        let mut attempt = Box::pin(a.release(&held.key, &held.token, &parting));
         let mut answer = None;
         for _ in 0..polls {
             answer = tokio::time::timeout(Duration::from_micros(20), &mut attempt).await.ok();

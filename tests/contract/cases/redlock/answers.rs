@@ -70,8 +70,9 @@ async fn a_node_that_is_heard_of_again_counts_again(lab: &Lab) {
         fronts.0[n].set(Mode::Refuse);
     }
     // The silent connection is given up, another one made, and its answer is needed.
-    let renewal =
-        lease::ask(&mut *a.0, &BootClock, LIMITS, async |b: &mut dyn dlock::lock::Backend| b.renew(&held.key, &held.token, None).await);
+    let renewal = lease::ask(&mut *a.0, &BootClock, LIMITS, async |b: &mut dyn dlock::lock::Backend| {
+        b.renew(&held.key, &held.token, None.into()).await
+    });
     let renewal = renewal.await;
     assert!(matches!(renewal, Ok(Renewal::Renewed { .. })), "{renewal:?}");
 }
@@ -143,7 +144,7 @@ async fn answers_lost_on_a_majority_are_asked_for_again(lab: &Lab) {
             last = lease.fence;
             let state = lab.client().await.inspect(&key("job")).await;
             assert_eq!((state.holders[0].fence, state.holders[0].holds), (Some(last), 1), "{fault:?} {skip}");
-            assert_eq!(a.0.release(&lease.key, &lease.token, Scope::Tree).await.expect("release"), Release::Released);
+            assert_eq!(a.0.release(&lease.key, &lease.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
             lab.pass(SLACK).await;
             assert_eq!(held_on(lab), 0, "{fault:?} {skip}");
         }
@@ -178,7 +179,7 @@ async fn a_release_is_remembered_node_by_node(lab: &Lab) {
     for n in [0, 1, 2] {
         fronts.0[n].trap("", Fault::CutBefore);
     }
-    let error = a.0.release(&held.key, &held.token, Scope::Tree).await.expect_err("two of five");
+    let error = a.0.release(&held.key, &held.token, &Scope::Tree.into()).await.expect_err("two of five");
     assert_eq!(error.effect, Effect::Unknown, "{error:?}");
     assert_eq!(held_on(lab), 3);
     // The two that are free by now don't speak against it.

@@ -82,7 +82,7 @@ async fn a_majority_down_is_unavailable_and_leaves_nothing(lab: &Lab) {
         assert!(!stored.iter().any(|(name, _)| name.starts_with("dlock:job") || name.starts_with("dlock:{dlock:job}")), "{stored:?}");
     }
     // Neither renewed nor lost: it isn't known.
-    let error = a.0.renew(&held.key, &held.token, None).await.expect_err("two of five");
+    let error = a.0.renew(&held.key, &held.token, None.into()).await.expect_err("two of five");
     assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
     assert!(a.0.inspect(&job).await.expect_err("two of five").is_transient());
     assert!(a.0.list("").await.expect_err("two of five").is_transient());
@@ -193,7 +193,7 @@ async fn a_split_vote_ends(lab: &Lab) {
             continue;
         };
         rounds.push(Some(took));
-        assert_eq!(client.0.release(&job, &lease.token, Scope::Tree).await.expect("release"), Release::Released);
+        assert_eq!(client.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
     }
     let decided: Vec<_> = rounds.iter().flatten().collect();
     support::say(&format!(
@@ -213,8 +213,9 @@ async fn servers_that_forgot_their_scripts_are_asked_in_full(lab: &Lab) {
             let words: &[&str] = if forget[0] == "SCRIPT" { &forget } else { &["CLIENT", "KILL", "TYPE", "normal"] };
             lab.redlock().node(n).command(words);
         }
-        let answer =
-            lease::ask(&mut *a.0, &BootClock, LIMITS, async |b: &mut dyn dlock::lock::Backend| b.renew(&job, &held.token, None).await);
+        let answer = lease::ask(&mut *a.0, &BootClock, LIMITS, async |b: &mut dyn dlock::lock::Backend| {
+            b.renew(&job, &held.token, None.into()).await
+        });
         assert!(matches!(answer.await, Ok(Renewal::Renewed { .. })));
         a.free(&held).await;
     }

@@ -1,0 +1,133 @@
+//! What a server remembers of a lock's holds that are over, and marks on those that are not.
+
+use redis::Value;
+
+use super::{
+    Redis, answer, failure, flag,
+    names::Names,
+    reading::{read_time, readable},
+    reply, script,
+};
+use crate::lock::{Break, End, Fence, History, Key, Kind, Marking, Note, Past, Result, SKIPPING_HOSTS, Skips};
+
+/// How many replies a look at a history takes.
+pub(in crate::backends) const HISTORY_READS: usize = 4;
+
+impl Redis {
+    pub(super) async fn ask_note(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let names = self.names(key);
+        let keys = [&*names.lock, &names.record, &names.runs, &names.bad_runs, &names.skips];
+        let most = SKIPPING_HOSTS.to_string();
+        let (fence, line);
+        let arguments: Vec<&str> = match note {
+            Note::Skipped { host, reason, .. } => vec!["skipped", host, reason, &most],
+            Note::Lost(past) => {
+                fence = past.fence.map(|fence| fence.to_string()).unwrap_or_default();
+                line = to_json(past)?;
+                vec!["lost", &fence, &line]
+            }
+        };
+        self.eval(&script::NOTE, &keys, &arguments).await?;
+        Ok(())
+    }
+
+    pub(super) async fn ask_break(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<Marking> {
+        let names = self.names(key);
+        let keys = [&*names.lock, &names.record, &names.queue, &names.wake, &names.runs, &names.bad_runs];
+        let (end, why) = mark.into();
+        let (fence, json, how) = (fence.to_string(), to_json(mark)?, how(&end, why.as_deref())?);
+        let sharded = flag(self.is_cluster());
+        let arguments = [&*fence, &json, &how, flag(at_once), &names.channel, &names.rw_channel, sharded];
+        let reply = self.eval(&script::BREAK, &keys, &arguments).await?;
+        read_marking(&reply)
+    }
+
+    pub(super) async fn read_history(&mut self, key: &Key) -> Result<History> {
+        let names = self.names(key);
+        let mut pipeline = redis::pipe();
+        add_history_reads(&mut pipeline, &names);
+        pipeline.cmd("HGETALL").arg(&names.record).cmd("HRANDFIELD").arg(&names.lock).arg(16);
+        let replies = self.look(&names.lock, &pipeline).await?;
+        let (history, [record, lock]) = replies.split_at(HISTORY_READS) else { return Err(failure::unreadable()) };
+        let record = readable(record)?.and_then(reply::pairs).unwrap_or_default();
+        let of_record = |name: &str| record.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
+        // Something else than a hash is a foreign lock. Bounded, as with an empty namespace it may be any program's huge hash.
+        let fields = readable(lock)?.and_then(reply::items).unwrap_or_default();
+        let field = of_record("owner").map(|owner| format!("{owner}:1:write"));
+        let held = fields.iter().any(|field_there| reply::text(field_there) == field);
+        let vanished = if held { None } else { vanished(of_record, &record) };
+        read_history(history, vanished)
+    }
+}
+
+/// The reads that [`read_history`] reads.
+pub(in crate::backends) fn add_history_reads(pipeline: &mut redis::Pipeline, names: &Names) {
+    pipeline.cmd("TIME").cmd("LRANGE").arg(&names.runs).arg(0).arg(-1).cmd("LRANGE").arg(&names.bad_runs).arg(0).arg(-1);
+    pipeline.cmd("HGETALL").arg(&names.skips);
+}
+
+/// A history from the replies to [`add_history_reads`], and the hold that vanished last, if nobody took the lock since.
+pub(in crate::backends) fn read_history(replies: &[Value], vanished: Option<Past>) -> Result<History> {
+    let [time, runs, bad, skips] = replies else { return Err(failure::unreadable()) };
+    let now = readable(time)?.and_then(read_time).and_then(|now| u64::try_from(now).ok());
+    let mut found = Vec::new();
+    for list in [runs, bad] {
+        if let Value::ServerError(error) = list {
+            return Err(failure::refused(error));
+        }
+        for line in reply::items(list).unwrap_or_default() {
+            // A line that a newer version wrote in another way is one that is not known.
+            found.extend(reply::text(line).and_then(|line| serde_json::from_str::<Past>(&line).ok()));
+        }
+    }
+    // It ends when its lease does, and only then is it over.
+    found.extend(
+        vanished.map(|past| Past { ended_ms: past.ended_ms.zip(now).map(|(ended, now)| ended.min(now)).or(past.ended_ms), ..past }),
+    );
+    let skips = readable(skips)?.and_then(reply::pairs).unwrap_or_default();
+    Ok(History::new(found, skips.into_iter().filter_map(|(host, told)| read_skips(host, &told)).collect()))
+}
+
+/// `<count>:<since ms>:<last ms>:<reason>`
+fn read_skips(host: String, told: &str) -> Option<Skips> {
+    let mut parts = told.splitn(4, ':');
+    let mut number = || parts.next()?.parse::<u64>().ok();
+    let (count, since_ms, last_ms) = (number()?, number(), number());
+    Some(Skips { host, count, since_ms, last_ms, reason: parts.next()?.to_owned() })
+}
+
+/// The hold that a record tells of, which was never given back.
+pub(in crate::backends) fn vanished<'a>(of_record: impl Fn(&str) -> Option<&'a str>, record: &[(String, String)]) -> Option<Past> {
+    let fence = of_record("fence")?.parse().ok().map(Fence)?;
+    let ends = record.iter().filter(|(field, _)| field.starts_with("hold:")).filter_map(|(_, value)| value.split(':').next()?.parse().ok());
+    let mark: Option<Break> = of_record("mark").and_then(|mark| serde_json::from_str(mark).ok());
+    let (end, why) = mark.as_ref().map_or((End::Expired, None), Into::into);
+    Some(Past {
+        fence: Some(fence),
+        started_ms: of_record("since").and_then(|since| since.parse().ok()),
+        ended_ms: ends.max(),
+        end,
+        why,
+        metadata: of_record("meta").and_then(|json| serde_json::from_str(json).ok()),
+    })
+}
+
+/// How a hold ended, as the end of a line of the history: the JSON of a [`Past`] from its `"x":` on, without the brace.
+pub(in crate::backends) fn how(end: &End, why: Option<&str>) -> Result<String> {
+    let why = why.map(to_json).transpose()?.map(|why| format!(",\"w\":{why}")).unwrap_or_default();
+    Ok(format!("\"x\":{}{why}", to_json(end)?))
+}
+
+pub(in crate::backends) fn read_marking(reply: &Value) -> Result<Marking> {
+    let (answer, rest) = answer(reply)?;
+    match (&*answer, rest) {
+        ("done", []) => Ok(Marking::Done),
+        ("changed", []) => Ok(Marking::Changed),
+        ("layout", [version]) => Err(failure::newer_layout(&reply::text(version).unwrap_or_default())),
+        _ => Err(failure::unreadable()),
+    }
+}
+
+pub(in crate::backends) fn to_json(value: &(impl serde::Serialize + ?Sized)) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| crate::lock::Error::new(Kind::Internal, "it can't be written as JSON").source(error))
+}

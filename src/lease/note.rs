@@ -1,0 +1,25 @@
+//! Leaving a note in a lock's history, as far as the store takes it.
+
+use std::time::Duration;
+
+use super::{BootClock, Limits, ask, wall_ms};
+use crate::lock::{Backend, Key, Metadata, Note};
+
+/// How long a note of a skip may take: nothing depends on it, and somebody waits for the prompt.
+const SKIP: Limits = Limits { answer: Duration::from_secs(1) };
+
+/// Tells the store. Never fails: a history with a gap is better than a job that fails for its history.
+///
+/// May be told twice if an answer was lost.
+pub async fn note(backend: &mut dyn Backend, key: &Key, note: &Note, limits: Limits) {
+    if backend.capabilities().history {
+        let _ = ask(backend, &BootClock, limits, async |backend: &mut dyn Backend| backend.note(key, note).await).await;
+    }
+}
+
+/// Tells the store that this host did without the lock, and why, unless it was asked to leave out who it is.
+pub async fn note_skip(backend: &mut dyn Backend, key: &Key, who: Option<&Metadata>, reason: &str) {
+    if let Some(host) = who.and_then(|who| who.host.clone()) {
+        note(backend, key, &Note::Skipped { host, reason: reason.to_owned(), at_ms: wall_ms() }, SKIP).await;
+    }
+}

@@ -1,0 +1,239 @@
+//! What a store remembers of holds that are over, and how they ended.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::{Break, Fence, Metadata, Scope};
+
+/// How many runs a store remembers of each lock, and as many again of those that ended badly.
+pub const REMEMBERED: usize = 100;
+
+/// How many hosts' skips a store counts for each lock.
+pub const SKIPPING_HOSTS: usize = 256;
+
+/// How a hold ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The command ended with this status.
+    Exited(u8),
+    /// This signal ended the command.
+    Signalled(i32),
+    /// The command could not be started.
+    NotStarted,
+    /// Given back by whoever had it, without a word of what it was for.
+    Released,
+    /// Never given back: its lease ran out, or its process died.
+    Expired,
+    /// Its holder found that the lock was not its own any more, or could not be sure of it, and stopped.
+    Lost,
+    /// Taken away by somebody.
+    Broken,
+    /// In words of a newer dlock.
+    Other(String),
+}
+
+impl End {
+    /// Whether somebody should look at it the next morning.
+    pub const fn is_bad(&self) -> bool {
+        !matches!(self, Self::Exited(0) | Self::Released)
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(0) => f.write_str("ok"),
+            Self::Exited(status) => write!(f, "exit {status}"),
+            Self::Signalled(signal) => write!(f, "signal {signal}"),
+            Self::NotStarted => f.write_str("not started"),
+            Self::Released => f.write_str("released"),
+            Self::Expired => f.write_str("expired"),
+            Self::Lost => f.write_str("lost"),
+            Self::Broken => f.write_str("broken"),
+            Self::Other(text) => f.write_str(text),
+        }
+    }
+}
+
+impl From<&str> for End {
+    fn from(text: &str) -> Self {
+        let numbered = |prefix: &str| text.strip_prefix(prefix)?.strip_prefix(' ');
+        match text {
+            "ok" => Self::Exited(0),
+            "not started" => Self::NotStarted,
+            "released" => Self::Released,
+            "expired" => Self::Expired,
+            "lost" => Self::Lost,
+            "broken" => Self::Broken,
+            _ => numbered("exit")
+                .and_then(|status| status.parse().ok().map(Self::Exited))
+                .or_else(|| numbered("signal").and_then(|signal| signal.parse().ok().map(Self::Signalled)))
+                .unwrap_or_else(|| Self::Other(text.to_owned())),
+        }
+    }
+}
+
+impl Serialize for End {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for End {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self::from(&*String::deserialize(deserializer)?))
+    }
+}
+
+/// A hold that is over, as stores keep it: a line of JSON, whose short names are part of the layout.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Past {
+    /// Its fence, where it is known.
+    #[serde(rename = "f", default, skip_serializing_if = "Option::is_none")]
+    pub fence: Option<Fence>,
+    /// When it was granted, in ms since 1970 by the store's clock; by its host's where the store has none.
+    #[serde(rename = "s", default, skip_serializing_if = "Option::is_none")]
+    pub started_ms: Option<u64>,
+    /// When it ended, likewise; of a lease that ran out, when that was.
+    #[serde(rename = "e", default, skip_serializing_if = "Option::is_none")]
+    pub ended_ms: Option<u64>,
+    /// How.
+    #[serde(rename = "x")]
+    pub end: End,
+    /// Why, in a few words, where that is not plain.
+    #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Who had it.
+    #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Metadata>,
+}
+
+/// How often a host found the lock taken and did without, and why it last did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skips {
+    /// Which host.
+    pub host: String,
+    /// How often.
+    pub count: u64,
+    /// Since when that is counted, in ms since 1970 by the store's clock.
+    pub since_ms: Option<u64>,
+    /// When it last happened, likewise.
+    pub last_ms: Option<u64>,
+    /// What it last said: `busy`, or the option that made it.
+    pub reason: String,
+}
+
+/// What a store remembers of a lock beyond who has it now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    /// Holds that are over, the latest first: the last [`REMEMBERED`], and as many that ended badly, in no other order.
+    pub past: Vec<Past>,
+    /// Who did without.
+    pub skips: Vec<Skips>,
+}
+
+impl History {
+    /// What was found, a hold once and the latest first. Of several records of one hold the first to be found counts, but that it
+    /// expired is only what others thought who knew no better.
+    pub fn new(found: Vec<Past>, mut skips: Vec<Skips>) -> Self {
+        let mut past: Vec<Past> = Vec::new();
+        for one in found {
+            match past.iter_mut().find(|known| known.fence.is_some() && known.fence == one.fence) {
+                Some(known) if known.end == End::Expired => *known = one,
+                Some(_) => {}
+                None => past.push(one),
+            }
+        }
+        // By fence, which is the order of the grants; stable where there is none.
+        past.sort_by(|a, b| match (a.fence, b.fence) {
+            (Some(a), Some(b)) => b.cmp(&a),
+            _ => b.started_ms.cmp(&a.started_ms),
+        });
+        skips.sort_by(|a, b| a.host.cmp(&b.host));
+        Self { past, skips }
+    }
+}
+
+/// What a release says beside giving the lock back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parting {
+    /// How much is given back.
+    pub scope: Scope,
+    /// How the hold ended; `None` if nothing was done under it, so that there is nothing to remember.
+    pub end: Option<End>,
+    /// Why, in a few words, where that is not plain.
+    pub why: Option<String>,
+    /// The time of the host that gives it back, in ms since 1970, for stores without a clock.
+    pub at_ms: Option<u64>,
+    /// How long it was held, by the host's clock, for stores without one; `None` if this process did not take it.
+    pub held_ms: Option<u64>,
+}
+
+impl From<Scope> for Parting {
+    fn from(scope: Scope) -> Self {
+        Self { scope, end: Some(End::Released), why: None, at_ms: None, held_ms: None }
+    }
+}
+
+impl Parting {
+    /// Of a grant that nobody came to use.
+    pub const UNDO: Self = Self { scope: Scope::Hold, end: None, why: None, at_ms: None, held_ms: None };
+}
+
+/// Something about a lock that its history is to keep, told by somebody who does not hold it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// A host found the lock taken, and did without.
+    Skipped {
+        /// Which host.
+        host: String,
+        /// Why: `busy`, or the option that made it.
+        reason: String,
+        /// The time of that host, in ms since 1970, for stores without a clock.
+        at_ms: u64,
+    },
+    /// A hold that its holder lost. It replaces what others thought of its end.
+    Lost(Past),
+}
+
+/// A break's record in the history.
+impl From<&Break> for (End, Option<String>) {
+    fn from(mark: &Break) -> Self {
+        (End::Broken, Some(mark.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_is_read_as_it_was_written() {
+        let ends = [
+            End::Exited(0),
+            End::Exited(3),
+            End::Signalled(9),
+            End::NotStarted,
+            End::Released,
+            End::Expired,
+            End::Lost,
+            End::Broken,
+            End::Other("exit 300".into()),
+            End::Other("skipped a leap second".into()),
+        ];
+        for end in ends {
+            assert_eq!(End::from(&*end.to_string()), end);
+            assert_eq!(serde_json::from_str::<End>(&serde_json::to_string(&end).unwrap()).unwrap(), end);
+        }
+    }
+
+    #[test]
+    fn a_hold_is_told_once_and_the_latest_comes_first() {
+        let past = |fence, end| Past { fence: Some(Fence(fence)), started_ms: None, ended_ms: None, end, why: None, metadata: None };
+        let found =
+            vec![past(3, End::Lost), past(5, End::Exited(0)), past(3, End::Expired), past(1, End::Exited(1)), past(5, End::Exited(0))];
+        let history = History::new(found, vec![]);
+        assert_eq!(history.past, [past(5, End::Exited(0)), past(3, End::Lost), past(1, End::Exited(1))]);
+    }
+}

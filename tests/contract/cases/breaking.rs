@@ -1,0 +1,244 @@
+//! Taking a lock away from its holder: marked, its holder stops by itself; evicted, it is gone at once.
+
+use std::time::Duration;
+
+use dlock::lock::{Attempt, Break, End, Extension, Fence, Holding, Key, Marking, Parting, Purpose, Release, Renewal, Request, Scope, Ttl};
+
+use super::{
+    Case, cases,
+    history::{broken, history},
+};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, SOON, key, nested, request, waiting},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![Kind::breakable =>
+        a_marked_hold_is_renewed_only_to_be_stopped,
+        a_mark_is_shown_and_the_hold_goes_on,
+        who_answers_a_mark_gives_back_what_was_broken,
+        a_marked_hold_ends_with_its_lease,
+        only_the_hold_that_was_seen_is_marked,
+        a_mark_can_be_put_again,
+        a_mark_ends_with_its_hold,
+        only_the_hold_that_was_seen_is_evicted,
+    ];
+    all.extend(cases![|kind| kind.breakable() && !kind.bound_to_processes() =>
+        who_is_evicted_holds_nothing,
+        an_eviction_frees_the_lock_for_who_waits,
+    ]);
+    all.extend(cases![|kind| kind.breakable() && kind.hands_on() => a_nested_hold_is_broken_with_the_one_it_entered]);
+    all
+}
+
+const NONE: Option<Ttl> = None;
+
+async fn mark(client: &mut Client, key: &Key, fence: Fence, why: &str) -> Marking {
+    client.0.mark(key, fence, &broken(why)).await.unwrap_or_else(|error| panic!("mark: {error:?}"))
+}
+
+async fn evict(client: &mut Client, key: &Key, fence: Fence) -> Marking {
+    client.0.evict(key, fence, &broken("NFS")).await.unwrap_or_else(|error| panic!("evict: {error:?}"))
+}
+
+/// A renewal that keeps the lock until what ran under it is dead.
+async fn stop(client: &mut Client, of: &Request) -> Renewal {
+    let extension = Extension { purpose: Purpose::Stop, ..NONE.into() };
+    client.0.renew(&of.key, &of.token, extension).await.unwrap_or_else(|error| panic!("renew: {error:?}"))
+}
+
+async fn shown(client: &mut Client, key: &Key) -> Option<Break> {
+    let state = client.inspect(key).await;
+    assert_eq!(state.holders.len(), 1, "{state:?}");
+    state.holders[0].broken.clone()
+}
+
+async fn a_marked_hold_is_renewed_only_to_be_stopped(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = request(&job, LONG);
+    let fence = a.take(&asked).await.fence;
+    a.renewed(&asked, None).await;
+    assert_eq!(mark(&mut b, &job, fence, "NFS \"hangs\"\n\u{2600}").await, Marking::Done);
+    for _ in 0..2 {
+        assert_eq!(a.renew(&asked, None).await, Renewal::Broken(broken("NFS \"hangs\"\n\u{2600}")));
+    }
+    assert!(matches!(stop(&mut a, &asked).await, Renewal::Renewed { fence: same, .. } if same == fence));
+    assert!(matches!(stop(&mut a, &asked).await, Renewal::Renewed { .. }));
+    b.refused(&request(&job, LONG)).await;
+    a.free(&asked).await;
+}
+
+async fn a_mark_is_shown_and_the_hold_goes_on(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = request(&job, LONG);
+    let fence = a.take(&asked).await.fence;
+    assert_eq!(shown(&mut b, &job).await, None);
+    mark(&mut b, &job, fence, "NFS").await;
+    assert_eq!(shown(&mut b, &job).await, Some(broken("NFS")));
+    b.refused(&request(&job, LONG)).await;
+    assert!(matches!(b.0.verify(&job, &asked.token).await, Ok(Holding::Held { .. })));
+    stop(&mut a, &asked).await;
+    assert_eq!(shown(&mut b, &job).await, Some(Break { seen: true, ..broken("NFS") }));
+    b.refused(&request(&job, LONG)).await;
+    a.free(&asked).await;
+    assert!(b.inspect(&job).await.holders.is_empty());
+}
+
+async fn who_answers_a_mark_gives_back_what_was_broken(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = request(&job, LONG);
+    let fence = a.take(&asked).await.fence;
+    mark(&mut b, &job, fence, "NFS").await;
+    let Renewal::Broken(told) = a.renew(&asked, None).await else { panic!("renewed") };
+    stop(&mut a, &asked).await;
+    let (end, why) = (&told).into();
+    let parting = Parting { end: Some(end), why, ..Scope::Tree.into() };
+    assert_eq!(a.0.release(&job, &asked.token, &parting).await.expect("release"), Release::Released);
+    let next = b.hold(&job).await;
+    let past = history(&mut b, &job).await.past;
+    assert!(past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(fence), "{past:?}");
+    assert_eq!(past[0].why.as_deref(), Some("by ana@ops1: \"NFS\""));
+    b.free(&next).await;
+}
+
+async fn a_marked_hold_ends_with_its_lease(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = lab.expiring(&job, SHORT);
+    let grant = a.take(&asked).await;
+    mark(&mut b, &job, grant.fence, "NFS").await;
+    b.refused(&request(&job, LONG)).await;
+    drop(a);
+    lab.outlast(grant.ttl.get()).await;
+    let next = request(&job, LONG);
+    let until = std::time::Instant::now() + Duration::from_secs(5);
+    while !matches!(b.attempt(&next).await, Attempt::Granted(_)) {
+        assert!(std::time::Instant::now() < until, "not free");
+        lab.pass(Duration::from_millis(50)).await;
+    }
+    b.renewed(&next, None).await;
+    assert_eq!(shown(&mut b, &job).await, None);
+    let past = history(&mut b, &job).await.past;
+    assert!(past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(grant.fence), "{past:?}");
+}
+
+async fn only_the_hold_that_was_seen_is_marked(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    assert_eq!(mark(&mut b, &job, Fence(7), "NFS").await, Marking::Changed, "it is free");
+    let first = request(&job, LONG);
+    let before = a.take(&first).await.fence;
+    a.free(&first).await;
+    assert_eq!(mark(&mut b, &job, before, "NFS").await, Marking::Changed, "it was given back");
+    let second = request(&job, LONG);
+    let fence = a.take(&second).await.fence;
+    for other in [before, Fence(fence.0 + 1), Fence(0)] {
+        assert_eq!(mark(&mut b, &job, other, "NFS").await, Marking::Changed);
+    }
+    assert_eq!(mark(&mut b, &key("other"), fence, "NFS").await, Marking::Changed);
+    a.renewed(&second, None).await;
+    assert_eq!(shown(&mut b, &job).await, None);
+    a.free(&second).await;
+}
+
+async fn a_mark_can_be_put_again(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = request(&job, LONG);
+    let fence = a.take(&asked).await.fence;
+    mark(&mut b, &job, fence, "one").await;
+    mark(&mut b, &job, fence, "two").await;
+    assert_eq!(a.renew(&asked, None).await, Renewal::Broken(broken("two")));
+    stop(&mut a, &asked).await;
+    // Who is stopping already goes on doing so.
+    mark(&mut b, &job, fence, "three").await;
+    assert_eq!(shown(&mut b, &job).await, Some(Break { seen: true, ..broken("three") }));
+    a.free(&asked).await;
+}
+
+async fn a_mark_ends_with_its_hold(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = request(&job, LONG);
+    let fence = a.take(&asked).await.fence;
+    mark(&mut b, &job, fence, "NFS").await;
+    a.free(&asked).await;
+    let next = b.hold(&job).await;
+    b.renewed(&next, None).await;
+    assert_eq!(shown(&mut a, &job).await, None);
+    b.free(&next).await;
+}
+
+async fn who_is_evicted_holds_nothing(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = request(&job, LONG);
+    let fence = a.take(&asked).await.fence;
+    assert_eq!(evict(&mut b, &job, fence).await, Marking::Done);
+    let next = b.hold(&job).await;
+    assert_eq!(a.renew(&asked, None).await, Renewal::NotHeld);
+    assert_eq!(stop(&mut a, &asked).await, Renewal::NotHeld);
+    assert_eq!(a.release(&asked, Scope::Tree).await, Release::NotHeld);
+    b.renewed(&next, None).await;
+    let past = history(&mut b, &job).await.past;
+    assert!(past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(fence), "{past:?}");
+    b.free(&next).await;
+}
+
+async fn an_eviction_frees_the_lock_for_who_waits(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = request(&job, LONG);
+    let fence = a.take(&asked).await.fence;
+    let wanted = waiting(&job, LONG);
+    b.refused(&wanted).await;
+    let began = std::time::Instant::now();
+    let ((), grant) = tokio::join!(
+        async {
+            lab.pass(Duration::from_millis(200)).await;
+            assert_eq!(evict(&mut c, &job, fence).await, Marking::Done);
+        },
+        b.wait_for(&wanted, LONG)
+    );
+    assert!(grant.fence > fence);
+    // A holder that vanished may settle for half a second.
+    assert!(lab.kind.clock_is_ours() || !lab.kind.notifies() || began.elapsed() < SOON + Duration::from_secs(1), "{:?}", began.elapsed());
+    b.free(&wanted).await;
+}
+
+async fn only_the_hold_that_was_seen_is_evicted(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    assert_eq!(evict(&mut b, &job, Fence(7)).await, Marking::Changed, "it is free");
+    let first = request(&job, LONG);
+    let before = a.take(&first).await.fence;
+    a.free(&first).await;
+    let second = request(&job, LONG);
+    let fence = a.take(&second).await.fence;
+    for other in [before, Fence(fence.0 + 1)] {
+        assert_eq!(evict(&mut b, &job, other).await, Marking::Changed);
+    }
+    a.renewed(&second, None).await;
+    b.refused(&request(&job, LONG)).await;
+    a.free(&second).await;
+    assert_eq!(history(&mut b, &job).await.past.iter().filter(|past| past.end == End::Broken).count(), 0);
+}
+
+async fn a_nested_hold_is_broken_with_the_one_it_entered(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = request(&job, LONG);
+    let fence = a.take(&outer).await.fence;
+    let inner = nested(&outer);
+    b.take(&inner).await;
+    mark(&mut c, &job, fence, "NFS").await;
+    assert_eq!(b.renew(&inner, None).await, Renewal::Broken(broken("NFS")));
+    assert_eq!(a.renew(&outer, None).await, Renewal::Broken(broken("NFS")));
+    assert!(matches!(stop(&mut b, &inner).await, Renewal::Renewed { .. }));
+    assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
+    a.free(&outer).await;
+}

@@ -1,0 +1,292 @@
+//! What a store remembers of holds that are over, and of who did without.
+
+use std::time::Duration;
+
+use dlock::lock::{Attempt, Break, End, Fence, History, Key, Note, Parting, Past, REMEMBERED, Release, Request, Scope};
+
+use super::{Case, cases};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, key, nested, request, who},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![Kind::remembers =>
+        a_lock_that_nobody_had_has_no_history,
+        a_run_is_remembered_with_its_end,
+        runs_are_told_the_latest_first,
+        a_hold_is_not_remembered_while_it_lasts,
+        a_hold_that_was_never_given_back_has_expired,
+        who_left_themselves_out_are_not_named,
+        a_release_that_found_nothing_remembers_nothing,
+        so_many_runs_are_remembered_and_as_many_bad_ends,
+        skips_are_counted_by_host,
+        who_lost_a_hold_knows_best_how_it_ended,
+        a_lock_remembers_its_own_runs,
+        whatever_is_said_is_told_as_it_was,
+        asking_changes_nothing,
+    ];
+    all.extend(cases![|kind| kind.remembers() && kind.hands_on() => nested_holds_are_one_run]);
+    all
+}
+
+fn told(host: &str) -> impl Fn(Request) -> Request {
+    let metadata = who(host);
+    move |of| Request { metadata: Some(metadata.clone()), at_ms: Some(dlock::lease::wall_ms()), ..of }
+}
+
+fn ended(end: End) -> Parting {
+    Parting { end: Some(end), at_ms: Some(dlock::lease::wall_ms()), held_ms: Some(3), ..Scope::Tree.into() }
+}
+
+async fn part(client: &mut Client, of: &Request, end: End) {
+    let released = client.0.release(&of.key, &of.token, &ended(end)).await.unwrap_or_else(|error| panic!("release: {error:?}"));
+    assert_eq!(released, Release::Released);
+}
+
+pub async fn history(client: &mut Client, key: &Key) -> History {
+    client.0.history(key).await.unwrap_or_else(|error| panic!("history: {error:?}"))
+}
+
+/// One run from its beginning to its end.
+async fn run(client: &mut Client, key: &Key, end: End) -> Fence {
+    let asked = told("web1")(request(key, LONG));
+    let fence = client.take(&asked).await.fence;
+    part(client, &asked, end).await;
+    fence
+}
+
+async fn a_lock_that_nobody_had_has_no_history(lab: &Lab) {
+    let mut a = lab.client().await;
+    assert_eq!(history(&mut a, &key("never")).await, History::default());
+    a.hold(&key("never")).await;
+}
+
+async fn a_run_is_remembered_with_its_end(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = told("web1")(request(&job, LONG));
+    let before = dlock::lease::wall_ms();
+    let fence = a.take(&asked).await.fence;
+    lab.pass(Duration::from_millis(50)).await;
+    let why = Some("for \"some\" reason \u{2600}".to_owned());
+    let parting = Parting { why: why.clone(), held_ms: Some(50), ..ended(End::Exited(3)) };
+    assert_eq!(a.0.release(&job, &asked.token, &parting).await.expect("release"), Release::Released);
+    let past = history(&mut b, &job).await.past;
+    let [Past { fence: told, started_ms: Some(started), ended_ms: Some(ended), end: End::Exited(3), why: reason, metadata }] = &past[..]
+    else {
+        panic!("{past:?}");
+    };
+    assert_eq!((*told, reason, metadata), (Some(fence), &why, &asked.metadata));
+    assert!(*ended >= started + 40 && *ended < started + 10_000, "{started} {ended}");
+    // All servers are on this host.
+    assert!(lab.kind.clock_is_ours() || started.abs_diff(before) < 5000, "{before} {started}");
+}
+
+async fn runs_are_told_the_latest_first(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let ends = [End::Exited(0), End::Signalled(9), End::Released, End::NotStarted, End::Exited(1)];
+    let mut fences = Vec::new();
+    for end in &ends {
+        fences.push(run(&mut a, &job, end.clone()).await);
+    }
+    let past = history(&mut a, &job).await.past;
+    assert!(past.iter().map(|one| &one.end).eq(ends.iter().rev()), "{past:?}");
+    assert!(past.iter().map(|one| one.fence).eq(fences.iter().rev().map(|fence| Some(*fence))), "{past:?}");
+}
+
+async fn a_hold_is_not_remembered_while_it_lasts(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    a.renewed(&held, None).await;
+    b.refused(&request(&job, LONG)).await;
+    assert_eq!(history(&mut b, &job).await.past, []);
+    part(&mut a, &held, End::Exited(0)).await;
+    assert_eq!(history(&mut b, &job).await.past.len(), 1);
+}
+
+async fn a_hold_that_was_never_given_back_has_expired(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = told("web3")(lab.expiring(&job, SHORT));
+    let grant = a.take(&asked).await;
+    drop(a);
+    lab.outlast(grant.ttl.get()).await;
+    // Once before somebody else took it, if the store sees it by then, and in any case after.
+    let expired = |past: &Past| past.end == End::Expired && past.fence == Some(grant.fence) && past.metadata == asked.metadata;
+    let before = history(&mut b, &job).await.past;
+    assert!(before.iter().all(expired) && before.len() == 1, "{before:?}");
+    let next = request(&job, LONG);
+    let until = std::time::Instant::now() + Duration::from_secs(5);
+    while !matches!(b.attempt(&next).await, Attempt::Granted(_)) {
+        assert!(std::time::Instant::now() < until, "not free");
+        lab.pass(Duration::from_millis(50)).await;
+    }
+    let after = history(&mut b, &job).await.past;
+    assert!(after.iter().all(expired) && after.len() == 1, "{after:?}");
+    part(&mut b, &next, End::Exited(0)).await;
+    let all = history(&mut b, &job).await.past;
+    assert!(all.len() == 2 && all[0].end == End::Exited(0) && expired(&all[1]), "{all:?}");
+}
+
+async fn who_left_themselves_out_are_not_named(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    part(&mut a, &held, End::Exited(0)).await;
+    let past = history(&mut a, &job).await.past;
+    assert!(past.len() == 1 && past[0].metadata.is_none(), "{past:?}");
+}
+
+async fn a_release_that_found_nothing_remembers_nothing(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let first = a.hold(&job).await;
+    part(&mut a, &first, End::Exited(0)).await;
+    let second = b.hold(&job).await;
+    for token in [&first.token, &second.token.nested()] {
+        assert_eq!(a.0.release(&job, token, &ended(End::Exited(9))).await.expect("release"), Release::NotHeld);
+    }
+    let past = history(&mut a, &job).await.past;
+    assert!(past.len() == 1 && past[0].end == End::Exited(0), "{past:?}");
+    part(&mut b, &second, End::Exited(1)).await;
+    assert_eq!(a.0.release(&job, &second.token, &ended(End::Exited(9))).await.expect("release"), Release::NotHeld);
+    let past = history(&mut a, &job).await.past;
+    assert!(past.len() == 2 && past[0].end == End::Exited(1), "{past:?}");
+}
+
+async fn nested_holds_are_one_run(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let outer = a.hold(&job).await;
+    let inner = nested(&outer);
+    b.take(&inner).await;
+    assert_eq!(b.0.release(&job, &inner.token, &ended(End::Exited(5))).await.expect("release"), Release::StillHeld(1));
+    assert_eq!(history(&mut a, &job).await.past, []);
+    part(&mut a, &outer, End::Exited(0)).await;
+    let past = history(&mut b, &job).await.past;
+    assert!(past.len() == 1 && past[0].end == End::Exited(0), "{past:?}");
+}
+
+async fn so_many_runs_are_remembered_and_as_many_bad_ends(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let bad = run(&mut a, &job, End::Exited(7)).await;
+    let mut last = bad;
+    // What is trimmed may be trimmed in steps.
+    for _ in 0..REMEMBERED + 40 {
+        last = run(&mut a, &job, End::Exited(0)).await;
+    }
+    let past = history(&mut a, &job).await.past;
+    assert_eq!(past[0].fence, Some(last));
+    let fine = past.iter().filter(|one| one.end == End::Exited(0)).count();
+    assert!((REMEMBERED..=REMEMBERED + 32).contains(&fine), "{fine}");
+    assert!(past.iter().any(|one| one.fence == Some(bad) && one.end == End::Exited(7)), "the one that ended badly is forgotten");
+}
+
+async fn skips_are_counted_by_host(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let skip = |host: &str, reason: &str| Note::Skipped { host: host.into(), reason: reason.into(), at_ms: dlock::lease::wall_ms() };
+    for (host, reason) in [("web4", "busy"), ("web5", "busy"), ("web4", "skew guard 5s")] {
+        a.0.note(&job, &skip(host, reason)).await.expect("a note");
+    }
+    let told = history(&mut b, &job).await;
+    assert_eq!(told.past, []);
+    let [four, five] = &told.skips[..] else { panic!("{told:?}") };
+    assert_eq!((&*four.host, four.count, &*four.reason), ("web4", 2, "skew guard 5s"));
+    assert_eq!((&*five.host, five.count, &*five.reason), ("web5", 1, "busy"));
+    for one in [four, five] {
+        assert!(one.since_ms.is_some() && one.last_ms >= one.since_ms, "{one:?}");
+    }
+    // A note says nothing about who has it.
+    let held = a.hold(&job).await;
+    b.0.note(&job, &skip("web5", "busy")).await.expect("a note");
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+    assert_eq!(history(&mut b, &job).await.skips[1].count, 2);
+}
+
+async fn who_lost_a_hold_knows_best_how_it_ended(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = told("web3")(lab.expiring(&job, SHORT));
+    let grant = a.take(&asked).await;
+    drop(a);
+    lab.outlast(grant.ttl.get()).await;
+    let lost = |fence| Past {
+        fence: Some(fence),
+        started_ms: Some(dlock::lease::wall_ms() - 1000),
+        ended_ms: Some(dlock::lease::wall_ms()),
+        end: End::Lost,
+        why: Some("no renewal for 36s".into()),
+        metadata: asked.metadata.clone(),
+    };
+    let loss = lost(grant.fence);
+    b.0.note(&job, &Note::Lost(loss.clone())).await.expect("a note");
+    let past = history(&mut b, &job).await.past;
+    assert_eq!(past, std::slice::from_ref(&loss));
+    // Also when somebody has it by then, and after.
+    let next = request(&job, LONG);
+    let until = std::time::Instant::now() + Duration::from_secs(5);
+    while !matches!(b.attempt(&next).await, Attempt::Granted(_)) {
+        assert!(std::time::Instant::now() < until, "not free");
+        lab.pass(Duration::from_millis(50)).await;
+    }
+    assert_eq!(history(&mut b, &job).await.past, std::slice::from_ref(&loss));
+    part(&mut b, &next, End::Exited(0)).await;
+    let all = history(&mut b, &job).await.past;
+    assert!(all.len() == 2 && all[0].end == End::Exited(0) && all[1] == loss, "{all:?}");
+}
+
+async fn a_lock_remembers_its_own_runs(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client_in("elsewhere").await);
+    let names = ["job", "JOB", "job ", "job/1", "jo", "a{b}c", "%", "_", "job:runs", "../job"];
+    for (n, name) in names.iter().enumerate() {
+        run(&mut a, &key(name), End::Exited(u8::try_from(n + 1).expect("few"))).await;
+    }
+    for (n, name) in names.iter().enumerate() {
+        let past = history(&mut a, &key(name)).await.past;
+        assert!(past.len() == 1 && past[0].end == End::Exited(u8::try_from(n + 1).expect("few")), "{name}: {past:?}");
+        assert_eq!(history(&mut b, &key(name)).await.past, [], "{name}");
+    }
+    // Nor is a history a lock.
+    assert_eq!(a.keys("").await, [] as [&str; 0]);
+}
+
+async fn whatever_is_said_is_told_as_it_was(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    for text in ["\"},{\"x\":\"ok\"", "a\\b'c\n\u{1b}[2J", "100%_$1 {x} \u{202e}", "'; DROP TABLE x; --", &"long ".repeat(300)] {
+        let mut metadata = who(text);
+        metadata.description = Some(text.into());
+        let asked = Request { metadata: Some(metadata), ..request(&job, LONG) };
+        a.take(&asked).await;
+        let parting = Parting { why: Some(text.into()), ..ended(End::Lost) };
+        assert_eq!(a.0.release(&job, &asked.token, &parting).await.expect("release"), Release::Released);
+        let past = history(&mut a, &job).await.past;
+        assert_eq!((&past[0].end, past[0].why.as_deref(), &past[0].metadata), (&End::Lost, Some(text), &asked.metadata));
+        a.0.note(&job, &Note::Skipped { host: text.into(), reason: text.into(), at_ms: 1 }).await.expect("a note");
+        assert!(history(&mut a, &job).await.skips.iter().any(|skips| skips.host == text && skips.reason == text), "{text:?}");
+    }
+}
+
+async fn asking_changes_nothing(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    run(&mut a, &job, End::Exited(0)).await;
+    let held = a.hold(&job).await;
+    let first = history(&mut b, &job).await;
+    for _ in 0..3 {
+        assert_eq!(history(&mut b, &job).await, first);
+    }
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+}
+
+/// For the cases about breaking.
+pub fn broken(why: &str) -> Break {
+    Break { by: "ana@ops1".into(), why: Some(why.into()), seen: false }
+}
