@@ -235,7 +235,8 @@ const JSON: &str = "\
     ok           history        key backend runs skips
     ok           break          key backend fence how waited_ms
     ok           init           backend done
-    ok warn unsafe  doctor      backend name from findings round_trip_us
+    ok warn unsafe
+                 doctor         backend name from findings round_trip_us
                                 hand_over_us settings error
     ok lost broken
                  run            key backend fence started waited_ms ran_ms
