@@ -33,7 +33,7 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// The lock table and those beside it, by the ends of their names. All modes look at all of them.
-const TABLES: [&str; 4] = ["", "_waiters", "_rows", "_sessions"];
+const TABLES: [&str; 7] = ["", "_waiters", "_rows", "_sessions", "_runs", "_skips", "_marks"];
 
 /// A session that is ended sooner than this is made again and again.
 const SHORT: i64 = 60;

@@ -41,6 +41,9 @@ fn meaning(refusal: &Refusal) -> Error {
         1049 => config("there is no database of that name").hint("it stands in the URL: mysql://host/DATABASE"),
         1146 => config("the lock table does not exist").hint("dlock init creates it, dlock init --print shows how"),
         1054 => config("the lock table lacks columns that dlock needs").hint("dlock init adds them, dlock init --print shows how"),
+        // MySQL Router's own.
+        4501 => config("a proxy before the server shares its connections among clients")
+            .hint("connect to the server itself, or by a route without connection_sharing"),
         1103 | 1059 => config("the table's name can't be one").hint("?table=NAME or ?table=DATABASE.NAME"),
         1406 => config("the key is too long for the table's name column").hint("dlock init makes room"),
         1665 => config("the server's binlog_format STATEMENT keeps locks from being written").hint("MIXED or ROW are what it must be"),
@@ -186,8 +189,14 @@ mod tests {
             assert_eq!((error.kind, error.effect), (Kind::Unavailable, Effect::NotApplied), "{number}");
             assert_eq!(of(number, true).effect, Effect::Unknown, "{number}");
         }
-        for (number, kind) in [(1045, Kind::Denied), (1142, Kind::Denied), (1146, Kind::Config), (1054, Kind::Config), (1665, Kind::Config)]
-        {
+        for (number, kind) in [
+            (1045, Kind::Denied),
+            (1142, Kind::Denied),
+            (1146, Kind::Config),
+            (1054, Kind::Config),
+            (1665, Kind::Config),
+            (4501, Kind::Config),
+        ] {
             assert_eq!(of(number, false).kind, kind, "{number}");
         }
         // The server's own files failed, or it ended the statement: it may have been done.

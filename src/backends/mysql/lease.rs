@@ -6,20 +6,21 @@ use async_trait::async_trait;
 
 use super::{
     connection::Connection,
+    history,
     names::Tables,
     options::Options,
     schema,
     table::{LockTable, Seen},
 };
 use crate::{
-    backends::sql::{Names, Taken, ledger, looks_at_the_end},
+    backends::sql::{Names, Table as _, Taken, ledger, looks_at_the_end},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Extension, Holding, Init, Key, LockState, Notice, Parting, Release, Renewal, Request, Result,
-        Scope, Token, Wake, fingerprint,
+        Attempt, Backend, Break, Busy, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Note, Notice,
+        Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
     },
 };
 
-const CAPABILITIES: Capabilities = Capabilities::usual("mysql");
+const CAPABILITIES: Capabilities = Capabilities { history: true, breakable: true, ..Capabilities::usual("mysql") };
 
 /// Leases in a table.
 ///
@@ -132,12 +133,12 @@ impl Lease {
         Ok(())
     }
 
-    async fn ask_release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         let name = self.names.of(key);
         let queued = self.queued(key, token).is_some_and(|queued| queued.granted);
         let release = self
             .ask(async |table| {
-                let release = ledger::release(table, &name, token, scope).await?;
+                let release = ledger::release(table, &name, token, parting).await?;
                 // The lock is given back already: nobody waits for what follows, and nothing hangs on it.
                 if queued {
                     let _ = table.leave(&name, token, !matches!(release, Release::StillHeld(_))).await;
@@ -206,12 +207,11 @@ impl Backend for Lease {
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let ttl = extension.ttl;
-        if let Some(ttl) = ttl {
+        if let Some(ttl) = extension.ttl {
             CAPABILITIES.check_ttl(ttl)?;
         }
         let name = self.names.of(key);
-        let outcome = self.ask(async |table| ledger::renew(table, &name, token, ttl).await).await;
+        let outcome = self.ask(async |table| ledger::renew(table, &name, token, extension).await).await;
         self.about(outcome, "renew", Some(key))
     }
 
@@ -222,8 +222,7 @@ impl Backend for Lease {
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let scope = parting.scope;
-        let outcome = self.ask_release(key, token, scope).await;
+        let outcome = self.ask_release(key, token, parting).await;
         self.about(outcome, "release", Some(key))
     }
 
@@ -239,6 +238,37 @@ impl Backend for Lease {
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         let outcome = self.look_at_all(start).await;
         self.about(outcome, "list", None)
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let name = self.names.of(key);
+        let outcome = self
+            .ask(async |table| {
+                let record = table.read(&name).await?;
+                let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
+                past.extend(record.and_then(|record| record.vanished()));
+                Ok(History::new(past, skips))
+            })
+            .await;
+        self.about(outcome, "history", Some(key))
+    }
+
+    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let name = self.names.of(key);
+        let outcome = self.ask(async |table| history::note(table.session, table.tables, &name, note).await).await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let name = self.names.of(key);
+        let outcome = self.ask(async |table| table.mark(&name, fence, mark).await).await;
+        self.about(outcome.map(|done| if done { Marking::Done } else { Marking::Changed }), "break", Some(key))
+    }
+
+    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let name = self.names.of(key);
+        let outcome = self.ask(async |table| ledger::evict(table, &name, fence, mark).await).await;
+        self.about(outcome, "break", Some(key))
     }
 
     async fn init(&mut self) -> Result<Init> {

@@ -26,6 +26,7 @@ mod connection;
 pub mod examine;
 mod failure;
 mod gate;
+mod history;
 mod keeper;
 mod lease;
 mod names;

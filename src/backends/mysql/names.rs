@@ -13,12 +13,23 @@ pub(super) struct Tables {
     waiters: String,
     rows: String,
     sessions: String,
+    runs: String,
+    skips: String,
+    marks: String,
 }
 
 impl Tables {
     pub(super) fn new(table: &str) -> Self {
         let with = |suffix: &str| format!("{table}{suffix}");
-        Self { table: table.to_owned(), waiters: with("_waiters"), rows: with("_rows"), sessions: with("_sessions") }
+        Self {
+            table: table.to_owned(),
+            waiters: with("_waiters"),
+            rows: with("_rows"),
+            sessions: with("_sessions"),
+            runs: with("_runs"),
+            skips: with("_skips"),
+            marks: with("_marks"),
+        }
     }
 
     /// The table as it was named.
@@ -26,12 +37,15 @@ impl Tables {
         &self.table
     }
 
-    fn names(&self) -> [(&str, Value<'_>); 4] {
+    fn names(&self) -> [(&str, Value<'_>); 7] {
         [
             ("table", Value::Name(&self.table)),
             ("waiters", Value::Name(&self.waiters)),
             ("rows", Value::Name(&self.rows)),
             ("sessions", Value::Name(&self.sessions)),
+            ("runs", Value::Name(&self.runs)),
+            ("skips", Value::Name(&self.skips)),
+            ("marks", Value::Name(&self.marks)),
         ]
     }
 

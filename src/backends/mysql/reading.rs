@@ -10,7 +10,9 @@ use crate::{
 pub(super) const RECORD: &str = "name, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), \
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', lock_until), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', locked_at), locked_by, \
     layout, owner, root, ttl_ms, holds, fence, detached, \
-    TIMESTAMPDIFF(MICROSECOND, '1970-01-01', COALESCE(renewed_at, locked_at)), metadata, revision";
+    TIMESTAMPDIFF(MICROSECOND, '1970-01-01', COALESCE(renewed_at, locked_at)), metadata, revision, \
+    (SELECT m.mark FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), \
+    COALESCE((SELECT m.seen FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), 0)";
 
 /// A row's values, one after the other.
 pub(super) struct Fields<'a>(std::slice::Iter<'a, Option<Vec<u8>>>);
@@ -60,6 +62,8 @@ impl<'a> Fields<'a> {
             renewed_us: self.int()?,
             metadata: self.text_or_null()?,
             revision: self.int()?,
+            mark: self.text_or_null()?,
+            seen: self.int()? != 0,
         })
     }
 

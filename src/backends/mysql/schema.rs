@@ -62,13 +62,16 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
         None => (Value::Sql("DATABASE()"), tables.table()),
     };
     let question = super::statement::fill(
-        "SELECT table_name, column_name, column_type, character_set_name FROM information_schema.columns WHERE table_schema = :database AND table_name IN (:table, :waiters, :rows, :sessions);",
+        "SELECT table_name, column_name, column_type, character_set_name FROM information_schema.columns WHERE table_schema = :database AND table_name IN (:table, :waiters, :rows, :sessions, :runs, :skips, :marks);",
         &[
             ("database", database),
             ("table", Value::Text(table)),
             ("waiters", Value::Text(&format!("{table}_waiters"))),
             ("rows", Value::Text(&format!("{table}_rows"))),
             ("sessions", Value::Text(&format!("{table}_sessions"))),
+            ("runs", Value::Text(&format!("{table}_runs"))),
+            ("skips", Value::Text(&format!("{table}_skips"))),
+            ("marks", Value::Text(&format!("{table}_marks"))),
         ],
     );
     let answers = session.ask(&question).await?;
@@ -105,7 +108,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
         }
     }
     let changes = (!parts.is_empty()).then(|| format!("{first}{} {};", tables.fill("ALTER TABLE :table", &[]), parts.join(", ")));
-    Ok(Found { complete: changes.is_none() && others.len() == 3, changes })
+    Ok(Found { complete: changes.is_none() && others.len() == 6, changes })
 }
 
 /// Removes rows that were last used so long ago, and those who wait no more.

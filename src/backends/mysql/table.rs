@@ -7,14 +7,14 @@ use async_trait::async_trait;
 
 use super::{
     connection::{Answer, Answers, Connection, Row},
-    failure,
+    failure, history,
     names::Tables,
     reading::{Fields, RECORD},
     statement::Value,
 };
 use crate::{
     backends::sql::{self, Record, locked_by, micros},
-    lock::{Error, Fence, Kind, Metadata, Request, Result, Token, Ttl, Waiter},
+    lock::{Break, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Token, Ttl, Waiter},
 };
 
 /// The end of what was given back, as SQL: before any clock's now, and in the range of each type that ShedLock's column may have.
@@ -60,7 +60,8 @@ impl LockTable<'_> {
             }
             _ => "0".to_owned(),
         };
-        let values = [("record", Value::Sql(RECORD)), ("gate", Value::Sql(&gate)), ("name", Value::Bytes(name))];
+        let record = self.tables.fill(RECORD, &[]);
+        let values = [("record", Value::Sql(&record)), ("gate", Value::Sql(&gate)), ("name", Value::Bytes(name))];
         self.tables.fill(include_str!("sql/read.sql"), &values)
     }
 
@@ -90,7 +91,8 @@ impl LockTable<'_> {
 
     /// Every held lock whose name starts with `start`, by name, and who waits for those.
     pub(super) async fn list(&mut self, start: &str) -> Result<(Vec<Record>, Vec<(String, Waiter)>)> {
-        let values = [("record", Value::Sql(RECORD)), ("start", Value::Bytes(start)), ("whole", Value::Int(0))];
+        let record = self.tables.fill(RECORD, &[]);
+        let values = [("record", Value::Sql(&record)), ("start", Value::Bytes(start)), ("whole", Value::Int(0))];
         let batch = self.tables.fill(include_str!("sql/list.sql"), &values) + &self.tables.fill(include_str!("sql/queue.sql"), &values);
         let answers = self.session.ask(&batch).await?;
         let records = rows(&answers, 0)?.iter().map(|row| Fields::of(row).record()).collect::<Result<_>>()?;
@@ -127,6 +129,16 @@ impl LockTable<'_> {
         Ok(())
     }
 
+    /// Runs a batch that changes a row by its second statement, and remembers something at its end. What can't be remembered is no
+    /// failure of the rest.
+    async fn freed(&mut self, batch: &str) -> Result<bool> {
+        let Answers { answers, refusal } = self.session.try_ask(batch).await?;
+        match (refusal, answers.get(1)) {
+            (Some(refusal), None) => Err(failure::refused(&refusal, false)),
+            (_, row) => Ok(row.is_some_and(|row| row.matched > 0)),
+        }
+    }
+
     fn before(&mut self, seconds: u32) -> String {
         if self.session.idle_limit == Some(seconds) { String::new() } else { format!("SET SESSION wait_timeout = {seconds};\n") }
     }
@@ -158,6 +170,8 @@ impl sql::Table for LockTable<'_> {
         self.session.drop_unsent_on_close(true);
         let answers = self.session.ask(&batch).await?;
         self.session.idle_limit = Some(idle);
+        // The first statement remembers who was there before.
+        let first = first + 1;
         let record = self.noted(name, answers.get(first + 1))?;
         let granted = if let (Some(record), Some(answer)) = (record, answers.get(first)) {
             let granted = (answer.matched > 0 && record.is_held_by(&request.token)).then(|| record.fence());
@@ -186,15 +200,20 @@ impl sql::Table for LockTable<'_> {
         Ok(granted)
     }
 
-    async fn extend(&mut self, name: &str, token: &Token, ttl: Option<Ttl>) -> Result<Option<(Ttl, Fence)>> {
-        let (owner, root) = (locked_by(token), token.hold_text());
+    async fn extend(&mut self, name: &str, token: &Token, extension: Extension) -> Result<Option<(Ttl, Fence)>> {
+        let (owner, root, ttl) = (locked_by(token), token.hold_text(), extension.ttl);
+        let stopping = extension.purpose == Purpose::Stop;
         let values = [
             ("name", Value::Bytes(name)),
             ("owner", Value::Text(&owner)),
             ("root", Value::Text(&root)),
+            ("stopping", Value::Int(stopping.into())),
             ("ttl", ttl.map_or(Value::Null, |ttl| Value::Int(sql::ms(ttl)))),
         ];
-        let batch = self.tables.fill(include_str!("sql/extend.sql"), &values) + &self.read_with_gate(name, Some(&owner));
+        let mut batch = self.tables.fill(include_str!("sql/extend.sql"), &values) + &self.read_with_gate(name, Some(&owner));
+        if stopping {
+            batch += &self.tables.fill(include_str!("sql/see.sql"), &values);
+        }
         let answers = self.session.ask(&batch).await?;
         let record = self.noted(name, answers.get(1))?;
         let matched = answers.first().is_some_and(|answer| answer.matched > 0);
@@ -206,7 +225,7 @@ impl sql::Table for LockTable<'_> {
         Ok(extended)
     }
 
-    async fn free(&mut self, name: &str, token: &Token) -> Result<bool> {
+    async fn free(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<bool> {
         let (owner, root, open) = (locked_by(token), token.hold_text(), self.open_gate(name));
         let values = [
             ("name", Value::Bytes(name)),
@@ -215,8 +234,8 @@ impl sql::Table for LockTable<'_> {
             ("ended", Value::Sql(ENDED)),
             ("open", Value::Sql(&open)),
         ];
-        let answers = self.session.ask(&self.tables.fill(include_str!("sql/free.sql"), &values)).await?;
-        let freed = answers.first().is_some_and(|answer| answer.matched > 0);
+        let batch = self.tables.fill(include_str!("sql/free.sql"), &values) + &history::remember(self.tables, name, Some(parting));
+        let freed = self.freed(&batch).await?;
         if freed {
             self.gate_is_open(name);
         }
@@ -233,7 +252,7 @@ impl sql::Table for LockTable<'_> {
         self.noted(name, answers.first())
     }
 
-    async fn write(&mut self, record: &Record) -> Result<bool> {
+    async fn write(&mut self, record: &Record, parting: Option<&Parting>) -> Result<bool> {
         let (until, open) = if record.is_held() {
             (format!("TIMESTAMPADD(MICROSECOND, {}, '1970-01-01 00:00:00.000000')", record.lock_until_us), "0".into())
         } else {
@@ -245,18 +264,38 @@ impl sql::Table for LockTable<'_> {
             ("root", Value::text_or_null(record.root.as_deref())),
             ("ttl", Value::Int(record.ttl_ms)),
             ("holds", Value::text_or_null(record.holds.as_deref())),
-            ("metadata", Value::text_or_null(record.metadata.as_deref())),
             ("renewed", Value::Int(record.renewed_us)),
             ("until", Value::Sql(&until)),
             ("revision", Value::Int(record.revision)),
             ("open", Value::Sql(&open)),
         ];
-        let answers = self.session.ask(&self.tables.fill(include_str!("sql/write.sql"), &values)).await?;
-        let written = answers.first().is_some_and(|answer| answer.matched > 0);
+        let batch = self.tables.fill(include_str!("sql/write.sql"), &values) + &history::remember(self.tables, &record.name, parting);
+        let written = self.freed(&batch).await?;
         if written && !record.is_held() {
             self.gate_is_open(&record.name);
         }
         Ok(written)
+    }
+
+    async fn mark(&mut self, name: &str, fence: Fence, mark: &Break) -> Result<bool> {
+        let (_, broken): (End, _) = mark.into();
+        let mark = serde_json::to_string(mark).map_err(|error| Error::new(Kind::Internal, "the mark can't be written").source(error))?;
+        let values = [
+            ("name", Value::Bytes(name)),
+            ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))),
+            ("mark", Value::Text(&mark)),
+            ("broken", Value::Text(broken.as_deref().unwrap_or_default())),
+        ];
+        let answers = self.session.ask(&self.tables.fill(include_str!("sql/mark.sql"), &values)).await?;
+        let there = rows(&answers, 2)?.first().map(|row| Fields::of(row).int()).transpose()?;
+        Ok(there.is_some_and(|there| there > 0))
+    }
+
+    async fn see(&mut self, name: &str, fence: Fence) -> Result<()> {
+        let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
+        let values = [("name", Value::Bytes(name)), ("fence", Value::Int(fence))];
+        let batch = self.tables.fill("UPDATE :marks SET seen = 1 WHERE name = :name AND fence = :fence;", &values);
+        self.session.ask(&batch).await.map(|_| ())
     }
 }
 

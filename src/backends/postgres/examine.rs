@@ -33,7 +33,7 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// The lock table and those beside it, by the ends of their names.
-const TABLES: [&str; 5] = ["", "_waiters", "_rows", "_fences", "_sessions"];
+const TABLES: [&str; 8] = ["", "_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"];
 
 /// The oldest that has all that the statements use.
 const OLDEST: u32 = 110_000;

@@ -146,6 +146,6 @@ pub(super) fn block(what: &str, limit: Duration, version: u32) -> String {
     };
     let ms = limit.as_millis().max(1);
     format!(
-        "{look} DO $$BEGIN PERFORM set_config('lock_timeout', '{ms}ms', true); {what} EXCEPTION WHEN lock_not_available THEN NULL; END$$"
+        "{look} DO $$BEGIN PERFORM set_config('lock_timeout', '{ms}ms', true); {what} EXCEPTION WHEN lock_not_available OR query_canceled THEN NULL; END$$"
     )
 }

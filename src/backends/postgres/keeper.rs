@@ -196,7 +196,13 @@ impl Keeper {
         }
         self.has = if self.mode == Mode::Row {
             let what = self.of_name(&self.tables.fill("PERFORM 1 FROM {rows} WHERE name = $1 FOR UPDATE;"));
-            self.lock_row(&format!("{first}{};", block(&what, at_most, version))).await?
+            // Who comes up in the row's line waits anew for the one before him: one limit for each, and one for all.
+            let ms = at_most.as_millis().max(1);
+            let whole = format!(
+                "SET LOCAL statement_timeout = '{ms}ms'; {}; SET LOCAL statement_timeout = DEFAULT;",
+                block(&what, at_most, version)
+            );
+            self.lock_row(&format!("{first}{whole}")).await?
         } else {
             let what = self.of_name(&format!("PERFORM pg_advisory_lock{}({});", self.suffix(), self.arguments()));
             self.lock_key(&format!("{first}{};", block(&what, at_most, version))).await?

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{checks, connection::Session, gate::Gate, names::Tables, options::Options, schema, table::LockTable};
+use super::{checks, connection::Session, gate::Gate, history, names::Tables, options::Options, schema, table::LockTable};
 use crate::{
     backends::sql::{Names, Table as _, Taken, ledger, looks_at_the_end},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Extension, Holding, Init, Key, LockState, Notice, Parting, Release, Renewal, Request, Result,
-        Scope, Token, Waiter, Wake, fingerprint,
+        Attempt, Backend, Break, Busy, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Note, Notice,
+        Parting, Release, Renewal, Request, Result, Token, Waiter, Wake, fingerprint,
     },
 };
 
-const CAPABILITIES: Capabilities = Capabilities::usual("postgres");
+const CAPABILITIES: Capabilities = Capabilities { history: true, breakable: true, ..Capabilities::usual("postgres") };
 
 /// Leases in a table.
 ///
@@ -129,7 +129,7 @@ impl Lease {
         Ok(())
     }
 
-    async fn ask_release(&mut self, name: &str, token: &Token, scope: Scope) -> Result<Release> {
+    async fn ask_release(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<Release> {
         // An acquire that is being undone must not be granted after that.
         let before = self.unanswered;
         self.ask(async |table| {
@@ -137,7 +137,7 @@ impl Lease {
                 // Who may not end it is left with what is usual: it came before.
                 let _: Result<()> = table.session.end_other(pid).await;
             }
-            ledger::release(table, name, token, scope).await
+            ledger::release(table, name, token, parting).await
         })
         .await
     }
@@ -197,12 +197,11 @@ impl Backend for Lease {
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let ttl = extension.ttl;
-        if let Some(ttl) = ttl {
+        if let Some(ttl) = extension.ttl {
             CAPABILITIES.check_ttl(ttl)?;
         }
         let name = self.names.of(key);
-        let outcome = self.ask(async |table| ledger::renew(table, &name, token, ttl).await).await;
+        let outcome = self.ask(async |table| ledger::renew(table, &name, token, extension).await).await;
         self.about(outcome, "renew", Some(key))
     }
 
@@ -213,9 +212,8 @@ impl Backend for Lease {
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let scope = parting.scope;
         let name = self.names.of(key);
-        let outcome = self.ask_release(&name, token, scope).await;
+        let outcome = self.ask_release(&name, token, parting).await;
         self.about(outcome, "release", Some(key))
     }
 
@@ -233,6 +231,37 @@ impl Backend for Lease {
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         let outcome = self.look_at_all(start).await;
         self.about(outcome, "list", None)
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let name = self.names.of(key);
+        let outcome = self
+            .ask(async |table| {
+                let record = table.read(&name).await?;
+                let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
+                past.extend(record.and_then(|record| record.vanished()));
+                Ok(History::new(past, skips))
+            })
+            .await;
+        self.about(outcome, "history", Some(key))
+    }
+
+    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let name = self.names.of(key);
+        let outcome = self.ask(async |table| history::note(table.session, table.tables, &name, note).await).await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let name = self.names.of(key);
+        let outcome = self.ask(async |table| table.mark(&name, fence, mark).await).await;
+        self.about(outcome.map(|done| if done { Marking::Done } else { Marking::Changed }), "break", Some(key))
+    }
+
+    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let name = self.names.of(key);
+        let outcome = self.ask(async |table| ledger::evict(table, &name, fence, mark).await).await;
+        self.about(outcome, "break", Some(key))
     }
 
     async fn init(&mut self) -> Result<Init> {

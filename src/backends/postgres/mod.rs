@@ -25,6 +25,7 @@ mod dial;
 pub mod examine;
 mod failure;
 mod gate;
+mod history;
 mod keeper;
 mod lease;
 mod names;

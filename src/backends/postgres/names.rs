@@ -15,12 +15,16 @@ impl Tables {
 
     /// The statement with the names put in. They are quoted, and have no quotes themselves.
     pub(super) fn fill(&self, sql: &str) -> String {
-        sql.replace("{columns}", include_str!("sql/columns.sql").trim_end())
+        sql.replace("{remember}", include_str!("sql/remember.sql"))
+            .replace("{columns}", include_str!("sql/columns.sql").trim_end())
             .replace("{table}", &self.quoted(""))
             .replace("{waiters}", &self.quoted("_waiters"))
             .replace("{rows}", &self.quoted("_rows"))
             .replace("{fences}", &self.quoted("_fences"))
             .replace("{sessions}", &self.quoted("_sessions"))
+            .replace("{runs}", &self.quoted("_runs"))
+            .replace("{skips}", &self.quoted("_skips"))
+            .replace("{marks}", &self.quoted("_marks"))
     }
 
     /// `schema.table` quoted part by part.

@@ -9,7 +9,7 @@ use sqlx::{Row as _, postgres::PgRow};
 use super::{connection::Session, failure, names::Tables, statement::Value};
 use crate::{
     backends::sql::{self, Record, locked_by, micros},
-    lock::{Error, Fence, Kind, Metadata, Request, Result, Token, Ttl, Waiter},
+    lock::{Break, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Token, Ttl, Waiter},
 };
 
 /// A lock table over a session.
@@ -21,9 +21,6 @@ pub(super) struct LockTable<'a> {
     /// Who was granted the lock is out of the queue, and has no gate any more.
     pub left: bool,
 }
-
-/// When a lock that was given back ended, in µs since 1970: 2000, as in `sql/free.sql`.
-const ENDED_US: i64 = 946_684_800_000_000;
 
 #[async_trait(?Send)]
 impl sql::Table for LockTable<'_> {
@@ -55,20 +52,31 @@ impl sql::Table for LockTable<'_> {
         rows.first().map(|row| fence(row).map_err(failure::malformed)).transpose()
     }
 
-    async fn extend(&mut self, name: &str, token: &Token, ttl: Option<Ttl>) -> Result<Option<(Ttl, Fence)>> {
-        let (by, root, ttl) = (locked_by(token), token.hold_text(), ttl.map(sql::ms));
+    async fn extend(&mut self, name: &str, token: &Token, extension: Extension) -> Result<Option<(Ttl, Fence)>> {
+        let (by, root, ttl) = (locked_by(token), token.hold_text(), extension.ttl.map(sql::ms));
         let sql = self.tables.fill(include_str!("sql/extend.sql"));
-        let rows = self.session.query(&sql, &[Value::Text(name), Value::Text(&by), Value::Text(&root), Value::MaybeInt(ttl)]).await?;
+        let stopping = Value::Bool(extension.purpose == Purpose::Stop);
+        let values = [Value::Text(name), Value::Text(&by), Value::Text(&root), Value::MaybeInt(ttl), stopping];
+        let rows = self.session.query(&sql, &values).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         let read = || Ok((row.try_get::<i64, _>("ttl_ms")?, fence(row)?));
         let (ttl, fence) = read().map_err(failure::malformed)?;
         Ok(Some((Ttl::new(micros(ttl * 1000)).unwrap_or(Ttl::DEFAULT), fence)))
     }
 
-    async fn free(&mut self, name: &str, token: &Token) -> Result<bool> {
+    async fn free(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<bool> {
         let (by, root, channel) = (locked_by(token), token.hold_text(), self.tables.channel(name));
         let sql = self.tables.fill(include_str!("sql/free.sql"));
-        let rows = self.session.query(&sql, &[Value::Text(name), Value::Text(&by), Value::Text(&root), Value::Text(&channel)]).await?;
+        let how = parting.end.as_ref().map(ToString::to_string);
+        let values = [
+            Value::Text(name),
+            Value::Text(&by),
+            Value::Text(&root),
+            Value::Text(&channel),
+            Value::Maybe(how.as_deref()),
+            Value::Maybe(parting.why.as_deref()),
+        ];
+        let rows = self.session.query(&sql, &values).await?;
         Ok(!rows.is_empty())
     }
 
@@ -77,9 +85,10 @@ impl sql::Table for LockTable<'_> {
         rows.first().map(|row| record(row).map_err(failure::malformed)).transpose()
     }
 
-    async fn write(&mut self, record: &Record) -> Result<bool> {
+    async fn write(&mut self, record: &Record, parting: Option<&Parting>) -> Result<bool> {
         let channel = (!record.is_held()).then(|| self.tables.channel(&record.name));
-        let until = if record.is_held() { record.lock_until_us } else { ENDED_US };
+        let until = if record.is_held() { record.lock_until_us } else { sql::ENDED_US };
+        let how = parting.and_then(|parting| parting.end.as_ref()).map(ToString::to_string);
         let sql = self.tables.fill(include_str!("sql/write.sql"));
         let rows = self
             .session
@@ -90,16 +99,32 @@ impl sql::Table for LockTable<'_> {
                     Value::Text(&record.locked_by),
                     Value::Int(record.revision),
                     Value::Int(until),
-                    Value::Maybe(record.root.as_deref()),
-                    Value::Int(record.ttl_ms),
+                    Value::Maybe(how.as_deref()),
+                    Value::Maybe(parting.and_then(|parting| parting.why.as_deref())),
                     Value::Maybe(record.holds.as_deref()),
-                    Value::Maybe(record.metadata.as_deref()),
+                    Value::Maybe(record.root.as_deref()),
                     Value::Int(record.renewed_us),
                     Value::Maybe(channel.as_deref()),
+                    Value::Int(record.ttl_ms),
                 ],
             )
             .await?;
         Ok(!rows.is_empty())
+    }
+
+    async fn mark(&mut self, name: &str, fence: Fence, mark: &Break) -> Result<bool> {
+        let (_, broken): (End, _) = mark.into();
+        let mark = serde_json::to_string(mark).map_err(|error| Error::new(Kind::Internal, "the mark can't be written").source(error))?;
+        let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
+        let values = [Value::Text(name), Value::Int(fence), Value::Text(&mark), Value::Text(broken.as_deref().unwrap_or_default())];
+        let rows = self.session.query(&self.tables.fill(include_str!("sql/mark.sql")), &values).await?;
+        Ok(!rows.is_empty())
+    }
+
+    async fn see(&mut self, name: &str, fence: Fence) -> Result<()> {
+        let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
+        let sql = self.tables.fill("UPDATE {marks} SET seen = true WHERE name = $1 AND fence = $2");
+        self.session.query(&sql, &[Value::Text(name), Value::Int(fence)]).await.map(|_| ())
     }
 }
 
@@ -173,6 +198,8 @@ fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
         detached: row.try_get("detached")?,
         renewed_us: row.try_get("renewed_us")?,
         metadata: row.try_get("metadata")?,
+        mark: row.try_get("mark")?,
+        seen: row.try_get("seen")?,
         revision: row.try_get("revision")?,
     })
 }

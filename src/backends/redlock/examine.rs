@@ -166,7 +166,8 @@ impl Examine for Redlock {
     fn grants(&self, role: Role) -> Grants {
         let needs = Needs {
             writes: &["set", "del", "incr", "hset", "hdel", "hget", "pexpire", "pexpireat", "zadd", "zrem", "zrank", "lpush", "ltrim"],
-            reads: &["evalsha", "eval", "time", "type", "getrange", "hlen", "pttl", "hgetall", "zrange", "lrange", "get", "scan"],
+            // inspect looks whether two nodes are one server, or copies.
+            reads: &["info", "evalsha", "eval", "time", "type", "getrange", "hlen", "pttl", "hgetall", "zrange", "lrange", "get", "scan"],
             publishes: false,
             select: self.options.nodes.iter().any(|node| node.db != 0),
             ..Needs::scripts_and_lists(&self.options.namespace)

@@ -7,7 +7,10 @@
 use async_trait::async_trait;
 
 use super::{Record, micros};
-use crate::lock::{Effect, Entry, Error, Fence, Grant, Holding, Kind, Release, Renewal, Request, Result, Scope, Token, Ttl};
+use crate::lock::{
+    Break, Effect, Entry, Error, Extension, Fence, Grant, Holding, Kind, Marking, Parting, Purpose, Release, Renewal, Request, Result,
+    Scope, Token, Ttl,
+};
 
 /// What a dialect answers, each question in one atomic statement that is judged by the server's clock.
 ///
@@ -20,18 +23,27 @@ pub trait Table {
     async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<Fence>>;
 
     /// Extends the hold that the lock was taken with, if the lock is held with this token and no other hold is beside
-    /// it (`holds` is null), unless that would shorten it. `None` if there is no such row.
-    async fn extend(&mut self, name: &str, token: &Token, ttl: Option<Ttl>) -> Result<Option<(Ttl, Fence)>>;
+    /// it (`holds` is null), unless that would shorten it, or it is marked to be broken and not to be stopped; that it is to be
+    /// is noted with the mark. `None` if there is no such row.
+    async fn extend(&mut self, name: &str, token: &Token, extension: Extension) -> Result<Option<(Ttl, Fence)>>;
 
-    /// Frees the row, if the lock is held with this token and no other hold is beside it (`holds` is null). Wakes who waits.
-    async fn free(&mut self, name: &str, token: &Token) -> Result<bool>;
+    /// Frees the row, if the lock is held with this token and no other hold is beside it (`holds` is null). Wakes who waits, and
+    /// remembers how it ended.
+    async fn free(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<bool>;
 
     /// The row as it is.
     async fn read(&mut self, name: &str) -> Result<Option<Record>>;
 
-    /// Writes back `lock_until`, `root`, `ttl_ms`, `holds`, `metadata` and `renewed_at` if the row's owner and revision are
+    /// Writes back `lock_until`, `root`, `ttl_ms`, `holds` and `renewed_at` if the row's owner and revision are
     /// as they were read and it is still held. Wakes who waits if it is free by that. False if it is not as it was.
-    async fn write(&mut self, record: &Record) -> Result<bool>;
+    /// Remembers how it ended, if that is given.
+    async fn write(&mut self, record: &Record, parting: Option<&Parting>) -> Result<bool>;
+
+    /// Marks the hold with this fence, if it has the lock.
+    async fn mark(&mut self, name: &str, fence: Fence, mark: &Break) -> Result<bool>;
+
+    /// Notes that the holder knows of the mark.
+    async fn see(&mut self, name: &str, fence: Fence) -> Result<()>;
 }
 
 /// The last fence that may be given out: above it, not every program can count.
@@ -66,7 +78,7 @@ pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Reque
     record.check_layout()?;
     if record.is_held_by(&request.token) {
         let holds = record.enter(&request.token, request.ttl)?;
-        write(table, &record).await?;
+        write(table, &record, None).await?;
         return Ok(granted(record.fence(), holds));
     }
     if !record.is_held() && record.fence >= LAST_FENCE {
@@ -83,8 +95,8 @@ pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Reque
 ///
 /// # Errors
 /// As [`take`].
-pub async fn renew(table: &mut (impl Table + ?Sized), name: &str, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
-    if let Some((ttl, fence)) = table.extend(name, token, ttl).await? {
+pub async fn renew(table: &mut (impl Table + ?Sized), name: &str, token: &Token, extension: Extension) -> Result<Renewal> {
+    if let Some((ttl, fence)) = table.extend(name, token, extension).await? {
         return Ok(Renewal::Renewed { ttl, fence });
     }
     let Some(mut record) = table.read(name).await? else { return Ok(Renewal::NotHeld) };
@@ -92,9 +104,17 @@ pub async fn renew(table: &mut (impl Table + ?Sized), name: &str, token: &Token,
         return Ok(Renewal::NotHeld);
     }
     record.check_layout()?;
-    let answer = record.renew(token, ttl)?;
+    if !record.live_holds()?.contains_key(&token.hold_text()) {
+        return Ok(Renewal::NotHeld);
+    }
+    match record.broken() {
+        Some(mark) if extension.purpose == Purpose::GoOn => return Ok(Renewal::Broken(mark)),
+        Some(mark) if !mark.seen => table.see(name, record.fence()).await?,
+        _ => {}
+    }
+    let answer = record.renew(token, extension.ttl)?;
     if matches!(answer, Renewal::Renewed { .. }) {
-        write(table, &record).await?;
+        write(table, &record, None).await?;
     }
     Ok(answer)
 }
@@ -116,8 +136,8 @@ pub async fn verify(table: &mut (impl Table + ?Sized), name: &str, token: &Token
 ///
 /// # Errors
 /// As [`take`].
-pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Token, scope: Scope) -> Result<Release> {
-    if table.free(name, token).await? {
+pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Token, parting: &Parting) -> Result<Release> {
+    if table.free(name, token, parting).await? {
         return Ok(Release::Released);
     }
     let Some(mut record) = table.read(name).await? else { return Ok(Release::NotHeld) };
@@ -125,15 +145,33 @@ pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Toke
         return Ok(Release::NotHeld);
     }
     record.check_layout()?;
-    let answer = record.release(token, scope)?;
+    let answer = record.release(token, parting.scope)?;
     if answer != Release::NotHeld {
-        write(table, &record).await?;
+        write(table, &record, Some(parting).filter(|_| answer == Release::Released)).await?;
     }
     Ok(answer)
 }
 
-async fn write(table: &mut (impl Table + ?Sized), record: &Record) -> Result<()> {
-    if table.write(record).await? {
+/// Takes the lock away from the hold with this fence.
+///
+/// # Errors
+/// As [`take`].
+pub async fn evict(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, mark: &Break) -> Result<Marking> {
+    let Some(mut record) = table.read(name).await?.filter(|record| record.is_held() && record.is_ours()) else {
+        return Ok(Marking::Changed);
+    };
+    record.check_layout()?;
+    if record.fence() != fence {
+        return Ok(Marking::Changed);
+    }
+    record.evict();
+    let (end, why) = mark.into();
+    write(table, &record, Some(&Parting { end: Some(end), why, ..Scope::Tree.into() })).await?;
+    Ok(Marking::Done)
+}
+
+async fn write(table: &mut (impl Table + ?Sized), record: &Record, parting: Option<&Parting>) -> Result<()> {
+    if table.write(record, parting).await? {
         return Ok(());
     }
     Err(Error::new(Kind::Unavailable, "the lock's row was changed by somebody else at the same moment").effect(Effect::NotApplied))

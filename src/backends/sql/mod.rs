@@ -21,7 +21,7 @@ pub use self::{
     ledger::{Table, Taken},
     names::{Names, locked_by},
     options::{Options, Server, TlsMode},
-    record::{Hold, Holds, LAYOUT, LAYOUT_REFUSED, Record, micros, ms},
+    record::{ENDED_US, Hold, Holds, LAYOUT, LAYOUT_REFUSED, Record, micros, ms},
 };
 
 /// With `mode=row`, who waits in one of so many first places has a second session ready, to count the fence over when the turn

@@ -5,12 +5,17 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use super::names::locked_by;
-use crate::lock::{Error, Fence, Holder, Kind, LockState, Metadata, Mode, Release, Renewal, Result, Scope, Token, Ttl, Waiter};
+use crate::lock::{
+    Break, End, Error, Fence, Holder, Kind, LockState, Metadata, Mode, Past, Release, Renewal, Result, Scope, Token, Ttl, Waiter,
+};
 
 /// The layout that this version writes: its major number by a hundred, and its minor one.
 pub const LAYOUT: i16 = 100;
 /// From here on a layout is a newer major one, which must not be touched.
 pub const LAYOUT_REFUSED: i16 = 200;
+
+/// When a lock that was given back ended, in µs since 1970: 2000, before any clock's now.
+pub const ENDED_US: i64 = 946_684_800_000_000;
 
 /// One row, with the time by the server's clock when it was read. Times are microseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +48,10 @@ pub struct Record {
     pub renewed_us: i64,
     /// Who, as JSON.
     pub metadata: Option<String>,
+    /// Who is breaking the hold, as JSON, and whether its holder knows.
+    pub mark: Option<String>,
+    /// See `mark`.
+    pub seen: bool,
     /// Counts the changes: whoever writes a row back must find it as it was read.
     pub revision: i64,
 }
@@ -74,6 +83,35 @@ impl Record {
     /// Whether this token's owner has the lock.
     pub fn is_held_by(&self, token: &Token) -> bool {
         self.is_held() && self.is_ours() && self.locked_by == locked_by(token)
+    }
+
+    /// Who is breaking the hold.
+    pub fn broken(&self) -> Option<Break> {
+        let mark: Break = serde_json::from_str(self.mark.as_deref()?).ok()?;
+        Some(Break { seen: self.seen, ..mark })
+    }
+
+    /// What is remembered of a hold of ours that was never given back; `None` if the last one was, or somebody has the lock.
+    pub fn vanished(&self) -> Option<Past> {
+        if self.is_held() || !self.is_ours() || self.lock_until_us <= ENDED_US {
+            return None;
+        }
+        let mark = self.broken();
+        let (end, why) = mark.as_ref().map_or((End::Expired, None), Into::into);
+        let ms = |us: i64| u64::try_from(us / 1000).ok();
+        Some(Past {
+            fence: Some(self.fence()),
+            started_ms: ms(self.locked_at_us),
+            ended_ms: ms(self.lock_until_us),
+            end,
+            why,
+            metadata: self.metadata.as_deref().and_then(|json| serde_json::from_str(json).ok()),
+        })
+    }
+
+    /// Takes the lock away from all holds of its owner.
+    pub fn evict(&mut self) {
+        self.put(&Holds::new());
     }
 
     /// Refuses what a newer dlock wrote.
@@ -192,7 +230,7 @@ impl Record {
             detached: self.detached,
             renewed_ago: Some(micros(self.now_us - self.renewed_us)),
             holds: count(&self.live_holds()?).max(1),
-            broken: None,
+            broken: self.broken(),
             ..foreign
         }))
     }
@@ -238,9 +276,6 @@ impl Record {
             // A map of numbers can always be written.
             _ => serde_json::to_string(holds).ok(),
         };
-        if holds.is_empty() {
-            self.metadata = None;
-        }
     }
 }
 
@@ -285,6 +320,8 @@ mod tests {
             detached: false,
             renewed_us: 100 * SECOND,
             metadata: Some(r#"{"host":"web1","new":1}"#.into()),
+            mark: None,
+            seen: false,
             revision: 1,
         }
     }
@@ -308,7 +345,7 @@ mod tests {
         assert_eq!(row.lock_until_us, 121 * SECOND);
         assert_eq!((row.release(&token, Scope::Tree).unwrap(), &row.root), (Release::NotHeld, &None));
         assert_eq!(row.release(&one, Scope::Hold).unwrap(), Release::Released);
-        assert!(!row.is_held() && row.metadata.is_none());
+        assert!(!row.is_held());
     }
 
     #[test]

@@ -167,14 +167,17 @@ async fn one_release_wakes_one_waiter(lab: &Lab) {
     let mut wait = || {
         let (mut client, request) = waiters.next().expect("a waiter");
         async move {
+            let began = Instant::now();
             let wake = client.wait(&request, Duration::from_millis(700)).await;
+            let took = began.elapsed();
+            assert!(took < Duration::from_millis(700) + SLACK * 3, "who came up in the line waited for {took:?}");
             // It lives on: the lock of one who dies with it in hand would rightly go to the next.
             lab.pass(Duration::from_millis(700)).await;
             wake
         }
     };
     let release = async {
-        lab.pass(Duration::from_millis(200)).await;
+        lab.pass(Duration::from_millis(600)).await;
         a.free(&held).await;
     };
     let (one, two, three, ()) = tokio::join!(wait(), wait(), wait(), release);

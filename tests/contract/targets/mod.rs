@@ -220,7 +220,17 @@ impl Kind {
     pub fn remembers(self) -> bool {
         matches!(
             self,
-            Self::Memory | Self::Sqlite | Self::Redis | Self::Sentinel | Self::Cluster | Self::Redlock | Self::Tair | Self::TairVersion
+            Self::Memory
+                | Self::Sqlite
+                | Self::Redis
+                | Self::Sentinel
+                | Self::Cluster
+                | Self::Redlock
+                | Self::Tair
+                | Self::TairVersion
+                | Self::PostgresLease
+                | Self::MariadbLease
+                | Self::MysqlLease
         )
     }
 
@@ -228,7 +238,17 @@ impl Kind {
     pub fn breakable(self) -> bool {
         matches!(
             self,
-            Self::Memory | Self::Sqlite | Self::Redis | Self::Sentinel | Self::Cluster | Self::Redlock | Self::Tair | Self::TairVersion
+            Self::Memory
+                | Self::Sqlite
+                | Self::Redis
+                | Self::Sentinel
+                | Self::Cluster
+                | Self::Redlock
+                | Self::Tair
+                | Self::TairVersion
+                | Self::PostgresLease
+                | Self::MariadbLease
+                | Self::MysqlLease
         )
     }
 

@@ -29,6 +29,40 @@ CREATE TABLE IF NOT EXISTS :waiters (
     PRIMARY KEY (name, hold)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
 
+-- Holds that are over, of all modes; how they ended.
+CREATE TABLE IF NOT EXISTS :runs (
+    name     VARBINARY(320) NOT NULL,
+    fence    BIGINT NOT NULL,
+    since    DATETIME(6) NULL,
+    ended    DATETIME(6) NULL,
+    how      VARCHAR(64) NOT NULL,
+    why      MEDIUMTEXT NULL,
+    metadata MEDIUMTEXT NULL,
+    PRIMARY KEY (name, fence)
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+
+-- Hosts that found a lock taken, and did without; told apart by a hash of the name, which may be long.
+CREATE TABLE IF NOT EXISTS :skips (
+    name   VARBINARY(320) NOT NULL,
+    print  CHAR(64) NOT NULL,
+    host   MEDIUMTEXT NOT NULL,
+    times  BIGINT NOT NULL,
+    since  DATETIME(6) NOT NULL,
+    last   DATETIME(6) NOT NULL,
+    reason MEDIUMTEXT NOT NULL,
+    PRIMARY KEY (name, print)
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+
+-- Holds that somebody is breaking: who, as JSON and as the history has it, and whether the holder knows.
+CREATE TABLE IF NOT EXISTS :marks (
+    name   VARBINARY(320) NOT NULL,
+    fence  BIGINT NOT NULL,
+    mark   MEDIUMTEXT NOT NULL,
+    broken MEDIUMTEXT NOT NULL,
+    seen   TINYINT NOT NULL DEFAULT 0,
+    PRIMARY KEY (name, fence)
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+
 -- What mode=row locks, and what is known of the holds of mode=row and mode=advisory: their fences outlive them, so that
 -- they are counted in a table of their own.
 CREATE TABLE IF NOT EXISTS :rows (

@@ -31,5 +31,15 @@ WITH granted AS (
     RETURNING l.fence
 ), waited AS (
     DELETE FROM {waiters} USING granted WHERE $7 AND name = $1 AND hold = $3
+), old AS (
+    -- Who had it before and never gave it back, if somebody did.
+    SELECT l.fence, l.locked_at, l.lock_until, l.metadata, m.broken
+      FROM {table} AS l LEFT JOIN {marks} AS m ON m.name = l.name AND m.fence = l.fence
+     WHERE l.name = $1 AND l.owner = l.locked_by AND l.lock_until > timestamp '2000-01-02'
+), vanished AS (
+    INSERT INTO {runs} (name, fence, since, ended, how, why, metadata)
+    SELECT $1, o.fence, o.locked_at, o.lock_until, CASE WHEN o.broken IS NULL THEN 'expired' ELSE 'broken' END, o.broken, o.metadata
+      FROM old AS o, granted
+    ON CONFLICT (name, fence) DO NOTHING
 )
 SELECT fence, CASE WHEN $8 THEN pg_advisory_unlock_all()::text END FROM granted

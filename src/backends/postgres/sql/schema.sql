@@ -41,6 +41,36 @@ CREATE TABLE IF NOT EXISTS {fences} (
     name  text COLLATE "C" NOT NULL PRIMARY KEY,
     fence bigint NOT NULL
 );
+-- Holds that are over, of all modes; how they ended.
+CREATE TABLE IF NOT EXISTS {runs} (
+    name     text COLLATE "C" NOT NULL,
+    fence    bigint NOT NULL,
+    since    timestamp,
+    ended    timestamp,
+    how      text NOT NULL,
+    why      text,
+    metadata text,
+    PRIMARY KEY (name, fence)
+);
+-- Hosts that found a lock taken, and did without.
+CREATE TABLE IF NOT EXISTS {skips} (
+    name   text COLLATE "C" NOT NULL,
+    host   text COLLATE "C" NOT NULL,
+    count  bigint NOT NULL,
+    since  timestamp NOT NULL,
+    last   timestamp NOT NULL,
+    reason text NOT NULL,
+    PRIMARY KEY (name, host)
+);
+-- Holds that somebody is breaking: who, as JSON and as the history has it, and whether the holder knows.
+CREATE TABLE IF NOT EXISTS {marks} (
+    name   text COLLATE "C" NOT NULL,
+    fence  bigint NOT NULL,
+    mark   text NOT NULL,
+    broken text NOT NULL,
+    seen   boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (name, fence)
+);
 -- What is known of their holds, which end with the server and so need no log.
 CREATE UNLOGGED TABLE IF NOT EXISTS {sessions} (
     name     text COLLATE "C" NOT NULL,

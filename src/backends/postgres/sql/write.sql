@@ -1,12 +1,14 @@
--- Writes a row back if nobody changed it since it was read and it is still held; wakes who waits if it is free by that.
--- $1 name, $2 locked_by, $3 revision, $4 lock_until_us, $5 root, $6 ttl_ms, $7 holds, $8 metadata, $9 renewed_us,
--- $10 channel if it is free
-WITH written AS (
+-- Writes a row back if nobody changed it since it was read and it is still held; wakes who waits if it is free by that, and
+-- remembers how the hold ended.
+-- $1 name, $2 locked_by, $3 revision, $4 lock_until_us, $5 how it ended or NULL to remember nothing, $6 why, $7 holds, $8 root,
+-- $9 renewed_us, $10 channel if it is free, $11 ttl_ms
+WITH freed AS (
     UPDATE {table} AS l
        SET lock_until = timestamp 'epoch' + $4 * interval '1 microsecond',
            renewed_at = timestamp 'epoch' + $9 * interval '1 microsecond',
-           root = $5, ttl_ms = $6, holds = $7, metadata = $8, revision = l.revision + 1
+           root = $8, ttl_ms = $11, holds = $7, revision = l.revision + 1
      WHERE l.name = $1 AND l.locked_by = $2 AND l.owner = $2 AND l.revision = $3
        AND l.lock_until > timezone('utc', clock_timestamp())
-    RETURNING 1)
-SELECT CASE WHEN $10 IS NULL THEN '' ELSE pg_notify($10, '')::text END FROM written
+    RETURNING l.fence, l.locked_at, l.renewed_at AS ended, l.metadata
+), {remember}
+SELECT CASE WHEN $10 IS NULL THEN '' ELSE pg_notify($10, '')::text END FROM freed

@@ -99,7 +99,10 @@ pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     words.extend(commands.iter().map(|command| format!("+{command}")));
     let mut notes = vec![
         format!("put a password in the place of {PASSWORD}; ACL SAVE, or the same line in users.acl, keeps the user over a restart"),
-        "dlock doctor sees more with +info and +config|get, which no other command needs".to_owned(),
+        format!(
+            "dlock doctor sees more with {}+config|get, which no other command needs",
+            if commands.contains(&"info") { "" } else { "+info and " }
+        ),
     ];
     if needs.sentinel {
         notes.insert(0, "on the master and on every replica, since any of them may be the master one day".to_owned());

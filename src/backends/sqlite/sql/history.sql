@@ -37,7 +37,7 @@ BEGIN
       FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) AS now_ms)
      WHERE NOT EXISTS (SELECT 1 FROM runs WHERE namespace = OLD.namespace AND key = OLD.key AND fence = OLD.fence);
     DELETE FROM runs
-     WHERE OLD.since_ms % 16 = 0 AND namespace = OLD.namespace AND key = OLD.key
+     WHERE OLD.since_ms % 4 = 0 AND namespace = OLD.namespace AND key = OLD.key
        AND fence < (SELECT fence FROM runs AS r WHERE r.namespace = OLD.namespace AND r.key = OLD.key
                      ORDER BY fence DESC LIMIT 1 OFFSET 99)
        AND (ended IN ('ok', 'released')

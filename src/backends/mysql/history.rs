@@ -1,0 +1,82 @@
+//! What the tables remember of holds that are over.
+
+use super::{
+    connection::{Connection, Row},
+    failure,
+    names::Tables,
+    reading::Fields,
+    statement::Value,
+    table::json,
+};
+use crate::lock::{End, Fence, Note, Parting, Past, Result, SKIPPING_HOSTS, Skips};
+
+/// What a release remembers of the hold that it frees, as SQL that comes after it.
+pub(super) fn remember(tables: &Tables, name: &str, parting: Option<&Parting>) -> String {
+    let Some((parting, end)) = parting.and_then(|parting| Some((parting, parting.end.as_ref()?))) else { return String::new() };
+    let how = end.to_string();
+    let values = [("name", Value::Bytes(name)), ("how", Value::Text(&how)), ("why", Value::text_or_null(parting.why.as_deref()))];
+    tables.fill(include_str!("sql/remember.sql"), &values)
+}
+
+/// The holds that are over, the latest first, and who did without.
+pub(super) async fn read(session: &mut Connection, tables: &Tables, name: &str) -> Result<(Vec<Past>, Vec<Skips>)> {
+    let answers = session.ask(&tables.fill(include_str!("sql/runs.sql"), &[("name", Value::Bytes(name))])).await?;
+    let [runs, skips, ..] = &*answers else { return Err(failure::unreadable()) };
+    Ok((runs.rows.iter().map(past).collect::<Result<_>>()?, skips.rows.iter().map(skip).collect::<Result<_>>()?))
+}
+
+/// Remembers what comes with no grant and no release.
+pub(super) async fn note(session: &mut Connection, tables: &Tables, name: &str, note: &Note) -> Result<()> {
+    let batch = match note {
+        Note::Skipped { host, reason, .. } => {
+            let values = [
+                ("name", Value::Bytes(name)),
+                ("host", Value::Text(host)),
+                ("reason", Value::Text(reason)),
+                ("most", Value::Int(i64::try_from(SKIPPING_HOSTS).unwrap_or(i64::MAX))),
+            ];
+            tables.fill(include_str!("sql/skip.sql"), &values)
+        }
+        Note::Lost(past) => {
+            let ms = |at: Option<u64>| at.and_then(|at| i64::try_from(at).ok()).map_or(Value::Null, Value::Int);
+            let (metadata, end) = (json(past.metadata.as_ref())?, past.end.to_string());
+            let values = [
+                ("name", Value::Bytes(name)),
+                ("fence", Value::Int(past.fence.map_or(0, |fence| i64::try_from(fence.0).unwrap_or(i64::MAX)))),
+                ("since", ms(past.started_ms)),
+                ("ended", ms(past.ended_ms)),
+                ("how", Value::Text(&end)),
+                ("why", Value::text_or_null(past.why.as_deref())),
+                ("metadata", Value::text_or_null(metadata.as_deref())),
+            ];
+            tables.fill(include_str!("sql/lost.sql"), &values)
+        }
+    };
+    session.ask(&batch).await.map(|_| ())
+}
+
+fn past(row: &Row) -> Result<Past> {
+    let mut fields = Fields::of(row);
+    let fence = fields.int()?;
+    let ms = |at: Option<i64>| at.and_then(|at| u64::try_from(at).ok());
+    Ok(Past {
+        fence: Some(Fence(u64::try_from(fence).unwrap_or_default())),
+        started_ms: ms(fields.int_or_null()?),
+        ended_ms: ms(fields.int_or_null()?),
+        end: End::from(&*fields.text()?),
+        why: fields.text_or_null()?,
+        metadata: fields.text_or_null()?.and_then(|json| serde_json::from_str(&json).ok()),
+    })
+}
+
+fn skip(row: &Row) -> Result<Skips> {
+    let mut fields = Fields::of(row);
+    let ms = |at: i64| u64::try_from(at).ok();
+    Ok(Skips {
+        host: fields.text()?,
+        count: u64::try_from(fields.int()?).unwrap_or_default(),
+        since_ms: ms(fields.int()?),
+        last_ms: ms(fields.int()?),
+        reason: fields.text()?,
+    })
+}

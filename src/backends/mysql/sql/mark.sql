@@ -1,0 +1,7 @@
+-- Marks the hold with this fence as to be broken, if it has the lock. One that was marked before keeps whether it was seen.
+DELETE FROM :marks WHERE name = :name AND fence <> :fence;
+INSERT INTO :marks (name, fence, mark, broken)
+SELECT l.name, l.fence, :mark, :broken FROM :table AS l
+ WHERE l.name = :name AND l.fence = :fence AND l.owner = l.locked_by AND l.lock_until > UTC_TIMESTAMP(6)
+    ON DUPLICATE KEY UPDATE mark = :mark, broken = :broken;
+SELECT COUNT(*) FROM :table AS l WHERE l.name = :name AND l.fence = :fence AND l.owner = l.locked_by AND l.lock_until > UTC_TIMESTAMP(6);

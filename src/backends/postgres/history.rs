@@ -1,0 +1,66 @@
+//! What the tables remember of holds that are over, and marks on those that are not.
+
+use sqlx::{Row as _, postgres::PgRow};
+
+use super::{connection::Session, failure, names::Tables, statement::Value, table::json};
+use crate::lock::{End, Fence, Note, Past, Result, SKIPPING_HOSTS, Skips};
+
+/// The holds that are over, the latest first, and who did without.
+pub(super) async fn read(session: &mut Session, tables: &Tables, name: &str) -> Result<(Vec<Past>, Vec<Skips>)> {
+    let runs = session.query(&tables.fill(include_str!("sql/runs.sql")), &[Value::Text(name)]).await?;
+    let skips = session.query(&tables.fill(include_str!("sql/skips.sql")), &[Value::Text(name)]).await?;
+    let runs = runs.iter().map(past).collect::<Result<_, _>>().map_err(failure::malformed)?;
+    Ok((runs, skips.iter().map(skip).collect::<Result<_, _>>().map_err(failure::malformed)?))
+}
+
+/// Remembers what comes with no grant and no release.
+pub(super) async fn note(session: &mut Session, tables: &Tables, name: &str, note: &Note) -> Result<()> {
+    match note {
+        Note::Skipped { host, reason, .. } => {
+            let most = i64::try_from(SKIPPING_HOSTS).unwrap_or(i64::MAX);
+            let values = [Value::Text(name), Value::Text(host), Value::Text(reason), Value::Int(most)];
+            session.query(&tables.fill(include_str!("sql/skip.sql")), &values).await?;
+        }
+        Note::Lost(past) => {
+            let ms = |at: Option<u64>| at.and_then(|at| i64::try_from(at).ok());
+            let (metadata, end) = (json(past.metadata.as_ref())?, past.end.to_string());
+            let values = [
+                Value::Text(name),
+                Value::Int(past.fence.map_or(0, |fence| i64::try_from(fence.0).unwrap_or(i64::MAX))),
+                Value::MaybeInt(ms(past.started_ms)),
+                Value::MaybeInt(ms(past.ended_ms)),
+                Value::Text(&end),
+                Value::Maybe(past.why.as_deref()),
+                Value::Maybe(metadata.as_deref()),
+            ];
+            session.query(&tables.fill(include_str!("sql/lost.sql")), &values).await?;
+        }
+    }
+    Ok(())
+}
+
+fn ms(row: &PgRow, column: &str) -> Result<Option<u64>, sqlx::Error> {
+    Ok(row.try_get::<Option<i64>, _>(column)?.and_then(|at| u64::try_from(at).ok()))
+}
+
+fn past(row: &PgRow) -> Result<Past, sqlx::Error> {
+    let metadata: Option<String> = row.try_get("metadata")?;
+    Ok(Past {
+        fence: Some(Fence(u64::try_from(row.try_get::<i64, _>("fence")?).unwrap_or_default())),
+        started_ms: ms(row, "since_ms")?,
+        ended_ms: ms(row, "ended_ms")?,
+        end: End::from(row.try_get::<&str, _>("how")?),
+        why: row.try_get("why")?,
+        metadata: metadata.and_then(|json| serde_json::from_str(&json).ok()),
+    })
+}
+
+fn skip(row: &PgRow) -> Result<Skips, sqlx::Error> {
+    Ok(Skips {
+        host: row.try_get("host")?,
+        count: u64::try_from(row.try_get::<i64, _>("count")?).unwrap_or_default(),
+        since_ms: ms(row, "since_ms")?,
+        last_ms: ms(row, "last_ms")?,
+        reason: row.try_get("reason")?,
+    })
+}

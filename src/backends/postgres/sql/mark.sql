@@ -1,0 +1,10 @@
+-- Marks the hold with this fence as to be broken, if it has the lock. One that was marked before keeps whether it was seen.
+-- $1 name, $2 fence, $3 mark, $4 the same as the history has it
+WITH old AS (
+    DELETE FROM {marks} WHERE name = $1 AND fence <> $2
+)
+INSERT INTO {marks} AS m (name, fence, mark, broken)
+SELECT l.name, l.fence, $3, $4 FROM {table} AS l
+ WHERE l.name = $1 AND l.fence = $2 AND l.owner = l.locked_by AND l.lock_until > timezone('utc', clock_timestamp())
+ON CONFLICT (name, fence) DO UPDATE SET mark = excluded.mark, broken = excluded.broken
+RETURNING 1

@@ -1,0 +1,5 @@
+-- What is remembered of a lock, the latest first.
+-- $1 name
+SELECT fence, (extract(epoch FROM since) * 1000)::bigint AS since_ms, (extract(epoch FROM ended) * 1000)::bigint AS ended_ms, how, why,
+       metadata
+  FROM {runs} WHERE name = $1 ORDER BY fence DESC
