@@ -3,6 +3,7 @@
 //! Decides nothing, and never fails the job: a line that can't be written is lost. What other people wrote
 //! (metadata, stored names, server messages) is escaped here before it reaches a terminal.
 
+pub mod doctor;
 pub mod history;
 pub mod inspect;
 pub mod json;

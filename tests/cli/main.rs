@@ -7,6 +7,7 @@
 
 mod commands;
 mod configuration;
+mod doctor;
 mod generated;
 mod help;
 mod hold;

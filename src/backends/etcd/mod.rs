@@ -13,6 +13,7 @@
 mod acquire;
 mod client;
 mod connection;
+pub mod examine;
 mod failure;
 mod gc;
 mod hold;

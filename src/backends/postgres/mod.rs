@@ -22,6 +22,7 @@
 mod checks;
 mod connection;
 mod dial;
+pub mod examine;
 mod failure;
 mod gate;
 mod history;

@@ -63,7 +63,7 @@ pub struct Sessions {
     /// Who asks or waits, with a session of his own.
     tries: Vec<(Key, Token, Keeper)>,
     /// For all that is not a lock.
-    side: Option<Session>,
+    pub(super) side: Option<Session>,
     /// Who may stand in a queue because of us.
     queued: Vec<(Key, Token)>,
     /// Nothing between us and the server shares its sessions.
@@ -101,7 +101,7 @@ impl Sessions {
         }
     }
 
-    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
+    pub(super) fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
         outcome.map_err(|error| {
             let error = error.during(operation).backend(self.options.redacted_url());
             match key {
@@ -139,7 +139,7 @@ impl Sessions {
         }
     }
 
-    async fn side(&mut self) -> Result<Session> {
+    pub(super) async fn side(&mut self) -> Result<Session> {
         match self.side.take().filter(Session::is_open) {
             Some(session) => Ok(session),
             None => Session::open(&self.options.sql).await,
@@ -190,7 +190,12 @@ impl Sessions {
         if !ours {
             return self.refuse(request, at).await;
         }
-        let (fence, now, settle) = self.begin(request, at).await?;
+        let begun = self.begin(request, at).await;
+        if begun.as_ref().is_err_and(|error| !error.is_transient()) {
+            // Nobody will ask again: the session would keep the lock for nothing.
+            drop(self.tries.swap_remove(at));
+        }
+        let (fence, now, settle) = begun?;
         self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
         let (key, token, keeper) = self.tries.swap_remove(at);
         self.holds.push(Hold {

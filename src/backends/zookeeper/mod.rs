@@ -27,6 +27,7 @@
 mod acquire;
 mod contender;
 mod enter;
+pub mod examine;
 mod failure;
 mod hold;
 mod keep;
@@ -48,7 +49,7 @@ pub use self::options::Options;
 use self::{
     hold::Hold,
     names::Names,
-    session::{Ensemble, LONGEST},
+    session::{Ensemble, LONGEST, Session},
 };
 use crate::lock::{
     Attempt, Backend, Capabilities, Extension, Holding, Init, Key, LockState, Pace, Parting, Release, Renewal, Request, Result, Token,
@@ -71,12 +72,14 @@ pub struct ZooKeeper {
     ensemble: Ensemble,
     /// What was asked for and not given back yet, each with its session. Noted before anything is sent.
     holds: Vec<Hold>,
+    /// For asking the time again and again.
+    visit: Option<Session>,
 }
 
 impl ZooKeeper {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
-        Self { ensemble: Ensemble::new(options), holds: Vec::new() }
+        Self { ensemble: Ensemble::new(options), holds: Vec::new(), visit: None }
     }
 
     fn options(&self) -> &Options {
