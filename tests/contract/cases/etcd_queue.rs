@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock::lock::{Attempt, Entry, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake};
 use tokio::time::{Instant, timeout};
 
-use super::{Case, cases};
+use super::{Case, cases, history::history};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting, who},
     targets::Kind,
@@ -28,7 +28,7 @@ pub fn all() -> Vec<Case> {
         time_to_die_is_not_cut_short_by_one_who_comes_in_between,
         who_follows_a_foreign_holder_waits_for_nobody_to_die,
         compaction_does_not_deafen_a_waiter,
-        nothing_stays_but_the_last_fence,
+        nothing_stays_but_the_last_fence_and_the_history,
         what_is_unused_is_collected,
         a_token_does_not_follow_from_what_is_stored,
         a_shared_hold_is_not_entered_exclusively,
@@ -333,7 +333,7 @@ async fn compaction_does_not_deafen_a_waiter(lab: &Lab) {
     b.free(&wanted).await;
 }
 
-async fn nothing_stays_but_the_last_fence(lab: &Lab) {
+async fn nothing_stays_but_the_last_fence_and_the_history(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let leases = || lab.etcd().etcd().leases();
     let held = a.hold(&key("job")).await;
@@ -350,7 +350,9 @@ async fn nothing_stays_but_the_last_fence(lab: &Lab) {
     assert_eq!(keys(lab), before);
     c.take(&nested(&held)).await;
     assert_eq!(a.release(&held, Scope::Tree).await, Release::Released);
-    assert_eq!(keys(lab), [format!("{}.meta/%last/job", lab.etcd().namespace("dlock"))]);
+    let run = format!("{}.meta/%fine/job/", lab.etcd().namespace("dlock"));
+    let after: Vec<_> = keys(lab).into_iter().filter(|name| !name.starts_with(&run)).collect();
+    assert_eq!(after, [format!("{}.meta/%last/job", lab.etcd().namespace("dlock"))]);
     let left = leases();
     assert!(queued.len() == 2 && queued.contains(&ours));
     assert!(queued.iter().all(|lease| !left.contains(&format!("{lease:0>16}"))), "{queued:?} {left:?}");
@@ -375,7 +377,9 @@ async fn what_is_unused_is_collected(lab: &Lab) {
     left.retain(|name| name.contains("%last"));
     assert_eq!(left, [format!("{}.meta/%last/used", lab.etcd().namespace("dlock"))]);
     a.free(&next).await;
-    assert_eq!(a.0.collect(Duration::ZERO).await.expect("gc"), 1, "at once");
+    assert_eq!(a.0.collect(Duration::ZERO).await.expect("gc"), 3, "at once: a fence, and what is remembered of two locks");
+    assert_eq!(history(&mut a, &key("a/b")).await.past, []);
+    assert_eq!(history(&mut a, &key("used")).await.past.len(), 1);
     assert_eq!(a.inspect(&key("job")).await.last_fence, None);
 }
 
