@@ -24,7 +24,7 @@ use super::{
     record::Record,
     session::Hold,
 };
-use crate::lock::{History, Key, Note, Parting, Past, REMEMBERED, SKIPPING_HOSTS, Skips};
+use crate::lock::{End, History, Key, Note, Parting, Past, REMEMBERED, SKIPPING_HOSTS, Skips};
 
 /// How many runs more than needed there may be before the oldest are removed.
 const SPARE: usize = 16;
@@ -39,7 +39,8 @@ struct Skip {
 
 /// How a hold that is given back is remembered; `None` if nothing was done under it.
 pub(super) fn past(hold: &Hold, parting: &Parting) -> Option<Past> {
-    let end = parting.end.clone()?;
+    // Who gives back the last nested hold gives back what the outer one had.
+    let end = parting.end.clone().or_else(|| hold.nested.is_some().then_some(End::Released))?;
     // What a nested hold knows is only how long it was held itself.
     let held_ms = parting.held_ms.filter(|_| hold.nested.is_none());
     let started_ms = parting.at_ms.zip(held_ms).map(|(at, held)| at.saturating_sub(held)).or(hold.since_ms);

@@ -30,7 +30,10 @@ pub fn all() -> Vec<Case> {
         who_is_evicted_holds_nothing,
         an_eviction_frees_the_lock_for_who_waits,
     ]);
-    all.extend(cases![|kind| kind.breakable() && kind.hands_on() => a_nested_hold_is_broken_with_the_one_it_entered]);
+    all.extend(cases![|kind| kind.breakable() && kind.hands_on() =>
+        a_nested_hold_is_broken_with_the_one_it_entered,
+        a_nested_hold_that_outlives_the_outer_one_is_broken,
+    ]);
     all.extend(cases![|kind| kind.breakable() && kind.hands_on() && !kind.bound_to_processes() =>
         nested_holds_are_evicted_with_the_one_they_entered,
     ]);
@@ -248,6 +251,37 @@ async fn a_nested_hold_is_broken_with_the_one_it_entered(lab: &Lab) {
     assert!(matches!(stop(&mut b, &inner).await, Renewal::Renewed { .. }));
     assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
     a.free(&outer).await;
+}
+
+async fn a_nested_hold_that_outlives_the_outer_one_is_broken(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    // Marked before the outer hold is given back, or after.
+    for before in [true, false] {
+        let outer = request(&job, LONG);
+        let fence = a.take(&outer).await.fence;
+        let (inner, other) = (nested(&outer), nested(&outer));
+        b.take(&inner).await;
+        b.take(&other).await;
+        if before {
+            assert_eq!(mark(&mut c, &job, fence, "NFS").await, Marking::Done);
+        }
+        assert_eq!(a.release(&outer, Scope::Hold).await, Release::StillHeld(2));
+        if !before {
+            b.renewed(&inner, None).await;
+            assert_eq!(mark(&mut c, &job, fence, "NFS").await, Marking::Done);
+        }
+        assert_eq!(b.renew(&inner, None).await, Renewal::Broken(broken("NFS")));
+        assert_eq!(b.renew(&other, None).await, Renewal::Broken(broken("NFS")));
+        for of in [&inner, &other, &inner] {
+            assert!(matches!(stop(&mut b, of).await, Renewal::Renewed { fence: same, .. } if same == fence));
+        }
+        assert_eq!(shown(&mut c, &job).await, Some(Break { seen: true, ..broken("NFS") }));
+        assert_eq!(b.release(&other, Scope::Hold).await, Release::StillHeld(1));
+        assert!(matches!(stop(&mut b, &inner).await, Renewal::Renewed { .. }));
+        b.free(&inner).await;
+        assert_eq!(history(&mut c, &job).await.past[0].fence, Some(fence));
+    }
 }
 
 async fn nested_holds_are_evicted_with_the_one_they_entered(lab: &Lab) {

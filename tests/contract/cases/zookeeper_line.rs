@@ -8,7 +8,7 @@ use dlock::{
 };
 use zookeeper_client::{Acls, Client as Admin, CreateMode};
 
-use super::{Case, cases};
+use super::{Case, cases, history::history};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting},
     support::proxy::{Fault, Mode as Line, Proxy},
@@ -317,12 +317,15 @@ async fn a_released_lock_leaves_its_record_only(lab: &Lab) {
         format!("{chroot}/dlock.meta"),
         format!("{chroot}/dlock"),
         chroot.clone(),
+        // And what is remembered.
+        format!("{chroot}/dlock.meta/%fine"),
+        format!("{chroot}/dlock.meta/%fine/a%2Fb"),
     ];
     // Nodes that were made to learn the time end with their sessions.
     let until = Instant::now() + Duration::from_secs(8);
     loop {
         let mut tree = Target::tree(&admin, &chroot).await;
-        tree.retain(|node| !left.contains(node));
+        tree.retain(|node| !left.contains(node) && !node.starts_with(&format!("{}/", left[6])));
         if tree.is_empty() {
             break;
         }
@@ -354,8 +357,10 @@ async fn a_record_long_unused_can_be_removed(lab: &Lab) {
     a.free(&used).await;
     lab.pass(Duration::from_millis(500)).await;
     assert_eq!(a.0.collect(LONG).await.expect("gc"), 0);
-    assert_eq!(a.0.collect(Duration::from_millis(100)).await.expect("gc"), 1);
+    assert_eq!(history(&mut a, &key("used")).await.past.len(), 1);
+    assert_eq!(a.0.collect(Duration::from_millis(100)).await.expect("gc"), 2, "its record and its history");
     assert_eq!(a.inspect(&key("used")).await.last_fence, None);
+    assert_eq!(history(&mut a, &key("used")).await.past, []);
     let before = used.token;
     let again = request(&key("used"), LONG);
     assert_ne!(before, again.token);
