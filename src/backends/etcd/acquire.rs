@@ -17,6 +17,7 @@ use std::time::Duration;
 use super::{
     client::{Answer, Client},
     failure::{self, Trouble},
+    history,
     holders::{self, position},
     messages::{RequestOp, TxnRequest},
     ops::{self, Answers},
@@ -94,6 +95,7 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
         settle: if dying.is_empty() { Duration::ZERO } else { SETTLE },
         session: None,
     };
+    history::bury_old(client, &session.names, &look).await;
     let settled_at = super::waiting::after(SETTLE);
     let (since_ms, metadata) = (held.since_ms, held.metadata);
     let hold = Hold { own, created, seen: look.revision, nested: None, since_ms, metadata, dying, settled_at };

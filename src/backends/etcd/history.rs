@@ -21,10 +21,11 @@ use super::{
     messages::{Compare, RequestOp, TxnRequest},
     names::Names,
     ops::{self, Answers},
+    queue::Look,
     record::Record,
     session::Hold,
 };
-use crate::lock::{End, History, Key, Note, Parting, Past, REMEMBERED, SKIPPING_HOSTS, Skips};
+use crate::lock::{End, History, Key, Mode, Note, Parting, Past, REMEMBERED, SKIPPING_HOSTS, Skips};
 
 /// How many runs more than needed there may be before the oldest are removed.
 const SPARE: usize = 16;
@@ -65,6 +66,23 @@ pub(super) fn bury(names: &Names, record: &Record) -> RequestOp {
     let Some((run, value)) = record.past().and_then(|past| line(names, &past)) else { return forget(record) };
     let compare = vec![ops::unchanged(&record.name, record.revision), ops::absent(&run)];
     ops::when(compare, vec![ops::delete(&record.name), ops::put(&run, value, 0)], vec![forget(record)])
+}
+
+/// Remembers the older ones of those who vanished, if there are many: nobody who followed them renewed or gave back anything.
+///
+/// When one who wanted the lock alone had it, all who came before were gone. So as long as its own record stays, nobody is
+/// left less time to die in.
+pub(super) async fn bury_old(client: &mut Client, names: &Names, look: &Look) {
+    if look.vanished().count() <= SPARE {
+        return;
+    }
+    let alone = |record: &&Record| record.mode != Mode::Shared && record.held.is_some();
+    let Some(newest) = look.vanished().filter(alone).map(Record::created).max() else { return };
+    let old: Vec<_> = look.vanished().filter(|record| record.created() < newest).take(ops::MOST_OPS).collect();
+    let ops = old.iter().map(|record| bury(names, record)).chain(counts(names)).collect();
+    if let Ok(mut answers) = client.txn(ops::read(ops)).await.and_then(|answer| Ok(Answers::of(answer)?)) {
+        trim(client, names, counted(&mut answers)).await;
+    }
 }
 
 /// How many runs there are, those that ended badly last.

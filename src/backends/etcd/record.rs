@@ -68,7 +68,12 @@ impl Record {
 
     /// What the record of a hold says, with its fence.
     pub(super) fn with_fence(&self) -> Option<Held> {
-        self.held.clone().map(|held| Held { fence: held.fence.or(Some(self.revision)), ..held })
+        self.held.clone().map(|held| Held { fence: Some(self.created()), ..held })
+    }
+
+    /// The revision that its key came with, as far as is known.
+    pub(super) fn created(&self) -> i64 {
+        self.held.as_ref().and_then(|held| held.fence).unwrap_or(self.revision)
     }
 
     /// The hold, which was never given back. When that ended nobody knows: etcd has no clock.

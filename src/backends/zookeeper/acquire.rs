@@ -189,7 +189,7 @@ impl Hold {
         let (path, mark) = (names.contender(&contender::name(&own, request.mode)), names.mark(&own));
         let data = Said::write(request.detached, request.metadata.as_ref());
         let (record, ttl) = (Record::write(Last::Here), self.ttl());
-        let grant = Granted { fence: Last::Here, metadata: request.metadata.clone(), ..Granted::default() };
+        let grant = Granted::of(request, Last::Here);
         let says = grant.write();
         let mut requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create { path, data, node: *node }).collect();
         let create = Ask::Create { path: &path, data: &data, node: Node::Contender };
@@ -250,6 +250,7 @@ impl Hold {
             return Ok(false);
         }
         (self.granted, self.blocker, self.stale) = (true, None, stale);
+        self.bury_old(ensemble).await;
         Ok(true)
     }
 
@@ -299,7 +300,7 @@ impl Hold {
         let (names, beat, mark) = (self.names.clone(), self.beat(), self.names.mark(&guid(&self.token)));
         let fence = Last::Fence(place.fence.0);
         let (record, ttl) = (Record::write(fence), self.ttl());
-        let grant = Granted { fence, metadata: request.metadata.clone(), ..Granted::default() };
+        let grant = Granted::of(request, fence);
         let says = grant.write();
         let steps = vec![
             Ask::Check { path: &place.path },

@@ -84,6 +84,19 @@ pub(super) fn make(folders: &[String]) -> Vec<Ask<'_>> {
     folders.iter().map(|path| Ask::Create { path, data: &[], node: Node::Persistent }).collect()
 }
 
+/// What removes marks and remembers what they say, in these folders.
+fn burial<'a>(folders: &'a [String], stale: &'a [Stale]) -> Vec<Ask<'a>> {
+    let mut asks = if stale.iter().any(|stale| stale.run.is_some()) { make(folders) } else { Vec::new() };
+    for Stale { path: mark, run, .. } in stale {
+        if let Some((path, data)) = run {
+            asks.push(Ask::All(vec![Ask::Delete { path: mark }, Ask::Create { path, data, node: Node::Persistent }]));
+        }
+        // If it was remembered before, or can't be.
+        asks.push(Ask::Delete { path: mark });
+    }
+    asks
+}
+
 #[derive(Deserialize, Serialize)]
 struct Skip {
     host: String,
@@ -118,27 +131,40 @@ impl Hold {
         let mut stale = Vec::new();
         for ((name, path), answer) in marks.iter().zip(paths).zip(answers) {
             if still.contains(name) {
-                let says = marked(Some(answer))?.and_then(|(data, stat)| Granted::read(&data)?.past(stat.czxid, stat.ctime));
-                stale.push(Stale { path, run: says.and_then(|past| Run::from(past).node(&self.names)) });
+                let granted = marked(Some(answer))?.and_then(|(data, stat)| Some((Granted::read(&data)?, stat)));
+                let shared = granted.as_ref().is_some_and(|(granted, _)| granted.shared);
+                let past = granted.and_then(|(granted, stat)| granted.past(stat.czxid, stat.ctime));
+                let alone = past.as_ref().and_then(|past| past.fence).filter(|_| !shared);
+                stale.push(Stale { path, run: past.and_then(|past| Run::from(past).node(&self.names)), alone });
             }
         }
         Ok(stale)
     }
 
-    /// Removes marks of holds that vanished, and remembers what they say. Nobody needs to hear how that went: what is left
+    /// Removes the marks of holds that vanished, and remembers what they say. Nobody needs to hear how that went: what is left
     /// is left to the next.
     pub(super) fn bury(&self, ensemble: &Ensemble) {
-        let Some(session) = &self.session else { return };
-        let bad = way_to(&self.names.memory(Memory::Bad));
-        let mut asks = if self.stale.iter().any(|stale| stale.run.is_some()) { make(&bad) } else { Vec::new() };
-        for Stale { path: mark, run } in &self.stale {
-            if let Some((path, data)) = run {
-                asks.push(Ask::All(vec![Ask::Delete { path: mark }, Ask::Create { path, data, node: Node::Persistent }]));
-            }
-            // If it was remembered before, or can't be.
-            asks.push(Ask::Delete { path: mark });
+        let folders = way_to(&self.names.memory(Memory::Bad));
+        if let Some(session) = &self.session {
+            session.tell(ensemble, &burial(&folders, &self.stale));
         }
-        session.tell(ensemble, &asks);
+    }
+
+    /// The same with the older ones, if there are many: nobody who followed them gave back anything.
+    ///
+    /// When one had the lock alone, all who came before were gone. So as long as its own mark stays, nobody is left less time
+    /// to die in.
+    pub(super) async fn bury_old(&mut self, ensemble: &Ensemble) {
+        if self.stale.len() <= SPARE {
+            return;
+        }
+        let newest = self.stale.iter().filter_map(|stale| stale.alone).max();
+        let (old, rest): (Vec<_>, _) =
+            std::mem::take(&mut self.stale).into_iter().partition(|stale| stale.alone.is_some() && stale.alone < newest);
+        self.stale = rest;
+        let folders = way_to(&self.names.memory(Memory::Bad));
+        // Awaited, since a session that is given away is not kept.
+        let _ = self.ask(ensemble, &burial(&folders, &old)).await;
     }
 
     /// The own mark, as that of a hold which was found to be gone.
@@ -147,7 +173,7 @@ impl Hold {
             let since = self.since.unwrap_or(-1);
             Granted { fence: Last::Fence(place.fence.0), ..granted }.past(0, since)
         });
-        Stale { path: self.names.mark(&guid(&self.token)), run: past.and_then(|past| Run::from(past).node(&self.names)) }
+        Stale { alone: None, path: self.names.mark(&guid(&self.token)), run: past.and_then(|past| Run::from(past).node(&self.names)) }
     }
 
     /// Removes the oldest runs, if there are too many by the answer to whether their folder is there.
@@ -207,9 +233,9 @@ async fn history(session: &mut Session, ensemble: &Ensemble, names: &Names) -> A
     asked.extend(memories.iter().map(|path| Ask::Children { path }));
     let mut answers = session.ask(ensemble, &asked).await?.into_iter().skip(1);
     let beside = listed(answers.next())?;
-    // What is no lock has no marks beside it either.
-    let line = line_of(answers.next()).unwrap_or_default();
-    let stale = Seen { line, beside, missing: false, joined: false }.stale();
+    // With something else than contenders in it, the line tells nothing of who is gone.
+    let line = line_of(answers.next());
+    let stale = line.map(|line| Seen { line, beside, missing: false, joined: false }.stale()).unwrap_or_default();
     let mut paths: Vec<String> = stale.iter().map(|mark| format!("{}/{mark}", names.meta)).collect();
     for (folder, answer) in memories.iter().zip(answers) {
         paths.extend(listed(Some(answer))?.iter().map(|name| format!("{folder}/{name}")));

@@ -218,6 +218,8 @@ impl Hold {
 pub(super) struct Stale {
     pub(super) path: String,
     pub(super) run: Option<Made>,
+    /// Its fence, if it had the lock alone.
+    pub(super) alone: Option<Fence>,
 }
 
 /// The mark of a grant: what it says, and its node. `None` if somebody removed it.

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::failure;
-use crate::lock::{Break, End, Fence, Metadata, Past, Result};
+use crate::lock::{Break, End, Fence, Metadata, Mode, Past, Request, Result};
 
 /// The newest layout that this version can read, up to any minor version.
 const MAJOR: u32 = 1;
@@ -93,6 +93,8 @@ pub(super) struct Granted {
     /// Its fence; `None` in what older versions wrote.
     #[serde(default, rename = "f")]
     pub(super) fence: Last,
+    #[serde(default, rename = "r", skip_serializing_if = "std::ops::Not::not")]
+    pub(super) shared: bool,
     #[serde(default, rename = "m", skip_serializing_if = "Option::is_none")]
     pub(super) metadata: Option<Metadata>,
     /// Who is breaking it.
@@ -104,6 +106,10 @@ pub(super) struct Granted {
 }
 
 impl Granted {
+    pub(super) fn of(request: &Request, fence: Last) -> Self {
+        Self { fence, shared: request.mode == Mode::Shared, metadata: request.metadata.clone(), ..Self::default() }
+    }
+
     pub(super) fn write(&self) -> Vec<u8> {
         json(self)
     }

@@ -29,6 +29,10 @@ impl ZooKeeper {
                 return Ok(Release::NotHeld);
             }
         }
+        if parting.end.is_none() {
+            // Nothing was done under it, and perhaps because the time to let others die in was not over.
+            hold.stale.clear();
+        }
         let outcome = if hold.granted { hold.give_back(&self.ensemble, parting).await } else { hold.undo(&self.ensemble).await };
         let answer = match outcome {
             Ok(answer) => answer,
@@ -107,7 +111,7 @@ impl Hold {
                     // Holds nested in this one that are left over end with their sessions; nobody needs to see them until then.
                     let start = holds_of(&guid(&self.token));
                     let nested = left.into_iter().filter(|name| name.starts_with(&start));
-                    self.stale.extend(nested.map(|name| Stale { path: format!("{meta}/{name}"), run: None }));
+                    self.stale.extend(nested.map(|name| Stale { path: format!("{meta}/{name}"), run: None, alone: None }));
                     // Once the lock is free, the session that was handed down with it has no node any more.
                     self.heirloom = kept.and_then(|kept| kept.heirloom());
                     for ((what, _), answer) in memories.iter().zip(answers) {

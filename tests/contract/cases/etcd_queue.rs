@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Attempt, Entry, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake};
+use dlock::lock::{Attempt, End, Entry, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake};
 use tokio::time::{Instant, timeout};
 
 use super::{Case, cases, history::history};
@@ -26,6 +26,7 @@ pub fn all() -> Vec<Case> {
         a_waiter_whose_lease_ended_queues_up_anew,
         who_follows_one_that_vanished_lets_it_die,
         time_to_die_is_not_cut_short_by_one_who_comes_in_between,
+        those_who_vanish_one_after_the_other_leave_few_records,
         who_follows_a_foreign_holder_waits_for_nobody_to_die,
         compaction_does_not_deafen_a_waiter,
         nothing_stays_but_the_last_fence_and_the_history,
@@ -296,6 +297,23 @@ async fn time_to_die_is_not_cut_short_by_one_who_comes_in_between(lab: &Lab) {
     assert_eq!(lab.etcd().etcd().keys(&records).len(), 1, "but for the holder's own");
     b.free(&patient).await;
     assert!(lab.etcd().etcd().keys(&records).is_empty());
+}
+
+async fn those_who_vanish_one_after_the_other_leave_few_records(lab: &Lab) {
+    // Nobody ever renews or gives back.
+    let mut fences = Vec::new();
+    for n in 0..40 {
+        let mut a = lab.client().await;
+        let grant = a.take(&request(&key("job"), LONG)).await;
+        assert_eq!(grant.settle, if n == 0 { Duration::ZERO } else { SETTLE });
+        fences.push(Some(grant.fence));
+        lab.etcd().etcd().ctl(&["del", &own(lab)]);
+    }
+    let records = format!("{}.meta/%open/", lab.etcd().namespace("dlock"));
+    assert!(lab.etcd().etcd().keys(&records).len() < 20);
+    let past = history(&mut lab.client().await, &key("job")).await.past;
+    assert!(past.iter().map(|past| past.fence).eq(fences.into_iter().rev()), "{past:?}");
+    assert!(past.iter().all(|past| past.end == End::Expired));
 }
 
 async fn who_follows_a_foreign_holder_waits_for_nobody_to_die(lab: &Lab) {
