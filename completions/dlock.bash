@@ -19,11 +19,17 @@ _dlock() {
             dlock,acquire)
                 cmd="dlock__subcmd__acquire"
                 ;;
+            dlock,break)
+                cmd="dlock__subcmd__break"
+                ;;
             dlock,completions)
                 cmd="dlock__subcmd__completions"
                 ;;
             dlock,gc)
                 cmd="dlock__subcmd__gc"
+                ;;
+            dlock,history)
+                cmd="dlock__subcmd__history"
                 ;;
             dlock,hold)
                 cmd="dlock__subcmd__hold"
@@ -59,7 +65,7 @@ _dlock() {
 
     case "${cmd}" in
         dlock)
-            opts="-b -o -q -v -h -V --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help --version run acquire renew verify release hold inspect list init gc completions man"
+            opts="-b -o -q -v -h -V --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help --version run acquire renew verify release hold inspect list history break init gc completions man"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -113,7 +119,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__acquire)
-            opts="-k -w -n -s -E -e -x -b -o -q -v -h --key --ttl --wait --nonblock --shared --conflict-exit-code --describe --no-metadata --exclusive --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            opts="-k -w -n -s -E -e -x -b -o -q -v -h --key --ttl --while-pid --wait --nonblock --shared --conflict-exit-code --describe --no-metadata --exclusive --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -128,6 +134,10 @@ _dlock() {
                     return 0
                     ;;
                 --ttl)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --while-pid)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -148,6 +158,76 @@ _dlock() {
                     return 0
                     ;;
                 --describe)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --backend)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -b)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --password-file)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --backend-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --host)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --namespace)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --output)
+                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    return 0
+                    ;;
+                -o)
+                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    return 0
+                    ;;
+                --color)
+                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        dlock__subcmd__break)
+            opts="-k -y -b -o -q -v -h --key --fence --reason --yes --now --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --fence)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --reason)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -260,6 +340,76 @@ _dlock() {
             fi
             case "${prev}" in
                 --older-than)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --backend)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -b)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --password-file)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --backend-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --host)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --namespace)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --output)
+                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    return 0
+                    ;;
+                -o)
+                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    return 0
+                    ;;
+                --color)
+                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        dlock__subcmd__history)
+            opts="-k -n -b -o -q -v -h --key --last --timeline --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --last)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -n)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -517,12 +667,24 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__list)
-            opts="-b -o -q -v -h --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            opts="-b -o -q -v -h --sort --held-longer-than --watch --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --sort)
+                    COMPREPLY=($(compgen -W "key since expires wait" -- "${cur}"))
+                    return 0
+                    ;;
+                --held-longer-than)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --watch)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --backend)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -625,7 +787,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__release)
-            opts="-k -b -o -q -v -h --key --token --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            opts="-k -y -b -o -q -v -h --key --token --force --fence --reason --yes --now --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -640,6 +802,14 @@ _dlock() {
                     return 0
                     ;;
                 --token)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --fence)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --reason)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

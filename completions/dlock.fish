@@ -49,6 +49,8 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back 
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "hold" -d 'Keep a lock in the foreground, until stdin ends'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "inspect" -d 'Show who holds a lock, who waits, and when it expires'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "list" -d 'Show every held lock'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show who held a lock, and how it ended'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "break" -d 'Ask the holder of a lock to stop and give up'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "init" -d 'Create what the store needs before it can keep locks'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "gc" -d 'Remove what no lock has used for long'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print the completions of a shell'
@@ -94,6 +96,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l ttl -d 'How long it is held unless renewed or released' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l while-pid -d 'Keep it while PID lives; TERM to it on loss' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l describe -d 'A note for those who look at the lock' -r
@@ -156,6 +159,8 @@ complete -c dlock -n "__fish_dlock_using_subcommand verify" -s v -l verbose -d '
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l fence -d 'Break this hold only: the number that inspect shows' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l reason -d 'Why, for the history and for who is stopped' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l password-file -d 'A file that holds the store\'s password' -r
@@ -167,6 +172,9 @@ json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l force -d 'Take it from its holder, whoever that is: dlock break'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do not ask'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l now -d 'Take it at once, from a holder that is known to be dead'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'No notices'
@@ -191,7 +199,7 @@ always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s s -l shared -d 'Hold it together with other readers'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l until-signal -d 'Hold it until a signal comes instead of the end of stdin'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l until-signal -d 'Hold it until a signal comes instead'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l no-metadata -d 'Leave out who holds the lock'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l insecure-argv -d 'Allow a password in the --backend URL'
@@ -216,6 +224,12 @@ complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l json -d 'Print o
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l sort -d 'Order by key, since, expires or wait [key]' -r -f -a "key\t''
+since\t''
+expires\t''
+wait\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l held-longer-than -d 'Only locks that are held for longer than this' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l watch -d 'Again every D [2s]; as JSON off a terminal' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l password-file -d 'A file that holds the store\'s password' -r
@@ -232,6 +246,46 @@ complete -c dlock -n "__fish_dlock_using_subcommand list" -l json -d 'Print one 
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s n -l last -d 'Show so many runs at most [20; all with --json]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l timeline -d 'Draw hosts against time'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand break" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l fence -d 'Break this hold only: the number that inspect shows' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l reason -d 'Why, for the history and for who is stopped' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand break" -s y -l yes -d 'Do not ask'
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l now -d 'Take it at once, from a holder that is known to be dead'
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand break" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand break" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand break" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l password-file -d 'A file that holds the store\'s password' -r

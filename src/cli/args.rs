@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{ArgAction, Args, Parser, Subcommand, builder::PossibleValuesParser};
 
-use crate::commands::{acquire, completions, gc, hold, init, inspect, list, man, release, renew, run, verify};
+use crate::commands::{acquire, breaking, completions, gc, history, hold, init, inspect, list, man, release, renew, run, verify};
 
 /// Take a lock on the store you already run, and run a command under it.
 #[derive(Debug, Parser)]
@@ -16,7 +16,7 @@ use crate::commands::{acquire, completions, gc, hold, init, inspect, list, man, 
     disable_help_subcommand = true,
     help_template = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}",
     subcommand_help_heading = "Commands",
-    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock COMMAND --help; man dlock; dlock completions SHELL; dlock --version"
+    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock COMMAND --help; man dlock; dlock --version; and dlock init, gc,\n  completions, man"
 )]
 pub struct Cli {
     /// What all commands take.
@@ -76,12 +76,18 @@ pub enum Command {
     Inspect(inspect::Args),
     /// Show every held lock
     List(list::Args),
+    /// Show who held a lock, and how it ended
+    History(history::Args),
+    /// Ask the holder of a lock to stop and give up
+    Break(breaking::Args),
     /// Create what the store needs before it can keep locks
+    // Off the screen of --help, which is full; the errors that it helps against name it.
+    #[command(hide = true)]
     Init(init::Args),
     /// Remove what no lock has used for long
+    #[command(hide = true)]
     Gc(gc::Args),
     /// Print the completions of a shell
-    // Off the screen of --help, which is full.
     #[command(hide = true)]
     Completions(completions::Args),
     /// Print a man page

@@ -20,10 +20,12 @@ use super::{
     setting::{Origin, Setting},
 };
 use crate::{
-    commands::{Context, KeyArg, TokenArg, Work, acquire, gc, hold, hold::HoldUntil, init, inspect, list, release, renew, verify},
+    commands::{
+        Context, KeyArg, TokenArg, Work, acquire, breaking, gc, history, hold, hold::HoldUntil, init, inspect, list, release, renew, verify,
+    },
     exit,
     lease::{Held, Limits, Patience},
-    lock::{Error, Key, Kind, Mode, Result, Token, Ttl},
+    lock::{Error, Fence, Key, Kind, Mode, Result, Token, Ttl},
     output::Output,
 };
 
@@ -78,7 +80,16 @@ fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)
         Command::Verify(args) if given(&args.key).is_some() && args.token.token.is_none() => Ok((Some(key(&args.key)?), None)),
         Command::Verify(args) => pair(&args.key, &args.token, env),
         Command::Renew(args) => pair(&args.key, &args.token, env),
-        Command::Release(args) => pair(&args.key, &args.token, env),
+        Command::Release(args) if args.force => Ok((Some(key(&args.key)?), None)),
+        Command::Release(args) => {
+            if args.how.is_given() {
+                return Err(Error::new(Kind::Usage, "--fence, --reason, --yes and --now are for breaking a lock")
+                    .hint("--force breaks it, as dlock break does"));
+            }
+            pair(&args.key, &args.token, env)
+        }
+        Command::History(args) => Ok((Some(key(&args.key)?), None)),
+        Command::Break(args) => Ok((Some(key(&args.key)?), None)),
         _ => Ok((None, None)),
     }
 }
@@ -150,14 +161,17 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
     Ok(match command {
         Command::Run(args) => Work::Run(Box::new(run::settings(args, key()?, layers)?)),
         Command::Acquire(args) => {
-            let Some(ttl) = layers.get("ttl", args.ttl.as_deref())? else {
+            let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| self::ttl(&setting)).transpose()?;
+            let while_pid = args.while_pid.as_deref().map(process).transpose()?;
+            if ttl.is_none() && while_pid.is_none() {
                 return Err(Error::new(Kind::Usage, "acquire needs a --ttl: nobody renews the lock once dlock has returned")
-                    .hint("--ttl 5m holds it for 5 minutes"));
-            };
+                    .hint("--ttl 5m holds it for 5 minutes; --while-pid $$ for as long as this shell lives"));
+            }
             Work::Acquire(acquire::AcquireSettings {
                 key: key()?,
                 mode: if args.shared { Mode::Shared } else { Mode::Exclusive },
-                ttl: self::ttl(&ttl)?,
+                ttl,
+                while_pid,
                 patience: patience(args.wait.as_deref(), args.nonblock, layers)?,
                 conflict_status: conflict_status(args.conflict_exit_code.as_deref(), layers)?,
                 describe: describe(args.describe.as_deref(), layers)?,
@@ -169,9 +183,12 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             let ttl = from_flag("ttl", args.ttl.as_deref()).map(|setting| self::ttl(&setting)).transpose()?;
             Work::Renew(renew::RenewSettings { key: key()?, token: token()?, ttl })
         }
+        Command::Release(args) if args.force => Work::Break(break_settings(key()?, args.how)?),
+        Command::Break(args) => Work::Break(break_settings(key()?, args.how)?),
+        Command::History(args) => Work::History(history::HistorySettings { key: key()?, last: args.last, timeline: args.timeline }),
         Command::Release(_) => Work::Release(release::ReleaseSettings { key: key()?, token: token()? }),
         Command::Inspect(_) => Work::Inspect(inspect::InspectSettings { key: key()? }),
-        Command::List(args) => Work::List(list::ListSettings { start: args.start.unwrap_or_default() }),
+        Command::List(args) => Work::List(list_settings(args)?),
         Command::Init(args) => Work::Init(init::InitSettings { print: args.print }),
         Command::Gc(args) => {
             // A flag only: no configuration says what is to be removed.
@@ -199,10 +216,40 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
     })
 }
 
+fn break_settings(key: Key, how: breaking::BreakArgs) -> Result<breaking::BreakSettings> {
+    let fence = match how.fence {
+        Some(text) => Some(Fence(text.parse().map_err(|_| {
+            Error::new(Kind::Usage, format!("--fence: {:?} is no fence", super::setting::short(&text))).hint("dlock inspect shows it")
+        })?)),
+        None => None,
+    };
+    let reason = how.reason.map(|text| line(&Setting { text, origin: Origin::Flag("--reason") }, DESCRIPTION)).transpose()?;
+    Ok(breaking::BreakSettings { key, fence, reason, yes: how.yes, now: how.now })
+}
+
+fn list_settings(args: list::Args) -> Result<list::ListSettings> {
+    let flag = |text: Option<String>, name| text.map(|text| Setting { text, origin: Origin::Flag(name) });
+    let order = match args.sort.as_deref() {
+        Some("since") => list::Order::Since,
+        Some("expires") => list::Order::Expires,
+        Some("wait") => list::Order::Wait,
+        _ => list::Order::Key,
+    };
+    let held_longer_than =
+        flag(args.held_longer_than, "--held-longer-than").map(|setting| setting.duration("a time is 0 or more")).transpose()?;
+    let (least, most, range) = (Duration::from_millis(100), Duration::from_secs(24 * 3600), "a look is taken every 100ms to 24h");
+    let watch = flag(args.watch, "--watch").map(|setting| within(&setting, least, most, range)).transpose()?;
+    Ok(list::ListSettings { start: args.start.unwrap_or_default(), order, held_longer_than, watch })
+}
+
 fn hold_until(signal: bool, pid: Option<&str>) -> Result<HoldUntil> {
     let Some(text) = pid else { return Ok(if signal { HoldUntil::Signal } else { HoldUntil::StdinEnds }) };
+    process(text).map(HoldUntil::ProcessEnds)
+}
+
+fn process(text: &str) -> Result<i32> {
     match text.parse() {
-        Ok(number) if number > 0 => Ok(HoldUntil::ProcessEnds(number)),
+        Ok(number) if number > 0 => Ok(number),
         _ => Err(Error::new(Kind::Usage, format!("--while-pid: {:?} is no process id", super::setting::short(text)))
             .hint("in a shell, $$ is the shell's own, and $! the last background job's")),
     }

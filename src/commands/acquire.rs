@@ -1,20 +1,24 @@
 //! `dlock acquire`: take a lock that outlives this process, and print the token that holds it.
 
+mod kept;
+
+use std::future::Future;
+
 use super::{Context, KeyArg, interrupted, metadata};
 use crate::{
     exit,
-    lease::{self, BootClock, Outcome, Patience, Released, give_back, note_skip},
-    lock::{Entry, Error, Key, Kind, Mode, Request, Result, Scope, Token, Ttl},
+    lease::{self, BootClock, Lease, Limits, Outcome, Patience, Released, note_skip},
+    lock::{Backend, Entry, Error, Key, Kind, Metadata, Mode, Parting, Request, Result, Scope, Token, Ttl},
     output::{Skip, Waiting, json},
-    supervise::{Signals, reraise},
+    supervise::{Signal, Signals, reraise},
 };
 
 /// The arguments of `dlock acquire`.
 #[derive(clap::Args, Debug)]
 #[allow(clippy::struct_excessive_bools)] // flags
 #[command(
-    override_usage = "dlock acquire KEY --ttl D [OPTIONS]",
-    after_help = "Example:\n  token=$(dlock acquire deploy --ttl 5m) || exit\n  ./deploy.sh\n  dlock release deploy --token \"$token\""
+    override_usage = "dlock acquire KEY --ttl D | --while-pid PID [OPTIONS]",
+    after_help = "Example:\n  token=$(dlock acquire deploy --while-pid $$) || exit\n  ./deploy.sh; dlock release deploy --token \"$token\""
 )]
 pub struct Args {
     /// The key.
@@ -23,6 +27,9 @@ pub struct Args {
     /// How long it is held unless renewed or released
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
+    /// Keep it while PID lives; TERM to it on loss
+    #[arg(long, value_name = "PID")]
+    pub while_pid: Option<String>,
     /// Wait so long for the lock: 30s, 5m, forever
     #[arg(short, long, value_name = "D", allow_negative_numbers = true)]
     pub wait: Option<String>,
@@ -36,7 +43,7 @@ pub struct Args {
     #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
     pub conflict_exit_code: Option<String>,
     /// A note for those who look at the lock
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub describe: Option<String>,
     /// Leave out who holds the lock
     #[arg(long, hide_short_help = true)]
@@ -53,8 +60,10 @@ pub struct AcquireSettings {
     pub key: Key,
     /// How it is held.
     pub mode: Mode,
-    /// For how long.
-    pub ttl: Ttl,
+    /// For how long; `None` for the usual length, where a keeper renews it.
+    pub ttl: Option<Ttl>,
+    /// The process for whose life a keeper renews it; `None` if nobody does.
+    pub while_pid: Option<i32>,
     /// How long to wait.
     pub patience: Patience,
     /// The status when the lock is busy.
@@ -69,18 +78,49 @@ pub struct AcquireSettings {
 ///
 /// # Errors
 /// What kept the store from answering; nothing is left behind as far as it can be reached.
-pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
-    let out = &context.out;
-    out.check_token_has_a_reader()?;
-    let clock = BootClock;
+pub fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
+    match settings.while_pid {
+        Some(pid) => kept::run(settings, pid, context),
+        None => super::block_on(unkept(settings, context)),
+    }
+}
+
+/// For as long as the TTL says.
+async fn unkept(settings: AcquireSettings, context: &Context) -> Result<u8> {
+    context.out.check_token_has_a_reader()?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
-    let us = settings.metadata.then(|| metadata::collect(context.host.as_deref(), None, settings.describe.clone()));
+    match take(&settings, context, &mut *backend, None, interrupted(&mut signals)).await? {
+        Taken::Granted(lease) => Ok(print(&lease, &mut *backend, context).await.unwrap_or(exit::OK)),
+        Taken::Stopped(signal) => Ok(stopped(signal, &settings.key, context)),
+        Taken::Not(status) => Ok(status),
+    }
+}
+
+/// What came of an attempt to take the lock.
+enum Taken<S> {
+    Granted(Lease),
+    /// Somebody else has it, which was said: the status.
+    Not(u8),
+    Stopped(S),
+}
+
+async fn take<S>(
+    settings: &AcquireSettings,
+    context: &Context,
+    backend: &mut dyn Backend,
+    program: Option<String>,
+    stop: impl Future<Output = S>,
+) -> Result<Taken<S>> {
+    let (out, clock) = (&context.out, BootClock);
+    let us = settings
+        .metadata
+        .then(|| Metadata { command: program, ..metadata::collect(context.host.as_deref(), None, settings.describe.clone()) });
     let request = Request {
         key: settings.key.clone(),
         token: Token::random(),
-        ttl: settings.ttl,
-        ttl_asked: true,
+        ttl: settings.ttl.unwrap_or_else(|| backend.capabilities().clamp_ttl(Ttl::DEFAULT)),
+        ttl_asked: settings.ttl.is_some(),
         mode: settings.mode,
         fair: false,
         entry: Entry::Fresh,
@@ -90,46 +130,48 @@ pub async fn run(settings: AcquireSettings, context: &Context) -> Result<u8> {
         at_ms: None,
     };
     let waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
-    let outcome = lease::acquire(
-        &mut *backend,
-        &clock,
-        request,
-        settings.patience,
-        context.limits,
-        waiting.ticking(interrupted(&mut signals)),
-        |busy| {
-            waiting.update(busy);
-        },
-    )
-    .await;
+    let stop = waiting.ticking(stop);
+    let outcome =
+        lease::acquire(&mut *backend, &clock, request, settings.patience, context.limits, stop, |busy| waiting.update(busy)).await;
     waiting.clear();
     context.tell(&mut *backend);
     let waited = waiting.waited();
-    let lease = match outcome? {
-        Outcome::Granted(lease) => lease,
+    Ok(match outcome? {
+        Outcome::Granted(lease) => Taken::Granted(lease),
         Outcome::Busy(busy) => {
             note_skip(&mut *backend, &settings.key, us.as_ref(), "busy").await;
             let skip = Skip { key: &settings.key, busy: &busy, waited, outcome: "not taken" };
-            return Ok(out.busy(&skip, &backend.describe(), settings.conflict_status));
+            Taken::Not(out.busy(&skip, &backend.describe(), settings.conflict_status))
         }
-        Outcome::Stopped(signal) => {
-            let status = out.interrupted(&settings.key, signal.number);
-            if signal.from_terminal {
-                // So that a calling script ends too.
-                reraise(signal.number);
-            }
-            return Ok(status);
-        }
-    };
+        Outcome::Stopped(why) => Taken::Stopped(why),
+    })
+}
+
+/// Prints what the lock is renewed and released with; a status if that can't be done, and the lock was given back.
+async fn print(lease: &Lease, backend: &mut dyn Backend, context: &Context) -> Option<u8> {
+    let out = &context.out;
     let written = if out.is_json() {
-        out.json(&json::Acquired::new(&lease, &backend.describe()))
+        out.json(&json::Acquired::new(lease, &backend.describe()))
     } else {
         out.data(&format!("{}\n", lease.token.reveal()))
     };
-    if let Err(error) = written {
-        let given_back = give_back(&mut *backend, &clock, &lease.key, &lease.token, &Scope::Tree.into(), context.limits).await;
-        let kept = !matches!(given_back, Released::Free);
-        return Ok(out.unwritten(&error, if kept { "the lock stays until its lease ends" } else { "the lock was given back" }));
+    let error = written.err()?;
+    let kept = !matches!(give_back(backend, lease, context.limits).await, Released::Free);
+    Some(out.unwritten(&error, if kept { "the lock stays until its lease ends" } else { "the lock was given back" }))
+}
+
+/// Gives back what nothing was done under.
+async fn give_back(backend: &mut dyn Backend, lease: &Lease, limits: Limits) -> Released {
+    let parting = Parting { scope: Scope::Tree, ..Parting::UNDO };
+    lease::give_back(backend, &BootClock, &lease.key, &lease.token, &parting, limits).await
+}
+
+/// Says that a signal ended the wait.
+fn stopped(signal: Signal, key: &Key, context: &Context) -> u8 {
+    let status = context.out.interrupted(key, signal.number);
+    if signal.from_terminal {
+        // So that a calling script ends too.
+        reraise(signal.number);
     }
-    Ok(exit::OK)
+    status
 }

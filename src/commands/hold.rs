@@ -2,7 +2,7 @@
 //!
 //! Nothing is killed here: whoever holds a lock this way stops its work when this command ends with 76.
 
-mod until;
+pub(super) mod until;
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::{
 #[allow(clippy::struct_excessive_bools)] // flags
 #[command(
     override_usage = "dlock hold KEY [OPTIONS]",
-    after_help = "Prints one line of JSON once the lock is taken. It is given back when stdin ends.\nExample, in bash:\n  coproc dlock hold deploy -w 10m; read -r taken <&${COPROC[0]} && ./deploy.sh"
+    after_help = "Prints a line of JSON once the lock is taken. It is given back when stdin ends.\nExample, in bash:\n  coproc dlock hold deploy -w 10m; read -r taken <&${COPROC[0]} && ./deploy.sh"
 )]
 pub struct Args {
     /// The key.
@@ -36,7 +36,7 @@ pub struct Args {
     /// Hold it together with other readers
     #[arg(short, long, conflicts_with = "exclusive")]
     pub shared: bool,
-    /// Hold it until a signal comes instead of the end of stdin
+    /// Hold it until a signal comes instead
     #[arg(long, conflicts_with = "while_pid")]
     pub until_signal: bool,
     /// Hold it for as long as this process lives
@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
     /// A note for those who look at the lock
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub describe: Option<String>,
     /// Leave out who holds the lock
     #[arg(long, hide_short_help = true)]

@@ -1,20 +1,48 @@
 //! `dlock list`: every held lock.
 
-use super::Context;
+use std::{cmp::Reverse, io::IsTerminal as _, time::Duration};
+
+use clap::builder::PossibleValuesParser;
+
+use super::{Context, interrupted};
 use crate::{
     exit,
-    lease::{BootClock, ask},
-    lock::Result,
+    lease::{BootClock, Clock as _, ask},
+    lock::{Backend, Error, Kind, LockState, Result},
     output::{Now, json, list},
+    supervise::{Signals, reraise},
 };
 
 /// The arguments of `dlock list`.
 #[derive(clap::Args, Debug)]
-#[command(override_usage = "dlock list [START] [OPTIONS]", after_help = "Example:  dlock list nightly-")]
+#[command(override_usage = "dlock list [START] [OPTIONS]", after_help = "Example:  dlock list --held-longer-than 10m --sort since")]
 pub struct Args {
     /// Only locks whose names start with this, literally
     #[arg(value_name = "START")]
     pub start: Option<String>,
+    /// Order by key, since, expires or wait [key]
+    #[arg(long, value_name = "BY", value_parser = PossibleValuesParser::new(["key", "since", "expires", "wait"]), hide_possible_values = true)]
+    pub sort: Option<String>,
+    /// Only locks that are held for longer than this
+    #[arg(long, value_name = "D")]
+    pub held_longer_than: Option<String>,
+    /// Again every D [2s]; as JSON off a terminal
+    #[arg(long, value_name = "D", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
+    pub watch: Option<String>,
+}
+
+/// What comes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// By name.
+    #[default]
+    Key,
+    /// Who has it the longest.
+    Since,
+    /// Which ends first.
+    Expires,
+    /// What most wait for.
+    Wait,
 }
 
 /// What `dlock list` is to do, checked.
@@ -22,27 +50,99 @@ pub struct Args {
 pub struct ListSettings {
     /// The start of the keys to be shown; empty for all.
     pub start: String,
+    /// What comes first.
+    pub order: Order,
+    /// How long a lock has to be held to be shown.
+    pub held_longer_than: Option<Duration>,
+    /// How often to look; `None` for once.
+    pub watch: Option<Duration>,
 }
 
-/// Shows the held locks of the namespace, by key.
+/// Shows the held locks of the namespace.
 ///
 /// # Errors
-/// What kept the store from answering.
+/// What kept the store from answering; of several looks, the first.
 pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
-    let locks = ask(&mut *backend, &BootClock, context.limits, async |b| b.list(&settings.start).await)
-        .await
-        .map_err(|error| error.during("list"))?;
+    let (mut locks, unknown) = look(&settings, &mut *backend, context).await?;
+    context.tell(&mut *backend);
+    if unknown > 0 {
+        let which = if unknown == 1 { "1 lock is".to_owned() } else { format!("{unknown} locks are") };
+        context.out.notice(&format!("{which} left out: the store does not tell how long they are held"));
+    }
+    let Some(pause) = settings.watch else { return Ok(once(&locks, &backend.describe(), context)) };
+    let out = &context.out;
+    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
+    let stop = interrupted(&mut signals);
+    tokio::pin!(stop);
+    let drawn = std::io::stdout().is_terminal() && !out.is_json();
+    loop {
+        let now = Now::read();
+        let written = if drawn {
+            out.data(&list::screen(&locks, &now, pause, out.look()))
+        } else {
+            out.data(&json::line(&json::Listed::new(&locks, &backend.describe(), &now)))
+        };
+        if written.is_err() {
+            return Ok(out.finish(written, exit::OK));
+        }
+        loop {
+            tokio::select! {
+                biased;
+                signal = &mut stop => {
+                    if signal.from_terminal {
+                        reraise(signal.number);
+                    }
+                    return Ok(exit::signalled(signal.number));
+                }
+                () = BootClock.sleep_until(BootClock.now().plus(pause)) => {}
+            }
+            match look(&settings, &mut *backend, context).await {
+                Ok((again, _)) => {
+                    locks = again;
+                    break;
+                }
+                // The store may come back; what was seen last stays on the screen.
+                Err(error) if drawn => out.error_lines(&error),
+                Err(error) => drop(out.data(&json::line(&json::Failed::new(&error, exit::of(&error))))),
+            }
+        }
+    }
+}
+
+fn once(locks: &[LockState], store: &str, context: &Context) -> u8 {
     let out = &context.out;
     if out.is_json() {
-        let written = out.json(&json::Listed::new(&locks, &backend.describe(), &Now::read()));
-        return Ok(out.finish(written, exit::OK));
+        return out.finish(out.json(&json::Listed::new(locks, store, &Now::read())), exit::OK);
     }
     if locks.is_empty() {
         if out.attended() {
             out.notice("no lock is held");
         }
-        return Ok(exit::OK);
+        return exit::OK;
     }
-    Ok(out.finish(out.data(&list::view(&locks, out.look())), exit::OK))
+    out.finish(out.data(&list::view(locks, out.look())), exit::OK)
+}
+
+/// The locks that are to be shown, in their order; and of how many it is not known whether they should be.
+async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<LockState>, usize)> {
+    let question = async |b: &mut dyn Backend| b.list(&settings.start).await;
+    let mut locks = ask(backend, &BootClock, context.limits, question).await.map_err(|error| error.during("list"))?;
+    let held = |state: &LockState| state.holders.iter().filter_map(|holder| holder.held_for).max();
+    let mut unknown = 0;
+    if let Some(least) = settings.held_longer_than {
+        locks.retain(|state| {
+            unknown += usize::from(held(state).is_none());
+            held(state).is_some_and(|held| held > least)
+        });
+    }
+    match settings.order {
+        Order::Key => {}
+        Order::Since => locks.sort_by_key(|state| Reverse(held(state))),
+        Order::Expires => {
+            locks.sort_by_key(|state| state.holders.iter().filter_map(|holder| holder.expires_in).min().unwrap_or(Duration::MAX));
+        }
+        Order::Wait => locks.sort_by_key(|state| Reverse(state.waiters.len())),
+    }
+    Ok((locks, unknown))
 }

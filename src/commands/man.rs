@@ -161,8 +161,8 @@ const EXIT_STATUS: &[(&str, &str)] = &[
     ("70", "a bug in dlock"),
     ("74", "stdout can't be written"),
     ("75", "not taken: held by somebody else, or the wait ran out; --conflict-exit-code replaces it"),
-    ("76", "the lock was lost while the command ran; the command was stopped"),
-    ("77", "the token does not hold this lock (renew, verify, release)"),
+    ("76", "the lock was lost or broken while the command ran; the command was stopped"),
+    ("77", "the token does not hold this lock (renew, verify, release), or another hold has it (break)"),
     ("78", "the configuration is wrong, or credentials or rights were refused"),
     ("126, 127", "the command can't be executed, or doesn't exist"),
     ("128+N", "signal N ended the wait for the lock"),
@@ -210,17 +210,21 @@ const JSON: &str = "\
     ok           release        key backend holds
     ok           inspect        backend, and those of a lock
     ok           list           backend locks
+    ok           history        key backend runs skips
+    ok           break          key backend fence how waited_ms
     ok           init           backend done
-    ok lost      run            key backend fence started waited_ms ran_ms
+    ok lost broken
+                 run            key backend fence started waited_ms ran_ms
                                 command released holders error
     busy         acquire        key backend waited_ms expires_in_ms position
                                 holders
-    not_held     renew verify release
+    not_held     renew verify release break
                                 key backend
+    broken       renew          key backend broken
     interrupted  acquire        key signal
     error        all            error
 
-A lock has key, stored_as, held, last_fence, holders and waiters. A holder has mode, host, user, pid, boot_id, pid_ns, command, description, fence, foreign, detached, since, held_for_ms, renewed_ago_ms, expires_in_ms and holds. A waiter has host, user, pid, command, description and waiting_for_ms. An error has kind, message, hint, operation, key, backend, effect (not_applied, applied or unknown: whether the step happened in the store all the same) and causes. The command of a run has status or signal; released is yes, nested, not_held or unknown.";
+A lock has key, stored_as, held, last_fence, holders and waiters. A holder has mode, host, user, pid, boot_id, pid_ns, command, description, fence, foreign, detached, since, held_for_ms, renewed_ago_ms, expires_in_ms, holds and broken (by, reason and seen, while somebody breaks it). A run of a history has fence, host, user, pid, command, description, started, ended, ran_ms, end (running, ok, exit N, signal N, not started, released, expired, lost or broken), bad and reason; skips have host, count, since, last and reason. A waiter has host, user, pid, command, description and waiting_for_ms. An error has kind, message, hint, operation, key, backend, effect (not_applied, applied or unknown: whether the step happened in the store all the same) and causes. The command of a run has status or signal; released is yes, nested, not_held or unknown.";
 
 const EXAMPLES: &str = "\
 In the crontab of every node; one runs the job, the others skip:
@@ -237,6 +241,10 @@ A lock over several commands of a script:
     ./step1 && dlock renew deploy --token \"$token\" && ./step2
     dlock release deploy --token \"$token\"
 
+The same for as long as the script runs. It is sent TERM if the lock is lost or broken:
+
+    token=$(dlock acquire deploy --while-pid $$) || exit
+
 A script that takes its own lock, whoever starts it:
 
     #!/bin/sh
@@ -249,12 +257,16 @@ The same for a part of a script in bash. It has to look at the status of the cop
 
 Don't write local token=$(dlock acquire ...): local succeeds always, and hides the status. A file that the shell truncates (dlock run ... > file) is truncated before the lock is taken.
 
-Who has it:
+Who has it, who had it, and away with who hangs:
 
-    dlock inspect deploy";
+    dlock inspect deploy
+    dlock history deploy --timeline
+    dlock break deploy --fence 1042 --yes --reason 'NFS hangs'";
 
 const RUN: &str = "\
 The lock is tried once, unless --wait says otherwise. The lease is renewed every sixth of its TTL. If no renewal is confirmed by 0.6 of it, the command and everything it started gets TERM, and KILL a grace later, by 0.8 of the TTL at the latest; dlock then exits with 76. If the store says that the lock is somebody else's, KILL comes at once. A second process, the guardian, does the same by itself if dlock is killed or stopped.
+
+Somebody may break the lock (dlock break): then the command is stopped as by TERM, the lock is given back when nothing of it is left, and dlock exits with 76.
 
 The lock is released when the last process of the command's tree is gone. --leftover kill stops those that outlive the command, --leftover leave releases the lock beside them.
 

@@ -3,8 +3,10 @@
 //! Nothing here parses values: the settings come checked from `cli`.
 
 pub mod acquire;
+pub mod breaking;
 pub mod completions;
 pub mod gc;
+pub mod history;
 pub mod hold;
 pub mod init;
 pub mod inspect;
@@ -84,6 +86,10 @@ pub enum Work {
     Inspect(inspect::InspectSettings),
     /// `dlock list`
     List(list::ListSettings),
+    /// `dlock history`
+    History(history::HistorySettings),
+    /// `dlock break`
+    Break(breaking::BreakSettings),
     /// `dlock init`
     Init(init::InitSettings),
     /// `dlock gc`
@@ -98,13 +104,16 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
     match work {
         // Makes its own runtime: the guardian is forked before.
         Work::Run(settings) => Ok(run::run(&settings, context)),
-        Work::Acquire(settings) => block_on(acquire::run(settings, context)),
+        // May leave a process behind, which is forked before a runtime exists.
+        Work::Acquire(settings) => acquire::run(settings, context),
         Work::Renew(settings) => block_on(renew::run(settings, context)),
         Work::Verify(settings) => block_on(verify::run(settings, context)),
         Work::Hold(settings) => block_on(hold::run(settings, context)),
         Work::Release(settings) => block_on(release::run(settings, context)),
         Work::Inspect(settings) => block_on(inspect::run(settings, context)),
         Work::List(settings) => block_on(list::run(settings, context)),
+        Work::History(settings) => block_on(history::run(settings, context)),
+        Work::Break(settings) => block_on(breaking::run(settings, context)),
         Work::Init(settings) => block_on(init::run(settings, context)),
         Work::Gc(settings) => block_on(gc::run(settings, context)),
     }

@@ -1,6 +1,6 @@
 //! `dlock release`: give back a lock that was acquired.
 
-use super::{Context, KeyArg, TokenArg};
+use super::{Context, KeyArg, TokenArg, breaking::BreakArgs};
 use crate::{
     exit,
     lease::{BootClock, Released, give_back, wall_ms},
@@ -21,6 +21,12 @@ pub struct Args {
     /// The token.
     #[command(flatten)]
     pub token: TokenArg,
+    /// Take it from its holder, whoever that is: dlock break
+    #[arg(long, conflicts_with = "token")]
+    pub force: bool,
+    /// How.
+    #[command(flatten)]
+    pub how: BreakArgs,
 }
 
 /// What `dlock release` is to do, checked.

@@ -12,7 +12,7 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock verify KEY [--token T] [OPTIONS]",
-    after_help = "Without --token: whether a `dlock run` that this process runs under holds KEY. Without both,\nthey are taken from DLOCK_KEY and DLOCK_TOKEN. The status is 0 if it is held, else 77.\nExample:  dlock verify -qk deploy || exec dlock run -k deploy -w 10m -- \"$0\" \"$@\""
+    after_help = "Without --token: whether a `dlock run` that this process runs under holds KEY.\nWithout both, they are taken from DLOCK_KEY and DLOCK_TOKEN. The status is 0 if\nit is held, else 77.\nExample:\n  dlock verify -qk deploy || exec dlock run -k deploy -w 10m -- \"$0\" \"$@\""
 )]
 pub struct Args {
     /// The key.

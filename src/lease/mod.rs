@@ -6,6 +6,7 @@
 
 mod acquire;
 mod ask;
+mod breaking;
 mod budget;
 mod clock;
 mod held;
@@ -14,6 +15,7 @@ mod note;
 
 pub use acquire::{Outcome, Patience, acquire};
 pub use ask::{Limits, Released, ask, give_back};
+pub use breaking::{Breaking, Order, break_hold};
 pub use budget::Budget;
 pub use clock::{BootClock, Clock, bounded, wall_ms};
 pub use held::Held;

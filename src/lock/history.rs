@@ -134,12 +134,15 @@ pub struct History {
 }
 
 impl History {
-    /// What was found, a hold once and the latest first. Of several records of one hold the first to be found counts.
+    /// What was found, a hold once and the latest first. Of several records of one hold the first to be found counts, but that it
+    /// expired is only what others thought who knew no better.
     pub fn new(found: Vec<Past>, mut skips: Vec<Skips>) -> Self {
         let mut past: Vec<Past> = Vec::new();
         for one in found {
-            if one.fence.is_none() || !past.iter().any(|known| known.fence == one.fence) {
-                past.push(one);
+            match past.iter_mut().find(|known| known.fence.is_some() && known.fence == one.fence) {
+                Some(known) if known.end == End::Expired => *known = one,
+                Some(_) => {}
+                None => past.push(one),
             }
         }
         // By fence, which is the order of the grants; stable where there is none.

@@ -64,10 +64,11 @@ fn held(holder: &Holder, stored_as: &str, now: &Now, lines: &mut Vec<String>) {
     let metadata = holder.metadata.as_ref();
     let mut parts = vec![who::holder(holder)];
     if let Some(pid) = metadata.and_then(|m| m.pid) {
-        parts.push(if holder.detached { format!("acquired by pid {pid}") } else { format!("dlock pid {pid}") });
+        let kept = who::command(metadata).is_some();
+        parts.push(if holder.detached && !kept { format!("acquired by pid {pid}") } else { format!("dlock pid {pid}") });
     }
     if let Some(command) = who::command(metadata) {
-        parts.push(format!("command {command}"));
+        parts.push(if holder.detached { format!("kept for {command}") } else { format!("command {command}") });
     }
     if holder.holds > 1 {
         let times = holder.holds - 1;
@@ -81,6 +82,14 @@ fn held(holder: &Holder, stored_as: &str, now: &Now, lines: &mut Vec<String>) {
         lines.push(row("since", &format!("{}, {} ago", now.local_before(long), age(long))));
     }
     lines.push(row("lease", &lease(holder)));
+    if let Some(mark) = &holder.broken {
+        let seen = match (mark.seen, verdict(holder)) {
+            (true, _) => "it is being stopped",
+            (false, Some(unkept)) if unkept.starts_with("it was") => "it ends with its lease",
+            (false, _) => "its dlock has not seen that yet",
+        };
+        lines.push(row("break", &format!("{}: {seen}", who::mark(mark))));
+    }
     let fence = holder.fence.map_or_else(|| "none".into(), |fence| fence.to_string());
     lines.push(row("fence", &format!("{fence:<10}  stored as  {stored_as}")));
 }
@@ -100,7 +109,8 @@ fn verdict(holder: &Holder) -> Option<String> {
     if holder.foreign {
         return None;
     }
-    if holder.detached {
+    // One that is kept says for which program.
+    if holder.detached && who::command(holder.metadata.as_ref()).is_none() {
         return Some("it was acquired, nobody renews it by itself".into());
     }
     let (ago, left) = (holder.renewed_ago?, holder.expires_in?);

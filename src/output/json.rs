@@ -12,6 +12,8 @@
 //! | `ok` of release | 0 | `key backend holds`: of the same owner, that keep the lock |
 //! | `ok` of inspect | 0 | `backend` and a lock |
 //! | `ok` of list | 0 | `backend locks`: an array of locks |
+//! | `ok` of history | 0 | `key backend runs skips` |
+//! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (or its lease ended) or `evicted` |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
 //! | `ok` of run | the command's | `key backend fence started waited_ms ran_ms command released holders error` |
 //! | `busy` | 75 or `-E` | `key backend waited_ms expires_in_ms position holders`; of run as `ok` |
@@ -24,7 +26,8 @@
 //!
 //! A lock: `key stored_as held last_fence holders waiters nodes`. A node, of a store of several that decide together: `node held others
 //! fence expires_in_ms error`; `others` if it is held there by somebody else than the holder. A holder: `mode host user pid boot_id pid_ns command description fence
-//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if somebody is breaking it: `by reason seen`. A waiter: `host user pid command description
+//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if somebody is breaking it: `by reason seen`. A run: `fence host user pid command description started ended ran_ms end bad reason`, where `end` is `running`,
+//! `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost` or `broken`. Skips of a host: `host count since last reason`. A waiter: `host user pid command description
 //! waiting_for_ms`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
 //! failed step happened in the store all the same: `not_applied`, `applied` or `unknown`. A `command`: `status` or `signal`. `released`:
 //! `yes`, `nested` (an outer run keeps it), `not_held` or `unknown`.
@@ -35,11 +38,15 @@ use std::{error::Error as _, time::Duration};
 
 use serde::Serialize;
 
-use super::{Now, Skip, time::millis};
+use super::{
+    Now, Skip,
+    history::RunOf,
+    time::{millis, rfc3339_ms},
+};
 use crate::{
     exit,
     lease::Lease,
-    lock::{self, Break, Effect, Error, Fence, Holder, Key, Kind, LockState, Mode, NodeView, Waiter},
+    lock::{self, Break, Effect, End, Error, Fence, Holder, Key, Kind, LockState, Mode, NodeView, Skips, Waiter},
 };
 
 /// The name of the schema.
@@ -112,7 +119,15 @@ report!(
 );
 report!(
     /// The hold is marked to be broken.
-    Broken { key: &'a str, backend: &'a str, broken: BreakReport<'a> }
+    ToBeBroken { key: &'a str, backend: &'a str, broken: BreakReport<'a> }
+);
+report!(
+    /// The lock was taken away from its holder.
+    WasBroken { key: &'a str, backend: &'a str, fence: u64, how: &'static str, waited_ms: u64 }
+);
+report!(
+    /// What the store remembers of a lock.
+    Remembered { key: &'a str, backend: &'a str, runs: Vec<PastReport<'a>>, skips: Vec<SkipsReport<'a>> }
 );
 report!(
     /// A signal ended the wait.
@@ -189,10 +204,26 @@ impl<'a> NotHeld<'a> {
     }
 }
 
-impl<'a> Broken<'a> {
+impl<'a> ToBeBroken<'a> {
     /// By this mark.
     pub fn new(key: &'a Key, backend: &'a str, mark: &'a Break) -> Self {
         Self { head: head("broken", exit::NOT_HELD), key: key.as_str(), backend, broken: BreakReport::new(mark) }
+    }
+}
+
+impl<'a> WasBroken<'a> {
+    /// This hold, in this way.
+    pub fn new(key: &'a Key, backend: &'a str, fence: Fence, how: &'static str, waited: Duration) -> Self {
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, fence: fence.0, how, waited_ms: millis(waited) }
+    }
+}
+
+impl<'a> Remembered<'a> {
+    /// These runs and skips.
+    pub fn new(key: &'a Key, backend: &'a str, runs: &'a [RunOf], skips: &'a [Skips]) -> Self {
+        let runs = runs.iter().map(PastReport::new).collect();
+        let skips = skips.iter().map(SkipsReport::new).collect();
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, runs, skips }
     }
 }
 
@@ -367,6 +398,59 @@ impl<'a> HolderReport<'a> {
             holds: holder.holds,
             broken: holder.broken.as_ref().map(BreakReport::new),
         }
+    }
+}
+
+/// One run.
+#[derive(Debug, Serialize)]
+pub struct PastReport<'a> {
+    fence: Option<u64>,
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    pid: Option<u32>,
+    command: Option<&'a str>,
+    description: Option<&'a str>,
+    started: Option<String>,
+    ended: Option<String>,
+    ran_ms: Option<u64>,
+    end: String,
+    bad: bool,
+    reason: Option<&'a str>,
+}
+
+impl<'a> PastReport<'a> {
+    fn new(run: &'a RunOf) -> Self {
+        let metadata = run.metadata.as_ref();
+        Self {
+            fence: run.fence.map(|fence| fence.0),
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            pid: metadata.and_then(|m| m.pid),
+            command: metadata.and_then(|m| m.command.as_deref()),
+            description: metadata.and_then(|m| m.description.as_deref()),
+            started: run.started_ms.and_then(rfc3339_ms),
+            ended: run.ended_ms.and_then(rfc3339_ms),
+            ran_ms: run.end.as_ref().and_then(|_| run.ran_ms(0)),
+            end: run.end.as_ref().map_or_else(|| "running".into(), ToString::to_string),
+            bad: run.end.as_ref().is_some_and(End::is_bad),
+            reason: run.why.as_deref(),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct SkipsReport<'a> {
+    host: &'a str,
+    count: u64,
+    since: Option<String>,
+    last: Option<String>,
+    reason: &'a str,
+}
+
+impl<'a> SkipsReport<'a> {
+    fn new(skips: &'a Skips) -> Self {
+        let (since, last) = (skips.since_ms.and_then(rfc3339_ms), skips.last_ms.and_then(rfc3339_ms));
+        Self { host: &skips.host, count: skips.count, since, last, reason: &skips.reason }
     }
 }
 

@@ -1,6 +1,8 @@
 //! What `dlock list` shows people: a line per lock, in the terminal's width.
 
-use super::{Look, age, who};
+use std::time::Duration;
+
+use super::{Look, Now, age, who};
 use crate::lock::{Holder, LockState, Mode};
 
 /// A table of held locks.
@@ -52,6 +54,15 @@ pub fn view(locks: &[LockState], look: Look) -> String {
     text
 }
 
+/// The table on a screen of its own, over what was there before.
+pub fn screen(locks: &[LockState], now: &Now, every: Duration, look: Look) -> String {
+    let mut text = format!("every {}, last at {}: {} held\n\n", humantime::format_duration(every), now.clock(), locks.len());
+    if !locks.is_empty() {
+        text += &view(locks, look);
+    }
+    format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n"))
+}
+
 struct Row {
     key: String,
     holder: String,
@@ -90,8 +101,6 @@ impl Row {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::lock::{Fence, Key, Metadata, Waiter};
 

@@ -3,6 +3,7 @@
 //! Decides nothing, and never fails the job: a line that can't be written is lost. What other people wrote
 //! (metadata, stored names, server messages) is escaped here before it reaches a terminal.
 
+pub mod history;
 pub mod inspect;
 pub mod json;
 pub mod list;
@@ -218,7 +219,7 @@ impl Output {
     /// Says that the hold is marked to be broken, so that it was not extended.
     pub fn to_be_broken(&self, key: &Key, backend: &str, mark: &Break) -> u8 {
         if self.json {
-            return self.finish(self.json(&json::Broken::new(key, backend, mark)), exit::NOT_HELD);
+            return self.finish(self.json(&json::ToBeBroken::new(key, backend, mark)), exit::NOT_HELD);
         }
         self.warn_with_hint(
             &format!("{}: the lock is being broken {}: not renewed", key.escaped(), who::mark(mark)),
@@ -233,6 +234,15 @@ impl Output {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
         }
         self.notice_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} tells who has it", who::shell(key)));
+        exit::NOT_HELD
+    }
+
+    /// Says that there is nothing to break.
+    pub fn not_broken(&self, key: &Key, backend: &str, why: &str) -> u8 {
+        if self.json {
+            return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
+        }
+        self.warn_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} tells who has it now", who::shell(key)));
         exit::NOT_HELD
     }
 
@@ -256,6 +266,16 @@ impl Output {
         }
     }
 
+    /// Says that somebody takes the lock of `run` away, always; in JSON the verdict says it.
+    pub fn broken(&self, key: &Key, mark: &Break) {
+        if !self.json {
+            self.warn_with_hint(
+                &format!("{}: the lock is being broken {}", key.escaped(), who::mark(mark)),
+                "the command is being stopped; the lock is given back when nothing of it is left",
+            );
+        }
+    }
+
     /// Prints the verdict of `run` for programs, if they asked for it.
     pub fn verdict(&self, verdict: &Verdict) {
         if self.json {
@@ -271,6 +291,11 @@ impl Output {
         self.notice_with_hint(&skip.text(), &skip.hint());
         status
     }
+}
+
+/// Puts a question on the terminal.
+pub fn ask(question: &str) {
+    stderr_lines(&format!("dlock: {}", printable(question)));
 }
 
 fn say(text: &str) {

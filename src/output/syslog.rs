@@ -54,6 +54,11 @@ impl Syslog {
         self.send(if verdict.is_bad() { ERROR } else { INFO }, &text);
     }
 
+    /// Sends a line about something that somebody has to look after, from a process without a terminal.
+    pub fn warn(&self, text: &str) {
+        self.send(ERROR, text);
+    }
+
     /// Sends a line, if that is possible at once.
     fn send(&self, priority: u8, text: &str) {
         let Ok(socket) = UnixDatagram::unbound() else { return };

@@ -39,6 +39,24 @@ impl Now {
         then.strftime(format).to_string()
     }
 
+    /// In ms since 1970.
+    pub fn unix_ms(&self) -> u64 {
+        u64::try_from(self.0.timestamp().as_millisecond()).unwrap_or_default()
+    }
+
+    /// A time in ms since 1970 as local people say it: the day of the month is enough for the last few weeks.
+    pub fn local(&self, unix_ms: u64) -> String {
+        let then = i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+        let Some(then) = then.map(|then| then.to_zoned(self.0.time_zone().clone())) else { return "?".into() };
+        let days = self.unix_ms().abs_diff(unix_ms) / 86_400_000;
+        then.strftime(if days < 25 { "%a %d %H:%M:%S" } else { "%Y-%m-%d %H:%M" }).to_string()
+    }
+
+    /// The time of day.
+    pub fn clock(&self) -> String {
+        self.0.strftime("%H:%M:%S").to_string()
+    }
+
     /// As syslog wants it.
     pub fn syslog(&self) -> String {
         self.0.strftime("%b %e %H:%M:%S").to_string()
@@ -48,6 +66,11 @@ impl Now {
 /// RFC 3339 in UTC, to the millisecond.
 pub fn rfc3339(timestamp: Timestamp) -> String {
     format!("{timestamp:.3}")
+}
+
+/// A time in ms since 1970 as RFC 3339 in UTC.
+pub fn rfc3339_ms(unix_ms: u64) -> Option<String> {
+    i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok()).map(rfc3339)
 }
 
 /// A length of time in its two largest units, rounded down: `1h 4m`, `48s`.

@@ -20,6 +20,7 @@ mod cgroup;
 mod command;
 mod guardian;
 mod hunt;
+mod keeper;
 mod message;
 mod signals;
 mod supervisor;
@@ -31,6 +32,7 @@ mod tree;
 use std::{ffi::OsString, time::Duration};
 
 pub use command::check_command;
+pub use keeper::{Detach, Keeper, fork_keeper};
 pub use signals::{Signal, Signals, reraise, stop_self};
 pub use supervisor::{Guardian, Supervisor, fork_guardian};
 pub use sys::watch as watch_fd;

@@ -54,6 +54,12 @@ pub fn fork_to_exec(work: &mut dyn FnMut()) -> io::Result<Pid> {
     Pid::from_raw(pid).filter(|_| pid > 0).ok_or_else(io::Error::last_os_error)
 }
 
+/// Closes a descriptor that came from whoever started this process, and that nothing here owns.
+pub fn close(number: i32) {
+    // SAFETY: the caller says that no OwnedFd has this number.
+    unsafe { libc::close(number) };
+}
+
 /// Ends the process without destructors, exit handlers or flushing.
 pub fn exit_now(status: i32) -> ! {
     // SAFETY: always sound.

@@ -4,7 +4,8 @@ use snapbox::{assert_data_eq, file};
 
 use crate::lab::Lab;
 
-const COMMANDS: [&str; 10] = ["run", "acquire", "renew", "release", "inspect", "list", "init", "gc", "completions", "man"];
+const COMMANDS: [&str; 14] =
+    ["run", "acquire", "renew", "verify", "release", "hold", "inspect", "list", "history", "break", "init", "gc", "completions", "man"];
 
 #[test]
 fn screens() {

@@ -134,13 +134,13 @@ fn a_stdin_without_an_end_to_wait_for_is_refused() {
 /// A script that takes its own lock: run by each shell, twice at once, it works once at a time.
 #[test]
 fn a_script_wraps_itself() {
-    for shell in ["/bin/sh", "bash"] {
+    for shell in ["/bin/sh", "bash", "zsh"] {
         let lab = Lab::new();
         let dlock = env!("CARGO_BIN_EXE_dlock");
         let script = format!(
             "#!{}\n'{dlock}' verify -qk job || exec '{dlock}' run -k job -w 30 -- \"$0\" \"$@\"\n\
              mkdir busy || exit 9\necho \"$1\" >> done\nsleep 0.2\nrmdir busy\n'{dlock}' verify job || exit 8\n",
-            if shell == "bash" { "/usr/bin/env bash" } else { shell }
+            if shell == "/bin/sh" { shell.to_owned() } else { format!("/usr/bin/env {shell}") }
         );
         let path = lab.write("job.sh", 0o755, &script);
         let start = |word: &str| {

@@ -10,6 +10,7 @@ mod configuration;
 mod generated;
 mod help;
 mod hold;
+mod keeper;
 mod lab;
 mod streams;
 mod usage;

@@ -10,6 +10,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod breaking;
 mod deployments;
 mod disk;
 mod endings;

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use self::commands::{Data, Options, Reply, hash, plain, scan, sorted, versioned};
+use self::commands::{Data, Options, Reply, hash, list, plain, scan, sorted, versioned};
 use super::{ports, redis};
 
 /// A server, real or not; it ends with this value.
@@ -251,7 +251,8 @@ impl Shared {
             "SET" | "GET" | "GETRANGE" | "INCRBY" | "CAS" | "CAD" => plain(&mut data, &command, key, words, &text, &options),
             "EXSET" | "EXGET" | "EXCAS" | "EXCAD" => versioned(&mut data, &command, key, words, &text, &options),
             "ZADD" | "ZREM" | "ZRANK" | "ZRANGE" => sorted(&mut data, &command, &key, &text),
-            "HSET" | "HDEL" | "HGET" | "HGETALL" => hash(&mut data, &command, &key, words, &text),
+            "LPUSH" | "LTRIM" | "LREM" | "LRANGE" => list(&mut data, &command, &key, words, &text),
+            "HSET" | "HDEL" | "HGET" | "HGETALL" | "HSETNX" | "HINCRBY" | "HLEN" => hash(&mut data, &command, &key, words, &text),
             _ => Reply::Error("ERR unknown command"),
         }
     }

@@ -124,7 +124,9 @@ impl Slot {
             }
         }
         self.leases.retain(|lease| !lease.holds.is_empty());
-        over.into_iter().for_each(|past| self.remember(past));
+        for past in over {
+            self.remember(past);
+        }
     }
 
     fn remember(&mut self, past: Past) {
@@ -338,7 +340,9 @@ impl Backend for Memory {
             }
             let past = parting.end.clone().map(|end| lease.past(now, born, end, parting.why.clone()));
             slot.leases.retain(|lease| lease.owner != token.owner);
-            past.into_iter().for_each(|past| slot.remember(past));
+            if let Some(past) = past {
+                slot.remember(past);
+            }
             slot.pass_on();
             Release::Released
         }))

@@ -18,6 +18,7 @@ use super::{
     checks::{self, Checked},
     failure,
     options::Options,
+    relay::Relay,
     socket::{self, Sockets},
 };
 use crate::{
@@ -66,6 +67,8 @@ pub(super) struct Answers {
 /// An open session.
 pub(super) struct Connection {
     driver: MySqlConnection,
+    /// What it goes through, if anything.
+    _relay: Option<Relay>,
     /// Its socket once more, if it could be told.
     socket: Option<OwnedFd>,
     encrypted: bool,
@@ -82,13 +85,21 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects, logs in and looks at the server: one round trip more than the login's own.
     pub(super) async fn open(options: &Options) -> Result<Self> {
-        let (driver, socket) = connect(&options.sql).await?;
+        let (driver, socket, relay) = connect(&options.sql).await?;
         if let Some(socket) = &socket {
             socket::no_delay(socket);
         }
         let encrypted = options.sql.tls != TlsMode::Disable && matches!(options.sql.server, Server::Tcp { .. });
-        let mut connection =
-            Self { driver, socket, encrypted, at_rest: true, server: Checked::default(), gates: Vec::new(), idle_limit: None };
+        let mut connection = Self {
+            driver,
+            _relay: relay,
+            socket,
+            encrypted,
+            at_rest: true,
+            server: Checked::default(),
+            gates: Vec::new(),
+            idle_limit: None,
+        };
         // Whatever is refused here, nothing has happened to any lock.
         let harmless = |error: crate::lock::Error| error.effect(Effect::NotApplied);
         let mut answers = connection.try_ask(&format!("{SET_UP}{}", checks::QUESTION)).await.map_err(harmless)?;
@@ -206,12 +217,19 @@ fn values(row: &MySqlRow) -> Option<Row> {
     (0..row.len()).map(|column| row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok()).collect()
 }
 
-async fn connect(options: &sql::Options) -> Result<(MySqlConnection, Option<OwnedFd>)> {
+async fn connect(options: &sql::Options) -> Result<(MySqlConnection, Option<OwnedFd>, Option<Relay>)> {
     let driver = driver_options(options);
+    if Relay::is_needed(options) {
+        let mut relay = Relay::start(options).await?;
+        let driver = driver.socket(&relay.path).ssl_mode(MySqlSslMode::Disabled).enable_cleartext_plugin(true);
+        let connection = driver.connect().await.map_err(|error| relay.failure().unwrap_or_else(|| failure::connecting(error)))?;
+        let socket = relay.socket.try_clone().ok();
+        return Ok((connection, socket, Some(relay)));
+    }
     let _alone = CONNECTING.lock().await;
     let before = Sockets::of_this_process();
     let connection = driver.connect().await.map_err(failure::connecting)?;
-    Ok((connection, before.newest(&options.server)))
+    Ok((connection, before.newest(&options.server), None))
 }
 
 /// Without the statements that the driver would send first on its own account.

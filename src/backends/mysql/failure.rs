@@ -111,7 +111,7 @@ fn login_method(plugin: &str) -> Error {
     Error::new(Kind::Config, format!("the user's login method {} is not supported", cleaned(plugin))).hint(hint)
 }
 
-fn unreachable(error: io::Error) -> Error {
+pub(super) fn unreachable(error: io::Error) -> Error {
     let plain = |message: &str| Error::new(Kind::Unavailable, message);
     let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     if cause.is_some() {
@@ -128,6 +128,11 @@ fn unreachable(error: io::Error) -> Error {
     failure.source(error)
 }
 
+/// The server makes no offer of TLS.
+pub(super) fn no_tls() -> Error {
+    Error::new(Kind::Denied, "the server doesn't speak TLS").hint("?ssl-mode=DISABLED connects without it")
+}
+
 /// The TLS handshake failed: nothing was sent.
 fn tls(error: Box<dyn std::error::Error + Send + Sync>) -> Error {
     let io = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
@@ -137,9 +142,7 @@ fn tls(error: Box<dyn std::error::Error + Send + Sync>) -> Error {
             .hint("an authority of your own is named with ?ssl-ca=FILE; the host in the URL must be one that the certificate names"),
         Some(rustls::Error::AlertReceived(alert)) => Error::new(Kind::Denied, format!("the server ended the TLS handshake: {alert:?}"))
             .hint("if it asks for a client certificate, ?ssl-cert=FILE&ssl-key=FILE give it"),
-        _ if error.to_string().contains("does not support TLS") => {
-            Error::new(Kind::Denied, "the server doesn't speak TLS").hint("?ssl-mode=DISABLED connects without it")
-        }
+        _ if error.to_string().contains("does not support TLS") => no_tls(),
         _ => Error::new(Kind::Unavailable, "the connection ended in the TLS handshake"),
     };
     failure.source(error)

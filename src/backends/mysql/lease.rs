@@ -9,10 +9,10 @@ use super::{
     names::Tables,
     options::Options,
     schema,
-    table::{LockTable, Seen, looks_at_the_end},
+    table::{LockTable, Seen},
 };
 use crate::{
-    backends::sql::{Names, Taken, ledger},
+    backends::sql::{Names, Taken, ledger, looks_at_the_end},
     lock::{
         Attempt, Backend, Busy, Capabilities, Extension, Holding, Init, Key, LockState, Notice, Parting, Release, Renewal, Request, Result,
         Scope, Token, Wake, fingerprint,

@@ -30,6 +30,7 @@ mod lease;
 mod names;
 mod options;
 mod reading;
+mod relay;
 mod schema;
 mod session_look;
 mod sessions;

@@ -46,10 +46,11 @@ impl Tables {
         lines.collect::<Vec<_>>().join("\n") + "\n"
     }
 
-    /// The name of a lock's gate, as SQL: `GET_LOCK`'s names belong to the whole server, so the database's is in it.
+    /// The name of a lock's gate, as SQL: `GET_LOCK`'s names belong to the whole server, so the database's is in it. Hashed by
+    /// what every server has: MySQL 9.6 has no `SHA1` any more.
     pub(super) fn gate(&self, name: &str) -> String {
         let print = fingerprint(&["gate", &self.table, name]);
-        format!("CONCAT('dlock.gate.', LEFT(SHA1(COALESCE(DATABASE(), '')), 16), '.{print:016x}')")
+        format!("CONCAT('dlock.gate.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 16), '.{print:016x}')")
     }
 }
 

@@ -26,10 +26,10 @@ use super::{
     reading::Fields,
     schema,
     session_look::read_holder,
-    table::{join, leaving, looks_at_the_end, place},
+    table::{join, leaving, place},
 };
 use crate::{
-    backends::sql::{Names, micros, ms},
+    backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
     lock::{
         Attempt, Backend, Busy, Capabilities, Extension, Fence, Grant, Holding, Init, Key, LockState, Notice, Parting, Release, Renewal,
         Request, Result, Token, Ttl, Wake, fingerprint,
@@ -113,7 +113,7 @@ impl Sessions {
     fn take_try(&mut self, key: &Key, token: &Token) -> Option<Keeper> {
         let at = self.tries.iter().position(|(of, who, _)| of == key && who == token)?;
         let (_, _, keeper) = self.tries.swap_remove(at);
-        if keeper.blocked {
+        if keeper.blocked && keeper.session.is_alive() {
             self.stuck.push(keeper.number);
         }
         (keeper.session.is_alive() && keeper.unanswered < 2 && !keeper.blocked).then_some(keeper)
@@ -137,10 +137,13 @@ impl Sessions {
         answers
     }
 
-    /// Ends sessions that were left blocking, as their user may. That it fails only leaves them to their own end.
+    /// Ends sessions that were left blocking, as their user may. That it fails only leaves them to their own end. A server that was
+    /// restarted, or took another one's place, counts its sessions anew: only one that waits as ours did is ended.
     async fn end_stuck(&mut self) {
         while let Some(number) = self.stuck.pop() {
-            let _ = self.aside(&format!("KILL {number}")).await;
+            let waits = if self.options.mode == Mode::Row { "%FOR UPDATE%" } else { "%GET_LOCK(%" };
+            let one = format!("SELECT id INTO @stuck FROM information_schema.processlist WHERE id = {number} AND info LIKE '{waits}'");
+            let _ = self.aside(&format!("SET @stuck = NULL; {one}; KILL @stuck")).await;
         }
     }
 
@@ -202,10 +205,6 @@ impl Sessions {
         }
         let answers = self.tries[at].2.session.ask(&batch).await?;
         let (holder, _) = read_holder(&answers, 0)?;
-        if request.waiting && self.options.mode == Mode::Row && self.side.is_none() {
-            // When the turn comes, the fence is counted over it: connecting then would keep the lock idle. It can be done later.
-            self.side = Connection::open(&self.options).await.ok();
-        }
         let position = if request.waiting {
             answers.last().and_then(|answer| answer.rows.first()).map(|row| Fields::of(row).int()).transpose()?
         } else {
@@ -214,6 +213,10 @@ impl Sessions {
             None
         };
         let position = position.and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
+        if self.options.mode == Mode::Row && self.side.is_none() && position.is_some_and(|place| place <= NEAR) {
+            // When the turn comes, the fence is counted over it: connecting then would keep the lock idle. It can be done later.
+            self.side = Connection::open(&self.options).await.ok();
+        }
         Ok(Attempt::Busy(Busy {
             expires_in: holder.as_ref().and_then(|holder| holder.expires_in).filter(|_| looks_at_the_end(position)),
             passing: holder.is_none(),

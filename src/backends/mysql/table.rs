@@ -279,12 +279,6 @@ pub(super) fn place(tables: &Tables, name: &str, request: &Request) -> String {
     tables.fill(include_str!("sql/place.sql"), &[("name", Value::Bytes(name)), ("root", Value::Text(&root))])
 }
 
-/// Whether who has this place looks at the lock when its lease ends. A thousand who did at once would keep the server
-/// busy for seconds: the others are woken, or look every few seconds.
-pub(super) fn looks_at_the_end(position: Option<u32>) -> bool {
-    position.is_none_or(|place| place <= 3)
-}
-
 /// Takes a waiter out of the queue.
 pub(super) fn leaving(tables: &Tables, name: &str, token: &Token) -> String {
     tables.fill(include_str!("sql/leave.sql"), &[("name", Value::Bytes(name)), ("root", Value::Text(&token.hold_text()))])

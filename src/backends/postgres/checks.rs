@@ -7,13 +7,13 @@ use crate::lock::{Notice, Result};
 
 /// Whether something between us and the server hands its sessions out by the transaction, as pgbouncer does.
 ///
-/// The server sees our own port on its side of the connection if nothing is in between. Otherwise (an address that is
-/// translated, a Unix socket) a second session tells: a pool lends it the process that ours has just let go of, while a
-/// server never has two sessions in one process.
+/// A server names at the login the process that serves the session, a pooler a number of its own; and a server sees our own
+/// port on its side of the connection. If neither is so, a second session tells: a pool lends it the process that ours has
+/// just let go of, while a server never has two sessions in one process.
 pub(super) async fn is_pooled(session: &mut Session, options: &Options) -> Result<bool> {
     let row = session.query_one("SELECT pg_backend_pid(), coalesce(inet_client_port(), 0)", &[]).await?;
     let (pid, port): (i32, i32) = (row.get(0), row.get(1));
-    if session.local_port().is_some_and(|ours| i32::from(ours) == port) {
+    if pid == session.pid() || session.local_port().is_some_and(|ours| i32::from(ours) == port) {
         return Ok(false);
     }
     let mut other = Session::open(&options.sql).await?;

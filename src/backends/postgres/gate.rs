@@ -7,10 +7,10 @@
 //! Whoever is frozen with the gate keeps the others from being woken, not from the lock: nobody is blocked for longer
 //! than his core lets him wait, and then tries the row.
 
-use std::{future::pending, time::Duration};
+use std::{pin::pin, time::Duration};
 
 use sqlx::Row as _;
-use tokio::time::timeout;
+use tokio::time::sleep;
 
 use super::{checks, lease::Lease, statement::Value};
 use crate::lock::{Key, Notice, Result, Wake};
@@ -39,6 +39,15 @@ impl Gate {
         self.pooled == Some(true)
     }
 
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// It went with the grant. The session may still listen, which tells it of nothing but its own release.
+    pub(super) fn is_left(&mut self) {
+        (self.asked, self.kept) = (None, None);
+    }
+
     /// What undoes it all in the session.
     pub(super) fn leave(&mut self) -> &'static str {
         self.asked = None;
@@ -65,15 +74,11 @@ impl Lease {
         if self.gate.asked.as_ref() != Some(key) || !self.session.as_ref().is_some_and(super::connection::Session::is_open) {
             return Ok(Wake::Changed);
         }
-        // Dropped by this limit, a session that is blocked goes with it.
-        match timeout(at_most, self.listen(key, name, at_most)).await {
-            Ok(woken) => woken,
-            Err(_) => Ok(Wake::TimedOut),
-        }
+        self.listen(key, name, at_most).await
     }
 
-    /// Waits for ever, once there is nothing left to do but wait.
     async fn listen(&mut self, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
+        let end = pin!(pause(at_most));
         if self.gate.pooled.is_none() {
             let mut session = self.take_session().await?;
             let pooled = checks::is_pooled(&mut session, self.options()).await?;
@@ -83,28 +88,28 @@ impl Lease {
         if self.gate.is_pooled() {
             // Neither the gate nor a notification would reach this client, or a later one would inherit them.
             let spread = Duration::from_millis(crate::lock::random() % 63);
-            return match timeout(POLL.saturating_sub(spread), pending::<()>()).await {
-                Err(_) => Ok(Wake::Changed),
-                Ok(()) => Ok(Wake::TimedOut),
-            };
+            return Ok(tokio::select! {
+                () = end => Wake::TimedOut,
+                () = pause(POLL.saturating_sub(spread)) => Wake::Changed,
+            });
         }
         if self.gate.kept.as_ref() != Some(key) {
             let mut session = self.take_session().await?;
             if self.gate.kept.take().is_some() {
-                session.run("UNLISTEN *; SELECT pg_advisory_unlock_all()").await?;
+                session.run("SELECT pg_advisory_unlock_all()").await?;
             }
             let number = self.tables.gate(name);
-            // Ends a little before this wait does, so that the session is there for the next one.
-            let limit = at_most.min(BLOCKED).saturating_sub(Duration::from_millis(20));
-            let queued = block(&format!("PERFORM pg_advisory_lock({number});"), limit, session.version);
+            // The server ends it by itself. However late its answer comes on a machine that is busy, breaking the session off
+            // would only make it busier: each of a crowd would log in again.
+            let queued = block(&format!("PERFORM pg_advisory_lock({number});"), at_most.min(BLOCKED), session.version);
             let rows = session.run(&format!("{queued}; SELECT pg_try_advisory_lock({number})")).await?;
             if !rows.first().is_some_and(|row| row.get(0)) {
                 self.session = Some(session);
-                return pending().await;
+                return Ok(Wake::TimedOut);
             }
             // Listen first, then look: a release in between is heard.
             let look = format!(
-                "BEGIN; LISTEN {}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND lock_until > timezone('utc', clock_timestamp())",
+                "BEGIN; UNLISTEN *; LISTEN {}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND lock_until > timezone('utc', clock_timestamp())",
                 self.tables.channel(name)
             );
             let held = session.query(&self.tables.fill(&look), &[Value::Text(name)]).await?;
@@ -119,9 +124,16 @@ impl Lease {
         tokio::select! {
             () = unasked.rung.notified() => {}
             () = unasked.ended() => self.session = None,
+            () = end => return Ok(Wake::TimedOut),
         }
         Ok(Wake::Changed)
     }
+}
+
+/// Waiting is what a backend's `wait` is for.
+#[allow(clippy::disallowed_methods)]
+async fn pause(length: Duration) {
+    sleep(length).await;
 }
 
 /// Statements of which the last blocks, for at most `limit`, without an error in the server's log when that is over.

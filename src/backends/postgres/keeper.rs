@@ -15,7 +15,7 @@ use super::{
     options::{AdvisoryKey, Mode, Options},
     statement::{Value, fill},
 };
-use crate::lock::{Error, Kind, Mode as How, Result, Ttl};
+use crate::lock::{Error, Holder, Kind, Mode as How, Result, Ttl};
 
 /// From this version on the server can end a session that is idle outside of a transaction.
 pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
@@ -30,6 +30,7 @@ pub(super) struct Target {
 }
 
 /// A session that asks for a lock, waits for it or has it.
+#[allow(clippy::struct_excessive_bools)] // what is known of it, each by itself
 pub(super) struct Keeper {
     pub session: Session,
     pub target: Target,
@@ -48,6 +49,10 @@ pub(super) struct Keeper {
     pub unanswered: u32,
     /// It blocks in the server, or was left blocking there.
     pub blocked: bool,
+    /// The server counts the silence from an attempt that had the lock, not from the wait before.
+    attempted: bool,
+    /// Who had the lock when that was looked at.
+    pub found: Option<Vec<Holder>>,
 }
 
 impl Keeper {
@@ -66,6 +71,8 @@ impl Keeper {
             patience: Duration::ZERO,
             unanswered: 0,
             blocked: false,
+            attempted: false,
+            found: None,
         })
     }
 
@@ -100,7 +107,29 @@ impl Keeper {
             self.lock_key(&first).await?
         };
         self.unanswered = 0;
+        self.attempted = self.has;
         Ok(self.has)
+    }
+
+    /// Runs what counts the fence of a lock that is ours: over `side`, if this session is in a transaction.
+    pub(super) async fn count(&mut self, ttl: Ttl, fence: &str, side: Option<&mut Session>) -> Result<Vec<PgRow>> {
+        self.unanswered += 1;
+        let first = if std::mem::take(&mut self.attempted) { String::new() } else { self.set_patience(ttl.get()) };
+        let rows = match side {
+            Some(side) if first.is_empty() => side.run(fence).await?,
+            Some(side) => {
+                // At once: a number that was counted for a session that is over is skipped.
+                let (ours, rows) = tokio::join!(self.session.run(&first), side.run(fence));
+                if let Err(error) = ours {
+                    self.give_back().await?;
+                    return Err(error);
+                }
+                rows?
+            }
+            None => self.session.run(&format!("{first}{fence}")).await?,
+        };
+        self.unanswered = 0;
+        Ok(rows)
     }
 
     /// What begins the transaction that is to keep the row locked, unless it was begun.
@@ -159,7 +188,7 @@ impl Keeper {
 
     /// Waits in the server for the lock, at most for so long. True if it is ours then.
     pub(super) async fn wait(&mut self, ttl: Ttl, at_most: Duration) -> Result<bool> {
-        self.blocked = true;
+        (self.blocked, self.attempted) = (true, false);
         let mut first = self.set_patience(ttl.get().min(UNCLAIMED));
         let version = self.session.version;
         if self.mode == Mode::Row {
@@ -199,6 +228,27 @@ impl Keeper {
         Ok(())
     }
 
+    /// Gives the lock back, having said so of this hold. If that could not be said, the next holder waits a moment for nothing: no
+    /// reason to keep the lock.
+    pub(super) async fn end(&mut self, hold: &str) -> Result<()> {
+        self.has = false;
+        let say = self.tables.fill(include_str!("sql/end_hold.sql"));
+        let say = fill(&say, &[Value::Text(&self.target.name), Value::Pid(self.pid), Value::Text(hold)]);
+        let end = match self.mode {
+            // In the transaction that has the lock: both are seen at once. Nothing in it is worth waiting for the server's disk.
+            Mode::Row => format!("SET LOCAL synchronous_commit = off; {say}; COMMIT"),
+            Mode::Lease | Mode::Advisory => format!("BEGIN; {say}; COMMIT; SELECT pg_advisory_unlock_all()"),
+        };
+        if let Err(error) = self.session.run(&end).await {
+            if !self.session.is_open() {
+                return Err(error);
+            }
+            self.session.run("ROLLBACK; SELECT pg_advisory_unlock_all()").await?;
+        }
+        self.begun = false;
+        Ok(())
+    }
+
     /// A statement with the name in the place of `$1`.
     fn of_name(&self, sql: &str) -> String {
         fill(sql, &[Value::Text(&self.target.name)])
@@ -214,6 +264,6 @@ impl Keeper {
     }
 }
 
-fn no_row() -> Error {
+pub(super) fn no_row() -> Error {
     Error::new(Kind::Data, "the server's answer has no row")
 }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{checks, connection::Session, gate::Gate, names::Tables, options::Options, schema, table::LockTable};
 use crate::{
-    backends::sql::{Names, Table as _, Taken, ledger},
+    backends::sql::{Names, Table as _, Taken, ledger, looks_at_the_end},
     lock::{
         Attempt, Backend, Busy, Capabilities, Extension, Holding, Init, Key, LockState, Notice, Parting, Release, Renewal, Request, Result,
         Scope, Token, Waiter, Wake, fingerprint,
@@ -57,7 +57,8 @@ impl Lease {
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.take_session().await?;
         self.unanswered = Some(session.pid());
-        let answer = question(&mut LockTable { session: &mut session, tables: &self.tables }).await;
+        let mut table = LockTable { gate: self.gate.is_kept(), ..LockTable::over(&mut session, &self.tables) };
+        let answer = question(&mut table).await;
         self.unanswered = self.unanswered.filter(|_| !session.is_open());
         self.session = Some(session);
         answer
@@ -85,15 +86,19 @@ impl Lease {
             self.queued.push((request.key.clone(), request.token));
         }
         self.gate.asked = None;
-        let taken = self
+        let (taken, left) = self
             .ask(async |table| match ledger::take(table, &name, request).await? {
                 Taken::Held(record) if request.waiting => {
                     let place = table.join_queue(&name, request).await?;
-                    Ok((Taken::Held(record), Some(place)))
+                    Ok(((Taken::Held(record), Some(place)), false))
                 }
-                taken => Ok((taken, None)),
+                taken => Ok(((taken, None), table.left)),
             })
             .await?;
+        if left {
+            self.gate.is_left();
+            self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
+        }
         Ok(match taken {
             (Taken::Granted(grant), _) => Attempt::Granted(grant),
             (Taken::NotHeld, _) => Attempt::NotHeld,
@@ -104,7 +109,7 @@ impl Lease {
                 self.gate.foreign = !record.is_ours();
                 Attempt::Busy(Busy {
                     holders: record.holder()?.into_iter().collect(),
-                    expires_in: Some(record.expires_in()),
+                    expires_in: Some(record.expires_in()).filter(|_| self.gate.is_kept() || looks_at_the_end(position)),
                     notifies: record.is_ours() && !self.gate.is_pooled(),
                     passing: false,
                     position,

@@ -18,22 +18,21 @@ use std::{io, os::fd::OwnedFd, time::Duration};
 
 use async_trait::async_trait;
 use sqlx::Row as _;
-use tokio::time::timeout;
 
 use super::{
     checks,
     connection::Session,
     failure,
-    keeper::{IDLE_SESSION_TIMEOUT, Keeper, Target},
+    keeper::{IDLE_SESSION_TIMEOUT, Keeper, Target, no_row},
     names::Tables,
     options::{Mode, Options},
     schema,
     session_look::holders,
-    statement::Value,
+    statement::{Value, fill},
     table::{LockTable, json},
 };
 use crate::{
-    backends::sql::{Names, micros, ms},
+    backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
     lock::{
         Attempt, Backend, Busy, Capabilities, Error, Extension, Fence, Grant, Holding, Init, Key, Kind, LockState, Mode as How, Notice,
         Parting, Release, Renewal, Request, Result, Token, Ttl, Wake, fingerprint,
@@ -147,7 +146,7 @@ impl Sessions {
 
     pub(super) async fn aside<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.side().await?;
-        let answer = question(&mut LockTable { session: &mut session, tables: &self.tables }).await;
+        let answer = question(&mut LockTable::over(&mut session, &self.tables)).await;
         self.side = Some(session);
         answer
     }
@@ -184,11 +183,13 @@ impl Sessions {
         }
         let at = self.keeper(request).await?;
         let keeper = &mut self.tries[at].2;
-        let ours = keeper.attempt(request.ttl).await? || keeper.make_row().await? && keeper.attempt(request.ttl).await?;
+        // What was waited for is there, in a session that says so if it is over.
+        let ours = keeper.has || keeper.attempt(request.ttl).await? || keeper.make_row().await? && keeper.attempt(request.ttl).await?;
         if !ours {
             return self.refuse(request, at).await;
         }
         let (fence, now, settle) = self.begin(request, at).await?;
+        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
         let (key, token, keeper) = self.tries.swap_remove(at);
         self.holds.push(Hold {
             key,
@@ -217,14 +218,12 @@ impl Sessions {
             Value::Maybe(metadata.as_deref()),
             Value::Text(&hold),
         ];
-        let row = if self.options.mode == Mode::Row {
-            let mut side = self.side().await?;
-            let row = side.query_one(&sql, &parameters).await;
-            self.side = Some(side);
-            row?
-        } else {
-            self.tries[at].2.session.query_one(&sql, &parameters).await?
-        };
+        let sql = fill(&sql, &parameters);
+        let mut side = if self.options.mode == Mode::Row { Some(self.side().await?) } else { None };
+        let rows = self.tries[at].2.count(request.ttl, &sql, side.as_mut()).await;
+        self.side = side.or_else(|| self.side.take());
+        let rows = rows?;
+        let row = rows.first().ok_or_else(no_row)?;
         let read = || Ok((row.try_get::<i64, _>("fence")?, row.try_get("now_us")?, row.try_get::<i64, _>("gone")?));
         let (fence, now, gone) = read().map_err(failure::malformed)?;
         Ok((
@@ -238,18 +237,27 @@ impl Sessions {
     async fn refuse(&mut self, request: &Request, at: usize) -> Result<Attempt> {
         let look = self.look_sql();
         let name = self.names.of(&request.key);
-        let session = &mut self.tries[at].2.session;
-        let rows = session.query(&look, &[Value::Text(&name)]).await?;
-        let (holders, _) = holders(&rows)?;
+        let keeper = &mut self.tries[at].2;
         let mut position = None;
         if request.waiting {
-            position = Some(LockTable { session, tables: &self.tables }.join_queue(&name, request).await?);
-        } else {
+            position = Some(LockTable::over(&mut keeper.session, &self.tables).join_queue(&name, request).await?);
+        }
+        let near = position.is_none_or(|place| place <= NEAR);
+        if near || keeper.found.is_none() {
+            // The server lists all that anybody waits for to find it out: of a crowd, who is far behind looks once.
+            let (holders, _) = holders(&keeper.session.query(&look, &[Value::Text(&name)]).await?)?;
+            keeper.found = Some(holders);
+        }
+        let holders = keeper.found.clone().unwrap_or_default();
+        if position.is_none() {
             let (_, _, keeper) = self.tries.swap_remove(at);
             self.side.get_or_insert(keeper.session);
+        } else if near && self.options.mode == Mode::Row && self.side.is_none() {
+            // When the turn comes, the fence is counted over it: connecting then would keep the lock idle. It can be done later.
+            self.side = Session::open(&self.options.sql).await.ok();
         }
         Ok(Attempt::Busy(Busy {
-            expires_in: holders.iter().filter_map(|holder| holder.expires_in).max(),
+            expires_in: holders.iter().filter_map(|holder| holder.expires_in).max().filter(|_| looks_at_the_end(position)),
             passing: holders.is_empty(),
             holders,
             notifies: true,
@@ -259,27 +267,13 @@ impl Sessions {
 
     async fn await_change(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
         let Some(at) = self.try_of(&request.key, &request.token) else { return Ok(Wake::Changed) };
-        if self.options.mode == Mode::Row {
-            // It counts the fence once the row is ours: connecting then would keep everybody waiting.
-            let side = self.side().await?;
-            self.side = Some(side);
-        }
         let keeper = &mut self.tries[at].2;
         if keeper.has || !keeper.session.is_open() {
             return Ok(Wake::Changed);
         }
-        // Ends a little before this wait does, so that the session is there for the next one.
-        let limit = at_most.saturating_sub(Duration::from_millis(20));
-        let waited = async {
-            if keeper.wait(request.ttl, limit).await? {
-                return Ok(Wake::Changed);
-            }
-            std::future::pending().await
-        };
-        match timeout(at_most, waited).await {
-            Ok(woken) => woken,
-            Err(_) => Ok(Wake::TimedOut),
-        }
+        // The server ends it by itself. However late its answer comes on a machine that is busy, breaking the session off
+        // would only make it busier: each of a crowd would log in again.
+        Ok(if keeper.wait(request.ttl, at_most).await? { Wake::Changed } else { Wake::TimedOut })
     }
 
     fn is_queued(&self, request: &Request) -> bool {
@@ -302,26 +296,15 @@ impl Sessions {
             return Ok(());
         }
         let name = self.names.of(&request.key);
-        match self.hold_of(&request.key, &request.token) {
-            // Granted: its own session is there already, and in no transaction.
-            Some(at) if self.options.mode == Mode::Advisory => {
-                let session = &mut self.holds[at].keeper.session;
-                LockTable { session, tables: &self.tables }.leave_queue("", &name, &request.token).await?;
-            }
-            _ => self.aside(async |table| table.leave_queue("", &name, &request.token).await).await?,
-        }
+        self.aside(async |table| table.leave_queue("", &name, &request.token).await).await?;
         self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
         Ok(())
     }
 
     async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
         let Some(at) = self.hold_of(key, token).filter(|at| !self.holds[*at].leaving) else { return Ok(Renewal::NotHeld) };
-        // Any error but silence: the session is over, or its transaction is.
-        let Ok(now) = self.holds[at].keeper.renew(None).await else {
-            self.holds.swap_remove(at);
-            return Ok(Renewal::NotHeld);
-        };
-        let hold = &mut self.holds[at];
+        let Some(now) = self.extend(at, None).await? else { return Ok(Renewal::NotHeld) };
+        let hold = &self.holds[at];
         let length = ttl.unwrap_or(hold.ttl);
         let ends = now.saturating_add(ms(length).saturating_mul(1000));
         if ends < hold.ends {
@@ -329,15 +312,28 @@ impl Sessions {
         }
         let fence = hold.fence;
         if length.get() != hold.keeper.patience {
-            let Ok(_) = hold.keeper.renew(Some(length.get())).await else {
-                self.holds.swap_remove(at);
+            if self.extend(at, Some(length.get())).await?.is_none() {
                 return Ok(Renewal::NotHeld);
-            };
-            hold.ends = ends;
+            }
+            self.holds[at].ends = ends;
             self.tell_patience(at).await;
         }
         self.holds[at].ends = ends;
         Ok(Renewal::Renewed { ttl: length, fence })
+    }
+
+    /// The server's time in µs, if the hold lasts; otherwise it is forgotten. A statement can fail by itself, which ends a
+    /// transaction, and what a session has only with the session.
+    async fn extend(&mut self, at: usize, patience: Option<Duration>) -> Result<Option<i64>> {
+        let keeper = &mut self.holds[at].keeper;
+        match keeper.renew(patience).await {
+            Ok(now) => Ok(Some(now)),
+            Err(error) if self.options.mode == Mode::Advisory && keeper.session.is_open() => Err(error),
+            Err(_) => {
+                self.holds.swap_remove(at);
+                Ok(None)
+            }
+        }
     }
 
     /// Lets those who look know of another length of a lease. That it fails changes nothing but what they see.
@@ -368,20 +364,7 @@ impl Sessions {
         }
         // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
         self.holds[at].leaving = true;
-        let sql = self.tables.fill(include_str!("sql/end_hold.sql"));
-        let (name, id, pid) = (self.names.of(key), token.hold_text(), self.holds[at].keeper.pid);
-        let parameters = [Value::Text(&name), Value::Pid(pid), Value::Text(&id)];
-        // If it stays, the next holder waits a moment for nothing: no reason to keep the lock.
-        if self.options.mode == Mode::Row {
-            let _: Result<()> = self.aside(async |table| table.session.query(&sql, &parameters).await.map(|_| ())).await;
-        } else {
-            let session = &mut self.holds[at].keeper.session;
-            if session.query(&sql, &parameters).await.is_err() && !session.is_open() {
-                self.holds.swap_remove(at);
-                return Ok(Release::NotHeld);
-            }
-        }
-        let given_back = self.holds[at].keeper.give_back().await;
+        let given_back = self.holds[at].keeper.end(&token.hold_text()).await;
         self.holds.swap_remove(at);
         given_back.map(|()| Release::Released)
     }

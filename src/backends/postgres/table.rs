@@ -16,6 +16,10 @@ use crate::{
 pub(super) struct LockTable<'a> {
     pub session: &'a mut Session,
     pub tables: &'a Tables,
+    /// The session has the gate, which a grant gives up.
+    pub gate: bool,
+    /// Who was granted the lock is out of the queue, and has no gate any more.
+    pub left: bool,
 }
 
 /// When a lock that was given back ended, in µs since 1970: 2000, as in `sql/free.sql`.
@@ -40,11 +44,15 @@ impl sql::Table for LockTable<'_> {
                     Value::Int(ttl),
                     Value::Bool(request.detached),
                     Value::Maybe(metadata.as_deref()),
+                    Value::Bool(request.waiting),
+                    Value::Bool(self.gate),
                 ],
             )
             .await;
         self.session.drop_unsent = false;
-        rows?.first().map(|row| fence(row).map_err(failure::malformed)).transpose()
+        let rows = rows?;
+        self.left = !rows.is_empty();
+        rows.first().map(|row| fence(row).map_err(failure::malformed)).transpose()
     }
 
     async fn extend(&mut self, name: &str, token: &Token, ttl: Option<Ttl>) -> Result<Option<(Ttl, Fence)>> {
@@ -95,7 +103,12 @@ impl sql::Table for LockTable<'_> {
     }
 }
 
-impl LockTable<'_> {
+impl<'a> LockTable<'a> {
+    /// Over a session without a gate.
+    pub(super) fn over(session: &'a mut Session, tables: &'a Tables) -> Self {
+        Self { session, tables, gate: false, left: false }
+    }
+
     /// Every held lock whose name starts with `start`, by name.
     pub(super) async fn list(&mut self, start: &str) -> Result<Vec<Record>> {
         let rows = self.session.query(&self.tables.fill(include_str!("sql/list.sql")), &[Value::Text(start)]).await?;

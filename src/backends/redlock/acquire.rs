@@ -12,7 +12,7 @@ use super::{
     word,
 };
 use crate::{
-    backends::redis::{failure, reply},
+    backends::redis::{failure, history::to_json, reply},
     lock::{Attempt, Busy, Effect, Entry, Error, Fence, Grant, Kind, Notice, Request, Result, random},
 };
 
@@ -79,11 +79,7 @@ impl Redlock {
         }
         self.leases.retain(|(token, _)| *token != request.token);
         self.leases.push((request.token, request.ttl));
-        let metadata = match &request.metadata {
-            Some(metadata) => serde_json::to_string(metadata)
-                .map_err(|error| Error::new(Kind::Internal, "the metadata can't be written").source(error))?,
-            None => String::new(),
-        };
+        let metadata = request.metadata.as_ref().map(to_json).transpose()?.unwrap_or_default();
         let arguments = vec![
             request.token.owner.to_string(),
             request.token.hold_text(),
@@ -95,7 +91,7 @@ impl Redlock {
             flag(request.detached),
             metadata,
         ];
-        let keys = vec![names.lock, names.fence, names.record, names.queue, names.waiters];
+        let keys = vec![names.lock, names.fence, names.record, names.queue, names.waiters, names.runs, names.bad_runs];
         let answers = self.ask(bound, &script::TAKE, keys, |_| Some(arguments.clone())).await;
         let votes = Votes::count(answers);
         for node in &votes.twins {
@@ -149,8 +145,10 @@ impl Redlock {
     /// Releases every node, those that did not answer included; whether each of them said so.
     async fn undo(&mut self, request: &Request, bound: Duration) -> bool {
         let names = self.names(&request.key);
-        let arguments = vec![request.token.owner.to_string(), request.token.hold_text(), flag(true)];
-        let answers = self.ask(bound, &script::RELEASE, vec![names.lock, names.record], |_| Some(arguments.clone())).await;
+        // Nothing was done under it, so that there is nothing to remember.
+        let arguments = vec![request.token.owner.to_string(), request.token.hold_text(), flag(true), String::new(), flag(false)];
+        let keys = vec![names.lock, names.record, names.runs, names.bad_runs];
+        let answers = self.ask(bound, &script::RELEASE, keys, |_| Some(arguments.clone())).await;
         answers.into_iter().flatten().all(|answer| match answer {
             Ok(_) => true,
             Err(error) => error.effect == Effect::NotApplied,

@@ -2,36 +2,41 @@
 
 use super::{CAPABILITIES, Failures, Redlock, flag, most, script, word};
 use crate::{
-    backends::redis::{failure, reply},
-    lock::{Effect, Fence, Holding, Key, Release, Renewal, Result, Scope, Token, Ttl},
+    backends::redis::{failure, history::how, reply},
+    lock::{Effect, End, Extension, Fence, Holding, Key, Parting, Purpose, Release, Renewal, Result, Scope, Token, Ttl},
 };
 use std::time::Duration;
 
 impl Redlock {
     /// Extends the hold on every node that has it. Only those count where this hold's attempt was committed: one that was taken late,
     /// by an attempt that had been decided already, proves nothing of the time in between.
-    pub(super) async fn extend(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    pub(super) async fn extend(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        let ttl = extension.ttl;
         if let Some(ttl) = ttl {
             CAPABILITIES.check_ttl(ttl)?;
         }
         let wanted = ttl.map(|ttl| ttl.as_millis().to_string()).unwrap_or_default();
         // An unknown TTL may be a short one, but then it is another process that asks, and has all its time for this.
         let bound = self.options.bound(self.ttl_of(token).or(ttl.map(Ttl::get)), 8);
-        self.extend_by(key, token, wanted, bound).await
+        let purpose = match extension.purpose {
+            Purpose::GoOn => "go-on",
+            Purpose::Stop => "stop",
+        };
+        self.extend_by(key, token, wanted, purpose, bound).await
     }
 
     /// Asks the nodes to extend the hold for no time at all: that would shorten any hold, so that nothing is changed.
     pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
         let bound = self.options.bound(self.ttl_of(token), 8);
-        Ok(match self.extend_by(key, token, "0".into(), bound).await? {
+        Ok(match self.extend_by(key, token, "0".into(), "look", bound).await? {
             Renewal::WouldShorten { expires_in } => Holding::Held { expires_in: Some(expires_in) },
             Renewal::Renewed { .. } | Renewal::NotHeld | Renewal::Broken(_) => Holding::NotHeld,
         })
     }
 
-    async fn extend_by(&mut self, key: &Key, token: &Token, wanted: String, bound: Duration) -> Result<Renewal> {
+    async fn extend_by(&mut self, key: &Key, token: &Token, wanted: String, purpose: &str, bound: Duration) -> Result<Renewal> {
         let names = self.names(key);
-        let arguments = vec![token.owner.to_string(), token.hold_text(), wanted];
+        let arguments = vec![token.owner.to_string(), token.hold_text(), wanted, purpose.to_owned()];
         let answers = self.ask(bound, &script::RENEW, vec![names.lock, names.record], |_| Some(arguments.clone())).await;
         let mut not_held = 0;
         let mut extended = Vec::new();
@@ -42,6 +47,11 @@ impl Redlock {
             match word(answer) {
                 Ok((said, rest)) => match (&*said, &rest[..]) {
                     ("not-held", []) => not_held += 1,
+                    // A mark is on a majority of the nodes, or will be: one that says so is enough.
+                    ("broken", [mark]) => {
+                        let mark = reply::text(mark).and_then(|mark| serde_json::from_str(&mark).ok());
+                        return mark.map(Renewal::Broken).ok_or_else(failure::unreadable);
+                    }
                     ("renewed" | "shorter", [ms, attempt, fence]) => {
                         let Some(ms) = reply::int(ms).and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis) else {
                             failures.push((n, failure::unreadable()));
@@ -83,15 +93,20 @@ impl Redlock {
     }
 
     /// Gives the hold back on all nodes. Asked again after too few had answered, the nodes that did count still.
-    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         let names = self.names(key);
-        let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree)];
+        let scope = parting.scope;
+        let how = parting.end.as_ref().map(|end| how(end, parting.why.as_deref())).transpose()?.unwrap_or_default();
+        let bad = flag(parting.end.as_ref().is_some_and(End::is_bad));
+        let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree), how, bad];
         let bound = self.options.bound(None, 1);
         let mut done = match self.releasing.take() {
             Some((k, t, s, done)) if (&k, &t, s) == (key, token, scope) => done,
             _ => vec![false; self.nodes.len()],
         };
-        let answers = self.ask(bound, &script::RELEASE, vec![names.lock, names.record], |_| Some(arguments.clone())).await;
+        let answers = self
+            .ask(bound, &script::RELEASE, vec![names.lock, names.record, names.runs, names.bad_runs], |_| Some(arguments.clone()))
+            .await;
         let (mut not_held, mut holds) = (0, Vec::new());
         let mut failures: Failures = Vec::new();
         for (n, answer) in answers.into_iter().enumerate() {

@@ -32,6 +32,7 @@
 //! - *Two take a half each.* Neither has a majority; both release all, and ask again after pauses of random length.
 
 mod acquire;
+mod history;
 mod hold;
 mod node;
 mod nodes;
@@ -58,12 +59,12 @@ use crate::{
         redis::{failure, names::Names, reply, script::Script},
     },
     lock::{
-        Attempt, Backend, Capabilities, Error, Extension, Holding, Init, Key, LockState, Notice, Parting, Release, Renewal, Request,
-        Result, Scope, Token, Ttl, Wake, fingerprint,
+        Attempt, Backend, Break, Capabilities, Error, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Note, Notice,
+        Parting, Release, Renewal, Request, Result, Scope, Token, Ttl, Wake, fingerprint,
     },
 };
 
-const CAPABILITIES: Capabilities = Capabilities { notification: false, ..Capabilities::usual("redlock") };
+const CAPABILITIES: Capabilities = Capabilities { notification: false, history: true, breakable: true, ..Capabilities::usual("redlock") };
 
 /// Locks on a set of Redis servers that know nothing of each other.
 pub struct Redlock {
@@ -163,8 +164,7 @@ impl Backend for Redlock {
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let ttl = extension.ttl;
-        let outcome = self.extend(key, token, ttl).await;
+        let outcome = self.extend(key, token, extension).await;
         self.about(outcome, "renew", Some(key))
     }
 
@@ -174,8 +174,7 @@ impl Backend for Redlock {
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let scope = parting.scope;
-        let outcome = self.give_back(key, token, scope).await;
+        let outcome = self.give_back(key, token, parting).await;
         self.about(outcome, "release", Some(key))
     }
 
@@ -191,6 +190,26 @@ impl Backend for Redlock {
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         let outcome = self.read_locks(start).await;
         self.about(outcome, "list", None)
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let outcome = self.read_history(key).await;
+        self.about(outcome, "history", Some(key))
+    }
+
+    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let outcome = self.remember(key, note).await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.break_hold(key, fence, mark, false).await;
+        self.about(outcome, "break", Some(key))
+    }
+
+    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.break_hold(key, fence, mark, true).await;
+        self.about(outcome, "break", Some(key))
     }
 
     async fn init(&mut self) -> Result<Init> {

@@ -21,12 +21,12 @@ use crate::{
 };
 
 /// How many commands one lock takes.
-const PER_LOCK: usize = 8;
+pub(super) const PER_LOCK: usize = 8;
 
 /// How many locks are read in one packet.
 const BATCH: usize = 50;
 
-fn add_reads(pipeline: &mut Pipeline, names: &Names) {
+pub(super) fn add_reads(pipeline: &mut Pipeline, names: &Names) {
     pipeline
         .cmd("TIME")
         .cmd("TYPE")
@@ -52,8 +52,8 @@ fn add_reads(pipeline: &mut Pipeline, names: &Names) {
 }
 
 /// What one node says of a lock.
-struct Read {
-    seen: Seen,
+pub(super) struct Read {
+    pub(super) seen: Seen,
     waiters: Vec<Waiter>,
     counter: Option<u64>,
 }
@@ -140,7 +140,7 @@ impl Redlock {
     }
 
     /// Reads from each node that `commands` has some for; an error unless a majority answers.
-    async fn read(&mut self, mut commands: impl FnMut(usize) -> Option<Pipeline>) -> Result<Vec<Result<Vec<Value>>>> {
+    pub(super) async fn read(&mut self, mut commands: impl FnMut(usize) -> Option<Pipeline>) -> Result<Vec<Result<Vec<Value>>>> {
         let bound = self.options.bound(None, 1);
         let answers = self.nodes.ask(bound, |n| Some(Question::Reads(Rc::new(commands(n)?)))).await;
         let mut each = Vec::new();
@@ -161,7 +161,7 @@ impl Redlock {
         Ok(each)
     }
 
-    fn put_together(&self, key: Key, names: &Names, each: Vec<Result<&[Value], &Error>>) -> Result<LockState> {
+    pub(super) fn put_together(&self, key: Key, names: &Names, each: Vec<Result<&[Value], &Error>>) -> Result<LockState> {
         let mut reads = Vec::new();
         let mut failed = Vec::new();
         for answer in each {
@@ -237,7 +237,7 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-fn read_one(replies: &[Value]) -> Result<Read> {
+pub(super) fn read_one(replies: &[Value]) -> Result<Read> {
     let [time, kind, value, pttl, record, queue, said, counter] = replies else { return Err(failure::unreadable()) };
     let now = readable(time)?.and_then(read_time);
     if let Value::ServerError(error) = kind {

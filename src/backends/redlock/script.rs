@@ -4,15 +4,20 @@ use crate::backends::redis::script::Script;
 
 macro_rules! script {
     ($file:literal, $sha:literal) => {
-        Script::new(concat!(include_str!("lua/prelude.lua"), "\n", include_str!($file)), $sha)
+        Script::new(
+            concat!(include_str!("lua/prelude.lua"), "\n", include_str!("../redis/lua/history.lua"), "\n", include_str!($file)),
+            $sha,
+        )
     };
 }
 
-pub(super) static TAKE: Script = script!("lua/take.lua", "7eb8ff10c5ed4ec37480a6cf1cf78fbad0d109a7");
-pub(super) static COMMIT: Script = script!("lua/commit.lua", "6a64f6a6bf4772966d7222504b68cf85b51f7f58");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "172345790d95d39fe112b79f52fd926a3a059291");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "1831a30b9ffb3e376bf87793902d29191765f2a1");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "f4b387e954a96201c546bba25983cde2bdec2595");
+pub(super) static TAKE: Script = script!("lua/take.lua", "bd769a39e8ce4bc6833a392d3f04d78ad1275a2e");
+pub(super) static COMMIT: Script = script!("lua/commit.lua", "a24b479737623098a0f9d9629c839a7b05d3e99e");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "aa3444e35384b4a4b145e126e0fd003fdb7f7b8e");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "bf30db7d0f1aebb60d56dc1c3bfd5120697548e5");
+pub(super) static BREAK: Script = script!("lua/break.lua", "7385a46c9fabebb3a8257153344cbd3dd4fb7d71");
+pub(super) static NOTE: Script = script!("lua/note.lua", "7567602bbb270c4a489ed4bf2f55b0f1278a117e");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "4ade96d6aad5163f0baf8e37a5554b34e351f123");
 
 #[cfg(test)]
 mod tests {

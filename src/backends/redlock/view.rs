@@ -5,8 +5,8 @@ use std::time::Duration;
 use ::redis::Value;
 
 use crate::{
-    backends::redis::{failure, reply, state::foreign},
-    lock::{Fence, Holder, Mode, Result},
+    backends::redis::{failure, history::vanished, reply, state::foreign},
+    lock::{Break, Fence, Holder, Mode, Past, Result},
 };
 
 /// The newest layout that this version can read, up to any minor version.
@@ -73,6 +73,16 @@ impl Seen {
         let Some(version) = self.of_record("v").filter(|_| self.is_ours()) else { return Ok(()) };
         let major = version.split('.').next().and_then(|major| major.parse().ok());
         if major.is_none_or(|major: u32| major > MAJOR) { Err(failure::newer_layout(version)) } else { Ok(()) }
+    }
+
+    /// Who is breaking it.
+    fn mark(&self) -> Option<Break> {
+        serde_json::from_str(self.of_record("mark")?).ok()
+    }
+
+    /// The committed hold that the record tells of, if the node is not its any more.
+    pub(super) fn vanished(&self) -> Option<Past> {
+        if self.is_ours() { None } else { vanished(|name| self.of_record(name), &self.record) }
     }
 
     fn of_record(&self, name: &str) -> Option<&str> {
@@ -154,7 +164,7 @@ fn holder(nodes: &[&Seen], majority: usize) -> Option<Holder> {
         renewed_ago: each().filter_map(|seen| seen.ago("renewed")).min(),
         expires_in,
         holds: each().map(|seen| u32::try_from(seen.holds()).unwrap_or(u32::MAX)).max().unwrap_or(1).max(1),
-        broken: None,
+        broken: each().find_map(|seen| seen.mark()).map(|mark| Break { seen: each().any(|seen| seen.of_record("seen").is_some()), ..mark }),
     })
 }
 

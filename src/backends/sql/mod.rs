@@ -8,12 +8,13 @@
 //! hold, read a row, write back a row that nobody changed meanwhile. [`ledger`] makes the answers of a backend of them.
 //! No transaction spans a round trip, so that a client which is frozen never blocks the others.
 //!
-//! This module may not: know a driver, speak SQL, do I/O by itself.
+//! This module may not: know a driver, speak SQL, do I/O by itself but read certificates.
 
 pub mod ledger;
 mod names;
 mod options;
 mod record;
+pub mod tls;
 
 pub use self::{
     ledger::{Table, Taken},
@@ -21,3 +22,13 @@ pub use self::{
     options::{Options, Server, TlsMode},
     record::{Hold, Holds, LAYOUT, LAYOUT_REFUSED, Record, micros, ms},
 };
+
+/// With `mode=row`, who waits in one of so many first places has a second session ready, to count the fence over when the turn
+/// comes. All others have one each: a crowd is not to take twice as many.
+pub const NEAR: u32 = 32;
+
+/// Whether who has this place looks at the lock when its lease ends. A thousand who did at once would keep the server
+/// busy for seconds: the others are woken, or look every few seconds.
+pub fn looks_at_the_end(position: Option<u32>) -> bool {
+    position.is_none_or(|place| place <= 3)
+}

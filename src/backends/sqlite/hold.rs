@@ -8,7 +8,7 @@ use super::{
     opened, ours,
     store::{Locked, Whose},
 };
-use crate::lock::{Effect, Key, Release, Renewal, Result, Scope, Token, Ttl};
+use crate::lock::{Effect, Extension, Key, Parting, Release, Renewal, Result, Scope, Token};
 
 /// What the lock file says of a hold.
 #[allow(clippy::struct_excessive_bools)] // independent facts
@@ -56,7 +56,7 @@ impl Sqlite {
     /// An attached hold of this process stands as long as its bytes are ours and the row is not somebody else's.
     /// A row that can't be written (a full disk, a frozen writer, a database that was removed) does not end what the
     /// kernel still guarantees: it only tells others less.
-    pub(super) async fn extend(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    pub(super) async fn extend(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
         self.place()?;
         let standing = self.standing(key, token)?;
         let guaranteed = standing.ours && standing.current;
@@ -73,16 +73,16 @@ impl Sqlite {
                 return Ok(Some(Renewal::NotHeld));
             }
             let (store, _) = opened(&mut self.store, &self.options.path).await?;
-            store.renew(whose, ttl, lock, !standing.ours, standing.ours).await
+            store.renew(whose, extension, lock, !standing.ours, standing.ours).await
         };
         let answer = answer.await;
         let mine = self.slots.get(key).and_then(|slot| slot.mine_of(token));
         match (answer, mine) {
             (Ok(Some(answer)), _) => Ok(answer),
-            (Ok(None), Some(mine)) if guaranteed => Ok(Renewal::Renewed { ttl: ttl.unwrap_or(mine.ttl), fence: mine.fence }),
+            (Ok(None), Some(mine)) if guaranteed => Ok(Renewal::Renewed { ttl: extension.ttl.unwrap_or(mine.ttl), fence: mine.fence }),
             (Ok(None), _) => Ok(Renewal::NotHeld),
             (Err(error), Some(mine)) if guaranteed => {
-                let renewed = Renewal::Renewed { ttl: ttl.unwrap_or(mine.ttl), fence: mine.fence };
+                let renewed = Renewal::Renewed { ttl: extension.ttl.unwrap_or(mine.ttl), fence: mine.fence };
                 self.give_up_on(&error);
                 Ok(renewed)
             }
@@ -95,10 +95,10 @@ impl Sqlite {
 
     /// The row first, then the bytes, so that whoever gets them finds the row free. If the row can't be written, the
     /// bytes are given back all the same: they are what counts for an attached hold.
-    pub(super) async fn hand_back(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    pub(super) async fn hand_back(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         self.place()?;
         let standing = self.standing(key, token)?;
-        let all = scope == Scope::Tree;
+        let all = parting.scope == Scope::Tree;
         let slot = self.slots.get_mut(key);
         let had_left = slot.and_then(|slot| slot.mine.as_mut()).filter(|mine| mine.owner == token.owner).map(|mine| {
             let before = mine.leaving;
@@ -112,7 +112,7 @@ impl Sqlite {
                 return Ok(None);
             }
             let (store, _) = opened(&mut self.store, &self.options.path).await?;
-            store.release(whose, all, lock, standing.ours, standing.others).await
+            store.release(whose, parting, lock, standing.ours, standing.others).await
         };
         let answer = answer.await;
         let without_row = if standing.others && !all { Release::StillHeld(1) } else { Release::Released };

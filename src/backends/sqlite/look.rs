@@ -13,7 +13,7 @@ use crate::lock::{Holding, Key, LockState, Result, Token, Waiter};
 
 impl Sqlite {
     /// The lock file if there is one, and whether there is a database to ask.
-    async fn open_to_look(&mut self) -> Result<(Option<Arc<LockFile>>, bool)> {
+    pub(super) async fn open_to_look(&mut self) -> Result<(Option<Arc<LockFile>>, bool)> {
         let path = &self.options.path;
         let directory = location::directory(path);
         if !self.options.create_directory {
@@ -80,7 +80,7 @@ impl Sqlite {
     }
 
     /// Whether anybody has the key's bytes of the lock file.
-    fn is_locked(&self, key: &Key, file: Option<&LockFile>) -> Result<bool> {
+    pub(super) fn is_locked(&self, key: &Key, file: Option<&LockFile>) -> Result<bool> {
         let failed = |error: std::io::Error| ours(&error);
         match (self.slots.get(key), file) {
             (Some(slot), _) => slot.is_locked().map_err(failed),

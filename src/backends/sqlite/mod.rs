@@ -19,7 +19,9 @@
 
 mod acquire;
 mod alarm;
+mod breaking;
 mod failure;
+mod history;
 mod hold;
 mod latch;
 mod location;
@@ -53,11 +55,11 @@ use self::{
     store::Store,
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Error, Extension, Holding, Init, Key, Kind, LastResort, LockState, Namespace, Parting, Release,
-    Renewal, Request, Result, Token, Wake, fingerprint,
+    Attempt, Backend, Break, Capabilities, Error, Extension, Fence, History, Holding, Init, Key, Kind, LastResort, LockState, Marking,
+    Namespace, Note, Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities::usual("sqlite");
+const CAPABILITIES: Capabilities = Capabilities { history: true, breakable: true, ..Capabilities::usual("sqlite") };
 
 /// Where the locks are kept.
 #[derive(Clone, Debug)]
@@ -217,9 +219,8 @@ impl Backend for Sqlite {
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let ttl = extension.ttl;
         let about = self.about("renew", Some(key));
-        self.extend(key, token, ttl).await.map_err(about)
+        self.extend(key, token, extension).await.map_err(about)
     }
 
     async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
@@ -227,9 +228,8 @@ impl Backend for Sqlite {
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let scope = parting.scope;
         let about = self.about("release", Some(key));
-        self.hand_back(key, token, scope).await.map_err(about)
+        self.hand_back(key, token, parting).await.map_err(about)
     }
 
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
@@ -242,8 +242,28 @@ impl Backend for Sqlite {
         self.look_at_all(start).await.map_err(about)
     }
 
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let about = self.about("history", Some(key));
+        self.recall(key).await.map_err(about)
+    }
+
+    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let about = self.about("note", Some(key));
+        self.remember(key, note).await.map_err(about)
+    }
+
+    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let about = self.about("break", Some(key));
+        self.mark_hold(key, fence, mark).await.map_err(about)
+    }
+
+    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let about = self.about("break", Some(key));
+        self.evict_hold(key, fence, mark).await.map_err(about)
+    }
+
     fn schema(&self) -> Option<String> {
-        Some(include_str!("sql/schema.sql").into())
+        Some(schema::text().into())
     }
 
     async fn init(&mut self) -> Result<Init> {

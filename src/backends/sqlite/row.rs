@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{Row as _, sqlite::SqliteRow};
 
-use crate::lock::{Error, Fence, Holder, Kind, Metadata, Mode, Result, Token};
+use crate::lock::{Break, End, Error, Fence, Holder, Kind, Metadata, Mode, Past, Result, Token};
 
 /// One row of `locks`, with the time by the store's clock when it was read.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub(super) struct Row {
     pub hold_expires_ms: i64,
     pub expires_ms: i64,
     pub metadata: Option<Metadata>,
+    /// Who is breaking the hold.
+    pub mark: Option<Break>,
     pub now_ms: i64,
     /// Nested holds whose lease is running.
     pub nested: u32,
@@ -42,6 +44,7 @@ impl Row {
                 hold_expires_ms: row.try_get("hold_expires_ms")?,
                 expires_ms: row.try_get("expires_ms")?,
                 metadata: metadata(row)?,
+                mark: mark(row)?,
                 now_ms: row.try_get("now_ms")?,
                 nested: row.try_get("nested")?,
             })
@@ -88,8 +91,16 @@ impl Row {
             renewed_ago: Some(millis(self.now_ms - self.renewed_ms)),
             expires_in: Some(self.expires_in()),
             holds: self.holds().max(1),
-            broken: None,
+            broken: self.mark.clone(),
         }
+    }
+
+    /// What is remembered of it once it is over, having never been given back.
+    pub(super) fn vanished(self) -> Past {
+        let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
+        let ms = |at| u64::try_from(at).ok();
+        let ended_ms = ms(self.expires_ms.min(self.now_ms));
+        Past { fence: Some(self.fence), started_ms: ms(self.since_ms), ended_ms, end, why, metadata: self.metadata }
     }
 }
 
@@ -123,6 +134,12 @@ pub(super) fn fence(row: &SqliteRow) -> Result<Fence, sqlx::Error> {
 pub(super) fn metadata(row: &SqliteRow) -> Result<Option<Metadata>, sqlx::Error> {
     let json: Option<String> = row.try_get("metadata")?;
     Ok(json.and_then(|json| serde_json::from_str(&json).ok()))
+}
+
+/// Who is breaking the hold; likewise.
+fn mark(row: &SqliteRow) -> Result<Option<Break>, sqlx::Error> {
+    let (json, seen): (Option<String>, bool) = (row.try_get("mark")?, row.try_get("seen")?);
+    Ok(json.and_then(|json| serde_json::from_str(&json).ok()).map(|mark| Break { seen, ..mark }))
 }
 
 pub(super) fn malformed(error: sqlx::Error) -> Error {

@@ -18,11 +18,12 @@ use super::failure;
 use crate::lock::{Error, Kind, Result, random};
 
 /// The layout that this version writes, kept in `user_version`.
-const LAYOUT: i64 = 1;
+const LAYOUT: i64 = 2;
 /// "dlck", kept in `application_id`.
 const APPLICATION: i64 = 0x646c_636b;
 
-const SCHEMA: &str = include_str!("sql/schema.sql");
+const SCHEMA: &str = concat!(include_str!("sql/schema.sql"), include_str!("sql/history.sql"));
+const UPGRADE: &str = concat!(include_str!("sql/upgrade.sql"), include_str!("sql/history.sql"));
 
 /// How long SQLite itself waits for another writer, who needs some 0.1 ms unless he is frozen or his disk is.
 const BUSY: Duration = Duration::from_secs(1);
@@ -35,13 +36,13 @@ pub(super) async fn open(path: &Path) -> Result<(SqliteConnection, bool)> {
     Ok((connect(&options(path)?).await?, created))
 }
 
-/// Refuses what is no database of this layout. One that is empty is filled; whether it was.
+/// Refuses what is no database of this layout. One that is empty is filled, and one of an older layout upgraded; whether it was.
 pub(super) async fn check(connection: &mut SqliteConnection) -> Result<bool> {
-    let empty = layout(connection).await?.is_none();
-    if empty {
-        fill(connection).await?;
+    let found = layout(connection).await?;
+    if found != Found::Ours {
+        fill(connection, if found == Found::Older { UPGRADE } else { SCHEMA }).await?;
     }
-    Ok(empty)
+    Ok(found != Found::Ours)
 }
 
 /// Opens the database for reading; `None` if there is none, or an empty one.
@@ -50,7 +51,16 @@ pub(super) async fn open_to_look(path: &Path) -> Result<Option<SqliteConnection>
         return Ok(None);
     }
     let mut connection = connect(&options(path)?.read_only(true)).await?;
-    Ok(layout(&mut connection).await?.map(|()| connection))
+    match layout(&mut connection).await? {
+        Found::Ours => Ok(Some(connection)),
+        Found::Nothing => Ok(None),
+        Found::Older => Err(Error::new(Kind::Config, "the database has the layout of an older dlock").hint("dlock init upgrades it")),
+    }
+}
+
+/// The schema, for people.
+pub(super) const fn text() -> &'static str {
+    SCHEMA
 }
 
 /// Whether there is a database, or at least a file.
@@ -81,17 +91,29 @@ async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection> {
     options.connect().await.map_err(failure::statement)
 }
 
-/// Checks the layout; `None` if nothing is in the database yet.
-async fn layout(connection: &mut SqliteConnection) -> Result<Option<()>> {
+/// What a database is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// Of this layout.
+    Ours,
+    /// Of the layout before it.
+    Older,
+    /// Empty.
+    Nothing,
+}
+
+/// Checks the layout.
+async fn layout(connection: &mut SqliteConnection) -> Result<Found> {
     if number(connection, "PRAGMA user_version").await? == LAYOUT {
-        return Ok(Some(()));
+        return Ok(Found::Ours);
     }
     // Not the usual case: look more closely, and again, since somebody may have created it meanwhile.
     let application = number(connection, "PRAGMA application_id").await?;
     let tables = number(connection, "SELECT count(*) FROM sqlite_schema").await?;
     match number(connection, "PRAGMA user_version").await? {
-        LAYOUT => Ok(Some(())),
-        0 if application == 0 && tables == 0 => Ok(None),
+        LAYOUT => Ok(Found::Ours),
+        0 if application == 0 && tables == 0 => Ok(Found::Nothing),
+        1 if application == APPLICATION => Ok(Found::Older),
         newer if application == APPLICATION && newer > LAYOUT => {
             Err(Error::new(Kind::Layout, format!("the database has layout {newer}, newer than this dlock's {LAYOUT}"))
                 .hint("use the dlock that created it, or a newer one"))
@@ -115,7 +137,7 @@ async fn create(path: &Path) -> Result<bool> {
     // Small pages: whoever opens the database first reads the whole log, and each change logs whole pages.
     let options = options(&draft.0)?.page_size(1024).journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full);
     let mut connection = connect(&options).await?;
-    fill(&mut connection).await?;
+    fill(&mut connection, SCHEMA).await?;
     connection.close().await.map_err(failure::statement)?;
     match fs::hard_link(&draft.0, path) {
         Ok(()) => Ok(true),
@@ -124,8 +146,8 @@ async fn create(path: &Path) -> Result<bool> {
     }
 }
 
-/// Creates the tables in an empty database.
-async fn fill(connection: &mut SqliteConnection) -> Result<()> {
+/// Creates the tables in an empty database, or those that an older one lacks.
+async fn fill(connection: &mut SqliteConnection, schema: &'static str) -> Result<()> {
     let run = async |connection: &mut SqliteConnection, sql: &'static str| {
         sqlx::raw_sql(sql).execute(connection).await.map(|_| ()).map_err(failure::statement)
     };
@@ -134,7 +156,7 @@ async fn fill(connection: &mut SqliteConnection) -> Result<()> {
     if number(&mut transaction, "PRAGMA user_version").await? == LAYOUT {
         return Ok(());
     }
-    run(&mut transaction, SCHEMA).await?;
+    run(&mut transaction, schema).await?;
     transaction.commit().await.map_err(failure::statement)
 }
 

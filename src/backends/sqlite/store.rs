@@ -16,7 +16,10 @@ use super::{
     row::{self, Row, millis},
     schema,
 };
-use crate::lock::{Fence, Key, Kind, Metadata, Namespace, Release, Renewal, Result, Token, Ttl, Waiter};
+use crate::lock::{
+    Break, End, Extension, Fence, Key, Kind, Metadata, Namespace, Parting, Past, Purpose, Release, Renewal, Result, SKIPPING_HOSTS, Scope,
+    Skips, Token, Ttl, Waiter,
+};
 
 const GRANT: &str = include_str!("sql/grant.sql");
 const REGRANT: &str = include_str!("sql/regrant.sql");
@@ -24,6 +27,11 @@ const LOOK: &str = include_str!("sql/look.sql");
 const LIST: &str = include_str!("sql/list.sql");
 const RENEW: &str = include_str!("sql/renew.sql");
 const RELEASE: &str = include_str!("sql/release.sql");
+/// Frees a lock that is known to be held; ?3 how that ended, ?4 why.
+const FREE: &str = "UPDATE locks SET owner = NULL, hold = NULL, metadata = NULL, mark = NULL, broken = NULL, seen = FALSE, ended = ?3, why = ?4 \
+                    WHERE namespace = ?1 AND key = ?2";
+const RUNS: &str = include_str!("sql/runs.sql");
+const SKIP: &str = include_str!("sql/skip.sql");
 
 /// The write-ahead log is emptied beyond this size: whoever opens the database first has to read all of it.
 const LOG_BYTES: u64 = 64 * 1024;
@@ -190,14 +198,15 @@ impl Store {
     pub(super) async fn renew(
         &mut self,
         whose: Whose<'_>,
-        ttl: Option<Ttl>,
+        extension: Extension,
         lock: Locked,
         durable: bool,
         nested_alive: bool,
     ) -> Result<Option<Renewal>> {
         self.check().await?;
         self.set_durable(durable).await?;
-        let query = bind_whose(RENEW, whose).bind(ttl.map(ms)).bind(lock.locked).bind(lock.file);
+        let stopping = extension.purpose == Purpose::Stop;
+        let query = bind_whose(RENEW, whose).bind(extension.ttl.map(ms)).bind(lock.locked).bind(lock.file).bind(stopping);
         if let Some(found) = self.rows(query).await?.first() {
             return renewed(found).map(Some);
         }
@@ -219,7 +228,14 @@ impl Store {
         if !first && own_end <= row.now_ms && !nested_alive {
             return Ok(Some(Renewal::NotHeld));
         }
-        let length = ttl.map_or(own_ttl, ms);
+        if let Some(mark) = &row.mark {
+            if !stopping {
+                return Ok(Some(Renewal::Broken(mark.clone())));
+            }
+            run(&mut transaction, bind_name("UPDATE locks SET seen = TRUE WHERE namespace = ?1 AND key = ?2", whose.namespace, whose.key))
+                .await?;
+        }
+        let length = extension.ttl.map_or(own_ttl, ms);
         let end = row.now_ms.saturating_add(length);
         if end < own_end {
             return Ok(Some(Renewal::WouldShorten { expires_in: millis(own_end - row.now_ms) }));
@@ -242,10 +258,19 @@ impl Store {
     /// Gives a hold back, and with `all` every other hold of the owner if this is his first one. `Ok(None)`: there is no row at all.
     ///
     /// `others`: whether other processes have the lock file's bytes, for nested holds that their rows alone don't prove.
-    pub(super) async fn release(&mut self, whose: Whose<'_>, all: bool, lock: Locked, ours: bool, others: bool) -> Result<Option<Release>> {
+    pub(super) async fn release(
+        &mut self,
+        whose: Whose<'_>,
+        parting: &Parting,
+        lock: Locked,
+        ours: bool,
+        others: bool,
+    ) -> Result<Option<Release>> {
         self.check().await?;
-        let alone = all || (lock.locked && !others);
+        let ended = parting.end.as_ref().map(ToString::to_string).unwrap_or_default();
+        let alone = parting.scope == Scope::Tree || (lock.locked && !others);
         let query = bind_whose(RELEASE, whose).bind(alone).bind(lock.locked).bind(lock.file);
+        let query = query.bind(ended.clone()).bind(parting.why.clone());
         if query.execute(self.connection()?).await.map_err(failure::statement)?.rows_affected() > 0 {
             return Ok(Some(Release::Released));
         }
@@ -273,13 +298,15 @@ impl Store {
             (false, false) => 0,
         };
         let sql = if left == 0 {
-            "UPDATE locks SET owner = NULL, hold = NULL, metadata = NULL WHERE namespace = ?1 AND key = ?2"
+            FREE
         } else {
             // What is left lasts as long as the longest of what is left.
             "UPDATE locks SET expires_ms = max(iif(hold IS NULL, 0, hold_expires_ms), coalesce((SELECT max(h.expires_ms) \
              FROM holds AS h WHERE h.namespace = ?1 AND h.key = ?2 AND h.owner = locks.owner), 0)) WHERE namespace = ?1 AND key = ?2"
         };
-        run(&mut transaction, bind_name(sql, whose.namespace, whose.key)).await?;
+        let query = bind_name(sql, whose.namespace, whose.key);
+        let query = if left == 0 { query.bind(ended).bind(parting.why.clone()) } else { query };
+        run(&mut transaction, query).await?;
         transaction.commit().await.map_err(failure::statement)?;
         Ok(Some(if left == 0 { Release::Released } else { Release::StillHeld(left) }))
     }
@@ -311,6 +338,88 @@ impl Store {
             Ok((row.try_get("owner")?, waiter))
         };
         rows.iter().map(|row| read(row).map_err(row::malformed)).collect()
+    }
+
+    /// What is remembered of holds that are over, the latest first.
+    pub(super) async fn runs(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<Past>> {
+        let rows = self.rows(bind_name(RUNS, namespace, key)).await?;
+        let ms = |at: Option<i64>| at.and_then(|at| u64::try_from(at).ok());
+        let read = |row: &SqliteRow| {
+            Ok(Past {
+                fence: Some(row::fence(row)?),
+                started_ms: ms(row.try_get("since_ms")?),
+                ended_ms: ms(row.try_get("ended_ms")?),
+                end: End::from(row.try_get::<&str, _>("ended")?),
+                why: row.try_get("why")?,
+                metadata: row::metadata(row)?,
+            })
+        };
+        rows.iter().map(|row| read(row).map_err(row::malformed)).collect()
+    }
+
+    /// Which hosts did without.
+    pub(super) async fn skips(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<Skips>> {
+        let sql = "SELECT host, count, since_ms, last_ms, reason FROM skips WHERE namespace = ?1 AND key = ?2";
+        let rows = self.rows(bind_name(sql, namespace, key)).await?;
+        let ms = |at: i64| u64::try_from(at).ok();
+        let read = |row: &SqliteRow| {
+            Ok(Skips {
+                host: row.try_get("host")?,
+                count: u64::try_from(row.try_get::<i64, _>("count")?).unwrap_or_default(),
+                since_ms: ms(row.try_get("since_ms")?),
+                last_ms: ms(row.try_get("last_ms")?),
+                reason: row.try_get("reason")?,
+            })
+        };
+        rows.iter().map(|row| read(row).map_err(row::malformed)).collect()
+    }
+
+    /// Counts a host that did without.
+    pub(super) async fn skip(&mut self, namespace: &Namespace, key: &Key, host: &str, reason: &str) -> Result<()> {
+        self.check().await?;
+        self.set_durable(false).await?;
+        let most = i64::try_from(SKIPPING_HOSTS).unwrap_or(i64::MAX);
+        self.rows(bind_name(SKIP, namespace, key).bind(host.to_owned()).bind(reason.to_owned()).bind(most)).await.map(|_| ())
+    }
+
+    /// Remembers a hold in its holder's own words, whatever others thought of it.
+    pub(super) async fn lost(&mut self, namespace: &Namespace, key: &Key, past: &Past) -> Result<()> {
+        self.check().await?;
+        self.set_durable(false).await?;
+        let ms = |at: Option<u64>| at.and_then(|at| i64::try_from(at).ok());
+        let sql = "INSERT OR REPLACE INTO runs (namespace, key, fence, since_ms, ended_ms, ended, why, metadata) \
+                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+        let fence = past.fence.map_or(0, |fence| i64::try_from(fence.0).unwrap_or(i64::MAX));
+        let query = bind_name(sql, namespace, key).bind(fence).bind(ms(past.started_ms)).bind(ms(past.ended_ms));
+        self.rows(query.bind(past.end.to_string()).bind(past.why.clone()).bind(json(past.metadata.as_ref()))).await.map(|_| ())
+    }
+
+    /// Marks the hold with this fence, or frees its lock at once if only its row keeps it. Says whose row was found held.
+    pub(super) async fn break_hold(
+        &mut self,
+        (namespace, key): (&Namespace, &Key),
+        fence: Fence,
+        mark: &Break,
+        lock: Locked,
+        at_once: bool,
+    ) -> Result<Option<Row>> {
+        self.check().await?;
+        self.set_durable(true).await?;
+        let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
+        let found = look(&mut transaction, namespace, key).await?;
+        let Some(row) = found.filter(|row| row.fence == fence && row.is_held(Some(lock.file), lock.locked)) else { return Ok(None) };
+        let (end, why) = mark.into();
+        let query = if !at_once {
+            let sql = "UPDATE locks SET mark = ?3, broken = ?4 WHERE namespace = ?1 AND key = ?2";
+            bind_name(sql, namespace, key).bind(serde_json::to_string(mark).ok()).bind(why)
+        } else if row.by_lease(Some(lock.file)) {
+            bind_name(FREE, namespace, key).bind(end.to_string()).bind(why)
+        } else {
+            return Ok(Some(row));
+        };
+        run(&mut transaction, query).await?;
+        transaction.commit().await.map_err(failure::statement)?;
+        Ok(Some(row))
     }
 
     /// Writes the log back into the database once it has grown, when nobody has to wait for it.

@@ -15,7 +15,7 @@ use super::{
     slot::Obstacle,
     store::{Locked, Whose},
 };
-use crate::lock::{Request, Result, Wake};
+use crate::lock::{Parting, Request, Result, Wake};
 
 /// How long to trust that whoever has the gate is awake: a frozen one must not let the others sleep on after a release.
 const GATE_KEEPER: Duration = Duration::from_secs(5);
@@ -65,7 +65,7 @@ impl Sqlite {
             // A grant of which nobody heard: undone before its bytes are given back.
             let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
             let lock = Locked { locked: true, file: slot.file.id() };
-            let undone = async { opened(store, &options.path).await?.0.release(whose, false, lock, true, false).await };
+            let undone = async { opened(store, &options.path).await?.0.release(whose, &Parting::UNDO, lock, true, false).await };
             // What could not be undone is of an attached hold, which ends with its bytes, or of a detached one, which ends with its lease.
             let _ = undone.await;
         }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::{
-    CAPABILITIES, Tair, changed_meanwhile,
+    CAPABILITIES, Tair, changed_meanwhile, history,
     record::Record,
-    value::{Compared, Seen, Stored, What, compared, created, not_a_counter},
+    value::{Compared, READS, Seen, Stored, What, compared, created, not_a_counter},
 };
 use crate::{
     backends::redis::{failure, names::Names, reply, state::foreign},
@@ -24,12 +24,15 @@ impl Tair {
             Entry::Reenter => None,
         };
         mode.read(&mut first, &names);
+        history::read_begun(&mut first, &names);
         let replies = self.run(&first, ours.is_some()).await?;
         let (stored, reads) = match &ours {
             Some(_) => replies.split_first().map(|(reply, reads)| Ok::<_, Error>((created(reply)?, reads))).transpose()?,
             None => Some((false, &*replies)),
         }
         .ok_or_else(failure::unreadable)?;
+        let (reads, begun) = reads.split_at_checked(READS).ok_or_else(failure::unreadable)?;
+        let begun = begun.first().unwrap_or(&::redis::Value::Nil);
         let seen = match Seen::read(mode, reads) {
             Ok(seen) => seen,
             Err(error) => {
@@ -40,7 +43,7 @@ impl Tair {
             }
         };
         if let Some(ours) = ours.filter(|_| stored) {
-            return self.count(request, &names, record, ours, &seen).await;
+            return self.count(request, &names, record, ours, &seen, begun).await;
         }
         self.passing = false;
         match seen.what {
@@ -50,7 +53,7 @@ impl Tair {
             _ if request.entry == Entry::Reenter => Ok(Attempt::NotHeld),
             // Of an earlier attempt whose answer was lost.
             What::Ours(ref record, ref stored) if record.is_of(&request.token) => {
-                self.count(request, &names, (**record).clone(), stored.clone(), &seen).await
+                self.count(request, &names, (**record).clone(), stored.clone(), &seen, begun).await
             }
             What::Nothing => Ok(self.busy_in_passing()),
             What::Ours(record, _) => {
@@ -71,7 +74,15 @@ impl Tair {
     }
 
     /// Counts, and writes the fence into the value that is ours so far.
-    async fn count(&mut self, request: &Request, names: &Names, mut record: Record, ours: Stored, seen: &Seen) -> Result<Attempt> {
+    async fn count(
+        &mut self,
+        request: &Request,
+        names: &Names,
+        mut record: Record,
+        ours: Stored,
+        seen: &Seen,
+        begun: &::redis::Value,
+    ) -> Result<Attempt> {
         let Some((now, micros)) = seen.now else {
             self.undo(names, &ours).await;
             return Err(Error::new(Kind::Denied, "the user may not ask the server for its time").hint("ACL SETUSER USER +time"));
@@ -90,11 +101,18 @@ impl Tair {
         let mut second = ::redis::pipe();
         second.cmd("INCRBY").arg(&names.fence).arg(fence - before);
         let written = self.options.mode.swap(&mut second, &names.lock, &ours, &record.write()?, millis(ttl));
+        history::note_begun(&mut second, names, &record)?;
+        history::note_vanished(&mut second, names, begun);
         let replies = self.run(&second, true).await?;
-        let [counted, swapped] = &*replies else { return Err(failure::unreadable()) };
+        let [counted, swapped, ..] = &*replies else { return Err(failure::unreadable()) };
         match compared(swapped)? {
             Compared::Done => {}
-            Compared::Changed | Compared::Gone => return Ok(self.busy_in_passing()),
+            Compared::Changed | Compared::Gone => {
+                let mut never = ::redis::pipe();
+                never.cmd("HDEL").arg(&names.record).arg(fence);
+                let _ = self.run(&never, false).await;
+                return Ok(self.busy_in_passing());
+            }
         }
         // Others may have counted as well, before they found that the lock isn't theirs: then it is more.
         if reply::int(counted).and_then(|counted| u64::try_from(counted).ok()).is_none_or(|counted| counted < fence) {
@@ -154,6 +172,9 @@ impl Tair {
     async fn undo(&mut self, names: &Names, written: &Stored) {
         let mut delete = ::redis::pipe();
         self.options.mode.delete(&mut delete, &names.lock, written);
+        if let Ok(Some(Record { fence: Some(fence), .. })) = Record::read(&written.value) {
+            delete.cmd("HDEL").arg(&names.record).arg(fence);
+        }
         let _ = self.run(&delete, false).await.map_err(|error| error.effect(Effect::Unknown));
     }
 }

@@ -5,13 +5,13 @@ use std::time::Duration;
 use super::{
     CAPABILITIES, Tair,
     acquire::millis,
-    changed_meanwhile,
+    changed_meanwhile, history,
     record::Record,
-    value::{Compared, Seen, Stored, What, compared},
+    value::{Compared, Seen, Stored, What},
 };
 use crate::{
     backends::redis::{failure, names::Names},
-    lock::{Fence, Holding, Key, Release, Renewal, Result, Scope, Token, Ttl},
+    lock::{Extension, Fence, Holding, Key, Parting, Purpose, Release, Renewal, Result, Scope, Token, Ttl},
 };
 
 impl Tair {
@@ -29,9 +29,9 @@ impl Tair {
         Ok((is_there && record.is_of(token)).then_some((*record, stored, now, seen.left)))
     }
 
-    async fn compare(&mut self, pipeline: &::redis::Pipeline) -> Result<Compared> {
+    pub(super) async fn compare(&mut self, pipeline: &::redis::Pipeline) -> Result<Compared> {
         let replies = self.run(pipeline, false).await?;
-        replies.first().map(compared).transpose()?.ok_or_else(failure::unreadable)
+        history::first(&replies)
     }
 
     pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
@@ -42,15 +42,21 @@ impl Tair {
         })
     }
 
-    pub(super) async fn extend(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
-        if let Some(ttl) = ttl {
+    pub(super) async fn extend(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+        if let Some(ttl) = extension.ttl {
             CAPABILITIES.check_ttl(ttl)?;
         }
         let names = self.names(key);
         let hold = token.hold_text();
         let Some((mut record, stored, now, left)) = self.find(&names, token).await? else { return Ok(Renewal::NotHeld) };
         let (Some((held_until, taken_with)), Some(fence)) = (record.live(&hold, now), record.fence) else { return Ok(Renewal::NotHeld) };
-        let ttl = ttl.map_or(taken_with, Ttl::as_millis);
+        if let Some(mark) = &mut record.mark {
+            if extension.purpose == Purpose::GoOn {
+                return Ok(Renewal::Broken(mark.clone()));
+            }
+            mark.seen = true;
+        }
+        let ttl = extension.ttl.map_or(taken_with, Ttl::as_millis);
         let ends = now + millis(ttl);
         if ends < held_until {
             return Ok(Renewal::WouldShorten { expires_in: Duration::from_millis(u64::try_from(held_until - now).unwrap_or(0)) });
@@ -61,6 +67,7 @@ impl Tair {
         let mut swap = ::redis::pipe();
         let lasts = record.lasts(now).max(left);
         let written = self.options.mode.swap(&mut swap, &names.lock, &stored, &record.write()?, lasts);
+        history::note_begun(&mut swap, &names, &record)?;
         match self.compare(&swap).await? {
             Compared::Done => {
                 self.written = (record.holds.len() == 1).then(|| (key.clone(), *token, written));
@@ -72,29 +79,40 @@ impl Tair {
         }
     }
 
-    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         let names = self.names(key);
         if let Some((_, _, stored)) = self.written.take().filter(|(k, t, _)| (k, t) == (key, token)) {
             let mut delete = ::redis::pipe();
             self.options.mode.delete(&mut delete, &names.lock, &stored);
+            let said = match Record::read(&stored.value)? {
+                Some(record) => history::note_over(&mut delete, &names, &record, None, parting)?,
+                None => None,
+            };
             if self.compare(&delete).await? == Compared::Done {
                 return Ok(Release::Released);
+            }
+            if let Some(line) = said {
+                let mut take_back = ::redis::pipe();
+                history::take_back(&mut take_back, &names, &line);
+                self.run(&take_back, false).await?;
             }
         }
         let hold = token.hold_text();
         let Some((mut record, stored, now, _)) = self.find(&names, token).await? else { return Ok(Release::NotHeld) };
         record.settle(now);
         // Who entered whom is not recorded: only the first hold is known to enclose all others.
-        let whole_tree = scope == Scope::Tree && record.root == hold;
+        let whole_tree = parting.scope == Scope::Tree && record.root == hold;
         record.holds.remove(&hold);
         let mut step = ::redis::pipe();
         let answer = if record.holds.is_empty() || whole_tree {
             self.options.mode.delete(&mut step, &names.lock, &stored);
+            history::note_over(&mut step, &names, &record, Some(now), parting)?;
             Release::Released
         } else {
             // What is left lasts as long as its own holds: an inner one that is killed must not keep the outer one's time.
             let lasts = record.lasts(now).max(1);
             self.options.mode.swap(&mut step, &names.lock, &stored, &record.write()?, lasts);
+            history::note_begun(&mut step, &names, &record)?;
             Release::StillHeld(u32::try_from(record.holds.len()).unwrap_or(u32::MAX))
         };
         match self.compare(&step).await? {

@@ -25,6 +25,7 @@
 //! Versions alone are no fences: they begin anew when a key is gone. See `value.rs` for this and other traps.
 
 mod acquire;
+mod history;
 mod hold;
 mod options;
 mod queue;
@@ -44,11 +45,11 @@ use super::{
     redis::{connection::Connection, failure, names::Names},
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Effect, Error, Extension, Holding, Init, Key, Kind, LockState, Parting, Release, Renewal, Request,
-    Result, Token, Wake, fingerprint,
+    Attempt, Backend, Break, Capabilities, Effect, Error, Extension, Fence, History, Holding, Init, Key, Kind, LockState, Marking, Note,
+    Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities { notification: false, ..Capabilities::usual("tair") };
+const CAPABILITIES: Capabilities = Capabilities { notification: false, history: true, breakable: true, ..Capabilities::usual("tair") };
 
 /// Locks on one Tair.
 ///
@@ -160,8 +161,7 @@ impl Backend for Tair {
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let ttl = extension.ttl;
-        let outcome = self.extend(key, token, ttl).await;
+        let outcome = self.extend(key, token, extension).await;
         self.about(outcome, "renew", Some(key))
     }
 
@@ -171,8 +171,7 @@ impl Backend for Tair {
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let scope = parting.scope;
-        let outcome = self.give_back(key, token, scope).await;
+        let outcome = self.give_back(key, token, parting).await;
         self.about(outcome, "release", Some(key))
     }
 
@@ -184,6 +183,26 @@ impl Backend for Tair {
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         let outcome = self.read_locks(start).await;
         self.about(outcome, "list", None)
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let outcome = self.read_history(key).await;
+        self.about(outcome, "history", Some(key))
+    }
+
+    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let outcome = self.remember(key, note).await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.mark_hold(key, fence, mark).await;
+        self.about(outcome, "break", Some(key))
+    }
+
+    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.evict_hold(key, fence, mark).await;
+        self.about(outcome, "break", Some(key))
     }
 
     async fn init(&mut self) -> Result<Init> {

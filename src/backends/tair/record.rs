@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     backends::redis::failure,
-    lock::{Error, Fence, Holder, Kind, Metadata, Mode, Request, Result, Token, random},
+    lock::{Break, End, Error, Fence, Holder, Kind, Metadata, Mode, Past, Request, Result, Token, random},
 };
 
 /// The newest layout that this version can read, up to any minor version.
@@ -37,6 +37,9 @@ pub(super) struct Record {
     pub holds: BTreeMap<String, (i64, u64)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub meta: Option<Metadata>,
+    /// Who is breaking the hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mark: Option<Break>,
     /// What a later minor version added.
     #[serde(flatten)]
     more: BTreeMap<String, serde_json::Value>,
@@ -61,6 +64,7 @@ impl Record {
             renewed: None,
             holds: BTreeMap::new(),
             meta: request.metadata.clone(),
+            mark: None,
             more: BTreeMap::new(),
         }
     }
@@ -117,8 +121,21 @@ impl Record {
             renewed_ago: ago(self.renewed),
             expires_in,
             holds: u32::try_from(live).unwrap_or(u32::MAX).max(1),
-            broken: None,
+            broken: self.mark.clone(),
         }
+    }
+
+    /// What is remembered of it if it is never given back.
+    pub(super) fn vanished(&self) -> Past {
+        let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
+        let ends = self.holds.values().map(|(ends, _)| *ends).max();
+        self.past(ends.and_then(|ends| u64::try_from(ends).ok()), end, why)
+    }
+
+    /// What is remembered of it.
+    pub(super) fn past(&self, ended_ms: Option<u64>, end: End, why: Option<String>) -> Past {
+        let started_ms = self.since.and_then(|since| u64::try_from(since).ok());
+        Past { fence: self.fence.map(Fence), started_ms, ended_ms, end, why, metadata: self.meta.clone() }
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
 
 /// Why holding is over.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Over {
+pub enum Over {
     /// What it lasted for has ended.
     Ended,
     /// A signal came.
@@ -29,7 +29,7 @@ pub(super) enum Over {
 }
 
 /// What the hold lasts for.
-pub(super) enum Until {
+pub enum Until {
     Signal,
     /// Stdin, if it is not a file, which has no end to wait for.
     Stdin(AsyncFd<OwnedFd>),
@@ -42,7 +42,7 @@ impl Until {
     ///
     /// # Errors
     /// [`Kind::Usage`] if that is over already.
-    pub(super) fn open(until: HoldUntil) -> Result<Self> {
+    pub fn open(until: HoldUntil) -> Result<Self> {
         let internal = |error: io::Error| Error::new(Kind::Internal, "it can't be watched").source(error);
         match until {
             HoldUntil::Signal => Ok(Self::Signal),
@@ -77,7 +77,7 @@ impl Until {
     }
 
     /// Ready when that has ended, or with the signal that comes before. Cancel safe.
-    pub(super) async fn ended_or(&self, signal: impl Future<Output = Signal>) -> Over {
+    pub async fn ended_or(&self, signal: impl Future<Output = Signal>) -> Over {
         tokio::select! {
             biased;
             signal = signal => Over::Signal(signal),

@@ -343,12 +343,7 @@ impl<'a> Watch<'a> {
 
     /// Says that somebody takes the lock away.
     fn broken(&mut self, mark: Break) {
-        let how = format!("the lock is being broken {}", crate::output::mark(&mark));
-        self.context.out.lost(
-            &self.settings.key,
-            &how,
-            "the command is being stopped, and the lock is given back when nothing of it is left",
-        );
+        self.context.out.broken(&self.settings.key, &mark);
         self.broken = Some(mark);
     }
 

@@ -207,7 +207,7 @@ async fn an_eviction_frees_the_lock_for_who_waits(lab: &Lab) {
     let wanted = waiting(&job, LONG);
     b.refused(&wanted).await;
     let began = std::time::Instant::now();
-    let (_, grant) = tokio::join!(
+    let ((), grant) = tokio::join!(
         async {
             lab.pass(Duration::from_millis(200)).await;
             assert_eq!(evict(&mut c, &job, fence).await, Marking::Done);

@@ -43,6 +43,7 @@ pub fn all() -> Vec<Case> {
     ];
     all.extend(cases![|kind| kind.is_mariadb() && kind.is_a_session() =>
         a_session_that_is_killed_is_noticed_at_once,
+        nobody_else_is_ended_after_a_restart,
         a_cut_connection_to_mysql_is_noticed_at_once,
         a_silent_holder_is_ended_by_mysql,
         a_renewal_whose_answer_was_lost_keeps_the_lock_in_mysql,
@@ -536,6 +537,32 @@ async fn a_restarted_mysql_is_asked_again(lab: &Lab) {
     }
     let mut b = Client(backend(options));
     assert!(Some(b.take(&request(&job, LONG)).await.fence) > fence);
+}
+
+/// What was left blocking there is gone with the server; its number is somebody else's after that.
+async fn nobody_else_is_ended_after_a_restart(lab: &Lab) {
+    let mut server = MariaDb::durable();
+    server.sql("mysql", "CREATE DATABASE app");
+    let options = on(lab, &server);
+    let (mut a, mut b) = (Client(backend(options.clone())), Client(backend(options)));
+    a.0.init().await.expect("init");
+    let job = key("job");
+    a.hold(&job).await;
+    let wanted = waiting(&job, LONG);
+    b.refused(&wanted).await;
+    // Left blocking.
+    assert!(tokio::time::timeout(SHORT / 4, b.0.wait(&wanted, LONG)).await.is_err(), "it is held");
+    let last: u64 = server.text("mysql", "SELECT MAX(id) FROM information_schema.processlist").parse().expect("a number");
+    server.restart();
+    let mut others = Vec::new();
+    while server.text("mysql", "SELECT MAX(id) FROM information_schema.processlist").parse::<u64>().expect("a number") <= last {
+        others.push(server.keep("mysql", "SELECT 1"));
+    }
+    let abandoned =
+        lease::ask(&mut *b.0, &BootClock, Limits::DEFAULT, async |backend: &mut dyn dlock::lock::Backend| backend.abandon(&wanted).await);
+    abandoned.await.expect("an answer");
+    let left = server.text("mysql", "SELECT COUNT(*) FROM information_schema.processlist WHERE db = 'mysql' AND id <> CONNECTION_ID()");
+    assert_eq!(left.parse(), Ok(others.len()), "all of the others' sessions");
 }
 
 async fn a_read_only_mysql_is_refused(lab: &Lab) {

@@ -292,7 +292,7 @@ async fn what_somebody_keeps_locked_is_asked_for_again(lab: &Lab) {
 fn deadlocking(lab: &Lab, first: &str, second: &str) -> std::thread::JoinHandle<Vec<Vec<String>>> {
     lab.mariadb().sql("CREATE TABLE IF NOT EXISTS ballast (n INT)");
     let sql = format!(
-        "START TRANSACTION; INSERT INTO ballast SELECT seq FROM seq_1_to_1000; SELECT 1 FROM {first} FOR UPDATE; DO SLEEP(1); \
+        "START TRANSACTION; INSERT INTO ballast WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < 1000) SELECT n FROM s; SELECT 1 FROM {first} FOR UPDATE; DO SLEEP(1); \
          SELECT 1 FROM {second} FOR UPDATE; ROLLBACK; SELECT 'done'"
     );
     let (socket, database) = (lab.mariadb().server().socket(), lab.mariadb().database.clone());

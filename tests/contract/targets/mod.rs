@@ -218,12 +218,20 @@ impl Kind {
 
     /// Whether the store remembers how holds ended: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
     pub fn remembers(self) -> bool {
-        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster) || self.is_etcd() || self.is_zookeeper()
+        matches!(
+            self,
+            Self::Memory | Self::Sqlite | Self::Redis | Self::Sentinel | Self::Cluster | Self::Redlock | Self::Tair | Self::TairVersion
+        ) || self.is_etcd()
+            || self.is_zookeeper()
     }
 
     /// Whether a hold can be taken away from its holder; likewise.
     pub fn breakable(self) -> bool {
-        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster) || self.is_etcd() || self.is_zookeeper()
+        matches!(
+            self,
+            Self::Memory | Self::Sqlite | Self::Redis | Self::Sentinel | Self::Cluster | Self::Redlock | Self::Tair | Self::TairVersion
+        ) || self.is_etcd()
+            || self.is_zookeeper()
     }
 
     /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.

@@ -1,7 +1,7 @@
 //! What each command does to what is stored, and answers.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -15,6 +15,8 @@ pub enum Content {
     Versioned(Vec<u8>, i64),
     Hash(BTreeMap<String, Vec<u8>>),
     Sorted(BTreeMap<String, i64>),
+    /// The first of it first.
+    List(VecDeque<Vec<u8>>),
 }
 
 pub enum Reply {
@@ -37,6 +39,7 @@ impl Content {
             Self::Versioned(..) => "exstrtype",
             Self::Hash(_) => "hash",
             Self::Sorted(_) => "zset",
+            Self::List(_) => "list",
         }
     }
 }
@@ -231,7 +234,7 @@ pub fn sorted(data: &mut Data, command: &str, key: &str, text: &[String]) -> Rep
 }
 
 pub fn hash(data: &mut Data, command: &str, key: &str, words: &[Vec<u8>], text: &[String]) -> Reply {
-    if command == "HSET" {
+    if matches!(command, "HSET" | "HSETNX" | "HINCRBY") {
         data.entry(key.to_owned()).or_insert(Entry { content: Content::Hash(BTreeMap::new()), ends: None });
     }
     let fields = match data.get_mut(key).map(|entry| &mut entry.content) {
@@ -240,7 +243,7 @@ pub fn hash(data: &mut Data, command: &str, key: &str, words: &[Vec<u8>], text: 
         None => {
             return if command == "HGETALL" {
                 Reply::List(Vec::new())
-            } else if command == "HDEL" {
+            } else if matches!(command, "HDEL" | "HLEN") {
                 Reply::Int(0)
             } else {
                 Reply::Nil
@@ -249,6 +252,21 @@ pub fn hash(data: &mut Data, command: &str, key: &str, words: &[Vec<u8>], text: 
     };
     match command {
         "HSET" => Reply::Int(i64::from(fields.insert(text[2].clone(), words[3].clone()).is_none())),
+        "HSETNX" if fields.contains_key(&text[2]) => Reply::Int(0),
+        "HSETNX" => {
+            fields.insert(text[2].clone(), words[3].clone());
+            Reply::Int(1)
+        }
+        "HINCRBY" => {
+            let value = fields.entry(text[2].clone()).or_insert_with(|| b"0".to_vec());
+            let before = std::str::from_utf8(value).ok().and_then(|value| value.parse::<i64>().ok());
+            let Some(sum) = before.and_then(|before| before.checked_add(text[3].parse().ok()?)) else {
+                return Reply::Error("ERR hash value is not an integer");
+            };
+            *value = sum.to_string().into_bytes();
+            Reply::Int(sum)
+        }
+        "HLEN" => Reply::Int(i64::try_from(fields.len()).expect("small")),
         "HGET" => fields.get(&text[2]).map_or(Reply::Nil, |value| Reply::Bulk(value.clone())),
         "HGETALL" => {
             Reply::List(fields.iter().flat_map(|(field, value)| [Reply::Bulk(field.clone().into()), Reply::Bulk(value.clone())]).collect())
@@ -260,6 +278,41 @@ pub fn hash(data: &mut Data, command: &str, key: &str, words: &[Vec<u8>], text: 
             }
             Reply::Int(i64::from(removed))
         }
+    }
+}
+
+pub fn list(data: &mut Data, command: &str, key: &str, words: &[Vec<u8>], text: &[String]) -> Reply {
+    if command == "LPUSH" {
+        data.entry(key.to_owned()).or_insert(Entry { content: Content::List(VecDeque::new()), ends: None });
+    }
+    let items = match data.get_mut(key).map(|entry| &mut entry.content) {
+        Some(Content::List(items)) => items,
+        Some(_) => return WRONGTYPE,
+        None if command == "LRANGE" => return Reply::List(Vec::new()),
+        None if command == "LREM" => return Reply::Int(0),
+        None => return Reply::Ok,
+    };
+    match command {
+        "LPUSH" => {
+            items.push_front(words[2].clone());
+            Reply::Int(i64::try_from(items.len()).expect("small"))
+        }
+        // The first that is equal.
+        "LREM" => {
+            let at = items.iter().position(|item| *item == words[3]);
+            at.and_then(|at| items.remove(at));
+            if items.is_empty() {
+                data.remove(key);
+            }
+            Reply::Int(i64::from(at.is_some()))
+        }
+        // From the first on.
+        "LTRIM" => {
+            items.truncate(text[3].parse::<usize>().expect("an end") + 1);
+            Reply::Ok
+        }
+        // All of it.
+        _ => Reply::List(items.iter().cloned().map(Reply::Bulk).collect()),
     }
 }
 

@@ -1,6 +1,6 @@
 -- Counts the fence of a hold that was just taken, and says whose it is. It is committed by itself, while the lock is held
 -- by another transaction or by the session, so that it survives however the hold ends. Also how many holders before vanished
--- without a word, since who gives a lock back takes his row out first.
+-- without a word, since who gives a lock back takes his row out first. Who has the lock waits no more.
 -- $1 name, $2 pid, $3 shared, $4 ttl_ms, $5 metadata, $6 hold
 WITH f AS (
     INSERT INTO {fences} AS f (name, fence)
@@ -12,6 +12,8 @@ WITH f AS (
     DELETE FROM {sessions} AS s
      WHERE s.name = $1 AND s.pid <> $2 AND NOT ($3 AND s.shared AND EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = s.pid))
     RETURNING 1
+), waited AS (
+    DELETE FROM {waiters} WHERE name = $1 AND hold = $6
 )
 INSERT INTO {sessions} AS s (name, pid, hold, shared, fence, since, ttl_ms, metadata)
 SELECT $1, $2, $6, $3, f.fence, clock_timestamp(), $4, $5 FROM f

@@ -11,7 +11,9 @@
 --   root      the hold that the lock was taken with
 --   detached  1 if no process stands behind it
 --   meta      who, as JSON; may be missing
+--   mark      who is breaking the hold, as JSON; broken: the same as the end of a line of the history; seen: 1 if its holder knows
 --   hold:ID   one for each hold: "<end ms>:<ttl ms>"
+-- It outlives the string, so that a hold which was never given back is not forgotten.
 
 local MAJOR = 1
 

@@ -2,7 +2,8 @@
 --
 -- KEYS  1 lock  2 record
 -- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the one that the hold was taken with
--- Reply {"renewed", ttl, attempt, fence or ""} | {"shorter", ms left, attempt, fence or ""} | {"not-held"} | {"layout", version}
+--       4 "go-on"; "stop": also if the hold is to be broken, which its holder has seen; "look": likewise, and it has not
+-- Reply {"renewed", ttl, attempt, fence or ""} | {"shorter", ms left, attempt, fence or ""} | {"broken", mark} | {"not-held"} | {"layout", version}
 --
 -- A node whose phase 1 came too late to be counted has no fence: it is extended, since it keeps others out, but proves nothing.
 
@@ -21,14 +22,21 @@ local held_until, taken_with = live_hold(record, hold, now)
 if not is_ours(record, value, owner) or not held_until then
   return { 'not-held' }
 end
+if record.mark then
+  if ARGV[4] == 'go-on' then
+    return { 'broken', record.mark }
+  elseif ARGV[4] == 'stop' and not record.seen then
+    redis.call('HSET', record_key, 'seen', '1')
+  end
+end
 local ttl = tonumber(ARGV[3]) or taken_with
 local ends = now + ttl
 if ends < held_until then
   return { 'shorter', held_until - now, record.attempt, record.fence or '' }
 end
-local latest = whole(math.max(ends, now + redis.call('PTTL', lock)))
-redis.call('PEXPIREAT', lock, latest)
-redis.call('PEXPIREAT', record_key, latest)
+local latest = math.max(ends, now + redis.call('PTTL', lock))
+redis.call('PEXPIREAT', lock, whole(latest))
+redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
 -- Only a value: the fields are there. Were it to fail, the caller would be told so, and would not count on the time.
 redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. whole(taken_with), 'renewed', whole(now))
 return { 'renewed', ttl, record.attempt, record.fence or '' }

@@ -1,6 +1,7 @@
 -- Phase 1 on one node: takes it if it is free, enters it for its owner, or says who has it and joins the queue.
 --
 -- KEYS  1 lock  2 fence counter  3 record  4 queue (zset: hold by arrival in us)  5 waiters (hash: hold -> refreshed:JSON)
+--       6 runs   7 runs that ended badly
 -- ARGV  1 owner  2 hold  3 attempt, never sent twice  4 ttl in ms  5 "1": enter the owner's hold only
 --       6 "1": join the queue if busy  7 "1": this hold may be in the queue  8 "1": detached  9 metadata as JSON, or ""
 -- Reply {"taken", count}
@@ -68,7 +69,7 @@ if kind ~= 'none' then
     ends = math.max(ends, (live_hold(record, hold, now)) or 0)
     redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. ARGV[4])
     redis.call('PEXPIREAT', lock, whole(latest))
-    redis.call('PEXPIREAT', record_key, whole(latest))
+    redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
     if #ended > 0 then
       redis.pcall('HDEL', record_key, unpack(ended))
     end
@@ -104,9 +105,12 @@ if ARGV[9] ~= '' then
   record[#record + 1] = 'meta'
   record[#record + 1] = ARGV[9]
 end
+-- Whatever else lies under that name is nobody's record.
+local vanished = kind == 'none' and redis.call('TYPE', record_key).ok == 'hash' and read_record(record_key) or {}
 redis.call('DEL', record_key)
 redis.call('HSET', record_key, unpack(record))
-redis.call('PEXPIREAT', record_key, whole(ends))
+redis.call('PEXPIREAT', record_key, whole(ends + KEEP))
 redis.call('SET', lock, owner .. ':' .. attempt, 'PXAT', whole(ends))
 leave_queue()
+remember_vanished(vanished, KEYS[6], KEYS[7], now)
 return { 'taken', whole(count) }

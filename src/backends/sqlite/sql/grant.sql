@@ -6,7 +6,7 @@ INSERT INTO locks (namespace, key, fence, owner, hold, detached, lock_file,
                    since_ms, renewed_ms, ttl_ms, hold_expires_ms, expires_ms, metadata)
 SELECT ?1, ?2, now_ms * 1000, ?3, ?4, ?6, ?7, now_ms, now_ms, ?5, now_ms + ?5, now_ms + ?5, ?8
   FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) AS now_ms)
- WHERE (SELECT user_version FROM pragma_user_version) = 1
+ WHERE (SELECT user_version FROM pragma_user_version) = 2
 ON CONFLICT (namespace, key) DO UPDATE SET
     -- Never below the time in microseconds, so that a lost database does not repeat fences.
     fence = max(fence + 1, excluded.fence),
@@ -19,7 +19,12 @@ ON CONFLICT (namespace, key) DO UPDATE SET
     ttl_ms = excluded.ttl_ms,
     hold_expires_ms = excluded.hold_expires_ms,
     expires_ms = excluded.expires_ms,
-    metadata = excluded.metadata
+    metadata = excluded.metadata,
+    mark = NULL,
+    broken = NULL,
+    seen = 0,
+    ended = NULL,
+    why = NULL
 WHERE owner IS NULL
    -- An attached hold of this lock file would have kept us from getting here. One of another file of that name
    -- (somebody removed it under a holder) is protected by its lease alone, as a detached one is.

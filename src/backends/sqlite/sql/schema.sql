@@ -1,4 +1,4 @@
--- Layout 1. Times are integer milliseconds since 1970 by this host's clock. Comments stand outside of the
+-- Layout 2. Times are integer milliseconds since 1970 by this host's clock. Comments stand outside of the
 -- statements, whose text SQLite keeps and reads again each time that the database is opened.
 
 -- One row per key that was ever taken; rows are never deleted, since the fence must not start again. A hold is
@@ -13,6 +13,8 @@
 --   hold_expires_ms  end of the first hold's lease
 --   expires_ms       the latest end of all holds of the owner
 --   metadata         JSON, for people
+--   mark, seen       who is breaking the hold, as JSON, and whether its holder knows; broken: the same for the history
+--   ended, why       how the last hold that was given back ended; '' for one that nothing was done under
 CREATE TABLE locks (
     namespace       TEXT    NOT NULL,
     key             TEXT    NOT NULL,
@@ -27,6 +29,11 @@ CREATE TABLE locks (
     hold_expires_ms INTEGER NOT NULL,
     expires_ms      INTEGER NOT NULL,
     metadata        TEXT,
+    mark            TEXT,
+    broken          TEXT,
+    seen            INTEGER NOT NULL DEFAULT 0,
+    ended           TEXT,
+    why             TEXT,
     UNIQUE (namespace, key)
 );
 
@@ -54,6 +61,3 @@ CREATE TABLE waiters (
     UNIQUE (namespace, key, owner)
 );
 
--- "dlck", and the layout's number.
-PRAGMA application_id = 1684824939;
-PRAGMA user_version = 1;

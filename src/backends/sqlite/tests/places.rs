@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use sqlx::{Connection, SqliteConnection};
 
 use super::*;
-use crate::lock::Init;
+use crate::lock::{Fence, Init};
 
 async fn refused(path: &Path) -> crate::lock::Error {
     backend(path).try_acquire(&request("job")).await.unwrap_err()
@@ -66,6 +66,32 @@ async fn a_directory_that_is_missing_is_named() {
         assert_eq!((error.kind, error.effect), (Kind::Config, Effect::NotApplied), "{error}");
         assert!(error.to_string().contains("missing") && error.hint.is_some(), "{error}");
     }
+}
+
+/// A database as the first layout had it, with a lock that is held until the year 2100.
+const LAYOUT_1: &str = "CREATE TABLE locks (namespace TEXT NOT NULL, key TEXT NOT NULL, fence INTEGER NOT NULL, owner TEXT, hold TEXT, \
+    detached INTEGER NOT NULL, lock_file INTEGER NOT NULL, since_ms INTEGER NOT NULL, renewed_ms INTEGER NOT NULL, \
+    ttl_ms INTEGER NOT NULL, hold_expires_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL, metadata TEXT, UNIQUE (namespace, key)); \
+    CREATE TABLE holds (namespace TEXT NOT NULL, key TEXT NOT NULL, owner TEXT NOT NULL, hold TEXT NOT NULL, ttl_ms INTEGER NOT NULL, \
+    expires_ms INTEGER NOT NULL, PRIMARY KEY (namespace, key, owner, hold)) WITHOUT ROWID; \
+    CREATE TABLE waiters (place INTEGER PRIMARY KEY, namespace TEXT NOT NULL, key TEXT NOT NULL, owner TEXT NOT NULL, \
+    since_ms INTEGER NOT NULL, metadata TEXT, UNIQUE (namespace, key, owner)); \
+    INSERT INTO locks VALUES ('dlock', 'old', 41, 'a', 'b', 1, 7, 1, 1, 1, 4102444800000, 4102444800000, NULL); \
+    PRAGMA application_id = 1684824939; PRAGMA user_version = 1";
+
+#[tokio::test]
+async fn an_older_layout_is_upgraded_and_its_locks_stay() {
+    let (_directory, path) = place();
+    sql(&path, LAYOUT_1).await.close().await.unwrap();
+    let error = backend(&path).inspect(&key("old")).await.unwrap_err();
+    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
+    // Whoever takes a lock upgrades it in passing.
+    let mut a = backend(&path);
+    assert!(matches!(a.try_acquire(&request("old")).await.unwrap(), Attempt::Busy(_)));
+    assert!(matches!(a.try_acquire(&request("job")).await.unwrap(), Attempt::Granted(_)));
+    let mut b = backend(&path);
+    assert_eq!(b.init().await.unwrap(), Init::UpToDate);
+    assert_eq!(b.inspect(&key("old")).await.unwrap().last_fence, Some(Fence(41)));
 }
 
 #[tokio::test]

@@ -1,0 +1,275 @@
+//! A relay between sqlx and a server whose certificate is to come from an authority that the user names.
+//!
+//! sqlx trusts the public authorities beside that one, and there is no way to tell it not to. So TLS is spoken here, and sqlx
+//! to a socket within this process, in clear. Of the protocol that takes:
+//! - the server's greeting goes on without its offer of TLS;
+//! - the begin of sqlx's answer, which is what asks for TLS, goes first by itself, so that the answer is counted one further;
+//! - where the server wants the whole password, which sqlx would encrypt over what it takes for a connection in clear, sqlx is
+//!   asked for it as it is: the connection is encrypted and the server verified by then.
+//!
+//! After the login everything passes through as it is. The way to here is a socket without a place in the file system, with a
+//! random name, which serves one client of this very process and is closed then.
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr, UnixListener as StdListener},
+    },
+    sync::Arc,
+};
+
+use rustls::pki_types::ServerName;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, copy, split},
+    net::{TcpStream, UnixListener, UnixStream},
+    sync::oneshot,
+    task::JoinHandle,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use super::failure;
+use crate::{
+    backends::sql::{self, Server, TlsMode, tls},
+    lock::{Effect, Error, Kind, Result, random},
+};
+
+/// The flag of a server, or a client, that can speak TLS.
+const CAN_TLS: u16 = 0x0800;
+/// What begins a client's answer, and by itself asks for TLS.
+const ASKING: usize = 32;
+/// A packet that ends the login well, and one that ends it otherwise.
+const OK: u8 = 0;
+const REFUSED: u8 = 0xff;
+/// The server wants the whole password.
+const WHOLE_PASSWORD: [u8; 2] = [1, 4];
+/// Asks a client for it.
+const ASK_FOR_IT: &[u8] = b"\xfemysql_clear_password\0";
+/// A login method that always wants it.
+const SHA256: &[u8] = b"\xfesha256_password\0";
+
+/// A relay that runs, to the end of sqlx or the server, or with this value.
+pub(super) struct Relay {
+    /// Where sqlx is to connect to.
+    pub path: String,
+    /// The server's socket once more.
+    pub socket: OwnedFd,
+    task: JoinHandle<()>,
+    failed: oneshot::Receiver<Error>,
+}
+
+impl Relay {
+    /// Whether `options` ask for what sqlx can't do.
+    pub(super) fn is_needed(options: &sql::Options) -> bool {
+        options.ca_file.is_some() && matches!(options.tls, TlsMode::VerifyCa | TlsMode::VerifyFull)
+    }
+
+    /// Connects with the server, and begins to wait for sqlx.
+    pub(super) async fn start(options: &sql::Options) -> Result<Self> {
+        let Server::Tcp { host, port } = &options.server else {
+            return Err(Error::new(Kind::Internal, "TLS over a Unix socket"));
+        };
+        let name = ServerName::try_from(host.clone())
+            .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
+        let connector = TlsConnector::from(Arc::new(tls::config(options)?));
+        let server = TcpStream::connect((&**host, *port)).await.map_err(failure::unreachable)?;
+        let socket = server.as_fd().try_clone_to_owned().map_err(failure::unreachable)?;
+        let path = format!("\0dlock-{:016x}{:016x}", random(), random());
+        let listener = listen(&path).map_err(failure::unreachable)?;
+        let (tell, failed) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            let Ok(mut client) = accept(listener).await else { return };
+            match log_in(&mut client, server, &connector, name).await {
+                Ok(Some(server)) => {
+                    let (mut from_client, mut to_client) = client.into_split();
+                    let (mut from_server, mut to_server) = split(server);
+                    // Whatever ended it, it is over.
+                    let _ = tokio::select! {
+                        asked = copy(&mut from_client, &mut to_server) => asked,
+                        answered = copy(&mut from_server, &mut to_client) => answered,
+                    };
+                }
+                Ok(None) => {}
+                // Before sqlx sees the end of its connection.
+                Err(error) => drop(tell.send(error)),
+            }
+        });
+        Ok(Self { path, socket, task, failed })
+    }
+
+    /// Why sqlx could not log in, if the reason lies here.
+    pub(super) fn failure(&mut self) -> Option<Error> {
+        self.failed.try_recv().ok()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn listen(path: &str) -> io::Result<UnixListener> {
+    let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(&path[1..])?)?;
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
+}
+
+async fn accept(listener: UnixListener) -> io::Result<UnixStream> {
+    let this_process = i32::try_from(std::process::id()).ok();
+    loop {
+        let (client, _) = listener.accept().await?;
+        if client.peer_cred()?.pid() == this_process {
+            return Ok(client);
+        }
+    }
+}
+
+/// Has the connection encrypted and sqlx logged in over it; `None` if either of them went away, which sqlx finds out itself.
+async fn log_in(
+    client: &mut UnixStream,
+    mut server: TcpStream,
+    connector: &TlsConnector,
+    name: ServerName<'static>,
+) -> Result<Option<TlsStream<TcpStream>>> {
+    // Requests are one small packet each: waiting to fill it would cost 40 ms. A refusal only costs time.
+    let _ = server.set_nodelay(true);
+    let mut greeting = read(&mut server).await.map_err(failure::unreachable)?;
+    if greeting.payload().first() != Some(&REFUSED) && !greeting.take_tls_away() {
+        return Err(failure::no_tls());
+    }
+    if client.write_all(&greeting.0).await.is_err() {
+        return Ok(None);
+    }
+    let Ok(mut answer) = read(client).await else { return Ok(None) };
+    let asking = answer.asking_for_tls().ok_or_else(|| failure::unreadable().effect(Effect::NotApplied))?;
+    server.write_all(&asking.0).await.map_err(failure::unreachable)?;
+    let mut server = connector.connect(name, server).await.map_err(failure::unreachable)?;
+    loop {
+        send(&mut server, &answer).await.map_err(failure::unreachable)?;
+        loop {
+            let mut packet = read(&mut server).await.map_err(failure::unreachable)?;
+            packet.ask_for_the_password_as_it_is();
+            if client.write_all(&packet.0).await.is_err() {
+                return Ok(None);
+            }
+            match packet.payload() {
+                [OK, ..] => return Ok(Some(server)),
+                // To be read, and nothing more.
+                [REFUSED, ..] => return Ok(None),
+                // The server has seen enough, and goes on.
+                [1, 3] => {}
+                _ => break,
+            }
+        }
+        let Ok(reply) = read(client).await else { return Ok(None) };
+        answer = reply;
+    }
+}
+
+async fn send(server: &mut TlsStream<TcpStream>, packet: &Packet) -> io::Result<()> {
+    server.write_all(&packet.0).await?;
+    server.flush().await
+}
+
+/// A packet with its header: three bytes of length, and its number among those of one exchange.
+#[derive(Debug, PartialEq, Eq)]
+struct Packet(Vec<u8>);
+
+impl Packet {
+    fn payload(&self) -> &[u8] {
+        &self.0[4..]
+    }
+
+    fn put(&mut self, payload: &[u8]) {
+        let length = u32::try_from(payload.len()).unwrap_or_default().to_le_bytes();
+        self.0.truncate(4);
+        self.0[..3].copy_from_slice(&length[..3]);
+        self.0.extend_from_slice(payload);
+    }
+
+    /// Of a greeting: its version, the server's own up to a zero, its number for the session, eight bytes of a nonce, a zero,
+    /// and the lower half of what it can. False if TLS is not among it.
+    fn take_tls_away(&mut self) -> bool {
+        let Some(end) = self.payload().iter().skip(1).position(|byte| *byte == 0) else { return false };
+        let at = 4 + 1 + end + 1 + 4 + 8 + 1;
+        let Some(&[low, high]) = self.0.get(at..at + 2) else { return false };
+        let can = u16::from_le_bytes([low, high]);
+        self.0[at..at + 2].copy_from_slice(&(can & !CAN_TLS).to_le_bytes());
+        can & CAN_TLS != 0
+    }
+
+    /// Of a client's answer: what is to be sent before it, and makes it the one after that.
+    fn asking_for_tls(&mut self) -> Option<Self> {
+        let flags = u16::from_le_bytes(*self.payload().first_chunk()?) | CAN_TLS;
+        self.0[4..6].copy_from_slice(&flags.to_le_bytes());
+        let mut asking = Self(self.0[..4].to_vec());
+        asking.put(self.payload().get(..ASKING)?);
+        self.0[3] = self.0[3].wrapping_add(1);
+        Some(asking)
+    }
+
+    /// See [`WHOLE_PASSWORD`].
+    fn ask_for_the_password_as_it_is(&mut self) {
+        if self.payload() == WHOLE_PASSWORD || self.payload().starts_with(SHA256) {
+            self.put(ASK_FOR_IT);
+        }
+    }
+}
+
+/// The next packet. A login has none that are long.
+async fn read(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> io::Result<Packet> {
+    let mut packet = vec![0; 4];
+    stream.read_exact(&mut packet).await?;
+    let length = usize::from(u16::from_le_bytes([packet[0], packet[1]]));
+    if packet[2] != 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "is it a MySQL server?"));
+    }
+    packet.resize(4 + length, 0);
+    stream.read_exact(&mut packet[4..]).await?;
+    Ok(Packet(packet))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packet(number: u8, payload: &[u8]) -> Packet {
+        let mut packet = Packet(vec![0, 0, 0, number]);
+        packet.put(payload);
+        packet
+    }
+
+    #[test]
+    fn a_greeting_loses_its_offer_and_nothing_else() {
+        let greeting = |low: u8, high: u8| packet(0, &[b"\x0a9.7.4\0\x07\0\0\0nonce678\0".as_slice(), &[low, high], b"rest"].concat());
+        let mut with = greeting(0xff, 0xff);
+        assert!(with.take_tls_away());
+        assert_eq!(with, greeting(0xff, 0xf7));
+        assert!(!with.take_tls_away());
+        assert!(!packet(0, b"\x0a9.7").take_tls_away());
+    }
+
+    #[test]
+    fn an_answer_is_announced_by_its_own_begin() {
+        let mut answer = packet(1, &[&[1; ASKING][..], b"root\0"].concat());
+        let asking = answer.asking_for_tls().expect("a begin");
+        let flags = [&[1, 1 | 0x08][..], &[1; ASKING - 2]].concat();
+        assert_eq!(asking, packet(1, &flags));
+        assert_eq!(answer, packet(2, &[&flags, b"root\0".as_slice()].concat()));
+        assert!(packet(1, b"short").asking_for_tls().is_none());
+    }
+
+    #[test]
+    fn the_password_is_asked_for_where_the_server_wants_it() {
+        for wants in [&WHOLE_PASSWORD[..], b"\xfesha256_password\0nonce"] {
+            let mut asked = packet(4, wants);
+            asked.ask_for_the_password_as_it_is();
+            assert_eq!(asked, packet(4, ASK_FOR_IT));
+        }
+        let mut other = packet(4, b"\xfemysql_native_password\0nonce");
+        other.ask_for_the_password_as_it_is();
+        assert_eq!(other, packet(4, b"\xfemysql_native_password\0nonce"));
+    }
+}

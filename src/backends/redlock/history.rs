@@ -1,0 +1,91 @@
+//! What the nodes remember of a lock's holds that are over, put together; and marks on those that are not.
+//!
+//! Each node remembers what it saw. A hold may have vanished from one node, and been given back on the others: whoever knows how it
+//! ended knows better.
+
+use std::collections::BTreeMap;
+
+use super::{Failures, Redlock, flag, reading::PER_LOCK, script, word};
+use crate::{
+    backends::redis::{
+        failure,
+        history::{HISTORY_READS, add_history_reads, how, read_history, to_json},
+    },
+    lock::{Break, Effect, Fence, History, Key, Marking, Note, Result, SKIPPING_HOSTS, Skips},
+};
+
+impl Redlock {
+    pub(super) async fn remember(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let names = self.names(key);
+        let keys = vec![names.lock, names.record, names.runs, names.bad_runs, names.skips];
+        let arguments = match note {
+            Note::Skipped { host, reason, .. } => vec!["skipped".into(), host.clone(), reason.clone(), SKIPPING_HOSTS.to_string()],
+            Note::Lost(past) => {
+                vec!["lost".into(), past.fence.map(|fence| fence.to_string()).unwrap_or_default(), to_json(past)?]
+            }
+        };
+        let bound = self.options.bound(None, 1);
+        let answers = self.ask(bound, &script::NOTE, keys, |_| Some(arguments.clone())).await;
+        let failures: Failures = answers.into_iter().enumerate().filter_map(|(n, answer)| Some((n, answer?.err()?))).collect();
+        let told = self.nodes.len() - failures.len();
+        if told < self.nodes.majority() { Err(self.nodes.too_few(told, failures).effect(Effect::Unknown)) } else { Ok(()) }
+    }
+
+    /// Marked on a majority, a renewal meets the mark on one of its own majority at least; evicted from one, the hold has none.
+    pub(super) async fn break_hold(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<Marking> {
+        let names = self.names(key);
+        let keys = vec![names.lock, names.record, names.runs, names.bad_runs];
+        let (end, why) = mark.into();
+        let arguments = vec![fence.to_string(), to_json(mark)?, how(&end, why.as_deref())?, flag(at_once)];
+        let bound = self.options.bound(None, 1);
+        let answers = self.ask(bound, &script::BREAK, keys, |_| Some(arguments.clone())).await;
+        let (mut done, mut changed) = (0, 0);
+        let mut failures: Failures = Vec::new();
+        for (n, answer) in answers.into_iter().enumerate() {
+            let Some(answer) = answer else { continue };
+            match word(answer) {
+                Ok((said, _)) if said == "done" => done += 1,
+                Ok((said, _)) if said == "changed" => changed += 1,
+                Ok(_) => failures.push((n, failure::unreadable())),
+                Err(error) => failures.push((n, error)),
+            }
+        }
+        // Some nodes may have lost it, or been taken late: what the hold had of the others is done with.
+        if done > 0 && done + changed >= self.nodes.majority() {
+            return Ok(Marking::Done);
+        }
+        if changed > self.nodes.len() - self.nodes.majority() {
+            return Ok(Marking::Changed);
+        }
+        Err(self.nodes.too_few(done, failures).effect(Effect::Unknown))
+    }
+
+    pub(super) async fn read_history(&mut self, key: &Key) -> Result<History> {
+        let names = self.names(key);
+        let mut pipeline = ::redis::pipe();
+        super::reading::add_reads(&mut pipeline, &names);
+        add_history_reads(&mut pipeline, &names);
+        let answers = self.read(|_| Some(pipeline.clone())).await?;
+        let each = answers.iter().map(|answer| answer.as_ref().map(|replies| replies.get(..PER_LOCK).unwrap_or_default())).collect();
+        let state = self.put_together(key.clone(), &names, each)?;
+        let held: Vec<Fence> = state.holders.iter().filter_map(|holder| holder.fence).collect();
+        let mut found = Vec::new();
+        let mut skips: BTreeMap<String, Skips> = BTreeMap::new();
+        for replies in answers.iter().flatten() {
+            let (Some(lock), Some(history)) = (replies.get(..PER_LOCK), replies.get(PER_LOCK..PER_LOCK + HISTORY_READS)) else {
+                return Err(failure::unreadable());
+            };
+            let told = read_history(history, super::reading::read_one(lock)?.seen.vanished())?;
+            found.extend(told.past);
+            for one in told.skips {
+                let known = skips.entry(one.host.clone()).or_insert_with(|| one.clone());
+                if (one.count, one.last_ms) > (known.count, known.last_ms) {
+                    *known = one;
+                }
+            }
+        }
+        // What one node lost its holder may still have.
+        found.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
+        Ok(History::new(found, skips.into_values().collect()))
+    }
+}

@@ -1,0 +1,27 @@
+//! What the database remembers of holds that are over.
+
+use super::{Sqlite, lock_file::LockFile, opened, row::Row};
+use crate::lock::{History, Key, Note, Result};
+
+impl Sqlite {
+    pub(super) async fn recall(&mut self, key: &Key) -> Result<History> {
+        let (file, _) = self.open_to_look().await?;
+        let locked = self.is_locked(key, file.as_deref())?;
+        let namespace = &self.options.namespace;
+        let Some(store) = &mut self.store else { return Ok(History::default()) };
+        let mut past = store.runs(namespace, key).await?;
+        let row = store.look(namespace, key).await?.filter(|row| row.owner.is_some());
+        past.extend(row.filter(|row| !row.is_held(file.as_deref().map(LockFile::id), locked)).map(Row::vanished));
+        Ok(History::new(past, store.skips(namespace, key).await?))
+    }
+
+    pub(super) async fn remember(&mut self, key: &Key, note: &Note) -> Result<()> {
+        self.place()?;
+        let Self { options, store, .. } = self;
+        let (store, _) = opened(store, &options.path).await?;
+        match note {
+            Note::Skipped { host, reason, .. } => store.skip(&options.namespace, key, host, reason).await,
+            Note::Lost(past) => store.lost(&options.namespace, key, past).await,
+        }
+    }
+}

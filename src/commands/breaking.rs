@@ -1,0 +1,170 @@
+//! `dlock break`: ask a holder to stop and give up, and wait until it has.
+
+use std::io::{self, BufRead as _, IsTerminal as _};
+
+use super::{Context, KeyArg, interrupted, user_name};
+use crate::{
+    exit,
+    lease::{self, BootClock, Breaking, Clock as _, Order, ask},
+    lock::{Break, Error, Fence, Holder, Key, Kind, Result},
+    output::{described, json, mark, shell},
+    supervise::{Signals, reraise},
+};
+
+/// How a lock is broken; of `dlock release --force` as well.
+#[derive(clap::Args, Debug, Default)]
+pub struct BreakArgs {
+    /// Break this hold only: the number that inspect shows
+    #[arg(long, value_name = "N")]
+    pub fence: Option<String>,
+    /// Why, for the history and for who is stopped
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+    /// Do not ask
+    #[arg(short, long)]
+    pub yes: bool,
+    /// Take it at once, from a holder that is known to be dead
+    #[arg(long)]
+    pub now: bool,
+}
+
+impl BreakArgs {
+    /// Whether any of it was given.
+    pub const fn is_given(&self) -> bool {
+        self.fence.is_some() || self.reason.is_some() || self.yes || self.now
+    }
+}
+
+/// The arguments of `dlock break`.
+#[derive(clap::Args, Debug)]
+#[command(
+    override_usage = "dlock break KEY [OPTIONS]",
+    after_help = "The holder's dlock stops its command and gives the lock back; until then nobody\nelse gets it. A holder that does not answer has it to the end of its lease.\nExample:  dlock break nightly --fence 1042 --yes --reason 'NFS hangs'"
+)]
+pub struct Args {
+    /// The key.
+    #[command(flatten)]
+    pub key: KeyArg,
+    /// How.
+    #[command(flatten)]
+    pub how: BreakArgs,
+}
+
+/// What `dlock break` is to do, checked.
+#[derive(Clone, Debug)]
+pub struct BreakSettings {
+    /// Which lock.
+    pub key: Key,
+    /// Which hold; `None` for the one that has the lock.
+    pub fence: Option<Fence>,
+    /// Why.
+    pub reason: Option<String>,
+    /// Nobody is to be asked.
+    pub yes: bool,
+    /// Without waiting for the holder.
+    pub now: bool,
+}
+
+/// Breaks the lock.
+///
+/// # Errors
+/// What kept the store from answering, and what is missing to break it.
+pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
+    let out = &context.out;
+    let attended = io::stdin().is_terminal() && out.attended() && !out.is_json();
+    if !settings.yes && !attended {
+        return Err(Error::new(Kind::Usage, "nobody can be asked whether to break it")
+            .key(&settings.key)
+            .hint("--yes --reason TEXT breaks it unasked; better with --fence N, as dlock inspect shows it"));
+    }
+    if settings.yes && !attended && settings.reason.is_none() {
+        return Err(Error::new(Kind::Usage, "no reason is given")
+            .key(&settings.key)
+            .hint("--reason TEXT tells the holder, and the history"));
+    }
+    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
+    let mut backend = super::open(context);
+    let about = |error: Error| error.during("break").key(&settings.key);
+    let state = ask(&mut *backend, &BootClock, context.limits, async |b| b.inspect(&settings.key).await).await.map_err(about)?;
+    context.tell(&mut *backend);
+    let store = backend.describe();
+    let Some(seen) = choose(&settings, &state.holders)? else {
+        let why = if settings.fence.is_some() { "no such hold has the lock any more" } else { "nobody has the lock" };
+        return Ok(out.not_broken(&settings.key, &store, why));
+    };
+    let Some(fence) = seen.fence else {
+        return Err(Error::new(Kind::Unsupported, format!("{} has it, who does not listen to dlock", described(seen)))
+            .key(&settings.key)
+            .hint("what took the lock has to give it back, or its lease ends"));
+    };
+    if attended && !settings.yes && !agreed(&settings, seen)? {
+        return Ok(exit::NOT_HELD);
+    }
+    let host = context.host.clone().unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+    let us = Break { by: format!("{}@{host}", user_name()), why: settings.reason.clone(), seen: false };
+    if !settings.now {
+        let left = seen.expires_in.map(|left| format!(", {} at most if it does not answer", crate::output::age(left))).unwrap_or_default();
+        out.notice(&format!("{}: asking {} to stop and give it back{left}", settings.key.escaped(), described(seen)));
+    }
+    let began = BootClock.now();
+    let mut stopping = false;
+    let breaking = lease::break_hold(
+        &mut *backend,
+        &BootClock,
+        Order { key: &settings.key, seen, fence, mark: &us, at_once: settings.now },
+        context.limits,
+        interrupted(&mut signals),
+        |holder| {
+            if holder.broken.as_ref().is_some_and(|mark| mark.seen) && !std::mem::replace(&mut stopping, true) {
+                out.notice(&format!("{}: the holder is stopping what it runs", settings.key.escaped()));
+            }
+        },
+    );
+    let how = match breaking.await.map_err(about)? {
+        Breaking::Over => "given_back",
+        Breaking::Evicted => "evicted",
+        Breaking::Changed => return Ok(out.not_broken(&settings.key, &store, "the holder changed meanwhile: nothing was done")),
+        Breaking::Stopped(signal) => {
+            out.notice(&format!(
+                "{}: the holder stays asked to give it back {}; dlock inspect {} tells whether it has",
+                settings.key.escaped(),
+                mark(&us),
+                shell(&settings.key)
+            ));
+            let status = out.interrupted(&settings.key, signal.number);
+            if signal.from_terminal {
+                reraise(signal.number);
+            }
+            return Ok(status);
+        }
+    };
+    if out.is_json() {
+        let waited = BootClock.now().since(began);
+        return Ok(out.finish(out.json(&json::WasBroken::new(&settings.key, &store, fence, how, waited)), exit::OK));
+    }
+    out.notice(&format!("{}: broken, the lock is free", settings.key.escaped()));
+    Ok(exit::OK)
+}
+
+/// The hold that is meant; `None` if it is not there.
+fn choose<'a>(settings: &BreakSettings, holders: &'a [Holder]) -> Result<Option<&'a Holder>> {
+    if let Some(fence) = settings.fence {
+        return Ok(holders.iter().find(|holder| holder.fence == Some(fence)));
+    }
+    if holders.len() > 1 {
+        let fences: Vec<String> = holders.iter().filter_map(|holder| holder.fence).map(|fence| fence.to_string()).collect();
+        return Err(Error::new(Kind::Usage, format!("{} have it together", holders.len()))
+            .key(&settings.key)
+            .hint(format!("--fence N says which: {}", fences.join(", "))));
+    }
+    Ok(holders.first())
+}
+
+/// Asks on the terminal.
+fn agreed(settings: &BreakSettings, seen: &Holder) -> Result<bool> {
+    let consequence = if settings.now { " Its command may still run, beside the next one's." } else { "" };
+    crate::output::ask(&format!("break {}, which {} has?{consequence} [y/N] ", settings.key.escaped(), described(seen)));
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer).map_err(|error| Error::new(Kind::Usage, "no answer").source(error))?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}

@@ -1,0 +1,262 @@
+//! A lock's history as people read it.
+
+use std::fmt::Write as _;
+
+use super::{Look, Now, age, who};
+use crate::lock::{End, Fence, LockState, Metadata, Past, Skips};
+
+/// One run: over, or going on.
+#[derive(Clone, Debug)]
+pub struct RunOf {
+    /// Its fence.
+    pub fence: Option<Fence>,
+    /// Who had it.
+    pub metadata: Option<Metadata>,
+    /// In ms since 1970.
+    pub started_ms: Option<u64>,
+    /// In ms since 1970; `None` if it goes on, or nobody knows.
+    pub ended_ms: Option<u64>,
+    /// How it ended; `None` if it goes on.
+    pub end: Option<End>,
+    /// Why.
+    pub why: Option<String>,
+}
+
+impl RunOf {
+    fn host(&self) -> String {
+        self.metadata.as_ref().and_then(|m| m.host.as_deref()).map_or_else(|| "?".into(), |host| who::clean(host, 20))
+    }
+
+    /// For how long it ran, up to `now`.
+    pub fn ran_ms(&self, now: u64) -> Option<u64> {
+        let end = if self.end.is_some() { self.ended_ms? } else { now };
+        Some(end.saturating_sub(self.started_ms?))
+    }
+
+    fn is_bad(&self) -> bool {
+        self.end.as_ref().is_some_and(End::is_bad)
+    }
+
+    /// How it ended, in a few words: what somebody has to look after in capitals.
+    fn words(&self) -> String {
+        let why = self.why.as_deref().map(|why| who::clean(why, 120));
+        match &self.end {
+            None => "running".into(),
+            Some(end @ (End::Lost | End::Broken | End::Expired | End::NotStarted)) => {
+                let word = end.to_string().to_uppercase();
+                match why {
+                    Some(why) if *end == End::Broken => format!("{word} {why}"),
+                    Some(why) => format!("{word}: {why}"),
+                    None => word,
+                }
+            }
+            Some(end) => who::clean(&end.to_string(), 40),
+        }
+    }
+}
+
+/// All runs, the latest first: those that go on, then those that are over.
+pub fn runs(state: &LockState, past: Vec<Past>, now: &Now) -> Vec<RunOf> {
+    let now = now.unix_ms();
+    let ms = |ago: std::time::Duration| now.saturating_sub(super::time::millis(ago));
+    let over = |fence: Option<Fence>| fence.is_some() && past.iter().any(|past| past.fence == fence);
+    let mut runs: Vec<RunOf> = state
+        .holders
+        .iter()
+        .filter(|holder| !over(holder.fence))
+        .map(|holder| RunOf {
+            fence: holder.fence,
+            metadata: holder.metadata.clone(),
+            started_ms: holder.held_for.map(ms),
+            ended_ms: None,
+            end: None,
+            why: None,
+        })
+        .collect();
+    runs.sort_by_key(|run| std::cmp::Reverse(run.fence));
+    runs.extend(past.into_iter().map(|past| RunOf {
+        fence: past.fence,
+        metadata: past.metadata,
+        started_ms: past.started_ms,
+        ended_ms: past.ended_ms,
+        end: Some(past.end),
+        why: past.why,
+    }));
+    runs
+}
+
+/// The table, and the skips below it.
+pub fn view(runs: &[RunOf], last: usize, skips: &[Skips], now: &Now, look: Look) -> String {
+    let mut text = String::new();
+    if runs.is_empty() {
+        text.push_str("no runs are remembered\n");
+    } else {
+        let width = look.width.unwrap_or(80);
+        let shown: Vec<[String; 5]> = runs.iter().take(last).map(|run| cells(run, now)).collect();
+        let titles = ["STARTED", "HOST", "RAN", "END", "FENCE"].map(str::to_owned);
+        let widest = |column: usize| shown.iter().chain([&titles]).map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let (started, host, ran, fence) = (widest(0), widest(1), widest(2), widest(4));
+        let end = width.saturating_sub(started + host + ran + fence + 8).max(10);
+        // Off a terminal nobody has to be spared a long line.
+        let end = if look.width.is_some() { end } else { end.max(widest(3)) };
+        for (n, row) in [&titles].into_iter().chain(&shown).enumerate() {
+            let words = who::cut(&row[3], end);
+            let line = format!("{:<started$}  {:<host$}  {:<ran$}  {words:<end$}  {:>fence$}", row[0], row[1], row[2], row[4]);
+            let bad = n > 0 && runs.get(n - 1).is_some_and(RunOf::is_bad);
+            let line = line.trim_end();
+            text.push_str(&if n == 0 {
+                look.paint("1", line)
+            } else if bad {
+                look.paint("31", line)
+            } else {
+                line.to_owned()
+            });
+            text.push('\n');
+        }
+        if runs.len() > last {
+            let _ = writeln!(text, "and {} older; -n {} shows all", runs.len() - last, runs.len());
+        }
+    }
+    if let Some(latest) = skips.iter().max_by_key(|skips| skips.last_ms) {
+        let since =
+            skips.iter().filter_map(|skips| skips.since_ms).min().map(|since| format!(" since {}", now.local(since))).unwrap_or_default();
+        let each: Vec<String> = skips.iter().map(|skips| format!("{} {}", who::clean(&skips.host, 40), skips.count)).collect();
+        let last = latest.last_ms.map(|last| format!("{} ", now.local(last))).unwrap_or_default();
+        let (host, reason) = (who::clean(&latest.host, 40), who::clean(&latest.reason, 80));
+        let _ = writeln!(text, "skipped{since}: {}; last {last}{host}, {reason}", each.join(", "));
+    }
+    text
+}
+
+fn cells(run: &RunOf, now: &Now) -> [String; 5] {
+    let ran = run.ran_ms(now.unix_ms()).map_or_else(|| "?".into(), |ms| age(std::time::Duration::from_millis(ms)));
+    [
+        run.started_ms.map_or_else(|| "?".into(), |started| now.local(started)),
+        run.host(),
+        ran,
+        run.words(),
+        run.fence.map(|fence| fence.to_string()).unwrap_or_default(),
+    ]
+}
+
+/// Hosts against time, the oldest run at the left: `=` while one ran, `x` where it ended badly, `>` where it goes on.
+pub fn timeline(runs: &[RunOf], last: usize, now: &Now, look: Look) -> String {
+    let until = now.unix_ms();
+    let drawn: Vec<&RunOf> = runs.iter().take(last).filter(|run| run.started_ms.is_some()).collect();
+    let Some(first) = drawn.iter().filter_map(|run| run.started_ms).min() else { return "no runs are remembered\n".into() };
+    let mut hosts: Vec<String> = drawn.iter().map(|run| run.host()).collect();
+    hosts.sort();
+    hosts.dedup();
+    let name = hosts.iter().map(|host| host.chars().count()).max().unwrap_or(0);
+    let width = look.width.unwrap_or(80).saturating_sub(name + 3).max(20);
+    let span = until.saturating_sub(first).max(1);
+    let column = |ms: u64| {
+        let place = u128::from(ms.saturating_sub(first)) * (width as u128 - 1) / u128::from(span);
+        usize::try_from(place).unwrap_or(width - 1).min(width - 1)
+    };
+    let mut text = String::new();
+    for host in &hosts {
+        let mut line = vec!['.'; width];
+        for run in drawn.iter().filter(|run| run.host() == *host) {
+            let from = column(run.started_ms.unwrap_or(first));
+            let to = column(run.ended_ms.or(run.end.is_none().then_some(until)).unwrap_or(run.started_ms.unwrap_or(first)));
+            for cell in &mut line[from..=to.max(from)] {
+                if *cell != 'x' {
+                    *cell = '=';
+                }
+            }
+            match &run.end {
+                None => line[to] = '>',
+                Some(end) if end.is_bad() => line[to] = 'x',
+                Some(_) => {}
+            }
+        }
+        let _ = writeln!(text, "{host:<name$} |{}|", line.into_iter().collect::<String>());
+    }
+    let (from, to) = (now.local(first), now.local(until));
+    let gap = width.saturating_sub(from.chars().count() + to.chars().count());
+    let _ = writeln!(text, "{:name$}  {from}{:gap$}{to}", "", "");
+    text.push_str("= ran   x ended badly   > runs\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::tz::{TimeZone, offset};
+
+    use super::*;
+
+    const NOW: &str = "2026-11-20T02:04:01Z";
+
+    fn now() -> Now {
+        Now::at(NOW.parse().unwrap(), TimeZone::fixed(offset(1)))
+    }
+
+    fn run(host: &str, ago: u64, ran: u64, end: Option<End>, why: Option<&str>, fence: u64) -> RunOf {
+        let started = now().unix_ms() - ago * 1000;
+        RunOf {
+            fence: Some(Fence(fence)),
+            metadata: Some(Metadata { host: Some(host.into()), ..Metadata::default() }),
+            started_ms: Some(started),
+            ended_ms: end.is_some().then_some(started + ran * 1000),
+            end,
+            why: why.map(Into::into),
+        }
+    }
+
+    fn some() -> Vec<RunOf> {
+        vec![
+            run("web3", 3840, 0, None, None, 1042),
+            run("web1", 86_641, 362, Some(End::Exited(0)), None, 1041),
+            run("web2", 173_040, 358, Some(End::Exited(1)), None, 1040),
+            run("web3", 259_440, 1180, Some(End::Lost), Some("no renewal for 36s"), 1039),
+            run("web1", 345_840, 731, Some(End::Broken), Some("by ana@ops1: \"NFS\""), 1038),
+        ]
+    }
+
+    #[test]
+    fn runs_are_told_in_eighty_columns() {
+        let skips = |host: &str, count, ago: u64| Skips {
+            host: host.into(),
+            count,
+            since_ms: Some(now().unix_ms() - 345_000_000),
+            last_ms: Some(now().unix_ms() - ago * 1000),
+            reason: "busy".into(),
+        };
+        let text = view(&some(), 20, &[skips("web2", 4, 86_000), skips("web5", 5, 3839)], &now(), Look::default());
+        let expected = "\
+STARTED          HOST  RAN      END                             FENCE
+Fri 20 02:00:01  web3  1h 4m    running                          1042
+Thu 19 03:00:00  web1  6m 2s    ok                               1041
+";
+        assert_eq!(text.lines().count(), 7, "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        for line in expected.lines() {
+            let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            assert!(text.lines().any(|told| words(told) == words(line)), "{line}\n{text}");
+        }
+        assert!(text.contains("LOST: no renewal for 36s") && text.contains("BROKEN by ana@ops1: \"NFS\""), "{text}");
+        assert!(text.ends_with("web2 4, web5 5; last Fri 20 02:00:02 web5, busy\n"), "{text}");
+        assert!(view(&some(), 2, &[], &now(), Look::default()).ends_with("and 3 older; -n 5 shows all\n"));
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_invented() {
+        let strange = RunOf { started_ms: None, ended_ms: None, metadata: None, ..run("", 1, 1, Some(End::Expired), None, 7) };
+        let text = view(&[strange], 20, &[], &now(), Look::default());
+        let line: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(line, ["?", "?", "?", "EXPIRED", "7"]);
+        assert_eq!(view(&[], 20, &[], &now(), Look::default()), "no runs are remembered\n");
+        assert_eq!(timeline(&[], 20, &now(), Look::default()), "no runs are remembered\n");
+    }
+
+    #[test]
+    fn a_timeline_has_a_row_for_each_host() {
+        let text = timeline(&some(), 20, &now(), Look::default());
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 5, "{text}");
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(lines[0].starts_with("web1 |x") && lines[2].starts_with("web3 |") && lines[2].ends_with(">|"), "{text}");
+        assert_eq!(lines[1].matches('x').count(), 1, "{text}");
+    }
+}

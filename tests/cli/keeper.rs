@@ -1,0 +1,207 @@
+//! `acquire --while-pid`, as scripts use it.
+#![allow(clippy::disallowed_methods, reason = "real processes take real time")]
+
+use std::{
+    io::Read as _,
+    os::unix::process::ExitStatusExt as _,
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::lab::Lab;
+
+/// The shells that people write scripts for.
+const SHELLS: [&str; 3] = ["sh", "bash", "zsh"];
+
+fn shell(lab: &Lab, shell: &str, script: &str) -> Command {
+    let of_dlock = lab.dlock([""; 0]);
+    let env: Vec<_> = of_dlock.get_envs().map(|(name, value)| (name.to_owned(), value.unwrap().to_owned())).collect();
+    let mut command = Command::new(shell);
+    command.args(["-c", script]).env_clear().envs(env).env("D", env!("CARGO_BIN_EXE_dlock"));
+    command.current_dir(lab.path("")).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run(lab: &Lab, name: &str, script: &str) -> Output {
+    let output = shell(lab, name, script).output().unwrap();
+    assert!(output.stderr.is_empty(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn must(what: &str, holds: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < until, "not so: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn inspected(lab: &Lab) -> Value {
+    serde_json::from_slice(&lab.run(["inspect", "job", "--json"]).stdout).unwrap()
+}
+
+fn is_free(lab: &Lab) -> bool {
+    inspected(lab)["held"] == false
+}
+
+/// The keeper of the lock.
+fn keeper(lab: &Lab) -> Pid {
+    // While it is being taken nobody can say by whom yet.
+    let pid = || inspected(lab)["holders"][0]["pid"].as_i64();
+    must("somebody has it", || pid().is_some());
+    Pid::from_raw(i32::try_from(pid().unwrap()).unwrap()).unwrap()
+}
+
+fn is_alive(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with('Z')) && !stat.is_empty()
+}
+
+fn ended(mut child: Child) -> Output {
+    let until = Instant::now() + Duration::from_secs(20);
+    while child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < until, "it doesn't end");
+        thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_script_keeps_a_lock_for_as_long_as_it_runs() {
+    for name in SHELLS {
+        let lab = Lab::new();
+        let script = "token=$(\"$D\" acquire job --while-pid $$ --ttl 1s) || exit 9
+            sleep 2
+            \"$D\" verify job --token \"$token\" || exit 8
+            \"$D\" run -k job -- true; echo $?";
+        let began = Instant::now();
+        let output = run(&lab, name, script);
+        assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"75\n"[..]), "{name}");
+        assert!(began.elapsed() < Duration::from_secs(10));
+        must("it is given back when the script ends", || is_free(&lab));
+        let told: Value = serde_json::from_slice(&lab.run(["history", "job", "--json"]).stdout).unwrap();
+        assert_eq!(told["runs"][0]["end"], "released", "{name}: {told}");
+    }
+}
+
+#[test]
+fn who_releases_it_is_left_alone() {
+    for name in SHELLS {
+        let lab = Lab::new();
+        let script = "token=$(\"$D\" acquire job --while-pid $$ --ttl 1s) || exit 9
+            \"$D\" release job --token \"$token\" || exit 8
+            sleep 1.5; echo alive";
+        let output = run(&lab, name, script);
+        assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"alive\n"[..]), "{name}");
+        assert!(is_free(&lab));
+    }
+}
+
+#[test]
+fn the_process_is_told_to_end_when_the_lock_is_broken_or_lost() {
+    let lab = Lab::new();
+    let script = "token=$(\"$D\" acquire job --while-pid $$ --ttl 2s) || exit 9
+        trap 'echo told; exit 7' TERM; touch ready; while :; do sleep 0.05; done";
+    for lost in [false, true] {
+        let child = shell(&lab, "bash", script).spawn().unwrap();
+        must("it is ready", || lab.path("ready").exists());
+        std::fs::remove_file(lab.path("ready")).unwrap();
+        let kept_by = keeper(&lab);
+        if lost {
+            // What nobody gave back: as if the store had forgotten it.
+            let fence = inspected(&lab)["holders"][0]["fence"].to_string();
+            let broken = lab.run(["break", "job", "--yes", "--reason", "x", "--now", "--fence", &fence]);
+            assert_eq!(broken.status.code(), Some(0), "{broken:?}");
+        } else {
+            let broken = lab.run(["break", "job", "--yes", "--reason", "x"]);
+            assert_eq!(broken.status.code(), Some(0), "{broken:?}");
+        }
+        let output = ended(child);
+        assert_eq!((output.status.code(), &*output.stdout), (Some(7), &b"told\n"[..]), "{lost}");
+        must("the keeper ends", || !is_alive(kept_by));
+        assert!(is_free(&lab));
+    }
+}
+
+#[test]
+fn a_keeper_that_is_told_to_end_gives_the_lock_back() {
+    let lab = Lab::new();
+    let script = "token=$(\"$D\" acquire job --while-pid $$) || exit 9; read -r line; echo \"$line\"";
+    let mut child = shell(&lab, "bash", script).stdin(Stdio::piped()).spawn().unwrap();
+    must("it is taken", || !is_free(&lab));
+    kill_process(keeper(&lab), Signal::TERM).unwrap();
+    must("it is given back", || is_free(&lab));
+    std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"still here\n").unwrap();
+    let output = ended(child);
+    assert_eq!(&*output.stdout, b"still here\n", "the process has nothing to do with that");
+}
+
+#[test]
+fn nobody_waits_for_what_a_keeper_has_open() {
+    let lab = Lab::new();
+    // A descriptor above the standard ones, as flock(1) users have it, and one that a reader waits for.
+    let script = "exec 9>lock; exec 8>&1; token=$(\"$D\" acquire job --while-pid $PPID) || exit 9; echo taken";
+    let mut child = shell(&lab, "bash", script).spawn().unwrap();
+    let mut said = String::new();
+    let began = Instant::now();
+    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said, "taken\n");
+    assert!(began.elapsed() < Duration::from_secs(15));
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let kept_by = keeper(&lab);
+    let open: Vec<_> = std::fs::read_dir(format!("/proc/{}/fd", kept_by.as_raw_nonzero()))
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+        .filter(|target| *target == lab.path("lock"))
+        .collect();
+    assert!(open.is_empty(), "{open:?}");
+    kill_process(kept_by, Signal::TERM).unwrap();
+    must("it is given back", || is_free(&lab));
+}
+
+#[test]
+fn while_it_waits_it_can_be_ended_and_leaves_nothing_behind() {
+    let lab = Lab::new();
+    let mut holder = lab.dlock(["hold", "job"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    must("it is held", || !is_free(&lab));
+    let busy = lab.run(["acquire", "job", "--while-pid", &std::process::id().to_string()]);
+    assert_eq!((busy.status.code(), busy.stdout.len()), (Some(75), 0), "{busy:?}");
+    let waiting = |lab: &Lab| inspected(lab)["waiters"].as_array().map_or(0, Vec::len);
+    let me = std::process::id().to_string();
+    // To the whole group, as a terminal does, and to the one that was called, as a service manager does.
+    for (signal, to_group) in [(Signal::INT, true), (Signal::TERM, false)] {
+        use std::os::unix::process::CommandExt as _;
+        let mut command = lab.dlock(["acquire", "job", "-w", "60", "--while-pid", &me]);
+        let child = command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        must("it waits", || waiting(&lab) == 1);
+        let pid = Pid::from_child(&child);
+        if to_group { rustix::process::kill_process_group(pid, signal) } else { kill_process(pid, signal) }.unwrap();
+        let output = ended(child);
+        let status = output.status.code().or(output.status.signal().map(|signal| 128 + signal));
+        assert_eq!((status, output.stdout.len()), (Some(128 + signal.as_raw()), 0), "{output:?}");
+        must("nobody waits any more", || waiting(&lab) == 0);
+    }
+    // Nor does it wait for a process that is gone.
+    let mut other = Command::new("sleep").arg("0.5").spawn().unwrap();
+    let began = Instant::now();
+    let gone = lab.run(["acquire", "job", "-w", "60", "--while-pid", &other.id().to_string()]);
+    assert_eq!((gone.status.code(), gone.stdout.len()), (Some(0), 0), "{gone:?}");
+    assert!(began.elapsed() < Duration::from_secs(15));
+    other.wait().unwrap();
+    drop(holder.stdin.take());
+    assert!(holder.wait().unwrap().success());
+}
+
+#[test]
+fn a_process_that_is_no_process_is_refused() {
+    let mut lab = Lab::new();
+    for words in ["acquire job", "acquire job --while-pid x", "acquire job --while-pid 0", "acquire job --while-pid 4194305"] {
+        lab.say(words);
+    }
+    snapbox::assert_data_eq!(lab.transcript(), snapbox::file!["snapshots/keeper.txt"]);
+    assert!(!lab.path("store.db").exists());
+}

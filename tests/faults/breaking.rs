@@ -1,0 +1,145 @@
+//! A lock that is taken away from its holder: the next command never starts while anything of the first one's tree is alive.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::{
+    stores::{Store, on_every_store},
+    support::{
+        dlock, must,
+        process::{Ended, Process},
+    },
+    world::{LIMIT, World},
+};
+
+on_every_store!(
+    a_broken_holder_is_dead_before_the_next_one_starts,
+    a_holder_that_changed_is_left_alone,
+    a_holder_that_is_stopped_has_its_lease,
+    who_acquired_a_lock_has_its_lease_and_not_with_now,
+    a_break_that_is_given_up_stays_asked_for,
+);
+
+const WHY: &str = "NFS \"hangs\"";
+
+fn breaking(store: &dyn Store, world: &World, options: &[&str]) -> Ended {
+    dlock::run(&store.url(), &[&["break", &world.key, "--yes", "--reason", WHY], options].concat())
+}
+
+fn history(store: &dyn Store, world: &World) -> serde_json::Value {
+    let told = dlock::run(&store.url(), &["history", &world.key, "--json"]);
+    assert_eq!(told.code(), 0, "{}", told.stderr);
+    serde_json::from_str(&told.stdout).expect("JSON")
+}
+
+fn fence(world: &World) -> u64 {
+    let state: serde_json::Value = serde_json::from_str(&world.inspect().stdout).expect("JSON");
+    state["holders"][0]["fence"].as_u64().expect("a fence")
+}
+
+pub fn a_broken_holder_is_dead_before_the_next_one_starts(store: &dyn Store) {
+    let world = World::new(store.url());
+    let first = world.first();
+    let held = fence(&world);
+    let second = world.start_second();
+    must("the second waits", LIMIT, || world.inspect().stdout.contains("\"waiting_for_ms\""));
+    let broken = breaking(store, &world, &["--fence", &held.to_string()]);
+    assert_eq!(broken.code(), 0, "{}", broken.stderr);
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    assert!(first.stderr.contains("the lock is being broken by") && first.stderr.contains("NFS"), "{}", first.stderr);
+    let second = second.wait(LIMIT);
+    assert_eq!(second.code(), 0, "{}", second.stderr);
+    world.assert_no_overlap();
+    world.assert_gone();
+    world.assert_free();
+    let told = history(store, &world);
+    let runs = told["runs"].as_array().expect("runs");
+    assert_eq!((&runs[0]["end"], &runs[1]["end"]), (&"ok".into(), &"broken".into()), "{told}");
+    assert_eq!((&runs[1]["fence"], runs.len()), (&held.into(), 2), "{told}");
+    assert!(runs[1]["reason"].as_str().is_some_and(|why| why.contains("NFS")), "{told}");
+}
+
+pub fn a_holder_that_changed_is_left_alone(store: &dyn Store) {
+    let world = World::new(store.url());
+    let job = world.start(&[], "sleep 4; exit 5");
+    must("the lock is held", LIMIT, || !world.is_free());
+    let other = breaking(store, &world, &["--fence", "7"]);
+    assert_eq!(other.code(), 77, "{}", other.stderr);
+    assert!(!world.inspect().stdout.contains(WHY));
+    let ended = job.wait(LIMIT);
+    assert_eq!(ended.code(), 5, "{}", ended.stderr);
+    let nobody = breaking(store, &world, &[]);
+    assert_eq!(nobody.code(), 77, "{}", nobody.stderr);
+    let told = history(store, &world);
+    assert_eq!((&told["runs"][0]["end"], told["runs"].as_array().map(Vec::len)), (&"exit 5".into(), Some(1)), "{told}");
+}
+
+/// It can't answer: the guardian stops its tree when the lease is nearly over, and the lock is free when it is.
+pub fn a_holder_that_is_stopped_has_its_lease(store: &dyn Store) {
+    let world = World::new(store.url());
+    let first = world.first();
+    first.signal(Signal::STOP);
+    let second = world.start_second();
+    let broken = breaking(store, &world, &[]);
+    assert!([0, 77].contains(&broken.code()), "{}", broken.stderr);
+    let second = second.wait(LIMIT);
+    assert_eq!(second.code(), 0, "{}", second.stderr);
+    world.assert_no_overlap();
+    first.signal(Signal::CONT);
+    assert_eq!(first.wait(LIMIT).code(), 76);
+    world.assert_gone();
+}
+
+fn who_acquired_a_lock_has_its_lease_and_not_with_now(store: &dyn Store) {
+    let world = World::new(store.url());
+    let acquire = |ttl: &str| {
+        let taken = dlock::run(&store.url(), &["acquire", &world.key, "--ttl", ttl]);
+        assert_eq!(taken.code(), 0, "{}", taken.stderr);
+        taken.stdout.trim().to_owned()
+    };
+    let token = acquire("4s");
+    let began = Instant::now();
+    let asked = Process::collect({
+        let mut command = dlock::command();
+        command.args(["break", &world.key, "--yes", "--reason", WHY]).env("DLOCK_BACKEND", store.url());
+        command
+    });
+    must("it is marked", LIMIT, || world.inspect().stdout.contains("\"seen\":false"));
+    let renewed = dlock::run(&store.url(), &["renew", &world.key, "--token", &token]);
+    assert_eq!(renewed.code(), 77, "{}", renewed.stderr);
+    assert!(renewed.stderr.contains("being broken"), "{}", renewed.stderr);
+    let asked = asked.wait(LIMIT);
+    assert_eq!(asked.code(), 0, "{}", asked.stderr);
+    assert!(began.elapsed() > Duration::from_secs(2), "{:?}", began.elapsed());
+    world.assert_free();
+    let token = acquire("20s");
+    let began = Instant::now();
+    let at_once = breaking(store, &world, &["--now"]);
+    assert_eq!(at_once.code(), 0, "{}", at_once.stderr);
+    assert!(world.is_free() && began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(dlock::run(&store.url(), &["release", &world.key, "--token", &token]).code(), 77);
+    let told = history(store, &world);
+    let ends: Vec<_> = told["runs"].as_array().expect("runs").iter().map(|run| run["end"].clone()).collect();
+    assert_eq!(ends, ["broken", "broken"], "{told}");
+}
+
+fn a_break_that_is_given_up_stays_asked_for(store: &dyn Store) {
+    let world = World::new(store.url());
+    let taken = dlock::run(&store.url(), &["acquire", &world.key, "--ttl", "20s"]);
+    assert_eq!(taken.code(), 0, "{}", taken.stderr);
+    let asked = Process::collect({
+        let mut command = dlock::command();
+        command.args(["break", &world.key, "--yes", "--reason", WHY]).env("DLOCK_BACKEND", store.url());
+        command
+    });
+    must("it is marked", LIMIT, || world.inspect().stdout.contains("\"seen\":false"));
+    asked.signal(Signal::INT);
+    let asked = asked.wait(LIMIT);
+    assert_eq!(asked.code(), 130, "{}", asked.stderr);
+    let state = world.inspect().stdout;
+    assert!(!world.is_free() && state.contains("hangs"), "{state}");
+    assert_eq!(dlock::run(&store.url(), &["release", &world.key, "--token", taken.stdout.trim()]).code(), 0);
+    world.assert_free();
+}
