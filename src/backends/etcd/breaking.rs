@@ -29,9 +29,13 @@ fn holder(look: &Look, fence: Fence) -> Option<&Contender> {
     look.contenders[..look.holding()].iter().find(|one| one.fence() == fence)
 }
 
-/// What dlock said with a holder's key; `None` for another program's.
-fn said(one: &Contender) -> Answer<Option<Value>> {
-    Ok(one.value.as_deref().map_or(Ok(None), Value::read)?)
+/// What dlock said with a holder's key.
+fn said(one: &Contender) -> Answer<Value> {
+    let value = one.value.as_deref().map_or(Ok(None), Value::read)?;
+    value.ok_or_else(|| {
+        let error = Error::new(Kind::Unsupported, "another program has it, which does not listen to dlock");
+        error.hint("what took the lock has to give it back, or its lease ends").into()
+    })
 }
 
 async fn look(client: &mut Client, names: &Names) -> Answer<Look> {
@@ -44,10 +48,7 @@ pub(super) async fn mark(client: &mut Client, key: &Key, fence: Fence, mark: &Br
     for _ in 0..TRIES {
         let look = look(client, &names).await?;
         let Some(one) = holder(&look, fence) else { return Ok(Marking::Changed) };
-        let Some(value) = said(one)? else {
-            let error = Error::new(Kind::Unsupported, "its holder is no dlock, and would not heed a mark");
-            return Err(error.hint("to take the lock away all the same is to have two at work until that one ends").into());
-        };
+        let value = said(one)?;
         let record = look.record_of(one);
         // Where the store had no space for it, or somebody deleted it, it is written now.
         let held = record.and_then(Record::with_fence).unwrap_or_else(|| Held {
@@ -83,20 +84,17 @@ pub(super) async fn evict(client: &mut Client, key: &Key, fence: Fence, mark: &B
     let names = Names::new(&client.options().namespace, key);
     let look = look(client, &names).await?;
     let Some(one) = holder(&look, fence) else { return Ok(Marking::Changed) };
-    let value = said(one)?;
-    let (ours, record) = (value.is_some(), look.record_of(one));
+    let (metadata, record) = (said(one)?.metadata, look.record_of(one));
     let (end, why): (End, _) = mark.into();
     let since_ms = record.and_then(|record| record.held.as_ref()?.since_ms);
-    let metadata = value.and_then(|value| value.metadata);
     let past = Past { fence: Some(fence), started_ms: since_ms, ended_ms: None, end, why, metadata };
     let compare = vec![ops::created_at(&one.name, one.created)];
     let gone = vec![ops::delete_under(&names.nested(one.lease)), ops::delete(&one.name)];
-    let mut said = vec![ops::put(&names.last(), one.created.to_string(), 0)];
-    said.extend(record.map(|record| ops::put(&record.name, Record::waiting(record.mode), 0)));
-    let Some(freed) = history::end(client, &names, compare, gone, said, Some(&past)).await? else { return Ok(Marking::Changed) };
-    // It is done, which no failure from here on may hide. Another program's lease may have more on it than this lock.
-    let own = ours.then_some(one.lease);
-    for lease in freed.leases.iter().copied().filter(|lease| *lease != one.lease).chain(own) {
+    let mut says = vec![ops::put(&names.last(), one.created.to_string(), 0)];
+    says.extend(record.map(|record| ops::put(&record.name, Record::waiting(record.mode), 0)));
+    let Some(freed) = history::end(client, &names, compare, gone, says, Some(&past)).await? else { return Ok(Marking::Changed) };
+    // It is done, which no failure from here on may hide. Leases that nothing lies on end by themselves.
+    for lease in freed.leases.iter().copied().filter(|lease| *lease != one.lease).chain([one.lease]) {
         let _ = client.revoke(lease).await;
     }
     history::trim(client, &names, freed.runs).await;

@@ -5,7 +5,10 @@ use std::time::Duration;
 use dlock::lock::{Attempt, End, Entry, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake};
 use tokio::time::{Instant, timeout};
 
-use super::{Case, cases, history::history};
+use super::{
+    Case, cases,
+    history::{broken, history},
+};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting, who},
     targets::Kind,
@@ -86,6 +89,10 @@ async fn a_foreign_holder_is_busy_and_waited_for(lab: &Lab) {
     assert!(busy.holders.len() == 1 && busy.holders[0].foreign && busy.notifies, "{busy:?}");
     assert!(busy.expires_in.is_some_and(|left| left <= Duration::from_secs(60)), "{busy:?}");
     assert_eq!(a.keys("").await, ["job"]);
+    // Nor is it broken: it would not listen.
+    let fence = busy.holders[0].fence.expect("a fence");
+    let broken = [a.0.mark(&key("job"), fence, &broken("NFS")).await, a.0.evict(&key("job"), fence, &broken("NFS")).await];
+    assert!(broken.iter().all(|answer| matches!(answer, Err(error) if error.kind == ErrorKind::Unsupported)), "{broken:?}");
     a.refused(&wanted).await;
     let revoke = async {
         lab.pass(SLACK).await;
@@ -384,9 +391,12 @@ async fn what_is_unused_is_collected(lab: &Lab) {
     }
     drop(vanish(lab, "revoked").await);
     a.hold(&key("used")).await;
+    let vanished = history(&mut a, &key("job")).await;
+    assert_eq!(vanished.past.len(), 1);
     assert_eq!(a.0.collect(SHORT).await.expect("gc"), 2, "a fence, and a record of one that vanished");
     assert_eq!(a.0.collect(SHORT).await.expect("gc"), 0, "they have their time already");
     assert!(a.inspect(&key("a/b")).await.last_fence.is_some());
+    assert_eq!(history(&mut a, &key("job")).await, vanished);
     lab.outlast(SHORT).await;
     assert_eq!(a.inspect(&key("a/b")).await.last_fence, None);
     let next = request(&key("job"), LONG);
