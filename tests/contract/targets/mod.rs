@@ -218,42 +218,12 @@ impl Kind {
 
     /// Whether the store remembers how holds ended: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
     pub fn remembers(self) -> bool {
-        matches!(
-            self,
-            Self::Memory
-                | Self::Sqlite
-                | Self::Redis
-                | Self::Sentinel
-                | Self::Cluster
-                | Self::Redlock
-                | Self::Tair
-                | Self::TairVersion
-                | Self::PostgresLease
-                | Self::PostgresRow
-                | Self::PostgresAdvisory
-                | Self::MariadbLease
-                | Self::MysqlLease
-        )
+        !matches!(self, Self::MariadbRow | Self::MariadbAdvisory | Self::MysqlRow | Self::MysqlAdvisory)
     }
 
     /// Whether a hold can be taken away from its holder; likewise.
     pub fn breakable(self) -> bool {
-        matches!(
-            self,
-            Self::Memory
-                | Self::Sqlite
-                | Self::Redis
-                | Self::Sentinel
-                | Self::Cluster
-                | Self::Redlock
-                | Self::Tair
-                | Self::TairVersion
-                | Self::PostgresLease
-                | Self::PostgresRow
-                | Self::PostgresAdvisory
-                | Self::MariadbLease
-                | Self::MysqlLease
-        )
+        !matches!(self, Self::MariadbRow | Self::MariadbAdvisory | Self::MysqlRow | Self::MysqlAdvisory)
     }
 
     /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.
