@@ -223,7 +223,7 @@ A setting of [keys.\"KEY\"] beats one of [backends.NAME], which beats one of the
 /var/lib/dlock/dlock.db, $XDG_STATE_HOME/dlock/dlock.db: the embedded store.";
 
 const JSON: &str = "\
---json prints exactly one object on one line of stdout, on failure too; run prints it as the last line of stderr, since stdout is the command's. Times are RFC 3339 in UTC, lengths of time whole milliseconds, and what is unknown is null. Every object has schema (dlock/1), result and status (the exit status).
+--json prints exactly one object on one line of stdout, on failure too; run prints it as the last line of stderr, since stdout is the command's. Times are RFC 3339 in UTC, lengths of time whole milliseconds, and what is unknown is null. Every object has schema (dlock/1), result and status (the exit status). dlock.schema.json, beside these pages, is its JSON schema.
 
     result       of             further fields
     ok           acquire hold   key backend token fence ttl_ms

@@ -13,5 +13,6 @@ mod help;
 mod hold;
 mod keeper;
 mod lab;
+mod schema;
 mod streams;
 mod usage;
