@@ -175,6 +175,13 @@ impl Output {
         }
     }
 
+    /// What could be done next, for whoever looks.
+    pub fn tip(&self, hint: &str) {
+        if self.attended() && !self.quiet && !self.json {
+            stderr_lines(&format!("hint: {}\n", printable(hint)));
+        }
+    }
+
     /// A warning and what to do next.
     pub fn warn_with_hint(&self, text: &str, hint: &str) {
         stderr_lines(&format!("dlock: {}\nhint: {}\n", printable(text), printable(hint)));
