@@ -51,6 +51,7 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "inspect" -d 'Show who h
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "list" -d 'Show every held lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show who held a lock, and how it ended'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "break" -d 'Ask the holder of a lock to stop and give up'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "doctor" -d 'Tell whether the store, as configured, can keep its promises'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "init" -d 'Create what the store needs before it can keep locks'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "gc" -d 'Remove what no lock has used for long'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print the completions of a shell'
@@ -286,6 +287,26 @@ complete -c dlock -n "__fish_dlock_using_subcommand break" -l json -d 'Print one
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l ttl -d 'Judge by leases of this length [60s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l print-grants -d 'Only print the least rights for that' -r -f -a "run\t''
+view\t''
+break\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l password-file -d 'A file that holds the store\'s password' -r

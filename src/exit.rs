@@ -7,6 +7,10 @@ use crate::lock::{Error, Kind};
 
 /// The process ended as asked.
 pub const OK: u8 = 0;
+/// `doctor` found what could be better.
+pub const WARNINGS: u8 = 1;
+/// `doctor` found what must be mended.
+pub const UNSAFE: u8 = 2;
 /// The command line can't be understood, or asks for what this backend can't do.
 pub const USAGE: u8 = 64;
 /// What was read (a token, a stored value) is not what it should be.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{ArgAction, Args, Parser, Subcommand, builder::PossibleValuesParser};
 
-use crate::commands::{acquire, breaking, completions, gc, history, hold, init, inspect, list, man, release, renew, run, verify};
+use crate::commands::{acquire, breaking, completions, doctor, gc, history, hold, init, inspect, list, man, release, renew, run, verify};
 
 /// Take a lock on the store you already run, and run a command under it.
 #[derive(Debug, Parser)]
@@ -16,7 +16,7 @@ use crate::commands::{acquire, breaking, completions, gc, history, hold, init, i
     disable_help_subcommand = true,
     help_template = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}",
     subcommand_help_heading = "Commands",
-    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock COMMAND --help; man dlock; dlock --version; and dlock init, gc,\n  completions, man"
+    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock COMMAND --help; man dlock; --version; init, gc, completions, man"
 )]
 pub struct Cli {
     /// What all commands take.
@@ -80,6 +80,8 @@ pub enum Command {
     History(history::Args),
     /// Ask the holder of a lock to stop and give up
     Break(breaking::Args),
+    /// Tell whether the store, as configured, can keep its promises
+    Doctor(doctor::Args),
     /// Create what the store needs before it can keep locks
     // Off the screen of --help, which is full; the errors that it helps against name it.
     #[command(hide = true)]

@@ -13,6 +13,7 @@ mod run;
 mod secret_file;
 mod setting;
 mod signal;
+mod sources;
 mod spec;
 mod suggest;
 mod url;

@@ -18,14 +18,16 @@ use super::{
     run,
     secret_file::plain,
     setting::{Origin, Setting},
+    sources,
 };
 use crate::{
     commands::{
-        Context, KeyArg, TokenArg, Work, acquire, breaking, gc, history, hold, hold::HoldUntil, init, inspect, list, release, renew, verify,
+        Context, KeyArg, TokenArg, Work, acquire, breaking, doctor, gc, history, hold, hold::HoldUntil, init, inspect, list, release,
+        renew, verify,
     },
     exit,
     lease::{Held, Limits, Patience},
-    lock::{Error, Fence, Key, Kind, Mode, Result, Token, Ttl},
+    lock::{Error, Fence, Key, Kind, Mode, Result, Role, Token, Ttl},
     output::Output,
 };
 
@@ -63,6 +65,10 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
     };
     let host = layers.get("host", globals.host.as_deref())?.map(|setting| line(&setting, HOST)).transpose()?;
     let context = Context { target, limits, host, out };
+    if let Command::Doctor(args) = &command {
+        let settings = doctor_settings(args, globals, &layers, &context)?;
+        return Ok((Work::Doctor(Box::new(settings)), context));
+    }
     Ok((work(command, key, token, &layers, env)?, context))
 }
 
@@ -210,9 +216,24 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
                 metadata: !layers.yes("no_metadata", args.no_metadata)?,
             })
         }
-        Command::Completions(_) | Command::Man(_) | Command::Verify(_) => {
+        Command::Completions(_) | Command::Man(_) | Command::Verify(_) | Command::Doctor(_) => {
             return Err(Error::new(Kind::Internal, "this command needs no store"));
         }
+    })
+}
+
+fn doctor_settings(args: &doctor::Args, globals: &Globals, layers: &Layers<'_>, context: &Context) -> Result<doctor::DoctorSettings> {
+    let role = |text: &str| match text {
+        "view" => Role::View,
+        "break" => Role::Break,
+        _ => Role::Run,
+    };
+    Ok(doctor::DoctorSettings {
+        ttl: layers.get("ttl", args.ttl.as_deref())?.map(|setting| self::ttl(&setting)).transpose()?,
+        print_grants: args.print_grants.as_deref().map(role),
+        from: sources::origin(globals, layers)?,
+        sources: sources::sources(globals, args.ttl.as_deref(), layers)?,
+        secrets: sources::secrets(globals, layers, &context.target)?,
     })
 }
 

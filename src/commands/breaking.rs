@@ -93,7 +93,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
         return Ok(out.not_broken(&settings.key, &store, why));
     };
     let Some(fence) = seen.fence else {
-        return Err(Error::new(Kind::Unsupported, format!("{} has it, who does not listen to dlock", described(seen)))
+        return Err(Error::new(Kind::Unsupported, format!("{} has it, and does not listen to dlock", described(seen)))
             .key(&settings.key)
             .hint("what took the lock has to give it back, or its lease ends"));
     };
@@ -163,7 +163,7 @@ fn choose<'a>(settings: &BreakSettings, holders: &'a [Holder]) -> Result<Option<
 /// Asks on the terminal.
 fn agreed(settings: &BreakSettings, seen: &Holder) -> Result<bool> {
     let consequence = if settings.now { " Its command may still run, beside the next one's." } else { "" };
-    crate::output::ask(&format!("break {}, which {} has?{consequence} [y/N] ", settings.key.escaped(), described(seen)));
+    crate::output::ask(&format!("break {}, held by {}?{consequence} [y/N] ", settings.key.escaped(), described(seen)));
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer).map_err(|error| Error::new(Kind::Usage, "no answer").source(error))?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))

@@ -5,7 +5,7 @@ use crate::{
     exit,
     lease::{BootClock, ask},
     lock::{Key, Result},
-    output::{Now, inspect, json},
+    output::{Now, inspect, json, shell},
 };
 
 /// The arguments of `dlock inspect`.
@@ -41,5 +41,10 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     } else {
         out.data(&inspect::view(&state, context.target.name.as_deref(), &backend.describe(), &now, out.look()))
     };
+    if let ([holder], true) = (&*state.holders, written.is_ok())
+        && let Some(fence) = holder.fence.filter(|_| holder.broken.is_none())
+    {
+        out.tip(&format!("dlock break {} --fence {fence} asks its holder to stop", shell(&settings.key)));
+    }
     Ok(out.finish(written, exit::OK))
 }

@@ -5,7 +5,8 @@ use clap_mangen::{
     roff::{Roff, bold, roman},
 };
 
-use crate::lock::{Error, Kind, Result};
+use super::CHECKS;
+use crate::lock::{Check, Error, Kind, Result};
 
 /// The arguments of `dlock man`.
 #[derive(clap::Args, Debug)]
@@ -70,6 +71,10 @@ fn subcommand(name: &str, page: clap::Command, out: &mut Vec<u8>) -> std::io::Re
         section("HOW IT WORKS", RUN, out)?;
         section("EXAMPLES", RUN_EXAMPLES, out)?;
     }
+    if name == "doctor" {
+        section("HOW IT WORKS", DOCTOR, out)?;
+        checks(out)?;
+    }
     section("SEE ALSO", "dlock(1) has the exit statuses, the environment, the configuration file and the JSON schema.", out)
 }
 
@@ -125,6 +130,22 @@ fn environment(variables: &[(String, String)], out: &mut Vec<u8>) -> std::io::Re
     roff.to_writer(out)
 }
 
+/// What `doctor` looks at, from the tables that it goes by itself.
+fn checks(out: &mut Vec<u8>) -> std::io::Result<()> {
+    let mut roff = Roff::new();
+    roff.control("SH", ["CHECKS"]);
+    let all = [("Whatever the store", &[super::doctor::CHECKS] as &[&[Check]])];
+    for (title, tables) in all.iter().chain(CHECKS) {
+        roff.control("SS", [*title]);
+        for Check { id, about } in tables.iter().copied().flatten() {
+            roff.control("TP", []);
+            roff.text([bold(*id)]);
+            roff.text([roman(*about)]);
+        }
+    }
+    roff.to_writer(out)
+}
+
 const DESCRIPTION: &str = "\
 dlock takes a lock on a store that all nodes share, runs a command under it, keeps the lease alive, and makes sure that the command is dead before anybody else can own the lock.
 
@@ -155,6 +176,7 @@ A URL takes the parameters ttl, namespace, password_file, backend_timeout, cacer
 
 const EXIT_STATUS: &[(&str, &str)] = &[
     ("the command's, or 128+N", "it ran to its end (N: the signal that ended it)"),
+    ("1, 2", "doctor: there are warnings; something is unsafe"),
     ("64", "usage: the command line, the environment, or what this store can't do"),
     ("65", "malformed data: a token, or something under the key that is no lock"),
     ("69", "the store can't be reached or can't answer in time; the command was not started"),
@@ -201,7 +223,7 @@ A setting of [keys.\"KEY\"] beats one of [backends.NAME], which beats one of the
 /var/lib/dlock/dlock.db, $XDG_STATE_HOME/dlock/dlock.db: the embedded store.";
 
 const JSON: &str = "\
---json prints exactly one object on one line of stdout, on failure too; run prints it as the last line of stderr, since stdout is the command's. Times are RFC 3339 in UTC, lengths of time whole milliseconds, and what is unknown is null. Every object has schema (dlock/1), result and status (the exit status).
+--json prints exactly one object on one line of stdout, on failure too; run prints it as the last line of stderr, since stdout is the command's. Times are RFC 3339 in UTC, lengths of time whole milliseconds, and what is unknown is null. Every object has schema (dlock/1), result and status (the exit status). dlock.schema.json, beside these pages, is its JSON schema.
 
     result       of             further fields
     ok           acquire hold   key backend token fence ttl_ms
@@ -213,6 +235,9 @@ const JSON: &str = "\
     ok           history        key backend runs skips
     ok           break          key backend fence how waited_ms
     ok           init           backend done
+    ok warn unsafe
+                 doctor         backend name from findings round_trip_us
+                                hand_over_us settings error
     ok lost broken
                  run            key backend fence started waited_ms ran_ms
                                 command released holders error
@@ -283,6 +308,19 @@ Without a terminal on stderr, a success and a skip print nothing, so that cron m
 Unless root runs it, a setuid command is refused, because it could not be killed: use sudo dlock run.
 
 Nothing saves a host that freezes as a whole: only the protected resource can refuse a command that wakes up too late, by its DLOCK_FENCE.";
+
+const DOCTOR: &str = "\
+Each finding has a check, a severity, what was read, what could happen and how to mend it. ok is as it should be. WARN is a promise that is weaker than it could be, or something that could not be looked at: \"not checked\" says why. UNSAFE means that two can run at a time, or that nobody can. The last line sums up; --quiet leaves out what is ok.
+
+The exit status is 0 if all is well, 1 if there are warnings, and 2 if something is unsafe. If the store can't be reached it is 69, and 78 if it refuses the user or the configuration is wrong: then nothing else could be looked at.
+
+Settings are only read. One lock is taken, renewed, handed over and given back as run does it, with the TTL of the configuration. Its name has a control character, so that it can't be typed, is in nobody's way and in no list; it is the same each time, and what stays behind of it is what its fence needs: a counter or a row, and in SQLite and ZooKeeper the place for locks. On Redis an empty message is published to channels of that lock. Nothing is tried where pg_key makes all keys one lock.
+
+The store's clock is compared with this host's in the middle of a round trip. Leases don't depend on that; what does is cron, whose jobs start as far apart as the hosts' clocks are.
+
+--print-grants asks the store nothing. It prints the least rights for the namespace and the store of the configuration: of those who run jobs (run, acquire, hold, renew, release and waiting), of those who only look (inspect, list, verify), and of those who may break locks. The tests run with exactly these rights. In the place of CHANGE-ME belongs a password.
+
+--json prints result (ok, warn or unsafe), backend, name, from (where the URL stood), findings (check, severity, text, risk, mend), round_trip_us, hand_over_us, settings (name, value, from; a secret's value is null) and error; with --print-grants, role, text and notes.";
 
 const RUN_EXAMPLES: &str = "\
 Skip if another node runs it; wait for the turn; run a line of a shell:

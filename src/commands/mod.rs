@@ -5,6 +5,7 @@
 pub mod acquire;
 pub mod breaking;
 pub mod completions;
+pub mod doctor;
 pub mod gc;
 pub mod history;
 pub mod hold;
@@ -22,6 +23,7 @@ pub mod verify;
 
 use std::future::Future;
 
+pub use crate::backends::CHECKS;
 pub use key::{KeyArg, TokenArg};
 pub use metadata::{collect as collect_metadata, user as user_name};
 pub use target::{
@@ -94,6 +96,8 @@ pub enum Work {
     Init(init::InitSettings),
     /// `dlock gc`
     Gc(gc::GcSettings),
+    /// `dlock doctor`
+    Doctor(Box<doctor::DoctorSettings>),
 }
 
 /// Does it, and returns the exit status.
@@ -116,20 +120,22 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
         Work::Break(settings) => block_on(breaking::run(settings, context)),
         Work::Init(settings) => block_on(init::run(settings, context)),
         Work::Gc(settings) => block_on(gc::run(settings, context)),
+        Work::Doctor(settings) => block_on(doctor::run(*settings, context)),
     }
 }
 
 /// The store, not connected yet. Says so if it is only the embedded default.
 pub fn open(context: &Context) -> Box<dyn Backend> {
+    if let BackendConfig::Sqlite { options, asked_for: false } = &context.target.backend {
+        context.out.warn(&format!("no backend is configured: locks in {} protect this user on this host only", options.path.display()));
+    }
+    open_as_it_is(context)
+}
+
+/// The store, not connected yet.
+fn open_as_it_is(context: &Context) -> Box<dyn Backend> {
     match &context.target.backend {
-        BackendConfig::Sqlite { options, asked_for } => {
-            if !asked_for {
-                context
-                    .out
-                    .warn(&format!("no backend is configured: locks in {} protect this user on this host only", options.path.display()));
-            }
-            Box::new(Sqlite::new(options.clone()))
-        }
+        BackendConfig::Sqlite { options, .. } => Box::new(Sqlite::new(options.clone())),
         BackendConfig::Redis(options) => Box::new(Redis::new(options.clone())),
         BackendConfig::Mysql(options) => mysql::backend(options.clone()),
         BackendConfig::Redlock(options) => Box::new(Redlock::new(options.clone())),

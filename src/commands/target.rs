@@ -22,6 +22,21 @@ pub struct Target {
     pub name: Option<String>,
 }
 
+impl Target {
+    /// Whether somebody named a store; otherwise it is the embedded default.
+    pub fn is_asked_for(&self) -> bool {
+        !matches!(self.backend, BackendConfig::Sqlite { asked_for: false, .. })
+    }
+
+    /// Why no lock can be tried here without being in the way of others, if all keys are one lock.
+    pub fn one_lock_for_all(&self) -> Option<&'static str> {
+        match &self.backend {
+            BackendConfig::Postgres(options) if options.advisory_key.is_some() => Some("pg_key makes every key the one lock of the jobs"),
+            _ => None,
+        }
+    }
+}
+
 /// Every kind of store there is.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there is one in a process")]

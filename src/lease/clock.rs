@@ -31,6 +31,12 @@ impl BootClock {
         let nanos = u32::try_from(now.tv_nsec).unwrap_or_default();
         BootTime::from_boot(Duration::new(seconds, nanos))
     }
+
+    /// The wall clock, since the Unix epoch: for comparing it with others', never for a lease.
+    pub fn wall() -> Duration {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        Duration::new(u64::try_from(now.tv_sec).unwrap_or_default(), u32::try_from(now.tv_nsec).unwrap_or_default())
+    }
 }
 
 /// This host's calendar time in ms since 1970: for people to read, never to judge a lease by.

@@ -11,8 +11,8 @@ use super::*;
 use crate::{
     backends::memory::{Memory, Store},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Effect, Entry, Error, Extension, Holding, Init, Kind, LockState, Mode, Namespace, Pace,
-        Parting, Purpose, Release, Renewal, Request, Result, Scope, Wake,
+        Attempt, Backend, Busy, Capabilities, Check, Effect, Entry, Error, Examine, Extension, Finding, Grants, Holding, Init, Kind,
+        LockState, Mode, Namespace, Pace, Parting, Purpose, Release, Renewal, Request, Result, Role, Scope, ServerTime, Wake,
     },
 };
 
@@ -83,6 +83,25 @@ impl Faulty {
                 answer
             }
         }
+    }
+}
+
+#[async_trait(?Send)]
+impl Examine for Faulty {
+    fn checks(&self) -> Vec<Check> {
+        self.inner.checks()
+    }
+
+    async fn examine(&mut self) -> Result<Vec<Finding>> {
+        self.inner.examine().await
+    }
+
+    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
+        self.inner.clocks().await
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        self.inner.grants(role)
     }
 }
 

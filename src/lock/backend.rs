@@ -5,8 +5,8 @@ use std::{future::pending, io, os::fd::OwnedFd, time::Duration};
 use async_trait::async_trait;
 
 use super::{
-    Break, Capabilities, Error, Extension, Fence, History, Holder, Key, Kind, LockState, Marking, Note, Parting, Request, Result, Session,
-    Token, Ttl,
+    Break, Capabilities, Error, Examine, Extension, Fence, History, Holder, Key, Kind, LockState, Marking, Note, Parting, Request, Result,
+    Session, Token, Ttl,
 };
 
 /// A store that keeps locks.
@@ -21,7 +21,7 @@ use super::{
 /// **Errors** say by [`crate::lock::Effect`] whether the step happened. A request that was sent and not answered
 /// is `Unknown`.
 #[async_trait(?Send)]
-pub trait Backend {
+pub trait Backend: Examine {
     /// What this backend can do; known without I/O.
     fn capabilities(&self) -> &Capabilities;
 

@@ -16,6 +16,7 @@
 //! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (or its lease ended) or `evicted` |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
 //! | `ok` of run | the command's | `key backend fence started waited_ms ran_ms command released holders error` |
+//! | `ok`, `warn`, `unsafe` of doctor | 0, 1, 2; 69, 78 | `backend name from findings round_trip_us hand_over_us settings error` ([`super::doctor`]) |
 //! | `busy` | 75 or `-E` | `key backend waited_ms expires_in_ms position holders`; of run as `ok` |
 //! | `lost` of run | 76 | as `ok` of run |
 //! | `broken` of run | 76 | as `ok` of run |
@@ -62,13 +63,13 @@ pub fn line(report: &impl Serialize) -> String {
 
 /// What every object begins with.
 #[derive(Debug, Serialize)]
-struct Head {
+pub(super) struct Head {
     schema: &'static str,
     result: &'static str,
     status: u8,
 }
 
-const fn head(result: &'static str, status: u8) -> Head {
+pub(super) const fn head(result: &'static str, status: u8) -> Head {
     Head { schema: SCHEMA, result, status }
 }
 

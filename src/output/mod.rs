@@ -3,6 +3,7 @@
 //! Decides nothing, and never fails the job: a line that can't be written is lost. What other people wrote
 //! (metadata, stored names, server messages) is escaped here before it reaches a terminal.
 
+pub mod doctor;
 pub mod history;
 pub mod inspect;
 pub mod json;
@@ -171,6 +172,13 @@ impl Output {
     pub fn notice_with_hint(&self, text: &str, hint: &str) {
         if !self.quiet {
             stderr_lines(&format!("dlock: {}\nhint: {}\n", printable(text), printable(hint)));
+        }
+    }
+
+    /// What could be done next, for whoever looks.
+    pub fn tip(&self, hint: &str) {
+        if self.attended() && !self.quiet && !self.json {
+            stderr_lines(&format!("hint: {}\n", printable(hint)));
         }
     }
 

@@ -17,9 +17,23 @@ fn compare(arguments: &[&str], file: &str) {
 #[test]
 fn man_pages() {
     compare(&["man"], "man/dlock.1");
-    for command in
-        ["run", "acquire", "renew", "verify", "release", "hold", "inspect", "list", "history", "break", "init", "gc", "completions", "man"]
-    {
+    for command in [
+        "run",
+        "acquire",
+        "renew",
+        "verify",
+        "release",
+        "hold",
+        "inspect",
+        "list",
+        "history",
+        "break",
+        "doctor",
+        "init",
+        "gc",
+        "completions",
+        "man",
+    ] {
         compare(&["man", command], &format!("man/dlock-{command}.1"));
     }
 }

@@ -4,8 +4,23 @@ use snapbox::{assert_data_eq, file};
 
 use crate::lab::Lab;
 
-const COMMANDS: [&str; 14] =
-    ["run", "acquire", "renew", "verify", "release", "hold", "inspect", "list", "history", "break", "init", "gc", "completions", "man"];
+const COMMANDS: [&str; 15] = [
+    "run",
+    "acquire",
+    "renew",
+    "verify",
+    "release",
+    "hold",
+    "inspect",
+    "list",
+    "history",
+    "break",
+    "doctor",
+    "init",
+    "gc",
+    "completions",
+    "man",
+];
 
 #[test]
 fn screens() {

@@ -7,10 +7,12 @@
 
 mod commands;
 mod configuration;
+mod doctor;
 mod generated;
 mod help;
 mod hold;
 mod keeper;
 mod lab;
+mod schema;
 mod streams;
 mod usage;

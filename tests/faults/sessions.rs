@@ -3,6 +3,9 @@
 use std::time::{Duration, Instant};
 
 use crate::{
+    breaking::{
+        a_broken_holder_is_dead_before_the_next_one_starts, a_holder_that_changed_is_left_alone, a_holder_that_is_stopped_has_its_lease,
+    },
     endings::{leftovers_are_killed, leftovers_are_waited_for, signals_while_waiting_leave_nothing_behind},
     killed::{
         command_killed, dlock_killed, dlock_killed_in_a_chain_of_waiters, dlock_stopped, group_of_dlock_killed, guardian_killed,
@@ -41,6 +44,9 @@ on_sessions!(
     killed,
     restarted,
     ended_by_an_administrator,
+    a_broken_holder_is_dead_before_the_next_one_starts,
+    a_holder_that_changed_is_left_alone,
+    a_holder_that_is_stopped_has_its_lease,
 );
 
 /// The session is gone with the server: the command is stopped, also if the server is back in time for a renewal.

@@ -347,6 +347,18 @@ impl Postgres {
         }
     }
 
+    /// Starts again as a standby of a primary that never comes.
+    pub fn standby(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // In order, so that what is on disk is whole.
+            process::signal(child.id(), Signal::INT);
+            super::must("the server ends", Duration::from_secs(20), || matches!(child.try_wait(), Ok(Some(_))));
+        }
+        fs::write(self.folder.path().join("data/standby.signal"), "").expect("a file");
+        give(self.folder.path());
+        self.start();
+    }
+
     /// Starts again as a machine that lost its disk.
     pub fn restart_empty(&mut self) {
         self.kill();

@@ -17,10 +17,12 @@ use std::time::Duration;
 use super::{
     client::{Answer, Client},
     failure::{self, Trouble},
+    history,
     holders::{self, position},
-    messages::TxnRequest,
+    messages::{RequestOp, TxnRequest},
     ops::{self, Answers},
-    queue::{Look, READS},
+    queue::{Contender, Look},
+    record::{Held, Record},
     session::{Hold, Inner, Nested, Queued, Session, Stage, seconds, ttl},
     value::Value,
 };
@@ -46,7 +48,7 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
     let was_alive = if let Stage::Queued(queued) = &session.stage { Some(queued.alive_until) } else { None };
     // Who stands there already needs no space in a store that is full.
     let stands = match session.stage {
-        Stage::Queued(_) | Stage::Held(_) => Some(look(client, session).await?).filter(|look| look.find(&own).is_some()),
+        Stage::Queued(_) | Stage::Held(_) => Some(turn(client, session, request).await?).filter(|look| look.find(&own).is_some()),
         _ => None,
     };
     let asked = match stands {
@@ -73,10 +75,14 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
         let busy = Busy { position: Some(position(&look, place)), ..told(client, session, &look).await? };
         let ttl = granted.unwrap_or(request.ttl);
         let alive_until = was_alive.filter(|_| granted.is_none()).unwrap_or_else(|| super::waiting::fresh_until(granted));
-        let seen = look.revision;
-        session.stage = Stage::Queued(Queued { own, before, seen, busy: busy.clone(), checks: 0, ttl, alive_until });
+        let (created, seen) = (look.contenders[place].created, look.revision);
+        session.stage = Stage::Queued(Queued { own, created, before, seen, busy: busy.clone(), checks: 0, ttl, alive_until });
         return Ok(Attempt::Busy(busy));
     }
+    let held = match look.record_of(&look.contenders[place]).and_then(|record| record.held.clone()) {
+        Some(held) => held,
+        None => note_grant(client, session, request, &look.contenders[place]).await?,
+    };
     let ttl = match granted {
         Some(ttl) => ttl,
         None => confirm(client, session).await?,
@@ -89,7 +95,10 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
         settle: if dying.is_empty() { Duration::ZERO } else { SETTLE },
         session: None,
     };
-    let hold = Hold { own, created, seen: look.revision, nested: None, dying, settled_at: super::waiting::after(SETTLE) };
+    history::bury_old(client, &session.names, &look).await;
+    let settled_at = super::waiting::after(SETTLE);
+    let (since_ms, metadata) = (held.since_ms, held.metadata);
+    let hold = Hold { own, created, seen: look.revision, nested: None, since_ms, metadata, dying, settled_at };
     session.stage = Stage::Held(hold);
     Ok(Attempt::Granted(grant))
 }
@@ -117,33 +126,63 @@ async fn confirm(client: &mut Client, session: &mut Session) -> Answer<Ttl> {
 /// Puts the key, if it isn't there: one who waits at the end of the queue, one who doesn't only if nobody is before it.
 async fn put(client: &mut Client, session: &Session, request: &Request, own: &str) -> Answer<Look> {
     let names = &session.names;
-    let record = if request.mode == Mode::Shared { READS } else { b"" };
-    let puts = || -> Result<_> {
-        let mut ops = vec![ops::put(own, Value::of(request)?, session.lease), ops::put(&names.open_of(session.lease), record, 0)];
+    let value = Value::of(request)?;
+    let record = |says: Vec<u8>| ops::put(&names.open_of(session.lease), says, 0);
+    let held = record(Held::of(request, None).write());
+    let puts = |record: RequestOp| {
+        let mut ops = vec![ops::put(own, value.clone(), session.lease), record];
         ops.extend(ops::look(names, ops::SOME));
-        Ok(ops)
+        ops
     };
-    let free = match request.mode {
-        _ if request.waiting => vec![ops::absent(own)],
-        Mode::Shared => ops::only_readers(names),
-        _ => vec![ops::nothing_under(&names.folder)],
-    };
+    let free = ops::free_for(names, request.mode);
     // Readers come beside others, and one of those may be ourselves.
     let mut compare = vec![ops::absent(own)];
-    compare.extend(free);
-    let look = looked(client, session, TxnRequest { compare, success: puts()?, failure: ops::look(names, ops::SOME) }).await?;
+    let success = if request.waiting {
+        puts(ops::when(free, vec![held.clone()], vec![record(Record::waiting(request.mode).into())]))
+    } else {
+        compare.extend(free);
+        puts(held.clone())
+    };
+    let look = looked(client, session, TxnRequest { compare, success, failure: ops::look(names, ops::SOME) }).await?;
     let nobody = || look.find(own).is_none() && look.blocker(request.mode, look.contenders.len()).is_none();
     if request.waiting || !nobody() {
         return Ok(look);
     }
     // What is in the folder has no part in the lock. Nobody who has may have come since.
     let compare = vec![ops::absent(own), ops::nothing_newer_under(&names.folder, look.revision)];
-    looked(client, session, TxnRequest { compare, success: puts()?, failure: ops::look(names, ops::SOME) }).await
+    looked(client, session, TxnRequest { compare, success: puts(held), failure: ops::look(names, ops::SOME) }).await
 }
 
-async fn look(client: &mut Client, session: &Session) -> Answer<Look> {
-    let answers = client.txn(ops::read(ops::look(&session.names, ops::SOME))).await?;
-    Ok(Answers::of(answers)?.look(&session.names)?)
+/// Looks whether it is our turn; in the same step our record becomes that of a hold if it is.
+async fn turn(client: &mut Client, session: &Session, request: &Request) -> Answer<Look> {
+    let names = &session.names;
+    let look = ops::look(names, ops::SOME);
+    let mut txn = ops::read(look.clone());
+    if let Stage::Queued(queued) = &session.stage {
+        let held = ops::put(&names.open_of(session.lease), Held::of(request, Some(queued.created)).write(), 0);
+        let granted = ops::when_first(names, request.mode, queued.created, held);
+        let compare = vec![ops::created_at(&queued.own, queued.created)];
+        txn = TxnRequest { compare, success: [look.clone(), vec![granted]].concat(), failure: look.clone() };
+    }
+    let answer = match client.txn(txn).await {
+        // A place in the queue needs no space.
+        Err(Trouble::Full(_)) => client.txn(ops::read(look)).await,
+        answer => answer,
+    };
+    Ok(Answers::of(answer?)?.look(names)?)
+}
+
+/// Writes a hold's record that the granting step left out: something else lies in the folder, or the store is full. Nobody
+/// can come before a key that nobody is before.
+async fn note_grant(client: &mut Client, session: &Session, request: &Request, own: &Contender) -> Answer<Held> {
+    let held = Held::of(request, Some(own.created));
+    let put = ops::put(&session.names.open_of(session.lease), held.write(), 0);
+    let txn = TxnRequest { compare: vec![ops::created_at(&own.name, own.created)], success: vec![put], failure: Vec::new() };
+    match client.txn(txn).await {
+        // No history is worth a lock.
+        Ok(_) | Err(Trouble::Full(_) | Trouble::Refused(_)) => Ok(held),
+        Err(trouble) => Err(trouble),
+    }
 }
 
 async fn looked(client: &mut Client, session: &Session, txn: TxnRequest) -> Answer<Look> {

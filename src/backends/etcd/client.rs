@@ -147,7 +147,7 @@ impl Client {
         }
     }
 
-    async fn ask<Q, A>(&mut self, path: &'static str, question: Q, style: Style) -> Answer<A>
+    pub(super) async fn ask<Q, A>(&mut self, path: &'static str, question: Q, style: Style) -> Answer<A>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
@@ -267,7 +267,7 @@ pub(super) struct Watches {
 
 /// How a question crosses the network.
 #[derive(Clone, Copy)]
-enum Style {
+pub(super) enum Style {
     Unary,
     /// The one message of a stream, and the first of its answers.
     OneOfStream,

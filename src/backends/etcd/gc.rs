@@ -2,15 +2,17 @@
 //! lock that nobody took since.
 //!
 //! etcd has no clock that could tell how long ago that was. So what is unused now is given a lease of that length, which
-//! nobody extends: it goes when it has been unused for so long. A release puts the fence anew, without a lease.
+//! nobody extends: it goes when it has been unused for so long. A release puts the fence anew, without a lease. The history
+//! of a lock goes with the next collection after both.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     client::{Answer, Client},
     messages::{KeyValue, TxnRequest},
     names::{self, Names},
     ops::{self, Answers},
+    record::Record,
 };
 use crate::lock::Key;
 
@@ -29,6 +31,12 @@ pub(super) async fn collect(client: &mut Client, unused_for: Duration) -> Answer
             }
         }
     }
+    let ended = end_records(client, records, unused_for).await?;
+    Ok(ended + forget(client).await?)
+}
+
+/// Ends the records of locks that nobody uses.
+async fn end_records(client: &mut Client, records: Vec<(Names, KeyValue)>, unused_for: Duration) -> Answer<u64> {
     let seconds = i64::try_from(unused_for.as_secs()).unwrap_or(i64::MAX);
     let lease = i64::try_from(crate::lock::random() >> 1).unwrap_or(1).max(1);
     if records.is_empty() {
@@ -39,10 +47,14 @@ pub(super) async fn collect(client: &mut Client, unused_for: Duration) -> Answer
     }
     let mut ended = 0;
     for (names, kv) in records {
-        let Ok(name) = String::from_utf8(kv.key) else { continue };
-        let end = if seconds > 0 { ops::put(&name, kv.value, lease) } else { ops::delete(&name) };
+        let Ok(name) = String::from_utf8(kv.key.clone()) else { continue };
+        let revision = kv.mod_revision;
+        // The record of a hold goes by the revision that it was written with.
+        let held = Record::read(kv.clone()).filter(|_| name.starts_with(&names.open())).and_then(|record| record.with_fence());
+        let value = held.map_or(kv.value, |held| held.write());
+        let end = if seconds > 0 { ops::put(&name, value, lease) } else { ops::delete(&name) };
         // Neither held nor waited for, and the record is there still, or put anew and then of a lock that was used.
-        let compare = vec![ops::nothing_under(&names.folder), ops::unchanged(&name, kv.mod_revision)];
+        let compare = vec![ops::nothing_under(&names.folder), ops::unchanged(&name, revision)];
         let txn = TxnRequest { compare, success: vec![end], failure: Vec::new() };
         if Answers::of(client.txn(txn).await?)?.succeeded {
             ended += 1;
@@ -52,4 +64,26 @@ pub(super) async fn collect(client: &mut Client, unused_for: Duration) -> Answer
         client.revoke(lease).await?;
     }
     Ok(ended)
+}
+
+/// Removes what is remembered of locks that have no record any more; returns of how many.
+async fn forget(client: &mut Client) -> Answer<u64> {
+    let namespace = client.options().namespace.clone();
+    let mut keys = BTreeSet::new();
+    for folder in names::memories(&namespace) {
+        let mut answers = Answers::of(client.txn(ops::read(vec![ops::under(&folder, true)])).await?)?;
+        let name_of = |kv: &KeyValue| -> Option<Key> {
+            names::ENCODING.decode(str::from_utf8(&kv.key).ok()?.strip_prefix(&*folder)?.split('/').next()?)
+        };
+        keys.extend(answers.keys()?.iter().filter_map(name_of));
+    }
+    let mut forgotten = 0;
+    for key in keys {
+        let names = Names::new(&namespace, &key);
+        let compare = vec![ops::nothing_under(&names.folder), ops::nothing_under(&names.open()), ops::absent(&names.last())];
+        let success = [names.runs(false), names.runs(true), names.skips()].iter().map(|folder| ops::delete_under(folder)).collect();
+        let txn = TxnRequest { compare, success, failure: Vec::new() };
+        forgotten += u64::from(Answers::of(client.txn(txn).await?)?.succeeded);
+    }
+    Ok(forgotten)
 }

@@ -7,22 +7,25 @@
 //! - *The answer to a release is lost*: asked again the key is gone, which is "not held". The core knows what to make of it.
 //! - *Nested holds end or begin beside a release*: what it assumes of them is compared in its transaction, and looked at
 //!   anew if it was wrong.
-//! - *There is no space left* (NOSPACE): a release doesn't need any, and then leaves out its only put.
+//! - *There is no space left* (NOSPACE): a renewal and a release don't need any, and leave out then what they would put.
 
 use super::{
+    breaking,
     client::{Answer, Client},
     failure::{self, Trouble},
+    history,
     holders::{self, Left},
-    messages::{Compare, RequestOp, TxnRequest},
+    messages::{Compare, TxnRequest},
     ops::{self, Answers},
     queue,
+    record::Record,
     session::{Hold, Nested, Session, Stage, ttl},
     value::Value,
 };
-use crate::lock::{Fence, Holding, Mode, Release, Renewal, Scope};
+use crate::lock::{Fence, Holding, Metadata, Mode, Parting, Purpose, Release, Renewal, Scope};
 
 /// So often nested holds may change beside a release before it is given up for now.
-const TRIES: u32 = 4;
+pub(super) const TRIES: u32 = 4;
 
 /// A hold as the store knows it.
 pub(super) struct Found {
@@ -40,7 +43,10 @@ pub(super) struct Found {
     marked: bool,
     /// The other nested holds.
     others: Vec<queue::Inner>,
-    dying: Vec<String>,
+    /// What stands beside the own key.
+    record: Option<Record>,
+    metadata: Option<Metadata>,
+    dying: Vec<Record>,
 }
 
 impl Found {
@@ -55,6 +61,8 @@ impl Found {
             created: self.created,
             seen: self.seen,
             nested: self.nested.clone(),
+            since_ms: self.record.as_ref().and_then(|record| record.held.as_ref()?.since_ms),
+            metadata: self.metadata.clone(),
             dying: self.dying.clone(),
             settled_at: super::waiting::after(std::time::Duration::ZERO),
         }
@@ -109,41 +117,72 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
         nested,
         marked,
         others,
+        record: look.record_of(&look.contenders[place]).cloned(),
+        metadata: value.metadata,
         dying,
     }))
 }
 
-/// Extends the leases of a hold that is still there.
-pub(super) async fn renew(client: &mut Client, session: &mut Session) -> Answer<Renewal> {
+/// Extends the leases of a hold that is still there; of one that is marked to be broken only so that it can stop.
+pub(super) async fn renew(client: &mut Client, session: &mut Session, purpose: Purpose) -> Answer<Renewal> {
     let Stage::Held(hold) = &session.stage else {
         // To look for it is to read it.
         return match find(client, session).await?.filter(Found::holds_token) {
-            Some(found) => extend(client, session, found.hold()).await,
+            Some(found) => extend(client, session, found.hold(), found.record, purpose).await,
             None => Ok(Renewal::NotHeld),
         };
     };
     let mut hold = hold.clone();
     let token_name = hold.nested.as_ref().map_or(&hold.own, |nested| &nested.name);
-    let mut ops = vec![ops::peek(&hold.own), ops::peek(token_name), ops::peek(&session.names.left(session.lease))];
-    let dead = hold.dead().len().min(ops::MOST_OPS);
-    ops.extend(hold.dying[..dead].iter().map(|name| ops::delete(name)));
-    let mut answers = Answers::of(client.txn(ops::read(ops)).await?)?;
+    let names = &session.names;
+    let reads =
+        vec![ops::peek(&hold.own), ops::peek(token_name), ops::peek(&names.left(session.lease)), ops::get(&names.open_of(session.lease))];
+    let dead = hold.dead().len();
+    let mut ops = reads.clone();
+    if dead > 0 {
+        ops.extend(hold.dead().iter().map(|record| history::bury(names, record)));
+        ops.extend(history::counts(names));
+    }
+    let (answer, buried) = match client.txn(ops::read(ops)).await {
+        // A renewal needs no space, and no right to the history.
+        Err(Trouble::Full(_)) if dead > 0 => (client.txn(ops::read(reads)).await?, false),
+        Err(Trouble::Refused(_)) if dead > 0 => {
+            let forget = hold.dead().iter().map(history::forget);
+            (client.txn(ops::read(reads.into_iter().chain(forget).collect())).await?, true)
+        }
+        answer => (answer?, dead > 0),
+    };
+    let mut answers = Answers::of(answer)?;
     let (own, token, left) = (answers.one()?, answers.one()?, answers.one()?);
+    let record = answers.one()?.and_then(Record::read);
     let ours = own.is_some_and(|kv| kv.create_revision == hold.created);
     let given_back = hold.nested.is_none() && left.is_some();
     if !ours || token.is_none() || given_back {
         return Ok(Renewal::NotHeld);
     }
-    hold.dying.drain(..dead);
     hold.seen = answers.revision;
-    extend(client, session, hold).await
+    if buried {
+        hold.dying.drain(..dead);
+    }
+    let renewal = extend(client, session, hold, record, purpose).await?;
+    if buried {
+        history::trim(client, &session.names, history::counted(&mut answers)).await;
+    }
+    Ok(renewal)
 }
 
-async fn extend(client: &mut Client, session: &mut Session, hold: Hold) -> Answer<Renewal> {
+async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: Option<Record>, purpose: Purpose) -> Answer<Renewal> {
+    let mark = record.as_ref().and_then(|record| record.held.as_ref()?.mark.as_ref());
+    if let (Some(mark), Purpose::GoOn) = (mark, purpose) {
+        return Ok(Renewal::Broken(mark.clone()));
+    }
     let Some(mut length) = client.keep_alive(session.lease).await? else { return Ok(Renewal::NotHeld) };
     if let Some(nested) = &hold.nested {
         let Some(inner) = client.keep_alive(nested.lease).await? else { return Ok(Renewal::NotHeld) };
         length = length.min(inner);
+    }
+    if let Some(record) = record.filter(|_| purpose == Purpose::Stop) {
+        breaking::note_seen(client, &record).await;
     }
     let fence = hold.fence();
     session.stage = Stage::Held(hold);
@@ -165,7 +204,8 @@ pub(super) async fn verify(client: &mut Client, session: &Session) -> Answer<Hol
 }
 
 /// Gives a hold back.
-pub(super) async fn release(client: &mut Client, session: &mut Session, scope: Scope) -> Answer<Release> {
+pub(super) async fn release(client: &mut Client, session: &mut Session, parting: &Parting) -> Answer<Release> {
+    let scope = parting.scope;
     if matches!(session.stage, Stage::GivenBack) {
         // What is left to be done is to end the lease, which ends by itself too.
         let _ = client.revoke(session.lease).await;
@@ -176,7 +216,7 @@ pub(super) async fn release(client: &mut Client, session: &mut Session, scope: S
         _ => None,
     };
     if let Some(hold) = own
-        && let Some(released) = release_root(client, session, &hold, scope).await?
+        && let Some(released) = release_root(client, session, &hold, parting).await?
     {
         return Ok(released);
     }
@@ -187,8 +227,8 @@ pub(super) async fn release(client: &mut Client, session: &mut Session, scope: S
         }
         let hold = found.hold();
         let released = match &found.nested {
-            Some(nested) => release_nested(client, session, &found, &hold, nested).await?,
-            None if scope == Scope::Tree || found.others.is_empty() => release_root(client, session, &hold, scope).await?,
+            Some(nested) => release_nested(client, session, &found, (&hold, nested), parting).await?,
+            None if scope == Scope::Tree || found.others.is_empty() => release_root(client, session, &hold, parting).await?,
             None => release_around(client, session, &found).await?,
         };
         if let Some(released) = released {
@@ -210,13 +250,13 @@ async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release>
 }
 
 /// Gives back the hold that the lock was taken with, and the lock with it. `None` if something nested keeps the lock.
-async fn release_root(client: &mut Client, session: &mut Session, hold: &Hold, scope: Scope) -> Answer<Option<Release>> {
+async fn release_root(client: &mut Client, session: &mut Session, hold: &Hold, parting: &Parting) -> Answer<Option<Release>> {
     let inner = session.names.nested(session.lease);
     let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::absent(&session.names.left(session.lease))];
-    if scope == Scope::Hold {
+    if parting.scope == Scope::Hold {
         compare.push(ops::nothing_under(&inner));
     }
-    free(client, session, hold, compare).await
+    free(client, session, hold, compare, parting).await
 }
 
 /// Gives back a nested hold; the lock with it if it is the last one. `None` if something changed meanwhile.
@@ -224,14 +264,14 @@ async fn release_nested(
     client: &mut Client,
     session: &mut Session,
     found: &Found,
-    hold: &Hold,
-    nested: &Nested,
+    (hold, nested): (&Hold, &Nested),
+    parting: &Parting,
 ) -> Answer<Option<Release>> {
     let left = session.names.left(session.lease);
     let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::created_at(&nested.name, nested.created)];
     if found.marked && found.others.is_empty() {
         compare.push(ops::nothing_newer_under(&session.names.nested(session.lease), found.seen));
-        return free(client, session, hold, compare).await;
+        return free(client, session, hold, compare, parting).await;
     }
     // Somebody must be left who keeps the lock: the outer hold, or at least one of the nested ones.
     match (found.marked, found.others.first()) {
@@ -258,32 +298,28 @@ async fn release_around(client: &mut Client, session: &mut Session, found: &Foun
     Ok(done.then(|| Release::StillHeld(found.holds.saturating_sub(1))))
 }
 
-/// Removes all of a hold if `compare` holds.
-async fn free(client: &mut Client, session: &mut Session, hold: &Hold, compare: Vec<Compare>) -> Answer<Option<Release>> {
+/// Removes all of a hold if `compare` holds, and remembers how it ended.
+async fn free(
+    client: &mut Client,
+    session: &mut Session,
+    hold: &Hold,
+    compare: Vec<Compare>,
+    parting: &Parting,
+) -> Answer<Option<Release>> {
     let names = &session.names;
-    let mut success =
-        vec![ops::delete_under(&names.nested(session.lease)), ops::delete(&hold.own), ops::delete(&names.open_of(session.lease))];
-    let dead = hold.dead();
-    success.extend(dead[..dead.len().min(ops::MOST_OPS)].iter().map(|name| ops::delete(name)));
-    let fence = ops::put(&names.last(), hold.created.to_string(), 0);
-    let with_fence = |ops: &[RequestOp]| ops.iter().cloned().chain([fence]).collect();
-    let txn = |success| TxnRequest { compare: compare.clone(), success, failure: Vec::new() };
-    let answer = match client.txn(txn(with_fence(&success))).await {
-        Err(Trouble::Full(_)) => client.txn(txn(success)).await?,
-        answer => answer?,
-    };
-    let mut answers = Answers::of(answer)?;
-    if !answers.succeeded {
-        return Ok(None);
-    }
-    let inner = answers.deleted()?;
+    let gone = vec![ops::delete_under(&names.nested(session.lease)), ops::delete(&hold.own), ops::delete(&names.open_of(session.lease))];
+    let mut said: Vec<_> = hold.dead().iter().map(|record| history::bury(names, record)).collect();
+    said.push(ops::put(&names.last(), hold.created.to_string(), 0));
+    let past = history::past(hold, parting);
+    let Some(freed) = history::end(client, names, compare, gone, said, past.as_ref()).await? else { return Ok(None) };
     session.stage = Stage::GivenBack;
     session.watches = None;
     // The lock is free already, which no failure from here on may hide. Leases that nothing lies on end by themselves.
     let _ = client.revoke(session.lease).await;
-    for kv in inner.iter().filter(|kv| kv.lease != session.lease && kv.lease != 0) {
-        let _ = client.revoke(kv.lease).await;
+    for lease in freed.leases.iter().filter(|lease| **lease != session.lease) {
+        let _ = client.revoke(*lease).await;
     }
+    history::trim(client, &session.names, freed.runs).await;
     Ok(Some(Release::Released))
 }
 

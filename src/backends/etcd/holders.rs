@@ -39,7 +39,7 @@ pub(super) async fn tell<'a>(client: &mut Client, look: &Look, holders: impl Ite
             renewed_ago: lease.map(|(_, ago)| ago),
             expires_in: lease.map(|(left, _)| left),
             holds: look.holds(one.lease),
-            broken: None,
+            broken: look.record_of(one).and_then(|record| record.held.as_ref()?.mark.clone()),
         });
     }
     Ok(told)

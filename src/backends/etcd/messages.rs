@@ -19,6 +19,9 @@ pub(super) struct KeyValue {
     pub create_revision: i64,
     #[prost(int64, tag = "3")]
     pub mod_revision: i64,
+    /// How often it was put since it was created.
+    #[prost(int64, tag = "4")]
+    pub version: i64,
     #[prost(bytes = "vec", tag = "5")]
     pub value: Vec<u8>,
     /// 0 for a key that no lease ends.
@@ -41,6 +44,8 @@ pub(super) struct RangeRequest {
     pub sort_target: i32,
     #[prost(bool, tag = "8")]
     pub keys_only: bool,
+    #[prost(bool, tag = "9")]
+    pub count_only: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
@@ -61,6 +66,9 @@ pub(super) enum SortTarget {
 pub(super) struct RangeResponse {
     #[prost(message, repeated, tag = "2")]
     pub kvs: Vec<KeyValue>,
+    /// Of all that there are, however many were asked for.
+    #[prost(int64, tag = "4")]
+    pub count: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -96,7 +104,7 @@ pub(super) struct DeleteRangeResponse {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct RequestOp {
-    #[prost(oneof = "Request", tags = "1, 2, 3")]
+    #[prost(oneof = "Request", tags = "1, 2, 3, 4")]
     pub request: Option<Request>,
 }
 
@@ -108,11 +116,14 @@ pub(super) enum Request {
     Put(PutRequest),
     #[prost(message, tag = "3")]
     DeleteRange(DeleteRangeRequest),
+    /// Within another: all conditions are judged before anything is done.
+    #[prost(message, tag = "4")]
+    Txn(TxnRequest),
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ResponseOp {
-    #[prost(oneof = "Response", tags = "1, 2, 3")]
+    #[prost(oneof = "Response", tags = "1, 2, 3, 4")]
     pub response: Option<Response>,
 }
 
@@ -124,6 +135,8 @@ pub(super) enum Response {
     Put(PutResponse),
     #[prost(message, tag = "3")]
     DeleteRange(DeleteRangeResponse),
+    #[prost(message, tag = "4")]
+    Txn(TxnResponse),
 }
 
 /// A condition on a revision of a key, or of all keys of a range; a key that isn't there has 0.

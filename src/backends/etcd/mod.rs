@@ -11,10 +11,13 @@
 //! Nothing here retries, limits time or prints.
 
 mod acquire;
+mod breaking;
 mod client;
 mod connection;
+pub mod examine;
 mod failure;
 mod gc;
+mod history;
 mod hold;
 mod holders;
 mod look;
@@ -23,6 +26,7 @@ mod names;
 mod ops;
 mod options;
 mod queue;
+mod record;
 mod session;
 mod value;
 mod waiting;
@@ -37,13 +41,15 @@ use self::{
     session::{Session, Stage, seconds},
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Entry, Error, Extension, Grant, Holding, Init, Key, LockState, Notice, Parting, Release, Renewal,
-    Request, Result, Token, Ttl, Wake, fingerprint,
+    Attempt, Backend, Break, Capabilities, Entry, Error, Extension, Fence, Grant, History, Holding, Init, Key, LockState, Marking, Note,
+    Notice, Parting, Release, Renewal, Request, Result, Token, Ttl, Wake, fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
     fair: true,
+    history: true,
+    breakable: true,
     // A server's shortest lease may be longer: what it granted is what counts.
     ttl_min: Ttl::MIN,
     ttl_granularity: Duration::from_secs(1),
@@ -171,7 +177,7 @@ impl Backend for Etcd {
             CAPABILITIES.check_new_ttl(ttl)?;
         }
         let at = self.session(key, token);
-        let outcome = hold::renew(&mut self.client, &mut self.sessions[at]).await;
+        let outcome = hold::renew(&mut self.client, &mut self.sessions[at], extension.purpose).await;
         self.about(outcome, "renew", Some(key))
     }
 
@@ -186,10 +192,9 @@ impl Backend for Etcd {
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let scope = parting.scope;
         let at = self.session(key, token);
         let session = &mut self.sessions[at];
-        let outcome = hold::release(&mut self.client, session, scope).await;
+        let outcome = hold::release(&mut self.client, session, parting).await;
         // One who waits is left in the queue, and leaves it by itself.
         if outcome.is_ok() && !matches!(session.stage, Stage::Queued(_)) {
             self.sessions.swap_remove(at);
@@ -211,6 +216,26 @@ impl Backend for Etcd {
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
         let outcome = look::inspect(&mut self.client, key).await;
         self.about(outcome, "inspect", Some(key))
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let outcome = history::history(&mut self.client, key).await;
+        self.about(outcome, "history", Some(key))
+    }
+
+    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let outcome = history::note(&mut self.client, key, note).await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = breaking::mark(&mut self.client, key, fence, mark).await;
+        self.about(outcome, "break", Some(key))
+    }
+
+    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = breaking::evict(&mut self.client, key, fence, mark).await;
+        self.about(outcome, "break", Some(key))
     }
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {

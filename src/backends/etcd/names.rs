@@ -11,9 +11,17 @@
 //! Nothing else is put there: whoever waits for the folder's first key would wait for it too. Slashes in keys are
 //! encoded, and what lies deeper is nobody's: so `a` and `a/b` are strangers, which they are not to `etcdctl lock`.
 //!
-//! What else is known of a lock lies in `<namespace>.meta/`, in folders whose names no key is encoded to.
+//! What else is known of a lock lies in `<namespace>.meta/`, in folders whose names no key is encoded to:
+//!
+//! | key | what |
+//! |---|---|
+//! | `%open/<key>/<lease>` | the record beside a key of dlock's ([`super::record`]): whose hold it is, and who is breaking it |
+//! | `%nested/<key>/<lease>/…` | what is nested in a hold |
+//! | `%last/<key>` | the last fence |
+//! | `%fine/<key>/<fence>`, `%bad/<key>/<fence>` | a hold that is over ([`super::history`]) |
+//! | `%skips/<key>/…` | a host that did without, and since when that is counted |
 
-use crate::lock::{Encoding, Key, Mode, Namespace};
+use crate::lock::{Encoding, Fence, Key, Mode, Namespace};
 
 /// How keys are written in etcd.
 pub(super) const ENCODING: Encoding = Encoding::new(b"/");
@@ -53,9 +61,30 @@ impl Names {
         format!("{}{OPEN}{}/", self.side, self.encoded)
     }
 
-    /// Says that the key with this lease was not given back by its owner, as long as it is there.
+    /// The record of the key with this lease: see [`super::record`].
     pub(super) fn open_of(&self, lease: i64) -> String {
-        format!("{}{lease:x}", self.open())
+        self.open_as(&format!("{lease:x}"))
+    }
+
+    /// The record of the key whose name ends so.
+    pub(super) fn open_as(&self, id: &str) -> String {
+        format!("{}{id}", self.open())
+    }
+
+    /// The folder of the runs that ended badly, or of all others.
+    pub(super) fn runs(&self, bad: bool) -> String {
+        format!("{}{}{}/", self.side, if bad { BAD } else { FINE }, self.encoded)
+    }
+
+    /// A hold that is over.
+    pub(super) fn run(&self, bad: bool, fence: Fence) -> String {
+        // By name in the order of the grants.
+        format!("{}{:016x}", self.runs(bad), fence.0)
+    }
+
+    /// The folder of the hosts that did without.
+    pub(super) fn skips(&self) -> String {
+        format!("{}{SKIPS}{}/", self.side, self.encoded)
     }
 
     /// The folder of what is nested in any hold.
@@ -90,6 +119,9 @@ pub(super) const READ: &str = "read/";
 pub(super) const LEFT: &str = "left";
 const OPEN: &str = "%open/";
 const LAST: &str = "%last/";
+const FINE: &str = "%fine/";
+const BAD: &str = "%bad/";
+const SKIPS: &str = "%skips/";
 
 /// What all names of locks begin with.
 pub(super) fn prefix(namespace: &Namespace) -> String {
@@ -111,6 +143,11 @@ pub(super) fn side(namespace: &Namespace) -> String {
 /// The folders of records that stay when nobody uses a lock.
 pub(super) fn records(namespace: &Namespace) -> [String; 2] {
     [OPEN, LAST].map(|folder| side(namespace) + folder)
+}
+
+/// The folders of what is remembered of locks.
+pub(super) fn memories(namespace: &Namespace) -> [String; 3] {
+    [FINE, BAD, SKIPS].map(|folder| side(namespace) + folder)
 }
 
 /// The key whose lock the key `name` belongs to, and the rest of the name; `None` if it is no lock's.
@@ -146,7 +183,8 @@ mod tests {
             a in "[a%/.-]{1,8}", b in "[a%/.-]{1,8}", one in "(|a|a\\.meta|\\.meta)", other in "(|a|a\\.meta|\\.meta)"
         ) {
             let (first, second) = (names(&one, &a), names(&other, &b));
-            let sides = [first.open_of(1), first.nested_hold(1, "00"), first.left(1), first.last()];
+            let run = first.run(true, Fence(1));
+            let sides = [first.open_of(1), first.nested_hold(1, "00"), first.left(1), first.last(), first.skips(), run];
             for side in &sides {
                 // Not by its folder, and not as a contender of it.
                 prop_assert!(!second.folder.starts_with(side.as_str()));

@@ -9,7 +9,7 @@ use super::{
     names::{self, Names},
     queue::Look,
 };
-use crate::lock::Result;
+use crate::lock::{Mode, Result};
 
 /// How many of those who come first are read with what they say of themselves, when it is only to be told who holds.
 pub(super) const SOME: i64 = 20;
@@ -21,6 +21,21 @@ pub(super) const MOST_OPS: usize = 100;
 
 fn op(request: Request) -> RequestOp {
     RequestOp { request: Some(request) }
+}
+
+/// One of two, by what holds before the whole transaction.
+pub(super) fn when(compare: Vec<Compare>, success: Vec<RequestOp>, failure: Vec<RequestOp>) -> RequestOp {
+    op(Request::Txn(TxnRequest { compare, success, failure }))
+}
+
+/// `then`, if nobody came to `folder` before `created` who keeps one of `mode` from having the lock.
+pub(super) fn when_first(names: &Names, mode: Mode, created: i64, then: RequestOp) -> RequestOp {
+    blocking(names, mode).into_iter().fold(then, |then, (start, end)| {
+        // Of an empty range etcd holds that it was created at 0.
+        let empty = vec![compare(&start, end.clone(), Is::Equal, 0)];
+        let newer = vec![compare(&start, end, Is::Greater, created.saturating_sub(1))];
+        when(empty, vec![then.clone()], vec![when(newer, vec![then], Vec::new())])
+    })
 }
 
 pub(super) fn get(name: &str) -> RequestOp {
@@ -37,6 +52,29 @@ pub(super) fn under(start: &str, keys_only: bool) -> RequestOp {
     // An empty start is everything, which etcd writes as from a zero byte on.
     let key = if start.is_empty() { vec![0] } else { start.into() };
     op(Request::Range(RangeRequest { key, range_end: names::range_end(start), keys_only, ..RangeRequest::default() }))
+}
+
+/// How many keys begin with `start`.
+pub(super) fn count(start: &str) -> RequestOp {
+    op(Request::Range(RangeRequest { key: start.into(), range_end: names::range_end(start), count_only: true, ..RangeRequest::default() }))
+}
+
+/// The names of the first `limit` by name of what begins with `start`.
+pub(super) fn first_names(start: &str, limit: i64) -> RequestOp {
+    op(Request::Range(RangeRequest {
+        key: start.into(),
+        range_end: names::range_end(start),
+        limit,
+        sort_order: SortOrder::Ascend.into(),
+        keys_only: true,
+        ..RangeRequest::default()
+    }))
+}
+
+/// Deletes all from `start` to `last`.
+pub(super) fn delete_up_to(start: &str, last: Vec<u8>) -> RequestOp {
+    let range_end = [last, vec![0]].concat();
+    op(Request::DeleteRange(DeleteRangeRequest { key: start.into(), range_end, prev_kv: false }))
 }
 
 /// The first `limit` by creation of what begins with `start`.
@@ -101,11 +139,21 @@ pub(super) fn nothing_under(start: &str) -> Compare {
     compare(start, names::range_end(start), Is::Equal, 0)
 }
 
-/// Nothing in the folder comes before those who share the lock, nor after them.
-pub(super) fn only_readers(names: &Names) -> Vec<Compare> {
+/// The ranges of the folder in which those lie who keep one of `mode` from having the lock: the first key of each, and the end.
+fn blocking(names: &Names, mode: Mode) -> Vec<(String, Vec<u8>)> {
     let (folder, readers) = (&names.folder, names.readers());
-    let after = names::range_end(&readers);
-    vec![compare(folder, readers.into_bytes(), Is::Equal, 0), Compare { key: after, ..compare("", names::range_end(folder), Is::Equal, 0) }]
+    let end = names::range_end(folder);
+    if mode != Mode::Shared {
+        return vec![(folder.clone(), end)];
+    }
+    // What comes before those who share it, and after them.
+    let after = String::from_utf8(names::range_end(&readers)).unwrap_or_else(|_| folder.clone());
+    vec![(folder.clone(), readers.into_bytes()), (after, end)]
+}
+
+/// Nothing is in the folder that keeps one of `mode` from having the lock.
+pub(super) fn free_for(names: &Names, mode: Mode) -> Vec<Compare> {
+    blocking(names, mode).into_iter().map(|(start, end)| compare(&start, end, Is::Equal, 0)).collect()
 }
 
 /// Nothing that begins with `start` was created after `revision`.
@@ -135,6 +183,14 @@ impl Answers {
         let revision = response.header.ok_or_else(failure::unreadable)?.revision;
         let answers: Option<Vec<_>> = response.responses.into_iter().map(|answer| answer.response).collect();
         Ok(Self { succeeded: response.succeeded, revision, rest: answers.ok_or_else(failure::unreadable)?.into_iter() })
+    }
+
+    /// How many keys the last one of these counted.
+    pub(super) fn last_count(&mut self) -> usize {
+        match self.rest.next_back() {
+            Some(Response::Range(answer)) => usize::try_from(answer.count).unwrap_or_default(),
+            _ => 0,
+        }
     }
 
     /// What was put or deleted.

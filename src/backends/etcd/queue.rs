@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use super::{
     messages::KeyValue,
     names::{self, Names},
+    record::Record,
 };
 use crate::lock::{Fence, Mode};
 
@@ -60,13 +61,11 @@ impl Contender {
     pub(super) fn fence(&self) -> Fence {
         Fence(u64::try_from(self.created).unwrap_or_default())
     }
-}
 
-/// A record of somebody who did not leave by themselves.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Vanished {
-    pub name: String,
-    pub mode: Mode,
+    /// The last part of its name.
+    pub(super) fn id(&self) -> &str {
+        self.name.rsplit('/').next().unwrap_or_default()
+    }
 }
 
 /// A lock at one revision.
@@ -75,9 +74,10 @@ pub(super) struct Look {
     pub revision: i64,
     /// In order.
     pub contenders: Vec<Contender>,
-    /// Those who put a record beside their key (all of dlock's), and whose key is gone although they did not remove
-    /// both: their lease ended or was revoked, or somebody deleted the key. Whatever they ran may still be dying.
-    pub vanished: Vec<Vanished>,
+    /// The folder of the records.
+    open: String,
+    /// What those who put a record beside their key (all of dlock's) have put there.
+    records: Vec<Record>,
     /// What is nested in holds.
     pub nested: Vec<Inner>,
 }
@@ -115,15 +115,21 @@ impl Look {
                 one.value = Some(value);
             }
         }
-        let present: HashSet<&str> = contenders.iter().filter_map(|one| one.name.rsplit('/').next()).collect();
-        let folder = names.open();
-        let vanished = open.into_iter().filter_map(|kv| {
-            let name = String::from_utf8(kv.key).ok()?;
-            let mode = if kv.value == READS { Mode::Shared } else { Mode::Exclusive };
-            (!present.contains(name.strip_prefix(&*folder)?)).then_some(Vanished { name, mode })
-        });
-        let vanished = vanished.collect();
-        Self { revision, contenders, vanished, nested: Vec::new() }
+        let records = open.into_iter().filter_map(Record::read).collect();
+        Self { revision, contenders, open: names.open(), records, nested: Vec::new() }
+    }
+
+    /// The record beside a key.
+    pub(super) fn record_of(&self, one: &Contender) -> Option<&Record> {
+        let id = one.id();
+        self.records.iter().find(|record| record.name.strip_prefix(&*self.open) == Some(id))
+    }
+
+    /// The records of those whose key is gone although they did not remove both: their lease ended or was revoked, or
+    /// somebody deleted the key. Whatever they ran may still be dying.
+    pub(super) fn vanished(&self) -> impl Iterator<Item = &Record> {
+        let present: HashSet<&str> = self.contenders.iter().map(Contender::id).collect();
+        self.records.iter().filter(move |record| record.name.strip_prefix(&*self.open).is_some_and(|id| !present.contains(id)))
     }
 
     /// Adds what is nested in holds, from its keys.
@@ -178,14 +184,10 @@ impl Look {
     }
 
     /// The records of those whom one of `mode` has to leave time to die.
-    pub(super) fn dying(&self, mode: Mode) -> Vec<String> {
-        let matters = |one: &&Vanished| mode != Mode::Shared || one.mode != Mode::Shared;
-        self.vanished.iter().filter(matters).map(|one| one.name.clone()).collect()
+    pub(super) fn dying(&self, mode: Mode) -> Vec<Record> {
+        self.vanished().filter(|one| mode != Mode::Shared || one.mode != Mode::Shared).cloned().collect()
     }
 }
-
-/// What the record of a reader says; that of a writer is empty.
-pub(super) const READS: &[u8] = b"read";
 
 #[cfg(test)]
 mod tests {
@@ -198,6 +200,7 @@ mod tests {
             key: name.into_bytes(),
             create_revision: created,
             mod_revision: created,
+            version: 1,
             value: value.into(),
             lease: 1,
         };
@@ -234,9 +237,10 @@ mod tests {
 
     #[test]
     fn who_left_a_record_without_a_key_vanished() {
-        let look = look(&[("write/1a", 1), ("read/2b", 2)], &[("1a", b""), ("2b", READS), ("3c", READS), ("4d", b"")]);
-        assert_eq!(look.vanished.len(), 2);
-        assert_eq!(look.dying(Mode::Exclusive), ["dlock.meta/%open/job/3c", "dlock.meta/%open/job/4d"]);
-        assert_eq!(look.dying(Mode::Shared), ["dlock.meta/%open/job/4d"], "readers don't mind readers");
+        let look = look(&[("write/1a", 1), ("read/2b", 2)], &[("1a", b""), ("2b", b"read"), ("3c", b"read"), ("4d", b"")]);
+        assert_eq!(look.vanished().count(), 2);
+        let dying = |mode| look.dying(mode).into_iter().map(|record| record.name).collect::<Vec<_>>();
+        assert_eq!(dying(Mode::Exclusive), ["dlock.meta/%open/job/3c", "dlock.meta/%open/job/4d"]);
+        assert_eq!(dying(Mode::Shared), ["dlock.meta/%open/job/4d"], "readers don't mind readers");
     }
 }

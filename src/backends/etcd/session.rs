@@ -7,8 +7,8 @@ use std::time::Duration;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use super::{client::Watches, failure, names::Names};
-use crate::lock::{Busy, Fence, Key, Namespace, Result, Token, Ttl};
+use super::{client::Watches, failure, names::Names, ops::MOST_OPS, record::Record};
+use crate::lock::{Busy, Fence, Key, Metadata, Namespace, Result, Token, Ttl};
 
 /// One token's hold of one lock.
 pub(super) struct Session {
@@ -50,6 +50,8 @@ pub(super) enum Stage {
 /// A place in the queue.
 pub(super) struct Queued {
     pub own: String,
+    /// The revision that it came with.
+    pub created: i64,
     /// The key that is waited for.
     pub before: String,
     /// The revision that it was seen at.
@@ -74,8 +76,12 @@ pub(super) struct Hold {
     pub seen: i64,
     /// `None` for the hold that the lock was taken with.
     pub nested: Option<Nested>,
-    /// Records of holders that vanished before this hold began.
-    pub dying: Vec<String>,
+    /// Since when, by its host's clock.
+    pub since_ms: Option<u64>,
+    /// Whose it is.
+    pub metadata: Option<Metadata>,
+    /// Records of those who vanished before this hold began.
+    pub dying: Vec<Record>,
     /// When they have had the time to die, by the runtime's clock.
     pub settled_at: Instant,
 }
@@ -86,8 +92,9 @@ impl Hold {
     }
 
     /// The records that can go, since whoever they are of is dead.
-    pub(super) fn dead(&self) -> &[String] {
-        if super::waiting::is_past(self.settled_at) { &self.dying } else { &[] }
+    pub(super) fn dead(&self) -> &[Record] {
+        let many = if super::waiting::is_past(self.settled_at) { self.dying.len().min(MOST_OPS) } else { 0 };
+        &self.dying[..many]
     }
 }
 

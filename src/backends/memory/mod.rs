@@ -3,6 +3,8 @@
 //!
 //! Time is tokio's, so that a paused runtime controls leases and waits alike.
 
+mod examine;
+
 use std::{
     cell::RefCell,
     collections::{BTreeMap, HashMap, VecDeque},
@@ -406,7 +408,7 @@ impl Backend for Memory {
             .slots
             .borrow_mut()
             .iter_mut()
-            .filter(|((namespace, key), _)| namespace == self.namespace.as_str() && key.as_str().starts_with(start))
+            .filter(|((namespace, key), _)| namespace == self.namespace.as_str() && key.as_str().starts_with(start) && *key != Key::probe())
             .map(|((_, key), slot)| {
                 slot.settle(now, self.store.born);
                 slot.state(key, now)

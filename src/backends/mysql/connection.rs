@@ -86,8 +86,16 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects, logs in and looks at the server: one round trip more than the login's own.
+    /// Connects, logs in and looks at the server: one round trip more than the login's own. Servers whose locks are none are
+    /// refused.
     pub(super) async fn open(options: &Options) -> Result<Self> {
+        let connection = Self::open_to_look(options).await?;
+        connection.server.check(options)?;
+        Ok(connection)
+    }
+
+    /// As [`Connection::open`], whatever the server is.
+    pub(super) async fn open_to_look(options: &Options) -> Result<Self> {
         let (driver, socket, relay) = connect(&options.sql).await?;
         if let Some(socket) = &socket {
             socket::no_delay(socket);
@@ -113,7 +121,6 @@ impl Connection {
             return Err(harmless(failure::refused(&refusal, false)));
         }
         connection.server = Checked::read(&answers.answers).map_err(harmless)?;
-        connection.server.check(options)?;
         Ok(connection)
     }
 

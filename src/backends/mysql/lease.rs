@@ -27,7 +27,7 @@ const CAPABILITIES: Capabilities = Capabilities { history: true, breakable: true
 /// It has at most one session, made by the first call that needs it. A call that is dropped or fails takes the session
 /// with it, and the next call makes another.
 pub struct Lease {
-    options: Options,
+    pub(super) options: Options,
     pub(super) tables: Tables,
     names: Names,
     pub(super) session: Option<Connection>,
@@ -79,7 +79,7 @@ impl Lease {
     }
 
     /// Says which question failed, where and about which lock.
-    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
+    pub(super) fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
         outcome.map_err(|error| {
             let error = error.during(operation).backend(self.options.redacted_url());
             match key {

@@ -23,6 +23,7 @@
 
 mod checks;
 mod connection;
+pub mod examine;
 mod failure;
 mod gate;
 mod history;

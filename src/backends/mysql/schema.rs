@@ -44,6 +44,11 @@ pub(super) async fn create(session: &mut Connection, tables: &Tables) -> Result<
     Ok(Init::Created)
 }
 
+/// Whether all tables and columns are there.
+pub(super) async fn is_complete(session: &mut Connection, tables: &Tables) -> Result<bool> {
+    Ok(examine(session, tables).await?.complete)
+}
+
 /// What was found of the tables.
 struct Found {
     complete: bool,

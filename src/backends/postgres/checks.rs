@@ -3,7 +3,10 @@
 use sqlx::Row as _;
 
 use super::{connection::Session, options::Options, statement::Value};
-use crate::lock::{Notice, Result};
+use crate::{
+    backends::sql::rights,
+    lock::{Finding, Notice, Result},
+};
 
 /// Whether something between us and the server hands its sessions out by the transaction, as pgbouncer does.
 ///
@@ -26,33 +29,47 @@ const SETTINGS: &str = "SELECT name, setting FROM pg_settings WHERE name = ANY($
 
 /// What is worth telling of the server's settings.
 pub(super) async fn examine(session: &mut Session) -> Result<Vec<Notice>> {
+    let bad = settings(session).await?.into_iter().filter(rights::is_bad);
+    let notice = |found: Finding| Notice {
+        warning: true,
+        text: found.risk.map_or_else(|| found.text.clone(), |risk| format!("{}: {risk}", found.text)),
+        hint: found.mend,
+    };
+    Ok(bad.map(notice).collect())
+}
+
+/// What the server's settings make of locks: of [`super::examine::CHECKS`] those about durability, isolation and role.
+pub(super) async fn settings(session: &mut Session) -> Result<Vec<Finding>> {
     let asked = ["fsync", "full_page_writes", "synchronous_commit", "default_transaction_read_only", "default_transaction_isolation"];
     let asked: Vec<String> = asked.map(str::to_owned).into();
     let rows = session.query(SETTINGS, &[Value::Texts(&asked)]).await?;
     let of = |name: &str| rows.iter().find(|row| row.get::<&str, _>(0) == name).map_or("", |row| row.get(1));
-    let mut notices = Vec::new();
-    let mut warn = |text: &str, hint: &str| notices.push(Notice { warning: true, text: text.into(), hint: Some(hint.into()) });
-    if of("fsync") == "off" || of("full_page_writes") == "off" {
-        warn("fsync or full_page_writes is off: a crash of the server's machine can lose locks that are held", "set both to on");
-    }
-    if of("synchronous_commit") == "off" {
-        warn(
-            "synchronous_commit is off: a crash of the server can lose locks that were granted last",
-            "ALTER ROLE … SET synchronous_commit = on",
-        );
-    }
-    if of("default_transaction_read_only") == "on" {
-        warn("default_transaction_read_only is on: locks can't be taken", "ALTER ROLE … SET default_transaction_read_only = off");
-    }
-    if matches!(of("default_transaction_isolation"), "serializable" | "repeatable read") {
-        warn(
-            "default_transaction_isolation is not read committed: contended locks are asked for again and again",
-            "ALTER ROLE … SET default_transaction_isolation = 'read committed'",
-        );
-    }
+    let mut found = Vec::new();
+    found.push(if of("fsync") == "off" || of("full_page_writes") == "off" {
+        let risk = "a crash of the server's machine can lose locks that are held";
+        Finding::warn("durability", "fsync or full_page_writes is off", risk).mend("set both to on")
+    } else if of("synchronous_commit") == "off" {
+        let risk = "a crash of the server can lose locks that were granted last";
+        Finding::warn("durability", "synchronous_commit is off", risk).mend("ALTER ROLE … SET synchronous_commit = on")
+    } else {
+        Finding::ok("durability", format!("fsync {}, synchronous_commit {}", of("fsync"), of("synchronous_commit")))
+    });
+    let isolation = of("default_transaction_isolation");
+    found.push(if matches!(isolation, "serializable" | "repeatable read") {
+        let risk = "contended locks are asked for again and again";
+        Finding::warn("isolation", "default_transaction_isolation is not read committed", risk)
+            .mend("ALTER ROLE … SET default_transaction_isolation = 'read committed'")
+    } else {
+        Finding::ok("isolation", format!("default_transaction_isolation {isolation}"))
+    });
     let standby = session.query_one("SELECT pg_is_in_recovery()", &[]).await?;
-    if standby.get(0) {
-        warn("the server is a standby: locks can't be taken", "name the primary in the URL");
-    }
-    Ok(notices)
+    found.push(if standby.get(0) {
+        Finding::not_safe("role", "the server is a standby", "locks can't be taken").mend("name the primary in the URL")
+    } else if of("default_transaction_read_only") == "on" {
+        Finding::not_safe("role", "default_transaction_read_only is on", "locks can't be taken")
+            .mend("ALTER ROLE … SET default_transaction_read_only = off")
+    } else {
+        Finding::ok("role", "the server is a primary, and takes changes")
+    });
+    Ok(found)
 }

@@ -13,6 +13,12 @@ pub(super) async fn read(session: &mut Session, tables: &Tables, name: &str) -> 
     Ok((runs, skips.iter().map(skip).collect::<Result<_, _>>().map_err(failure::malformed)?))
 }
 
+/// What the holders of a lock that sessions keep would be remembered by if they had vanished.
+pub(super) async fn maybe_vanished(session: &mut Session, tables: &Tables, name: &str) -> Result<Vec<Past>> {
+    let rows = session.query(&tables.fill(include_str!("sql/vanished.sql")), &[Value::Text(name)]).await?;
+    rows.iter().map(past).collect::<Result<_, _>>().map_err(failure::malformed)
+}
+
 /// Remembers what comes with no grant and no release.
 pub(super) async fn note(session: &mut Session, tables: &Tables, name: &str, note: &Note) -> Result<()> {
     match note {

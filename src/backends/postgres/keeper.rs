@@ -13,9 +13,10 @@ use super::{
     gate::block,
     names::Tables,
     options::{AdvisoryKey, Mode, Options},
+    session_look::broken,
     statement::{Value, fill},
 };
-use crate::lock::{Error, Holder, Kind, Mode as How, Result, Ttl};
+use crate::lock::{Break, Error, Fence, Holder, Kind, Mode as How, Parting, Result, Ttl};
 
 /// From this version on the server can end a session that is idle outside of a transaction.
 pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
@@ -211,12 +212,20 @@ impl Keeper {
         Ok(self.has)
     }
 
-    /// The server's time in µs; asking for it keeps the session for as long as its patience says, or a new one.
-    pub(super) async fn renew(&mut self, patience: Option<Duration>) -> Result<i64> {
+    /// The server's time in µs, and who is breaking the hold with this fence; asking for it keeps the session for as long as its
+    /// patience says, or a new one.
+    pub(super) async fn renew(&mut self, fence: Fence, patience: Option<Duration>) -> Result<(i64, Option<Break>)> {
         let first = patience.map(|patience| self.set_patience(patience)).unwrap_or_default();
-        let sql = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+        let sql = self.tables.fill(
+            "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us, m.mark, m.seen
+               FROM (SELECT 1) AS one LEFT JOIN {marks} AS m ON m.name = $1 AND m.fence = $2",
+        );
+        let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
+        let sql = fill(&sql, &[Value::Text(&self.target.name), Value::Int(fence)]);
         let rows = self.session.run(&format!("{first}{sql}")).await?;
-        rows.first().ok_or_else(no_row)?.try_get(0).map_err(failure::malformed)
+        let row = rows.first().ok_or_else(no_row)?;
+        let read = || Ok((row.try_get("now_us")?, broken(row)?));
+        read().map_err(failure::malformed)
     }
 
     /// Gives back whatever the session has.
@@ -236,14 +245,25 @@ impl Keeper {
 
     /// Gives the lock back, having said so of this hold. If that could not be said, the next holder waits a moment for nothing: no
     /// reason to keep the lock.
-    pub(super) async fn end(&mut self, hold: &str) -> Result<()> {
+    pub(super) async fn end(&mut self, hold: &str, parting: &Parting) -> Result<()> {
         self.has = false;
         let say = self.tables.fill(include_str!("sql/end_hold.sql"));
-        let say = fill(&say, &[Value::Text(&self.target.name), Value::Pid(self.pid), Value::Text(hold)]);
+        let how = parting.end.as_ref().map(ToString::to_string);
+        let values = [
+            Value::Text(&self.target.name),
+            Value::Pid(self.pid),
+            Value::Text(hold),
+            Value::Maybe(None),
+            Value::Maybe(how.as_deref()),
+            Value::Maybe(parting.why.as_deref()),
+        ];
+        let say = fill(&say, &values);
         let end = match self.mode {
             // In the transaction that has the lock: both are seen at once. Nothing in it is worth waiting for the server's disk.
             Mode::Row => format!("SET LOCAL synchronous_commit = off; {say}; COMMIT"),
-            Mode::Lease | Mode::Advisory => format!("BEGIN; {say}; COMMIT; SELECT pg_advisory_unlock_all()"),
+            Mode::Lease | Mode::Advisory => {
+                format!("BEGIN; SET LOCAL synchronous_commit = off; {say}; COMMIT; SELECT pg_advisory_unlock_all()")
+            }
         };
         if let Err(error) = self.session.run(&end).await {
             if !self.session.is_open() {

@@ -65,7 +65,7 @@ impl Lease {
     }
 
     /// Says which question failed, where and about which lock.
-    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
+    pub(super) fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
         outcome.map_err(|error| {
             let error = error.during(operation).backend(self.options.redacted_url());
             match key {

@@ -22,6 +22,7 @@
 mod checks;
 mod connection;
 mod dial;
+pub mod examine;
 mod failure;
 mod gate;
 mod history;
@@ -31,6 +32,7 @@ mod names;
 mod options;
 mod relay;
 mod schema;
+mod session_break;
 mod session_look;
 mod sessions;
 mod statement;

@@ -19,6 +19,26 @@ pub(super) fn text(tables: &Tables) -> String {
 
 /// Creates what is missing. Asked again it changes nothing, and takes no lock on the tables.
 pub(super) async fn create(session: &mut Session, tables: &Tables) -> Result<Init> {
+    if is_complete(session, tables).await? {
+        return Ok(Init::UpToDate);
+    }
+    // One transaction; two at a time would get into each other's way where the tables are not there yet.
+    let number = tables.gate("init");
+    session
+        .run(&format!(
+            "BEGIN; SET LOCAL lock_timeout = '3s'; SET LOCAL client_min_messages = warning; SELECT pg_advisory_xact_lock({number}); {} COMMIT",
+            text(tables)
+        ))
+        .await
+        .inspect_err(|_| session.spoil())?;
+    Ok(Init::Created)
+}
+
+/// Whether all tables and columns are there.
+///
+/// # Errors
+/// When a column is there that can't be used.
+pub(super) async fn is_complete(session: &mut Session, tables: &Tables) -> Result<bool> {
     let found = session.query(COLUMNS, &[Value::Text(&tables.quoted(""))]).await?;
     let column = |name: &str| found.iter().find(|row| row.get::<&str, _>(0) == name);
     for name in ["lock_until", "locked_at"] {
@@ -37,19 +57,7 @@ pub(super) async fn create(session: &mut Session, tables: &Tables) -> Result<Ini
     let sides: Vec<String> =
         ["_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"].map(|suffix| tables.quoted(suffix)).into();
     let sides = session.query_one("SELECT count(to_regclass(name)) FROM unnest($1) AS name", &[Value::Texts(&sides)]).await?;
-    if complete && sides.get::<i64, _>(0) == 7 {
-        return Ok(Init::UpToDate);
-    }
-    // One transaction; two at a time would get into each other's way where the tables are not there yet.
-    let number = tables.gate("init");
-    session
-        .run(&format!(
-            "BEGIN; SET LOCAL lock_timeout = '3s'; SET LOCAL client_min_messages = warning; SELECT pg_advisory_xact_lock({number}); {} COMMIT",
-            text(tables)
-        ))
-        .await
-        .inspect_err(|_| session.spoil())?;
-    Ok(Init::Created)
+    Ok(complete && sides.get::<i64, _>(0) == 7)
 }
 
 /// Removes rows that were last used so long ago, and those who wait no more.

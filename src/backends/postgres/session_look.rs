@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     backends::sql::micros,
-    lock::{Fence, Holder, Holding, Key, LockState, Mode as How, Result, Token, Waiter},
+    lock::{Break, Fence, Holder, Holding, Key, LockState, Mode as How, Result, Token, Waiter},
 };
 
 impl Sessions {
@@ -81,6 +81,13 @@ impl Sessions {
     }
 }
 
+/// Who is breaking the hold that a row tells of.
+pub(super) fn broken(row: &PgRow) -> Result<Option<Break>, sqlx::Error> {
+    let (mark, seen): (Option<String>, Option<bool>) = (row.try_get("mark")?, row.try_get("seen")?);
+    let mark: Option<Break> = mark.and_then(|mark| serde_json::from_str(&mark).ok());
+    Ok(mark.map(|mark| Break { seen: seen == Some(true), ..mark }))
+}
+
 /// Who has the lock, and the last fence given out.
 pub(super) fn holders(rows: &[PgRow]) -> Result<(Vec<Holder>, Option<Fence>)> {
     let read = |row: &PgRow| -> Result<Option<Holder>, sqlx::Error> {
@@ -101,7 +108,7 @@ pub(super) fn holders(rows: &[PgRow]) -> Result<(Vec<Holder>, Option<Fence>)> {
             renewed_ago: silent.map(micros),
             expires_in: ttl.zip(silent).map(|(ttl, silent)| micros(ttl * 1000 - silent)),
             holds: 1,
-            broken: None,
+            broken: broken(row)?,
         }))
     };
     let mut holders = Vec::new();

@@ -34,14 +34,16 @@ use super::{
 use crate::{
     backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Error, Extension, Fence, Grant, Holding, Init, Key, Kind, LockState, Mode as How, Notice,
-        Parting, Release, Renewal, Request, Result, Token, Ttl, Wake, fingerprint,
+        Attempt, Backend, Break, Busy, Capabilities, Error, Extension, Fence, Grant, History, Holding, Init, Key, Kind, LockState, Marking,
+        Mode as How, Note, Notice, Parting, Purpose, Release, Renewal, Request, Result, Token, Ttl, Wake, fingerprint,
     },
 };
 
 const ROW: Capabilities = Capabilities {
     detached: false,
     reentrant: false,
+    history: true,
+    breakable: true,
     // The server's timeouts are milliseconds in 31 bits.
     ttl_max: Duration::from_secs(24 * 24 * 3600),
     ..Capabilities::usual("postgres mode=row")
@@ -61,7 +63,7 @@ pub struct Sessions {
     /// Who asks or waits, with a session of his own.
     tries: Vec<(Key, Token, Keeper)>,
     /// For all that is not a lock.
-    side: Option<Session>,
+    pub(super) side: Option<Session>,
     /// Who may stand in a queue because of us.
     queued: Vec<(Key, Token)>,
     /// Nothing between us and the server shares its sessions.
@@ -99,7 +101,7 @@ impl Sessions {
         }
     }
 
-    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
+    pub(super) fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
         outcome.map_err(|error| {
             let error = error.during(operation).backend(self.options.redacted_url());
             match key {
@@ -137,7 +139,7 @@ impl Sessions {
         }
     }
 
-    async fn side(&mut self) -> Result<Session> {
+    pub(super) async fn side(&mut self) -> Result<Session> {
         match self.side.take().filter(Session::is_open) {
             Some(session) => Ok(session),
             None => Session::open(&self.options.sql).await,
@@ -173,7 +175,7 @@ impl Sessions {
         self.capabilities().check(request)?;
         if let Some(at) = self.hold_of(&request.key, &request.token) {
             let ttl = self.holds[at].ttl;
-            return Ok(match self.ask_renew(&request.key, &request.token, Some(request.ttl)).await? {
+            return Ok(match self.ask_renew(&request.key, &request.token, Some(request.ttl).into()).await? {
                 Renewal::NotHeld => Attempt::Busy(Busy { notifies: true, passing: true, ..Busy::default() }),
                 _ => Attempt::Granted(grant(self.hold_of(&request.key, &request.token).map_or(Fence(0), |at| self.holds[at].fence), ttl)),
             });
@@ -188,7 +190,12 @@ impl Sessions {
         if !ours {
             return self.refuse(request, at).await;
         }
-        let (fence, now, settle) = self.begin(request, at).await?;
+        let begun = self.begin(request, at).await;
+        if begun.as_ref().is_err_and(|error| !error.is_transient()) {
+            // Nobody will ask again: the session would keep the lock for nothing.
+            drop(self.tries.swap_remove(at));
+        }
+        let (fence, now, settle) = begun?;
         self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
         let (key, token, keeper) = self.tries.swap_remove(at);
         self.holds.push(Hold {
@@ -301,11 +308,19 @@ impl Sessions {
         Ok(())
     }
 
-    async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    async fn ask_renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
         let Some(at) = self.hold_of(key, token).filter(|at| !self.holds[*at].leaving) else { return Ok(Renewal::NotHeld) };
-        let Some(now) = self.extend(at, None).await? else { return Ok(Renewal::NotHeld) };
+        let Some((now, mark)) = self.extend(at, None).await? else { return Ok(Renewal::NotHeld) };
+        match mark {
+            Some(mark) if extension.purpose == Purpose::GoOn => return Ok(Renewal::Broken(mark)),
+            Some(mark) if !mark.seen => {
+                let (name, fence) = (self.names.of(key), self.holds[at].fence);
+                self.see(&name, fence).await;
+            }
+            _ => {}
+        }
         let hold = &self.holds[at];
-        let length = ttl.unwrap_or(hold.ttl);
+        let length = extension.ttl.unwrap_or(hold.ttl);
         let ends = now.saturating_add(ms(length).saturating_mul(1000));
         if ends < hold.ends {
             return Ok(Renewal::WouldShorten { expires_in: micros(hold.ends - now) });
@@ -322,12 +337,12 @@ impl Sessions {
         Ok(Renewal::Renewed { ttl: length, fence })
     }
 
-    /// The server's time in µs, if the hold lasts; otherwise it is forgotten. A statement can fail by itself, which ends a
+    /// The server's time in µs and who is breaking it, if the hold lasts; otherwise it is forgotten. A statement can fail by itself, which ends a
     /// transaction, and what a session has only with the session.
-    async fn extend(&mut self, at: usize, patience: Option<Duration>) -> Result<Option<i64>> {
-        let keeper = &mut self.holds[at].keeper;
-        match keeper.renew(patience).await {
-            Ok(now) => Ok(Some(now)),
+    async fn extend(&mut self, at: usize, patience: Option<Duration>) -> Result<Option<(i64, Option<Break>)>> {
+        let Hold { keeper, fence, .. } = &mut self.holds[at];
+        match keeper.renew(*fence, patience).await {
+            Ok(found) => Ok(Some(found)),
             Err(error) if self.options.mode == Mode::Advisory && keeper.session.is_open() => Err(error),
             Err(_) => {
                 self.holds.swap_remove(at);
@@ -351,7 +366,7 @@ impl Sessions {
         drop(told);
     }
 
-    async fn ask_release(&mut self, key: &Key, token: &Token) -> Result<Release> {
+    async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         if let Some(at) = self.try_of(key, token) {
             // One that was given up on ends with its session, before anybody is told that there is none.
             self.tries[at].2.blocked |= !self.tries[at].2.session.is_open();
@@ -364,7 +379,7 @@ impl Sessions {
         }
         // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
         self.holds[at].leaving = true;
-        let given_back = self.holds[at].keeper.end(&token.hold_text()).await;
+        let given_back = self.holds[at].keeper.end(&token.hold_text(), parting).await;
         self.holds.swap_remove(at);
         given_back.map(|()| Release::Released)
     }
@@ -404,11 +419,10 @@ impl Backend for Sessions {
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let ttl = extension.ttl;
-        if let Some(ttl) = ttl {
+        if let Some(ttl) = extension.ttl {
             self.capabilities().check_ttl(ttl)?;
         }
-        let outcome = self.ask_renew(key, token, ttl).await;
+        let outcome = self.ask_renew(key, token, extension).await;
         self.about(outcome, "renew", Some(key))
     }
 
@@ -417,8 +431,8 @@ impl Backend for Sessions {
         self.about(outcome, "verify", Some(key))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, _: &Parting) -> Result<Release> {
-        let outcome = self.ask_release(key, token).await;
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        let outcome = self.ask_release(key, token, parting).await;
         self.about(outcome, "release", Some(key))
     }
 
@@ -445,6 +459,26 @@ impl Backend for Sessions {
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         let outcome = self.look_at_all(start).await;
         self.about(outcome, "list", None)
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let outcome = self.recall(key).await;
+        self.about(outcome, "history", Some(key))
+    }
+
+    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let outcome = self.remember(key, note).await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.mark_hold(key, fence, mark).await;
+        self.about(outcome, "break", Some(key))
+    }
+
+    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.evict_hold(key, fence, mark).await;
+        self.about(outcome, "break", Some(key))
     }
 
     async fn init(&mut self) -> Result<Init> {

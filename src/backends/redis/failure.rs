@@ -50,10 +50,8 @@ fn no_password() -> Error {
 fn no_rights(details: &str) -> Error {
     // Where a script ran into it, the server adds the script's hash.
     let details = details.split(" script: ").next().unwrap_or_default();
-    Error::new(Kind::Denied, format!("the user has not all the rights that dlock needs: {}", clean(details.trim_end_matches('.')))).hint(
-        "ACL SETUSER USER ~NAMESPACE:* ~redisson_lock_token:* &redisson_* +@read +@write +@blocking +@scripting +@connection +publish +time; \
-         behind sentinels +role, in a cluster +cluster|slots +spublish",
-    )
+    Error::new(Kind::Denied, format!("the user has not all the rights that dlock needs: {}", clean(details.trim_end_matches('.'))))
+        .hint("dlock doctor --print-grants run prints all that it takes")
 }
 
 /// The server's errors without a code of their own.

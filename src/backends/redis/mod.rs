@@ -6,6 +6,7 @@
 
 mod cluster;
 pub(super) mod connection;
+pub mod examine;
 pub(super) mod failure;
 pub(super) mod history;
 pub(super) mod names;

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 /// How long one is given before the next is asked as well: more than a far network takes, and much less than the caller
 /// waits for an answer altogether. A machine that went down with the server that is looked for answers nothing at all.
-const HEDGE: Duration = Duration::from_millis(200);
+pub(super) const HEDGE: Duration = Duration::from_millis(200);
 
 /// The first answer. They are asked in order: the next one as soon as one failed, or has said nothing for a while.
 ///

@@ -145,7 +145,7 @@ impl Redis {
 }
 
 /// Sends several commands in one packet. A failure has changed nothing, since all of them only read.
-async fn exchange(line: &mut Line, pipeline: &Pipeline) -> Result<Vec<Value>> {
+pub(super) async fn exchange(line: &mut Line, pipeline: &Pipeline) -> Result<Vec<Value>> {
     let packed = pipeline.get_packed_pipeline();
     line.connection.exchange(&packed, pipeline.len()).await.map_err(|error| error.effect(Effect::NotApplied))
 }

@@ -10,16 +10,16 @@ pub(in crate::backends) struct Script {
 
 macro_rules! script {
     ($file:literal, $sha:literal) => {
-        Script::new(concat!(include_str!("lua/prelude.lua"), "\n", include_str!("lua/history.lua"), "\n", include_str!($file)), $sha)
+        Script::new(concat!(include_str!("lua/common.lua"), "\n", include_str!("lua/prelude.lua"), "\n", include_str!($file)), $sha)
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "172ac29658349c57b1df3421b493d49ff6ee4f72");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "6190bfb7c96e35b2edb283d028f3dcc5eb762851");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "4c544a9dda516445a64f73d3fcf41c54eb2bd102");
-pub(super) static BREAK: Script = script!("lua/break.lua", "f77a9a910d920695f228e05723aa4cb85bbd7a62");
-pub(super) static NOTE: Script = script!("lua/note.lua", "3594fd590c1670f5605854a23b64469fb62a1ce2");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "68748d216a3cc5f2db407f3ce3182efb2d5731e0");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "01e13d44d2476d356e86ac98cfde711fc4ea43c2");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "99fc1d689d1e6f7bd81c418ce33beb16c4b91bfe");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "4990d7d004c45e1688d46472b6f283626c6c2751");
+pub(super) static BREAK: Script = script!("lua/break.lua", "39184424afdc93d660b58b940d350bbc3f91ca41");
+pub(super) static NOTE: Script = script!("lua/note.lua", "f9340e2cf40a89b447f705912d3103c5c43a0bf4");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "8700ba218bf39f761abe9cf54fd5b6fc30a1f739");
 
 impl Script {
     /// A script and its sum.

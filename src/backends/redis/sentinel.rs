@@ -5,7 +5,7 @@
 //! off from the others and can't know that it is none any more (nobody can tell from here: that is what waiting for
 //! replicas is for).
 
-use redis::Value;
+use redis::{Pipeline, Value};
 
 use super::{
     connection::Connection,
@@ -70,9 +70,24 @@ async fn through(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Re
     }
 }
 
+/// The replies of the first sentinel that answers.
+pub(super) async fn ask_any(options: &Options, theirs: &Sentinel, questions: &Pipeline) -> Result<Vec<Value>> {
+    let ways = theirs.sentinels.iter().map(|sentinel| async move {
+        let asked = Connection::open_and(&login(options, theirs, sentinel), questions).await;
+        asked
+            .map(|(_, replies)| replies)
+            .map_err(|error| Failure { of_master: false, error: failure::of("sentinel", sentinel, credentials(error)) })
+    });
+    race::first(ways).await.map_err(most_telling)
+}
+
+fn login(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Options {
+    Options { db: 0, user: theirs.user.clone(), password: theirs.password.clone(), ..options.at(sentinel) }
+}
+
 /// The master's address as this sentinel knows it.
 async fn named_by(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Result<Address> {
-    let login = Options { db: 0, user: theirs.user.clone(), password: theirs.password.clone(), ..options.at(sentinel) };
+    let login = login(options, theirs, sentinel);
     let mut question = redis::pipe();
     question.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&theirs.master);
     let (mut connection, answers) = Connection::open_and(&login, &question).await.map_err(credentials)?;

@@ -32,6 +32,7 @@
 //! - *Two take a half each.* Neither has a majority; both release all, and ask again after pauses of random length.
 
 mod acquire;
+pub mod examine;
 mod history;
 mod hold;
 mod node;

@@ -6,11 +6,13 @@ use ::redis::{Pipeline, Value};
 
 use super::{
     Failures, Redlock,
+    examine::Told,
     node::Question,
     view::{Picture, Seen, last_fence},
 };
 use crate::{
     backends::redis::{
+        examine::field,
         failure,
         names::{ENCODING, Names, key_of, pattern, prefix},
         reading::{read_time, readable},
@@ -210,31 +212,17 @@ impl Redlock {
 
     /// Notices nodes that are one server, or copy another of them: their votes are not independent.
     fn look_for_kinship(&mut self, answers: &[Result<Vec<Value>>]) {
-        let mut servers: Vec<(String, usize)> = Vec::new();
-        for (n, answer) in answers.iter().enumerate() {
-            let info = |at| answer.as_ref().ok().and_then(|replies| reply::text(replies.get(at)?)).unwrap_or_default();
-            let (server, replication) = (info(PER_LOCK), info(PER_LOCK + 1));
-            let name = self.nodes.name(n).to_owned();
-            if let Some(id) = field(&server, "run_id") {
-                if let Some((_, other)) = servers.iter().find(|(known, _)| known == id) {
-                    let text = format!("{name} and {} are one server, which counts once", self.nodes.name(*other));
-                    self.notice(true, text, Some("name each server once".into()));
-                }
-                servers.push((id.to_owned(), n));
-            }
-            if field(&replication, "role").is_some_and(|role| role != "master") {
-                let master = field(&replication, "master_host").zip(field(&replication, "master_port"));
-                let of = master.map(|(host, port)| format!(" of {host}:{port}")).unwrap_or_default();
-                let text = format!("{name} is a replica{of}: the nodes must not copy each other");
-                self.notice(true, text, Some("REPLICAOF NO ONE makes it a master of its own".into()));
-            }
+        let told = answers.iter().enumerate().map(|(n, answer)| {
+            let info = move |at| answer.as_ref().ok().and_then(|replies| reply::text(replies.get(at)?));
+            let field = move |name: &str| {
+                [info(PER_LOCK), info(PER_LOCK + 1)].iter().flatten().find_map(|info| field(info, name).map(str::to_owned))
+            };
+            Told { n, field: Box::new(field) }
+        });
+        for notice in self.kin(told.collect()) {
+            self.notice(notice.warning, notice.text, notice.hint);
         }
     }
-}
-
-/// A line of `INFO`.
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
 pub(super) fn read_one(replies: &[Value]) -> Result<Read> {

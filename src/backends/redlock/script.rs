@@ -5,19 +5,19 @@ use crate::backends::redis::script::Script;
 macro_rules! script {
     ($file:literal, $sha:literal) => {
         Script::new(
-            concat!(include_str!("lua/prelude.lua"), "\n", include_str!("../redis/lua/history.lua"), "\n", include_str!($file)),
+            concat!(include_str!("../redis/lua/common.lua"), "\n", include_str!("lua/prelude.lua"), "\n", include_str!($file)),
             $sha,
         )
     };
 }
 
-pub(super) static TAKE: Script = script!("lua/take.lua", "bd769a39e8ce4bc6833a392d3f04d78ad1275a2e");
-pub(super) static COMMIT: Script = script!("lua/commit.lua", "a24b479737623098a0f9d9629c839a7b05d3e99e");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "aa3444e35384b4a4b145e126e0fd003fdb7f7b8e");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "bf30db7d0f1aebb60d56dc1c3bfd5120697548e5");
-pub(super) static BREAK: Script = script!("lua/break.lua", "7385a46c9fabebb3a8257153344cbd3dd4fb7d71");
-pub(super) static NOTE: Script = script!("lua/note.lua", "7567602bbb270c4a489ed4bf2f55b0f1278a117e");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "4ade96d6aad5163f0baf8e37a5554b34e351f123");
+pub(super) static TAKE: Script = script!("lua/take.lua", "80d789a1f1ffd8c23db239d466eaeb9cafceebdf");
+pub(super) static COMMIT: Script = script!("lua/commit.lua", "d55fe50ce11d05e7190bdf93210dc9d1dcbc451a");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "cea422dfaf9d89980b9820474ad9aaa6a7e2bad9");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "80e303d1d2ee78011c8bab7953bffbd4ad901717");
+pub(super) static BREAK: Script = script!("lua/break.lua", "e14b50dd00f395b73ca58d70e0905b2f5d4a07f5");
+pub(super) static NOTE: Script = script!("lua/note.lua", "b5aacef95c2490ce88e823e6b4fc213ada48b831");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "d7e9c77b969ef097b3329970de6d61794d11eea3");
 
 #[cfg(test)]
 mod tests {

@@ -14,6 +14,7 @@ pub mod ledger;
 mod names;
 mod options;
 mod record;
+pub(super) mod rights;
 pub mod tls;
 
 pub use self::{

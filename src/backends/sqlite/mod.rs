@@ -20,6 +20,7 @@
 mod acquire;
 mod alarm;
 mod breaking;
+pub mod examine;
 mod failure;
 mod history;
 mod hold;

@@ -25,6 +25,7 @@
 //! Versions alone are no fences: they begin anew when a key is gone. See `value.rs` for this and other traps.
 
 mod acquire;
+mod examine;
 mod history;
 mod hold;
 mod options;

@@ -9,7 +9,7 @@ use super::{
     hold::{Hold, Place, Seen, Way, unexpected},
     look::{Clock, Look, fence, look},
     names::{guid, meta_folder},
-    record::{Last, Record, Said},
+    record::{Granted, Last, Record, Said},
     session::{Ensemble, LONGEST, Purpose, Session},
     wire::{Code, Node, Reply, Request as Ask},
 };
@@ -154,7 +154,7 @@ impl Hold {
             let own = guid(&self.token);
             match blocker(&seen.line, &place.contender) {
                 None => {
-                    if self.take(ensemble, &place, &seen).await? {
+                    if self.take(ensemble, request, &place, &seen).await? {
                         return Ok(Standing::First);
                     }
                 }
@@ -189,12 +189,14 @@ impl Hold {
         let (path, mark) = (names.contender(&contender::name(&own, request.mode)), names.mark(&own));
         let data = Said::write(request.detached, request.metadata.as_ref());
         let (record, ttl) = (Record::write(Last::Here), self.ttl());
+        let grant = Granted::of(request, Last::Here);
+        let says = grant.write();
         let mut requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create { path, data, node: *node }).collect();
         let create = Ask::Create { path: &path, data: &data, node: Node::Contender };
         requests.push(if free {
             Ask::All(vec![
                 create,
-                Ask::Create { path: &mark, data: &[], node: Node::Persistent },
+                Ask::Create { path: &mark, data: &says, node: Node::Persistent },
                 Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral },
                 Ask::Write { path: &names.meta, data: &record },
             ])
@@ -233,23 +235,22 @@ impl Hold {
         let (Some(contender), Some(stat)) = (contender, stat) else { return Err(failure::unreadable().into()) };
         let fence = fence(&stat).ok_or_else(failure::unreadable)?;
         self.place = Some(Place { contender, path, fence });
+        (self.grant, self.since) = (Some(grant), free.then_some(stat.ctime));
         Ok(Some(Seen { joined: free, ..Seen::read(seen)? }))
     }
 
     /// Takes the lock at the head of the line. False if the line has to be looked at again.
-    async fn take(&mut self, ensemble: &Ensemble, place: &Place, seen: &Seen) -> Asked<bool> {
-        let mut stale = seen.stale();
-        if !stale.is_empty() {
-            // A reader may have come or gone between the two looks.
-            let still = self.read_line(ensemble, false).await?.stale();
-            stale.retain(|name| still.contains(name));
-        }
+    async fn take(&mut self, ensemble: &Ensemble, request: &Request, place: &Place, seen: &Seen) -> Asked<bool> {
+        let stale = seen.stale();
+        // A reader may have come or gone between the two looks.
+        let stale = if stale.is_empty() { Vec::new() } else { self.still_stale(ensemble, stale).await? };
         // Marked together with its making, it is confirmed, unless the answer to that was lost.
         let marked = seen.joined && seen.is_marked(&guid(&self.token));
-        if !marked && !self.mark_grant(ensemble, place).await? {
+        if !marked && !self.mark_grant(ensemble, request, place).await? {
             return Ok(false);
         }
         (self.granted, self.blocker, self.stale) = (true, None, stale);
+        self.bury_old(ensemble).await;
         Ok(true)
     }
 
@@ -295,17 +296,23 @@ impl Hold {
     }
 
     /// Marks the grant, if our node is still there. False if the line has to be looked at again.
-    async fn mark_grant(&mut self, ensemble: &Ensemble, place: &Place) -> Asked<bool> {
+    async fn mark_grant(&mut self, ensemble: &Ensemble, request: &Request, place: &Place) -> Asked<bool> {
         let (names, beat, mark) = (self.names.clone(), self.beat(), self.names.mark(&guid(&self.token)));
-        let (record, ttl) = (Record::write(Last::Fence(place.fence.0)), self.ttl());
+        let fence = Last::Fence(place.fence.0);
+        let (record, ttl) = (Record::write(fence), self.ttl());
+        let grant = Granted::of(request, fence);
+        let says = grant.write();
         let steps = vec![
             Ask::Check { path: &place.path },
-            Ask::Create { path: &mark, data: &[], node: Node::Persistent },
+            Ask::Create { path: &mark, data: &says, node: Node::Persistent },
             Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral },
             Ask::Write { path: &names.meta, data: &record },
         ];
         match self.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
-            Some(Ok(Reply::AllDone { .. })) => Ok(true),
+            Some(Ok(Reply::AllDone { made })) => {
+                (self.grant, self.since) = (Some(grant), made.and_then(|(_, stat)| stat).map(|stat| stat.ctime));
+                Ok(true)
+            }
             Some(Ok(Reply::RolledBack { at: 0, code: Code::NoNode })) => {
                 self.place = None;
                 Ok(false)

@@ -12,13 +12,13 @@ use super::{
     ZooKeeper,
     acquire::{LOOKS, negotiate},
     failure::{self, Asked, Fault},
-    hold::{Hold, Place, listed, unexpected},
+    hold::{Hold, Marked, Place, listed, marked, unexpected},
     names::{Names, guid, holds_of, seal},
-    record::Heirloom,
+    record::{Granted, Heirloom},
     session::{Ensemble, Session},
-    wire::{Code, Node, Reply, Request as Ask},
+    wire::{Code, Node, Reply, Request as Ask, Stat},
 };
-use crate::lock::{self, Attempt, Grant, Request, Result, Token, Ttl};
+use crate::lock::{self, Attempt, Grant, Purpose, Request, Result, Token, Ttl};
 
 impl ZooKeeper {
     pub(super) async fn enter(&mut self, request: &Request) -> Result<Attempt> {
@@ -56,8 +56,8 @@ impl ZooKeeper {
 
 /// What keeps a lock that is held.
 pub(super) struct Kept {
-    /// What the mark says, and its version; `None` if somebody removed it. Then nobody enters any more.
-    mark: Option<(Vec<u8>, i32)>,
+    /// The mark; without it nobody enters any more.
+    mark: Marked,
     /// The nodes of all holds of the owner.
     pub(super) holds: Vec<String>,
 }
@@ -65,17 +65,22 @@ pub(super) struct Kept {
 impl Kept {
     /// Writes the mark, if nobody entered or left since: what it says already, or this.
     pub(super) fn remark<'a>(&'a self, path: &'a str, data: Option<&'a [u8]>) -> Option<Ask<'a>> {
-        self.mark.as_ref().map(|(says, version)| Ask::WriteSince { path, data: data.unwrap_or(says), version: *version })
+        self.mark.as_ref().map(|(says, stat)| Ask::WriteSince { path, data: data.unwrap_or(says), version: stat.version })
     }
 
     /// Removes the mark, if nobody entered or left since.
     pub(super) fn unmark<'a>(&self, path: &'a str) -> Option<Ask<'a>> {
-        self.mark.as_ref().map(|(_, version)| Ask::DeleteSince { path, version: *version })
+        self.mark.as_ref().map(|(_, stat)| Ask::DeleteSince { path, version: stat.version })
     }
 
     /// The session that was handed down to those who are left.
     pub(super) fn heirloom(&self) -> Option<Heirloom> {
-        self.mark.as_ref().and_then(|(says, _)| Heirloom::read(says))
+        self.granted().and_then(|(granted, _)| granted.heirloom)
+    }
+
+    /// What the mark says of the hold.
+    pub(super) fn granted(&self) -> Option<(Granted, &Stat)> {
+        self.mark.as_ref().and_then(|(says, stat)| Some((Granted::read(says)?, stat)))
     }
 }
 
@@ -139,44 +144,46 @@ impl Hold {
         }
         let mut answers = self.ask(ensemble, &requests).await?;
         let holds = listed(answers.pop())?.into_iter().filter(|name| name.starts_with(&start)).map(|name| format!("{meta}/{name}"));
-        let mark = match answers.pop() {
-            Some(Ok(Reply::Data { data, stat })) => Some((data, stat.version)),
-            Some(Err(Code::NoNode)) => None,
-            answer => return Err(unexpected(answer).into()),
-        };
-        Ok(Kept { mark, holds: holds.collect() })
+        Ok(Kept { mark: marked(answers.pop())?, holds: holds.collect() })
     }
 
-    /// The session of the place, as its mark is to say from now on.
-    pub(super) fn legacy(&self) -> Vec<u8> {
-        let Some(session) = &self.session else { return Vec::new() };
-        let Some(lock::Session { id, password }) = session.password() else { return Vec::new() };
-        let timeout_ms = u64::try_from(session.timeout.as_millis()).unwrap_or(u64::MAX);
-        Heirloom { session: id, sealed: seal(&self.token, password), timeout_ms }.write()
+    /// What the mark is to say from now on, with the session of the place.
+    pub(super) fn legacy(&self, kept: &Kept) -> Vec<u8> {
+        let heirloom = self.session.as_ref().and_then(|session| {
+            let lock::Session { id, password } = session.password()?;
+            let timeout_ms = u64::try_from(session.timeout.as_millis()).unwrap_or(u64::MAX);
+            Some(Heirloom { session: id, sealed: seal(&self.token, password), timeout_ms })
+        });
+        Granted { heirloom, ..kept.granted().map(|(granted, _)| granted).unwrap_or_default() }.write()
     }
 
-    /// Keeps the session of the place alive, if it was handed down to this nested hold. What that lasts, or `None` if it
-    /// is over; the longest there is if it is still its owner's own affair.
-    pub(super) async fn keep_heirloom(&mut self, ensemble: &Ensemble) -> Asked<Option<Duration>> {
+    /// Keeps the session of the place alive, if it was handed down to this nested hold by the mark that was just read. What
+    /// that lasts, or `None` if it is over; the longest there is if it is still its owner's own affair.
+    pub(super) async fn keep_heirloom(&mut self, ensemble: &Ensemble, mut mark: Marked, purpose: Purpose) -> Asked<Option<Duration>> {
         let Some(place) = self.place.clone() else { return Ok(None) };
-        let mark = self.names.mark(&guid(&self.token));
-        let data = match self.ask(ensemble, &[Ask::Read { path: &mark }]).await?.pop() {
-            Some(Ok(Reply::Data { data, .. })) => data,
-            Some(Err(Code::NoNode)) => return Ok(None),
-            answer => return Err(unexpected(answer).into()),
-        };
-        let Some(heirloom) = Heirloom::read(&data) else { return Ok(Some(Duration::MAX)) };
-        let mut session = heirloom.session(&self.token);
-        // A write of that session, with its node checked: what a majority confirmed.
-        let steps = vec![Ask::Check { path: &place.path }, Ask::Write { path: &mark, data: &data }];
-        match session.ask(ensemble, &[Ask::All(steps)]).await {
-            Ok(mut answers) => match answers.pop() {
-                Some(Ok(Reply::AllDone { .. })) => Ok(Some(session.timeout)),
-                Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => Ok(None),
-                answer => Err(unexpected(answer).into()),
-            },
-            Err(Fault::Expired) => Ok(None),
-            Err(fault) => Err(fault),
+        let path = self.names.mark(&guid(&self.token));
+        for _ in 0..LOOKS {
+            let Some((data, stat)) = mark else { return Ok(None) };
+            let granted = Granted::read(&data);
+            let Some(heirloom) = granted.as_ref().and_then(|granted| granted.heirloom.as_ref()) else { return Ok(Some(Duration::MAX)) };
+            let mut session = heirloom.session(&self.token);
+            let seen = granted.as_ref().filter(|_| purpose == Purpose::Stop).and_then(Granted::seen);
+            // A write of that session, with its node checked: what a majority confirmed. It says what it said.
+            let says = seen.as_ref().unwrap_or(&data);
+            let steps = vec![Ask::Check { path: &place.path }, Ask::WriteSince { path: &path, data: says, version: stat.version }];
+            match session.ask(ensemble, &[Ask::All(steps)]).await {
+                Ok(mut answers) => match answers.pop() {
+                    Some(Ok(Reply::AllDone { .. })) => return Ok(Some(session.timeout)),
+                    Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => return Ok(None),
+                    // Another heir was first, or somebody is breaking the hold.
+                    Some(Ok(Reply::RolledBack { code: Code::BadVersion, .. })) => {}
+                    answer => return Err(unexpected(answer).into()),
+                },
+                Err(Fault::Expired) => return Ok(None),
+                Err(fault) => return Err(fault),
+            }
+            mark = marked(self.ask(ensemble, &[Ask::Sync { path: &path }, Ask::Read { path: &path }]).await?.pop())?;
         }
+        Err(failure::unsettled().into())
     }
 }

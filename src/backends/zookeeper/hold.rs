@@ -6,9 +6,10 @@ use super::{
     ZooKeeper,
     contender::{self, Contender},
     failure::{self, Asked, Fault},
+    history::Made,
     look::{children, fence},
-    names::{MARK, Names, guid},
-    record::{Heirloom, Last, Record},
+    names::{MARK, Memory, Names, guid, way_to},
+    record::{Granted, Heirloom, Last, Record},
     session::{Ensemble, Purpose, Session, VISIT, Watch},
     wire::{Answer, Code, Node, Reply, Request as Ask, Stat},
 };
@@ -41,10 +42,13 @@ pub(super) struct Hold {
     pub(super) waiting: bool,
     /// The servers know none.
     pub(super) no_containers: bool,
-    /// The names of nodes to be removed with the release: marks of holders that vanished without giving the lock back.
-    pub(super) stale: Vec<String>,
+    /// What is to be removed with the release: marks of holders that vanished without giving the lock back.
+    pub(super) stale: Vec<Stale>,
     /// The session that was handed down to it and that its release freed.
     pub(super) heirloom: Option<Heirloom>,
+    /// What the mark of the grant says, as far as is known, and when it was made.
+    pub(super) grant: Option<Granted>,
+    pub(super) since: Option<i64>,
     /// The node that is waited for, and what tells that it is gone.
     pub(super) blocker: Option<(String, Watch)>,
     /// What tells that the place of a granted hold is gone.
@@ -66,6 +70,8 @@ impl Hold {
             no_containers: false,
             stale: Vec::new(),
             heirloom: None,
+            grant: None,
+            since: None,
             blocker: None,
             trouble: None,
         }
@@ -94,7 +100,7 @@ impl Hold {
 
     /// The line, and what lies beside the lock. The server is brought up to date before if asked for.
     pub(super) async fn read_line(&mut self, ensemble: &Ensemble, sync: bool) -> Asked<Seen> {
-        let Names { lock, meta } = self.names.clone();
+        let Names { lock, meta, .. } = self.names.clone();
         let mut requests = vec![Ask::Children { path: &lock }, Ask::Children { path: &meta }];
         if sync {
             requests.insert(0, Ask::Sync { path: &lock });
@@ -105,13 +111,31 @@ impl Hold {
     /// Writes the node that says that this hold lasts, if its place is still there: what a majority confirmed of a
     /// living session. False if it isn't.
     pub(super) async fn confirm(&mut self, ensemble: &Ensemble) -> Asked<bool> {
-        let (Some(place), Some(session)) = (self.place.clone(), &self.session) else { return Ok(false) };
-        let (beat, ttl) = (self.beat(), session.timeout.as_millis().to_string());
+        Ok(self.confirm_and_read(ensemble).await?.is_some())
+    }
+
+    /// The same, with the mark of the grant as it was after that, if it is there. `None` if the place isn't.
+    pub(super) async fn confirm_and_read(&mut self, ensemble: &Ensemble) -> Asked<Option<Marked>> {
+        let (Some(place), Some(session)) = (self.place.clone(), &self.session) else { return Ok(None) };
+        let (beat, ttl, mark) = (self.beat(), session.timeout.as_millis().to_string(), self.names.mark(&guid(&self.token)));
         let steps = vec![Ask::Check { path: &place.path }, Ask::Write { path: &beat, data: ttl.as_bytes() }];
-        match self.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
-            Some(Ok(Reply::AllDone { .. })) => Ok(true),
-            Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => Ok(false),
-            answer => Err(unexpected(answer).into()),
+        let mut answers = self.ask(ensemble, &[Ask::All(steps), Ask::Read { path: &mark }]).await?;
+        let marked = marked(answers.pop())?;
+        match answers.pop() {
+            Some(Ok(Reply::AllDone { .. })) => {}
+            Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => return Ok(None),
+            answer => return Err(unexpected(answer).into()),
+        }
+        if let Some((data, stat)) = &marked {
+            self.note_mark(data, stat);
+        }
+        Ok(Some(marked))
+    }
+
+    /// Keeps what the mark of the grant says.
+    fn note_mark(&mut self, data: &[u8], stat: &Stat) {
+        if let Some(granted) = Granted::read(data) {
+            (self.grant, self.since) = (Some(granted), Some(stat.ctime));
         }
     }
 
@@ -132,7 +156,12 @@ impl Hold {
         let beat = self.beat();
         self.session = Some(Session::open(ensemble, VISIT, Purpose::Visit).await?);
         let seen = self.read_line(ensemble, true).await?;
-        let ttl: Option<u64> = match self.ask(ensemble, &[Ask::Read { path: &beat }]).await?.pop() {
+        let mark = self.names.mark(&guid(&self.token));
+        let mut answers = self.ask(ensemble, &[Ask::Read { path: &beat }, Ask::Read { path: &mark }]).await?;
+        if let Some((data, stat)) = marked(answers.pop())? {
+            self.note_mark(&data, &stat);
+        }
+        let ttl: Option<u64> = match answers.pop() {
             Some(Ok(Reply::Data { data, stat })) if stat.session == handed.id => {
                 std::str::from_utf8(&data).ok().and_then(|t| t.parse().ok())
             }
@@ -174,16 +203,34 @@ impl Hold {
         // With no namespace, the directory's parent is whoever's.
         let own = if ensemble.options.namespace.as_str().is_empty() { 1 } else { 2 };
         let container = if self.no_containers { Node::Persistent } else { Node::Container };
-        let steps = |path: &str| -> Vec<String> {
-            path.match_indices('/').map(|(at, _)| at).skip(1).chain([path.len()]).map(|end| path[..end].to_owned()).collect()
-        };
-        let (line, beside) = (steps(&self.names.lock), steps(&self.names.meta));
+        let (line, beside) = (way_to(&self.names.lock), way_to(&self.names.meta));
         let (to_line, to_beside) = (line.len() - own, beside.len() - 1);
         let line =
             line.into_iter().enumerate().map(|(at, path)| (path, if at < to_line { Node::Persistent } else { container }, Vec::new()));
         let record = |at| if at < to_beside { Vec::new() } else { Record::write(Last::None) };
         let beside = beside.into_iter().enumerate().map(|(at, path)| (path, Node::Persistent, record(at)));
-        line.chain(beside).collect()
+        let memory = way_to(&self.names.memory(Memory::Fine)).into_iter().skip(to_beside).map(|path| (path, Node::Persistent, Vec::new()));
+        line.chain(beside).chain(memory).collect()
+    }
+}
+
+/// The mark of a hold that nobody gave back, and how that is remembered.
+pub(super) struct Stale {
+    pub(super) path: String,
+    pub(super) run: Option<Made>,
+    /// Its fence, if it had the lock alone.
+    pub(super) alone: Option<Fence>,
+}
+
+/// The mark of a grant: what it says, and its node. `None` if somebody removed it.
+pub(super) type Marked = Option<(Vec<u8>, Stat)>;
+
+/// Reads that.
+pub(super) fn marked(answer: Option<Answer>) -> Result<Marked> {
+    match answer {
+        Some(Ok(Reply::Data { data, stat })) => Ok(Some((data, stat))),
+        Some(Err(Code::NoNode)) => Ok(None),
+        answer => Err(unexpected(answer)),
     }
 }
 

@@ -4,20 +4,21 @@ use super::{
     CAPABILITIES, ZooKeeper,
     failure::{self, Asked, Fault},
     hold::Hold,
+    record::Granted,
     session::Ensemble,
 };
-use crate::lock::{Key, Renewal, Result, Token, Ttl};
+use crate::lock::{Extension, Key, Purpose, Renewal, Result, Token, Ttl};
 
 impl ZooKeeper {
-    pub(super) async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>) -> Result<Renewal> {
+    pub(super) async fn ask_renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
         let taken_with = self.position(key, token).and_then(|at| self.holds[at].session.as_ref()).map(|session| session.timeout);
         // A session's timeout is for good.
-        if let Some(ttl) = ttl.filter(|ttl| taken_with != Some(ttl.get())) {
+        if let Some(ttl) = extension.ttl.filter(|ttl| taken_with != Some(ttl.get())) {
             CAPABILITIES.check_new_ttl(ttl)?;
         }
         let Some(at) = self.hold_of(key, token).await? else { return Ok(Renewal::NotHeld) };
         let hold = &mut self.holds[at];
-        let outcome = if hold.granted { hold.renew(&self.ensemble).await } else { Ok(Renewal::NotHeld) };
+        let outcome = if hold.granted { hold.renew(&self.ensemble, extension.purpose).await } else { Ok(Renewal::NotHeld) };
         match outcome {
             Ok(Renewal::NotHeld) => {
                 // What another process handed over for it is of no use any more.
@@ -54,16 +55,26 @@ impl ZooKeeper {
 }
 
 impl Hold {
-    async fn renew(&mut self, ensemble: &Ensemble) -> Asked<Renewal> {
-        if !self.confirm(ensemble).await? {
-            return Ok(Renewal::NotHeld);
+    async fn renew(&mut self, ensemble: &Ensemble, purpose: Purpose) -> Asked<Renewal> {
+        let Some(mark) = self.confirm_and_read(ensemble).await? else { return Ok(Renewal::NotHeld) };
+        let granted = mark.as_ref().and_then(|(says, stat)| Some((Granted::read(says)?, *stat)));
+        if let (Some((Granted { broken: Some(broken), .. }, _)), Purpose::GoOn) = (&granted, purpose) {
+            let broken = broken.clone();
+            if let Some(session) = &mut self.session {
+                session.let_go();
+            }
+            return Ok(Renewal::Broken(broken));
         }
         let mut lasts = self.session.as_ref().map(|session| session.timeout).unwrap_or_default();
         if !self.root {
-            match self.keep_heirloom(ensemble).await? {
+            match self.keep_heirloom(ensemble, mark, purpose).await? {
                 Some(keeps) => lasts = lasts.min(keeps),
                 None => return Ok(Renewal::NotHeld),
             }
+        }
+        // Whoever keeps the session that was handed down has written it by now.
+        if let (Some((granted @ Granted { heirloom: None, .. }, stat)), Purpose::Stop) = (&granted, purpose) {
+            self.note_seen(ensemble, granted, stat).await;
         }
         let (Some(place), Some(session)) = (&self.place, &mut self.session) else { return Err(failure::unsettled().into()) };
         session.let_go();

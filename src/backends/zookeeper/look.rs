@@ -10,7 +10,7 @@ use super::{
     contender::{Contender, heads},
     failure::Asked,
     names::{MARK, Names, holds_of},
-    record::{Heirloom, Record, Said},
+    record::{Granted, Record, Said},
     session::{Ensemble, Session},
     wire::{Answer, Node, Reply, Request, Stat},
 };
@@ -133,13 +133,14 @@ async fn holder(
     let mut answers = session.ask(ensemble, &requests).await?.into_iter();
     let mark = data(answers.next());
     let granted = mark.as_ref().map(|(_, mark)| mark.ctime);
+    let Granted { heirloom, broken, .. } = mark.as_ref().and_then(|(says, _)| Granted::read(says)).unwrap_or_default();
     let holds: Vec<(i64, u64)> = answers
         .filter_map(|answer| data(Some(answer)))
         .map(|(data, stat)| (stat.mtime, std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).unwrap_or_default()))
         .collect();
     let renewed = holds.iter().map(|(renewed, _)| *renewed).max();
     // Handed down, the session of the contender's node is what its heirs keep alive by writing the mark.
-    let handed_down = mark.and_then(|(says, mark)| Heirloom::read(&says).map(|heirloom| (mark.mtime, heirloom.timeout_ms)));
+    let handed_down = mark.zip(heirloom).map(|((_, mark), heirloom)| (mark.mtime, heirloom.timeout_ms));
     let heirs_wrote = handed_down.map(|(written, _)| written);
     *newest = [renewed, granted, heirs_wrote].into_iter().flatten().fold(*newest, i64::max);
     let now = *newest;
@@ -154,6 +155,7 @@ async fn holder(
         // Without a hold, its session has ended: servers remove the nodes of one in no order, and this one last.
         expires_in: Some(handed_down.as_ref().or(holds.iter().max_by_key(|hold| left(hold))).map_or(Duration::ZERO, left)),
         holds: u32::try_from(holds.len()).unwrap_or(u32::MAX).max(1),
+        broken,
         ..unknown
     })
 }

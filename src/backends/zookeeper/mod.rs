@@ -25,9 +25,12 @@
 //! - **A server's clock steps:** sessions go by ticks, and only what is shown goes by its clock.
 
 mod acquire;
+mod breaking;
 mod contender;
 mod enter;
+pub mod examine;
 mod failure;
+mod history;
 mod hold;
 mod keep;
 mod look;
@@ -48,16 +51,18 @@ pub use self::options::Options;
 use self::{
     hold::Hold,
     names::Names,
-    session::{Ensemble, LONGEST},
+    session::{Ensemble, LONGEST, Session},
 };
 use crate::lock::{
-    Attempt, Backend, Capabilities, Extension, Holding, Init, Key, LockState, Pace, Parting, Release, Renewal, Request, Result, Token,
-    Wake, fingerprint,
+    Attempt, Backend, Break, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Note, Pace, Parting, Release,
+    Renewal, Request, Result, Token, Wake, fingerprint,
 };
 
 const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
     fair: true,
+    history: true,
+    breakable: true,
     ttl_max: LONGEST,
     adjustable_ttl: false,
     // A follower reports what it has heard of a session to the leader, whose clock counts, only every half tick; and a
@@ -71,12 +76,14 @@ pub struct ZooKeeper {
     ensemble: Ensemble,
     /// What was asked for and not given back yet, each with its session. Noted before anything is sent.
     holds: Vec<Hold>,
+    /// For asking the time again and again.
+    visit: Option<Session>,
 }
 
 impl ZooKeeper {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
-        Self { ensemble: Ensemble::new(options), holds: Vec::new() }
+        Self { ensemble: Ensemble::new(options), holds: Vec::new(), visit: None }
     }
 
     fn options(&self) -> &Options {
@@ -136,8 +143,7 @@ impl Backend for ZooKeeper {
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let ttl = extension.ttl;
-        let outcome = self.ask_renew(key, token, ttl).await;
+        let outcome = self.ask_renew(key, token, extension).await;
         self.ensemble.tidy().await;
         self.about(outcome, "renew", Some(key))
     }
@@ -149,8 +155,7 @@ impl Backend for ZooKeeper {
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let scope = parting.scope;
-        let outcome = self.ask_release(key, token, scope).await;
+        let outcome = self.ask_release(key, token, parting).await;
         self.ensemble.tidy().await;
         self.about(outcome, "release", Some(key))
     }
@@ -163,6 +168,30 @@ impl Backend for ZooKeeper {
         let outcome = self.read_lock(key).await;
         self.ensemble.tidy().await;
         self.about(outcome, "inspect", Some(key))
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let outcome = self.read_history(key).await;
+        self.ensemble.tidy().await;
+        self.about(outcome, "history", Some(key))
+    }
+
+    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let outcome = self.take_note(key, note).await;
+        self.ensemble.tidy().await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.ask_mark(key, fence, mark).await;
+        self.ensemble.tidy().await;
+        self.about(outcome, "break", Some(key))
+    }
+
+    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+        let outcome = self.ask_evict(key, fence, mark).await;
+        self.ensemble.tidy().await;
+        self.about(outcome, "break", Some(key))
     }
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {

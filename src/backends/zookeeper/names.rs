@@ -3,9 +3,12 @@
 //! ```text
 //! <chroot>/<namespace>/<key>/_c_<guid>-lock-NNNNNNNNNN        who holds the lock or waits for it; a directory of nothing else
 //! <chroot>/<namespace>.meta/<key>                             the last fence, and below it:
-//!                                 /held-<guid>                there from the grant to the clean release
+//!                                 /held-<guid>                there from the grant to the clean release: whose hold it is
 //!                                 /hold-<guid>-<hold>         one for each hold of an owner; what renewals write
 //! <chroot>/<namespace>.meta/%now-…                            made and dropped to learn the time
+//! <chroot>/<namespace>.meta/%fine/<key>/<fence>               a hold that is over: see [`super::history`]
+//! <chroot>/<namespace>.meta/%bad/<key>/<fence>                one that ended badly
+//! <chroot>/<namespace>.meta/%skips/<key>/…                    a host that did without
 //! ```
 //! Without a namespace locks lie in the chroot itself, where other libraries look for them, and the rest in `.meta`.
 
@@ -13,7 +16,7 @@ use std::fmt::Write as _;
 
 use uuid::Uuid;
 
-use crate::lock::{Key, Namespace, Token};
+use crate::lock::{Fence, Key, Namespace, Token};
 
 /// The names of everything that belongs to one lock.
 #[derive(Clone, Debug)]
@@ -22,12 +25,33 @@ pub(super) struct Names {
     pub(super) lock: String,
     /// The record beside it.
     pub(super) meta: String,
+    /// What all else of the namespace lies in.
+    folder: String,
+    name: String,
 }
 
 impl Names {
     pub(super) fn new(chroot: &str, namespace: &Namespace, key: &Key) -> Self {
         let name = encode(key.as_str());
-        Self { lock: format!("{}/{name}", folder(chroot, namespace)), meta: format!("{}/{name}", meta_folder(chroot, namespace)) }
+        let beside = meta_folder(chroot, namespace);
+        Self { lock: format!("{}/{name}", folder(chroot, namespace)), meta: format!("{beside}/{name}"), folder: beside, name }
+    }
+
+    /// The folder of what is remembered of the lock in one way.
+    pub(super) fn memory(&self, what: Memory) -> String {
+        format!("{}/{}", memory_folder(&self.folder, what), self.name)
+    }
+
+    /// A host that did without, whatever it is called.
+    pub(super) fn skips_of(&self, host: &str) -> String {
+        format!("{}/{}", self.memory(Memory::Skips), hash(Uuid::nil(), host.as_bytes()).simple())
+    }
+
+    /// A hold that is over.
+    pub(super) fn run(&self, bad: bool, fence: Fence) -> String {
+        let folder = self.memory(if bad { Memory::Bad } else { Memory::Fine });
+        // By name in the order of the grants.
+        format!("{folder}/{:016x}", fence.0)
     }
 
     pub(super) fn contender(&self, name: &str) -> String {
@@ -45,8 +69,34 @@ impl Names {
     }
 }
 
+/// What is remembered of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// Holds that are over.
+    Fine,
+    /// Those of them that ended badly.
+    Bad,
+    /// Who did without.
+    Skips,
+}
+
+/// The folder of what is remembered in one way, in that of all that is not a contender. No key is encoded to such a name.
+pub(super) fn memory_folder(meta: &str, what: Memory) -> String {
+    let name = match what {
+        Memory::Fine => "%fine",
+        Memory::Bad => "%bad",
+        Memory::Skips => "%skips",
+    };
+    format!("{meta}/{name}")
+}
+
 /// What the names of marks begin with.
 pub(super) const MARK: &str = "held-";
+
+/// All nodes on the way to one, and itself.
+pub(super) fn way_to(path: &str) -> Vec<String> {
+    path.match_indices('/').map(|(at, _)| at).skip(1).chain([path.len()]).map(|end| path[..end].to_owned()).collect()
+}
 
 /// The folder of all locks of a namespace; empty for the root itself.
 pub(super) fn folder(chroot: &str, namespace: &Namespace) -> String {
@@ -159,6 +209,8 @@ mod tests {
         let bare = Names::new("", &Namespace::new("").unwrap(), &Key::new("my.lock").unwrap());
         assert_eq!((bare.lock.as_str(), bare.meta.as_str()), ("/my.lock", "/.meta/my.lock"));
         assert_eq!(decode("%now-1"), None);
+        assert!([Memory::Fine, Memory::Bad, Memory::Skips].into_iter().all(|what| decode(&memory_folder("", what)[1..]).is_none()));
+        assert_eq!(names.run(true, Fence(0x1f)), "/x/dlock.meta/%bad/a%2Fb.c/000000000000001f");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::{
     failure::{Asked, Fault},
     hold::{Hold, line_of, listed, unexpected},
     look::{Clock, Look, look},
-    names::{Names, decode, folder, meta_folder},
+    names::{Memory, Names, decode, folder, memory_folder, meta_folder},
     session::{Ensemble, Purpose, Session, VISIT},
     wire::{Code, Node, Reply, Request as Ask},
 };
@@ -100,7 +100,11 @@ impl ZooKeeper {
         self.options().check()?;
         let folder = meta_folder(&self.options().chroot, &self.options().namespace);
         let mut session = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
-        let removed = remove(&mut session, &self.ensemble, &folder, unused_for).await;
+        let removed = async {
+            let records = remove(&mut session, &self.ensemble, &folder, unused_for).await?;
+            Ok(records + forget(&mut session, &self.ensemble, &folder).await?)
+        };
+        let removed: Asked<u64> = removed.await;
         removed.map_err(Fault::into_error)
     }
 }
@@ -136,6 +140,32 @@ async fn remove(session: &mut Session, ensemble: &Ensemble, folder: &str, unused
         }
     }
     Ok(removed)
+}
+
+/// Removes what is remembered of locks that have no record any more; of how many, in the ways there are to be remembered.
+async fn forget(session: &mut Session, ensemble: &Ensemble, folder: &str) -> Asked<u64> {
+    let mut forgotten = 0;
+    for what in [Memory::Fine, Memory::Bad, Memory::Skips] {
+        let memories = memory_folder(folder, what);
+        let names = listed(session.ask(ensemble, &[Ask::Children { path: &memories }]).await?.pop())?;
+        let records: Vec<_> = names.iter().map(|name| format!("{folder}/{name}")).collect();
+        let answers = session.ask(ensemble, &records.iter().map(|path| Ask::Exists { path }).collect::<Vec<_>>()).await?;
+        for (name, answer) in names.iter().zip(answers) {
+            if answer != Err(Code::NoNode) {
+                continue;
+            }
+            let memory = format!("{memories}/{name}");
+            let inside = listed(session.ask(ensemble, &[Ask::Children { path: &memory }]).await?.pop())?;
+            let paths: Vec<_> = inside.iter().map(|inside| format!("{memory}/{inside}")).chain([memory.clone()]).collect();
+            // A lock that is taken meanwhile makes its folder anew.
+            match session.ask(ensemble, &paths.iter().map(|path| Ask::Delete { path }).collect::<Vec<_>>()).await?.pop() {
+                Some(Ok(_)) => forgotten += u64::from(!inside.is_empty()),
+                Some(Err(Code::NoNode | Code::NotEmpty)) => {}
+                answer => return Err(unexpected(answer).into()),
+            }
+        }
+    }
+    Ok(forgotten)
 }
 
 async fn state(session: &mut Session, ensemble: &Ensemble, key: &Key, names: &Names, line: &[Contender], folder: &str) -> Asked<LockState> {

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::failure;
-use crate::lock::{Fence, Metadata, Result};
+use crate::lock::{Break, End, Fence, Metadata, Mode, Past, Request, Result};
 
 /// The newest layout that this version can read, up to any minor version.
 const MAJOR: u32 = 1;
@@ -60,9 +60,20 @@ pub(super) struct Record {
 pub(super) enum Last {
     #[default]
     None,
-    /// The number of the change that wrote this record.
+    /// The number of the change that wrote this.
     Here,
     Fence(u64),
+}
+
+impl Last {
+    /// The fence, of what was written by the change of this number.
+    fn given(self, written: i64) -> Option<Fence> {
+        match self {
+            Self::None => None,
+            Self::Here => u64::try_from(written).ok().map(Fence),
+            Self::Fence(fence) => Some(Fence(fence)),
+        }
+    }
 }
 
 impl Record {
@@ -72,26 +83,33 @@ impl Record {
 
     /// The last fence, of a record that was written by the change of this number.
     pub(super) fn last_fence(data: &[u8], written: i64) -> Option<Fence> {
-        match serde_json::from_slice(data).ok()? {
-            Self { last: Last::None, .. } => None,
-            Self { last: Last::Here, .. } => u64::try_from(written).ok().map(Fence),
-            Self { last: Last::Fence(fence), .. } => Some(Fence(fence)),
-        }
+        serde_json::from_slice::<Self>(data).ok()?.last.given(written)
     }
 }
 
-/// What a mark holds once the hold that the lock was taken with was given back, and nested ones keep it: the session
-/// of the contender's node, for them to keep alive.
-#[derive(Debug, Deserialize, Serialize)]
-pub(super) struct Heirloom {
-    pub(super) session: i64,
-    /// The session's password, sealed with what only holds of this owner know.
-    pub(super) sealed: [u8; 16],
-    /// What the session lasts, in ms.
-    pub(super) timeout_ms: u64,
+/// What the mark of a grant says of the hold. That of a hold which is remembered already says nothing any more.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(super) struct Granted {
+    /// Its fence; `None` in what older versions wrote.
+    #[serde(default, rename = "f")]
+    pub(super) fence: Last,
+    #[serde(default, rename = "r", skip_serializing_if = "std::ops::Not::not")]
+    pub(super) shared: bool,
+    #[serde(default, rename = "m", skip_serializing_if = "Option::is_none")]
+    pub(super) metadata: Option<Metadata>,
+    /// Who is breaking it.
+    #[serde(default, rename = "b", skip_serializing_if = "Option::is_none")]
+    pub(super) broken: Option<Break>,
+    /// Beside the others, as older versions wrote it alone.
+    #[serde(flatten)]
+    pub(super) heirloom: Option<Heirloom>,
 }
 
-impl Heirloom {
+impl Granted {
+    pub(super) fn of(request: &Request, fence: Last) -> Self {
+        Self { fence, shared: request.mode == Mode::Shared, metadata: request.metadata.clone(), ..Self::default() }
+    }
+
     pub(super) fn write(&self) -> Vec<u8> {
         json(self)
     }
@@ -99,6 +117,31 @@ impl Heirloom {
     pub(super) fn read(data: &[u8]) -> Option<Self> {
         serde_json::from_slice(data).ok()
     }
+
+    /// What it says once the holder has seen that it is being broken; `None` if it says so already, or nothing of that.
+    pub(super) fn seen(&self) -> Option<Vec<u8>> {
+        let broken = self.broken.as_ref().filter(|broken| !broken.seen)?;
+        Some(Self { broken: Some(Break { seen: true, ..broken.clone() }), ..self.clone() }.write())
+    }
+
+    /// The hold, which was never given back, by the change and the time that its mark was made with. When it ended is not
+    /// known any more.
+    pub(super) fn past(self, made: i64, since: i64) -> Option<Past> {
+        let (end, why) = self.broken.as_ref().map_or((End::Expired, None), Into::into);
+        let fence = Some(self.fence.given(made)?);
+        Some(Past { fence, started_ms: u64::try_from(since).ok(), ended_ms: None, end, why, metadata: self.metadata })
+    }
+}
+
+/// What the mark holds once the hold that the lock was taken with was given back, and nested ones keep it: the session
+/// of the contender's node, for them to keep alive.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Heirloom {
+    pub(super) session: i64,
+    /// The session's password, sealed with what only holds of this owner know.
+    pub(super) sealed: [u8; 16],
+    /// What the session lasts, in ms.
+    pub(super) timeout_ms: u64,
 }
 
 /// Nothing in these can't be written.
@@ -126,8 +169,23 @@ mod tests {
         for data in [&b""[..], b"192.168.0.7", b"{}", b"\xff\x00", br#"{"dlock":7}"#] {
             assert!(Said::read(data).unwrap().is_none());
         }
-        assert!(Heirloom::read(b"").is_none());
+        assert!(Granted::read(b"").is_none());
         let last = |last| Record::last_fence(&Record::write(last), 9);
         assert_eq!([last(Last::None), last(Last::Here), last(Last::Fence(7))], [None, Some(Fence(9)), Some(Fence(7))]);
+    }
+
+    #[test]
+    fn a_mark_says_whose_hold_it_is_and_whose_session_it_hands_down() {
+        let old = br#"{"session":7,"sealed":[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0],"timeout_ms":4000}"#;
+        let granted = Granted::read(old).unwrap();
+        assert_eq!(granted.heirloom.as_ref().map(|heirloom| heirloom.timeout_ms), Some(4000));
+        assert!(granted.past(9, 5).is_none(), "an older version's has no fence");
+        let broken = Some(Break { by: "ana@ops1".into(), why: None, seen: false });
+        let granted = Granted { fence: Last::Here, broken, ..Granted::read(old).unwrap() };
+        let again = Granted::read(&granted.write()).unwrap();
+        assert!(again.heirloom.is_some() && again.broken == granted.broken);
+        let past = again.past(9, 5).unwrap();
+        assert_eq!((past.fence, past.started_ms, past.end), (Some(Fence(9)), Some(5), End::Broken));
+        assert_eq!(Granted { fence: Last::Fence(3), ..Granted::default() }.past(9, 5).unwrap().end, End::Expired);
     }
 }

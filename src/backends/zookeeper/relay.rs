@@ -275,7 +275,7 @@ async fn frame(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
 }
 
 /// Connects to the first address of a host that answers.
-async fn dial(host: &str, port: u16) -> Result<TcpStream> {
+pub(super) async fn dial(host: &str, port: u16) -> Result<TcpStream> {
     let mut failed = None;
     // No resolver for what needs none: it would start a thread.
     let host = if host.eq_ignore_ascii_case("localhost") { "127.0.0.1" } else { host };

@@ -3,17 +3,19 @@
 use super::{
     ZooKeeper,
     acquire::LOOKS,
+    enter::Kept,
     failure::{self, Asked, Fault},
-    hold::{Hold, unexpected},
+    history::make,
+    hold::{Hold, Stale, unexpected},
     look::children,
-    names::{guid, holds_of},
+    names::{Memory, guid, holds_of, way_to},
     session::Ensemble,
-    wire::{Code, Reply, Request as Ask},
+    wire::{Code, Node, Reply, Request as Ask},
 };
-use crate::lock::{Key, Release, Request, Result, Scope, Token};
+use crate::lock::{Key, Parting, Release, Request, Result, Scope, Token};
 
 impl ZooKeeper {
-    pub(super) async fn ask_release(&mut self, key: &Key, token: &Token, scope: Scope) -> Result<Release> {
+    pub(super) async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         let Some(at) = self.hold_of(key, token).await? else { return Ok(Release::NotHeld) };
         let hold = &mut self.holds[at];
         if !hold.granted && hold.waiting {
@@ -27,22 +29,32 @@ impl ZooKeeper {
                 return Ok(Release::NotHeld);
             }
         }
-        let outcome = if hold.granted { hold.give_back(&self.ensemble, scope).await } else { hold.undo(&self.ensemble).await };
+        if parting.end.is_none() {
+            // Nothing was done under it, and perhaps because the time to let others die in was not over.
+            hold.stale.clear();
+        }
+        let outcome = if hold.granted { hold.give_back(&self.ensemble, parting).await } else { hold.undo(&self.ensemble).await };
         let answer = match outcome {
             Ok(answer) => answer,
             Err(Fault::Expired) => Release::NotHeld,
             Err(Fault::Error(error)) => return Err(error),
         };
-        let hold = self.holds.remove(at);
-        let Some(session) = hold.session else { return Ok(answer) };
+        let mut hold = self.holds.remove(at);
+        if hold.session.is_none() {
+            return Ok(answer);
+        }
         if hold.root && matches!(answer, Release::StillHeld(_)) {
             // It is theirs now; dropped, it isn't ended.
             return Ok(answer);
         }
-        let stale: Vec<String> = hold.stale.iter().map(|name| format!("{}/{name}", hold.names.meta)).collect();
-        let mark = hold.root.then(|| hold.names.mark(&guid(&hold.token)));
-        let tidy: Vec<_> = stale.iter().chain(&mark).map(|path| Ask::Delete { path }).collect();
-        session.tell(&self.ensemble, &tidy);
+        if hold.root {
+            // Of a hold that was found to be gone, what its mark says is all that is known.
+            let gone = hold.granted && answer == Release::NotHeld;
+            let mark = hold.own_mark();
+            hold.stale.push(Stale { run: mark.run.filter(|_| gone), ..mark });
+        }
+        hold.bury(&self.ensemble);
+        let Some(session) = hold.session else { return Ok(answer) };
         session.close(&self.ensemble);
         if let Some(heirloom) = hold.heirloom {
             heirloom.session(&hold.token).close(&self.ensemble);
@@ -65,35 +77,56 @@ impl ZooKeeper {
 
 impl Hold {
     /// Gives back a granted hold.
-    async fn give_back(&mut self, ensemble: &Ensemble, scope: Scope) -> Asked<Release> {
+    async fn give_back(&mut self, ensemble: &Ensemble, parting: &Parting) -> Asked<Release> {
         let Some(place) = self.place.clone() else { return Ok(Release::NotHeld) };
         let (beat, mark, meta) = (self.beat(), self.names.mark(&guid(&self.token)), self.names.meta.clone());
-        let says = self.legacy();
+        let memories = [Memory::Fine, Memory::Bad].map(|what| (what, self.names.memory(what)));
+        let (mut remember, mut made) = (true, false);
         // Who entered whom is not recorded: only the first hold is known to enclose all others.
-        let whole = self.root && scope == Scope::Tree;
+        let whole = self.root && parting.scope == Scope::Tree;
         for nth in 0..LOOKS {
             let kept = if whole && nth == 0 { None } else { Some(self.kept(ensemble, true).await?) };
             if kept.as_ref().is_some_and(|kept| !kept.holds.contains(&beat)) {
                 return Ok(Release::NotHeld);
             }
+            let says = kept.as_ref().filter(|_| self.root).map(|kept| self.legacy(kept));
             let others = kept.as_ref().filter(|_| !whole).map_or(0, |kept| kept.holds.len() - 1);
             let mut steps = if others == 0 { vec![Ask::Delete { path: &place.path }] } else { vec![Ask::Check { path: &place.path }] };
             steps.push(Ask::Delete { path: &beat });
             steps.extend(match &kept {
                 None => Some(Ask::Delete { path: &mark }),
                 Some(kept) if others == 0 => kept.unmark(&mark),
-                Some(kept) => kept.remark(&mark, self.root.then_some(&*says)),
+                Some(kept) => kept.remark(&mark, says.as_deref()),
             });
-            let mut answers = self.ask(ensemble, &[Ask::All(steps), Ask::Children { path: &meta }]).await?;
-            let left = children(answers.pop());
-            match answers.pop() {
+            let run = if others == 0 && remember { self.run(parting, kept.as_ref().and_then(Kept::granted)) } else { None };
+            let run = run.and_then(|run| run.node(&self.names));
+            let last = steps.len();
+            steps.extend(run.iter().map(|(path, data)| Ask::Create { path, data, node: Node::Persistent }));
+            let mut asks = vec![Ask::All(steps), Ask::Children { path: &meta }];
+            asks.extend(memories.iter().map(|(_, folder)| Ask::Exists { path: folder }));
+            let mut answers = self.ask(ensemble, &asks).await?.into_iter();
+            let (done, left) = (answers.next(), children(answers.next()));
+            match done {
                 Some(Ok(Reply::AllDone { .. })) if others == 0 => {
                     // Holds nested in this one that are left over end with their sessions; nobody needs to see them until then.
                     let start = holds_of(&guid(&self.token));
-                    self.stale.extend(left.into_iter().filter(|name| name.starts_with(&start)));
+                    let nested = left.into_iter().filter(|name| name.starts_with(&start));
+                    self.stale.extend(nested.map(|name| Stale { path: format!("{meta}/{name}"), run: None, alone: None }));
                     // Once the lock is free, the session that was handed down with it has no node any more.
                     self.heirloom = kept.and_then(|kept| kept.heirloom());
+                    for ((what, _), answer) in memories.iter().zip(answers) {
+                        self.trim(ensemble, *what, &answer).await;
+                    }
                     return Ok(Release::Released);
+                }
+                // No history keeps a lock: it can't be written, or its end was told already.
+                Some(Ok(Reply::RolledBack { at, code })) if run.is_some() && at == last => {
+                    remember = code == Code::NoNode && !made;
+                    if remember {
+                        let folders: Vec<_> = memories.iter().flat_map(|(_, folder)| way_to(folder)).collect();
+                        self.ask(ensemble, &make(&folders)).await?;
+                        made = true;
+                    }
                 }
                 Some(Ok(Reply::AllDone { .. })) => return Ok(Release::StillHeld(u32::try_from(others).unwrap_or(u32::MAX))),
                 Some(Ok(Reply::RolledBack { at: 0 | 1, code: Code::NoNode })) => return Ok(Release::NotHeld),
@@ -114,7 +147,7 @@ impl Hold {
             // What was entered is its owner's; only this hold in it is given back, if it is there.
             let seen = self.read_line(ensemble, true).await?;
             self.place = self.owners_place(ensemble, &seen).await?;
-            return self.give_back(ensemble, Scope::Hold).await;
+            return self.give_back(ensemble, &Parting::UNDO).await;
         }
         if self.place.is_none() && self.maybe_placed {
             let seen = self.read_line(ensemble, true).await?;

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Attempt, Break, End, Extension, Fence, Holding, Key, Marking, Parting, Purpose, Release, Renewal, Request, Scope, Ttl};
+use dlock::lock::{
+    Attempt, Break, End, Extension, Fence, Holding, Key, Marking, Mode, Parting, Purpose, Release, Renewal, Request, Scope, Ttl,
+};
 
 use super::{
-    Case, cases,
+    Case, cases, everywhere,
     history::{broken, history},
 };
 use crate::{
@@ -14,7 +16,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![Kind::breakable =>
+    let mut all = cases![everywhere =>
         a_marked_hold_is_renewed_only_to_be_stopped,
         a_mark_is_shown_and_the_hold_goes_on,
         who_answers_a_mark_gives_back_what_was_broken,
@@ -25,11 +27,19 @@ pub fn all() -> Vec<Case> {
         a_mark_ends_with_its_hold,
         only_the_hold_that_was_seen_is_evicted,
     ];
-    all.extend(cases![|kind| kind.breakable() && !kind.bound_to_processes() =>
+    all.extend(cases![|kind| !kind.bound_to_processes() =>
         who_is_evicted_holds_nothing,
         an_eviction_frees_the_lock_for_who_waits,
     ]);
-    all.extend(cases![|kind| kind.breakable() && kind.hands_on() => a_nested_hold_is_broken_with_the_one_it_entered]);
+    all.extend(cases![|kind| kind.hands_on() =>
+        a_nested_hold_is_broken_with_the_one_it_entered,
+        a_nested_hold_that_outlives_the_outer_one_is_broken,
+    ]);
+    all.extend(cases![|kind| kind.hands_on() && !kind.bound_to_processes() =>
+        nested_holds_are_evicted_with_the_one_they_entered,
+    ]);
+    all.extend(cases![|kind| kind.keeps_places() => who_waits_is_not_broken]);
+    all.extend(cases![|kind| kind.shared() => one_reader_is_broken_and_no_other]);
     all
 }
 
@@ -261,4 +271,106 @@ async fn a_nested_hold_is_broken_with_the_one_it_entered(lab: &Lab) {
     assert!(matches!(stop(&mut b, &inner).await, Renewal::Renewed { .. }));
     assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
     a.free(&outer).await;
+}
+
+async fn a_nested_hold_that_outlives_the_outer_one_is_broken(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    // Marked before the outer hold is given back, or after.
+    for before in [true, false] {
+        let outer = request(&job, LONG);
+        let fence = a.take(&outer).await.fence;
+        let (inner, other) = (nested(&outer), nested(&outer));
+        b.take(&inner).await;
+        b.take(&other).await;
+        if before {
+            assert_eq!(mark(&mut c, &job, fence, "NFS").await, Marking::Done);
+        }
+        assert_eq!(a.release(&outer, Scope::Hold).await, Release::StillHeld(2));
+        if !before {
+            b.renewed(&inner, None).await;
+            assert_eq!(mark(&mut c, &job, fence, "NFS").await, Marking::Done);
+        }
+        assert_eq!(b.renew(&inner, None).await, Renewal::Broken(broken("NFS")));
+        assert_eq!(b.renew(&other, None).await, Renewal::Broken(broken("NFS")));
+        for of in [&inner, &other, &inner] {
+            assert!(matches!(stop(&mut b, of).await, Renewal::Renewed { fence: same, .. } if same == fence));
+        }
+        assert_eq!(shown(&mut c, &job).await, Some(Break { seen: true, ..broken("NFS") }));
+        assert_eq!(b.release(&other, Scope::Hold).await, Release::StillHeld(1));
+        assert!(matches!(stop(&mut b, &inner).await, Renewal::Renewed { .. }));
+        b.free(&inner).await;
+        assert_eq!(history(&mut c, &job).await.past[0].fence, Some(fence));
+    }
+}
+
+async fn nested_holds_are_evicted_with_the_one_they_entered(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    // Also if the outer hold was given back before.
+    for outlived in [false, true] {
+        let outer = request(&job, LONG);
+        let fence = a.take(&outer).await.fence;
+        let inner = nested(&outer);
+        b.take(&inner).await;
+        if outlived {
+            assert_eq!(a.release(&outer, Scope::Hold).await, Release::StillHeld(1));
+        }
+        assert_eq!(evict(&mut c, &job, fence).await, Marking::Done);
+        let next = c.hold(&job).await;
+        assert_eq!(b.renew(&inner, None).await, Renewal::NotHeld);
+        assert_eq!(b.release(&inner, Scope::Tree).await, Release::NotHeld);
+        assert_eq!(a.renew(&outer, None).await, Renewal::NotHeld);
+        c.renewed(&next, None).await;
+        c.free(&next).await;
+        let past = history(&mut c, &job).await.past;
+        assert!(past.iter().any(|past| past.end == End::Broken && past.fence == Some(fence)), "{past:?}");
+    }
+}
+
+async fn who_waits_is_not_broken(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = request(&job, LONG);
+    let fence = a.take(&held).await.fence;
+    let wanted = waiting(&job, LONG);
+    b.refused(&wanted).await;
+    // Its place has a number too, which becomes its fence, and which everybody can see.
+    for later in 1..=20 {
+        assert_eq!(mark(&mut c, &job, Fence(fence.0 + later), "NFS").await, Marking::Changed);
+        assert_eq!(evict(&mut c, &job, Fence(fence.0 + later)).await, Marking::Changed);
+    }
+    a.free(&held).await;
+    assert!(b.wait_for(&wanted, LONG).await.fence.0 <= fence.0 + 20, "the case missed it");
+    b.renewed(&wanted, None).await;
+    b.free(&wanted).await;
+}
+
+async fn one_reader_is_broken_and_no_other(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let (one, two, three) = (request(&job, LONG), request(&job, LONG), request(&job, LONG));
+    let [one, two, three] = [one, two, three].map(|reader| Request { mode: Mode::Shared, ..reader });
+    let fences = [a.take(&one).await.fence, b.take(&two).await.fence, a.take(&three).await.fence];
+    assert_eq!(mark(&mut c, &job, fences[1], "NFS").await, Marking::Done);
+    assert_eq!(b.renew(&two, None).await, Renewal::Broken(broken("NFS")));
+    a.renewed(&one, None).await;
+    a.renewed(&three, None).await;
+    let marked: Vec<_> = c.inspect(&job).await.holders.into_iter().filter(|holder| holder.broken.is_some()).map(|it| it.fence).collect();
+    assert_eq!(marked, [Some(fences[1])]);
+    if lab.kind.bound_to_processes() {
+        return;
+    }
+    assert_eq!(evict(&mut c, &job, fences[1]).await, Marking::Done);
+    assert_eq!(b.renew(&two, None).await, Renewal::NotHeld);
+    a.renewed(&one, None).await;
+    a.renewed(&three, None).await;
+    b.refused(&request(&job, LONG)).await;
+    a.release(&one, Scope::Hold).await;
+    a.free(&three).await;
+    let past = history(&mut b, &job).await.past;
+    assert!(
+        past.iter().map(|past| (past.fence, past.end == End::Broken)).eq([2, 1, 0].map(|n: usize| (Some(fences[n]), n == 1))),
+        "{past:?}"
+    );
 }

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Attempt, Entry, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake};
+use dlock::lock::{Attempt, End, Entry, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake};
 use tokio::time::{Instant, timeout};
 
-use super::{Case, cases};
+use super::{
+    Case, cases,
+    history::{broken, history},
+};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting, who},
     targets::Kind,
@@ -26,9 +29,10 @@ pub fn all() -> Vec<Case> {
         a_waiter_whose_lease_ended_queues_up_anew,
         who_follows_one_that_vanished_lets_it_die,
         time_to_die_is_not_cut_short_by_one_who_comes_in_between,
+        those_who_vanish_one_after_the_other_leave_few_records,
         who_follows_a_foreign_holder_waits_for_nobody_to_die,
         compaction_does_not_deafen_a_waiter,
-        nothing_stays_but_the_last_fence,
+        nothing_stays_but_the_last_fence_and_the_history,
         what_is_unused_is_collected,
         a_token_does_not_follow_from_what_is_stored,
         a_shared_hold_is_not_entered_exclusively,
@@ -85,6 +89,10 @@ async fn a_foreign_holder_is_busy_and_waited_for(lab: &Lab) {
     assert!(busy.holders.len() == 1 && busy.holders[0].foreign && busy.notifies, "{busy:?}");
     assert!(busy.expires_in.is_some_and(|left| left <= Duration::from_secs(60)), "{busy:?}");
     assert_eq!(a.keys("").await, ["job"]);
+    // Nor is it broken: it would not listen.
+    let fence = busy.holders[0].fence.expect("a fence");
+    let broken = [a.0.mark(&key("job"), fence, &broken("NFS")).await, a.0.evict(&key("job"), fence, &broken("NFS")).await];
+    assert!(broken.iter().all(|answer| matches!(answer, Err(error) if error.kind == ErrorKind::Unsupported)), "{broken:?}");
     a.refused(&wanted).await;
     let revoke = async {
         lab.pass(SLACK).await;
@@ -298,6 +306,23 @@ async fn time_to_die_is_not_cut_short_by_one_who_comes_in_between(lab: &Lab) {
     assert!(lab.etcd().etcd().keys(&records).is_empty());
 }
 
+async fn those_who_vanish_one_after_the_other_leave_few_records(lab: &Lab) {
+    // Nobody ever renews or gives back.
+    let mut fences = Vec::new();
+    for n in 0..40 {
+        let mut a = lab.client().await;
+        let grant = a.take(&request(&key("job"), LONG)).await;
+        assert_eq!(grant.settle, if n == 0 { Duration::ZERO } else { SETTLE });
+        fences.push(Some(grant.fence));
+        lab.etcd().etcd().ctl(&["del", &own(lab)]);
+    }
+    let records = format!("{}.meta/%open/", lab.etcd().namespace("dlock"));
+    assert!(lab.etcd().etcd().keys(&records).len() < 20);
+    let past = history(&mut lab.client().await, &key("job")).await.past;
+    assert!(past.iter().map(|past| past.fence).eq(fences.into_iter().rev()), "{past:?}");
+    assert!(past.iter().all(|past| past.end == End::Expired));
+}
+
 async fn who_follows_a_foreign_holder_waits_for_nobody_to_die(lab: &Lab) {
     let lease = put(lab, &format!("{}LEASE", folder(lab, "job")));
     let mut a = lab.client().await;
@@ -333,7 +358,7 @@ async fn compaction_does_not_deafen_a_waiter(lab: &Lab) {
     b.free(&wanted).await;
 }
 
-async fn nothing_stays_but_the_last_fence(lab: &Lab) {
+async fn nothing_stays_but_the_last_fence_and_the_history(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let leases = || lab.etcd().etcd().leases();
     let held = a.hold(&key("job")).await;
@@ -350,7 +375,9 @@ async fn nothing_stays_but_the_last_fence(lab: &Lab) {
     assert_eq!(keys(lab), before);
     c.take(&nested(&held)).await;
     assert_eq!(a.release(&held, Scope::Tree).await, Release::Released);
-    assert_eq!(keys(lab), [format!("{}.meta/%last/job", lab.etcd().namespace("dlock"))]);
+    let run = format!("{}.meta/%fine/job/", lab.etcd().namespace("dlock"));
+    let after: Vec<_> = keys(lab).into_iter().filter(|name| !name.starts_with(&run)).collect();
+    assert_eq!(after, [format!("{}.meta/%last/job", lab.etcd().namespace("dlock"))]);
     let left = leases();
     assert!(queued.len() == 2 && queued.contains(&ours));
     assert!(queued.iter().all(|lease| !left.contains(&format!("{lease:0>16}"))), "{queued:?} {left:?}");
@@ -364,9 +391,12 @@ async fn what_is_unused_is_collected(lab: &Lab) {
     }
     drop(vanish(lab, "revoked").await);
     a.hold(&key("used")).await;
+    let vanished = history(&mut a, &key("job")).await;
+    assert_eq!(vanished.past.len(), 1);
     assert_eq!(a.0.collect(SHORT).await.expect("gc"), 2, "a fence, and a record of one that vanished");
     assert_eq!(a.0.collect(SHORT).await.expect("gc"), 0, "they have their time already");
     assert!(a.inspect(&key("a/b")).await.last_fence.is_some());
+    assert_eq!(history(&mut a, &key("job")).await, vanished);
     lab.outlast(SHORT).await;
     assert_eq!(a.inspect(&key("a/b")).await.last_fence, None);
     let next = request(&key("job"), LONG);
@@ -375,7 +405,9 @@ async fn what_is_unused_is_collected(lab: &Lab) {
     left.retain(|name| name.contains("%last"));
     assert_eq!(left, [format!("{}.meta/%last/used", lab.etcd().namespace("dlock"))]);
     a.free(&next).await;
-    assert_eq!(a.0.collect(Duration::ZERO).await.expect("gc"), 1, "at once");
+    assert_eq!(a.0.collect(Duration::ZERO).await.expect("gc"), 3, "at once: a fence, and what is remembered of two locks");
+    assert_eq!(history(&mut a, &key("a/b")).await.past, []);
+    assert_eq!(history(&mut a, &key("used")).await.past.len(), 1);
     assert_eq!(a.inspect(&key("job")).await.last_fence, None);
 }
 

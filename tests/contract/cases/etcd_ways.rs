@@ -8,10 +8,13 @@ use dlock::{
         etcd::{Etcd, Options},
     },
     lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Attempt, Backend as _, Effect, Error, Kind as ErrorKind, Result, Scope},
+    lock::{Attempt, Backend as _, Effect, End, Error, Kind as ErrorKind, Marking, Note, Result, Scope},
 };
 
-use super::{Case, cases};
+use super::{
+    Case, cases,
+    history::{broken, history},
+};
 use crate::{
     lab::{Client, LONG, Lab, SOON, key, request, waiting},
     support::{
@@ -27,6 +30,8 @@ pub fn all() -> Vec<Case> {
         a_member_that_does_not_answer_is_left_for_the_next,
         nobody_there_is_unavailable,
         a_user_with_the_least_rights_can_do_all,
+        who_may_only_read_sees_the_history,
+        who_may_not_write_the_history_has_the_lock_all_the_same,
         who_may_not_is_denied_and_no_secret_is_shown,
         a_login_that_is_over_is_made_anew,
         certificates_are_verified_both_ways,
@@ -60,8 +65,19 @@ async fn live(options: Options) {
     let _ = tokio::time::timeout(Duration::from_millis(20), client.0.watch(&held.key, &held.token)).await;
     client.inspect(&key("a/b")).await;
     assert_eq!(client.keys("").await, ["a/b"]);
+    let fence = client.renewed(&held, None).await;
+    assert_eq!(client.0.mark(&held.key, fence, &broken("NFS")).await.expect("a mark"), Marking::Done);
     client.release(&held, Scope::Tree).await;
+    let fence = client.take(&request(&key("a/b"), LONG)).await.fence;
+    assert_eq!(client.0.evict(&held.key, fence, &broken("NFS")).await.expect("an eviction"), Marking::Done);
+    client.0.note(&held.key, &skip()).await.expect("a note");
+    let known = history(&mut client, &held.key).await;
+    assert!(known.past[0].end == End::Broken && known.past[1].end == End::Released && !known.skips.is_empty(), "{known:?}");
     client.0.collect(Duration::from_secs(60)).await.expect("gc");
+}
+
+fn skip() -> Note {
+    Note::Skipped { host: "web1".into(), reason: "busy".into(), at_ms: 1 }
 }
 
 async fn attempt(options: Options) -> Result<Attempt> {
@@ -127,6 +143,48 @@ fn user(port: u16, password: &str) -> Options {
 async fn a_user_with_the_least_rights_can_do_all(_: &Lab) {
     let etcd = guarded(Vec::new());
     live(user(etcd.port(), "p@ss:w/rd")).await;
+}
+
+async fn who_may_only_read_sees_the_history(_: &Lab) {
+    let etcd = guarded(Vec::new());
+    let mut a = client(user(etcd.port(), "p@ss:w/rd"));
+    let held = a.hold(&key("job")).await;
+    a.free(&held).await;
+    let fence = a.take(&request(&key("job"), LONG)).await.fence;
+    etcd.ctl(&["user", "add", "viewer:only-looks"]);
+    etcd.ctl(&["role", "add", "viewers"]);
+    for start in ["dlock/", "dlock.meta/"] {
+        etcd.ctl(&["role", "grant-permission", "viewers", "--prefix=true", "read", start]);
+    }
+    etcd.ctl(&["user", "grant-role", "viewer", "viewers"]);
+    let mut viewer = client(Options { user: Some("viewer".into()), ..user(etcd.port(), "only-looks") });
+    assert_eq!(history(&mut viewer, &key("job")).await.past.len(), 1);
+    assert_denied(&viewer.0.note(&key("job"), &skip()).await.expect_err("it may not"));
+    assert_denied(&viewer.0.mark(&key("job"), fence, &broken("NFS")).await.expect_err("it may not"));
+    assert_denied(&viewer.0.evict(&key("job"), fence, &broken("NFS")).await.expect_err("it may not"));
+}
+
+async fn who_may_not_write_the_history_has_the_lock_all_the_same(_: &Lab) {
+    let mut etcd = support::etcd::Etcd::with(support::etcd::Options::default());
+    etcd.authenticate("app", "p@ss:w/rd", &["dlock/", "dlock.meta/%open/", "dlock.meta/%last/", "dlock.meta/%nested/"]);
+    let mut a = client(user(etcd.port(), "p@ss:w/rd"));
+    for _ in 0..2 {
+        let held = a.hold(&key("job")).await;
+        a.renewed(&held, None).await;
+        a.free(&held).await;
+    }
+    // Nor does one that follows a hold that vanished.
+    a.hold(&key("job")).await;
+    let own = etcd.keys("dlock/job/").remove(0);
+    etcd.ctl(&["del", &own]);
+    let mut b = client(user(etcd.port(), "p@ss:w/rd"));
+    let next = b.hold(&key("job")).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    b.renewed(&next, None).await;
+    b.free(&next).await;
+    assert_eq!(b.take(&request(&key("job"), LONG)).await.settle, Duration::ZERO);
+    assert_eq!(etcd.keys("dlock.meta/").len(), 1);
+    assert_denied(&a.0.history(&key("job")).await.expect_err("nor read it"));
 }
 
 fn assert_denied(error: &Error) {
@@ -211,10 +269,17 @@ async fn a_full_store_takes_nothing_and_gives_back(_: &Lab) {
     assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("alarm disarm")), "{error:?}");
     a.renewed(&held, None).await;
+    let mut c = client(at(&[etcd.port()]));
+    let last = waiting(&key("job"), LONG);
+    assert!(c.0.try_acquire(&last).await.is_err(), "no space in the queue either");
     a.free(&held).await;
-    // Who stands in the queue has its turn, and leaves.
-    b.wait_for(&wanted, SOON).await;
-    b.free(&wanted).await;
+    // Who stands in the queue has its turn, and leaves; or is made to.
+    let fence = b.wait_for(&wanted, SOON).await.fence;
+    let error = c.0.mark(&key("job"), fence, &broken("NFS")).await.expect_err("no space");
+    assert!(error.is_transient(), "{error:?}");
+    b.renewed(&wanted, None).await;
+    assert_eq!(c.0.evict(&key("job"), fence, &broken("NFS")).await.expect("an eviction"), Marking::Done);
+    assert_eq!(b.renew(&wanted, None).await, dlock::lock::Renewal::NotHeld);
     let state = a.inspect(&key("job")).await;
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
 }

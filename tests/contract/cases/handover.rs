@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Request, Scope, Wake},
+    lock::{Holding, Request, Scope, Wake},
 };
 use tokio::time::{Instant, timeout};
 
 use super::{Case, cases, everywhere};
-use crate::lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, waiting};
+use crate::lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, waiting, who};
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
@@ -23,6 +23,7 @@ pub fn all() -> Vec<Case> {
         a_waiter_that_vanished_does_not_swallow_the_turn,
         leaving_leaves_nothing_in_the_queue,
         leaving_without_having_waited_is_nothing,
+        who_has_waited_is_seen_to_hold,
         many_releases_pile_nothing_up,
     ];
     all.extend(cases![crate::targets::Kind::hands_on => a_release_of_the_last_nested_hold_wakes_who_waits]);
@@ -298,6 +299,27 @@ async fn leaving_leaves_nothing_in_the_queue(lab: &Lab) {
     a.free(&held).await;
     client.wait_for(&request, NEVER).await;
     assert!(a.inspect(&job).await.waiters.is_empty());
+}
+
+/// A lock that came to who waited for it is a lock as any other.
+async fn who_has_waited_is_seen_to_hold(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let next = Request { metadata: Some(who("web2")), ..waiting(&job, LONG) };
+    b.refused(&next).await;
+    let release = async {
+        lab.pass(Duration::from_millis(300)).await;
+        a.free(&held).await;
+    };
+    let ((), grant) = tokio::join!(release, b.wait_for(&next, LONG));
+    let state = c.inspect(&job).await;
+    assert_eq!(state.holders.len(), 1, "{state:?}");
+    assert_eq!((state.holders[0].fence, &state.holders[0].metadata), (Some(grant.fence), &Some(who("web2"))));
+    assert_eq!(c.keys("").await, ["job"]);
+    assert!(matches!(c.0.verify(&job, &next.token).await, Ok(Holding::Held { .. })));
+    b.free(&next).await;
+    assert!(c.inspect(&job).await.holders.is_empty());
 }
 
 async fn leaving_without_having_waited_is_nothing(lab: &Lab) {

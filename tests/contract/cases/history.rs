@@ -2,16 +2,20 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Attempt, Break, End, Fence, History, Key, Note, Parting, Past, REMEMBERED, Release, Request, Scope};
+use dlock::{
+    lease::{self, BootClock, Limits},
+    lock::{Attempt, Break, End, Fence, History, Key, Mode, Note, Parting, Past, REMEMBERED, Release, Request, Scope},
+};
 
-use super::{Case, cases};
+use super::{Case, cases, everywhere};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, nested, request, who},
+    lab::{Client, LONG, Lab, SHORT, key, nested, request, waiting, who},
+    support::proxy::{Fault, Proxy},
     targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![Kind::remembers =>
+    let mut all = cases![everywhere =>
         a_lock_that_nobody_had_has_no_history,
         a_run_is_remembered_with_its_end,
         runs_are_told_the_latest_first,
@@ -27,7 +31,16 @@ pub fn all() -> Vec<Case> {
         whatever_is_said_is_told_as_it_was,
         asking_changes_nothing,
     ];
-    all.extend(cases![|kind| kind.remembers() && kind.hands_on() => nested_holds_are_one_run]);
+    all.extend(cases![|kind| kind.hands_on() => nested_holds_are_one_run]);
+    all.extend(cases![|kind| kind.shared() =>
+        readers_are_runs_of_their_own,
+        a_reader_that_vanished_is_remembered_once,
+    ]);
+    all.extend(cases![|kind| !kind.ends_with_its_process() =>
+        who_only_waited_is_not_remembered,
+        who_waited_first_is_remembered_too,
+    ]);
+    all.extend(cases![|kind| kind.has_server() => a_release_whose_answer_was_lost_is_remembered_once]);
     all
 }
 
@@ -299,6 +312,120 @@ async fn asking_changes_nothing(lab: &Lab) {
     }
     a.renewed(&held, None).await;
     a.free(&held).await;
+}
+
+fn shared(of: Request) -> Request {
+    Request { mode: Mode::Shared, ..of }
+}
+
+async fn readers_are_runs_of_their_own(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let (one, two) = (told("web1")(shared(request(&job, LONG))), told("web2")(shared(request(&job, LONG))));
+    let fences = [a.take(&one).await.fence, b.take(&two).await.fence];
+    a.0.release(&job, &one.token, &ended(End::Exited(1))).await.expect("release");
+    let past = history(&mut b, &job).await.past;
+    assert!(past.len() == 1 && past[0].fence == Some(fences[0]) && past[0].metadata == one.metadata, "{past:?}");
+    part(&mut b, &two, End::Exited(2)).await;
+    let past = history(&mut a, &job).await.past;
+    assert!(past.iter().map(|one| (one.fence, &one.end)).eq([(Some(fences[1]), &End::Exited(2)), (Some(fences[0]), &End::Exited(1))]));
+}
+
+async fn a_reader_that_vanished_is_remembered_once(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let (gone, there) = (told("web3")(shared(lab.expiring(&job, SHORT))), shared(request(&job, LONG)));
+    let grant = a.take(&gone).await;
+    b.take(&there).await;
+    drop(a);
+    lab.outlast(grant.ttl.get()).await;
+    let expired = |past: &[Past]| {
+        past.iter().filter(|past| past.end == End::Expired && past.fence == Some(grant.fence) && past.metadata == gone.metadata).count()
+            == 1
+    };
+    let past = history(&mut c, &job).await.past;
+    assert!(past.len() == 1 && expired(&past), "{past:?}");
+    // Whoever writes it down, and if two of them do.
+    let next = shared(request(&job, LONG));
+    c.take(&next).await;
+    lab.pass(Duration::from_millis(600)).await;
+    b.renewed(&there, None).await;
+    c.renewed(&next, None).await;
+    part(&mut c, &next, End::Exited(0)).await;
+    part(&mut b, &there, End::Exited(0)).await;
+    let last = b.hold(&job).await;
+    lab.pass(Duration::from_millis(600)).await;
+    b.renewed(&last, None).await;
+    part(&mut b, &last, End::Exited(0)).await;
+    let past = history(&mut c, &job).await.past;
+    assert!(past.len() == 4 && expired(&past), "{past:?}");
+}
+
+async fn who_only_waited_is_not_remembered(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    b.refused(&told("web2")(Request { waiting: true, ..lab.expiring(&job, SHORT) })).await;
+    // It dies; or it leaves.
+    drop(b);
+    let leaving = waiting(&job, LONG);
+    c.refused(&leaving).await;
+    c.abandon(&leaving).await;
+    part(&mut a, &held, End::Exited(0)).await;
+    let next = waiting(&job, LONG);
+    c.wait_for(&next, Duration::from_millis(200)).await;
+    lab.pass(Duration::from_millis(600)).await;
+    c.renewed(&next, None).await;
+    part(&mut c, &next, End::Exited(3)).await;
+    let past = history(&mut a, &job).await.past;
+    assert!(past.iter().map(|past| &past.end).eq([&End::Exited(3), &End::Exited(0)]), "{past:?}");
+}
+
+async fn who_waited_first_is_remembered_too(lab: &Lab) {
+    let job = key("job");
+    // Alone, or with a reader beside whom a reader has the lock.
+    for reading in [false, true].into_iter().filter(|reading| !reading || lab.kind.shared()) {
+        let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+        let known = history(&mut c, &job).await.past.len();
+        let held = a.hold(&job).await;
+        let mode = if reading { Mode::Shared } else { Mode::Exclusive };
+        let wanted = told("web2")(Request { waiting: true, mode, ..lab.expiring(&job, SHORT) });
+        let beside = Request { mode, ..waiting(&job, LONG) };
+        if reading {
+            c.refused(&beside).await;
+        }
+        b.refused(&wanted).await;
+        part(&mut a, &held, End::Exited(0)).await;
+        let grant = b.wait_for(&wanted, Duration::from_millis(200)).await;
+        drop(b);
+        if reading {
+            c.wait_for(&beside, Duration::from_millis(200)).await;
+        }
+        lab.outlast(grant.ttl.get()).await;
+        let past = history(&mut a, &job).await.past;
+        assert_eq!(past.len(), known + 2, "{past:?}");
+        let it = past.iter().find(|past| past.fence == Some(grant.fence));
+        assert!(it.is_some_and(|past| past.end == End::Expired && past.metadata == wanted.metadata), "{past:?}");
+        if reading {
+            c.free(&beside).await;
+        }
+    }
+}
+
+async fn a_release_whose_answer_was_lost_is_remembered_once(lab: &Lab) {
+    for fault in [Fault::CutAfter, Fault::Swallow] {
+        let proxy = Proxy::to(lab.server().port());
+        let mut a = Client(lab.server().through(proxy.port).await);
+        let job = key(&format!("job-{fault:?}"));
+        let held = a.hold(&job).await;
+        a.renewed(&held, None).await;
+        proxy.trap(lab.server().changing_mark(), fault);
+        let limits = Limits { answer: Duration::from_secs(2) };
+        lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &ended(End::Exited(7)), limits).await;
+        assert_eq!(proxy.sprung(), 1);
+        let past = history(&mut lab.client().await, &job).await.past;
+        assert!(past.len() == 1 && past[0].end == End::Exited(7), "{fault:?}: {past:?}");
+    }
 }
 
 /// For the cases about breaking.

@@ -3,11 +3,13 @@
 mod breaking;
 mod cluster;
 mod crowd;
+mod doctor;
 mod etcd_queue;
 mod etcd_ways;
 mod expiry;
 mod fence;
 mod foreign;
+mod grants;
 mod handover;
 mod history;
 mod hold;
@@ -89,6 +91,8 @@ pub fn all() -> Vec<Case> {
         cluster::all(),
         etcd_queue::all(),
         etcd_ways::all(),
+        doctor::all(),
+        grants::all(),
         crowd::all(),
     ]
     .concat()

@@ -227,6 +227,12 @@ async fn unused_rows_in_mysql_are_collected_and_fences_rise_on(lab: &Lab) {
     assert_eq!(a.0.collect(day).await.expect("gc"), 0);
     lab.mariadb().sql("UPDATE dlock SET fence = fence - 172800000000 WHERE name = 'dlock:old'");
     assert_eq!(a.0.collect(day).await.expect("gc"), 1);
+    // What is remembered goes by its own age.
+    assert_eq!(super::history::history(&mut a, &key("old")).await.past.len(), 1);
+    lab.mariadb().sql("UPDATE dlock_runs SET ended = ended - INTERVAL 2 DAY WHERE name = 'dlock:old'");
+    a.0.collect(day).await.expect("gc");
+    assert_eq!(super::history::history(&mut a, &key("old")).await.past, []);
+    assert_eq!(super::history::history(&mut a, &key("new")).await.past.len(), 1);
     assert_eq!(a.keys("").await, ["held"]);
     assert!(a.take(&request(&key("old"), LONG)).await.fence > fences[0]);
 }

@@ -223,6 +223,12 @@ async fn unused_rows_are_collected_and_fences_rise_on(lab: &Lab) {
     assert_eq!(a.0.collect(day).await.expect("gc"), 0);
     lab.postgres().sql("UPDATE dlock SET fence = fence - 172800000000 WHERE name = 'dlock:old'");
     assert_eq!(a.0.collect(day).await.expect("gc"), 1);
+    // What is remembered goes by its own age.
+    assert_eq!(super::history::history(&mut a, &key("old")).await.past.len(), 1);
+    lab.postgres().sql("UPDATE dlock_runs SET ended = ended - interval '2 days' WHERE name = 'dlock:old'");
+    a.0.collect(day).await.expect("gc");
+    assert_eq!(super::history::history(&mut a, &key("old")).await.past, []);
+    assert_eq!(super::history::history(&mut a, &key("new")).await.past.len(), 1);
     assert_eq!(a.keys("").await, ["held"]);
     assert!(a.take(&request(&key("old"), LONG)).await.fence > fences[0]);
 }
@@ -681,11 +687,9 @@ async fn a_clock_that_is_set_forward_ends_leases_and_is_told(lab: &Lab) {
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
 }
 
-/// pgbouncer, which hands the server's sessions out by the transaction.
-async fn a_pooler_is_noticed(lab: &Lab) {
-    let Some(program) = support::find_program("pgbouncer") else {
-        return support::skip("a_pooler_is_noticed", "pgbouncer is not installed");
-    };
+/// pgbouncer, which hands the server's sessions out by the transaction; `None` where it isn't installed. And its port.
+pub fn start_pooler(lab: &Lab) -> Option<((support::process::Process, tempfile::TempDir), u16)> {
+    let program = support::find_program("pgbouncer")?;
     let folder = support::folder();
     let port = support::ports::free();
     let settings = format!(
@@ -699,8 +703,15 @@ async fn a_pooler_is_noticed(lab: &Lab) {
     postgres::give(folder.path());
     let mut command = postgres::as_user(&program);
     command.arg(&file).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-    let _pooler = support::process::Process::start(command);
+    let pooler = support::process::Process::start(command);
     support::must("pgbouncer listens", Duration::from_secs(5), || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    Some(((pooler, folder), port))
+}
+
+async fn a_pooler_is_noticed(lab: &Lab) {
+    let Some((_pooler, port)) = start_pooler(lab) else {
+        return support::skip("a_pooler_is_noticed", "pgbouncer is not installed");
+    };
     let through = || {
         let mut options = lab.postgres().options("dlock");
         options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port };

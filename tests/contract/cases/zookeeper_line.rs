@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Attempt, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake},
+    lock::{Attempt, End, Kind as ErrorKind, Mode, Parting, Release, Renewal, Request, Scope, Wake},
 };
 use zookeeper_client::{Acls, Client as Admin, CreateMode};
 
-use super::{Case, cases};
+use super::{Case, cases, history::history};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting},
     support::proxy::{Fault, Mode as Line, Proxy},
@@ -25,6 +25,8 @@ pub fn all() -> Vec<Case> {
         a_clean_release_is_not_settled_for,
         a_holder_of_another_library_is_not_settled_for,
         every_reader_settles_for_a_writer_that_vanished,
+        time_to_die_is_not_cut_short_by_a_grant_that_is_undone,
+        those_who_vanish_one_after_the_other_leave_few_marks,
         a_hold_is_handed_over_with_its_session,
         a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone,
         a_holder_whose_session_is_just_ending_has_no_time_left,
@@ -232,6 +234,41 @@ async fn every_reader_settles_for_a_writer_that_vanished(lab: &Lab) {
     assert_eq!(c.take(&reader()).await.settle, Duration::from_millis(500));
 }
 
+async fn time_to_die_is_not_cut_short_by_a_grant_that_is_undone(lab: &Lab) {
+    lab.client().await.hold(&key("job")).await;
+    delete_first(lab, "job").await;
+    let mut b = lab.client().await;
+    for _ in 0..3 {
+        let hasty = request(&key("job"), LONG);
+        assert_eq!(b.take(&hasty).await.settle, Duration::from_millis(500));
+        assert_eq!(b.0.release(&hasty.key, &hasty.token, &Parting::UNDO).await.expect("release"), Release::Released);
+    }
+    let patient = request(&key("job"), LONG);
+    assert_eq!(b.take(&patient).await.settle, Duration::from_millis(500));
+    b.free(&patient).await;
+    assert_eq!(history(&mut b, &key("job")).await.past.len(), 2);
+    assert_eq!(b.take(&request(&key("job"), LONG)).await.settle, Duration::ZERO);
+}
+
+async fn those_who_vanish_one_after_the_other_leave_few_marks(lab: &Lab) {
+    // Nobody ever gives back.
+    let (mut fences, mut clients) = (Vec::new(), Vec::new());
+    for n in 0..40 {
+        let mut a = lab.client().await;
+        let asked = Request { detached: n % 2 == 0, ..request(&key("job"), LONG) };
+        let grant = a.take(&asked).await;
+        assert_eq!(grant.settle, Duration::from_millis(if n == 0 { 0 } else { 500 }));
+        fences.push(Some(grant.fence));
+        clients.push(a);
+        delete_first(lab, "job").await;
+    }
+    let beside = lab.zookeeper().admin().await.list_children(&format!("{}/dlock.meta/job", lab.zookeeper().chroot)).await.expect("nodes");
+    assert!(beside.iter().filter(|name| name.starts_with("held-")).count() < 20, "{beside:?}");
+    let past = history(&mut clients[0], &key("job")).await.past;
+    assert!(past.iter().map(|past| past.fence).eq(fences.into_iter().rev()), "{past:?}");
+    assert!(past.iter().all(|past| past.end == End::Expired));
+}
+
 async fn a_hold_is_handed_over_with_its_session(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let job = key("job");
@@ -317,12 +354,15 @@ async fn a_released_lock_leaves_its_record_only(lab: &Lab) {
         format!("{chroot}/dlock.meta"),
         format!("{chroot}/dlock"),
         chroot.clone(),
+        // And what is remembered.
+        format!("{chroot}/dlock.meta/%fine"),
+        format!("{chroot}/dlock.meta/%fine/a%2Fb"),
     ];
     // Nodes that were made to learn the time end with their sessions.
     let until = Instant::now() + Duration::from_secs(8);
     loop {
         let mut tree = Target::tree(&admin, &chroot).await;
-        tree.retain(|node| !left.contains(node));
+        tree.retain(|node| !left.contains(node) && !node.starts_with(&format!("{}/", left[6])));
         if tree.is_empty() {
             break;
         }
@@ -354,8 +394,10 @@ async fn a_record_long_unused_can_be_removed(lab: &Lab) {
     a.free(&used).await;
     lab.pass(Duration::from_millis(500)).await;
     assert_eq!(a.0.collect(LONG).await.expect("gc"), 0);
-    assert_eq!(a.0.collect(Duration::from_millis(100)).await.expect("gc"), 1);
+    assert_eq!(history(&mut a, &key("used")).await.past.len(), 1);
+    assert_eq!(a.0.collect(Duration::from_millis(100)).await.expect("gc"), 2, "its record and its history");
     assert_eq!(a.inspect(&key("used")).await.last_fence, None);
+    assert_eq!(history(&mut a, &key("used")).await.past, []);
     let before = used.token;
     let again = request(&key("used"), LONG);
     assert_ne!(before, again.token);

@@ -8,24 +8,30 @@ use dlock::{
         zookeeper::{Options, ZooKeeper},
     },
     lease::{self, BootClock, Limits},
-    lock::{Attempt, Backend as _, Effect, Error, Kind as ErrorKind, Renewal, Request},
+    lock::{Attempt, Backend as _, Effect, Error, Kind as ErrorKind, Note, Renewal, Request},
 };
-use zookeeper_client::{Acls, Client as Admin, CreateMode};
+use zookeeper_client::{Acl, Acls, AuthId, Client as Admin, CreateMode, Permission};
 
-use super::{Case, cases};
+use super::{
+    Case, cases,
+    history::{broken, history},
+};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, key, request, waiting},
     support::{
         self, ports,
         zookeeper::{Options as Plan, ZooKeeper as Servers},
     },
-    targets::Kind,
+    targets::{Kind, zookeeper::Target},
 };
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::ZooKeeper =>
         a_login_keeps_others_out,
         a_chroot_that_may_not_be_read_is_denied,
+        who_may_only_read_sees_the_history,
+        who_may_not_write_the_history_has_the_lock_all_the_same,
+        a_history_that_was_removed_begins_anew,
         tls_verifies_the_certificate,
         tls_is_not_spoken_with_who_does_not_know_it,
         a_lease_beyond_the_servers_range_is_refused_with_it,
@@ -87,6 +93,70 @@ async fn a_chroot_that_may_not_be_read_is_denied(lab: &Lab) {
     let options = target.options(target.servers().hosts(), "dlock");
     assert_denied(&attempt(options.clone()).await.expect_err("no rights"), "secret");
     live(Options { login: login("ana", "secret"), ..options }).await;
+}
+
+async fn who_may_only_read_sees_the_history(lab: &Lab) {
+    let target = lab.zookeeper();
+    let job = key("job");
+    let mut owner =
+        Client(Box::new(ZooKeeper::new(Options { login: login("ana", "secret"), ..target.options(target.servers().hosts(), "dlock") })));
+    let held = owner.hold(&job).await;
+    owner.free(&held).await;
+    let fence = owner.take(&request(&job, LONG)).await.fence;
+    let port = target.servers().nodes[0].port;
+    let admin = Admin::connector().with_auth("digest", b"ana:secret").connect(&format!("127.0.0.1:{port}")).await.expect("a connection");
+    let both = [Acl::new(Permission::ALL, AuthId::authed()), Acl::new(Permission::READ, AuthId::anyone())];
+    for node in Target::tree(&admin, &target.chroot).await {
+        admin.set_acl(&node, &both, None).await.expect("its rights");
+    }
+    let mut viewer = Client(Box::new(ZooKeeper::new(target.options(target.servers().hosts(), "dlock"))));
+    assert_eq!(history(&mut viewer, &job).await.past.len(), 1);
+    let skip = Note::Skipped { host: "web1".into(), reason: "busy".into(), at_ms: 1 };
+    assert_denied(&viewer.0.note(&job, &skip).await.expect_err("it may not"), "secret");
+    assert_denied(&viewer.0.mark(&job, fence, &broken("NFS")).await.expect_err("it may not"), "secret");
+    assert_denied(&viewer.0.evict(&job, fence, &broken("NFS")).await.expect_err("it may not"), "secret");
+}
+
+async fn who_may_not_write_the_history_has_the_lock_all_the_same(lab: &Lab) {
+    let target = lab.zookeeper();
+    let admin = target.admin().await;
+    let (mut a, job) = (lab.client().await, key("job"));
+    let held = a.hold(&job).await;
+    a.free(&held).await;
+    for node in Target::tree(&admin, &format!("{}/dlock.meta/%fine", target.chroot)).await {
+        admin.set_acl(&node, &[Acl::new(Permission::READ, AuthId::anyone())], None).await.expect("its rights");
+    }
+    for _ in 0..2 {
+        let held = a.hold(&job).await;
+        a.renewed(&held, None).await;
+        a.free(&held).await;
+    }
+    assert_eq!(history(&mut a, &job).await.past.len(), 1);
+}
+
+/// Locks of a version that remembered nothing have no folders for that.
+async fn a_history_that_was_removed_begins_anew(lab: &Lab) {
+    let target = lab.zookeeper();
+    let admin = target.admin().await;
+    let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
+    let first = a.hold(&job).await;
+    a.free(&first).await;
+    for evicted in [false, true] {
+        let held = request(&job, LONG);
+        let fence = a.take(&held).await.fence;
+        for folder in ["%fine", "%bad"] {
+            for node in Target::tree(&admin, &format!("{}/dlock.meta/{folder}", target.chroot)).await {
+                let _ = admin.delete(&node, None).await;
+            }
+        }
+        if evicted {
+            b.0.evict(&job, fence, &broken("NFS")).await.expect("an eviction");
+        } else {
+            a.free(&held).await;
+        }
+        let past = history(&mut b, &job).await.past;
+        assert!(past.len() == 1 && past[0].fence == Some(fence), "{past:?}");
+    }
 }
 
 fn with_tls(names: Vec<&'static str>) -> Servers {

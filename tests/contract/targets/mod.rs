@@ -216,50 +216,6 @@ impl Kind {
         matches!(self, Self::Memory | Self::PostgresAdvisory) || self.is_etcd() || self.is_zookeeper()
     }
 
-    /// Whether the store remembers how holds ended: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
-    pub fn remembers(self) -> bool {
-        matches!(
-            self,
-            Self::Memory
-                | Self::Sqlite
-                | Self::Redis
-                | Self::Sentinel
-                | Self::Cluster
-                | Self::Redlock
-                | Self::Tair
-                | Self::TairVersion
-                | Self::PostgresLease
-                | Self::MariadbLease
-                | Self::MariadbRow
-                | Self::MariadbAdvisory
-                | Self::MysqlLease
-                | Self::MysqlRow
-                | Self::MysqlAdvisory
-        )
-    }
-
-    /// Whether a hold can be taken away from its holder; likewise.
-    pub fn breakable(self) -> bool {
-        matches!(
-            self,
-            Self::Memory
-                | Self::Sqlite
-                | Self::Redis
-                | Self::Sentinel
-                | Self::Cluster
-                | Self::Redlock
-                | Self::Tair
-                | Self::TairVersion
-                | Self::PostgresLease
-                | Self::MariadbLease
-                | Self::MariadbRow
-                | Self::MariadbAdvisory
-                | Self::MysqlLease
-                | Self::MysqlRow
-                | Self::MysqlAdvisory
-        )
-    }
-
     /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.
     pub fn notifies(self) -> bool {
         !matches!(self, Self::Redlock | Self::Tair | Self::TairVersion)

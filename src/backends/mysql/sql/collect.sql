@@ -1,6 +1,10 @@
--- Removes rows last used longer ago than this, and waiters that are gone.
+-- Removes rows last used longer ago than this, what is remembered from before then, and waiters that are gone.
 DELETE FROM :table
  WHERE GREATEST(lock_until, locked_at, COALESCE(renewed_at, locked_at)) < TIMESTAMPADD(MICROSECOND, -:age, UTC_TIMESTAMP(6))
    AND lock_until < UTC_TIMESTAMP(6)
    AND fence < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) - :age;
 DELETE FROM :waiters WHERE seen < UTC_TIMESTAMP(6) - INTERVAL 60 SECOND;
+DELETE FROM :runs
+ WHERE COALESCE(ended, since, TIMESTAMPADD(MICROSECOND, fence, '1970-01-01 00:00:00.000000')) < TIMESTAMPADD(MICROSECOND, -:age, UTC_TIMESTAMP(6));
+DELETE FROM :skips WHERE last < TIMESTAMPADD(MICROSECOND, -:age, UTC_TIMESTAMP(6));
+DELETE FROM :marks WHERE fence < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) - :age;

@@ -1,6 +1,6 @@
 -- Counts the fence of a hold that was just taken, and says whose it is. It is committed by itself, while the lock is held
 -- by another transaction or by the session, so that it survives however the hold ends. Also how many holders before vanished
--- without a word, since who gives a lock back takes his row out first. Who has the lock waits no more.
+-- without a word, since who gives a lock back takes his row out first; they are remembered. Who has the lock waits no more.
 -- $1 name, $2 pid, $3 shared, $4 ttl_ms, $5 metadata, $6 hold
 WITH f AS (
     INSERT INTO {fences} AS f (name, fence)
@@ -11,7 +11,12 @@ WITH f AS (
     -- Beside a reader there can be others.
     DELETE FROM {sessions} AS s
      WHERE s.name = $1 AND s.pid <> $2 AND NOT ($3 AND s.shared AND EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = s.pid))
-    RETURNING 1
+    RETURNING s.fence, s.since, s.metadata
+), vanished AS (
+    INSERT INTO {runs} (name, fence, since, how, why, metadata)
+    SELECT $1, g.fence, timezone('utc', g.since), CASE WHEN m.broken IS NULL THEN 'expired' ELSE 'broken' END, m.broken, g.metadata
+      FROM gone AS g LEFT JOIN {marks} AS m ON m.name = $1 AND m.fence = g.fence
+    ON CONFLICT (name, fence) DO NOTHING
 ), waited AS (
     DELETE FROM {waiters} WHERE name = $1 AND hold = $6
 )

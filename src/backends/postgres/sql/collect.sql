@@ -1,9 +1,16 @@
--- Removes rows last used longer ago than this, and waiters that are gone.
+-- Removes rows last used longer ago than this, what is remembered from before then, and waiters that are gone.
 -- $1 seconds
 WITH t AS (
     SELECT timezone('utc', clock_timestamp()) - $1 * interval '1 second' AS before
 ), gone AS (
     DELETE FROM {waiters} WHERE seen < clock_timestamp() - interval '1 minute'
+), runs AS (
+    DELETE FROM {runs} AS r USING t
+     WHERE coalesce(r.ended, r.since, timestamp 'epoch' + r.fence * interval '1 microsecond') < t.before
+), skips AS (
+    DELETE FROM {skips} AS s USING t WHERE s.last < t.before
+), marks AS (
+    DELETE FROM {marks} AS m USING t WHERE m.fence < extract(epoch FROM t.before) * 1000000
 )
 DELETE FROM {table} AS l USING t
  WHERE greatest(l.lock_until, l.locked_at, l.renewed_at) < t.before

@@ -1,3 +1,7 @@
--- Takes a hold's row out before it is given back: one that is left tells that its holder vanished.
--- $1 name, $2 pid, $3 hold
-DELETE FROM {sessions} WHERE name = $1 AND pid = $2 AND hold = $3
+-- Takes a hold's row out before it is given back: one that is left tells that its holder vanished. Remembers how it ended.
+-- $1 name, $2 pid, $3 hold, $5 how it ended or NULL to remember nothing, $6 why
+WITH freed AS (
+    DELETE FROM {sessions} AS s WHERE s.name = $1 AND s.pid = $2 AND s.hold = $3
+    RETURNING s.fence, timezone('utc', s.since) AS locked_at, timezone('utc', clock_timestamp()) AS ended, s.metadata
+), {remember}
+SELECT 1 FROM freed

@@ -21,37 +21,6 @@ local field = owner .. ':1:write'
 local now, us = clock()
 local ends = now + ttl
 
-local function leave_queue()
-  if queued then
-    redis.pcall('ZREM', queue, hold)
-    redis.pcall('HDEL', waiters, hold)
-  end
-end
-
--- The place in the queue, from 1. The queue only informs, so that no failure here may hide that the lock is busy.
-local function join_queue()
-  redis.pcall('ZADD', queue, 'NX', whole(us), hold)
-  redis.pcall('HSET', waiters, hold, whole(now) .. ':' .. ARGV[8])
-  redis.pcall('PEXPIRE', queue, 20000)
-  redis.pcall('PEXPIRE', waiters, 20000)
-  local place = redis.pcall('ZRANK', queue, hold)
-  if type(place) ~= 'number' then
-    return 0
-  end
-  if place > 0 then
-    -- One that died without leaving is dropped when it has come to the front: constant work per call.
-    local first = redis.pcall('ZRANGE', queue, 0, 0)[1]
-    local seen = first and redis.pcall('HGET', waiters, first)
-    local seen_at = type(seen) == 'string' and tonumber(string.match(seen, '^%d+')) or 0
-    if first and seen_at < now - 15000 then
-      redis.pcall('ZREM', queue, first)
-      redis.pcall('HDEL', waiters, first)
-      place = place - 1
-    end
-  end
-  return place + 1
-end
-
 local kind = redis.call('TYPE', lock).ok
 if kind ~= 'none' and kind ~= 'hash' then
   return { 'alien', kind, redis.call('PTTL', lock) }
@@ -74,7 +43,9 @@ if kind == 'hash' then
     if #ended > 0 then
       redis.pcall('HDEL', record_key, unpack(ended))
     end
-    leave_queue()
+    if queued then
+      leave_queue(queue, waiters, hold)
+    end
     return { 'granted', record.fence, others + 1 }
   end
   -- Ours without its record, which somebody must have deleted: granted anew below, with a new fence.
@@ -83,7 +54,7 @@ if kind == 'hash' then
       return { 'not-held' }
     end
     local fields = redis.call('HRANDFIELD', lock, 16, 'WITHVALUES')
-    return { 'busy', now, redis.call('PTTL', lock), fields, flat, join and join_queue() or 0 }
+    return { 'busy', now, redis.call('PTTL', lock), fields, flat, join and join_queue(queue, waiters, hold, ARGV[8], now, us) or 0 }
   end
 end
 if reenter then
@@ -114,6 +85,8 @@ redis.call('HSET', record_key, unpack(record))
 redis.call('PEXPIREAT', record_key, whole(ends + KEEP))
 redis.call('HSET', lock, 'mode', 'write', field, '1')
 redis.call('PEXPIREAT', lock, whole(ends))
-leave_queue()
+if queued then
+  leave_queue(queue, waiters, hold)
+end
 remember_vanished(vanished, KEYS[6], KEYS[7], now)
 return { 'granted', whole(fence), 1 }

@@ -1,4 +1,4 @@
--- What each of dlock's scripts begins with. Not a script of its own.
+-- What each of dlock's scripts begins with, after `common.lua`. Not a script of its own.
 --
 -- A lock's record is the hash beside it that foreign libraries never see:
 --   v         layout version, major.minor; an unknown major is refused
@@ -13,34 +13,6 @@
 --   hold:ID   one for each hold: "<end ms>:<ttl ms>"
 -- It outlives its lock, so that a hold which was never given back is not forgotten.
 
-local MAJOR = 1
-
--- The server's time, in ms and in us.
-local function clock()
-  local time = redis.call('TIME')
-  local us = time[1] * 1000000 + time[2]
-  return math.floor(us / 1000), us
-end
-
--- A number in all its digits: Lua would write 1.7e+15.
-local function whole(number)
-  return string.format('%.0f', number)
-end
-
--- The record at `key` as a table, and as the flat list that Redis returns.
-local function read_record(key)
-  local flat, record = redis.call('HGETALL', key), {}
-  for i = 1, #flat, 2 do
-    record[flat[i]] = flat[i + 1]
-  end
-  return record, flat
-end
-
--- Whether a version of dlock wrote `record` that this one can't read.
-local function is_newer(record)
-  return record.v ~= nil and (tonumber(string.match(record.v, '^%d+')) or MAJOR + 1) > MAJOR
-end
-
 -- Whether the hash at `lock` has `field`. Something else than a hash has not; other errors are raised.
 local function has_field(lock, field)
   local reply = redis.pcall('HEXISTS', lock, field)
@@ -51,31 +23,6 @@ local function has_field(lock, field)
     return false
   end
   error(reply.err)
-end
-
--- The end and the TTL of a hold, or nil if it has ended or never was.
-local function live_hold(record, id, now)
-  local ends, ttl = string.match(record['hold:' .. id] or '', '^(%d+):(%d+)$')
-  if ends and tonumber(ends) > now then
-    return tonumber(ends), tonumber(ttl)
-  end
-end
-
--- How many holds other than `id` are live, when the last of them ends, and the fields of those that have ended.
-local function other_holds(record, id, now)
-  local count, latest, ended = 0, 0, {}
-  for field in pairs(record) do
-    local other = string.match(field, '^hold:(.+)$')
-    if other and other ~= id then
-      local ends = live_hold(record, other, now)
-      if ends then
-        count, latest = count + 1, math.max(latest, ends)
-      else
-        ended[#ended + 1] = field
-      end
-    end
-  end
-  return count, latest, ended
 end
 
 -- Pushes one wake-up if somebody may wait and none lies there already. Never fails: what came before must stand.

@@ -1,6 +1,6 @@
 -- Remembers on one node what comes with no grant and no release. Nothing about who has the lock is changed.
 --
--- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 skips (hash: host -> "<count>:<since ms>:<last ms>:<reason>")
+-- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 skips
 -- ARGV  1 "skipped"  2 host  3 reason  4 how many hosts are counted at most
 --       1 "lost"     2 fence  3 a line of the history
 -- Reply 1
@@ -8,7 +8,6 @@
 -- Worst case: the hold that was lost is the one that vanished last, and the next grant would tell of it again, knowing
 -- less: its record goes.
 
-local now = clock()
 if ARGV[1] == 'lost' then
   local _, value = read_lock(KEYS[1])
   local record = read_record(KEYS[2])
@@ -18,10 +17,5 @@ if ARGV[1] == 'lost' then
   remember(KEYS[3], KEYS[4], ARGV[3], true)
   return 1
 end
-local host, known = ARGV[2], redis.call('HGET', KEYS[5], ARGV[2])
-if known or redis.call('HLEN', KEYS[5]) < tonumber(ARGV[4]) then
-  local count, since = string.match(known or '', '^(%d+):(%d+):')
-  redis.call('HSET', KEYS[5], host, whole((tonumber(count) or 0) + 1) .. ':' .. (since or whole(now)) .. ':' .. whole(now) .. ':' .. ARGV[3])
-  redis.call('PEXPIRE', KEYS[5], KEEP)
-end
+skipped(KEYS[5], ARGV[2], ARGV[3], ARGV[4])
 return 1

@@ -21,37 +21,6 @@ local reenter, join, queued = ARGV[5] == '1', ARGV[6] == '1', ARGV[7] == '1'
 local now, us = clock()
 local ends = now + ttl
 
-local function leave_queue()
-  if queued then
-    redis.pcall('ZREM', queue, hold)
-    redis.pcall('HDEL', waiters, hold)
-  end
-end
-
--- The place in the queue, from 1. The queue only informs, so that no failure here may hide that the lock is busy.
-local function join_queue()
-  redis.pcall('ZADD', queue, 'NX', whole(us), hold)
-  redis.pcall('HSET', waiters, hold, whole(now) .. ':' .. ARGV[9])
-  redis.pcall('PEXPIRE', queue, 20000)
-  redis.pcall('PEXPIRE', waiters, 20000)
-  local place = redis.pcall('ZRANK', queue, hold)
-  if type(place) ~= 'number' then
-    return 0
-  end
-  if place > 0 then
-    -- One that died without leaving is dropped when it has come to the front: constant work per call.
-    local first = redis.pcall('ZRANGE', queue, 0, 0)[1]
-    local seen = first and redis.pcall('HGET', waiters, first)
-    local seen_at = type(seen) == 'string' and tonumber(string.match(seen, '^%d+')) or 0
-    if first and seen_at < now - 15000 then
-      redis.pcall('ZREM', queue, first)
-      redis.pcall('HDEL', waiters, first)
-      place = place - 1
-    end
-  end
-  return place + 1
-end
-
 local kind, value = read_lock(lock)
 local mine = string.sub(value, 1, #owner + 1) == owner .. ':'
 if kind ~= 'none' then
@@ -73,7 +42,9 @@ if kind ~= 'none' then
     if #ended > 0 then
       redis.pcall('HDEL', record_key, unpack(ended))
     end
-    leave_queue()
+    if queued then
+      leave_queue(queue, waiters, hold)
+    end
     return { 'entered', record.attempt, record.fence, others + 1 }
   end
   if not mine then
@@ -81,7 +52,7 @@ if kind ~= 'none' then
       return { 'not-held' }
     end
     local left = redis.call('PTTL', lock)
-    return { 'busy', now, left, kind, value, flat, (join and left > 0) and join_queue() or 0 }
+    return { 'busy', now, left, kind, value, flat, (join and left > 0) and join_queue(queue, waiters, hold, ARGV[9], now, us) or 0 }
   end
 end
 if reenter then
@@ -111,6 +82,8 @@ redis.call('DEL', record_key)
 redis.call('HSET', record_key, unpack(record))
 redis.call('PEXPIREAT', record_key, whole(ends + KEEP))
 redis.call('SET', lock, owner .. ':' .. attempt, 'PXAT', whole(ends))
-leave_queue()
+if queued then
+  leave_queue(queue, waiters, hold)
+end
 remember_vanished(vanished, KEYS[6], KEYS[7], now)
 return { 'taken', whole(count) }

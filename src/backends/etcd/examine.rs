@@ -1,0 +1,246 @@
+//! What a cluster's settings make of its locks, and the rights that they take.
+
+use async_trait::async_trait;
+use prost::Message;
+
+use super::{
+    Etcd,
+    client::{Answer, Style},
+    failure::Trouble,
+    names,
+};
+use crate::{
+    backends::transport,
+    lock::{Check, Error, Examine, Finding, Grants, PASSWORD, Result, Role, ServerTime, check},
+};
+
+/// What is looked at.
+pub const CHECKS: &[Check] = &[
+    check("version", "the server's version"),
+    check("alarms", "alarms that are raised: NOSPACE, CORRUPT"),
+    check("quota", "how much is stored, of quota-backend-bytes where that is told"),
+    check("members", "how many members there are, and how many may fail"),
+    transport::CHECK,
+];
+
+/// What a member may store unless it was told otherwise.
+const USUAL_QUOTA: i64 = 2 << 30;
+
+// Of rpc.proto; fields that nobody here reads are left out.
+
+#[derive(Clone, PartialEq, Message)]
+struct StatusRequest {}
+
+#[derive(Clone, PartialEq, Message)]
+struct StatusResponse {
+    #[prost(string, tag = "2")]
+    version: String,
+    #[prost(int64, tag = "3")]
+    db_size: i64,
+    #[prost(uint64, tag = "4")]
+    leader: u64,
+    /// From 3.6 on.
+    #[prost(int64, tag = "12")]
+    db_size_quota: i64,
+}
+
+/// All of them is what is asked for when nothing is said.
+#[derive(Clone, PartialEq, Message)]
+struct AlarmRequest {}
+
+#[derive(Clone, PartialEq, Message)]
+struct AlarmResponse {
+    #[prost(message, repeated, tag = "2")]
+    alarms: Vec<Alarm>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Alarm {
+    #[prost(uint64, tag = "1")]
+    member: u64,
+    #[prost(int32, tag = "2")]
+    kind: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct MemberListRequest {}
+
+#[derive(Clone, PartialEq, Message)]
+struct MemberListResponse {
+    #[prost(message, repeated, tag = "2")]
+    members: Vec<Member>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Member {
+    #[prost(bool, tag = "5")]
+    learner: bool,
+}
+
+impl Etcd {
+    async fn look_at_cluster(&mut self) -> Answer<Vec<Finding>> {
+        // First what anybody may ask: if that fails, so does all else.
+        let status: StatusResponse = self.client.ask("/etcdserverpb.Maintenance/Status", StatusRequest {}, Style::Unary).await?;
+        let alarms: Answer<AlarmResponse> = self.client.ask("/etcdserverpb.Maintenance/Alarm", AlarmRequest {}, Style::Unary).await;
+        let members: Answer<MemberListResponse> =
+            self.client.ask("/etcdserverpb.Cluster/MemberList", MemberListRequest {}, Style::Unary).await;
+        let mut found = vec![version(&status.version)];
+        found.push(match alarms {
+            Ok(answer) => raised(&answer.alarms),
+            Err(trouble) => unchecked("alarms", "alarms", trouble),
+        });
+        found.push(quota(&status));
+        found.push(match members {
+            Ok(answer) => members_of(&answer.members, status.leader),
+            Err(trouble) => unchecked("members", "the members", trouble),
+        });
+        let options = self.client.options();
+        found.push(if options.tls.is_some() {
+            transport::verified()
+        } else {
+            let hosts = options.endpoints.iter().map(|(host, _)| host.as_str());
+            transport::in_clear(hosts, options.password.is_some(), "a URL that begins with etcds, and TLS for the members' clients")
+        });
+        Ok(found)
+    }
+}
+
+fn unchecked(check: &'static str, what: &str, trouble: Trouble) -> Finding {
+    Finding::unchecked(check, what, &Error::from(trouble).message)
+}
+
+fn version(text: &str) -> Finding {
+    const ID: &str = "version";
+    let mut parts = text.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
+    let mut next = || parts.next().unwrap_or(0);
+    let number: (u32, u32, u32) = (next(), next(), next());
+    let said = format!("etcd {text}");
+    if number < (3, 4, 0) {
+        return Finding::not_safe(ID, said, "it lacks what dlock needs").mend("etcd 3.4 at least");
+    }
+    // etcd#16822, and its backports.
+    if number < (3, 4, 31) || ((3, 5, 0)..(3, 5, 13)).contains(&number) {
+        let risk = "a member that was slow to see that it leads no more may end leases that are kept, so that a job is stopped or two run";
+        return Finding::warn(ID, said, risk).mend("3.4.31, 3.5.13, 3.6 or later");
+    }
+    Finding::ok(ID, said)
+}
+
+fn raised(alarms: &[Alarm]) -> Finding {
+    const ID: &str = "alarms";
+    let of = |kind: i32| alarms.iter().filter(|alarm| alarm.kind == kind).count();
+    match (of(1), of(2)) {
+        (_, corrupt @ 1..) => {
+            Finding::not_safe(ID, format!("CORRUPT on {corrupt} members"), "members don't store the same: two may be granted one lock")
+                .mend("replace the member that is wrong; etcdctl alarm list")
+        }
+        (full @ 1.., _) => {
+            let text = format!("NOSPACE on {full} members");
+            Finding::not_safe(ID, text, "no lock can be taken").mend("etcdctl compact, defrag, alarm disarm; or a larger quota")
+        }
+        (0, 0) if alarms.is_empty() => Finding::ok(ID, "no alarm is raised"),
+        (0, 0) => {
+            Finding::warn(ID, format!("{} alarms of a kind that dlock doesn't know", alarms.len()), "the members know what could happen")
+                .mend("etcdctl alarm list")
+        }
+    }
+}
+
+fn quota(status: &StatusResponse) -> Finding {
+    const ID: &str = "quota";
+    let megabytes = |bytes: i64| bytes >> 20;
+    let (used, told) = (status.db_size, status.db_size_quota);
+    let limit = if told > 0 { told } else { USUAL_QUOTA };
+    let of = if told > 0 { "quota-backend-bytes" } else { "the usual quota, its own is not told" };
+    let text = format!("{} MB stored of {} MB ({of})", megabytes(used), megabytes(limit));
+    if used > limit / 10 * 8 {
+        return Finding::warn(ID, text, "once it is full, no lock can be taken").mend("etcdctl compact and defrag, or a larger quota");
+    }
+    Finding::ok(ID, text)
+}
+
+fn members_of(members: &[Member], leader: u64) -> Finding {
+    const ID: &str = "members";
+    let voters = members.iter().filter(|member| !member.learner).count();
+    let may_fail = voters.saturating_sub(1) / 2;
+    let text = if voters == 1 { "1 member".to_owned() } else { format!("{voters} members, {may_fail} may fail") };
+    if leader == 0 {
+        return Finding::not_safe(ID, format!("{text}; none leads"), "locks can't be taken").mend("etcdctl endpoint status --cluster");
+    }
+    if may_fail == 0 {
+        let which = if voters == 1 { "it" } else { "one" };
+        return Finding::warn(ID, text, format!("when {which} is down, locks can't be taken and jobs are stopped"))
+            .mend("three members, or five");
+    }
+    Finding::ok(ID, text)
+}
+
+#[async_trait(?Send)]
+impl Examine for Etcd {
+    fn checks(&self) -> Vec<Check> {
+        CHECKS.to_vec()
+    }
+
+    async fn examine(&mut self) -> Result<Vec<Finding>> {
+        let outcome = self.look_at_cluster().await;
+        self.about(outcome, "doctor", None)
+    }
+
+    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
+        // Leases go by the leader's count of ticks, and no member tells the time.
+        Ok(Vec::new())
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        let user = role.user();
+        let namespace = &self.client.options().namespace;
+        let kind = if role.writes() { "readwrite" } else { "read" };
+        let mut lines = vec![format!("etcdctl role add {user}")];
+        let all = namespace.as_str().is_empty();
+        for start in if all { vec!["''".to_owned()] } else { vec![names::prefix(namespace), names::side(namespace)] } {
+            lines.push(format!("etcdctl role grant-permission --prefix=true {user} {kind} {start}"));
+        }
+        lines.push(format!("etcdctl user add {user}:{PASSWORD}"));
+        lines.push(format!("etcdctl user grant-role {user} {user}"));
+        let mut notes = vec![format!("put a password in the place of {PASSWORD}; etcdctl auth enable makes it count")];
+        if all {
+            notes.push("the namespace is empty: locks may be anywhere, and so may this user".into());
+        }
+        notes.push("dlock doctor sees the members with the role root only".into());
+        Grants { text: lines.join("\n") + "\n", notes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::Severity;
+
+    #[test]
+    fn versions_that_revoke_what_is_kept_are_known() {
+        for (text, severity) in [
+            ("3.3.27", Severity::Unsafe),
+            ("3.4.23", Severity::Warn),
+            ("3.4.31", Severity::Ok),
+            ("3.5.0", Severity::Warn),
+            ("3.5.12", Severity::Warn),
+            ("3.5.13", Severity::Ok),
+            ("3.6.0-rc.1", Severity::Ok),
+            ("4.0.0", Severity::Ok),
+        ] {
+            assert_eq!(version(text).severity, severity, "{text}");
+        }
+    }
+
+    #[test]
+    fn alarms_and_members_are_counted() {
+        let alarm = |kind| Alarm { member: 7, kind };
+        assert_eq!(raised(&[alarm(1)]).severity, Severity::Unsafe);
+        assert!(raised(&[alarm(1), alarm(2)]).text.starts_with("CORRUPT"));
+        assert_eq!(raised(&[alarm(9)]).severity, Severity::Warn);
+        let of = |voters: usize| vec![Member { learner: false }; voters];
+        assert_eq!(members_of(&of(3), 1).text, "3 members, 1 may fail");
+        assert_eq!(members_of(&[of(2), vec![Member { learner: true }]].concat(), 1).severity, Severity::Warn);
+        assert_eq!(members_of(&of(5), 0).severity, Severity::Unsafe);
+    }
+}

@@ -1,0 +1,268 @@
+//! What a server's settings make of its locks, and the rights that they take.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{
+    connection::Connection,
+    lease::Lease,
+    names::Tables,
+    options::{Mode, Options},
+    reading::Fields,
+    schema,
+    sessions::Sessions,
+};
+use crate::{
+    backends::{sql::rights, transport},
+    lock::{Check, Error, Examine, Finding, Grants, Kind, Notice, PASSWORD, Result, Role, ServerTime, check},
+};
+
+/// What is looked at.
+pub const CHECKS: &[Check] = &[
+    check("version", "the server's version"),
+    check("role", "whether it takes changes (read_only)"),
+    check("cluster", "whether it is a node of a Galera cluster, whose nodes can grant one lock twice"),
+    check("proxy", "whether something in between shares the server's sessions among clients, as ProxySQL does"),
+    check("durability", "innodb_flush_log_at_trx_commit: what a crash forgets"),
+    check("replication", "replicas, and whether a grant waits for one of them"),
+    check("timeouts", "wait_timeout, and what ends a transaction that is idle"),
+    check("connections", "how many sessions are used of max_connections; each waiter takes one"),
+    check("schema", "whether the tables are there, in this version's layout"),
+    transport::CHECK,
+];
+
+/// The lock table and those beside it, by the ends of their names. All modes look at all of them.
+const TABLES: [&str; 7] = ["", "_waiters", "_rows", "_sessions", "_runs", "_skips", "_marks"];
+
+/// A session that is ended sooner than this is made again and again.
+const SHORT: i64 = 60;
+
+async fn look(options: &Options, tables: &Tables) -> Result<Vec<Finding>> {
+    let mut session = Connection::open_to_look(options).await?;
+    let read = Variables::read(&mut session).await?;
+    let mut found = vec![version(&read), Finding::ok("role", "the server takes changes")];
+    found.extend(["cluster", "proxy", "durability"].map(|check| Finding::ok(check, fine(check))));
+    // What is noticed or refused when a session is opened is said once, here as there.
+    for (check, finding) in refusals(&session, options).into_iter().chain(notices(&session)) {
+        if let Some(at) = found.iter().position(|known| known.check == check && known.severity < finding.severity) {
+            found[at] = finding;
+        }
+    }
+    found.push(replication(&read));
+    found.push(timeouts(&read, options.mode));
+    found.push(match (read.number("threads_connected"), read.number("max_connections")) {
+        (Some(used), Some(most)) => rights::sessions("connections", used, most),
+        _ => Finding::unchecked("connections", "max_connections", "the server doesn't tell it"),
+    });
+    found.push(layout(&mut session, tables).await);
+    found.push(rights::tls(&options.sql, "ssl-mode=VERIFY_IDENTITY, and ssl-ca=FILE for an authority of your own"));
+    Ok(found)
+}
+
+fn fine(check: &str) -> &'static str {
+    match check {
+        "cluster" => "no node of a Galera cluster",
+        "proxy" => "no proxy that says so is in between",
+        _ => "innodb_flush_log_at_trx_commit 1",
+    }
+}
+
+fn refusals(session: &Connection, options: &Options) -> Vec<(&'static str, Finding)> {
+    let of = |refused: Result<()>| {
+        let Error { kind, message, hint, .. } = refused.err()?;
+        let check = match kind {
+            Kind::Unavailable => "role",
+            _ if message.contains("proxy") => "proxy",
+            _ => "cluster",
+        };
+        let found = Finding { mend: hint, ..Finding::not_safe(check, message, "dlock takes no lock there") };
+        Some((check, found))
+    };
+    let sessions = if options.mode == Mode::Lease { Ok(()) } else { session.server.check_sessions(options.mode) };
+    [session.server.check(options), sessions].into_iter().filter_map(of).collect()
+}
+
+fn notices(session: &Connection) -> Vec<(&'static str, Finding)> {
+    let check = |notice: &Notice| match &notice.text {
+        text if text.contains("innodb_flush_log_at_trx_commit") => "durability",
+        text if text.contains("proxy") => "proxy",
+        _ => "cluster",
+    };
+    session.server.notices().into_iter().map(|notice| (check(&notice), Finding::noticed(check(&notice), notice))).collect()
+}
+
+/// Variables and counters of the server, by name.
+struct Variables(Vec<(String, String)>);
+
+impl Variables {
+    async fn read(session: &mut Connection) -> Result<Self> {
+        let variables = "'version', 'wait_timeout', 'max_connections', 'log_bin', 'rpl_semi_sync_master_enabled', \
+            'rpl_semi_sync_source_enabled', 'idle_transaction_timeout', 'idle_write_transaction_timeout'";
+        let counters = "'Threads_connected', 'Slaves_connected', 'Rpl_semi_sync_master_clients', 'Rpl_semi_sync_source_clients'";
+        let batch =
+            format!("SHOW GLOBAL VARIABLES WHERE Variable_name IN ({variables}); SHOW GLOBAL STATUS WHERE Variable_name IN ({counters});");
+        let answers = session.ask(&batch).await?;
+        let mut read = Vec::new();
+        for row in answers.iter().flat_map(|answer| &answer.rows) {
+            let mut fields = Fields::of(row);
+            read.push((fields.text()?.to_ascii_lowercase(), fields.text_or_null()?.unwrap_or_default()));
+        }
+        Ok(Self(read))
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    fn number(&self, name: &str) -> Option<i64> {
+        self.text(name)?.parse().ok()
+    }
+}
+
+fn version(read: &Variables) -> Finding {
+    const ID: &str = "version";
+    let Some(text) = read.text("version") else { return Finding::unchecked(ID, "the version", "the server doesn't tell it") };
+    let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
+    let number: (u32, u32) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    let (name, oldest, mend) =
+        if text.contains("MariaDB") { ("MariaDB", (10, 6), "MariaDB 10.6 at least") } else { ("MySQL", (8, 0), "MySQL 8.0 at least") };
+    let text = format!("{name} {}", text.split('-').next().unwrap_or(text));
+    if number < oldest {
+        return Finding::not_safe(ID, text, "it lacks what dlock's statements need").mend(mend);
+    }
+    Finding::ok(ID, text)
+}
+
+fn replication(read: &Variables) -> Finding {
+    const ID: &str = "replication";
+    if read.text("log_bin").is_some_and(|on| on == "OFF" || on == "0") {
+        return Finding::ok(ID, "no binary log, and so no replica");
+    }
+    let either = |one: &str, other: &str| read.number(one).or_else(|| read.number(other));
+    let waits = ["rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled"].into_iter().any(|name| read.text(name) == Some("ON"));
+    match (waits, either("rpl_semi_sync_master_clients", "rpl_semi_sync_source_clients"), read.number("slaves_connected")) {
+        (true, Some(count), _) if count > 0 => Finding::ok(ID, format!("{count} replicas that a commit waits for (semi-synchronous)")),
+        (_, _, Some(0)) => Finding::ok(ID, "no replica is connected"),
+        (_, _, Some(count)) => {
+            let risk = "a failover forgets a lock that the new primary had not heard of, so that two may run";
+            Finding::warn(ID, format!("{count} replicas, and no commit waits for one"), risk)
+                .mend("semi-synchronous replication with AFTER_SYNC, and promote none but those that confirmed")
+        }
+        (_, _, None) => Finding::unchecked(ID, "replicas", "the server doesn't tell how many are connected"),
+    }
+}
+
+fn timeouts(read: &Variables, mode: Mode) -> Finding {
+    const ID: &str = "timeouts";
+    let idle = ["idle_transaction_timeout", "idle_write_transaction_timeout"].into_iter().find_map(|name| {
+        let seconds = read.number(name).filter(|seconds| *seconds > 0)?;
+        Some((name, seconds))
+    });
+    if let (Mode::Row, Some((name, seconds))) = (mode, idle) {
+        let risk = "the server ends the transaction that has a lock, and its holder is stopped, if a renewal is later than that";
+        return Finding::warn(ID, format!("{name} {seconds}"), risk).mend(format!("SET GLOBAL {name} = 0"));
+    }
+    match read.number("wait_timeout") {
+        Some(seconds) if seconds < SHORT => {
+            let risk = "a session that has no lock ends while it waits, and is made again and again; one that has a lock sets its own";
+            Finding::warn(ID, format!("wait_timeout {seconds}"), risk).mend("SET GLOBAL wait_timeout = 28800")
+        }
+        Some(seconds) => Finding::ok(ID, format!("wait_timeout {seconds}")),
+        None => Finding::unchecked(ID, "wait_timeout", "the server doesn't tell it"),
+    }
+}
+
+async fn layout(session: &mut Connection, tables: &Tables) -> Finding {
+    const ID: &str = "schema";
+    let table = tables.table();
+    match schema::is_complete(session, tables).await {
+        Ok(true) => Finding::ok(ID, format!("the table {table} and those beside it are as this version needs them")),
+        Ok(false) => {
+            let text = format!("the table {table} or those beside it are not there, or of an older layout");
+            Finding::not_safe(ID, text, "no lock can be taken").mend("dlock init")
+        }
+        Err(Error { message, hint, .. }) => {
+            let found = Finding::not_safe(ID, message, "no lock can be taken");
+            hint.into_iter().fold(found, Finding::mend)
+        }
+    }
+}
+
+async fn time(session: &mut Connection) -> Result<Vec<ServerTime>> {
+    let answers = session.ask("SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))").await?;
+    let Some(row) = answers.last().and_then(|answer| answer.rows.first()) else { return Ok(Vec::new()) };
+    let since_epoch = Duration::from_micros(u64::try_from(Fields::of(row).int()?).unwrap_or_default());
+    Ok(vec![ServerTime { server: "the server".into(), since_epoch }])
+}
+
+fn grants(options: &Options, role: Role) -> Grants {
+    let user = format!("'{}'@'%'", role.user());
+    let table = &options.sql.table;
+    let (database, table) = table.split_once('.').unwrap_or((options.sql.database.as_deref().unwrap_or("DATABASE"), table));
+    let rights = if role.writes() { "SELECT, INSERT, UPDATE, DELETE" } else { "SELECT" };
+    let mut lines = vec![format!("CREATE USER {user} IDENTIFIED BY '{PASSWORD}';")];
+    let (database, table) = (database.replace('`', "``"), table.replace('`', "``"));
+    for suffix in TABLES {
+        lines.push(format!("GRANT {rights} ON `{database}`.`{table}{suffix}` TO {user};"));
+    }
+    let notes = vec![
+        format!("put a password in the place of {PASSWORD}, and the clients' addresses in the place of %"),
+        "dlock init comes first, as somebody who may create tables".to_owned(),
+    ];
+    Grants { text: lines.join("\n") + "\n", notes }
+}
+
+#[async_trait(?Send)]
+impl Examine for Lease {
+    fn checks(&self) -> Vec<Check> {
+        CHECKS.to_vec()
+    }
+
+    async fn examine(&mut self) -> Result<Vec<Finding>> {
+        let outcome = look(&self.options, &self.tables).await;
+        self.about(outcome, "doctor", None)
+    }
+
+    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
+        let outcome = async {
+            let mut session = self.take_session().await?;
+            let time = time(&mut session).await;
+            self.session = Some(session);
+            time
+        }
+        .await;
+        self.about(outcome, "doctor", None)
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        grants(&self.options, role)
+    }
+}
+
+#[async_trait(?Send)]
+impl Examine for Sessions {
+    fn checks(&self) -> Vec<Check> {
+        CHECKS.to_vec()
+    }
+
+    async fn examine(&mut self) -> Result<Vec<Finding>> {
+        let outcome = look(&self.options, &self.tables).await;
+        self.about(outcome, "doctor", None)
+    }
+
+    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
+        let outcome = async {
+            let mut session = self.side().await?;
+            let time = time(&mut session).await;
+            self.side = Some(session);
+            time
+        }
+        .await;
+        self.about(outcome, "doctor", None)
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        grants(&self.options, role)
+    }
+}

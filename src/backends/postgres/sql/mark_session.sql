@@ -1,0 +1,10 @@
+-- Marks the hold with this fence as to be broken. One that was marked before keeps whether it was seen.
+-- $1 name, $2 fence, $3 mark, $4 the same as the history has it
+WITH old AS (
+    DELETE FROM {marks} AS m WHERE m.name = $1 AND m.fence <> $2
+       AND NOT EXISTS (SELECT FROM {sessions} AS s WHERE s.name = $1 AND s.fence = m.fence)
+)
+INSERT INTO {marks} AS m (name, fence, mark, broken)
+SELECT s.name, s.fence, $3, $4 FROM {sessions} AS s WHERE s.name = $1 AND s.fence = $2
+ON CONFLICT (name, fence) DO UPDATE SET mark = excluded.mark, broken = excluded.broken
+RETURNING 1

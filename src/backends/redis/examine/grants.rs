@@ -1,0 +1,116 @@
+//! The least rights, as `ACL SETUSER` has them.
+
+use crate::{
+    backends::redis::names::prefix,
+    lock::{Grants, Namespace, PASSWORD, Role},
+};
+
+/// What a store does with its servers.
+#[allow(clippy::struct_excessive_bools)] // each of them or not
+pub(in crate::backends) struct Needs<'a> {
+    pub namespace: &'a Namespace,
+    /// Commands, or commands of scripts, that change a lock.
+    pub writes: &'static [&'static str],
+    /// Commands that look at one.
+    pub reads: &'static [&'static str],
+    /// Redisson's clients are told of releases.
+    pub publishes: bool,
+    pub select: bool,
+    pub replicas: bool,
+    pub sentinel: bool,
+    pub cluster: bool,
+}
+
+impl<'a> Needs<'a> {
+    /// What Redis alone needs.
+    pub(in crate::backends) fn scripts_and_lists(namespace: &'a Namespace) -> Self {
+        Self {
+            namespace,
+            writes: &[
+                "hset",
+                "hdel",
+                "hget",
+                "incr",
+                "set",
+                "del",
+                "pexpire",
+                "pexpireat",
+                "exists",
+                "zadd",
+                "zrem",
+                "zrank",
+                "lpush",
+                "ltrim",
+                "blpop",
+                "publish",
+            ],
+            // To verify a token is a script too; whatever a script does takes the right to that.
+            reads: &[
+                "evalsha",
+                "eval",
+                "time",
+                "type",
+                "hexists",
+                "hrandfield",
+                "hlen",
+                "pttl",
+                "hgetall",
+                "zrange",
+                "lrange",
+                "get",
+                "scan",
+            ],
+            publishes: true,
+            select: false,
+            replicas: false,
+            sentinel: false,
+            cluster: false,
+        }
+    }
+}
+
+/// One line, and what to know of it. Patterns of keys and of channels are those of [`crate::backends::redis::names::Names`].
+pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
+    let start = prefix(needs.namespace);
+    let mut words = vec![format!("ACL SETUSER {} reset on >{PASSWORD}", role.user())];
+    // All that belongs to a lock begins with the namespace, but for the counter that is Redisson's too.
+    words.push(format!("~{start}*"));
+    if !start.is_empty() {
+        words.push(format!("~redisson_lock_token:{{{start}*}}"));
+    }
+    if needs.publishes && role.writes() {
+        words.push(format!("&redisson_lock__channel:{{{start}*}} &redisson_rwlock:{{{start}*}}"));
+    }
+    let mut commands = needs.reads.to_vec();
+    if role.writes() {
+        commands.extend(needs.writes);
+    }
+    for (wanted, names) in [
+        (needs.select, &["select"] as &[&str]),
+        (needs.replicas && role.writes(), &["wait"]),
+        (needs.sentinel, &["role"]),
+        (needs.cluster, &["cluster|slots", "asking", "exists"]),
+        (needs.cluster && needs.publishes && role.writes(), &["spublish"]),
+    ] {
+        commands.extend(names.iter().filter(|_| wanted));
+    }
+    commands.sort_unstable();
+    commands.dedup();
+    words.extend(commands.iter().map(|command| format!("+{command}")));
+    let mut notes = vec![
+        format!("put a password in the place of {PASSWORD}; ACL SAVE, or the same line in users.acl, keeps the user over a restart"),
+        format!(
+            "dlock doctor sees more with {}+config|get, which no other command needs",
+            if commands.contains(&"info") { "" } else { "+info and " }
+        ),
+    ];
+    if needs.sentinel {
+        notes.insert(0, "on the master and on every replica, since any of them may be the master one day".to_owned());
+        let theirs = "+sentinel|get-master-addr-by-name +sentinel|masters +sentinel|master +sentinel|ckquorum";
+        notes.push(format!("where sentinels have users, theirs needs no keys: ACL SETUSER {} reset on >{PASSWORD} {theirs}", role.user()));
+    }
+    if needs.cluster {
+        notes.insert(0, "on every node; before Redis 7 leave +spublish out, which it doesn't know".to_owned());
+    }
+    Grants { text: words.join(" ") + "\n", notes }
+}

@@ -1,0 +1,149 @@
+//! What the settings of Redis servers make of their locks.
+//!
+//! One server is read in one packet ([`questions`]) and judged without I/O ([`Server`]); Redlock and Tair do the same with
+//! theirs. Only what is read with everybody's rights is relied on; the rest is said to be unknown.
+
+mod deployment;
+mod grants;
+mod server;
+
+use async_trait::async_trait;
+use tokio::time::timeout;
+
+pub use self::{
+    deployment::{CLUSTER, SENTINEL},
+    server::{SERVER, WAKING},
+};
+pub(in crate::backends) use self::{
+    grants::{Needs, grants},
+    server::{Part, Server, field, merge, questions, time as server_time},
+};
+use super::{Redis, connection::Connection, options, race::HEDGE, reading::exchange, reply};
+use crate::{
+    backends::transport,
+    lock::{Check, Examine, Finding, Grants, Key, Result, Role, ServerTime},
+};
+
+impl Redis {
+    async fn look_at_servers(&mut self) -> Result<Vec<Finding>> {
+        let questions = questions();
+        let mut each = Vec::new();
+        for node in self.servers.all().await? {
+            let mut line = self.servers.to(node.clone()).await?;
+            let replies = exchange(&mut line, &questions).await?;
+            self.servers.rest(line);
+            let server = Server::read(&replies);
+            each.push((node.map_or_else(String::new, |node| node.to_string()), server.findings(self.options(), Part::Store)));
+        }
+        let mut findings = merge(each);
+        findings.push(self.look_at_rights().await?);
+        findings.push(tls(self.options()));
+        match &self.options().server {
+            options::Server::Sentinel(_) => findings.push(self.look_at_sentinels().await?),
+            options::Server::Cluster(_) => findings.push(self.look_at_cluster().await?),
+            options::Server::Tcp { .. } | options::Server::Unix(_) => {}
+        }
+        Ok(findings)
+    }
+
+    /// What fails in silence for want of a right: a lock is taken and given back all the same, but nobody is woken by it.
+    async fn look_at_rights(&mut self) -> Result<Finding> {
+        let names = self.names(&Key::probe());
+        let mut pipeline = ::redis::pipe();
+        pipeline.cmd("TYPE").arg(&names.lock).cmd("GET").arg(&names.fence).cmd("EXISTS").arg(&names.wake);
+        // Nobody listens to the probe's channels.
+        for channel in [&names.channel, &names.rw_channel] {
+            pipeline.cmd("PUBLISH").arg(channel).arg("");
+        }
+        let replies = self.look(&names.lock, &pipeline).await?;
+        Ok(server::rights(&replies))
+    }
+
+    async fn read_clocks(&mut self) -> Result<Vec<ServerTime>> {
+        let mut time = ::redis::pipe();
+        time.cmd("TIME");
+        let mut clocks = Vec::new();
+        for node in self.servers.all().await? {
+            let mut line = self.servers.to(node.clone()).await?;
+            let replies = exchange(&mut line, &time).await?;
+            self.servers.rest(line);
+            let name = node.map_or_else(|| "the server".to_owned(), |node| node.to_string());
+            clocks.extend(replies.first().and_then(|time| server::time(name, time)));
+        }
+        if matches!(self.options().server, options::Server::Sentinel(_)) {
+            clocks.extend(self.clocks_of_replicas().await?);
+        }
+        Ok(clocks)
+    }
+
+    /// Of those that may be the master next: a lease ends there when their clocks say so. Who isn't reached from here at once,
+    /// as behind an address of another network, is passed over.
+    async fn clocks_of_replicas(&mut self) -> Result<Vec<ServerTime>> {
+        let (mut role, mut time) = (::redis::pipe(), ::redis::pipe());
+        role.cmd("ROLE");
+        time.cmd("TIME");
+        let mut line = self.servers.to(None).await?;
+        let replies = exchange(&mut line, &role).await?;
+        self.servers.rest(line);
+        let mut clocks = Vec::new();
+        for replica in replies.first().map(server::replicas).unwrap_or_default() {
+            let at = self.options().at(&replica);
+            if let Ok(Ok((_, replies))) = timeout(HEDGE, Connection::open_and(&at, &time)).await {
+                clocks.extend(replies.first().and_then(|time| server::time(replica.to_string(), time)));
+            }
+        }
+        Ok(clocks)
+    }
+}
+
+/// The way to the servers.
+fn tls(options: &options::Options) -> Finding {
+    let hosts: Vec<&str> = match &options.server {
+        _ if options.tls.is_some() => return transport::verified(),
+        options::Server::Unix(_) => Vec::new(),
+        options::Server::Tcp { host, .. } => vec![host],
+        options::Server::Sentinel(sentinel) => sentinel.sentinels.iter().map(|address| address.host.as_str()).collect(),
+        options::Server::Cluster(seeds) => seeds.iter().map(|address| address.host.as_str()).collect(),
+    };
+    transport::in_clear(hosts, options.password.is_some(), "a URL that begins with rediss, and tls-port on the servers")
+}
+
+#[async_trait(?Send)]
+impl Examine for Redis {
+    fn checks(&self) -> Vec<Check> {
+        let deployment = match &self.options().server {
+            options::Server::Sentinel(_) => SENTINEL,
+            options::Server::Cluster(_) => CLUSTER,
+            options::Server::Tcp { .. } | options::Server::Unix(_) => &[],
+        };
+        [SERVER, WAKING, deployment, &[transport::CHECK]].concat()
+    }
+
+    async fn examine(&mut self) -> Result<Vec<Finding>> {
+        let outcome = self.look_at_servers().await;
+        self.about(outcome, "doctor", None)
+    }
+
+    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
+        let outcome = self.read_clocks().await;
+        self.about(outcome, "doctor", None)
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        let options = self.options();
+        let mut needs = Needs::scripts_and_lists(&options.namespace);
+        needs.select = options.db != 0;
+        needs.replicas = options.replicas.is_some();
+        match &options.server {
+            options::Server::Sentinel(_) => needs.sentinel = true,
+            options::Server::Cluster(_) => needs.cluster = true,
+            options::Server::Tcp { .. } | options::Server::Unix(_) => {}
+        }
+        grants(&needs, role)
+    }
+}
+
+/// The text of a reply, if it is one.
+fn text(replies: &[::redis::Value], at: usize) -> Option<String> {
+    replies.get(at).and_then(reply::text)
+}

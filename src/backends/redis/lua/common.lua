@@ -1,0 +1,130 @@
+-- What the scripts of Redis and those of the nodes of Redlock have in common: time, records, the queue, the history.
+
+local MAJOR = 1
+
+-- The server's time, in ms and in us.
+local function clock()
+  local time = redis.call('TIME')
+  local us = time[1] * 1000000 + time[2]
+  return math.floor(us / 1000), us
+end
+
+-- A number in all its digits: Lua would write 1.7e+15.
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+-- The record at `key` as a table, and as the flat list that Redis returns.
+local function read_record(key)
+  local flat, record = redis.call('HGETALL', key), {}
+  for i = 1, #flat, 2 do
+    record[flat[i]] = flat[i + 1]
+  end
+  return record, flat
+end
+
+-- Whether a version of dlock wrote `record` that this one can't read.
+local function is_newer(record)
+  return record.v ~= nil and (tonumber(string.match(record.v, '^%d+')) or MAJOR + 1) > MAJOR
+end
+
+-- The end and the TTL of a hold, or nil if it has ended or never was.
+local function live_hold(record, id, now)
+  local ends, ttl = string.match(record['hold:' .. id] or '', '^(%d+):(%d+)$')
+  if ends and tonumber(ends) > now then
+    return tonumber(ends), tonumber(ttl)
+  end
+end
+
+-- How many holds other than `id` are live, when the last of them ends, and the fields of those that have ended.
+local function other_holds(record, id, now)
+  local count, latest, ended = 0, 0, {}
+  for field in pairs(record) do
+    local other = string.match(field, '^hold:(.+)$')
+    if other and other ~= id then
+      local ends = live_hold(record, other, now)
+      if ends then
+        count, latest = count + 1, math.max(latest, ends)
+      else
+        ended[#ended + 1] = field
+      end
+    end
+  end
+  return count, latest, ended
+end
+
+-- The place in the queue, from 1. The queue only informs, so that no failure here may hide that the lock is busy.
+local function join_queue(queue, waiters, hold, who, now, us)
+  redis.pcall('ZADD', queue, 'NX', whole(us), hold)
+  redis.pcall('HSET', waiters, hold, whole(now) .. ':' .. who)
+  redis.pcall('PEXPIRE', queue, 20000)
+  redis.pcall('PEXPIRE', waiters, 20000)
+  local place = redis.pcall('ZRANK', queue, hold)
+  if type(place) ~= 'number' then
+    return 0
+  end
+  if place > 0 then
+    -- One that died without leaving is dropped when it has come to the front: constant work per call.
+    local first = redis.pcall('ZRANGE', queue, 0, 0)[1]
+    local seen = first and redis.pcall('HGET', waiters, first)
+    local seen_at = type(seen) == 'string' and tonumber(string.match(seen, '^%d+')) or 0
+    if first and seen_at < now - 15000 then
+      redis.pcall('ZREM', queue, first)
+      redis.pcall('HDEL', waiters, first)
+      place = place - 1
+    end
+  end
+  return place + 1
+end
+
+-- Leaves it. Never fails: what came before must stand.
+local function leave_queue(queue, waiters, hold)
+  redis.pcall('ZREM', queue, hold)
+  redis.pcall('HDEL', waiters, hold)
+end
+
+-- How many runs, and for how many ms after the last one.
+local REMEMBERED, KEEP = 100, 8640000000
+
+-- Remembers a hold that is over, the latest first; those that ended badly once more. Never fails: what came before must stand.
+local function remember(runs, bad, line, is_bad)
+  for _, list in ipairs(is_bad and { runs, bad } or { runs }) do
+    redis.pcall('LPUSH', list, line)
+    redis.pcall('LTRIM', list, 0, REMEMBERED - 1)
+    redis.pcall('PEXPIRE', list, KEEP)
+  end
+end
+
+-- The hold of `record` as a line of the history; `how` is how it ended, the JSON from `"x":` on.
+local function past(record, ended, how)
+  local who = record.meta and ',"m":' .. record.meta or ''
+  return '{"f":' .. record.fence .. ',"s":' .. record.since .. ',"e":' .. whole(ended) .. ',' .. how .. who .. '}'
+end
+
+-- Remembers the hold of a record whose lock is gone, if there is one: it was never given back.
+local function remember_vanished(record, runs, bad, now)
+  if not record.fence or not record.since or is_newer(record) then
+    return
+  end
+  local last = 0
+  for field, value in pairs(record) do
+    if string.sub(field, 1, 5) == 'hold:' then
+      last = math.max(last, tonumber(string.match(value, '^%d+')) or 0)
+    end
+  end
+  local how = record.broken or '"x":"expired"'
+  if last > now and not record.broken then
+    how = how .. ',"w":"it was deleted before its time"'
+  end
+  remember(runs, bad, past(record, math.min(last, now), how), true)
+end
+
+-- Counts a host that did without; a new one only if there are not too many. In the hash `skips` it has "<count>:<since ms>:<last ms>:<reason>".
+local function skipped(skips, host, reason, most)
+  local now, known = clock(), redis.call('HGET', skips, host)
+  if known or redis.call('HLEN', skips) < tonumber(most) then
+    local count, since = string.match(known or '', '^(%d+):(%d+):')
+    redis.call('HSET', skips, host, whole((tonumber(count) or 0) + 1) .. ':' .. (since or whole(now)) .. ':' .. whole(now) .. ':' .. reason)
+    redis.call('PEXPIRE', skips, KEEP)
+  end
+end

@@ -1,0 +1,179 @@
+//! What the settings of the nodes make of their locks, each for itself and all together.
+
+use ::redis::Value;
+use async_trait::async_trait;
+
+use super::{Redlock, options::name};
+use crate::{
+    backends::{
+        redis::{
+            self,
+            examine::{Needs, Part, SERVER, Server, grants, merge, questions, server_time},
+        },
+        transport,
+    },
+    lock::{Check, Examine, Finding, Grants, Notice, Result, Role, ServerTime, check},
+};
+
+/// What is looked at besides what every Redis server is asked.
+pub const CHECKS: &[Check] = &[
+    check("nodes", "how many nodes answer, and how many may fail"),
+    check("independence", "whether the nodes are servers of their own: not one twice, none a replica, not all on one host"),
+];
+
+impl Redlock {
+    async fn look_at_nodes(&mut self) -> Result<Vec<Finding>> {
+        let answers = self.read(|_| Some(questions())).await?;
+        let mut each = Vec::new();
+        let mut told = Vec::new();
+        let mut silent = Vec::new();
+        for (n, answer) in answers.iter().enumerate() {
+            let node = self.nodes.name(n).to_owned();
+            match answer {
+                Ok(replies) => {
+                    let server = Server::read(replies);
+                    each.push((node, server.findings(&self.options.nodes[n], Part::Vote)));
+                    told.push((n, server));
+                }
+                Err(error) => silent.push(format!("{node} ({})", error.message)),
+            }
+        }
+        let mut findings = merge(each);
+        findings.push(self.quorum(&silent));
+        findings.extend(self.independence(&told));
+        findings.push(self.tls());
+        Ok(findings)
+    }
+
+    fn quorum(&self, silent: &[String]) -> Finding {
+        const ID: &str = "nodes";
+        let (all, needed) = (self.nodes.len(), self.nodes.majority());
+        let text = format!("{} of {all} nodes answer, {needed} are needed", all - silent.len());
+        if !silent.is_empty() {
+            let risk = "a lock is held by fewer nodes than it could be, and each that fails or forgets counts";
+            return Finding::warn(ID, format!("{text}; not {}", silent.join(", ")), risk).mend("bring it back");
+        }
+        if all < 3 {
+            return Finding::warn(ID, text, "none may fail").mend("three nodes, better five");
+        }
+        Finding::ok(ID, text)
+    }
+
+    fn independence(&self, told: &[(usize, Server)]) -> Vec<Finding> {
+        const ID: &str = "independence";
+        if told.iter().any(|(_, server)| server.field("run_id").is_none()) {
+            let why = "the user may not ask for INFO on every node";
+            return vec![Finding::unchecked(ID, "whether the nodes are independent", why).mend("ACL SETUSER USER +info")];
+        }
+        let facts = told.iter().map(|(n, server)| Told { n: *n, field: Box::new(|name| server.field(name).map(str::to_owned)) });
+        let kin = self.kin(facts.collect());
+        if !kin.is_empty() {
+            let risk = "one failure counts twice, and two holders may each have a majority";
+            let found = |notice: Notice| Finding {
+                risk: Some(risk.into()),
+                severity: crate::lock::Severity::Unsafe,
+                ..Finding::noticed(ID, notice)
+            };
+            return kin.into_iter().map(found).collect();
+        }
+        let host = |node: &redis::Options| name(node).rsplit_once(':').map_or_else(String::new, |(host, _)| host.to_owned());
+        let mut hosts: Vec<String> = self.options.nodes.iter().map(host).collect();
+        hosts.sort();
+        hosts.dedup();
+        let (nodes, different) = (self.nodes.len(), hosts.len());
+        if different < nodes {
+            let text = format!("{nodes} nodes on {different} {}", if different == 1 { "host" } else { "hosts" });
+            return vec![Finding::warn(ID, text, "a host that fails takes several votes with it").mend("a host for each node")];
+        }
+        vec![Finding::ok(ID, format!("{nodes} servers on {different} hosts, none a replica"))]
+    }
+
+    fn tls(&self) -> Finding {
+        let open: Vec<_> = self.options.nodes.iter().filter(|node| node.tls.is_none()).collect();
+        if open.is_empty() {
+            return transport::verified();
+        }
+        let hosts: Vec<&str> = open
+            .iter()
+            .filter_map(|node| match &node.server {
+                redis::Server::Tcp { host, .. } => Some(host.as_str()),
+                _ => None,
+            })
+            .collect();
+        let has_password = open.iter().any(|node| node.password.is_some());
+        transport::in_clear(hosts, has_password, "a URL that begins with redlocks, and tls-port on the servers")
+    }
+
+    /// Nodes that are one server, or copy another of them: their votes are not independent.
+    pub(super) fn kin(&self, told: Vec<Told<'_>>) -> Vec<Notice> {
+        let mut notices = Vec::new();
+        let mut notice = |text: String, hint: &str| notices.push(Notice { warning: true, text, hint: Some(hint.into()) });
+        let mut servers: Vec<(String, usize)> = Vec::new();
+        for Told { n, field } in told {
+            let name = self.nodes.name(n);
+            if let Some(id) = field("run_id") {
+                if let Some((_, other)) = servers.iter().find(|(known, _)| *known == id) {
+                    notice(format!("{name} and {} are one server, which counts once", self.nodes.name(*other)), "name each server once");
+                }
+                servers.push((id, n));
+            }
+            if field("role").is_some_and(|role| role != "master") {
+                let master = field("master_host").zip(field("master_port"));
+                let of = master.map(|(host, port)| format!(" of {host}:{port}")).unwrap_or_default();
+                notice(
+                    format!("{name} is a replica{of}: the nodes must not copy each other"),
+                    "REPLICAOF NO ONE makes it a master of its own",
+                );
+            }
+        }
+        notices
+    }
+}
+
+/// What a node says of itself.
+pub(super) struct Told<'a> {
+    pub n: usize,
+    /// The value that `INFO` has under a name.
+    pub field: Box<Lookup<'a>>,
+}
+
+type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
+#[async_trait(?Send)]
+impl Examine for Redlock {
+    fn checks(&self) -> Vec<Check> {
+        [SERVER, CHECKS, &[transport::CHECK]].concat()
+    }
+
+    async fn examine(&mut self) -> Result<Vec<Finding>> {
+        let outcome = self.look_at_nodes().await;
+        self.about(outcome, "doctor", None)
+    }
+
+    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
+        let outcome = self
+            .read(|_| {
+                let mut time = ::redis::pipe();
+                time.cmd("TIME");
+                Some(time)
+            })
+            .await;
+        let answers = self.about(outcome, "doctor", None)?;
+        let time = |(n, answer): (usize, &Result<Vec<Value>>)| server_time(self.nodes.name(n).to_owned(), answer.as_ref().ok()?.first()?);
+        Ok(answers.iter().enumerate().filter_map(time).collect())
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        let needs = Needs {
+            writes: &["set", "del", "incr", "hset", "hdel", "hget", "pexpire", "pexpireat", "zadd", "zrem", "zrank", "lpush", "ltrim"],
+            // inspect looks whether two nodes are one server, or copies.
+            reads: &["info", "evalsha", "eval", "time", "type", "getrange", "hlen", "pttl", "hgetall", "zrange", "lrange", "get", "scan"],
+            publishes: false,
+            select: self.options.nodes.iter().any(|node| node.db != 0),
+            ..Needs::scripts_and_lists(&self.options.namespace)
+        };
+        let mut granted = grants(&needs, role);
+        granted.notes.insert(0, "on every node".into());
+        granted
+    }
+}

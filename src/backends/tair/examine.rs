@@ -1,0 +1,106 @@
+//! What the server's settings make of its locks.
+
+use async_trait::async_trait;
+
+use super::{Mode, Tair};
+use crate::{
+    backends::{
+        redis::{
+            self,
+            examine::{Needs, Part, SERVER, Server, grants, questions, server_time},
+        },
+        transport,
+    },
+    lock::{Check, Examine, Finding, Grants, Result, Role, ServerTime},
+};
+
+impl Tair {
+    fn tls(&self) -> Finding {
+        let server = &self.options.server;
+        let hosts = match &server.server {
+            _ if server.tls.is_some() => return transport::verified(),
+            redis::Server::Tcp { host, .. } => Some(host.as_str()),
+            _ => None,
+        };
+        transport::in_clear(hosts, server.password.is_some(), "a URL that begins with tairs, and TLS on the server")
+    }
+}
+
+#[async_trait(?Send)]
+impl Examine for Tair {
+    fn checks(&self) -> Vec<Check> {
+        [SERVER, &[transport::CHECK]].concat()
+    }
+
+    async fn examine(&mut self) -> Result<Vec<Finding>> {
+        let outcome = self.look(&questions()).await;
+        let replies = self.about(outcome, "doctor", None)?;
+        let mut findings = Server::read(&replies).findings(&self.options.server, Part::Tair);
+        findings.push(self.tls());
+        Ok(findings)
+    }
+
+    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
+        let mut time = ::redis::pipe();
+        time.cmd("TIME");
+        let outcome = self.look(&time).await;
+        let replies = self.about(outcome, "doctor", None)?;
+        Ok(replies.first().and_then(|time| server_time("the server".into(), time)).into_iter().collect())
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        let plain = self.options.mode == Mode::Plain;
+        let needs = Needs {
+            writes: if plain {
+                &[
+                    "set",
+                    "cas",
+                    "cad",
+                    "incrby",
+                    "hset",
+                    "hdel",
+                    "hget",
+                    "pexpire",
+                    "zadd",
+                    "zrem",
+                    "zrank",
+                    "lpush",
+                    "ltrim",
+                    "lrem",
+                    "hsetnx",
+                    "hincrby",
+                    "command|info",
+                ]
+            } else {
+                &[
+                    "exset",
+                    "excas",
+                    "excad",
+                    "incrby",
+                    "hset",
+                    "hdel",
+                    "hget",
+                    "pexpire",
+                    "zadd",
+                    "zrem",
+                    "zrank",
+                    "lpush",
+                    "ltrim",
+                    "lrem",
+                    "hsetnx",
+                    "hincrby",
+                    "command|info",
+                ]
+            },
+            reads: if plain {
+                &["time", "type", "getrange", "pttl", "hgetall", "zrange", "lrange", "hlen", "get", "scan"]
+            } else {
+                &["time", "type", "exget", "getrange", "pttl", "hgetall", "zrange", "lrange", "hlen", "get", "scan"]
+            },
+            publishes: false,
+            select: self.options.server.db != 0,
+            ..Needs::scripts_and_lists(&self.options.namespace)
+        };
+        grants(&needs, role)
+    }
+}

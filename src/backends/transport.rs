@@ -1,0 +1,32 @@
+//! Whether others can listen in on the way to a store, for those who look.
+
+use std::net::IpAddr;
+
+use crate::lock::{Check, Finding, check};
+
+/// The check that all stores of the network share.
+pub(super) const CHECK: Check = check("tls", "whether the way to the store is encrypted, and who is believed at its end");
+
+/// Whether nobody but this host's root can listen in.
+pub(super) fn is_here(host: &str) -> bool {
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// A way in clear to these hosts. `mend` is how the store's URL asks for TLS.
+pub(super) fn in_clear<'a>(hosts: impl IntoIterator<Item = &'a str>, has_password: bool, mend: &str) -> Finding {
+    let Some(far) = hosts.into_iter().find(|host| !is_here(host)) else {
+        return Finding::ok(CHECK.id, "no TLS, and no network: the store is on this host");
+    };
+    let risk = if has_password {
+        "whoever listens in has the password, and every lock's token"
+    } else {
+        "whoever listens in has every lock's token, and whoever reaches the store can take and break any lock"
+    };
+    let what = if has_password { "and the password crosses" } else { "without a password: all crosses" };
+    Finding::warn(CHECK.id, format!("no TLS to {far}, {what} the network in clear"), risk).mend(mend)
+}
+
+/// A server that has proven who it is.
+pub(super) fn verified() -> Finding {
+    Finding::ok(CHECK.id, "TLS; the server's certificate was verified")
+}

@@ -1,0 +1,217 @@
+//! What an ensemble's settings make of its locks, and the rights that they take.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use super::{
+    ZooKeeper,
+    failure::Fault,
+    names::{folder, meta_folder},
+    relay,
+    session::{LONGEST, Purpose, Session, VISIT},
+    wire::{Node, Reply, Request as Ask},
+};
+use crate::{
+    backends::{tls, transport},
+    lock::{Check, Error, Examine, Finding, Grants, PASSWORD, Result, Role, ServerTime, Ttl, check},
+};
+
+/// What is looked at.
+pub const CHECKS: &[Check] = &[
+    check("version", "the server's version, by the four letters srvr"),
+    check("timeouts", "the shortest and the longest session, which are the shortest and the longest lease"),
+    check("ensemble", "how many servers decide together, and how many may fail"),
+    transport::CHECK,
+];
+
+/// A longest lease below this leaves less than two seconds between renewals.
+const SHORT: Duration = Duration::from_secs(12);
+
+impl ZooKeeper {
+    async fn look_at_ensemble(&mut self) -> Result<Vec<Finding>> {
+        self.options().check()?;
+        // The range is what comes of asking for the least and the most that there is.
+        let shortest = Session::open(&self.ensemble, Ttl::MIN, Purpose::Visit).await?;
+        let mut longest = Session::open(&self.ensemble, LONGEST, Purpose::Visit).await?;
+        let mut found = vec![timeouts(shortest.timeout, longest.timeout)];
+        let asked = [Ask::Read { path: "/zookeeper/config" }];
+        let mut answers = longest.ask(&self.ensemble, &asked).await.map_err(Fault::into_error)?;
+        found.push(match answers.pop() {
+            Some(Ok(Reply::Data { data, .. })) => ensemble(&String::from_utf8_lossy(&data)),
+            _ => Finding::unchecked("ensemble", "the ensemble's servers", "the user may not read /zookeeper/config"),
+        });
+        found.push(match self.srvr().await {
+            Ok(said) => version(&said),
+            Err(error) => Finding::unchecked("version", "the version", &error.message),
+        });
+        let options = self.options();
+        found.push(if options.tls.is_some() {
+            transport::verified()
+        } else {
+            let hosts = options.hosts.iter().map(|(host, _)| host.as_str());
+            transport::in_clear(hosts, options.login.is_some(), "a URL that begins with zookeepers, and secureClientPort on the servers")
+        });
+        Ok(found)
+    }
+
+    /// What the first server that is there says of itself.
+    async fn srvr(&self) -> Result<String> {
+        let options = self.options();
+        let mut failed = None;
+        for (host, port) in &options.hosts {
+            match relay::dial(host, *port).await {
+                Ok(tcp) => return said(options.tls.as_ref(), host, tcp).await,
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| Error::new(crate::lock::Kind::Config, "the URL names no server")))
+    }
+
+    /// The time as a node has it that is made for this; `None` where there is no place for one yet.
+    async fn read_clock(&mut self) -> Result<Option<ServerTime>> {
+        let now = format!("{}/%now-", meta_folder(&self.options().chroot, &self.options().namespace));
+        if self.visit.is_none() {
+            self.visit = Some(Session::open(&self.ensemble, VISIT, Purpose::Visit).await?);
+        }
+        let Some(session) = &mut self.visit else { return Ok(None) };
+        let asked = [Ask::Create { path: &now, data: &[], node: Node::Contender }];
+        let mut answers = session.ask(&self.ensemble, &asked).await.map_err(Fault::into_error)?;
+        Ok(match answers.pop() {
+            Some(Ok(Reply::Made { stat, .. })) => {
+                let since_epoch = Duration::from_millis(u64::try_from(stat.ctime).unwrap_or_default());
+                Some(ServerTime { server: "the leader".into(), since_epoch })
+            }
+            _ => None,
+        })
+    }
+}
+
+async fn said(tls: Option<&tls::Tls>, host: &str, tcp: TcpStream) -> Result<String> {
+    match tls {
+        None => four_letters(tcp).await,
+        Some(wanted) => four_letters(tls::wrap(wanted, host, tcp, "zookeeper://").await?).await,
+    }
+}
+
+async fn four_letters(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<String> {
+    let failed = |error| Error::new(crate::lock::Kind::Unavailable, "the server does not answer to srvr").source(error);
+    stream.write_all(b"srvr").await.map_err(failed)?;
+    stream.flush().await.map_err(failed)?;
+    let mut said = Vec::new();
+    // Some lines; the server closes behind them.
+    stream.take(64 << 10).read_to_end(&mut said).await.map_err(failed)?;
+    Ok(String::from_utf8_lossy(&said).into_owned())
+}
+
+fn version(said: &str) -> Finding {
+    const ID: &str = "version";
+    let Some(version) = said.lines().find_map(|line| line.strip_prefix("Zookeeper version: ")) else {
+        return Finding::unchecked(ID, "the version", "srvr is not in 4lw.commands.whitelist");
+    };
+    let version = version.split(['-', ',', ' ']).next().unwrap_or(version);
+    let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+    let number: (u32, u32) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    let text = format!("ZooKeeper {version}");
+    if number < (3, 5) {
+        return Finding::not_safe(ID, text, "it has no containers, which locks lie in").mend("ZooKeeper 3.5 at least");
+    }
+    Finding::ok(ID, text)
+}
+
+fn timeouts(shortest: Duration, longest: Duration) -> Finding {
+    const ID: &str = "timeouts";
+    let show = humantime::format_duration;
+    let text = format!("sessions, and so leases, last {} to {}", show(shortest), show(longest));
+    if longest < SHORT {
+        let risk = "a renewal that is a little late stops the job";
+        return Finding::warn(ID, text, risk).mend("maxSessionTimeout=60000 on every server; its default is 20 ticks");
+    }
+    Finding::ok(ID, text)
+}
+
+/// From the ensemble's configuration, one line for each server; a server alone has none.
+fn ensemble(config: &str) -> Finding {
+    const ID: &str = "ensemble";
+    let servers = config.lines().filter(|line| line.starts_with("server.") && !line.contains(":observer")).count().max(1);
+    let may_fail = (servers - 1) / 2;
+    let text = if servers == 1 { "1 server".to_owned() } else { format!("{servers} servers, {may_fail} may fail") };
+    if may_fail == 0 {
+        let which = if servers == 1 { "it" } else { "one" };
+        return Finding::warn(ID, text, format!("when {which} is down, locks can't be taken and jobs are stopped"))
+            .mend("three servers, or five");
+    }
+    Finding::ok(ID, text)
+}
+
+#[async_trait(?Send)]
+impl Examine for ZooKeeper {
+    fn checks(&self) -> Vec<Check> {
+        CHECKS.to_vec()
+    }
+
+    async fn examine(&mut self) -> Result<Vec<Finding>> {
+        let outcome = self.look_at_ensemble().await;
+        self.ensemble.tidy().await;
+        self.about(outcome, "doctor", None)
+    }
+
+    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
+        let outcome = self.read_clock().await;
+        self.about(outcome.map(|time| time.into_iter().collect()), "doctor", None)
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        let options = self.options();
+        let places = [folder(&options.chroot, &options.namespace), meta_folder(&options.chroot, &options.namespace)];
+        if !role.writes() {
+            return Grants {
+                text: String::new(),
+                notes: vec![
+                    "ZooKeeper has no such role for locks: what a login makes is that login's alone, to read too".into(),
+                    "who is to look takes the login of --print-grants run; without a login everybody may look, and take".into(),
+                ],
+            };
+        }
+        let mut lines = vec![format!("addauth digest {}:{PASSWORD}", role.user())];
+        for (at, _) in format!("{}/", options.chroot).match_indices('/').skip(1) {
+            lines.push(format!("create {}", &options.chroot[..at]));
+        }
+        for place in places.iter().filter(|place| **place != options.chroot) {
+            lines.push(format!("create {place}"));
+            lines.push(format!("setAcl {place} auth::cdrwa"));
+        }
+        let notes = vec![
+            format!("lines for zkCli.sh, once; put a password in the place of {PASSWORD}"),
+            format!("then the URL is zookeeper://{}@HOST: dlock makes all below for that login alone", role.user()),
+        ];
+        Grants { text: lines.join("\n") + "\n", notes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::Severity;
+
+    #[test]
+    fn servers_of_an_ensemble_are_counted_without_observers() {
+        let one = |n: usize| format!("server.{n}=h{n}:2888:3888:participant;0.0.0.0:2181");
+        let of = |servers: usize| (1..=servers).map(one).collect::<Vec<_>>().join("\n");
+        assert_eq!((ensemble("").severity, ensemble(&of(2)).severity), (Severity::Warn, Severity::Warn));
+        assert_eq!(ensemble(&(of(3) + "\nserver.4=h4:1:2:observer;2181\nversion=0")).text, "3 servers, 1 may fail");
+    }
+
+    #[test]
+    fn versions_and_ranges_are_judged() {
+        assert_eq!(version("Zookeeper version: 3.8.0-${mvngit.commit.id}, built on\nMode: standalone").text, "ZooKeeper 3.8.0");
+        assert_eq!(version("Zookeeper version: 3.4.14-4c25, built").severity, Severity::Unsafe);
+        assert!(version("srvr is not executed because it is not in the whitelist.").text.starts_with("not checked"));
+        let range = |longest| timeouts(Duration::from_secs(1), Duration::from_secs(longest)).severity;
+        assert_eq!((range(10), range(40)), (Severity::Warn, Severity::Ok));
+    }
+}

@@ -1,0 +1,135 @@
+//! For `doctor`: which settings somebody gave, where each stood, and where secrets lie.
+
+use std::path::{Path, PathBuf};
+
+use super::{
+    args::Globals,
+    layers::Layers,
+    setting::{Origin, Setting},
+    spec, url,
+};
+use crate::{
+    commands::{
+        BackendConfig, Target,
+        doctor::{Secret, SecretPlace as Place},
+    },
+    lock::Result,
+    output::doctor::Source,
+};
+
+/// What is shown of itself only that it is there.
+const SECRET: &[&str] = &["password", "sentinel_password"];
+/// Settings of how things are printed say nothing of the store.
+const BESIDE: &[&str] = &["config", "output", "color", "quiet", "verbose"];
+/// Files with a private key.
+const KEYS: &[&str] = &["key", "ssl-key", "sslkey"];
+
+/// Every setting that counts, with the place that it came from.
+///
+/// # Errors
+/// If a variable is not UTF-8.
+pub fn sources(globals: &Globals, ttl: Option<&str>, layers: &Layers<'_>) -> Result<Vec<Source>> {
+    let mut found = Vec::new();
+    let mut add = |name: &str, setting: Setting| {
+        let value = match name {
+            name if SECRET.contains(&name) => None,
+            "backend" | "url" => Some(url::redacted(&setting.text)),
+            _ => Some(setting.text),
+        };
+        found.push(Source { name: name.to_owned(), value, from: place(&setting.origin) });
+    };
+    for spec in spec::SETTINGS.iter().filter(|spec| !BESIDE.contains(&spec.name)) {
+        let flag = match spec.name {
+            "backend" => globals.backend.as_deref(),
+            "password_file" => globals.password_file.as_deref(),
+            "backend_timeout" => globals.backend_timeout.as_deref(),
+            "host" => globals.host.as_deref(),
+            "namespace" => globals.namespace.as_deref(),
+            "ttl" => ttl,
+            _ => None,
+        };
+        if let Some(setting) = layers.get(spec.name, flag)? {
+            add(spec.name, setting);
+        }
+    }
+    for name in spec::BACKEND_KEYS {
+        if let Some(setting) = layers.table.and_then(|table| table.get(name)).or_else(|| layers.url.get(*name)) {
+            add(name, setting.clone());
+        }
+    }
+    Ok(found)
+}
+
+/// Where the URL stood.
+pub fn origin(globals: &Globals, layers: &Layers<'_>) -> Result<Option<String>> {
+    if let Some(url) = layers.table.and_then(|table| table.get("url")) {
+        return Ok(Some(file_of(&url.origin)));
+    }
+    Ok(layers.get("backend", globals.backend.as_deref())?.map(|setting| file_of(&setting.origin)))
+}
+
+/// Where secrets lie, and what says which store it is.
+///
+/// # Errors
+/// If a variable is not UTF-8.
+pub fn secrets(globals: &Globals, layers: &Layers<'_>, target: &Target) -> Result<Vec<Secret>> {
+    let mut found = Vec::new();
+    if !layers.file.path.as_os_str().is_empty() {
+        found.push(Secret::new("the configuration", Place::Configuration(layers.file.path.clone())));
+    }
+    for (name, flag, what) in
+        [("password_file", globals.password_file.as_deref(), "the password"), ("sentinel_password_file", None, "the sentinels' password")]
+    {
+        if let Some(setting) = layers.get(name, flag)? {
+            found.push(Secret::new(what, Place::File(setting.text.into())));
+        }
+    }
+    for (name, what) in [("DLOCK_PASSWORD", "the password"), ("DLOCK_SENTINEL_PASSWORD", "the sentinels' password")] {
+        if layers.env.get(name)?.is_some() {
+            found.push(Secret::new(what, Place::Variable(name)));
+        }
+    }
+    if let Some(setting) = layers.get("backend", globals.backend.as_deref())?
+        && url::has_password(&setting.text)
+    {
+        let place = match &setting.origin {
+            Origin::Flag(_) => Some(Place::CommandLine),
+            Origin::Env(_) => Some(Place::UrlInVariable),
+            // In the configuration, which stands above.
+            Origin::File { .. } => None,
+        };
+        found.extend(place.map(|place| Secret::new("the password", place)));
+    }
+    for name in KEYS {
+        if let Some(setting) = layers.table.and_then(|table| table.get(name)).or_else(|| layers.url.get(*name)) {
+            found.push(Secret::new("the key", Place::File(setting.text.clone().into())));
+        }
+    }
+    found.extend(clients_own(layers, target).filter(|path| path.is_file()).map(|path| Secret::new("the client's file", Place::File(path))));
+    Ok(found)
+}
+
+/// The file in which the store's own clients look for passwords.
+fn clients_own(layers: &Layers<'_>, target: &Target) -> impl Iterator<Item = PathBuf> {
+    let home = |name: &str| layers.env.get_os("HOME").map(|home| Path::new(home).join(name));
+    let path = match &target.backend {
+        BackendConfig::Postgres(_) => layers.env.get_os("PGPASSFILE").map(PathBuf::from).or_else(|| home(".pgpass")),
+        BackendConfig::Mysql(_) => home(".my.cnf"),
+        _ => None,
+    };
+    path.into_iter()
+}
+
+fn place(origin: &Origin) -> String {
+    match origin {
+        Origin::File { path, line, .. } => format!("{}:{line}", path.display()),
+        other => other.to_string(),
+    }
+}
+
+fn file_of(origin: &Origin) -> String {
+    match origin {
+        Origin::File { path, .. } => path.display().to_string(),
+        other => other.to_string(),
+    }
+}

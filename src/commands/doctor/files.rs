@@ -1,0 +1,129 @@
+//! Who may read passwords and keys, and who may change what dlock goes by.
+
+use std::{
+    fs, io,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use crate::lock::{Finding, Severity};
+
+/// Where something lies that not everybody is to read or to change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Secret {
+    /// What it is, for people.
+    pub what: &'static str,
+    /// Where it is.
+    pub place: Place,
+}
+
+/// Where a secret is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A file that has a secret in it.
+    File(PathBuf),
+    /// A file that says which store it is.
+    Configuration(PathBuf),
+    /// A variable that the command of `run` doesn't see.
+    Variable(&'static str),
+    /// A URL in a variable, which the command of `run` does see.
+    UrlInVariable,
+    /// A URL on the command line.
+    CommandLine,
+}
+
+impl Secret {
+    /// What it is and where.
+    pub fn new(what: &'static str, place: Place) -> Self {
+        Self { what, place }
+    }
+}
+
+pub use Place as SecretPlace;
+
+/// The worst of them, or that all is well.
+pub(super) fn look(secrets: &[Secret]) -> Finding {
+    const ID: &str = "secrets";
+    let findings: Vec<Finding> = secrets.iter().map(|secret| one(ID, secret)).collect();
+    let worst = findings.iter().map(|finding| finding.severity).max();
+    match worst {
+        None => Finding::ok(ID, "no password, no key and no configuration file is in use"),
+        Some(Severity::Ok) => Finding::ok(ID, findings.iter().map(|finding| finding.text.as_str()).collect::<Vec<_>>().join(", ")),
+        Some(worst) => {
+            let mut bad = findings.into_iter().filter(|finding| finding.severity == worst);
+            let first = bad.next().unwrap_or_else(|| Finding::ok(ID, ""));
+            let rest: Vec<String> = bad.map(|finding| finding.text).collect();
+            if rest.is_empty() { first } else { Finding { text: format!("{}; also {}", first.text, rest.join("; also ")), ..first } }
+        }
+    }
+}
+
+fn one(id: &'static str, secret: &Secret) -> Finding {
+    let what = secret.what;
+    match &secret.place {
+        Place::File(path) => file(id, what, path, true),
+        Place::Configuration(path) => file(id, what, path, false),
+        Place::Variable(name) => Finding::ok(id, format!("{what} in {name}")),
+        Place::UrlInVariable => Finding::warn(id, format!("{what} in the URL in DLOCK_BACKEND"), "the command that run starts sees it")
+            .mend("DLOCK_PASSWORD, or a password_file"),
+        Place::CommandLine => Finding::warn(id, format!("{what} on the command line"), "every user of this host can read it")
+            .mend("DLOCK_PASSWORD, or a password_file"),
+    }
+}
+
+fn file(id: &'static str, what: &str, path: &Path, is_secret: bool) -> Finding {
+    let shown = path.display();
+    let found = match fs::metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Finding::warn(id, format!("{what}: there is no {shown}"), "what it is for can't work");
+        }
+        Err(error) => return Finding::unchecked(id, &format!("{what} {shown}"), &crate::output::plain(&error)),
+    };
+    let mode = found.permissions().mode() & 0o7777;
+    let text = format!("{what} {shown} mode {mode:04o}");
+    let ours = rustix::process::geteuid().as_raw();
+    if mode & 0o002 != 0 {
+        let risk = if is_secret {
+            "everybody can put another in its place"
+        } else {
+            "everybody can send the jobs to another store, and run them beside ours"
+        };
+        return Finding::not_safe(id, text, risk).mend(format!("chmod o-w {shown}"));
+    }
+    if found.uid() != ours && found.uid() != 0 {
+        return Finding::warn(id, format!("{text}, of uid {}", found.uid()), "its owner can change it").mend(format!("chown root {shown}"));
+    }
+    // Passwords that everybody can read were refused before this; of keys nobody looked so far.
+    if is_secret && mode & 0o004 != 0 && !in_memory(path) {
+        return Finding::warn(id, text, "everybody on this host can read it").mend(format!("chmod o-rwx {shown}"));
+    }
+    Finding::ok(id, text)
+}
+
+/// Where containers are given their secrets, with any mode.
+fn in_memory(path: &Path) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    path.starts_with("/run/secrets")
+        || rustix::fs::statfs(path).is_ok_and(|stat| u64::try_from(stat.f_type).is_ok_and(|kind| kind == TMPFS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_change_what_dlock_goes_by_is_seen() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = folder.path().join("f");
+        fs::write(&path, "x").unwrap();
+        let with = |mode, is_secret| {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            file("secrets", "the password", &path, is_secret).severity
+        };
+        assert_eq!((with(0o600, true), with(0o640, true), with(0o644, true)), (Severity::Ok, Severity::Ok, Severity::Warn));
+        assert_eq!((with(0o644, false), with(0o666, false)), (Severity::Ok, Severity::Unsafe));
+        fs::remove_file(&path).unwrap();
+        assert_eq!(file("secrets", "the key", &path, true).severity, Severity::Warn);
+    }
+}

@@ -1,0 +1,146 @@
+//! `dlock doctor`: can this store, as configured, keep its promises?
+//!
+//! Each check by itself: one that fails is a finding, and the others go on. What is looked at stands in tables, which the man
+//! page is made from as well.
+
+mod files;
+mod probe;
+
+pub use files::{Secret, SecretPlace};
+
+use super::{Context, open_as_it_is};
+use crate::{
+    exit,
+    lease::{BootClock, ask},
+    lock::{Backend, Check, Error, Finding, Result, Role, Severity, Ttl, check},
+    output::doctor::{Granted, Measured, Report, Source, view},
+};
+
+/// The arguments of `dlock doctor`.
+#[derive(clap::Args, Debug)]
+#[command(
+    override_usage = "dlock doctor [OPTIONS]",
+    after_help = "It takes, renews and releases a lock of its own that nobody else can have.\nStatus: 0 fine, 1 warnings, 2 unsafe, 69 no store. Checks: man dlock-doctor\nExample:  dlock doctor -b prod --ttl 30s\n          dlock doctor --print-grants run"
+)]
+pub struct Args {
+    /// Judge by leases of this length [60s]
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    pub ttl: Option<String>,
+    /// Only print the least rights for that
+    #[arg(long, value_name = "run|view|break", hide_possible_values = true, value_parser = clap::builder::PossibleValuesParser::new(["run", "view", "break"]))]
+    pub print_grants: Option<String>,
+}
+
+/// What `dlock doctor` is to do, checked.
+#[derive(Clone, Debug)]
+pub struct DoctorSettings {
+    /// The lease to judge by, if somebody asked for one.
+    pub ttl: Option<Ttl>,
+    /// Nothing but the rights of this role.
+    pub print_grants: Option<Role>,
+    /// Where the store's URL stood.
+    pub from: Option<String>,
+    /// All settings that somebody gave.
+    pub sources: Vec<Source>,
+    /// Where secrets are.
+    pub secrets: Vec<Secret>,
+}
+
+/// What is looked at whatever the store.
+pub const CHECKS: &[Check] = &[
+    check("settings", "which settings count, and where each came from"),
+    check("secrets", "who may read passwords and keys, and who may change the configuration"),
+    check("reachable", "whether the store answers, and lets this user in"),
+    check("acquire-renew-release", "a lock of dlock's own, taken, renewed and given back"),
+    check("hand-over", "whether who waits for that lock gets it, and how soon"),
+    check("round-trip", "how long a renewal takes, against how often there is one (a sixth of the TTL)"),
+    check("clock", "how far the store's clock is from this host's, and its servers' clocks are from one another"),
+];
+
+/// Looks at everything, and says what it makes of the promise.
+///
+/// # Errors
+/// Nothing that is found is one.
+pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
+    let mut backend = open_as_it_is(context);
+    if let Some(role) = settings.print_grants {
+        return Ok(print_grants(&*backend, role, context));
+    }
+    let mut report = Report {
+        name: context.target.name.clone(),
+        backend: backend.describe(),
+        from: settings.from.clone(),
+        findings: vec![sources(&settings, context)],
+        measured: Measured::default(),
+        sources: settings.sources.clone(),
+        error: None,
+    };
+    report.findings.push(files::look(&settings.secrets));
+    let examined = ask(&mut *backend, &BootClock, context.limits, async |b| b.examine().await).await;
+    match examined {
+        Ok(findings) => {
+            report.findings.push(Finding::ok("reachable", "the store answers"));
+            report.findings.extend(findings);
+            let tried = probe::try_out(&mut *backend, &settings, context, &mut report).await;
+            if let Some(status) = tried {
+                return Ok(status);
+            }
+        }
+        Err(error) => {
+            report.findings.push(failed("reachable", &error, "no lock can be taken, and no job that needs one is run"));
+            report.error = Some(error);
+        }
+    }
+    // The worst is last, next to the prompt.
+    report.findings.sort_by_key(|finding| finding.severity);
+    let status = report.status();
+    let out = &context.out;
+    let written = if out.is_json() { out.json(&report.json(status)) } else { out.data(&view(&report, out.quiet, out.look())) };
+    Ok(out.finish(written, status))
+}
+
+/// What a question met.
+fn failed(check: &'static str, error: &Error, risk: &str) -> Finding {
+    let finding = Finding::not_safe(check, error.message.clone(), risk);
+    error.hint.iter().fold(finding, |finding, hint| finding.mend(hint.clone()))
+}
+
+fn sources(settings: &DoctorSettings, context: &Context) -> Finding {
+    const ID: &str = "settings";
+    if !context.target.is_asked_for() {
+        let risk = "locks protect this user on this host only, so that each node runs the job";
+        return Finding::warn(ID, "no store is configured", risk).mend("name one in /etc/dlock/config.toml, DLOCK_BACKEND or --backend");
+    }
+    let of = |source: &Source| match &source.value {
+        Some(value) => format!("{} {value} ({})", source.name, source.from),
+        None => format!("{} ({})", source.name, source.from),
+    };
+    let said: Vec<String> = settings.sources.iter().filter(|source| !["backend", "url"].contains(&source.name.as_str())).map(of).collect();
+    Finding::ok(ID, if said.is_empty() { "all settings are at their defaults".into() } else { said.join(", ") })
+}
+
+fn print_grants(backend: &dyn Backend, role: Role, context: &Context) -> u8 {
+    let grants = backend.grants(role);
+    let out = &context.out;
+    if out.is_json() {
+        return out.finish(out.json(&Granted::new(&grants, role, &backend.describe())), exit::OK);
+    }
+    for note in &grants.notes {
+        out.notice(note);
+    }
+    out.finish(out.data(&grants.text), exit::OK)
+}
+
+impl Report {
+    /// 69 or 78 where nothing could be looked at; else by the worst that was found.
+    fn status(&self) -> u8 {
+        if let Some(error) = &self.error {
+            return exit::of(error);
+        }
+        match self.worst() {
+            Severity::Ok => exit::OK,
+            Severity::Warn => exit::WARNINGS,
+            Severity::Unsafe => exit::UNSAFE,
+        }
+    }
+}

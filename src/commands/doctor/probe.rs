@@ -1,0 +1,352 @@
+//! A lock that nobody else can have, taken as `run` takes one.
+//!
+//! Its name can't be typed ([`Key::probe`]), so that it is no user's; it is the same each time, so that the most that stays
+//! behind is one record of a fence. Two doctors at a time wait for one another.
+
+use std::{cell::Cell, time::Duration};
+
+use super::{Context, DoctorSettings, failed};
+use crate::{
+    commands::{collect_metadata, interrupted, open_as_it_is},
+    lease::{BootClock, Budget, Clock as _, Lease, Outcome, Patience, Released, acquire, ask, give_back},
+    lock::{Backend, Entry, Error, Finding, Key, Kind, Mode, Parting, Renewal, Request, Result, Scope, ServerTime, Token, Ttl},
+    output::doctor::Report,
+    supervise::{Signal, Signals, reraise},
+};
+
+/// So many renewals are timed; the one in the middle counts.
+const RENEWALS: usize = 5;
+/// Who waits should be woken sooner than this, where somebody wakes him.
+const WOKEN: Duration = Duration::from_secs(1);
+/// Clocks that are further apart than this matter to cron.
+const APART: Duration = Duration::from_secs(1);
+
+/// No history is kept of it.
+const UNTOLD: Parting = Parting { scope: Scope::Tree, ..Parting::UNDO };
+
+const TAKEN: &str = "acquire-renew-release";
+const MEND: &str = "an NTP client (chrony) on all hosts and servers";
+
+/// What a lock is taken for, and what is not known without.
+const TRIALS: &[(&str, &str)] =
+    &[(TAKEN, "taking a lock"), ("hand-over", "how soon who waits gets it"), ("round-trip", "how long a renewal takes")];
+
+fn untried(why: &str, trials: &[(&'static str, &str)]) -> Vec<Finding> {
+    trials.iter().map(|(check, what)| Finding::unchecked(check, what, why)).collect()
+}
+
+/// Takes it, times it and gives it back. The exit status if a signal put an end to it.
+pub(super) async fn try_out(backend: &mut dyn Backend, settings: &DoctorSettings, context: &Context, report: &mut Report) -> Option<u8> {
+    if let Some(why) = context.target.one_lock_for_all() {
+        report.findings.extend(untried(why, TRIALS));
+        report.findings.push(clock(backend, context).await);
+        return None;
+    }
+    let mut signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => {
+            let error = Error::new(Kind::Internal, "signals can't be watched").source(error);
+            report.findings.push(failed(TAKEN, &error, "a lock could stay behind"));
+            return None;
+        }
+    };
+    let ttl = settings.ttl.unwrap_or_else(|| backend.capabilities().clamp_ttl(Ttl::DEFAULT));
+    let stopped = |signal: Signal| {
+        let status = context.out.interrupted(&Key::probe(), signal.number);
+        if signal.from_terminal {
+            reraise(signal.number);
+        }
+        Some(status)
+    };
+    let lease = match take(backend, ttl, settings, context, &mut signals).await {
+        Ok(Outcome::Granted(lease)) => lease,
+        Ok(Outcome::Stopped(signal)) => return stopped(signal),
+        Ok(Outcome::Busy(_)) => {
+            report.findings.extend(untried("another doctor has the lock that is for that", TRIALS));
+            report.findings.push(clock(backend, context).await);
+            return None;
+        }
+        Err(error) => {
+            report.findings.push(failed(TAKEN, &error, "no job that needs a lock is run"));
+            report.findings.extend(untried("no lock could be taken", &TRIALS[1..]));
+            report.findings.push(clock(backend, context).await);
+            return None;
+        }
+    };
+    let noticed = backend.notices();
+    let signal = {
+        let work = measure(backend, &lease, context, report);
+        tokio::select! {
+            biased;
+            signal = interrupted(&mut signals) => Some(signal),
+            () = work => None,
+        }
+    };
+    if let Some(signal) = signal {
+        let _ = give_back(backend, &BootClock, &lease.key, &lease.token, &UNTOLD, context.limits).await;
+        return stopped(signal);
+    }
+    if let Some(signal) = hand_over(backend, &lease, context, &mut signals, report).await {
+        return stopped(signal);
+    }
+    if context.out.is_verbose() {
+        report.findings.extend(noticed.into_iter().map(|notice| Finding::noticed(TAKEN, notice)));
+    }
+    None
+}
+
+async fn take(
+    backend: &mut dyn Backend,
+    ttl: Ttl,
+    settings: &DoctorSettings,
+    context: &Context,
+    signals: &mut Signals,
+) -> Result<Outcome<Signal>> {
+    let request = request(ttl, settings.ttl.is_some(), context);
+    let patience = Patience::For(context.limits.answer);
+    acquire(backend, &BootClock, request, patience, context.limits, interrupted(signals), |_| {}).await
+}
+
+fn request(ttl: Ttl, ttl_asked: bool, context: &Context) -> Request {
+    Request {
+        key: Key::probe(),
+        token: Token::random(),
+        ttl,
+        ttl_asked,
+        mode: Mode::Exclusive,
+        fair: false,
+        entry: Entry::Fresh,
+        detached: false,
+        waiting: false,
+        metadata: Some(collect_metadata(context.host.as_deref(), None, Some("dlock doctor".into()))),
+        at_ms: None,
+    }
+}
+
+/// Renewals, and the store's clock.
+async fn measure(backend: &mut dyn Backend, lease: &Lease, context: &Context, report: &mut Report) {
+    let mut took = Vec::new();
+    let mut trouble = None;
+    for _ in 0..RENEWALS {
+        let sent = BootClock.now();
+        let answer = ask(backend, &BootClock, context.limits, async |b| b.renew(&lease.key, &lease.token, None.into()).await).await;
+        match answer {
+            Ok(Renewal::Renewed { .. } | Renewal::WouldShorten { .. }) => took.push(BootClock.now().since(sent)),
+            Ok(Renewal::NotHeld | Renewal::Broken(_)) => {
+                let text = "the lock was taken, and not ours any more when it was to be renewed";
+                trouble = Some(Finding::not_safe(TAKEN, text, "two may run").mend("what removes locks, or forgets them, in this store?"));
+                break;
+            }
+            Err(error) => {
+                trouble = Some(failed(TAKEN, &error, "a lock that is taken can't be kept: its job is stopped"));
+                break;
+            }
+        }
+    }
+    took.sort_unstable();
+    let usual = took.get(took.len() / 2).copied();
+    report.measured.round_trip = usual;
+    report.findings.extend(trouble);
+    report.findings.push(match usual {
+        Some(usual) => round_trip(usual, lease.ttl, backend),
+        None => Finding::unchecked("round-trip", "how long a renewal takes", "none was confirmed"),
+    });
+    report.findings.push(clock(backend, context).await);
+}
+
+fn round_trip(usual: Duration, ttl: Ttl, backend: &dyn Backend) -> Finding {
+    const ID: &str = "round-trip";
+    let Ok(budget) = Budget::new(ttl, None, backend.capabilities().pace) else {
+        return Finding::unchecked(ID, "how much time renewals have", "the lease is too short");
+    };
+    let every = budget.renew_every();
+    let text = format!("a renewal takes {}, and there is one every {} of a TTL of {}", shown(usual), shown(every), shown(ttl.get()));
+    if usual >= every {
+        return Finding::not_safe(ID, text, "none is confirmed before the next, and the job is stopped").mend(longer(usual));
+    }
+    if usual > every / 10 {
+        return Finding::warn(ID, text, "a few that are slow or lost stop the job").mend(longer(usual));
+    }
+    Finding::ok(ID, text)
+}
+
+fn longer(usual: Duration) -> String {
+    format!("--ttl {}s or more, or a store that is nearer", (usual * 61).as_secs() + 1)
+}
+
+/// Gives the lock to somebody who waits for it, and takes it from him.
+async fn hand_over(
+    backend: &mut dyn Backend,
+    lease: &Lease,
+    context: &Context,
+    signals: &mut Signals,
+    report: &mut Report,
+) -> Option<Signal> {
+    let mut other = open_as_it_is(context);
+    let wakes = other.capabilities().notification;
+    let (waits, others, given) = (Cell::new(false), Cell::new(false), Cell::new(None));
+    let limits = context.limits;
+    let waiting = acquire(
+        &mut *other,
+        &BootClock,
+        request(lease.ttl, false, context),
+        Patience::For(limits.answer),
+        limits,
+        interrupted(signals),
+        |busy| {
+            waits.set(true);
+            // Doctors of other hosts, whose turn comes first.
+            others.set(others.get() || busy.position.is_some_and(|place| place > 1));
+        },
+    );
+    let giving = async {
+        // Until he waits; who fails to, doesn't come to that.
+        let until = BootClock.now().plus(limits.attempt());
+        while !waits.get() && BootClock.now() < until {
+            BootClock.sleep_until(BootClock.now().plus(Duration::from_millis(5))).await;
+        }
+        BootClock.sleep_until(BootClock.now().plus(Duration::from_millis(20))).await;
+        given.set(Some(BootClock.now()));
+        give_back(backend, &BootClock, &lease.key, &lease.token, &UNTOLD, limits).await
+    };
+    let getting = async {
+        let got = waiting.await;
+        waits.set(true);
+        (got, BootClock.now())
+    };
+    let (got, gave) = tokio::join!(getting, giving);
+    let trouble = report.findings.iter().any(|finding| finding.check == TAKEN);
+    report.findings.extend(match gave {
+        Released::Free if trouble => None,
+        Released::Free => Some(Finding::ok(TAKEN, "a lock was taken, renewed and given back")),
+        Released::StillHeld(_) | Released::NotHeld => {
+            let text = "the lock was not ours any more when it was to be given back";
+            Some(Finding::not_safe(TAKEN, text, "two may run").mend("what removes locks, or forgets them, in this store?"))
+        }
+        Released::Unknown(error) => Some(failed(TAKEN, &error, "a lock that can't be given back is held until its lease ends")),
+    });
+    let (got, at) = got;
+    let lease = match got {
+        Ok(Outcome::Granted(lease)) => lease,
+        Ok(Outcome::Stopped(signal)) => return Some(signal),
+        Ok(Outcome::Busy(_)) => {
+            let text = format!("who waited for the lock had not got it {} after it was given back", shown(limits.answer));
+            report.findings.push(Finding::warn("hand-over", text, "jobs that wait run late, or not at all"));
+            return None;
+        }
+        Err(error) => {
+            report.findings.push(failed("hand-over", &error, "nobody can wait for a lock"));
+            return None;
+        }
+    };
+    let took = given.get().map(|given| at.since(given)).unwrap_or_default();
+    report.measured.hand_over = Some(took);
+    let text = format!("who waits has the lock {} after it is given back", shown(took));
+    report.findings.push(if took > WOKEN && wakes && !others.get() {
+        Finding::warn("hand-over", text, "he was not woken, and looked by himself")
+            .mend("is there a proxy or a pooler in between, or a right missing?")
+    } else {
+        Finding::ok("hand-over", text)
+    });
+    let given = give_back(&mut *other, &BootClock, &lease.key, &lease.token, &UNTOLD, limits).await;
+    if let Released::Unknown(error) = given {
+        report.findings.push(failed("hand-over", &error, "a lock that can't be given back is held until its lease ends"));
+    }
+    None
+}
+
+/// How far the store's clocks are from this host's, and from one another.
+async fn clock(backend: &mut dyn Backend, context: &Context) -> Finding {
+    const ID: &str = "clock";
+    let mut nearest: Option<(Duration, Vec<(String, i128)>)> = None;
+    // The first round trip may be that of connecting; the shortest is the most exact.
+    for _ in 0..3 {
+        let (sent, wall) = (BootClock.now(), BootClock::wall());
+        let asked = ask(backend, &BootClock, context.limits, async |b| b.clocks().await).await;
+        let took = BootClock.now().since(sent);
+        let times = match asked {
+            Ok(times) => times,
+            Err(error) => return Finding::unchecked(ID, "the store's clock", &error.message),
+        };
+        let middle = signed(wall + took / 2);
+        let ahead = |time: ServerTime| (time.server, signed(time.since_epoch) - middle);
+        if nearest.as_ref().is_none_or(|(known, _)| took < *known) {
+            nearest = Some((took, times.into_iter().map(ahead).collect()));
+        }
+    }
+    let Some((took, clocks)) = nearest.filter(|(_, clocks)| !clocks.is_empty()) else {
+        return Finding::ok(ID, "the store has no clock that could be compared with this host's");
+    };
+    let offsets = || clocks.iter().map(|(_, ahead)| *ahead);
+    let (least, most) = (offsets().min().unwrap_or(0), offsets().max().unwrap_or(0));
+    let furthest = if most.abs() >= least.abs() { most } else { least };
+    let unsure = signed(took / 2);
+    let limit = signed(APART) + unsure;
+    let mut text = match clocks.as_slice() {
+        [(server, ahead)] => format!("the clock of {server} is {}", told(*ahead, unsure)),
+        several => format!("of {} clocks the furthest is {}", several.len(), told(furthest, unsure)),
+    };
+    if clocks.len() > 1 && most - least > limit {
+        let worst: Vec<&str> =
+            clocks.iter().filter(|(_, ahead)| (*ahead - furthest).abs() < limit).map(|(server, _)| server.as_str()).collect();
+        text = format!("the servers' clocks are {} apart ({})", shown(unsigned(most - least)), worst.join(", "));
+        return Finding::warn(ID, text, "a lease ends earlier or later after a failover, or when a clock is set").mend(MEND);
+    }
+    if furthest.abs() > limit {
+        return Finding::warn(ID, text, "crontabs of hosts whose clocks differ fire one after the other: both may find the lock free")
+            .mend(MEND);
+    }
+    Finding::ok(ID, text)
+}
+
+fn told(ahead: i128, unsure: i128) -> String {
+    if ahead.abs() <= unsure {
+        return format!("this host's, as far as can be told (within {})", shown(unsigned(unsure.max(100))));
+    }
+    let which = if ahead > 0 { "ahead of" } else { "behind" };
+    format!("{} {which} this host's", shown(unsigned(ahead)))
+}
+
+fn signed(length: Duration) -> i128 {
+    i128::try_from(length.as_micros()).unwrap_or(i128::MAX)
+}
+
+fn unsigned(micros: i128) -> Duration {
+    Duration::from_micros(u64::try_from(micros.unsigned_abs()).unwrap_or(u64::MAX))
+}
+
+/// In the unit that has the fewest digits.
+fn shown(length: Duration) -> String {
+    let ms = length.as_secs_f64() * 1000.0;
+    match ms {
+        ..10.0 => format!("{ms:.1} ms"),
+        ..1000.0 => format!("{ms:.0} ms"),
+        ..60_000.0 => format!("{:.1} s", ms / 1000.0).replace(".0 s", " s"),
+        _ => crate::output::age(length),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backends::memory::{Memory, Store},
+        lock::{Namespace, Severity},
+    };
+
+    #[test]
+    fn renewals_need_room() {
+        let memory = Memory::new(Store::default(), Namespace::default());
+        let with = |ms, ttl| round_trip(Duration::from_millis(ms), Ttl::new(Duration::from_secs(ttl)).unwrap(), &memory).severity;
+        assert_eq!((with(1, 60), with(1500, 60), with(11_000, 60)), (Severity::Ok, Severity::Warn, Severity::Unsafe));
+        assert_eq!((with(10, 1), with(30, 1), with(200, 1)), (Severity::Ok, Severity::Warn, Severity::Unsafe));
+    }
+
+    #[test]
+    fn lengths_are_short() {
+        let of = |micros| shown(Duration::from_micros(micros));
+        assert_eq!([of(80), of(1140), of(98_700), of(9_900_000), of(61_000_000)], ["0.1 ms", "1.1 ms", "99 ms", "9.9 s", "1m 1s"]);
+        assert_eq!(told(-12_000, 500), "12 ms behind this host's");
+        assert!(told(300, 500).starts_with("this host's"));
+    }
+}

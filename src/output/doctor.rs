@@ -1,0 +1,279 @@
+//! What `doctor` found, for people and for programs.
+
+use std::{fmt::Write as _, time::Duration};
+
+use serde::Serialize;
+
+use super::{
+    Look,
+    json::{ErrorReport, Head, head},
+};
+use crate::{
+    exit,
+    lock::{Error, Finding, Grants, Role, Severity, UNCHECKED, printable},
+};
+
+/// Where a setting came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Source {
+    /// Its name in the configuration file.
+    pub name: String,
+    /// Its value; `None` for a secret.
+    pub value: Option<String>,
+    /// The flag, the variable, or the file and the line.
+    pub from: String,
+}
+
+/// What was measured; `None` where it could not be.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Measured {
+    /// Of a renewal.
+    pub round_trip: Option<Duration>,
+    /// From giving a lock back to its being somebody else's.
+    pub hand_over: Option<Duration>,
+}
+
+/// All that is known of a store.
+#[derive(Debug)]
+pub struct Report {
+    /// What the configuration file calls it.
+    pub name: Option<String>,
+    /// Its URL without secrets.
+    pub backend: String,
+    /// Where that stood.
+    pub from: Option<String>,
+    /// What was found, in the order in which it is shown.
+    pub findings: Vec<Finding>,
+    /// What was measured.
+    pub measured: Measured,
+    /// All settings.
+    pub sources: Vec<Source>,
+    /// Why nothing could be looked at.
+    pub error: Option<Error>,
+}
+
+impl Report {
+    /// The worst that was found.
+    pub fn worst(&self) -> Severity {
+        self.findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok)
+    }
+
+    /// For programs.
+    pub fn json(&self, status: u8) -> Json<'_> {
+        let micros = |length: Option<Duration>| length.map(|length| u64::try_from(length.as_micros()).unwrap_or(u64::MAX));
+        Json {
+            head: head(word(self.worst()), status),
+            backend: &self.backend,
+            name: self.name.as_deref(),
+            from: self.from.as_deref(),
+            findings: self.findings.iter().map(FindingReport::new).collect(),
+            round_trip_us: micros(self.measured.round_trip),
+            hand_over_us: micros(self.measured.hand_over),
+            settings: &self.sources,
+            error: self.error.as_ref().map(ErrorReport::new),
+        }
+    }
+}
+
+/// `doctor --json`.
+#[derive(Debug, Serialize)]
+pub struct Json<'a> {
+    #[serde(flatten)]
+    head: Head,
+    backend: &'a str,
+    name: Option<&'a str>,
+    from: Option<&'a str>,
+    findings: Vec<FindingReport<'a>>,
+    round_trip_us: Option<u64>,
+    hand_over_us: Option<u64>,
+    settings: &'a [Source],
+    error: Option<ErrorReport<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct FindingReport<'a> {
+    check: &'a str,
+    severity: &'static str,
+    text: &'a str,
+    risk: Option<&'a str>,
+    mend: Option<&'a str>,
+}
+
+impl<'a> FindingReport<'a> {
+    fn new(finding: &'a Finding) -> Self {
+        Self {
+            check: finding.check,
+            severity: word(finding.severity),
+            text: &finding.text,
+            risk: finding.risk.as_deref(),
+            mend: finding.mend.as_deref(),
+        }
+    }
+}
+
+/// `doctor --print-grants --json`.
+#[derive(Debug, Serialize)]
+pub struct Granted<'a> {
+    #[serde(flatten)]
+    head: Head,
+    backend: &'a str,
+    role: &'static str,
+    text: &'a str,
+    notes: &'a [String],
+}
+
+impl<'a> Granted<'a> {
+    /// The rights of this role.
+    pub fn new(grants: &'a Grants, role: Role, backend: &'a str) -> Self {
+        let role = role.user().trim_start_matches("dlock-");
+        Self { head: head("ok", exit::OK), backend, role, text: &grants.text, notes: &grants.notes }
+    }
+}
+
+const fn word(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Ok => "ok",
+        Severity::Warn => "warn",
+        Severity::Unsafe => "unsafe",
+    }
+}
+
+/// Where the text of a finding begins.
+const INDENT: usize = 8;
+
+/// The findings as lines, and what they come to as the last one.
+pub fn view(report: &Report, only_bad: bool, look: Look) -> String {
+    let mut text = look.paint("1", &header(report, look)) + "\n";
+    for finding in
+        &together(&report.findings).into_iter().filter(|finding| !only_bad || finding.severity != Severity::Ok).collect::<Vec<_>>()
+    {
+        let (label, style) = match finding.severity {
+            Severity::Ok => ("ok", "32"),
+            Severity::Warn => ("WARN", "33"),
+            Severity::Unsafe => ("UNSAFE", "1;31"),
+        };
+        let said = match &finding.risk {
+            Some(risk) => format!("{}: {risk}", finding.text),
+            None => finding.text.clone(),
+        };
+        let gap = " ".repeat(INDENT - label.len());
+        let _ = writeln!(text, "{}{gap}{}", look.paint(style, label), wrapped(&said, look));
+        if let Some(mend) = &finding.mend {
+            let _ = writeln!(text, "{}{}", " ".repeat(INDENT), wrapped(&format!("mend: {mend}"), look));
+        }
+    }
+    text + &summary(report) + "\n"
+}
+
+/// What could not be looked at for one reason, in one line.
+fn together(findings: &[Finding]) -> Vec<Finding> {
+    let mut shown: Vec<Finding> = Vec::new();
+    for finding in findings {
+        let unchecked = |text: &str| {
+            let (what, why) = text.strip_prefix(UNCHECKED)?.rsplit_once(", because ")?;
+            Some((what.to_owned(), why.to_owned()))
+        };
+        let same = shown.iter_mut().find_map(|known| {
+            let ((before, because), (what, why)) = (unchecked(&known.text)?, unchecked(&finding.text)?);
+            (because == why && known.mend == finding.mend).then(|| (format!("{UNCHECKED}{before}; {what}, because {why}"), known))
+        });
+        match same {
+            Some((text, known)) => known.text = text,
+            None => shown.push(finding.clone()),
+        }
+    }
+    shown
+}
+
+fn header(report: &Report, look: Look) -> String {
+    let mut parts: Vec<String> = report.name.iter().map(|name| printable(name).into_owned()).collect();
+    parts.push(printable(&report.backend).into_owned());
+    let start = parts.join("  ");
+    let Some(from) = report.from.as_ref().map(|from| format!("from {}", printable(from))) else { return start };
+    let fits = look.width.is_none_or(|width| start.chars().count() + 2 + from.chars().count() <= width);
+    let gap = if fits { "  ".to_owned() } else { format!("\n{}", " ".repeat(INDENT)) };
+    start + &gap + &from
+}
+
+fn summary(report: &Report) -> String {
+    let count = |severity| report.findings.iter().filter(|finding| finding.severity == severity).count();
+    let several = |count: usize, one: &str, more: &str| if count == 1 { format!("1 {one}") } else { format!("{count} {more}") };
+    let warnings = several(count(Severity::Warn), "warning", "warnings");
+    match report.worst() {
+        Severity::Ok => "all is well".into(),
+        Severity::Warn => format!("{warnings}, nothing unsafe"),
+        Severity::Unsafe => format!("not safe: {} that must be mended, {warnings}", several(count(Severity::Unsafe), "thing", "things")),
+    }
+}
+
+/// Broken between words to the width of the terminal, all lines but the first indented.
+fn wrapped(text: &str, look: Look) -> String {
+    let text = printable(text);
+    let Some(room) = look.width.map(|width| width.saturating_sub(INDENT).max(20)) else { return text.into_owned() };
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= room => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.join(&format!("\n{}", " ".repeat(INDENT)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report {
+            name: Some("prod".into()),
+            backend: "rediss://r1:6379".into(),
+            from: Some("/etc/dlock/config.toml".into()),
+            findings: vec![
+                Finding::ok("round-trip", "a renewal takes 1.1 ms"),
+                Finding::warn("persistence", "appendonly no", "a restart forgets locks, so that two may run, and may repeat fences")
+                    .mend("CONFIG SET appendonly yes"),
+                Finding::not_safe("eviction", "maxmemory-policy allkeys-lru\u{1b}", "may evict a lock under a job").mend("noeviction"),
+            ],
+            measured: Measured::default(),
+            sources: Vec::new(),
+            error: None,
+        }
+    }
+
+    #[test]
+    fn findings_fit_the_terminal() {
+        let text = view(&report(), false, Look { width: Some(60), color: false });
+        assert_eq!(
+            text,
+            "prod  rediss://r1:6379  from /etc/dlock/config.toml\n\
+             ok      a renewal takes 1.1 ms\n\
+             WARN    appendonly no: a restart forgets locks, so that two\n        may run, and may repeat fences\n        \
+             mend: CONFIG SET appendonly yes\n\
+             UNSAFE  maxmemory-policy allkeys-lru\\u{1b}: may evict a lock\n        under a job\n        mend: noeviction\n\
+             not safe: 1 thing that must be mended, 1 warning\n"
+        );
+        assert!(!view(&report(), true, Look::default()).contains("1.1 ms"));
+        let narrow = view(&report(), true, Look { width: Some(40), color: false });
+        assert!(narrow.starts_with("prod  rediss://r1:6379\n        from /etc/dlock/config.toml\n"), "{narrow}");
+    }
+
+    #[test]
+    fn what_could_not_be_looked_at_for_one_reason_is_one_line() {
+        let unchecked = |what, why| Finding::unchecked("x", what, why).mend("m");
+        let findings = [unchecked("a", "no right"), Finding::ok("y", "fine"), unchecked("b, c", "no right"), unchecked("d", "no answer")];
+        let texts: Vec<String> = together(&findings).into_iter().map(|finding| finding.text).collect();
+        assert_eq!(texts, ["not checked: a; b, c, because no right", "fine", "not checked: d, because no answer"]);
+    }
+
+    #[test]
+    fn programs_read_the_same() {
+        let report = report();
+        let json = serde_json::to_value(report.json(2)).unwrap();
+        assert_eq!((&json["result"], &json["status"], &json["findings"][1]["check"]), (&"unsafe".into(), &2.into(), &"persistence".into()));
+        assert_eq!((&json["findings"][0]["mend"], &json["error"]), (&serde_json::Value::Null, &serde_json::Value::Null));
+    }
+}

@@ -1,0 +1,177 @@
+//! What `dlock doctor` prints, and the rights that SQLite's users have by its advice.
+
+use std::{
+    fs,
+    io::Write as _,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+use snapbox::{assert_data_eq, file};
+
+use crate::lab::{Lab, copy_of_dlock};
+
+#[test]
+fn findings_and_rights() {
+    let mut lab = Lab::new();
+    lab.say("doctor").say("doctor -q");
+    lab.note("a TTL that is none").say("doctor --ttl 0");
+    lab.note("nobody is there").say("doctor -b redis://127.0.0.1:1 -q --backend-timeout 200ms");
+    lab.note("rights, for what the configuration names; nobody is asked");
+    for url in [
+        "redis://r1/2",
+        "redis+cluster://r1",
+        "redlock://r1,r2,r3",
+        "tair://r1?mode=version",
+        "postgres://ana@p1/app?mode=row",
+        "mysql://ana@m1/app",
+        "etcd://e1",
+        "zookeeper://z1/apps/one",
+    ] {
+        for role in ["run", "view"] {
+            lab.say_args(&["doctor", "--print-grants", role, "-b", url]);
+        }
+    }
+    lab.say("doctor --print-grants break -b redis://r1 --namespace= --json").say("doctor --print-grants root -b redis://r1");
+    assert_data_eq!(redacted(&lab.transcript()), file!["snapshots/doctor.txt"].raw());
+}
+
+/// Takes out what differs from run to run and from machine to machine.
+fn redacted(text: &str) -> String {
+    let mut out = String::new();
+    for line in text.lines() {
+        if line.contains(" of uid ") {
+            out.push_str("ok      [MODES]\n");
+            continue;
+        }
+        let words: Vec<&str> = line.split(' ').collect();
+        let is_number = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+        let shown = words.iter().enumerate().map(|(at, word)| {
+            let next = words.get(at + 1).copied().unwrap_or_default().trim_end_matches([',', ':']);
+            let before = if at > 0 { words[at - 1] } else { "" };
+            let measured = line.contains(" takes ") && before == "takes" || line.contains("who waits") && next == "ms";
+            if is_number(word) && (measured || next == "MB") {
+                "[N]".to_owned() + if word.ends_with(',') { "," } else { "" }
+            } else {
+                (*word).to_owned()
+            }
+        });
+        out += &shown.collect::<Vec<_>>().join(" ");
+        out.push('\n');
+    }
+    out
+}
+
+#[test]
+fn json_says_the_same() {
+    let mut lab = Lab::new();
+    let folder = lab.path("");
+    let path = lab.write(
+        "config.toml",
+        0o600,
+        &format!("backend = 'here'\nttl = '30s'\n[backends.here]\nurl = 'sqlite://{}/s.db'\n", folder.display()),
+    );
+    lab.set("DLOCK_BACKEND", "").set("DLOCK_CONFIG", path).set("DLOCK_NAMESPACE", "jobs");
+    let output = lab.run(["doctor", "--json"]);
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&json["schema"], &json["name"], &json["error"]), (&"dlock/1".into(), &"here".into(), &Value::Null));
+    assert_eq!((json["status"].as_i64(), output.status.code()), (Some(0), Some(0)), "{json}");
+    assert_eq!((&json["result"], &json["from"]), (&"ok".into(), &lab.path("config.toml").to_str().unwrap().into()));
+    assert!(json["round_trip_us"].is_u64() && json["hand_over_us"].is_u64());
+    let findings = json["findings"].as_array().unwrap();
+    let checks: Vec<_> = findings.iter().map(|finding| finding["check"].as_str().unwrap()).collect();
+    for check in ["settings", "secrets", "reachable", "file-system", "acquire-renew-release", "hand-over", "round-trip", "clock"] {
+        assert!(checks.contains(&check), "{check}: {checks:?}");
+    }
+    let text = findings.iter().find(|finding| finding["check"] == "settings").unwrap()["text"].as_str().unwrap();
+    assert!(text.contains("namespace jobs (DLOCK_NAMESPACE)") && text.contains(":2)") && text.contains("ttl 30s"), "{text}");
+    let trip = findings.iter().find(|finding| finding["check"] == "round-trip").unwrap()["text"].as_str().unwrap();
+    assert!(trip.contains("a TTL of 30.0 s") || trip.contains("a TTL of 30 s"), "{trip}");
+    assert_eq!(lab.line("list --json"), lab.line("list --json -q"), "the probe is in no list");
+
+    let output = lab.run(["doctor", "--json", "-b", "redis://127.0.0.1:1", "--backend-timeout", "200ms"]);
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&json["result"], json["status"].as_i64(), output.status.code()), (&"unsafe".into(), Some(69), Some(69)));
+    assert_eq!(json["error"]["kind"], "unavailable");
+}
+
+#[test]
+fn a_secret_is_never_shown() {
+    let mut lab = Lab::new();
+    lab.set("DLOCK_BACKEND", "redis://ana:hunter2@127.0.0.1:1").set("DLOCK_SENTINEL_PASSWORD", "hunter3");
+    for arguments in [["doctor", "--backend-timeout", "200ms", "-v"], ["doctor", "--backend-timeout", "200ms", "--json"]] {
+        let output = lab.run(arguments);
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert!(!text.contains("hunter") && text.contains("the URL in DLOCK_BACKEND"), "{text}");
+    }
+}
+
+#[test]
+fn a_configuration_that_everybody_can_change_is_unsafe() {
+    let mut lab = Lab::new();
+    let path = lab.write("config.toml", 0o666, "ttl = '30s'\n");
+    lab.set("DLOCK_CONFIG", &path);
+    let output = lab.run(["doctor", "-q"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.code() == Some(2) && text.contains("UNSAFE  the configuration") && text.contains("chmod o-w"), "{text}");
+}
+
+#[test]
+fn files_have_the_modes_that_were_printed() {
+    if !rustix::process::geteuid().is_root() {
+        let _ = writeln!(std::io::stderr(), "SKIPPED files_have_the_modes_that_were_printed: only root can be other users");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let dlock = copy_of_dlock(folder.path());
+    let place = folder.path().join("locks");
+    fs::create_dir(&place).unwrap();
+    fs::set_permissions(&place, fs::Permissions::from_mode(0o700)).unwrap();
+    let url = format!("sqlite://{}/dlock.db", place.display());
+    let of = |user: u32, words: &str| {
+        let (uid, gid) = (format!("--reuid={}", 50_000 + user), format!("--regid={user}"));
+        let mut command = Command::new("setpriv");
+        command.args([&*uid, &gid, "--clear-groups"]).arg(&dlock).args(words.split(' ')).env_clear().env("DLOCK_BACKEND", &url);
+        command.current_dir("/").output().unwrap()
+    };
+    let (runner, viewer, stranger) = (54_321, 54_322, 54_323);
+    assert!(Command::new(&dlock).args(["run", "-k", "first", "-b", &url, "--", "true"]).status().unwrap().success());
+    apply(&dlock, &url, "run", runner);
+    let good = |output: Output| {
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    };
+    good(of(runner, "run -k job -w 5 -- true"));
+    let token = good(of(runner, "acquire job --ttl 60 -w 5"));
+    good(of(runner, &format!("renew job --token {token} --ttl 90")));
+    assert_eq!(of(stranger, "inspect job").status.code(), Some(78), "nobody let it in");
+    apply(&dlock, &url, "view", viewer);
+    for looker in [runner, viewer] {
+        assert!(good(of(looker, "inspect job")).contains("HELD"));
+        assert!(good(of(looker, "list")).contains("job"));
+        good(of(looker, &format!("verify job --token {token}")));
+    }
+    assert_eq!(of(viewer, "acquire other --ttl 60").status.code(), Some(78));
+    assert_eq!(of(viewer, &format!("release job --token {token}")).status.code(), Some(78));
+    good(of(runner, &format!("release job --token {token}")));
+
+    // Who has no store at all is told what that means.
+    let home = folder.path().join("home");
+    fs::create_dir(&home).unwrap();
+    std::os::unix::fs::chown(&home, Some(50_000 + stranger), Some(stranger)).unwrap();
+    let mut alone = Command::new("setpriv");
+    alone.args([&*format!("--reuid={}", 50_000 + stranger), &format!("--regid={stranger}"), "--clear-groups"]);
+    let output = alone.arg(&dlock).args(["doctor", "-q"]).env_clear().env("HOME", &home).current_dir("/").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.code() == Some(1) && output.stderr.is_empty() && text.contains("WARN    no store is configured"), "{text}");
+}
+
+/// Runs the lines that are printed for a role, with a group of this number.
+fn apply(dlock: &Path, url: &str, role: &str, group: u32) {
+    let printed = Command::new(dlock).args(["doctor", "--print-grants", role, "-b", url]).output().unwrap();
+    let lines = String::from_utf8(printed.stdout).unwrap().replace(&format!("dlock-{role}"), &group.to_string());
+    assert!(Command::new("sh").args(["-ec", &lines]).status().unwrap().success(), "{lines}");
+}

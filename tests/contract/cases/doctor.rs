@@ -1,0 +1,332 @@
+//! What `doctor` is told: nothing invented, nothing left out, and settings that break the promise are seen.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use dlock::{
+    backends::{redis, redlock::Redlock, sql},
+    lock::{Finding, Key, Severity},
+};
+
+use super::{Case, cases, everywhere};
+use crate::{
+    lab::{Client, LONG, Lab, key, request},
+    support,
+    targets::{Kind, etcd, redlock, zookeeper},
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases!(everywhere =>
+        every_check_has_a_finding_and_every_finding_a_check,
+        nothing_is_unsafe_where_nothing_is_wrong,
+        the_probe_is_nobody_elses,
+        clocks_are_told_where_there_are_any,
+        a_store_that_is_not_there_is_an_error,
+    );
+    all.extend(cases!(|kind| kind == Kind::Redis =>
+        eviction_and_persistence_are_seen,
+        a_replica_is_seen_from_both_sides,
+        rights_that_are_missing_are_said,
+        examining_writes_nothing,
+    ));
+    all.extend(cases!(|kind| kind == Kind::Redlock =>
+        two_nodes_that_are_one_server_are_unsafe,
+        a_node_that_is_down_is_said,
+    ));
+    all.extend(cases!(|kind| kind == Kind::Sqlite => a_directory_for_everybody_is_seen));
+    all.extend(cases!(Kind::is_postgres => a_pooler_is_told, settings_that_forget_are_told, missing_tables_are_told));
+    all.extend(cases!(|kind| kind == Kind::PostgresLease => a_standby_is_unsafe));
+    all.extend(cases!(Kind::is_mariadb => settings_of_the_server_are_told, missing_tables_of_mysql_are_told));
+    all.extend(cases!(|kind| kind == Kind::Etcd => an_alarm_is_unsafe));
+    all.extend(cases!(|kind| kind == Kind::ZooKeeper => a_small_range_is_told));
+    all
+}
+
+/// All that is found; a failure is the case's.
+async fn examine(client: &mut Client) -> Vec<Finding> {
+    client.0.examine().await.unwrap_or_else(|error| panic!("examine: {error:?}"))
+}
+
+/// The worst of one check.
+#[track_caller]
+fn of<'a>(found: &'a [Finding], check: &str) -> &'a Finding {
+    found
+        .iter()
+        .filter(|finding| finding.check == check)
+        .max_by_key(|finding| finding.severity)
+        .unwrap_or_else(|| panic!("{check}: {found:?}"))
+}
+
+#[track_caller]
+fn assert_found(found: &[Finding], check: &str, severity: Severity, text: &str) {
+    let finding = of(found, check);
+    assert!(finding.severity == severity && finding.text.contains(text), "{check}: {finding:?}");
+    assert!(severity == Severity::Ok || finding.mend.is_some(), "nothing is said of how to mend it: {finding:?}");
+}
+
+async fn every_check_has_a_finding_and_every_finding_a_check(lab: &Lab) {
+    let mut client = lab.client().await;
+    let checks: Vec<&str> = client.0.checks().iter().map(|check| check.id).collect();
+    let found = examine(&mut client).await;
+    for finding in &found {
+        assert!(checks.contains(&finding.check), "{finding:?}");
+        let quiet = finding.severity == Severity::Ok || finding.text.starts_with("not checked: ");
+        assert!(quiet || finding.risk.is_some(), "what could happen? {finding:?}");
+        assert!(!finding.text.is_empty() && !finding.text.ends_with('.') && !finding.text.contains('\n'), "{finding:?}");
+    }
+    for check in &checks {
+        assert!(found.iter().any(|finding| finding.check == *check), "nothing was found of {check}: {found:?}");
+    }
+    if lab.kind != Kind::Memory {
+        let known: Vec<&str> = dlock::backends::CHECKS.iter().flat_map(|(_, tables)| tables.concat()).map(|check| check.id).collect();
+        assert!(checks.iter().all(|check| known.contains(check)), "the man page lacks some of {checks:?}");
+    }
+    let mut once = checks.clone();
+    once.sort_unstable();
+    once.dedup();
+    assert_eq!(once.len(), checks.len(), "{checks:?}");
+}
+
+async fn nothing_is_unsafe_where_nothing_is_wrong(lab: &Lab) {
+    let mut client = lab.client().await;
+    let found = examine(&mut client).await;
+    assert!(found.iter().all(|finding| finding.severity != Severity::Unsafe), "{found:?}");
+    // And again, as who watches over a store asks.
+    assert_eq!(examine(&mut client).await.len(), found.len());
+}
+
+async fn the_probe_is_nobody_elses(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let probe = Key::probe();
+    assert!(Key::new(probe.as_str()).is_err(), "it can be typed");
+    let held = a.hold(&probe).await;
+    assert!(a.keys("").await.is_empty(), "it is listed");
+    let other = b.hold(&key("doctor")).await;
+    assert_eq!(b.keys("").await, ["doctor"]);
+    let busy = b.refused(&request(&probe, LONG)).await;
+    assert_eq!(busy.holders.len(), 1);
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+    b.free(&other).await;
+}
+
+async fn clocks_are_told_where_there_are_any(lab: &Lab) {
+    let mut client = lab.client().await;
+    let held = client.hold(&Key::probe()).await;
+    let clocks = client.0.clocks().await.expect("clocks");
+    let has_none = matches!(lab.kind, Kind::Memory | Kind::Sqlite | Kind::Etcd | Kind::Etcd3);
+    assert_eq!(clocks.is_empty(), has_none, "{clocks:?}");
+    // The master and its two replicas; five nodes; the masters of three.
+    let several = match lab.kind {
+        Kind::Sentinel | Kind::Cluster => 3,
+        Kind::Redlock => 5,
+        _ => 1,
+    };
+    assert!(has_none || clocks.len() == several, "{clocks:?}");
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    for clock in clocks {
+        assert!(clock.since_epoch.abs_diff(now) < Duration::from_secs(5), "{clock:?} at {now:?}");
+    }
+    client.free(&held).await;
+}
+
+async fn a_store_that_is_not_there_is_an_error(lab: &Lab) {
+    if matches!(lab.kind, Kind::Memory | Kind::Sqlite) {
+        // There is always a place where it could be.
+        return;
+    }
+    let mut client = Client(lab.target.unreachable().await);
+    let error = client.0.examine().await.expect_err("nobody is there");
+    assert!(error.is_transient(), "{error:?}");
+    assert!(!client.0.checks().is_empty());
+}
+
+async fn eviction_and_persistence_are_seen(lab: &Lab) {
+    let mut client = lab.client().await;
+    let set = |name: &str, value: &str| lab.redis().server().command(&["CONFIG", "SET", name, value]);
+    assert_found(&examine(&mut client).await, "eviction", Severity::Ok, "noeviction");
+    assert_found(&examine(&mut client).await, "persistence", Severity::Warn, "appendonly no");
+    for policy in ["allkeys-lru", "volatile-ttl"] {
+        set("maxmemory-policy", policy);
+        assert_found(&examine(&mut client).await, "eviction", Severity::Unsafe, policy);
+    }
+    set("appendonly", "yes");
+    set("appendfsync", "everysec");
+    assert_found(&examine(&mut client).await, "persistence", Severity::Warn, "appendfsync everysec");
+    set("appendfsync", "always");
+    assert_found(&examine(&mut client).await, "persistence", Severity::Ok, "always");
+    set("maxmemory", "1kb");
+    assert_found(&examine(&mut client).await, "memory", Severity::Warn, "maxmemory");
+    set("maxclients", "1");
+    assert_found(&examine(&mut client).await, "clients", Severity::Warn, "1 of 1 connections");
+}
+
+async fn a_replica_is_seen_from_both_sides(lab: &Lab) {
+    let replica = support::redis::Redis::plain();
+    replica.command(&["REPLICAOF", "127.0.0.1", &lab.redis().server().port.to_string()]);
+    support::must("the replica follows", Duration::from_secs(10), || {
+        lab.redis().server().text(&["INFO", "replication"]).contains("state=online")
+    });
+    let mut master = lab.client().await;
+    assert_found(&examine(&mut master).await, "replication", Severity::Warn, "1 replica, and grants wait for none");
+    let mut options = redis::Options::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+    for (count, severity) in [(1, Severity::Ok), (2, Severity::Unsafe)] {
+        options.replicas = Some(redis::Replicas { count, within: redis::Replicas::WITHIN });
+        let mut waiting = Client(Box::new(redis::Redis::new(options.clone())));
+        assert_eq!(of(&examine(&mut waiting).await, "replication").severity, severity);
+    }
+    let at = redis::Server::Tcp { host: "127.0.0.1".into(), port: replica.port };
+    let mut slave = Client(Box::new(redis::Redis::new(redis::Options::new(at))));
+    assert_found(&examine(&mut slave).await, "replication", Severity::Unsafe, "a replica of 127.0.0.1");
+}
+
+async fn rights_that_are_missing_are_said(lab: &Lab) {
+    let with = |user: &str, rules: &str| {
+        let words: Vec<&str> = ["ACL", "SETUSER", user, "reset", "on", ">pw"].into_iter().chain(rules.split(' ')).collect();
+        lab.redis().server().command(&words);
+        let mut options = redis::Options::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+        options.user = Some(user.into());
+        options.password = Some(dlock::backends::Secret::new("pw"));
+        Client(Box::new(redis::Redis::new(options)))
+    };
+    let found = examine(&mut with("blind", "~* &* +@read +publish")).await;
+    for check in ["version", "eviction", "memory", "persistence", "replication", "clients"] {
+        assert_found(&found, check, Severity::Warn, "not checked: ");
+    }
+    assert_found(&found, "rights", Severity::Ok, "may use");
+    let found = examine(&mut with("deaf", "~* resetchannels +@all")).await;
+    assert_found(&found, "rights", Severity::Warn, "Redisson's channel");
+    let found = examine(&mut with("narrow", "~dlock:* &* +@all")).await;
+    assert_found(&found, "rights", Severity::Unsafe, "the fence counter");
+}
+
+async fn examining_writes_nothing(lab: &Lab) {
+    let mut client = lab.client().await;
+    examine(&mut client).await;
+    client.0.clocks().await.expect("a clock");
+    assert!(lab.redis().server().keys().is_empty());
+}
+
+async fn two_nodes_that_are_one_server_are_unsafe(lab: &Lab) {
+    let mut ports = lab.redlock().ports();
+    ports[1] = ports[0];
+    let mut client = Client(redlock::client(&ports, "dlock"));
+    assert_found(&examine(&mut client).await, "independence", Severity::Unsafe, "one server");
+    let master = lab.redlock().ports()[0].to_string();
+    lab.redlock().node(4).command(&["REPLICAOF", "127.0.0.1", &master]);
+    let found = examine(&mut lab.client().await).await;
+    assert_found(&found, "independence", Severity::Unsafe, "is a replica of 127.0.0.1");
+    assert_found(&found, "replication", Severity::Unsafe, &lab.redlock().ports()[4].to_string());
+}
+
+async fn a_node_that_is_down_is_said(lab: &Lab) {
+    lab.redlock().node_mut(2).kill();
+    let found = examine(&mut lab.client().await).await;
+    assert_found(&found, "nodes", Severity::Warn, "4 of 5 nodes answer, 3 are needed");
+    let mut few = redlock::options(&lab.redlock().ports()[..2], "dlock");
+    few.nodes.truncate(2);
+    assert_found(&examine(&mut Client(Box::new(Redlock::new(few)))).await, "nodes", Severity::Warn, "2 of 2");
+}
+
+async fn a_directory_for_everybody_is_seen(_: &Lab) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = support::folder();
+    let namespace = dlock::lock::Namespace::default();
+    let options = dlock::backends::sqlite::Options::at(folder.path().join("x.db"), namespace);
+    let mut client = Client(Box::new(dlock::backends::sqlite::Sqlite::new(options)));
+    let found = examine(&mut client).await;
+    assert_found(&found, "layout", Severity::Ok, "no database yet");
+    assert!(std::fs::read_dir(folder.path()).expect("a folder").next().is_none(), "looking made files");
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).expect("a mode");
+    assert_found(&examine(&mut client).await, "files", Severity::Warn, "777");
+    std::fs::write(folder.path().join("x.db"), "something else").expect("a file");
+    assert_found(&examine(&mut client).await, "layout", Severity::Unsafe, "no database of dlock");
+}
+
+async fn a_pooler_is_told(lab: &Lab) {
+    let Some((_pooler, port)) = super::postgres::start_pooler(lab) else {
+        return support::skip("a_pooler_is_told", "pgbouncer is not installed");
+    };
+    let mut options = lab.postgres().options("dlock");
+    options.sql.server = sql::Server::Tcp { host: "127.0.0.1".into(), port };
+    let mut client = Client(dlock::backends::postgres::backend(options));
+    let severity = if lab.kind.is_a_session() { Severity::Unsafe } else { Severity::Warn };
+    assert_found(&examine(&mut client).await, "pooler", severity, "by the transaction");
+}
+
+async fn settings_that_forget_are_told(lab: &Lab) {
+    let set = |setting: &str| lab.postgres().sql(&format!("ALTER DATABASE {} SET {setting}", lab.postgres().database));
+    set("default_transaction_isolation = 'serializable'");
+    set("default_transaction_read_only = on");
+    let found = examine(&mut lab.client().await).await;
+    assert_found(&found, "isolation", Severity::Warn, "not read committed");
+    assert_found(&found, "role", Severity::Unsafe, "read_only is on");
+}
+
+async fn missing_tables_are_told(lab: &Lab) {
+    assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Ok, "dlock");
+    lab.postgres().sql("DROP TABLE dlock_fences");
+    assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Unsafe, "not there");
+}
+
+/// A copy of a primary that goes on recovering for ever.
+async fn a_standby_is_unsafe(_: &Lab) {
+    let mut server = support::postgres::Postgres::plain();
+    let database = server.database();
+    server.standby();
+    let mut options = dlock::backends::postgres::Options::new(sql::Server::Tcp { host: "127.0.0.1".into(), port: server.port });
+    options.sql.user = Some(support::postgres::USER.into());
+    options.sql.database = Some(database);
+    let found = examine(&mut Client(dlock::backends::postgres::backend(options))).await;
+    assert_found(&found, "role", Severity::Unsafe, "standby");
+}
+
+async fn settings_of_the_server_are_told(lab: &Lab) {
+    lab.target.isolate().await;
+    let set = |setting: &str| lab.mariadb().sql(&format!("SET GLOBAL {setting}"));
+    let mut client = lab.client().await;
+    assert_found(&examine(&mut client).await, "timeouts", Severity::Ok, "wait_timeout 28800");
+    set("wait_timeout = 20");
+    set("innodb_flush_log_at_trx_commit = 2");
+    set("max_connections = 10");
+    let found = examine(&mut client).await;
+    assert_found(&found, "timeouts", Severity::Warn, "wait_timeout 20");
+    assert_found(&found, "durability", Severity::Warn, "innodb_flush_log_at_trx_commit");
+    assert_found(&found, "connections", Severity::Ok, "of 10 sessions");
+    if lab.kind == Kind::MariadbRow {
+        set("idle_write_transaction_timeout = 5");
+        assert_found(&examine(&mut client).await, "timeouts", Severity::Warn, "idle_write_transaction_timeout 5");
+    }
+    set("read_only = 1");
+    assert_found(&examine(&mut client).await, "role", Severity::Unsafe, "read-only");
+    set("read_only = 0");
+}
+
+async fn missing_tables_of_mysql_are_told(lab: &Lab) {
+    assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Ok, "dlock");
+    lab.mariadb().sql("DROP TABLE dlock_waiters");
+    assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Unsafe, "not there");
+}
+
+async fn an_alarm_is_unsafe(_: &Lab) {
+    // Less than a database has when it is new, and so full at the first write.
+    let server = support::etcd::Etcd::with(support::etcd::Options { arguments: vec!["--quota-backend-bytes=20000"], ..Default::default() });
+    let mut client = Client(etcd::client(&server.ports(), "dlock"));
+    assert_found(&examine(&mut client).await, "alarms", Severity::Ok, "no alarm");
+    assert!(server.try_ctl(&["put", "x", "y"]).is_err(), "the quota was not reached");
+    support::must("the alarm is raised", Duration::from_secs(10), || server.ctl(&["alarm", "list"]).contains("NOSPACE"));
+    assert_found(&examine(&mut client).await, "alarms", Severity::Unsafe, "NOSPACE");
+}
+
+async fn a_small_range_is_told(_: &Lab) {
+    let start = |sessions| {
+        let options = support::zookeeper::Options { sessions: Some(sessions), ..Default::default() };
+        zookeeper::Target::on(Arc::new(support::zookeeper::ZooKeeper::with(options)))
+    };
+    let target = start((Duration::from_secs(1), Duration::from_secs(4)));
+    let port = target.servers().nodes[0].port;
+    let mut client = Client(target.at_port(port, "dlock"));
+    assert_found(&examine(&mut client).await, "timeouts", Severity::Warn, "1s to 4s");
+}

@@ -1,0 +1,293 @@
+//! The rights that `doctor --print-grants` prints: enough for what they are for, and no more.
+
+use std::time::Duration;
+
+use dlock::{
+    backends::{Secret, etcd, mysql, postgres, redis, redlock::Redlock, zookeeper::ZooKeeper},
+    lock::{Break, Effect, Holding, Kind as ErrorKind, Marking, Note, PASSWORD, Release, Result, Role, Scope},
+};
+use zookeeper_client::{Acl, AuthId, Client as Admin, CreateMode, Permission};
+
+use super::{Case, cases};
+use crate::{
+    lab::{Client, LONG, Lab, SOON, key, nested, request, waiting, who},
+    support::{self, cluster::Cluster, sentinel::Deployment},
+    targets::{Kind, cluster, redlock, sentinel},
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases!(|kind| kind == Kind::Redis => redis_users_can_do_their_part, a_namespace_bounds_its_users);
+    all.extend(cases!(|kind| kind == Kind::Sentinel => users_behind_sentinels_can_do_their_part));
+    all.extend(cases!(|kind| kind == Kind::Cluster => users_of_a_cluster_can_do_their_part));
+    all.extend(cases!(|kind| kind == Kind::Redlock => users_of_all_nodes_can_do_their_part));
+    all.extend(cases!(Kind::is_postgres => roles_of_postgres_can_do_their_part));
+    all.extend(cases!(Kind::is_mariadb => users_of_mariadb_can_do_their_part));
+    all.extend(cases!(|kind| kind == Kind::Etcd => users_of_etcd_can_do_their_part));
+    all.extend(cases!(|kind| kind == Kind::ZooKeeper => a_login_of_zookeeper_can_do_its_part));
+    all
+}
+
+const ROLES: [Role; 3] = [Role::Run, Role::View, Role::Break];
+
+/// All that the users do who have just these rights. `open` makes a client of the user of a role.
+async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
+    for user in ["dlock-run", "dlock-break"] {
+        let (mut a, mut b) = (open(user), open(user));
+        let job = key("job");
+        let first = dlock::lock::Request { metadata: Some(who("web1")), ..request(&job, LONG) };
+        a.take(&first).await;
+        a.renewed(&first, None).await;
+        let second = dlock::lock::Request { metadata: Some(who("web2")), ..waiting(&job, LONG) };
+        assert_eq!(b.refused(&second).await.position, Some(1), "{user} is not in the queue");
+        let given_back = async {
+            lab.pass(Duration::from_millis(300)).await;
+            a.free(&first).await;
+            tokio::time::Instant::now()
+        };
+        let taken = async {
+            let grant = b.wait_for(&second, LONG).await;
+            (grant, tokio::time::Instant::now())
+        };
+        let (freed, (grant, got)) = tokio::join!(given_back, taken);
+        assert!(got.duration_since(freed) < SOON, "{user} was not woken");
+        if lab.kind.hands_on() && lab.kind != Kind::ZooKeeper {
+            let inner = nested(&second);
+            a.take(&inner).await;
+            assert_eq!(a.release(&inner, Scope::Hold).await, Release::StillHeld(1));
+        }
+        for name in [user, "dlock-view"].into_iter().filter(|name| has_view || *name == user) {
+            let mut looker = open(name);
+            let state = looker.inspect(&job).await;
+            assert_eq!(state.holders.len(), 1, "{name} sees {state:?}");
+            assert_eq!((state.holders[0].fence, &state.holders[0].metadata), (Some(grant.fence), &Some(who("web2"))));
+            assert!(state.waiters.is_empty());
+            assert_eq!(looker.keys("").await, ["job"]);
+            let verified = looker.0.verify(&job, &second.token).await.expect("verify");
+            assert!(matches!(verified, Holding::Held { .. }), "{verified:?}");
+            match looker.0.history(&job).await {
+                Ok(history) => assert!(history.past.iter().any(|past| past.metadata == Some(who("web1"))), "{name} sees {history:?}"),
+                Err(error) => assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}"),
+            }
+        }
+        if has_view {
+            looks_only(&mut open("dlock-view"), &second).await;
+        }
+        b.renewed(&second, None).await;
+        let skip = Note::Skipped { host: "web3".into(), reason: "busy".into(), at_ms: 1_700_000_000_000 };
+        can_or_nobody_can(a.0.note(&job, &skip).await.map(|()| Marking::Done));
+        b.free(&second).await;
+        if user == "dlock-break" {
+            breaks(&mut a, &mut b).await;
+        }
+    }
+}
+
+/// What this store has no way to do is no matter of rights.
+fn can_or_nobody_can(done: Result<Marking>) {
+    match done {
+        Ok(marking) => assert_eq!(marking, Marking::Done),
+        Err(error) => assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}"),
+    }
+}
+
+/// Marks a hold, and takes it away.
+async fn breaks(a: &mut Client, b: &mut Client) {
+    let decision = Break { by: "ana@ops1".into(), why: Some("NFS".into()), seen: false };
+    let job = key("to break");
+    let held = request(&job, LONG);
+    let fence = a.take(&held).await.fence;
+    can_or_nobody_can(b.0.mark(&job, fence, &decision).await);
+    can_or_nobody_can(b.0.evict(&job, fence, &decision).await);
+    let _ = a.release(&held, Scope::Tree).await;
+}
+
+/// Who may only look changes nothing, not even with somebody's token.
+async fn looks_only(view: &mut Client, held: &dlock::lock::Request) {
+    let other = key("other");
+    let taken = request(&other, LONG);
+    let error = view.0.try_acquire(&taken).await.expect_err("it may take a lock");
+    assert!(!error.is_transient(), "{error:?}");
+    if error.effect != Effect::NotApplied {
+        // As the core does, which can't know.
+        let _ = view.0.release(&other, &taken.token, &Scope::Hold.into()).await;
+    }
+    // A session that got something ends on its own time.
+    for _ in 0..50 {
+        if view.inspect(&other).await.holders.is_empty() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(view.inspect(&other).await.holders.is_empty());
+    assert!(!matches!(view.0.release(&held.key, &held.token, &Scope::Tree.into()).await, Ok(Release::Released)), "it gave a lock back");
+    assert_eq!(view.inspect(&held.key).await.holders.len(), 1);
+}
+
+/// Runs the printed line on a server.
+fn set_users(server: &support::redis::Redis, client: &Client) {
+    for role in ROLES {
+        let text = client.0.grants(role).text.replace(PASSWORD, "pw");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        let words: Vec<&str> = text.split_whitespace().collect();
+        assert_eq!(server.text(&words), "OK", "{text}");
+    }
+}
+
+/// Some refusals are passed over in silence: the server remembers them.
+fn assert_nothing_refused<'a>(servers: impl IntoIterator<Item = &'a support::redis::Redis>) {
+    for server in servers {
+        let log = format!("{:?}", server.command(&["ACL", "LOG"]));
+        for user in ["dlock-run", "dlock-break"] {
+            assert!(!log.contains(user), "{log}");
+        }
+    }
+}
+
+fn as_user(options: &redis::Options, user: &str) -> redis::Options {
+    redis::Options { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() }
+}
+
+async fn redis_users_can_do_their_part(lab: &Lab) {
+    let options = redis::Options::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port });
+    set_users(&lab.redis().server(), &lab.client().await);
+    try_out(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
+    assert_nothing_refused([&*lab.redis().server()]);
+}
+
+async fn a_namespace_bounds_its_users(lab: &Lab) {
+    set_users(&lab.redis().server(), &lab.client_in("one").await);
+    let options = redis::Options {
+        namespace: dlock::lock::Namespace::new("other").expect("a namespace"),
+        ..redis::Options::new(redis::Server::Tcp { host: "127.0.0.1".into(), port: lab.redis().server().port })
+    };
+    let mut stranger = Client(Box::new(redis::Redis::new(as_user(&options, "dlock-run"))));
+    let error = stranger.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("another namespace's");
+    assert_eq!(error.kind, dlock::lock::Kind::Denied, "{error:?}");
+}
+
+async fn users_behind_sentinels_can_do_their_part(lab: &Lab) {
+    let deployment = Deployment::start();
+    let mut options = sentinel::options(&deployment.sentinels.iter().collect::<Vec<_>>());
+    options.replicas = Some(redis::Replicas { count: 1, within: Duration::from_secs(2) });
+    for server in &deployment.servers {
+        set_users(server, &Client(Box::new(redis::Redis::new(options.clone()))));
+    }
+    try_out(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
+    assert_nothing_refused(&deployment.servers);
+}
+
+async fn users_of_a_cluster_can_do_their_part(lab: &Lab) {
+    let cluster = Cluster::start();
+    let options = cluster::options_at([cluster.nodes[0].port]);
+    for server in &cluster.nodes {
+        set_users(server, &Client(Box::new(redis::Redis::new(options.clone()))));
+    }
+    try_out(lab, true, |user| Client(Box::new(redis::Redis::new(as_user(&options, user))))).await;
+    assert_nothing_refused(&cluster.nodes);
+}
+
+async fn users_of_all_nodes_can_do_their_part(lab: &Lab) {
+    let options = redlock::options(&lab.redlock().ports(), "dlock");
+    for n in 0..redlock::NODES {
+        set_users(&lab.redlock().node(n), &lab.client().await);
+    }
+    try_out(lab, true, |user| {
+        let nodes = options.nodes.iter().map(|node| as_user(node, user)).collect();
+        Client(Box::new(Redlock::new(dlock::backends::redlock::Options { nodes, ..options.clone() })))
+    })
+    .await;
+    for n in 0..redlock::NODES {
+        assert_nothing_refused([&*lab.redlock().node(n)]);
+    }
+}
+
+async fn roles_of_postgres_can_do_their_part(lab: &Lab) {
+    lab.target.isolate().await;
+    let client = lab.client().await;
+    for role in ROLES {
+        lab.postgres().sql(&client.0.grants(role).text);
+    }
+    let options = lab.postgres().options("dlock");
+    try_out(lab, true, |user| {
+        let mut options = options.clone();
+        options.sql.user = Some(user.into());
+        Client(postgres::backend(options))
+    })
+    .await;
+}
+
+async fn users_of_mariadb_can_do_their_part(lab: &Lab) {
+    lab.target.isolate().await;
+    let client = lab.client().await;
+    for role in ROLES {
+        lab.mariadb().sql(&client.0.grants(role).text.replace(PASSWORD, "pw"));
+    }
+    let options = lab.mariadb().options("dlock");
+    try_out(lab, true, |user| {
+        let mut options = options.clone();
+        options.sql.user = Some(user.into());
+        options.sql.password = Some(Secret::new("pw"));
+        Client(mysql::backend(options))
+    })
+    .await;
+}
+
+async fn users_of_etcd_can_do_their_part(lab: &Lab) {
+    let mut server = support::etcd::Etcd::plain();
+    let options = etcd::Options::new(server.ports().iter().map(|port| ("127.0.0.1".into(), *port)).collect());
+    let client = etcd::Etcd::new(options.clone());
+    for role in ROLES {
+        use dlock::lock::Examine as _;
+        for line in client.grants(role).text.replace(PASSWORD, "pw").lines() {
+            let words: Vec<&str> = line.split(' ').skip(1).collect();
+            server.ctl(&words);
+        }
+    }
+    server.authenticate("somebody", "else", &[]);
+    try_out(lab, true, |user| {
+        let options = etcd::Options { user: Some(user.into()), password: Some(Secret::new("pw")), ..options.clone() };
+        Client(Box::new(etcd::Etcd::new(options)))
+    })
+    .await;
+}
+
+async fn a_login_of_zookeeper_can_do_its_part(lab: &Lab) {
+    let zookeeper = lab.zookeeper();
+    let admin = zookeeper.admin().await;
+    let client = lab.client().await;
+    // Both roles write, and so share what one of them made.
+    let text = client.0.grants(Role::Run).text.replace(PASSWORD, "pw");
+    for line in text.lines() {
+        zk_cli(&admin, line).await;
+    }
+    assert!(client.0.grants(Role::View).text.is_empty() && !client.0.grants(Role::View).notes.is_empty());
+    let hosts = zookeeper.servers().hosts();
+    try_out(lab, false, |_| {
+        let options = zookeeper.options(hosts.clone(), "dlock");
+        Client(Box::new(ZooKeeper::new(dlock::backends::zookeeper::Options {
+            login: Some(("dlock-run".into(), Secret::new("pw"))),
+            ..options
+        })))
+    })
+    .await;
+    let mut stranger = lab.client().await;
+    let error = stranger.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("whoever comes may take a lock");
+    assert_eq!(error.kind, dlock::lock::Kind::Denied, "{error:?}");
+}
+
+/// What zkCli.sh does with a line.
+async fn zk_cli(admin: &Admin, line: &str) {
+    let words: Vec<&str> = line.split(' ').collect();
+    match *words {
+        ["addauth", scheme, proof] => admin.auth(scheme, proof.as_bytes()).await.expect("auth"),
+        ["create", path] => {
+            let made = admin.create(path, &[], &CreateMode::Persistent.with_acls(zookeeper_client::Acls::anyone_all())).await;
+            assert!(matches!(made, Ok(_) | Err(zookeeper_client::Error::NodeExists)), "{line}: {made:?}");
+        }
+        ["setAcl", path, "auth::cdrwa"] => {
+            let acl = [Acl::new(Permission::ALL, AuthId::authed())];
+            admin.set_acl(path, &acl, None).await.unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+        _ => panic!("{line}"),
+    }
+}

@@ -1,0 +1,60 @@
+//! `dlock doctor` on servers that are well, badly set, silent and gone; and what it leaves behind.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::support::{dlock, have, must, redis::Redis};
+
+/// The one key that stays: the counter of the lock's fences.
+const COUNTER: &str = "redisson_lock_token:{dlock:%1Fdoctor}";
+
+fn keys(server: &Redis) -> Vec<String> {
+    server.keys().into_iter().map(|(name, _)| name).collect()
+}
+
+#[test]
+fn the_status_says_how_bad_it_is() {
+    if !have("the_status_says_how_bad_it_is", &[Redis::PROGRAM]) {
+        return;
+    }
+    let mut server = Redis::durable();
+    let fine = dlock::run(&server.url(), &["doctor"]);
+    assert_eq!(fine.code(), 0, "{fine:?}");
+    assert!(fine.stderr.is_empty() && fine.stdout.ends_with("all is well\n"), "{fine:?}");
+    server.command(&["CONFIG", "SET", "appendonly", "no"]);
+    assert_eq!(dlock::run(&server.url(), &["doctor"]).code(), 1);
+    server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let bad = dlock::run(&server.url(), &["doctor", "-q"]);
+    assert_eq!(bad.code(), 2, "{bad:?}");
+    assert!(bad.stdout.contains("UNSAFE  maxmemory-policy allkeys-lru") && bad.stdout.contains("mend: CONFIG SET"), "{bad:?}");
+    assert_eq!(keys(&server), [COUNTER]);
+    server.freeze();
+    let silent = dlock::run(&server.url(), &["doctor", "--backend-timeout", "1s"]);
+    server.thaw();
+    assert!(silent.code() == 69 && silent.took < Duration::from_secs(5), "{silent:?}");
+    server.kill();
+    assert_eq!(dlock::run(&server.url(), &["doctor"]).code(), 69);
+}
+
+#[test]
+fn two_at_a_time_and_one_that_is_interrupted_leave_nothing_behind() {
+    if !have("two_at_a_time_and_one_that_is_interrupted_leave_nothing_behind", &[Redis::PROGRAM]) {
+        return;
+    }
+    let server = Redis::durable();
+    let both: Vec<_> = (0..2).map(|_| dlock::spawn(&server.url(), &["doctor"])).collect();
+    for one in both {
+        let ended = one.wait(dlock::LIMIT);
+        assert_eq!(ended.code(), 0, "{ended:?}");
+    }
+    // Wherever in its work the signal meets it.
+    for ms in [1, 3, 5, 8, 12, 20, 40] {
+        let one = dlock::spawn(&server.url(), &["doctor"]);
+        std::thread::sleep(Duration::from_millis(ms));
+        one.signal(Signal::TERM);
+        let code = one.wait(dlock::LIMIT).code();
+        assert!([0, 143].contains(&code), "after {ms} ms: {code}");
+    }
+    must("nothing but the counter is left", Duration::from_secs(1), || keys(&server) == [COUNTER]);
+}
