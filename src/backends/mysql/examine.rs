@@ -206,10 +206,17 @@ fn grants(options: &Options, role: Role) -> Grants {
     for suffix in TABLES {
         lines.push(format!("GRANT {rights} ON `{database}`.`{table}{suffix}` TO {user};"));
     }
-    let notes = vec![
+    let mut notes = vec![
         format!("put a password in the place of {PASSWORD}, and the clients' addresses in the place of %"),
         "dlock init comes first, as somebody who may create tables".to_owned(),
     ];
+    if role == Role::Break && options.mode != Mode::Lease {
+        notes.push(
+            "a holder is asked to stop with these rights; to end the session of one that doesn't, another user takes CONNECTION_ADMIN on *.* as well \
+             (CONNECTION ADMIN on MariaDB)"
+                .to_owned(),
+        );
+    }
     Grants { text: lines.join("\n") + "\n", notes }
 }
 

@@ -10,10 +10,7 @@ use super::{
     Case, cases, everywhere,
     history::{broken, history},
 };
-use crate::{
-    lab::{Client, LONG, Lab, SHORT, SOON, key, nested, request, waiting},
-    targets::Kind,
-};
+use crate::lab::{Client, LONG, Lab, SHORT, SOON, key, nested, request, waiting};
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>

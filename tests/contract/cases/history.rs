@@ -11,7 +11,6 @@ use super::{Case, cases, everywhere};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, key, nested, request, waiting, who},
     support::proxy::{Fault, Proxy},
-    targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
