@@ -25,11 +25,15 @@ client.stop()
 sys.exit(status)
 ";
 
-/// A command under a lock of MariaDB's own client: SOCKET NAME COMMAND…
+/// A command under a lock of MariaDB's own client, which hands its words to a shell: SOCKET NAME COMMAND…
 const GET_LOCK: &str = r#"
 socket=$1 name=$2
 shift 2
-printf "DO GET_LOCK('%s', 600);\nsystem %s\nDO RELEASE_LOCK('%s');\n" "$name" "$*" "$name" | mariadb --no-defaults --user root --socket "$socket"
+{
+    printf "DO GET_LOCK('%s', 600);\nsystem" "$name"
+    printf " '%s'" "$@"
+    printf "\nDO RELEASE_LOCK('%s');\n" "$name"
+} | mariadb --no-defaults --user root --socket "$socket"
 "#;
 
 /// A way to run a command under a lock.
