@@ -27,7 +27,7 @@ fn close(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
             fields.values_mut().for_each(close);
-            if fields.get("properties").is_some_and(|properties| properties.is_object()) && fields.contains_key("required") {
+            if fields.get("properties").is_some_and(Value::is_object) && fields.contains_key("required") {
                 fields.insert("additionalProperties".into(), false.into());
             }
         }
