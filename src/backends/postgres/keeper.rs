@@ -22,6 +22,10 @@ use crate::lock::{Break, Error, Fence, Holder, Kind, Mode as How, Parting, Resul
 pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
 /// Who waits is not to keep the lock for longer than this if he is frozen when he gets it.
 const UNCLAIMED: Duration = Duration::from_secs(5);
+/// Who waits for a row stands in one of so many lines first, and only their heads in the row's own. A second after it began
+/// to wait each session looks for a deadlock among all in its line, with all locks of the server locked meanwhile, in time
+/// that grows with the cube of the line's length. Lines decide nothing.
+const LINES: u32 = 32;
 
 /// What is locked.
 #[derive(Clone, Debug)]
@@ -196,7 +200,10 @@ impl Keeper {
             first.push_str(self.begin());
         }
         self.has = if self.mode == Mode::Row {
-            let what = self.of_name(&self.tables.fill("PERFORM 1 FROM {rows} WHERE name = $1 FOR UPDATE;"));
+            let row = self.tables.fill("PERFORM 1 FROM {rows} WHERE name = $1 FOR UPDATE;");
+            // The place in the line goes with the transaction: nothing is left of it however that ends.
+            let line = self.tables.line(&self.target.name, self.pid.unsigned_abs() % LINES);
+            let what = format!("PERFORM pg_advisory_xact_lock({line}); {}", self.of_name(&row));
             // Who comes up in the row's line waits anew for the one before him: one limit for each, and one for all.
             let ms = at_most.as_millis().max(1);
             let whole = format!(

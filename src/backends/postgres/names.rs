@@ -42,6 +42,11 @@ impl Tables {
     pub(super) fn gate(&self, name: &str) -> i64 {
         fingerprint(&["gate", &self.plain, name]).cast_signed()
     }
+
+    /// The advisory lock that is the nth line of those who wait for a row.
+    pub(super) fn line(&self, name: &str, nth: u32) -> i64 {
+        fingerprint(&["line", &self.plain, name, &nth.to_string()]).cast_signed()
+    }
 }
 
 #[cfg(test)]
@@ -53,6 +58,7 @@ mod tests {
         let tables = Tables::new("jobs.shedlock");
         assert_eq!(tables.fill("FROM {table}, {waiters}"), r#"FROM "jobs"."shedlock", "jobs"."shedlock_waiters""#);
         assert_ne!(tables.gate("a"), tables.gate("b"));
+        assert_ne!(tables.line("a", 0), tables.line("a", 1));
         assert_ne!(tables.channel("a"), Tables::new("dlock").channel("a"));
     }
 }

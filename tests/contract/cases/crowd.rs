@@ -23,19 +23,14 @@ use crate::{
         procfs,
         proxy::{Mode as Network, Proxy},
     },
-    targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind.is_mariadb() || kind.is_postgres() => a_crowd_outlives_a_holder_that_vanished]
 }
 
-/// How many wait. PostgreSQL asks each who is blocked on a row again after each turn: with a thousand on two cores that took
-/// 90 ms a turn, and the first one came two seconds late; with three hundred it takes 9.
-fn waiters(kind: Kind) -> u32 {
-    if kind == Kind::PostgresRow { 300 } else { 1000 }
-}
-
+/// How many wait.
+const WAITERS: u32 = 1000;
 /// That of the holder.
 const TTL: Duration = SHORT.saturating_mul(4);
 /// By then all have come and gone, however slow the machine.
@@ -76,7 +71,7 @@ impl Clients {
 impl Place {
     fn make(lab: &Lab) -> (Self, Clients) {
         // One each; with mode=row a few have another one to count fences over; and ours to look.
-        let most = waiters(lab.kind) + 50;
+        let most = WAITERS + 50;
         if lab.kind.is_mariadb() {
             let settings = vec![format!("--max-connections={most}")];
             let server = mariadb::MariaDb::with(mariadb::Options { settings, ..Default::default() });
@@ -193,7 +188,7 @@ async fn crowd(lab: &Lab, place: &Place, clients: &Clients) {
     let holder = Holder::start(clients, Proxy::to(place.port()));
     let (began, memory) = (Instant::now(), procfs::rss_kib(std::process::id()));
     let turns = Rc::new(Turns::default());
-    let (count, mut waiting) = (waiters(lab.kind), Vec::new());
+    let (count, mut waiting) = (WAITERS, Vec::new());
     for n in 0..count {
         waiting.push(spawn_local(have_a_turn(clients.at(place.port()), Rc::clone(&turns))));
         // Connections are made one at a time: nobody is to wait for that in vain.
