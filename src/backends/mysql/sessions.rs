@@ -164,10 +164,12 @@ impl Sessions {
     /// Ends sessions that were left blocking, as their user may. That it fails only leaves them to their own end. A server that was
     /// restarted, or took another one's place, counts its sessions anew: only one that waits as ours did is ended.
     async fn end_stuck(&mut self) {
-        while let Some(number) = self.stuck.pop() {
+        // One is forgotten when it was ended: this may be dropped half-way, and called again.
+        while let Some(number) = self.stuck.last().copied() {
             let waits = if self.options.mode == Mode::Row { "%FOR UPDATE%" } else { "%GET_LOCK(%" };
             let one = format!("SELECT id INTO @stuck FROM information_schema.processlist WHERE id = {number} AND info LIKE '{waits}'");
             let _ = self.aside(&format!("SET @stuck = NULL; {one}; KILL @stuck")).await;
+            self.stuck.retain(|stuck| *stuck != number);
         }
     }
 
