@@ -123,8 +123,10 @@ async fn a_release_that_is_asked_again_is_remembered_once(lab: &Lab) {
         assert!(!matches!(lost, Ok(Ok(_))), "{lost:?}");
         let _ = a.0.release(&job, &held.token, &ended(End::Exited(4))).await.expect("release");
         let past = history(&mut b, &job).await.past;
-        assert!(past[0].fence == Some(fence) && past[0].end == End::Exited(3), "{past:?}");
-        assert_eq!(past.iter().filter(|one| one.fence == Some(fence)).count(), 1, "{past:?}");
+        let of_it: Vec<_> = past.iter().filter(|one| one.fence == Some(fence)).map(|one| one.end.clone()).collect();
+        // A server that heard of the connection's end before the request has rolled back, and forgotten nothing of a hold that vanished.
+        let unheard = fault == Fault::CutAfter && (of_it.is_empty() || of_it == [End::Expired]);
+        assert!(of_it == [End::Exited(3)] || unheard, "{fault:?}: {past:?}");
     }
 }
 
