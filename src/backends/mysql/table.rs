@@ -175,12 +175,13 @@ impl sql::Table for LockTable<'_> {
             batch += &join(self.tables, name, request, true)?;
             batch += &place(self.tables, name, request);
         }
+        batch += &history::trim(self.tables, name, "@dlock_gone > 0");
         // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
         self.session.drop_unsent_on_close(true);
         let answers = self.session.ask(&batch).await?;
         self.session.idle_limit = Some(idle);
-        // The first statement remembers who was there before.
-        let first = first + 1;
+        // The first two statements remember who was there before.
+        let first = first + 2;
         let record = self.noted(name, answers.get(first + 1))?;
         let granted = if let (Some(record), Some(answer)) = (record, answers.get(first)) {
             let granted = (answer.matched > 0 && record.is_held_by(&request.token)).then(|| record.fence());

@@ -22,7 +22,7 @@ use sqlx::Row as _;
 use super::{
     checks,
     connection::Session,
-    failure,
+    failure, history,
     keeper::{IDLE_SESSION_TIMEOUT, Keeper, Target, no_row},
     names::Tables,
     options::{Mode, Options},
@@ -233,11 +233,17 @@ impl Sessions {
         let row = rows.first().ok_or_else(no_row)?;
         let read = || Ok((row.try_get::<i64, _>("fence")?, row.try_get("now_us")?, row.try_get::<i64, _>("gone")?));
         let (fence, now, gone) = read().map_err(failure::malformed)?;
-        Ok((
-            Fence(u64::try_from(fence).unwrap_or_default()),
-            now,
-            if gone > 0 { SETTLE.min(request.ttl.get() / 8) } else { Duration::ZERO },
-        ))
+        let fence = Fence(u64::try_from(fence).unwrap_or_default());
+        if gone > 0 && self.side.is_some() {
+            let trimmed: Result<()> = self
+                .aside(async |table| {
+                    history::trim_at_times(table.session, table.tables, &name, fence).await;
+                    Ok(())
+                })
+                .await;
+            drop(trimmed);
+        }
+        Ok((fence, now, if gone > 0 { SETTLE.min(request.ttl.get() / 8) } else { Duration::ZERO }))
     }
 
     /// Says who has the lock. The session stays for who waits.

@@ -6,7 +6,7 @@
 use async_trait::async_trait;
 use sqlx::{Row as _, postgres::PgRow};
 
-use super::{connection::Session, failure, names::Tables, statement::Value};
+use super::{connection::Session, failure, history, names::Tables, statement::Value};
 use crate::{
     backends::sql::{self, Record, locked_by, micros},
     lock::{Break, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Token, Ttl, Waiter},
@@ -49,7 +49,13 @@ impl sql::Table for LockTable<'_> {
         self.session.drop_unsent = false;
         let rows = rows?;
         self.left = !rows.is_empty();
-        rows.first().map(|row| fence(row).map_err(failure::malformed)).transpose()
+        let Some(row) = rows.first() else { return Ok(None) };
+        let read = || Ok((fence(row)?, row.try_get::<bool, _>("vanished")?));
+        let (fence, vanished) = read().map_err(failure::malformed)?;
+        if vanished {
+            history::trim_at_times(self.session, self.tables, name, fence).await;
+        }
+        Ok(Some(fence))
     }
 
     async fn extend(&mut self, name: &str, token: &Token, extension: Extension) -> Result<Option<(Ttl, Fence)>> {

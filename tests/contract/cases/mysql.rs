@@ -9,7 +9,7 @@ use dlock::{
         sql::{Server, TlsMode},
     },
     lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Effect, Fence, Init, Kind as ErrorKind, Release, Renewal, Request, Scope, Wake},
+    lock::{Effect, End, Fence, Init, Kind as ErrorKind, Release, Renewal, Request, Scope, Wake},
 };
 
 use super::{Case, cases};
@@ -33,6 +33,7 @@ pub fn all() -> Vec<Case> {
         a_missing_table_in_mysql_is_a_mistake_with_a_hint,
         a_newer_layout_in_mysql_is_refused,
         unused_rows_in_mysql_are_collected_and_fences_rise_on,
+        leases_that_are_never_given_back_are_remembered_within_bounds_in_mysql,
         a_shared_table_in_mysql_is_not_collected,
         a_row_that_somebody_keeps_locked_in_mysql_is_asked_for_again,
         a_session_in_another_time_zone_is_no_matter,
@@ -205,6 +206,18 @@ async fn a_newer_layout_in_mysql_is_refused(lab: &Lab) {
     // Not even if it is free.
     lab.mariadb().sql("UPDATE dlock SET layout = 200");
     assert_eq!(a.0.try_acquire(&request(&job, LONG)).await.expect_err("newer").kind, ErrorKind::Layout);
+}
+
+async fn leases_that_are_never_given_back_are_remembered_within_bounds_in_mysql(lab: &Lab) {
+    let (mut a, job) = (lab.client().await, key("job"));
+    let mut last = None;
+    for _ in 0..140 {
+        last = Some(a.take(&request(&job, LONG)).await.fence);
+        lab.mariadb().sql("UPDATE dlock SET lock_until = lock_until - INTERVAL 2 MINUTE");
+    }
+    let past = super::history::history(&mut a, &job).await.past;
+    assert!((100..=132).contains(&past.len()), "{}", past.len());
+    assert!(past[0].fence == last && past.iter().all(|one| one.end == End::Expired), "{past:?}");
 }
 
 async fn unused_rows_in_mysql_are_collected_and_fences_rise_on(lab: &Lab) {

@@ -9,7 +9,7 @@ use dlock::{
         sql::{Server, TlsMode},
     },
     lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Effect, Init, Kind as ErrorKind, Release, Renewal, Request, Scope},
+    lock::{Effect, End, Init, Kind as ErrorKind, Release, Renewal, Request, Scope},
 };
 
 use super::{Case, cases};
@@ -30,6 +30,7 @@ pub fn all() -> Vec<Case> {
         a_missing_table_is_a_mistake_with_a_hint,
         a_newer_layout_is_refused,
         unused_rows_are_collected_and_fences_rise_on,
+        leases_that_are_never_given_back_are_remembered_within_bounds,
         a_shared_table_is_not_collected,
         a_row_that_somebody_keeps_locked_is_no_answer,
         a_read_only_server_is_a_mistake,
@@ -202,6 +203,18 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     // Not even if it is free.
     lab.postgres().sql("UPDATE dlock SET layout = 200");
     assert_eq!(a.0.try_acquire(&request(&job, LONG)).await.expect_err("newer").kind, ErrorKind::Layout);
+}
+
+async fn leases_that_are_never_given_back_are_remembered_within_bounds(lab: &Lab) {
+    let (mut a, job) = (lab.client().await, key("job"));
+    let mut last = None;
+    for _ in 0..140 {
+        last = Some(a.take(&request(&job, LONG)).await.fence);
+        lab.postgres().sql("UPDATE dlock SET lock_until = lock_until - interval '2 minutes'");
+    }
+    let past = super::history::history(&mut a, &job).await.past;
+    assert!((100..=132).contains(&past.len()), "{}", past.len());
+    assert!(past[0].fence == last && past.iter().all(|one| one.end == End::Expired), "{past:?}");
 }
 
 async fn unused_rows_are_collected_and_fences_rise_on(lab: &Lab) {

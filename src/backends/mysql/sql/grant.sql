@@ -5,6 +5,7 @@ INSERT IGNORE INTO :runs (name, fence, since, ended, how, why, metadata)
 SELECT l.name, l.fence, l.locked_at, l.lock_until, IF(m.mark IS NULL, 'expired', 'broken'), m.broken, l.metadata
   FROM :table AS l LEFT JOIN :marks AS m ON m.name = l.name AND m.fence = l.fence
  WHERE l.name = :name AND l.owner = l.locked_by AND l.lock_until > '2000-01-02 00:00:00' AND l.lock_until <= UTC_TIMESTAMP(6);
+SET @dlock_gone = ROW_COUNT();
 UPDATE :table
    SET fence = GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))),
        layout = 100,

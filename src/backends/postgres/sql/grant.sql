@@ -41,5 +41,6 @@ WITH granted AS (
     SELECT $1, o.fence, o.locked_at, o.lock_until, CASE WHEN o.broken IS NULL THEN 'expired' ELSE 'broken' END, o.broken, o.metadata
       FROM old AS o, granted
     ON CONFLICT (name, fence) DO NOTHING
+    RETURNING 1
 )
-SELECT fence, CASE WHEN $8 THEN pg_advisory_unlock_all()::text END FROM granted
+SELECT fence, EXISTS (SELECT FROM vanished) AS vanished, CASE WHEN $8 THEN pg_advisory_unlock_all()::text END FROM granted
