@@ -89,7 +89,7 @@ impl Proxy {
     }
 
     fn listen(&mut self) {
-        let listener = TcpListener::bind((self.host, self.port)).expect("the proxy's port");
+        let listener = bind((self.host, self.port));
         let (accepting, shared, target) = (listener.try_clone().expect("a listener"), Arc::clone(&self.shared), self.target);
         thread::spawn(move || {
             // Ends when `unlisten` shuts the socket down.
@@ -276,4 +276,15 @@ impl Shared {
             thread::sleep(by);
         }
     }
+}
+
+/// Somebody who looks whether the port is free has it for an instant.
+fn bind(address: (Ipv4Addr, u16)) -> TcpListener {
+    for _ in 0..50 {
+        if let Ok(listener) = TcpListener::bind(address) {
+            return listener;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    TcpListener::bind(address).expect("the proxy's port")
 }

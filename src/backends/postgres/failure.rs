@@ -9,6 +9,13 @@ use sqlx::{
 
 use crate::lock::{Effect, Error, Kind};
 
+/// Whether the server gave a statement up, for its time was over.
+pub(super) fn is_cancelled(error: &Error) -> bool {
+    let source = error.source.as_deref().and_then(|source| source.downcast_ref::<sqlx::Error>());
+    let code = source.and_then(sqlx::Error::as_database_error).and_then(|error| error.code());
+    code.is_some_and(|code| code == "57014")
+}
+
 /// An error in answer to a statement, or to none: the connection broke while one was on its way.
 pub(super) fn statement(error: sqlx::Error) -> Error {
     let unknown = |kind, text: &str| Error::new(kind, text).effect(Effect::Unknown);

@@ -210,7 +210,11 @@ impl Keeper {
                 "SET LOCAL statement_timeout = '{ms}ms'; {}; SET LOCAL statement_timeout = DEFAULT;",
                 block(&what, at_most, version)
             );
-            self.lock_row(&format!("{first}{whole}")).await?
+            match self.lock_row(&format!("{first}{whole}")).await {
+                // It ran out in the instant in which the wait was over by itself.
+                Err(error) if failure::is_cancelled(&error) => false,
+                waited => waited?,
+            }
         } else {
             let what = self.of_name(&format!("PERFORM pg_advisory_lock{}({});", self.suffix(), self.arguments()));
             self.lock_key(&format!("{first}{};", block(&what, at_most, version))).await?

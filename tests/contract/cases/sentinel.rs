@@ -328,7 +328,7 @@ async fn a_user_with_the_least_rights_can_do_all_and_may_ask_for_the_role(_: &La
     };
     let error = client(with(&[])).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("it may be any server");
     assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{error:?}");
-    assert!(error.message.contains("'role'") && error.hint.as_deref().is_some_and(|hint| hint.contains("+role")), "{error:?}");
+    assert!(error.message.contains("'role'") && error.hint.as_deref().is_some_and(|hint| hint.contains("--print-grants run")), "{error:?}");
     live(with(&["+role"])).await;
 }
 
