@@ -9,7 +9,7 @@ use sqlx::{Row as _, postgres::PgRow};
 use super::{connection::Session, failure, history, names::Tables, statement::Value};
 use crate::{
     backends::sql::{self, Record, locked_by, micros},
-    lock::{Break, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Token, Ttl, Waiter},
+    lock::{Break, Effect, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Token, Ttl, Waiter},
 };
 
 /// A lock table over a session.
@@ -30,22 +30,23 @@ impl sql::Table for LockTable<'_> {
         let sql = self.tables.fill(include_str!("sql/grant.sql"));
         // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
         self.session.drop_unsent = true;
-        let rows = self
-            .session
-            .query(
-                &sql,
-                &[
-                    Value::Text(name),
-                    Value::Text(&by),
-                    Value::Text(&root),
-                    Value::Int(ttl),
-                    Value::Bool(request.detached),
-                    Value::Maybe(metadata.as_deref()),
-                    Value::Bool(request.waiting),
-                    Value::Bool(self.gate),
-                ],
-            )
-            .await;
+        let values = |remember| {
+            [
+                Value::Text(name),
+                Value::Text(&by),
+                Value::Text(&root),
+                Value::Int(ttl),
+                Value::Bool(request.detached),
+                Value::Maybe(metadata.as_deref()),
+                Value::Bool(request.waiting),
+                Value::Bool(self.gate),
+                Value::Bool(remember),
+            ]
+        };
+        let mut rows = self.session.query(&sql, &values(true)).await;
+        if self.may_be_the_history(&rows) {
+            rows = self.session.query(&sql, &values(false)).await;
+        }
         self.session.drop_unsent = false;
         let rows = rows?;
         self.left = !rows.is_empty();
@@ -74,15 +75,21 @@ impl sql::Table for LockTable<'_> {
         let (by, root, channel) = (locked_by(token), token.hold_text(), self.tables.channel(name));
         let sql = self.tables.fill(include_str!("sql/free.sql"));
         let how = parting.end.as_ref().map(ToString::to_string);
-        let values = [
-            Value::Text(name),
-            Value::Text(&by),
-            Value::Text(&root),
-            Value::Text(&channel),
-            Value::Maybe(how.as_deref()),
-            Value::Maybe(parting.why.as_deref()),
-        ];
-        let rows = self.session.query(&sql, &values).await?;
+        let values = |how| {
+            [
+                Value::Text(name),
+                Value::Text(&by),
+                Value::Text(&root),
+                Value::Text(&channel),
+                Value::Maybe(how),
+                Value::Maybe(parting.why.as_deref()),
+            ]
+        };
+        let mut rows = self.session.query(&sql, &values(how.as_deref())).await;
+        if how.is_some() && self.may_be_the_history(&rows) {
+            rows = self.session.query(&sql, &values(None)).await;
+        }
+        let rows = rows?;
         Ok(!rows.is_empty())
     }
 
@@ -96,25 +103,26 @@ impl sql::Table for LockTable<'_> {
         let until = if record.is_held() { record.lock_until_us } else { sql::ENDED_US };
         let how = parting.and_then(|parting| parting.end.as_ref()).map(ToString::to_string);
         let sql = self.tables.fill(include_str!("sql/write.sql"));
-        let rows = self
-            .session
-            .query(
-                &sql,
-                &[
-                    Value::Text(&record.name),
-                    Value::Text(&record.locked_by),
-                    Value::Int(record.revision),
-                    Value::Int(until),
-                    Value::Maybe(how.as_deref()),
-                    Value::Maybe(parting.and_then(|parting| parting.why.as_deref())),
-                    Value::Maybe(record.holds.as_deref()),
-                    Value::Maybe(record.root.as_deref()),
-                    Value::Int(record.renewed_us),
-                    Value::Maybe(channel.as_deref()),
-                    Value::Int(record.ttl_ms),
-                ],
-            )
-            .await?;
+        let values = |how| {
+            [
+                Value::Text(&record.name),
+                Value::Text(&record.locked_by),
+                Value::Int(record.revision),
+                Value::Int(until),
+                Value::Maybe(how),
+                Value::Maybe(parting.and_then(|parting| parting.why.as_deref())),
+                Value::Maybe(record.holds.as_deref()),
+                Value::Maybe(record.root.as_deref()),
+                Value::Int(record.renewed_us),
+                Value::Maybe(channel.as_deref()),
+                Value::Int(record.ttl_ms),
+            ]
+        };
+        let mut rows = self.session.query(&sql, &values(how.as_deref())).await;
+        if how.is_some() && self.may_be_the_history(&rows) {
+            rows = self.session.query(&sql, &values(None)).await;
+        }
+        let rows = rows?;
         Ok(!rows.is_empty())
     }
 
@@ -138,6 +146,12 @@ impl<'a> LockTable<'a> {
     /// Over a session without a gate.
     pub(super) fn over(session: &'a mut Session, tables: &'a Tables) -> Self {
         Self { session, tables, gate: false, left: false }
+    }
+
+    /// Whether a statement failed that may not if it remembers nothing: for want of room, or of a right. A history is no reason to
+    /// fail.
+    fn may_be_the_history<T>(&self, rows: &Result<T>) -> bool {
+        rows.as_ref().is_err_and(|error| error.effect == Effect::NotApplied) && self.session.is_open()
     }
 
     /// Every held lock whose name starts with `start`, by name.

@@ -3,7 +3,7 @@
 -- is older than the wait: the lease is then shorter, never longer, than was asked for. Who was granted it waits no more, and
 -- lets the next one through the gate, who so listens before the lock is given back.
 -- $1 name, $2 locked_by, $3 root, $4 ttl_ms, $5 detached, $6 metadata, $7 whether it may have waited,
--- $8 whether this session has the gate
+-- $8 whether this session has the gate, $9 whether to remember who vanished
 WITH granted AS (
     INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, layout, owner, root, ttl_ms, holds, fence, detached,
                               renewed_at, metadata, revision)
@@ -39,7 +39,7 @@ WITH granted AS (
 ), vanished AS (
     INSERT INTO {runs} (name, fence, since, ended, how, why, metadata)
     SELECT $1, o.fence, o.locked_at, o.lock_until, CASE WHEN o.broken IS NULL THEN 'expired' ELSE 'broken' END, o.broken, o.metadata
-      FROM old AS o, granted
+      FROM old AS o, granted WHERE $9
     ON CONFLICT (name, fence) DO NOTHING
     RETURNING 1
 )
