@@ -12,7 +12,7 @@ use crate::lock::{Effect, Error, Kind};
 /// Whether the server gave a statement up, for its time was over.
 pub(super) fn is_cancelled(error: &Error) -> bool {
     let source = error.source.as_deref().and_then(|source| source.downcast_ref::<sqlx::Error>());
-    let code = source.and_then(sqlx::Error::as_database_error).and_then(|error| error.code());
+    let code = source.and_then(sqlx::Error::as_database_error).and_then(sqlx::error::DatabaseError::code);
     code.is_some_and(|code| code == "57014")
 }
 
