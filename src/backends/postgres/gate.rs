@@ -12,7 +12,7 @@ use std::{pin::pin, time::Duration};
 use sqlx::Row as _;
 use tokio::time::sleep;
 
-use super::{checks, lease::Lease, statement::Value};
+use super::{checks, failure, lease::Lease, statement::Value};
 use crate::lock::{Key, Notice, Result, Wake};
 
 /// Blocked statements keep a snapshot, which keeps the server from tidying up.
@@ -101,9 +101,17 @@ impl Lease {
             let number = self.tables.gate(name);
             // The server ends it by itself. However late its answer comes on a machine that is busy, breaking the session off
             // would only make it busier: each of a crowd would log in again.
-            let queued = block(&format!("PERFORM pg_advisory_lock({number});"), at_most.min(BLOCKED), session.version);
-            let rows = session.run(&format!("{queued}; SELECT pg_try_advisory_lock({number})")).await?;
-            if !rows.first().is_some_and(|row| row.get(0)) {
+            let line = self.tables.line(name, session.pid());
+            let queued = stand_in(line, &format!("PERFORM pg_advisory_lock({number});"), at_most.min(BLOCKED), session.version);
+            let got = match session.run(&format!("{queued} SELECT pg_try_advisory_lock({number})")).await {
+                Ok(rows) => rows.first().is_some_and(|row| row.get(0)),
+                Err(error) if failure::is_cancelled(&error) => {
+                    session.run("SELECT pg_advisory_unlock_all()").await?;
+                    false
+                }
+                Err(error) => return Err(error),
+            };
+            if !got {
                 self.session = Some(session);
                 return Ok(Wake::TimedOut);
             }
@@ -136,8 +144,18 @@ async fn pause(length: Duration) {
     sleep(length).await;
 }
 
+/// Statements that block in a line first and in `what` as its head, for at most `limit` in all, and leave the line when they are
+/// over. They are to be part of one transaction. One that ran out in the instant in which the wait was over by itself fails as
+/// cancelled.
+pub(super) fn stand_in(line: i64, what: &str, limit: Duration, version: u32) -> String {
+    // Who becomes the head waits anew: one limit for each wait, and one for both.
+    let ms = limit.as_millis().max(1);
+    let blocked = block(&format!("PERFORM pg_advisory_xact_lock({line}); {what}"), limit, version);
+    format!("SET LOCAL statement_timeout = '{ms}ms'; {blocked}; SET LOCAL statement_timeout = DEFAULT;")
+}
+
 /// Statements of which the last blocks, for at most `limit`, without an error in the server's log when that is over.
-pub(super) fn block(what: &str, limit: Duration, version: u32) -> String {
+fn block(what: &str, limit: Duration, version: u32) -> String {
     // Where the server can, it looks whether we are still there: if it was told before the statement began.
     let look = if version >= 140_000 {
         "DO $$BEGIN PERFORM set_config('client_connection_check_interval', '500ms', true); EXCEPTION WHEN OTHERS THEN NULL; END$$;"

@@ -10,7 +10,7 @@ use sqlx::{Row as _, postgres::PgRow};
 use super::{
     connection::Session,
     failure,
-    gate::block,
+    gate::stand_in,
     names::Tables,
     options::{AdvisoryKey, Mode, Options},
     session_look::broken,
@@ -22,10 +22,6 @@ use crate::lock::{Break, Error, Fence, Holder, Kind, Mode as How, Parting, Resul
 pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
 /// Who waits is not to keep the lock for longer than this if he is frozen when he gets it.
 const UNCLAIMED: Duration = Duration::from_secs(5);
-/// Who waits for a row stands in one of so many lines first, and only their heads in the row's own. A second after it began
-/// to wait each session looks for a deadlock among all in its line, with all locks of the server locked meanwhile, in time
-/// that grows with the cube of the line's length. Lines decide nothing.
-const LINES: u32 = 32;
 
 /// What is locked.
 #[derive(Clone, Debug)]
@@ -199,25 +195,18 @@ impl Keeper {
         if self.mode == Mode::Row {
             first.push_str(self.begin());
         }
-        self.has = if self.mode == Mode::Row {
-            let row = self.tables.fill("PERFORM 1 FROM {rows} WHERE name = $1 FOR UPDATE;");
-            // The place in the line goes with the transaction: nothing is left of it however that ends.
-            let line = self.tables.line(&self.target.name, self.pid.unsigned_abs() % LINES);
-            let what = format!("PERFORM pg_advisory_xact_lock({line}); {}", self.of_name(&row));
-            // Who comes up in the row's line waits anew for the one before him: one limit for each, and one for all.
-            let ms = at_most.as_millis().max(1);
-            let whole = format!(
-                "SET LOCAL statement_timeout = '{ms}ms'; {}; SET LOCAL statement_timeout = DEFAULT;",
-                block(&what, at_most, version)
-            );
-            match self.lock_row(&format!("{first}{whole}")).await {
-                // It ran out in the instant in which the wait was over by itself.
-                Err(error) if failure::is_cancelled(&error) => false,
-                waited => waited?,
-            }
-        } else {
-            let what = self.of_name(&format!("PERFORM pg_advisory_lock{}({});", self.suffix(), self.arguments()));
-            self.lock_key(&format!("{first}{};", block(&what, at_most, version))).await?
+        let what = match self.mode {
+            Mode::Row => self.tables.fill("PERFORM 1 FROM {rows} WHERE name = $1 FOR UPDATE;"),
+            Mode::Lease | Mode::Advisory => format!("PERFORM pg_advisory_lock{}({});", self.suffix(), self.arguments()),
+        };
+        let line = self.tables.line(&self.target.name, self.session.pid());
+        first.push_str(&stand_in(line, &self.of_name(&what), at_most, version));
+        let waited = if self.mode == Mode::Row { self.lock_row(&first).await } else { self.lock_key(&first).await };
+        self.has = match waited {
+            // Nothing is left of a transaction; what a session has got in that instant it is asked for below.
+            Err(error) if failure::is_cancelled(&error) && self.mode == Mode::Row => false,
+            Err(error) if failure::is_cancelled(&error) => self.lock_key("").await?,
+            waited => waited?,
         };
         self.blocked = false;
         Ok(self.has)

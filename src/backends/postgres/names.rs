@@ -2,6 +2,11 @@
 
 use crate::lock::fingerprint;
 
+/// Who waits stands in one of so many lines first, and only their heads for the lock itself. A second after it began to wait each
+/// session looks for a deadlock among all who wait for the same, with all locks of the server locked meanwhile, in time that grows
+/// with the cube of their number. Lines decide nothing.
+const LINES: u32 = 32;
+
 /// A table's name as statements have it, and the names that are made of it.
 #[derive(Clone, Debug)]
 pub(super) struct Tables {
@@ -43,8 +48,9 @@ impl Tables {
         fingerprint(&["gate", &self.plain, name]).cast_signed()
     }
 
-    /// The advisory lock that is the nth line of those who wait for a row.
-    pub(super) fn line(&self, name: &str, nth: u32) -> i64 {
+    /// The advisory lock that is the line in which a session of this process of the server waits.
+    pub(super) fn line(&self, name: &str, pid: i32) -> i64 {
+        let nth = pid.unsigned_abs() % LINES;
         fingerprint(&["line", &self.plain, name, &nth.to_string()]).cast_signed()
     }
 }
