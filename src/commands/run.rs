@@ -185,6 +185,7 @@ fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backe
         waiting: false,
         metadata: metadata.clone(),
         at_ms: None,
+        terms: None,
     };
     super::block_on(async {
         let supervisor = guardian.attach().map_err(|error| cannot_supervise(&error))?;

@@ -193,6 +193,7 @@ fn request() -> Request {
         waiting: false,
         metadata: None,
         at_ms: None,
+        terms: None,
     }
 }
 

@@ -40,14 +40,14 @@ use std::{error::Error as _, time::Duration};
 use serde::Serialize;
 
 use super::{
-    Now, Skip,
+    Cause, Now, Skip,
     history::RunOf,
     time::{millis, rfc3339_ms},
 };
 use crate::{
     exit,
     lease::Lease,
-    lock::{self, Break, Effect, End, Error, Fence, Holder, Key, Kind, LockState, Mode, NodeView, Skips, Waiter},
+    lock::{self, Break, Effect, End, Error, Fence, Holder, Key, Kind, LockState, Mode, NodeView, Refusal, Rule, Skips, Waiter},
 };
 
 /// The name of the schema.
@@ -136,7 +136,15 @@ report!(
 );
 report!(
     /// Somebody else has the lock.
-    Busy { key: &'a str, backend: &'a str, waited_ms: u64, expires_in_ms: Option<u64>, position: Option<u32>, holders: Vec<HolderReport<'a>> }
+    Busy {
+        key: &'a str,
+        backend: &'a str,
+        waited_ms: u64,
+        expires_in_ms: Option<u64>,
+        position: Option<u32>,
+        holders: Vec<HolderReport<'a>>,
+        refused: Option<RefusedReport<'a>>,
+    }
 );
 report!(
     /// Something went wrong.
@@ -238,14 +246,19 @@ impl<'a> Interrupted<'a> {
 impl<'a> Busy<'a> {
     /// Of a lock that was not taken.
     pub fn new(skip: &Skip<'a>, backend: &'a str, now: &Now, status: u8) -> Self {
+        let (busy, refused) = match skip.cause {
+            Cause::Busy(busy) => (Some(busy), None),
+            Cause::Refused(refusal, option) => (None, Some(RefusedReport::new(refusal, option, now))),
+        };
         Self {
             head: head("busy", status),
             key: skip.key.as_str(),
             backend,
             waited_ms: millis(skip.waited),
-            expires_in_ms: skip.busy.expires_in.map(millis),
-            position: skip.busy.position,
-            holders: skip.busy.holders.iter().map(|holder| HolderReport::new(holder, now)).collect(),
+            expires_in_ms: busy.and_then(|busy| busy.expires_in).map(millis),
+            position: busy.and_then(|busy| busy.position),
+            holders: busy.map(|busy| busy.holders.iter().map(|holder| HolderReport::new(holder, now)).collect()).unwrap_or_default(),
+            refused,
         }
     }
 }
@@ -359,6 +372,39 @@ pub struct HolderReport<'a> {
     expires_in_ms: Option<u64>,
     holds: u32,
     broken: Option<BreakReport<'a>>,
+}
+
+/// A run that keeps a free lock from others.
+#[derive(Debug, Serialize)]
+pub struct RefusedReport<'a> {
+    reason: &'a str,
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    pid: Option<u32>,
+    fence: Option<u64>,
+    began: Option<String>,
+    state: Option<&'static str>,
+    again_in_ms: Option<u64>,
+}
+
+impl<'a> RefusedReport<'a> {
+    /// By what was asked with this option; `now` dates it.
+    pub fn new(refusal: &'a Refusal, option: &'a str, now: &Now) -> Self {
+        let metadata = refusal.metadata.as_ref();
+        Self {
+            reason: option,
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            pid: metadata.and_then(|m| m.pid),
+            fence: refusal.fence.map(|fence| fence.0),
+            began: refusal.began.and_then(|ago| now.utc_before(ago)),
+            state: match refusal.rule {
+                Rule::Once(stage) => Some(stage.as_str()),
+                Rule::SkewGuard(_) | Rule::AtLeast(_) => None,
+            },
+            again_in_ms: refusal.again_in.map(millis),
+        }
+    }
 }
 
 /// Who is breaking a hold.

@@ -24,7 +24,7 @@ use std::{
 };
 
 use serde::Serialize;
-pub use skip::Skip;
+pub use skip::{Cause, Skip};
 pub use status_file::StatusFile;
 pub use syslog::{Syslog, SyslogPolicy};
 pub use time::{Now, age};

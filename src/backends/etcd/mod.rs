@@ -145,8 +145,8 @@ impl Backend for Etcd {
         };
         match &outcome {
             Ok(Attempt::Granted(grant)) => self.note_length(request, grant),
-            Ok(Attempt::Busy(_)) if request.waiting => {}
-            Ok(Attempt::Busy(_) | Attempt::NotHeld) => drop(self.sessions.swap_remove(at)),
+            Ok(Attempt::Busy(_) | Attempt::Refused(_)) if request.waiting => {}
+            Ok(Attempt::Busy(_) | Attempt::Refused(_) | Attempt::NotHeld) => drop(self.sessions.swap_remove(at)),
             Err(_) => {}
         }
         self.about(outcome, "acquire", Some(&request.key))

@@ -11,7 +11,7 @@ use crate::{
     exit,
     lease::{self, BootClock, Budget, Clock, Held, Lease, Limits, Loss, Released, give_back, keep, note, note_skip, wall_ms},
     lock::{self, Backend, BootTime, Break, Error, Kind, Metadata, Note, Parting, Past, Purpose, Request, Result, Scope},
-    output::{CommandEnd, GivenBack, Outcome, Skip, Verdict, Waiting, age, plain},
+    output::{Cause, CommandEnd, GivenBack, Outcome, Skip, Verdict, Waiting, age, plain},
     supervise::{self, CannotStart, Deadlines, Ended, Event, OnLost, Signal, Signals, Supervisor, Why, stop_self},
 };
 
@@ -59,9 +59,16 @@ impl Job<'_> {
         let verdict = |outcome, status| Verdict { waited, ..Verdict::new(outcome, &settings.key, &*store, status) };
         match outcome? {
             lease::Outcome::Busy(busy) => {
-                out.skipped(&Skip { key: &settings.key, busy: &busy, waited, outcome: "not run" });
+                out.skipped(&Skip { key: &settings.key, cause: Cause::Busy(&busy), waited, outcome: "not run" });
                 note_skip(&mut *self.backend, &settings.key, self.metadata.as_ref(), "busy").await;
                 let verdict = Verdict { holders: busy.holders, ..verdict(Outcome::Busy, settings.conflict_status) };
+                Ok(Done { verdict, reraise: None })
+            }
+            lease::Outcome::Refused(refusal) => {
+                let option = refusal.rule.to_string();
+                out.skipped(&Skip { key: &settings.key, cause: Cause::Refused(&refusal, &option), waited, outcome: "not run" });
+                note_skip(&mut *self.backend, &settings.key, self.metadata.as_ref(), &option).await;
+                let verdict = Verdict { refused: Some((refusal, option)), ..verdict(Outcome::Busy, settings.conflict_status) };
                 Ok(Done { verdict, reraise: None })
             }
             lease::Outcome::Stopped(Some(signal)) => {
@@ -357,7 +364,7 @@ impl<'a> Watch<'a> {
             (None, None, _, Some(CommandEnd::Signalled(signal))) => (lock::End::Signalled(signal), None),
             (None, None, _, None) => (lock::End::Released, None),
         };
-        Parting { scope, end: Some(end), why, at_ms: Some(wall_ms()), held_ms: u64::try_from(ran.as_millis()).ok() }
+        Parting { scope, end: Some(end), why, at_ms: Some(wall_ms()), held_ms: u64::try_from(ran.as_millis()).ok(), became: None }
     }
 
     /// Says that the lock is lost and this process of the tree is not.
