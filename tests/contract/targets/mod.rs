@@ -214,6 +214,7 @@ impl Kind {
     /// Whether it judges and records starts: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
     pub fn judges_terms(self) -> bool {
         matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster | Self::Redlock | Self::Tair | Self::TairVersion)
+            || self.is_etcd()
     }
 
     /// Whether readers hold together: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
