@@ -215,6 +215,7 @@ impl Kind {
     pub fn judges_terms(self) -> bool {
         matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster | Self::Redlock | Self::Tair | Self::TairVersion)
             || self.is_etcd()
+            || self.is_zookeeper()
     }
 
     /// Whether readers hold together: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
