@@ -72,7 +72,9 @@ impl Keeper {
         session.server.check_sessions(options.mode)?;
         // To hand the socket on is what a session lock needs to outlive a killed dlock; without it there is to be none.
         session.lifeline().map_err(|error| {
-            Error::new(Kind::Config, "the connection's socket is not to be found").hint("is /proc mounted?").source(error)
+            // One that the server has ended already is connected with nobody any more.
+            let kind = if super::socket::has_proc() { Kind::Unavailable } else { Kind::Config };
+            Error::new(kind, "the connection's socket is not to be found").hint("is /proc mounted? is the server up?").source(error)
         })?;
         Ok(Self {
             session,
