@@ -8,3 +8,5 @@ mod support;
 mod contention;
 mod cron;
 mod metrics;
+mod pid1;
+mod readme;
