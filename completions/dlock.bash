@@ -996,7 +996,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-k -w -n -s -E -c -e -x -b -o -q -v -h --key --wait --nonblock --shared --conflict-exit-code --ttl --grace --describe --status-file --on-lost --leftover --contain --no-metadata --no-reentrant --log --exclusive --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            opts="-k -w -n -s -E -c -e -x -b -o -q -v -h --key --wait --nonblock --shared --conflict-exit-code --ttl --grace --max-runtime --describe --status-file --metrics-file --on-lost --leftover --contain --no-metadata --no-reentrant --log --exclusive --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1034,6 +1034,10 @@ _dlock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --max-runtime)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 -c)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -1043,6 +1047,10 @@ _dlock() {
                     return 0
                     ;;
                 --status-file)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --metrics-file)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

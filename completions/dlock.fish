@@ -61,9 +61,11 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait s
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l ttl -d 'The length of the lease, renewed all along [60s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'Time between TERM and KILL [10s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-runtime -d 'Stop the command after so long; status 124' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -d 'A line for /bin/sh to run instead of COMMAND' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l describe -d 'A note for those who look at the lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l status-file -d 'Write how it ended to a file, as JSON' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l metrics-file -d 'Count this run in a file for Prometheus\' textfile collector (*.prom)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'If the lock is lost: kill, signal:SIG before the KILL, or continue' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l leftover -d 'Processes that outlive the command: wait for them, kill them, or leave them' -r -f -a "wait\t''
 kill\t''

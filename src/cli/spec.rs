@@ -49,6 +49,7 @@ pub const SETTINGS: &[Spec] = &[
     spec("wait", "--wait", "tk", false, "how long to wait for a busy lock"),
     spec("conflict_exit_code", "--conflict-exit-code", "tk", false, "the status when the lock is busy"),
     spec("grace", "--grace", "tk", false, "the time between TERM and KILL"),
+    spec("max_runtime", "--max-runtime", "tk", false, "how long a command may run"),
     spec("on_lost", "--on-lost", "tk", false, "what happens to the command when the lock is lost"),
     spec("leftover", "--leftover", "tk", false, "what happens to processes that outlive the command"),
     spec("contain", "--contain", "tk", false, "how the command's processes are kept together"),
@@ -56,6 +57,7 @@ pub const SETTINGS: &[Spec] = &[
     spec("no_metadata", "--no-metadata", "tk", false, "leave out who holds the lock"),
     spec("no_reentrant", "--no-reentrant", "tk", false, "refuse to enter an ancestor's lock"),
     spec("status_file", "--status-file", "k", false, "where the verdict is written"),
+    spec("metrics_file", "--metrics-file", "tk", false, "where metrics are written for Prometheus"),
     spec("log", "--log", "tk", false, "lines for syslog"),
 ];
 

@@ -50,7 +50,10 @@ impl RunOf {
                     None => word,
                 }
             }
-            Some(end) => who::clean(&end.to_string(), 40),
+            Some(end) => {
+                let word = who::clean(&end.to_string(), 40);
+                why.map(|why| format!("{word}: {why}")).unwrap_or(word)
+            }
         }
     }
 }

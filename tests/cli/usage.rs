@@ -20,6 +20,10 @@ fn arguments() {
     lab.say_args(&["run", "-k", "x", "--describe", &"d".repeat(501), "--", "true"]);
     lab.say_args(&["run", "-k", "x", "--describe", "a\nb", "--", "true"]);
     lab.say("run -k x --status-file /dev/null -- true").say("run -k x --status-file /nonexistent/f -- true");
+    lab.say("run -k x --metrics-file / -- true")
+        .say("run -k x --metrics-file /tmp -- true")
+        .say("run -k x --metrics-file /dev/null -- true");
+    lab.say("run -k x --max-runtime soon -- true").say("run -k x --max-runtime -1 -- true");
     lab.say("inspect").say("inspect x y").say("inspect x -k y").say("inspect x --ttl 5").say("list a b");
     lab.say("acquire x").say("acquire x --ttl 5 -w 5 -n");
     lab.say("renew").say("renew x").say("renew --token T").say("release x").say("renew x --token T").say("release x --token @/nonexistent");

@@ -13,6 +13,7 @@ mod support;
 mod breaking;
 mod deployments;
 mod disk;
+mod crontabs;
 mod doctor;
 mod endings;
 mod etcd;
