@@ -11,9 +11,9 @@
 mod support;
 
 mod breaking;
+mod crontabs;
 mod deployments;
 mod disk;
-mod crontabs;
 mod doctor;
 mod endings;
 mod etcd;
