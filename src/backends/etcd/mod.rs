@@ -28,6 +28,7 @@ mod options;
 mod queue;
 mod record;
 mod session;
+mod starts;
 mod value;
 mod waiting;
 
@@ -49,6 +50,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
     fair: true,
     history: true,
+    terms: true,
     breakable: true,
     // A server's shortest lease may be longer: what it granted is what counts.
     ttl_min: Ttl::MIN,
@@ -225,6 +227,11 @@ impl Backend for Etcd {
 
     async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
         let outcome = history::note(&mut self.client, key, note).await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let outcome = starts::claim_warning(&mut self.client, key, fence, level).await;
         self.about(outcome, "note", Some(key))
     }
 

@@ -216,7 +216,7 @@ impl Kind {
         matches!(
             self,
             Self::Memory | Self::Sqlite | Self::Redis | Self::Sentinel | Self::Cluster | Self::Redlock | Self::Tair | Self::TairVersion
-        )
+        ) || self.is_etcd()
     }
 
     /// Whether readers hold together: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
