@@ -219,8 +219,8 @@ impl Client {
             if answered.iter().any(Option::is_some) {
                 self.greet();
             }
+            self.under_way = false;
         }
-        self.under_way = false;
         let mut answers = Vec::new();
         for (question, answer) in questions.into_iter().zip(answered) {
             answers.push(match answer {
