@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use super::{
     layers::Layers,
-    resolve,
+    policy, resolve,
     setting::{Origin, Setting},
     signal, spec,
 };
@@ -36,16 +36,19 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         Some(setting) => Some(setting.duration("a limit is 0, for none, or more")?).filter(|most| !most.is_zero()),
         None => None,
     };
+    let mode = if args.shared { Mode::Shared } else { Mode::Exclusive };
+    let policy = policy::policy(&args.policy, mode, patience, layers)?;
     let leftover = [("wait", Leftover::Wait), ("kill", Leftover::Kill), ("leave", Leftover::Leave)];
     let contain = [("auto", Contain::Auto), ("group", Contain::Group), ("cgroup", Contain::Cgroup)];
     let log = [("auto", SyslogPolicy::Auto), ("off", SyslogPolicy::Off), ("json", SyslogPolicy::Json)];
     Ok(RunSettings {
         key,
-        mode: if args.shared { Mode::Shared } else { Mode::Exclusive },
+        mode,
         command,
         ttl,
         grace,
         max_runtime,
+        policy,
         patience,
         conflict_status: resolve::conflict_status(args.conflict_exit_code.as_deref(), layers)?,
         on_lost: layers.get("on_lost", args.on_lost.as_deref())?.map_or(Ok(OnLost::Kill), |setting| on_lost(&setting))?,

@@ -207,7 +207,7 @@ const OUTPUTS: &[(&str, &str)] = &[
 ];
 
 const FILES: &str = "\
-$XDG_CONFIG_HOME/dlock/config.toml (~/.config/dlock/config.toml), or else /etc/dlock/config.toml; they are not merged. Every setting of the environment is a key here, in lower case and without DLOCK_. An unknown key is an error. A file with a password in it must not be readable by everybody.
+$XDG_CONFIG_HOME/dlock/config.toml (~/.config/dlock/config.toml), or else /etc/dlock/config.toml; they are not merged. Every setting of the environment is a key here, in lower case and without DLOCK_; once_per, once, keep, retry_failed and retry_crashed stand in [keys.\"KEY\"] alone. An unknown key is an error. A file with a password in it must not be readable by everybody.
 
     backend = \"prod\"
 
@@ -317,10 +317,19 @@ const CRON: &str = "\
 The same line stands in the crontab of every node. One gets the lock and runs the job; the others skip with 75, print nothing, and send a line to syslog. What goes for a job wherever it is started from stands in the configuration file, under the names of the options:
 
     [keys.\"sms-job\"]
+    once_per = \"1m\"
     max_runtime = \"10m\"
     metrics_file = \"/var/lib/prometheus/node-exporter/dlock.prom\"
 
 While the job still runs when it is due again, all skip. If its node dies half-way, the lock ends with its lease, and the next tick after that runs the job elsewhere. If the store can't be reached, nothing is run (69). A job that hangs keeps its lock, unless --max-runtime stops it (124). A job that failed is run again by the next tick. dlock history tells who ran, how it ended, and who skipped.
+
+Clocks differ, and a job may be over before the slowest of them strikes. --skew-guard refuses tries from other hosts (of another boot, or in another PID namespace) for 5 seconds from the start of a run that did not wait itself; never those from the same host, and never who waits. 0 is none. --at-least keeps the lock for so long from the start, for everybody.
+
+--once-per says how often the schedule fires: a run is not started while the last recorded start is younger than half of that, by the store's clock, whoever started it and whatever became of it. The start is recorded in the step that grants the lock, before the command starts: rather skipped than run twice. --retry-failed lets so many more runs follow one that failed, and --retry-crashed one that began and was never heard of again. A skew guard is at most half of it.
+
+--once runs a key until it was successful, and not again as long as that is remembered (--keep): for what has a key of its own, like order-4711. A run that failed may be repeated, with --retry-failed only so often; one of which nobody knows how it ended only with --retry-crashed.
+
+A lock that has been held for an hour, two, four and so on is told of by one of those who skip because of it (--warn-held), also without a terminal.
 
 --metrics-file is for the textfile collector of Prometheus' node exporter: for each key, when a run was last tried, started and successful, how long it ran and waited, with which status it ended, and how many ran, skipped and lost their lock. All runs of a host may share one file; each locks its folder for a moment, by flock(2), and replaces the file. A file that dlock did not write is left alone, and one that can't be written stops no job.
 

@@ -1,10 +1,12 @@
 //! `dlock run`: take a lock, run a command under it, keep renewing, release.
 
 mod job;
+mod policy;
 mod watch;
 
 use std::{ffi::OsString, io, time::Duration};
 
+pub use self::policy::{Again, Often, Policy, PolicyArgs};
 use clap::builder::PossibleValuesParser;
 
 use self::job::{Done, Job};
@@ -21,7 +23,7 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock run -k KEY [OPTIONS] -- COMMAND [ARG]...",
-    after_help = "More in man dlock-run: --on-lost --leftover --contain --describe --no-metadata\n  --log --status-file --metrics-file --no-reentrant --config --password-file\n  --backend-timeout --host --namespace\nExample:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
+    after_help = "More in man dlock-run: --skew-guard --at-least --once --keep --retry-failed\n  --retry-crashed --warn-held --metrics-file --status-file --log --describe -s\n  --on-lost --leftover --contain --no-metadata --no-reentrant --host ...\nExample:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
 )]
 #[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
@@ -35,7 +37,7 @@ pub struct Args {
     #[arg(short, long)]
     pub nonblock: bool,
     /// Hold it together with other readers
-    #[arg(short, long, conflicts_with = "exclusive")]
+    #[arg(short, long, conflicts_with = "exclusive", hide_short_help = true)]
     pub shared: bool,
     /// The status when somebody else holds it [75]
     #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
@@ -49,6 +51,9 @@ pub struct Args {
     /// Stop the command after so long; status 124
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub max_runtime: Option<String>,
+    /// What cron needs.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
     /// A line for /bin/sh to run instead of COMMAND
     #[arg(short = 'c', value_name = "STRING", allow_hyphen_values = true)]
     pub shell: Option<OsString>,
@@ -103,6 +108,8 @@ pub struct RunSettings {
     pub grace: Option<Duration>,
     /// How long the command may run.
     pub max_runtime: Option<Duration>,
+    /// How often it may run.
+    pub policy: Policy,
     /// How long to wait.
     pub patience: Patience,
     /// The status when the lock is busy.

@@ -163,8 +163,10 @@ fn count(samples: &mut Samples, verdict: &Verdict, now_ms: u64) {
     add(samples, LOST, "", one_if(matches!(verdict.outcome, Outcome::Lost | Outcome::Broken)));
     let skipped = verdict.outcome == Outcome::Busy;
     // Counters begin at 0, so that the first one counts in rates too.
-    add(samples, SKIPPED, &label("reason", "busy"), one_if(skipped));
-    if !skipped {
+    add(samples, SKIPPED, &label("reason", "busy"), 0.0);
+    if skipped {
+        add(samples, SKIPPED, &label("reason", &reason("busy")), 1.0);
+    } else {
         set(samples, STATUS, f64::from(verdict.status));
     }
     if let Some(started) = verdict.started {
@@ -176,6 +178,11 @@ fn count(samples: &mut Samples, verdict: &Verdict, now_ms: u64) {
     if verdict.outcome == Outcome::Ok && verdict.status == exit::OK {
         set(samples, LAST_SUCCESS, now);
     }
+}
+
+/// `skew_guard` of `skew guard 5s`: one series for each option, not for each length.
+fn reason(option: &str) -> String {
+    option.split(' ').take_while(|word| !word.starts_with(|first: char| first.is_ascii_digit())).collect::<Vec<_>>().join("_")
 }
 
 fn seconds(at: Timestamp) -> f64 {
@@ -315,6 +322,12 @@ dlock_run_lost_total{key="job"} 0
 "#;
         assert_eq!(text, wanted);
         assert_eq!(render(&parse(&text).unwrap()), text);
+    }
+
+    #[test]
+    fn options_are_counted_whatever_their_length() {
+        let names = ["busy", "skew guard 5s", "at least 1h 30m", "once per 1m", "once"].map(reason);
+        assert_eq!(names, ["busy", "skew_guard", "at_least", "once_per", "once"]);
     }
 
     #[test]
