@@ -33,7 +33,7 @@ pub use syslog::{Syslog, SyslogPolicy};
 pub use time::{Now, age};
 pub use verdict::{CommandEnd, GivenBack, Outcome, Verdict};
 pub use waiting::Waiting;
-pub use who::{described, mark, shell, who};
+pub use who::{described, holder, mark, shell, who};
 
 use crate::{
     exit,

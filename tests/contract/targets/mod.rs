@@ -213,10 +213,7 @@ impl Kind {
 
     /// Whether it judges and records starts: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
     pub fn judges_terms(self) -> bool {
-        matches!(
-            self,
-            Self::Memory | Self::Sqlite | Self::Redis | Self::Sentinel | Self::Cluster | Self::Redlock | Self::Tair | Self::TairVersion
-        ) || self.is_etcd()
+        !self.is_zookeeper()
     }
 
     /// Whether readers hold together: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
