@@ -61,9 +61,17 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait s
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l ttl -d 'The length of the lease, renewed all along [60s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'Time between TERM and KILL [10s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-runtime -d 'Stop the command after so long; status 124' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l once-per -d 'Run once per D, the period of the schedule' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l skew-guard -d 'Refuse other hosts\' tries until so long after the start, for clocks that differ [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l at-least -d 'Keep the lock at least so long from its start' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l keep -d 'How long the success of --once is remembered' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l retry-failed -d 'How often a run that failed may be repeated [0 with --once-per, as often as need be with --once]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l warn-held -d 'Say so if the lock that makes this run skip has been held for longer [1h]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -d 'A line for /bin/sh to run instead of COMMAND' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l describe -d 'A note for those who look at the lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l status-file -d 'Write how it ended to a file, as JSON' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l metrics-file -d 'Count this run in a file for Prometheus\' textfile collector (*.prom)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'If the lock is lost: kill, signal:SIG before the KILL, or continue' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l leftover -d 'Processes that outlive the command: wait for them, kill them, or leave them' -r -f -a "wait\t''
 kill\t''
@@ -87,6 +95,8 @@ always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Hold it together with other readers'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l once -d 'Run it to success once, and never again while that is remembered'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l retry-crashed -d 'Repeat a run of which nobody knows how it ended (--once-per, --once)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-metadata -d 'Leave out who holds the lock'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-reentrant -d 'Refuse to run inside of a `dlock run` of the same key, instead of entering its lock'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'

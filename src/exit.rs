@@ -29,6 +29,8 @@ pub const LOST: u8 = 76;
 pub const NOT_HELD: u8 = 77;
 /// The configuration is wrong, or credentials or rights were refused.
 pub const CONFIG: u8 = 78;
+/// The command ran for longer than it may, and was stopped; as timeout(1) has it.
+pub const TIMED_OUT: u8 = 124;
 /// The command can't be executed.
 pub const CANNOT_EXECUTE: u8 = 126;
 /// The command doesn't exist.

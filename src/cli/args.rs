@@ -51,7 +51,7 @@ impl Cli {
         if arguments.get(1).is_some_and(|word| word == "run")
             && let Ok(RunAlone { globals, args }) = RunAlone::try_parse_from(&arguments[1..])
         {
-            return Ok(Self { globals, version: None, command: Command::Run(args) });
+            return Ok(Self { globals, version: None, command: Command::Run(Box::new(args)) });
         }
         Self::try_parse_from(arguments)
     }
@@ -61,7 +61,7 @@ impl Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Take a lock, run a command, renew, release; exit with its status
-    Run(run::Args),
+    Run(Box<run::Args>),
     /// Take a lock and return; prints the token that holds it
     Acquire(acquire::Args),
     /// Extend the lease of a lock that was acquired

@@ -184,8 +184,9 @@ impl Reader<'_> {
     fn add(&self, table: &mut Table, title: &str, name: &str, line: usize, value: &DeValue<'_>, known: &[&str]) -> Result<()> {
         let place = if title.is_empty() { String::new() } else { format!("[{title}] ") };
         if !known.contains(&name) {
-            return Err(wrong(self.path, Some(line), format!("{place}there is no setting {:?} here", short(name)))
-                .hint(suggest::or_all(name, known)));
+            let elsewhere = spec::find(name).is_some_and(|spec| title.is_empty() && spec.tables == "k");
+            let hint = if elsewhere { format!("{name} is one job's: it stands in [keys.\"KEY\"]") } else { suggest::or_all(name, known) };
+            return Err(wrong(self.path, Some(line), format!("{place}there is no setting {:?} here", short(name))).hint(hint));
         }
         let text = match value {
             DeValue::String(text) => text.to_string(),

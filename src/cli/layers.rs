@@ -76,7 +76,7 @@ pub fn from_flag(name: &str, flag: Option<&str>) -> Option<Setting> {
 /// # Errors
 /// If it is not UTF-8.
 pub fn from_env(env: &Env, name: &str) -> Result<Option<Setting>> {
-    let Some(spec) = spec::find(name) else { return Ok(None) };
+    let Some(spec) = spec::find(name).filter(|spec| spec.from_env) else { return Ok(None) };
     let variable = spec.variable();
     Ok(env.get(&variable)?.map(|text| Setting { text: text.to_owned(), origin: Origin::Env(variable.clone()) }))
 }

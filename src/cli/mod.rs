@@ -8,6 +8,7 @@ mod duration;
 mod env;
 mod file;
 mod layers;
+mod policy;
 mod resolve;
 mod run;
 mod secret_file;
@@ -91,7 +92,7 @@ fn variables() -> Vec<(String, String)> {
         let flag = if spec.flag.is_empty() { String::new() } else { format!(" (as {})", spec.flag) };
         (spec.variable(), format!("{}{flag}", spec.help))
     };
-    spec::SETTINGS.iter().map(row).collect()
+    spec::SETTINGS.iter().filter(|spec| spec.from_env).map(row).collect()
 }
 
 #[cfg(test)]

@@ -165,7 +165,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
     let key = || key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"));
     let token = || token.ok_or_else(|| Error::new(Kind::Internal, "a token got lost"));
     Ok(match command {
-        Command::Run(args) => Work::Run(Box::new(run::settings(args, key()?, layers)?)),
+        Command::Run(args) => Work::Run(Box::new(run::settings(*args, key()?, layers)?)),
         Command::Acquire(args) => {
             let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| self::ttl(&setting)).transpose()?;
             let while_pid = args.while_pid.as_deref().map(process).transpose()?;

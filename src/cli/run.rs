@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use super::{
     layers::Layers,
-    resolve,
+    policy, resolve,
     setting::{Origin, Setting},
     signal, spec,
 };
@@ -12,7 +12,7 @@ use crate::{
     commands::run::{Args, RunSettings},
     lease::Budget,
     lock::{Error, Key, Kind, Mode, Pace, Result, Ttl},
-    output::{StatusFile, SyslogPolicy},
+    output::{MetricsFile, StatusFile, SyslogPolicy},
     supervise::{Contain, Leftover, OnLost},
 };
 
@@ -32,15 +32,23 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         }
         None => None,
     };
+    let max_runtime = match layers.get("max_runtime", args.max_runtime.as_deref())? {
+        Some(setting) => Some(setting.duration("a limit is 0, for none, or more")?).filter(|most| !most.is_zero()),
+        None => None,
+    };
+    let mode = if args.shared { Mode::Shared } else { Mode::Exclusive };
+    let policy = policy::policy(&args.policy, mode, patience, layers)?;
     let leftover = [("wait", Leftover::Wait), ("kill", Leftover::Kill), ("leave", Leftover::Leave)];
     let contain = [("auto", Contain::Auto), ("group", Contain::Group), ("cgroup", Contain::Cgroup)];
     let log = [("auto", SyslogPolicy::Auto), ("off", SyslogPolicy::Off), ("json", SyslogPolicy::Json)];
     Ok(RunSettings {
         key,
-        mode: if args.shared { Mode::Shared } else { Mode::Exclusive },
+        mode,
         command,
         ttl,
         grace,
+        max_runtime,
+        policy,
         patience,
         conflict_status: resolve::conflict_status(args.conflict_exit_code.as_deref(), layers)?,
         on_lost: layers.get("on_lost", args.on_lost.as_deref())?.map_or(Ok(OnLost::Kill), |setting| on_lost(&setting))?,
@@ -50,6 +58,7 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         metadata: !layers.yes("no_metadata", args.no_metadata)?,
         reentrant: !layers.yes("no_reentrant", args.no_reentrant)?,
         status_file: layers.get("status_file", args.status_file.as_deref())?.map(|setting| status_file(&setting)).transpose()?,
+        metrics_file: layers.get("metrics_file", args.metrics_file.as_deref())?.map(|setting| metrics_file(&setting)).transpose()?,
         log: layers.get("log", args.log.as_deref())?.map_or(Ok(SyslogPolicy::Auto), |setting| setting.choice(&log))?,
         kept_variables: spec::kept(),
     })
@@ -85,8 +94,16 @@ fn on_lost(setting: &Setting) -> Result<OnLost> {
 }
 
 fn status_file(setting: &Setting) -> Result<StatusFile> {
-    StatusFile::new(resolve::path(setting)).map_err(|why| match setting.origin {
+    StatusFile::new(resolve::path(setting)).map_err(|why| wrong_path(setting, &why))
+}
+
+fn metrics_file(setting: &Setting) -> Result<MetricsFile> {
+    MetricsFile::new(resolve::path(setting)).map_err(|why| wrong_path(setting, &why))
+}
+
+fn wrong_path(setting: &Setting, why: &str) -> Error {
+    match setting.origin {
         Origin::File { .. } => setting.refuse(why),
         _ => setting.refuse(format!("{}: {why}", setting.text)),
-    })
+    }
 }

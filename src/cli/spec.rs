@@ -12,6 +12,8 @@ pub struct Spec {
     pub flag: &'static str,
     /// Where it may stand in the file: `t`op level, `b`ackend, `k`ey.
     pub tables: &'static str,
+    /// Whether it has a variable. What belongs to one job alone has none: it would go for all that is started from there.
+    pub from_env: bool,
     /// Whether the command that `run` starts sees the variable. Only what says which store it is:
     /// a nested `dlock run` has to find the same one.
     pub kept: bool,
@@ -27,10 +29,15 @@ impl Spec {
 }
 
 const fn spec(name: &'static str, flag: &'static str, tables: &'static str, kept: bool, help: &'static str) -> Spec {
-    Spec { name, flag, tables, kept, help }
+    Spec { name, flag, tables, from_env: true, kept, help }
 }
 
-/// All settings that have a variable.
+/// A setting of one job.
+const fn of_job(name: &'static str, flag: &'static str, help: &'static str) -> Spec {
+    Spec { name, flag, tables: "k", from_env: false, kept: false, help }
+}
+
+/// All settings.
 pub const SETTINGS: &[Spec] = &[
     spec("backend", "--backend", "tk", true, "the store: a URL, or a name from the configuration file"),
     spec("config", "--config", "", true, "the configuration file"),
@@ -49,6 +56,15 @@ pub const SETTINGS: &[Spec] = &[
     spec("wait", "--wait", "tk", false, "how long to wait for a busy lock"),
     spec("conflict_exit_code", "--conflict-exit-code", "tk", false, "the status when the lock is busy"),
     spec("grace", "--grace", "tk", false, "the time between TERM and KILL"),
+    spec("max_runtime", "--max-runtime", "tk", false, "how long a command may run"),
+    of_job("once_per", "--once-per", "how often the schedule fires"),
+    spec("skew_guard", "--skew-guard", "tk", false, "for how long after a start other hosts' tries are refused"),
+    spec("at_least", "--at-least", "tk", false, "how long a lock is kept at least"),
+    of_job("once", "--once", "run it to success once"),
+    of_job("keep", "--keep", "how long that is remembered"),
+    of_job("retry_failed", "--retry-failed", "how often a failed run is repeated"),
+    of_job("retry_crashed", "--retry-crashed", "whether a run is repeated of which nobody knows how it ended"),
+    spec("warn_held", "--warn-held", "tk", false, "from which age on a hold is told of by who skips because of it"),
     spec("on_lost", "--on-lost", "tk", false, "what happens to the command when the lock is lost"),
     spec("leftover", "--leftover", "tk", false, "what happens to processes that outlive the command"),
     spec("contain", "--contain", "tk", false, "how the command's processes are kept together"),
@@ -56,6 +72,7 @@ pub const SETTINGS: &[Spec] = &[
     spec("no_metadata", "--no-metadata", "tk", false, "leave out who holds the lock"),
     spec("no_reentrant", "--no-reentrant", "tk", false, "refuse to enter an ancestor's lock"),
     spec("status_file", "--status-file", "k", false, "where the verdict is written"),
+    spec("metrics_file", "--metrics-file", "tk", false, "where metrics are written for Prometheus"),
     spec("log", "--log", "tk", false, "lines for syslog"),
 ];
 
@@ -146,7 +163,7 @@ pub fn names(table: char) -> impl Iterator<Item = &'static str> {
 
 /// The variables that a command keeps.
 pub fn kept() -> Vec<String> {
-    SETTINGS.iter().filter(|spec| spec.kept).map(Spec::variable).collect()
+    SETTINGS.iter().filter(|spec| spec.kept && spec.from_env).map(Spec::variable).collect()
 }
 
 #[cfg(test)]

@@ -69,6 +69,7 @@ fn subcommand(name: &str, page: clap::Command, out: &mut Vec<u8>) -> std::io::Re
     man.render_options_section(out)?;
     if name == "run" {
         section("HOW IT WORKS", RUN, out)?;
+        section("CRON", CRON, out)?;
         section("EXAMPLES", RUN_EXAMPLES, out)?;
     }
     if name == "doctor" {
@@ -186,6 +187,7 @@ const EXIT_STATUS: &[(&str, &str)] = &[
     ("76", "the lock was lost or broken while the command ran; the command was stopped"),
     ("77", "the token does not hold this lock (renew, verify, release), or another hold has it (break)"),
     ("78", "the configuration is wrong, or credentials or rights were refused"),
+    ("124", "--max-runtime is over; the command was stopped"),
     ("126, 127", "the command can't be executed, or doesn't exist"),
     ("128+N", "signal N ended the wait for the lock"),
 ];
@@ -205,7 +207,7 @@ const OUTPUTS: &[(&str, &str)] = &[
 ];
 
 const FILES: &str = "\
-$XDG_CONFIG_HOME/dlock/config.toml (~/.config/dlock/config.toml), or else /etc/dlock/config.toml; they are not merged. Every setting of the environment is a key here, in lower case and without DLOCK_. An unknown key is an error. A file with a password in it must not be readable by everybody.
+$XDG_CONFIG_HOME/dlock/config.toml (~/.config/dlock/config.toml), or else /etc/dlock/config.toml; they are not merged. Every setting of the environment is a key here, in lower case and without DLOCK_; once_per, once, keep, retry_failed and retry_crashed stand in [keys.\"KEY\"] alone. An unknown key is an error. A file with a password in it must not be readable by everybody.
 
     backend = \"prod\"
 
@@ -238,7 +240,7 @@ const JSON: &str = "\
     ok warn unsafe
                  doctor         backend name from findings round_trip_us
                                 hand_over_us settings error
-    ok lost broken
+    ok lost broken timed_out
                  run            key backend fence started waited_ms ran_ms
                                 command released holders error
     busy         acquire        key backend waited_ms expires_in_ms position
@@ -293,6 +295,8 @@ The lock is tried once, unless --wait says otherwise. The lease is renewed every
 
 Somebody may break the lock (dlock break): then the command is stopped as by TERM, the lock is given back when nothing of it is left, and dlock exits with 76.
 
+--max-runtime counts from the command's start, also while the host is suspended. Then the whole tree gets TERM, and KILL a grace later, while the lease goes on being renewed; dlock exits with 124, and the history names the option. The guardian does it by itself if dlock is stopped. What outlives the command (--leftover wait) is part of it; 0 is no limit.
+
 The lock is released when the last process of the command's tree is gone. --leftover kill stops those that outlive the command, --leftover leave releases the lock beside them.
 
 --on-lost continue leaves the command running after a loss: two may then run at the same time. --on-lost signal:SIG sends another signal than TERM; KILL follows all the same.
@@ -308,6 +312,28 @@ Without a terminal on stderr, a success and a skip print nothing, so that cron m
 Unless root runs it, a setuid command is refused, because it could not be killed: use sudo dlock run.
 
 Nothing saves a host that freezes as a whole: only the protected resource can refuse a command that wakes up too late, by its DLOCK_FENCE.";
+
+const CRON: &str = "\
+The same line stands in the crontab of every node. One gets the lock and runs the job; the others skip with 75, print nothing, and send a line to syslog. What goes for a job wherever it is started from stands in the configuration file, under the names of the options:
+
+    [keys.\"sms-job\"]
+    once_per = \"1m\"
+    max_runtime = \"10m\"
+    metrics_file = \"/var/lib/prometheus/node-exporter/dlock.prom\"
+
+While the job still runs when it is due again, all skip. If its node dies half-way, the lock ends with its lease, and the next tick after that runs the job elsewhere. If the store can't be reached, nothing is run (69). A job that hangs keeps its lock, unless --max-runtime stops it (124). A job that failed is run again by the next tick. dlock history tells who ran, how it ended, and who skipped.
+
+Clocks differ, and a job may be over before the slowest of them strikes. --skew-guard refuses tries from other hosts (of another boot, or in another PID namespace) for 5 seconds from the start of a run that did not wait itself; never those from the same host, and never who waits. 0 is none. --at-least keeps the lock for so long from the start, for everybody.
+
+--once-per says how often the schedule fires: a run is not started while the last recorded start is younger than half of that, by the store's clock, whoever started it and whatever became of it. The start is recorded in the step that grants the lock, before the command starts: rather skipped than run twice. --retry-failed lets so many more runs follow one that failed, and --retry-crashed one that began and was never heard of again. A skew guard is at most half of it.
+
+--once runs a key until it was successful, and not again as long as that is remembered (--keep): for what has a key of its own, like order-4711. A run that failed may be repeated, with --retry-failed only so often; one of which nobody knows how it ended only with --retry-crashed.
+
+A lock that has been held for an hour, two, four and so on is told of by one of those who skip because of it (--warn-held), also without a terminal.
+
+--metrics-file is for the textfile collector of Prometheus' node exporter: for each key, when a run was last tried, started and successful, how long it ran and waited, with which status it ended, and how many ran, skipped and lost their lock. All runs of a host may share one file; each locks its folder for a moment, by flock(2), and replaces the file. A file that dlock did not write is left alone, and one that can't be written stops no job.
+
+In a systemd service belong SuccessExitStatus=75 and KillMode=mixed, in its timer AccuracySec=1s. In a container dlock may be PID 1: it reaps what is left behind, passes signals on, and with -E 0 a skip is a success. The README has the units and manifests.";
 
 const DOCTOR: &str = "\
 Each finding has a check, a severity, what was read, what could happen and how to mend it. ok is as it should be. WARN is a promise that is weaker than it could be, or something that could not be looked at: \"not checked\" says why. UNSAFE means that two can run at a time, or that nobody can. The last line sums up; --quiet leaves out what is ok.

@@ -1,9 +1,12 @@
 //! `dlock run`: take a lock, run a command under it, keep renewing, release.
 
 mod job;
+mod policy;
+mod watch;
 
 use std::{ffi::OsString, io, time::Duration};
 
+pub use self::policy::{Again, Often, Policy, PolicyArgs};
 use clap::builder::PossibleValuesParser;
 
 use self::job::{Done, Job};
@@ -12,7 +15,7 @@ use crate::{
     exit,
     lease::{Budget, Held, Patience},
     lock::{Backend, Entry, Error, Key, Kind, Mode, Request, Result, Token, Ttl},
-    output::{Outcome, StatusFile, Syslog, SyslogPolicy, Verdict, plain},
+    output::{MetricsFile, Outcome, StatusFile, Syslog, SyslogPolicy, Verdict, plain},
     supervise::{self, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
 };
 
@@ -20,7 +23,7 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock run -k KEY [OPTIONS] -- COMMAND [ARG]...",
-    after_help = "More in man dlock-run: --on-lost --leftover --contain --no-metadata --log\n  --status-file --no-reentrant --config --password-file --backend-timeout --host\n  --namespace\nExample:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
+    after_help = "More in man dlock-run: --skew-guard --at-least --once --keep --retry-failed\n  --retry-crashed --warn-held --metrics-file --status-file --log --describe -s\n  --on-lost --leftover --contain --no-metadata --no-reentrant --host ...\nExample:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
 )]
 #[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
@@ -34,7 +37,7 @@ pub struct Args {
     #[arg(short, long)]
     pub nonblock: bool,
     /// Hold it together with other readers
-    #[arg(short, long, conflicts_with = "exclusive")]
+    #[arg(short, long, conflicts_with = "exclusive", hide_short_help = true)]
     pub shared: bool,
     /// The status when somebody else holds it [75]
     #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
@@ -45,15 +48,24 @@ pub struct Args {
     /// Time between TERM and KILL [10s]
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub grace: Option<String>,
+    /// Stop the command after so long; status 124
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    pub max_runtime: Option<String>,
+    /// What cron needs.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
     /// A line for /bin/sh to run instead of COMMAND
     #[arg(short = 'c', value_name = "STRING", allow_hyphen_values = true)]
     pub shell: Option<OsString>,
     /// A note for those who look at the lock
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub describe: Option<String>,
     /// Write how it ended to a file, as JSON
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub status_file: Option<String>,
+    /// Count this run in a file for Prometheus' textfile collector (*.prom)
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub metrics_file: Option<String>,
     /// If the lock is lost: kill, signal:SIG before the KILL, or continue
     #[arg(long, value_name = "ACTION", hide_short_help = true)]
     pub on_lost: Option<String>,
@@ -94,6 +106,10 @@ pub struct RunSettings {
     pub ttl: Option<Ttl>,
     /// The grace that was asked for; it fits the TTL.
     pub grace: Option<Duration>,
+    /// How long the command may run.
+    pub max_runtime: Option<Duration>,
+    /// How often it may run.
+    pub policy: Policy,
     /// How long to wait.
     pub patience: Patience,
     /// The status when the lock is busy.
@@ -112,10 +128,19 @@ pub struct RunSettings {
     pub reentrant: bool,
     /// Where the verdict goes.
     pub status_file: Option<StatusFile>,
+    /// Where this run is counted.
+    pub metrics_file: Option<MetricsFile>,
     /// What syslog gets.
     pub log: SyslogPolicy,
     /// The `DLOCK_*` variables that the command keeps: those that say which store it is.
     pub kept_variables: Vec<String>,
+}
+
+impl RunSettings {
+    /// The option that limits the run, as messages and the history name it.
+    fn max_runtime(&self) -> String {
+        format!("max runtime {}", humantime::format_duration(self.max_runtime.unwrap_or_default()))
+    }
 }
 
 /// Runs the command under the lock, says how it went, and returns the exit status.
@@ -129,6 +154,13 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     });
     if let (Outcome::Error, Some(error), false) = (verdict.outcome, &verdict.error, out.is_json()) {
         out.error_lines(error);
+    }
+    if let Some(file) = &settings.metrics_file
+        && let Err(error) = file.ended(&verdict)
+    {
+        let text = format!("{}: the metrics can't be written: {}", file.path().display(), plain(&error));
+        out.warn_with_hint(&text, &file.hint(&error));
+        Syslog::default().warn_of(settings.log, out, &text);
     }
     out.verdict(&verdict);
     Syslog::default().report(settings.log, out, &verdict);
@@ -165,6 +197,7 @@ fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backe
         leftover: settings.leftover,
         contain: settings.contain,
         grace: budget.grace(),
+        max_runtime: settings.max_runtime,
         kept_variables: settings.kept_variables.clone(),
     };
     plan.check()?;
@@ -172,7 +205,9 @@ fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backe
     let guardian = fork_guardian(plan, last_resort).map_err(|error| cannot_supervise(&error))?;
     let program = settings.command.first().map(OsString::as_os_str);
     let describe_us = || super::collect_metadata(context.host.as_deref(), program, settings.describe.clone());
-    let metadata = settings.metadata.then(describe_us);
+    let us = describe_us();
+    let terms = settings.policy.terms(us.place());
+    let metadata = settings.metadata.then_some(us);
     let request = Request {
         key: settings.key.clone(),
         token: outer.map_or_else(Token::random, Token::nested),
@@ -185,7 +220,7 @@ fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backe
         waiting: false,
         metadata: metadata.clone(),
         at_ms: None,
-        terms: None,
+        terms,
     };
     super::block_on(async {
         let supervisor = guardian.attach().map_err(|error| cannot_supervise(&error))?;

@@ -128,7 +128,14 @@ report!(
 );
 report!(
     /// What the store remembers of a lock.
-    Remembered { key: &'a str, backend: &'a str, runs: Vec<PastReport<'a>>, skips: Vec<SkipsReport<'a>> }
+    Remembered {
+        key: &'a str,
+        backend: &'a str,
+        runs: Vec<PastReport<'a>>,
+        paced: Option<PacedReport<'a>>,
+        once: Option<StartReport<'a>>,
+        skips: Vec<SkipsReport<'a>>,
+    }
 );
 report!(
     /// A signal ended the wait.
@@ -228,11 +235,12 @@ impl<'a> WasBroken<'a> {
 }
 
 impl<'a> Remembered<'a> {
-    /// These runs and skips.
-    pub fn new(key: &'a Key, backend: &'a str, runs: &'a [RunOf], skips: &'a [Skips]) -> Self {
+    /// These runs, starts and skips.
+    pub fn new(key: &'a Key, backend: &'a str, runs: &'a [RunOf], record: &'a lock::Record, skips: &'a [Skips]) -> Self {
         let runs = runs.iter().map(PastReport::new).collect();
         let skips = skips.iter().map(SkipsReport::new).collect();
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, runs, skips }
+        let (paced, once) = (record.paced.as_ref().map(PacedReport::new), record.start.as_ref().map(StartReport::new));
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, runs, paced, once, skips }
     }
 }
 
@@ -403,6 +411,58 @@ impl<'a> RefusedReport<'a> {
                 Rule::SkewGuard(_) | Rule::AtLeast(_) => None,
             },
             again_in_ms: refusal.again_in.map(millis),
+        }
+    }
+}
+
+/// A start that is kept from others for a while.
+#[derive(Debug, Serialize)]
+pub struct PacedReport<'a> {
+    fence: u64,
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    began: Option<String>,
+    skew_guard_ms: u64,
+    at_least_ms: u64,
+}
+
+impl<'a> PacedReport<'a> {
+    fn new(paced: &'a lock::Paced) -> Self {
+        let metadata = paced.metadata.as_ref();
+        Self {
+            fence: paced.fence.0,
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            began: rfc3339_ms(paced.at_ms),
+            skew_guard_ms: paced.guard_ms,
+            at_least_ms: paced.at_least_ms,
+        }
+    }
+}
+
+/// The last start of a run that was to be the only one for some time.
+#[derive(Debug, Serialize)]
+pub struct StartReport<'a> {
+    fence: u64,
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    began: Option<String>,
+    state: &'static str,
+    tries: u32,
+    window_ms: u64,
+}
+
+impl<'a> StartReport<'a> {
+    fn new(start: &'a lock::Start) -> Self {
+        let metadata = start.metadata.as_ref();
+        Self {
+            fence: start.fence.0,
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            began: rfc3339_ms(start.at_ms),
+            state: start.stage.as_str(),
+            tries: start.tries,
+            window_ms: start.window_ms,
         }
     }
 }

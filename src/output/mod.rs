@@ -8,6 +8,8 @@ pub mod history;
 pub mod inspect;
 pub mod json;
 pub mod list;
+mod metrics;
+mod replace;
 mod skip;
 mod status_file;
 mod syslog;
@@ -23,6 +25,7 @@ use std::{
     os::fd::AsFd as _,
 };
 
+pub use metrics::MetricsFile;
 use serde::Serialize;
 pub use skip::{Cause, Skip};
 pub use status_file::StatusFile;
@@ -30,7 +33,7 @@ pub use syslog::{Syslog, SyslogPolicy};
 pub use time::{Now, age};
 pub use verdict::{CommandEnd, GivenBack, Outcome, Verdict};
 pub use waiting::Waiting;
-pub use who::{described, mark, shell, who};
+pub use who::{described, holder, mark, shell, who};
 
 use crate::{
     exit,
@@ -281,6 +284,17 @@ impl Output {
                 &format!("{}: the lock is being broken {}", key.escaped(), who::mark(mark)),
                 "the command is being stopped; the lock is given back when nothing of it is left",
             );
+        }
+    }
+
+    /// Says that the command of `run` is being stopped because of the `option` that limits it, always; in JSON the verdict says it.
+    pub fn timed_out(&self, key: &Key, option: &str) {
+        if !self.json {
+            let hint = format!(
+                "the lock is given back when nothing of it is left; dlock history {} tells how long it usually takes",
+                who::shell(key)
+            );
+            self.warn_with_hint(&format!("{}: {option} is over: the command is being stopped", key.escaped()), &hint);
         }
     }
 

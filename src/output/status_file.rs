@@ -1,17 +1,14 @@
 //! The file that says how a `run` ended, for callers who can't tell dlock's exit status from the command's.
-//!
-//! Written aside and renamed, so that a reader sees the old verdict or the new one, never half of one; a
-//! symbolic link in its place is replaced, not followed.
 
 use std::{
     ffi::OsString,
-    io::{self, Write as _},
+    io,
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::Mode;
 
-use crate::lock::random;
+use super::replace::{check_replaceable, replace};
 
 /// Where a verdict is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +34,7 @@ impl StatusFile {
             return Err("its folder is none".into());
         }
         let file = Self { folder, name };
-        file.check_replaceable().map_err(|error| error.to_string())?;
+        check_replaceable(&file.path()).map_err(|error| error.to_string())?;
         Ok(file)
     }
 
@@ -46,31 +43,12 @@ impl StatusFile {
         self.folder.join(&self.name)
     }
 
-    /// Renaming over a device or a pipe (`/dev/null`, `/dev/stderr`) would remove it for everybody.
-    fn check_replaceable(&self) -> io::Result<()> {
-        match self.path().symlink_metadata() {
-            Ok(metadata) if !metadata.is_file() && !metadata.is_symlink() => Err(io::Error::other("something is there that is not a file")),
-            _ => Ok(()),
-        }
-    }
-
     /// Writes the verdict, readable by its owner alone.
     ///
     /// # Errors
     /// If it can't be written; the old one is still there then.
     pub fn write(&self, text: &str) -> io::Result<()> {
-        self.check_replaceable()?;
-        let mut aside = OsString::from(".");
-        aside.push(&self.name);
-        aside.push(format!(".{:016x}", random()));
-        let aside = self.folder.join(aside);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut file = std::fs::File::from(rustix::fs::open(&aside, flags, Mode::RUSR | Mode::WUSR)?);
-        let written = file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&aside, self.path()));
-        if written.is_err() {
-            let _ = std::fs::remove_file(&aside);
-        }
-        written
+        replace(&self.path(), Mode::RUSR | Mode::WUSR, text)
     }
 }
 

@@ -54,6 +54,13 @@ impl Syslog {
         self.send(if verdict.is_bad() { ERROR } else { INFO }, &text);
     }
 
+    /// Sends a line about something beside how the run ended, if `policy` asks for lines.
+    pub fn warn_of(&self, policy: SyslogPolicy, out: &Output, text: &str) {
+        if policy != SyslogPolicy::Off && !out.attended() {
+            self.warn(text);
+        }
+    }
+
     /// Sends a line about something that somebody has to look after, from a process without a terminal.
     pub fn warn(&self, text: &str) {
         self.send(ERROR, text);

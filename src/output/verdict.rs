@@ -20,6 +20,8 @@ pub enum Outcome {
     Lost,
     /// Somebody took the lock away while the command ran; it was stopped.
     Broken,
+    /// The command ran for as long as it may, and was stopped.
+    TimedOut,
     /// A signal ended the wait.
     Interrupted,
     /// Something failed; the command did not run, or could not be supervised.
@@ -111,7 +113,7 @@ impl Verdict {
 
     /// Whether somebody has to look after it.
     pub fn is_bad(&self) -> bool {
-        matches!(self.outcome, Outcome::Lost | Outcome::Broken | Outcome::Error)
+        matches!(self.outcome, Outcome::Lost | Outcome::Broken | Outcome::TimedOut | Outcome::Error)
     }
 
     /// The line for syslog: `sms-job skipped busy holder=web1 fence=812`.
@@ -146,6 +148,7 @@ impl Verdict {
             }
             Outcome::Lost => add("lost".into()),
             Outcome::Broken => add("broken".into()),
+            Outcome::TimedOut => add("timed out".into()),
             Outcome::Interrupted => add("interrupted".into()),
             Outcome::Error => add("failed".into()),
         }

@@ -191,6 +191,7 @@ mod tests {
             on_lost: OnLost::Kill,
             leftover: Leftover::Wait,
             contain: Contain::Auto,
+            max_runtime: None,
             grace: std::time::Duration::ZERO,
             kept_variables: Vec::new(),
         };

@@ -79,6 +79,8 @@ struct Guardian {
     cgroup: Option<Cgroup>,
     phase: Phase,
     deadlines: Deadlines,
+    /// When the command will have run for as long as it may.
+    time_up_at: Option<BootTime>,
     /// The deadline has passed: what comes from dlock now can't revive the hold.
     lapsed: bool,
     /// dlock is gone.
@@ -123,6 +125,7 @@ impl Guardian {
             cgroup: None,
             phase: Phase::Idle,
             deadlines: Deadlines { term_at: never, kill_at: never },
+            time_up_at: None,
             lapsed: false,
             orphaned: false,
             bound,
@@ -220,13 +223,15 @@ impl Guardian {
         };
         let launch =
             Launch { argv: &self.setup.argv, environment: &environment, join, cgroup: self.cgroup.as_ref(), mask: &self.setup.mask };
-        if BootClock::read() >= start_by {
+        let now = BootClock::read();
+        if now >= start_by {
             return self.verdict = Some(Err(CannotStart::TooLate));
         }
         match launch.run() {
             Ok(launched) => {
                 self.empty = false;
                 self.command = Some(launched);
+                self.time_up_at = self.setup.plan.max_runtime.map(|most| now.plus(most));
             }
             Err(error) => self.verdict = Some(Err(system(error))),
         }
@@ -299,6 +304,10 @@ impl Guardian {
                 };
                 self.stop(Why::Deadline, self.deadlines.kill_at, signal);
             }
+        }
+        if matches!(self.phase, Phase::Running) && self.time_up_at.is_some_and(|at| now >= at) {
+            self.report(&Report::TimeUp);
+            self.stop(Why::TimeUp, now.plus(self.setup.plan.grace), Signal::TERM);
         }
         // Right after the last one was reaped its cgroup may still seem populated.
         let settled = self.emptied.is_none_or(|emptied| now.since(emptied) >= SETTLE);
@@ -429,7 +438,7 @@ impl Guardian {
         let bound = self.bound;
         let next = match &self.phase {
             Phase::Idle => None,
-            Phase::Running => bound.then_some(self.deadlines.term_at),
+            Phase::Running => bound.then_some(self.deadlines.term_at).into_iter().chain(self.time_up_at).min(),
             Phase::Stopping(kill_at) if bound && self.lapsed => Some((*kill_at).min(self.deadlines.kill_at)),
             Phase::Stopping(kill_at) if bound => Some((*kill_at).min(self.deadlines.term_at)),
             Phase::Stopping(kill_at) => Some(*kill_at),

@@ -64,6 +64,7 @@ pub enum Report {
     DeadlineTerm,
     Unkillable(i32, Unkillable),
     Ended(Ended),
+    TimeUp,
 }
 
 impl Order {
@@ -142,6 +143,7 @@ impl Report {
                 };
                 to.u8(9).u8(kind).i32(value).u8(stopped.map_or(u8::MAX, |why| why as u8)).u8(u8::from(*leftover_left));
             }
+            Self::TimeUp => drop(to.u8(10)),
         }
         to.0
     }
@@ -184,10 +186,12 @@ impl Report {
                     3 => Some(Why::Leftover),
                     4 => Some(Why::Guardian),
                     5 => Some(Why::Orphaned),
+                    6 => Some(Why::TimeUp),
                     _ => None,
                 },
                 leftover_left: from.u8()? != 0,
             }),
+            10 => Self::TimeUp,
             _ => return None,
         })
     }
@@ -373,11 +377,12 @@ mod tests {
             Report::Continued,
             Report::Leftover(vec![1, 2, 3]),
             Report::DeadlineTerm,
+            Report::TimeUp,
             ended(None, None),
             ended(Some(Outcome::Exited(255)), Some(Why::Deadline)),
             ended(Some(Outcome::Signalled(9)), Some(Why::Orphaned)),
         ];
-        all.extend([Why::Lost, Why::Stop, Why::Leftover, Why::Guardian].map(|why| ended(None, Some(why))));
+        all.extend([Why::Lost, Why::Stop, Why::Leftover, Why::Guardian, Why::TimeUp].map(|why| ended(None, Some(why))));
         let reasons = [Unkillable::NotPermitted, Unkillable::Uninterruptible, Unkillable::Unknown];
         all.extend(reasons.map(|why| Report::Unkillable(9, why)));
         for report in all {

@@ -55,6 +55,8 @@ pub struct Plan {
     pub contain: Contain,
     /// The time between TERM and KILL when there is no other deadline: after dlock died, for leftovers.
     pub grace: Duration,
+    /// How long the tree may live from the command's start on; then TERM, `grace`, KILL. The guardian sees to it whatever dlock does.
+    pub max_runtime: Option<Duration>,
     /// The only `DLOCK_*` variables of our own environment that the command gets to see.
     pub kept_variables: Vec<String>,
 }
@@ -147,6 +149,8 @@ pub enum Event {
         /// Those that were seen.
         pids: Vec<i32>,
     },
+    /// It ran for [`Plan::max_runtime`], and the tree is being stopped: go on renewing and extending meanwhile.
+    TimeUp,
     /// The lease ran out and the tree is being stopped. No extension is of use from here on.
     DeadlineTerm,
     /// This process can't be killed (yet); the attempts go on. The lock must not be released.
@@ -210,6 +214,8 @@ pub enum Why {
     Guardian,
     /// dlock died. Nobody gets to see this.
     Orphaned,
+    /// It ran for [`Plan::max_runtime`].
+    TimeUp,
 }
 
 /// Why a command was not executed.

@@ -102,6 +102,7 @@ impl Guardian {
             heard: BootClock::read(),
             acknowledged: None,
             stopping: None,
+            time_up: None,
             told_to_kill: None,
             termed: false,
             lapsed: false,
@@ -157,6 +158,8 @@ pub struct Supervisor {
     acknowledged: Option<Deadlines>,
     /// An orderly stop: when it was asked for, and when KILL comes.
     stopping: Option<Deadlines>,
+    /// When the command will have run for as long as it may, and when KILL comes then.
+    time_up: Option<Deadlines>,
     told_to_kill: Option<BootTime>,
     termed: bool,
     lapsed: bool,
@@ -190,6 +193,7 @@ impl Supervisor {
             other => other?,
         }
         self.acknowledged = Some(deadlines);
+        self.time_up = self.time_up_from(start_by);
         Ok(())
     }
 
@@ -312,12 +316,14 @@ impl Supervisor {
             Report::Started { pid, joined } => {
                 self.command = Pid::from_raw(pid);
                 self.joined = joined;
+                self.time_up = self.time_up_from(self.heard);
                 Event::Started { pid }
             }
             Report::CannotStart(why) => {
                 self.over = true;
                 Event::CannotStart(why)
             }
+            Report::TimeUp => Event::TimeUp,
             Report::Stopped(signal) => Event::Stopped { signal },
             Report::Continued => Event::Continued,
             Report::Leftover(pids) => Event::Leftover { pids },
@@ -348,6 +354,12 @@ impl Supervisor {
         }
     }
 
+    /// When the guardian has to have acted on the end of the command's time, if it started then.
+    fn time_up_from(&self, started: BootTime) -> Option<Deadlines> {
+        let term_at = started.plus(self.plan.max_runtime?);
+        Some(Deadlines { term_at, kill_at: term_at.plus(self.plan.grace) })
+    }
+
     /// When the guardian has to have acted: TERM, KILL.
     fn due(&self) -> Option<Deadlines> {
         let bound = self.acknowledged.filter(|_| self.plan.on_lost != OnLost::Continue);
@@ -356,7 +368,7 @@ impl Supervisor {
             term_at: one.term_at.min(other.term_at),
             kill_at: one.kill_at.min(other.kill_at),
         };
-        [bound, lost, self.stopping].into_iter().flatten().reduce(earliest)
+        [bound, lost, self.stopping, self.time_up].into_iter().flatten().reduce(earliest)
     }
 
     fn judge(&mut self, now: BootTime) {

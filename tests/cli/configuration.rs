@@ -15,7 +15,8 @@ fn mistakes_name_the_line() {
         "backend = \"prod\n",
         "tll = 5\n",
         "backend = \"prod\"\n[backends.prod]\nurl = \"redis://h\"\npasword_file = \"/x\"\n",
-        "[keys.\"sms-job\"]\nttl = 60\nonce_per = \"1m\"\n",
+        "[keys.\"sms-job\"]\nonce_per = \"1m\"\nonly_per = \"1m\"\n",
+        "once_per = \"1m\"\n",
         "[keys.\"\"]\nttl = 60\n",
         "[keys.\"a\\u0000b\"]\nttl = 60\n",
         "[backends.local]\nurl = \"redis://h\"\n",
@@ -37,6 +38,17 @@ fn mistakes_name_the_line() {
     }
     lab.note("of a key").write("c.toml", 0o600, "[keys.job]\nttl = \"soon\"\n");
     lab.say("run -k job -- true");
+    for text in [
+        "once = true",
+        "once = true\nkeep = \"30d\"\nonce_per = \"1m\"",
+        "once_per = 0",
+        "once_per = \"1m\"\nskew_guard = \"40s\"",
+        "retry_failed = 2",
+    ] {
+        lab.write("c.toml", 0o600, &format!("[keys.job]\n{text}\n"));
+        let shown: String = text.lines().map(|line| format!("\n#   {line}")).collect();
+        lab.note(&format!("c.toml: [keys.job]{shown}")).say("run -k job -- true");
+    }
     lab.note("a folder").set("DLOCK_CONFIG", "/").say("list");
     let text = lab.transcript();
     assert!(text.lines().filter(|line| !line.starts_with('#')).all(|line| !line.contains("hunter2")));

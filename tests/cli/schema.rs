@@ -97,6 +97,7 @@ fn all_that_is_printed_is_described() {
     said(&lab, &format!("release job --token {token}"), "release");
     assert_eq!(ran(&lab, "-k job -- sh -c exit+3")["result"], "ok");
     assert_eq!(ran(&lab, "-k job -- /nonexistent")["result"], "error");
+    assert_eq!(ran(&lab, "-k job --max-runtime .1 -- sleep 5")["result"], "timed_out");
     let told = said(&lab, "history job", "history");
     assert!(told["runs"].as_array().unwrap().len() >= 3 && !told["skips"].as_array().unwrap().is_empty(), "{told}");
     said(&lab, "doctor", "doctor");

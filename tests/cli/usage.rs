@@ -20,6 +20,17 @@ fn arguments() {
     lab.say_args(&["run", "-k", "x", "--describe", &"d".repeat(501), "--", "true"]);
     lab.say_args(&["run", "-k", "x", "--describe", "a\nb", "--", "true"]);
     lab.say("run -k x --status-file /dev/null -- true").say("run -k x --status-file /nonexistent/f -- true");
+    lab.say("run -k x --metrics-file / -- true")
+        .say("run -k x --metrics-file /tmp -- true")
+        .say("run -k x --metrics-file /dev/null -- true");
+    lab.say("run -k x --once -- true").say("run -k x --keep 1d -- true").say("run -k x --once --keep 1d --once-per 1m -- true");
+    lab.say("run -k x --once --keep 0 -- true").say("run -k x --once-per 0 -- true").say("run -k x --once-per soon -- true");
+    lab.say("run -k x --retry-failed 2 -- true").say("run -k x --retry-crashed -- true");
+    lab.say("run -k x --once-per 1m --retry-failed many -- true").say("run -k x --once-per 1m --retry-failed -1 -- true");
+    lab.say("run -k x --once-per 1m --skew-guard 31s -- true").say("run -k x --skew-guard 25h -- true");
+    lab.say("run -k x -w 5 --skew-guard 9s -- true").say("run -k x -s --once-per 1m -- true").say("run -k x -s --at-least 1m -- true");
+    lab.say("run -k x --at-least -1 -- true").say("run -k x --at-least 367d -- true").say("run -k x --warn-held soon -- true");
+    lab.say("run -k x --max-runtime soon -- true").say("run -k x --max-runtime -1 -- true");
     lab.say("inspect").say("inspect x y").say("inspect x -k y").say("inspect x --ttl 5").say("list a b");
     lab.say("acquire x").say("acquire x --ttl 5 -w 5 -n");
     lab.say("renew").say("renew x").say("renew --token T").say("release x").say("renew x --token T").say("release x --token @/nonexistent");

@@ -7,3 +7,7 @@ mod support;
 
 mod contention;
 mod cron;
+mod metrics;
+mod pid1;
+mod readme;
+mod year;

@@ -8,6 +8,7 @@
 mod ending;
 mod lease;
 mod loss;
+mod max_runtime;
 mod rights;
 mod role;
 mod running;
@@ -32,10 +33,11 @@ fn main() {
     if arguments.next().is_some_and(|first| first == world::ROLE) {
         role::live(&arguments.collect::<Vec<_>>());
     }
-    let all: Vec<Trial> = [running::trials(), lease::trials(), loss::trials(), ending::trials(), rights::trials(), terminal::trials()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let all: Vec<Trial> =
+        [running::trials(), lease::trials(), loss::trials(), ending::trials(), max_runtime::trials(), rights::trials(), terminal::trials()]
+            .into_iter()
+            .flatten()
+            .collect();
     let mut arguments = Arguments::from_args();
     // Mostly waiting, but not to be slowed by each other beyond what the deadlines allow.
     arguments.test_threads.get_or_insert(4);

@@ -35,6 +35,7 @@ pub fn live(arguments: &[OsString]) -> ! {
         leftover: Leftover::Wait,
         contain: Contain::Group,
         grace: Duration::from_millis(300),
+        max_runtime: None,
         kept_variables: vec!["DLOCK_BACKEND".into()],
     };
     let mut orders = Orders {
@@ -63,6 +64,7 @@ pub fn live(arguments: &[OsString]) -> ! {
                 orders.grace = number();
                 plan.grace = Duration::from_millis(orders.grace);
             }
+            "max" => plan.max_runtime = Some(Duration::from_millis(number())),
             "after" => {
                 let (when, what) = value.split_once(':').unwrap();
                 orders.after.push((when.parse().unwrap(), what.into()));

@@ -120,17 +120,13 @@ impl Tair {
             return Ok(false);
         }
         let (mut step, value) = (::redis::pipe(), format!("{fence}:{level}"));
-        match &known {
-            Some(known) => {
-                mode.swap(&mut step, &name, known, &value, i64::try_from(KEEP).unwrap_or(i64::MAX));
-                Ok(self.compare(&step).await? == Compared::Done)
-            }
-            None => {
-                mode.create(&mut step, &name, &value, KEEP);
-                let replies = self.run(&step, false).await?;
-                created(replies.first().ok_or_else(failure::unreadable)?)
-            }
-        }
+        let Some(known) = &known else {
+            mode.create(&mut step, &name, &value, KEEP);
+            let replies = self.run(&step, false).await?;
+            return created(replies.first().ok_or_else(failure::unreadable)?);
+        };
+        mode.swap(&mut step, &name, known, &value, i64::try_from(KEEP).unwrap_or(i64::MAX));
+        Ok(self.compare(&step).await? == Compared::Done)
     }
 }
 

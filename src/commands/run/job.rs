@@ -5,14 +5,17 @@ use std::{ffi::OsString, time::Duration};
 use jiff::Timestamp;
 use tokio::sync::mpsc;
 
-use super::RunSettings;
+use super::{
+    Often, RunSettings,
+    watch::{End, Watch},
+};
 use crate::{
     commands::Context,
     exit,
-    lease::{self, BootClock, Budget, Clock, Held, Lease, Limits, Loss, Released, give_back, keep, note, note_skip, wall_ms},
-    lock::{self, Backend, BootTime, Break, Error, Kind, Metadata, Note, Parting, Past, Purpose, Request, Result, Scope},
-    output::{Cause, CommandEnd, GivenBack, Outcome, Skip, Verdict, Waiting, age, plain},
-    supervise::{self, CannotStart, Deadlines, Ended, Event, OnLost, Signal, Signals, Supervisor, Why, stop_self},
+    lease::{self, BootClock, Budget, Clock, Held, Lease, Limits, Loss, give_back, keep, may_warn, note, note_skip, wall_ms},
+    lock::{self, Backend, Busy, Error, Kind, Metadata, Note, Past, Purpose, Request, Result, Scope},
+    output::{self, Cause, CommandEnd, GivenBack, Outcome, Output, Skip, Syslog, Verdict, Waiting, age, plain},
+    supervise::{self, Deadlines, Signal, Signals, Supervisor, stop_self},
 };
 
 /// How long descendants may outlive the command before somebody is told.
@@ -61,11 +64,12 @@ impl Job<'_> {
             lease::Outcome::Busy(busy) => {
                 out.skipped(&Skip { key: &settings.key, cause: Cause::Busy(&busy), waited, outcome: "not run" });
                 note_skip(&mut *self.backend, &settings.key, self.metadata.as_ref(), "busy").await;
+                tell_of_a_hang(&mut *self.backend, settings, out, &busy).await;
                 let verdict = Verdict { holders: busy.holders, ..verdict(Outcome::Busy, settings.conflict_status) };
                 Ok(Done { verdict, reraise: None })
             }
             lease::Outcome::Refused(refusal) => {
-                let option = refusal.rule.to_string();
+                let option = settings.policy.option(refusal.rule);
                 out.skipped(&Skip { key: &settings.key, cause: Cause::Refused(&refusal, &option), waited, outcome: "not run" });
                 note_skip(&mut *self.backend, &settings.key, self.metadata.as_ref(), &option).await;
                 let verdict = Verdict { refused: Some((refusal, option)), ..verdict(Outcome::Busy, settings.conflict_status) };
@@ -115,8 +119,18 @@ impl Job<'_> {
         if !matches!(end, End::Unkillable(_)) && watch.owner {
             let left = matches!(&end, End::Ended(ended) if ended.leftover_left);
             let scope = if left { Scope::Hold } else { Scope::Tree };
-            let limits = if watch.lost.is_some() { LOST_RELEASE } else { self.context.limits };
-            let parting = watch.parting(scope, &end, verdict.command, ran);
+            let mut parting = watch.parting(scope, &end, verdict.command, ran);
+            // Who entered a lock is part of the run around it, whose start was recorded.
+            parting.became = parting.became.filter(|_| lease.holds == 1 && settings.policy.often != Often::Always);
+            let limits = match watch.lost {
+                Some(_) => LOST_RELEASE,
+                // What became of it is worth telling for as long as the lock lasts: it may not be run again by mistake, or not at all.
+                None if parting.became.is_some() => {
+                    let left = lease.t0.plus(lease.ttl.get()).since(clock.now());
+                    Limits { answer: self.context.limits.answer.max(left) }
+                }
+                None => self.context.limits,
+            };
             let released = give_back(&mut *self.backend, &clock, &lease.key, &lease.token, &parting, limits).await;
             verdict.given_back = Some(watch.released(released));
         }
@@ -138,9 +152,21 @@ impl Job<'_> {
                 self.supervisor.finish();
             }
         }
-        let reraise = watch
-            .reraise
-            .filter(|_| watch.lost.is_none() && watch.broken.is_none() && verdict.command == watch.reraise.map(CommandEnd::Signalled));
+        if let Some(noting) = watch.noting.take() {
+            // Whether they could be written is told of the metrics of the end.
+            let _ = noting.await;
+        }
+        let reraise = watch.reraise.filter(|_| {
+            watch.lost.is_none()
+                && watch.broken.is_none()
+                && !watch.timed_out
+                && verdict.command == watch.reraise.map(CommandEnd::Signalled)
+        });
+        if watch.timed_out {
+            verdict.outcome = Outcome::TimedOut;
+            verdict.status = exit::TIMED_OUT;
+            verdict.error = Some(Error::new(Kind::Timeout, settings.max_runtime()));
+        }
         if let (None, Some(mark)) = (&watch.lost, &watch.broken) {
             verdict.outcome = Outcome::Broken;
             verdict.status = exit::LOST;
@@ -237,187 +263,6 @@ impl Job<'_> {
     }
 }
 
-/// How the supervision of the command ended.
-enum End {
-    /// The tree is empty, or was left on purpose.
-    Ended(Ended),
-    /// The command was never executed: the status that says so, and why.
-    NotStarted(u8, String),
-    /// The lock is lost, and this process lives on.
-    Unkillable(i32),
-}
-
-/// What is known while the command runs.
-struct Watch<'a> {
-    settings: &'a RunSettings,
-    context: &'a Context,
-    budget: Budget,
-    /// When the command gets TERM, as last confirmed.
-    term_at: BootTime,
-    /// How the lock was lost, if it was.
-    lost: Option<String>,
-    /// Who is taking it away, if somebody is.
-    broken: Option<Break>,
-    /// False once the store said that the lock is not ours.
-    owner: bool,
-    /// Whether nothing of the command is left.
-    ended: bool,
-    /// Since when the command's descendants outlive it, and which they were.
-    leftover: Option<(BootTime, Vec<i32>)>,
-    /// A signal of the terminal that may end the command.
-    reraise: Option<i32>,
-    /// The process that can't be killed, while the lock is kept because of it.
-    stuck: Option<i32>,
-}
-
-impl<'a> Watch<'a> {
-    fn new(settings: &'a RunSettings, context: &'a Context, budget: Budget) -> Self {
-        let term_at = BootClock::read();
-        Self {
-            settings,
-            context,
-            budget,
-            term_at,
-            lost: None,
-            broken: None,
-            owner: true,
-            ended: false,
-            leftover: None,
-            reraise: None,
-            stuck: None,
-        }
-    }
-
-    fn event(&mut self, event: Event) -> Option<End> {
-        match event {
-            Event::Started { .. } | Event::Continued => {}
-            Event::CannotStart(why) => return Some(End::NotStarted(why.status(), self.not_started(why))),
-            Event::Stopped { signal } => {
-                let left = self.term_at.since(BootClock::read());
-                self.warn(&format!("stopped; the lock is lost unless this goes on within {}", age(left)));
-                stop_self(signal);
-            }
-            Event::Leftover { pids } => self.leftover = Some((BootClock::read(), pids)),
-            Event::DeadlineTerm => {
-                if self.lost.is_none() {
-                    self.lose("no renewal was confirmed in time: was dlock stopped?");
-                }
-            }
-            Event::Unkillable { pid, why } => {
-                if self.lost.is_some() {
-                    return Some(End::Unkillable(pid));
-                }
-                self.stuck = Some(pid);
-                self.warn(&format!("process {pid} can't be killed ({why}): the lock is kept as long as it lives"));
-            }
-            Event::GuardianLost { frozen } => {
-                let what = if frozen { "did not answer" } else { "was killed" };
-                self.lose(&format!("the guardian {what}, and the command with it"));
-            }
-            Event::Ended(ended) => {
-                if self.lost.is_none() && matches!(ended.stopped, Some(Why::Deadline | Why::Lost | Why::Guardian)) {
-                    self.lose("the command had to be stopped");
-                }
-                return Some(End::Ended(ended));
-            }
-        }
-        None
-    }
-
-    fn signal(&mut self, signal: Signal, supervisor: &mut Supervisor) {
-        if signal.from_terminal && signal.ends_wait() {
-            self.reraise = Some(signal.number);
-        }
-        if signal.is_orderly_stop() {
-            // Goes on renewing until the tree is empty.
-            supervisor.stop(self.budget.grace());
-        } else {
-            supervisor.forward(signal);
-        }
-    }
-
-    /// Says how the lock was lost. The first reason is the one that counts.
-    fn lose(&mut self, how: &str) {
-        let what = match self.settings.on_lost {
-            _ if self.ended => "the command had ended by then",
-            OnLost::Continue => "the command goes on without it, as --on-lost continue says",
-            OnLost::Kill | OnLost::Signal(_) => "the command is being stopped",
-        };
-        let hint = format!("{what}; dlock inspect {} tells who has the lock", crate::output::shell(&self.settings.key));
-        self.context.out.lost(&self.settings.key, how, &hint);
-        self.lost.get_or_insert_with(|| how.to_owned());
-    }
-
-    /// Says that somebody takes the lock away.
-    fn broken(&mut self, mark: Break) {
-        self.context.out.broken(&self.settings.key, &mark);
-        self.broken = Some(mark);
-    }
-
-    /// How the hold ended, for the history.
-    fn parting(&self, scope: Scope, end: &End, command: Option<CommandEnd>, ran: Duration) -> Parting {
-        let (end, why) = match (&self.lost, &self.broken, end, command) {
-            (Some(how), ..) => (lock::End::Lost, Some(how.clone())),
-            (None, Some(mark), ..) => mark.into(),
-            (None, None, End::NotStarted(_, why), _) => (lock::End::NotStarted, Some(why.clone())),
-            (None, None, _, Some(CommandEnd::Exited(status))) => (lock::End::Exited(status), None),
-            (None, None, _, Some(CommandEnd::Signalled(signal))) => (lock::End::Signalled(signal), None),
-            (None, None, _, None) => (lock::End::Released, None),
-        };
-        Parting { scope, end: Some(end), why, at_ms: Some(wall_ms()), held_ms: u64::try_from(ran.as_millis()).ok(), became: None }
-    }
-
-    /// Says that the lock is lost and this process of the tree is not.
-    fn give_up_on(&mut self, pid: i32) {
-        let what = if pid == 0 { "what the command started".to_owned() } else { format!("process {pid}") };
-        let what = format!("{what} could not be killed, and runs on without the lock");
-        self.warn(&what);
-        if let Some(how) = &mut self.lost {
-            how.push_str("; ");
-            how.push_str(&what);
-        }
-    }
-
-    fn tell_leftover(&mut self) {
-        if let Some((_, pids)) = self.leftover.take() {
-            let pids: Vec<String> = pids.iter().take(5).map(i32::to_string).collect();
-            self.warn(&format!("the command ended, but not all that it started ({}): the lock is kept until then", pids.join(", ")));
-        }
-    }
-
-    fn warn(&self, what: &str) {
-        self.context.out.warn(&format!("{}: {what}", self.settings.key.escaped()));
-    }
-
-    /// What giving the lock back tells.
-    fn released(&mut self, released: Released) -> GivenBack {
-        match released {
-            Released::Free => GivenBack::Yes,
-            Released::StillHeld(_) => GivenBack::Nested,
-            Released::NotHeld => {
-                if self.lost.is_none() {
-                    self.lose("it was gone when it was to be given back");
-                }
-                GivenBack::NotHeld
-            }
-            Released::Unknown(error) => {
-                if self.lost.is_none() {
-                    self.context.out.warn_with_hint(
-                        &format!("{error}: it is unknown whether the lock was given back"),
-                        "it ends with its lease at the latest",
-                    );
-                }
-                GivenBack::Unknown
-            }
-        }
-    }
-
-    fn not_started(&self, why: CannotStart) -> String {
-        let program = self.settings.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        format!("{program}: {why}")
-    }
-}
-
 /// Ready when a signal ends the wait; `None` if the guardian is gone.
 async fn wait_ended(signals: &mut Signals, supervisor: &mut Supervisor) -> Option<Signal> {
     loop {
@@ -447,4 +292,16 @@ fn not_started_hint(status: u8) -> String {
 
 fn deadlines(lease: &Lease, budget: &Budget) -> Deadlines {
     Deadlines { term_at: budget.term_at(lease.t0), kill_at: budget.kill_at(lease.t0) }
+}
+
+/// Warns of a lock that somebody has had for too long, unless somebody else has.
+async fn tell_of_a_hang(backend: &mut dyn Backend, settings: &RunSettings, out: &Output, busy: &Busy) {
+    let Some(holder) = busy.holders.first() else { return };
+    let (Some(after), Some(held), Some(fence)) = (settings.policy.warn_held, holder.held_for, holder.fence) else { return };
+    if may_warn(backend, &settings.key, fence, held, after).await {
+        let text = format!("{}: {} has had the lock for {}: does it hang?", settings.key.escaped(), output::holder(holder), age(held));
+        let key = output::shell(&settings.key);
+        out.warn_with_hint(&text, &format!("dlock inspect {key} tells more, dlock break {key} stops it, --warn-held 0 is silent"));
+        Syslog::default().warn_of(settings.log, out, &text);
+    }
 }

@@ -1,0 +1,233 @@
+//! What a run asks of the runs before it: the settings of cron, and which of them go together.
+
+use std::time::Duration;
+
+use super::{
+    layers::Layers,
+    setting::{Origin, Setting, short},
+};
+use crate::{
+    commands::run::{Again, Often, Policy, PolicyArgs},
+    lease::Patience,
+    lock::{Error, Kind, Mode, Result},
+};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// What a store is asked to remember: no shorter than its clock can tell, no longer than it is of use.
+const PERIODS: (Duration, Duration, &str) =
+    (Duration::from_secs(1), Duration::from_secs(366 * 24 * 3600), "a period is between 1s and 366d");
+const KEEPS: (Duration, Duration, &str) =
+    (Duration::from_secs(1), Duration::from_secs(3660 * 24 * 3600), "a success is kept between 1s and 3660d");
+const RETRIES: &str = "it is a number from 0 to 1000";
+
+/// Checks all of it. `mode` and `patience` are those of the run.
+///
+/// # Errors
+/// The first thing that is wrong, or two that don't go together, with where they stand.
+pub fn policy(args: &PolicyArgs, mode: Mode, patience: Patience, layers: &Layers<'_>) -> Result<Policy> {
+    let once = said(layers.get("once", yes(args.once))?)?;
+    let keep = layers.get("keep", args.keep.as_deref())?;
+    let once_per = layers.get("once_per", args.once_per.as_deref())?;
+    let retry_failed = layers.get("retry_failed", args.retry_failed.as_deref())?;
+    let retry_crashed = said(layers.get("retry_crashed", yes(args.retry_crashed))?)?;
+    let at_least = layers.get("at_least", args.at_least.as_deref())?;
+    if mode == Mode::Shared
+        && let Some(setting) = [&once, &once_per, &at_least].into_iter().flatten().next()
+    {
+        return Err(setting.refuse("it is not for a lock that is shared").hint("-x, the default, holds it alone"));
+    }
+    if let (Some(once), Some(once_per)) = (&once, &once_per) {
+        return Err(exclude(once, once_per).hint("--once-per is for what a schedule repeats, --once for what happens once"));
+    }
+    let failed = match &retry_failed {
+        Some(setting) => retries(setting)?,
+        // It is to be successful once.
+        None if once.is_some() => u32::MAX,
+        None => 0,
+    };
+    let again = Again { failed, crashed: retry_crashed.is_some() };
+    let often = match (&once, &keep, &once_per) {
+        (Some(_), Some(keep), _) => Often::Once { keep: within(keep, KEEPS)?, again },
+        (Some(once), None, _) => {
+            return Err(once.refuse("it needs --keep").hint("--keep 30d remembers the success for 30 days"));
+        }
+        (None, Some(keep), _) => return Err(keep.refuse("it is for --once").hint("it says how long the success of --once is remembered")),
+        (None, None, Some(period)) => Often::Per { period: within(period, PERIODS)?, again },
+        (None, None, None) => {
+            if let Some(setting) = retry_failed.as_ref().or(retry_crashed.as_ref()) {
+                let hint = "without them nothing keeps a failed job from being run again";
+                return Err(setting.refuse("it needs --once-per or --once").hint(hint));
+            }
+            Often::Always
+        }
+    };
+    Ok(Policy {
+        skew_guard: skew_guard(args, often, mode, patience, layers)?,
+        at_least: at_least.map(|setting| at_most_a_year(&setting)).transpose()?.flatten(),
+        often,
+        warn_held: match layers.get("warn_held", args.warn_held.as_deref())? {
+            Some(setting) => off_if_zero(setting.duration("an age is 0, for never, or more")?),
+            None => Some(Policy::WARN_HELD),
+        },
+    })
+}
+
+/// The guard between hosts, which is for those who try and don't wait, and for those who want the lock alone.
+fn skew_guard(args: &PolicyArgs, often: Often, mode: Mode, patience: Patience, layers: &Layers<'_>) -> Result<Option<Duration>> {
+    let given = layers.get("skew_guard", args.skew_guard.as_deref())?;
+    let guard = given.as_ref().map(|setting| setting.duration("a skew guard is 0, for none, or more")).transpose()?;
+    // With one that is longer than half of a period, a node would refuse the next run of another, whose clock is a little ahead.
+    let most = if let Often::Per { period, .. } = often { period / 2 } else { DAY };
+    if let (Some(setting), Some(guard)) = (&given, guard.filter(|guard| *guard > most)) {
+        let [guard, most] = [guard, most].map(humantime::format_duration);
+        return Err(setting.refuse(format!("{guard} is too long")).hint(if matches!(often, Often::Per { .. }) {
+            format!("at most half of --once-per: {most}")
+        } else {
+            format!("at most {most}")
+        }));
+    }
+    if mode == Mode::Shared || !matches!(patience, Patience::Try) {
+        return match given {
+            Some(setting) if matches!(setting.origin, Origin::Flag(_)) && guard != Some(Duration::ZERO) => {
+                Err(setting.refuse("it is for runs that neither wait nor share").hint("who waits gets the lock as soon as it is free"))
+            }
+            _ => Ok(None),
+        };
+    }
+    Ok(off_if_zero(guard.unwrap_or(Policy::SKEW_GUARD.min(most))))
+}
+
+fn yes(flag: bool) -> Option<&'static str> {
+    flag.then_some("true")
+}
+
+/// The setting if it says yes.
+fn said(setting: Option<Setting>) -> Result<Option<Setting>> {
+    match setting {
+        Some(setting) => Ok(setting.yes()?.then_some(setting)),
+        None => Ok(None),
+    }
+}
+
+fn exclude(one: &Setting, other: &Setting) -> Error {
+    let kind = if [one, other].iter().any(|setting| setting.origin.kind() == Kind::Usage) { Kind::Usage } else { Kind::Config };
+    Error::new(kind, format!("{} and {} exclude each other", one.origin, other.origin))
+}
+
+fn within(setting: &Setting, (least, most, range): (Duration, Duration, &str)) -> Result<Duration> {
+    let length = setting.duration(range)?;
+    if (least..=most).contains(&length) {
+        Ok(length)
+    } else {
+        Err(setting.refuse(format!("{:?} is out of range", setting.text)).hint(range))
+    }
+}
+
+fn at_most_a_year(setting: &Setting) -> Result<Option<Duration>> {
+    within(setting, (Duration::ZERO, 366 * DAY, "a lock is kept for 366d at most")).map(off_if_zero)
+}
+
+fn off_if_zero(length: Duration) -> Option<Duration> {
+    Some(length).filter(|length| !length.is_zero())
+}
+
+fn retries(setting: &Setting) -> Result<u32> {
+    let number = setting.text.parse().ok().filter(|number| *number <= 1000);
+    number.ok_or_else(|| setting.refuse(format!("{:?} is no number of runs", short(&setting.text))).hint(RETRIES))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{
+        cli::{env::Env, file::File},
+        lock::Key,
+    };
+
+    const TRY: Patience = Patience::Try;
+
+    fn with(text: &str, args: &PolicyArgs, mode: Mode, patience: Patience) -> Result<Policy> {
+        let file = File::parse(text, Path::new("c.toml"))?;
+        let env = Env::default();
+        policy(args, mode, patience, &Layers::new(&env, &file, Some(&Key::new("job").unwrap())))
+    }
+
+    fn of(text: &str) -> Result<Policy> {
+        with(text, &PolicyArgs::default(), Mode::Exclusive, TRY)
+    }
+
+    fn secs(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_defaults_guard_against_clocks_and_tell_of_what_hangs() {
+        let policy = of("").unwrap();
+        let wanted = Policy { skew_guard: Some(secs(5)), at_least: None, often: Often::Always, warn_held: Some(secs(3600)) };
+        assert_eq!(policy, wanted);
+        let off = of("skew_guard = 0\nwarn_held = 0\nat_least = 0").unwrap();
+        assert_eq!((off.skew_guard, off.warn_held, off.at_least), (None, None, None));
+    }
+
+    #[test]
+    fn a_flag_beats_the_key_which_beats_the_general_one() {
+        let text = "skew_guard = 9\nat_least = 9\n[keys.job]\nskew_guard = 8\nonce_per = \"1m\"\nretry_failed = 2\nretry_crashed = true\n";
+        let policy = of(text).unwrap();
+        assert_eq!((policy.skew_guard, policy.at_least), (Some(secs(8)), Some(secs(9))));
+        assert_eq!(policy.often, Often::Per { period: secs(60), again: Again { failed: 2, crashed: true } });
+        let args = PolicyArgs {
+            skew_guard: Some("7".into()),
+            once_per: Some("2m".into()),
+            retry_failed: Some("0".into()),
+            ..PolicyArgs::default()
+        };
+        let policy = with(text, &args, Mode::Exclusive, TRY).unwrap();
+        assert_eq!(policy.skew_guard, Some(secs(7)));
+        assert_eq!(policy.often, Often::Per { period: secs(120), again: Again { failed: 0, crashed: true } });
+        let once = of("[keys.job]\nonce = true\nkeep = \"30d\"").unwrap();
+        assert_eq!(once.often, Often::Once { keep: 30 * DAY, again: Again { failed: u32::MAX, crashed: false } });
+        let told = [policy, once, of("").unwrap()].map(|policy| (policy.often.option(), policy.often.window()));
+        assert_eq!(told, [("once per 2m".into(), Some(secs(60))), ("once".into(), Some(30 * DAY)), ("always".into(), None)]);
+    }
+
+    #[test]
+    fn the_guard_is_for_tries_and_never_longer_than_half_of_a_period() {
+        let short = "[keys.job]\nonce_per = 6";
+        assert_eq!(of(short).unwrap().skew_guard, Some(secs(3)));
+        assert_eq!(with("", &PolicyArgs::default(), Mode::Exclusive, Patience::Forever).unwrap().skew_guard, None);
+        assert_eq!(with("skew_guard = 9", &PolicyArgs::default(), Mode::Shared, TRY).unwrap().skew_guard, None);
+        let error = of(&format!("skew_guard = 4\n{short}")).unwrap_err();
+        assert_eq!(error.to_string(), "c.toml:1: skew_guard: 4s is too long");
+        assert_eq!(error.hint.as_deref(), Some("at most half of --once-per: 3s"));
+        let args = PolicyArgs { skew_guard: Some("4".into()), ..PolicyArgs::default() };
+        assert!(with("", &args, Mode::Exclusive, Patience::Forever).unwrap_err().message.starts_with("--skew-guard: it is for runs"));
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_refused_with_its_place() {
+        for (text, message) in [
+            ("once = true", "c.toml:2: once: it needs --keep"),
+            ("keep = \"1d\"", "c.toml:2: keep: it is for --once"),
+            ("once = false\nkeep = \"1d\"", "c.toml:3: keep: it is for --once"),
+            ("once = true\nkeep = \"1d\"\nonce_per = \"1m\"", "c.toml:2: once and c.toml:4: once_per exclude each other"),
+            ("once = true\nkeep = 0", "c.toml:3: keep: \"0\" is out of range"),
+            ("once_per = 0", "c.toml:2: once_per: \"0\" is out of range"),
+            ("once_per = \"2y\"", "c.toml:2: once_per: \"2y\" is out of range"),
+            ("retry_failed = 1", "c.toml:2: retry_failed: it needs --once-per or --once"),
+            ("retry_crashed = true", "c.toml:2: retry_crashed: it needs --once-per or --once"),
+            ("once_per = \"1m\"\nretry_failed = -1", "c.toml:3: retry_failed: \"-1\" is no number of runs"),
+            ("at_least = \"2y\"", "c.toml:2: at_least: \"2y\" is out of range"),
+            ("warn_held = \"soon\"", "c.toml:2: warn_held: \"soon\": it is not a length of time"),
+        ] {
+            let error = of(&format!("[keys.job]\n{text}\n")).unwrap_err();
+            assert_eq!((error.kind, error.to_string()), (Kind::Config, message.to_owned()), "{text}");
+        }
+        let args = PolicyArgs { once: true, keep: Some("1d".into()), ..PolicyArgs::default() };
+        let error = with("[keys.job]\nonce_per = \"1m\"", &args, Mode::Exclusive, TRY).unwrap_err();
+        assert_eq!((error.kind, error.to_string()), (Kind::Usage, "--once and c.toml:2: once_per exclude each other".into()));
+        assert!(with("[keys.job]\nonce_per = \"1m\"", &PolicyArgs::default(), Mode::Shared, TRY).is_err());
+        assert!(of("once = true").unwrap_err().to_string().contains("there is no setting \"once\" here"), "it is one job's alone");
+    }
+}

@@ -1,0 +1,131 @@
+//! What a run asks of the runs of the same key before it, and of those after it: what cron needs beyond a lock.
+
+use std::time::Duration;
+
+use crate::lock::{Once, Rule, Terms};
+
+/// How often a key's command may run, and how near to each other runs may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Other hosts' tries are refused until so long after the start of a lock that was taken without waiting. `None` if there is
+    /// no such guard, or this run waits or shares.
+    pub skew_guard: Option<Duration>,
+    /// The lock is kept at least so long from its start, for everybody.
+    pub at_least: Option<Duration>,
+    /// How often the command may run.
+    pub often: Often,
+    /// A hold that is older than this is told of by who skips because of it.
+    pub warn_held: Option<Duration>,
+}
+
+/// How often a command may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Often {
+    /// Whenever the lock is free.
+    Always,
+    /// Once in each period of its schedule.
+    Per {
+        /// How often the schedule fires.
+        period: Duration,
+        /// What may be repeated before that.
+        again: Again,
+    },
+    /// Until it was successful, once.
+    Once {
+        /// How long that is remembered.
+        keep: Duration,
+        /// What may be repeated before that.
+        again: Again,
+    },
+}
+
+/// Which runs may be repeated although they count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Again {
+    /// How often after a failure.
+    pub failed: u32,
+    /// Whether after a run of which nobody knows how it ended.
+    pub crashed: bool,
+}
+
+impl Policy {
+    /// The guard against clocks and crontabs that are a little apart, unless another one is asked for.
+    pub const SKEW_GUARD: Duration = Duration::from_secs(5);
+    /// From which age on a hold is told of, unless another one is asked for.
+    pub const WARN_HELD: Duration = Duration::from_secs(3600);
+
+    /// What the store is asked, for a run at this place; `None` if there is nothing.
+    pub fn terms(&self, place: String) -> Option<Terms> {
+        let again = self.often.again();
+        let once = |window| Once { window, retry_failed: again.failed, retry_crashed: again.crashed };
+        let terms = Terms { place, skew_guard: self.skew_guard, at_least: self.at_least, once: self.often.window().map(once) };
+        Some(terms).filter(Terms::record_anything)
+    }
+
+    /// The option that makes a run skip by this rule.
+    pub fn option(&self, rule: Rule) -> String {
+        match rule {
+            Rule::Once(_) => self.often.option(),
+            Rule::SkewGuard(_) | Rule::AtLeast(_) => rule.to_string(),
+        }
+    }
+}
+
+impl Often {
+    /// For how long the last start counts: no run is to start while it is younger.
+    ///
+    /// Half of a period is as much as two ticks of a schedule can come nearer to each other without being one.
+    pub fn window(&self) -> Option<Duration> {
+        match self {
+            Self::Always => None,
+            Self::Per { period, .. } => Some(*period / 2),
+            Self::Once { keep, .. } => Some(*keep),
+        }
+    }
+
+    /// Which runs may be repeated within it.
+    pub fn again(&self) -> Again {
+        match self {
+            Self::Always => Again::default(),
+            Self::Per { again, .. } | Self::Once { again, .. } => *again,
+        }
+    }
+
+    /// The option, as messages and the history name it.
+    pub fn option(&self) -> String {
+        match self {
+            Self::Always => "always".into(),
+            Self::Per { period, .. } => format!("once per {}", humantime::format_duration(*period)),
+            Self::Once { .. } => "once".into(),
+        }
+    }
+}
+
+/// The flags of it.
+#[derive(clap::Args, Debug, Default)]
+pub struct PolicyArgs {
+    /// Run once per D, the period of the schedule
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    pub once_per: Option<String>,
+    /// Refuse other hosts' tries until so long after the start, for clocks that differ [5s]
+    #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
+    pub skew_guard: Option<String>,
+    /// Keep the lock at least so long from its start
+    #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
+    pub at_least: Option<String>,
+    /// Run it to success once, and never again while that is remembered
+    #[arg(long, hide_short_help = true)]
+    pub once: bool,
+    /// How long the success of --once is remembered
+    #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
+    pub keep: Option<String>,
+    /// How often a run that failed may be repeated [0 with --once-per, as often as need be with --once]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
+    pub retry_failed: Option<String>,
+    /// Repeat a run of which nobody knows how it ended (--once-per, --once)
+    #[arg(long, hide_short_help = true)]
+    pub retry_crashed: bool,
+    /// Say so if the lock that makes this run skip has been held for longer [1h]
+    #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
+    pub warn_held: Option<String>,
+}

@@ -1,0 +1,404 @@
+//! The file of metrics that Prometheus' node exporter collects (its textfile collector).
+//!
+//! All runs of a host may share one file: each reads what is there, counts its own in, and replaces the file while it has the folder
+//! locked (flock(2)), which leaves nothing behind. What is not dlock's is never replaced.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs::File,
+    io::{self, Read as _},
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags, flock},
+    io::Errno,
+};
+
+use super::{
+    Now, Outcome, Verdict,
+    replace::{check_replaceable, replace},
+};
+use crate::{
+    exit,
+    lease::BootClock,
+    lock::{BootTime, Key},
+};
+
+/// How long others may keep us from the file: a job is not to wait for its metrics.
+const PATIENCE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(3);
+/// Keys that are remembered; of more than these the ones that were tried last.
+const KEYS: usize = 1000;
+/// More than this is no file of ours.
+const MOST: u64 = 16 << 20;
+/// What all names begin with.
+const PREFIX: &str = "dlock_run_";
+
+/// A metric: its name after [`PREFIX`], its type, its help.
+type Metric = (&'static str, &'static str, &'static str);
+
+const LAST_TRY: Metric = ("last_try_timestamp_seconds", "gauge", "When this host last ended a dlock run of the key, or skipped.");
+const LAST_START: Metric = ("last_start_timestamp_seconds", "gauge", "When this host last started the command.");
+const LAST_SUCCESS: Metric = ("last_success_timestamp_seconds", "gauge", "When the command last ended with status 0 on this host.");
+const DURATION: Metric = ("last_duration_seconds", "gauge", "How long the command last ran.");
+const STATUS: Metric = ("last_exit_status", "gauge", "The exit status of the last dlock run that did not skip.");
+const WAIT: Metric = ("last_wait_seconds", "gauge", "How long the lock was last waited for.");
+const RUNS: Metric = ("runs_total", "counter", "Commands that were started and came to an end.");
+const SKIPPED: Metric = ("skipped_total", "counter", "Runs that did not happen because of others, by reason.");
+const LOST: Metric = ("lost_total", "counter", "Runs that lost the lock, or had it taken away.");
+
+const METRICS: [Metric; 9] = [LAST_TRY, LAST_START, LAST_SUCCESS, DURATION, STATUS, WAIT, RUNS, SKIPPED, LOST];
+
+/// Where metrics are written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetricsFile(PathBuf);
+
+/// What the file says of one key: by the metric's name, and the labels after the key's.
+type Samples = BTreeMap<(String, String), f64>;
+
+impl MetricsFile {
+    /// The file of that path, which may not be there yet, and neither its folder.
+    ///
+    /// # Errors
+    /// If it can't ever be one.
+    pub fn new(path: &Path) -> Result<Self, String> {
+        let path = std::path::absolute(path).map_err(|error| super::plain(&error))?;
+        if path.file_name().is_none() {
+            return Err("it is no file's name".into());
+        }
+        check_replaceable(&path).map_err(|error| error.to_string())?;
+        Ok(Self(path))
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn folder(&self) -> &Path {
+        self.0.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// Notes that the command was started, for whoever looks while it runs.
+    ///
+    /// # Errors
+    /// As [`MetricsFile::ended`].
+    pub fn started(&self, key: &Key, at: Timestamp) -> io::Result<()> {
+        self.change(key, |samples| set(samples, LAST_START, seconds(at)))
+    }
+
+    /// Counts a run in that is over. May wait for others for a few seconds.
+    ///
+    /// # Errors
+    /// If it can't be written. The file is as it was then.
+    pub fn ended(&self, verdict: &Verdict) -> io::Result<()> {
+        self.change(&verdict.key, |samples| count(samples, verdict, Now::read().unix_ms()))
+    }
+
+    /// What to do about a file that could not be written.
+    pub fn hint(&self, error: &io::Error) -> String {
+        let folder = self.folder().display();
+        match error.kind() {
+            io::ErrorKind::NotFound => format!("the folder must be there: mkdir -p {folder}"),
+            io::ErrorKind::PermissionDenied => format!("whoever runs the job must be able to read and to write the folder {folder}"),
+            io::ErrorKind::InvalidData => "name a file that dlock has for itself, or remove this one".into(),
+            _ => "the job itself is not affected".into(),
+        }
+    }
+
+    fn change(&self, key: &Key, change: impl FnOnce(&mut Samples)) -> io::Result<()> {
+        let _locked = self.lock()?;
+        check_replaceable(&self.0)?;
+        let text = match File::open(&self.0) {
+            Ok(file) => {
+                let mut text = String::new();
+                file.take(MOST).read_to_string(&mut text)?;
+                text
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(error),
+        };
+        let mut all = parse(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "what is there was not written by dlock"))?;
+        change(all.entry(escape(key.as_str())).or_default());
+        forget(&mut all);
+        replace(&self.0, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH, &render(&all))
+    }
+
+    /// The folder, locked for as long as the descriptor is open.
+    fn lock(&self) -> io::Result<OwnedFd> {
+        let folder = rustix::fs::open(self.folder(), OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let until: BootTime = BootClock::read().plus(PATIENCE);
+        loop {
+            match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(folder),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if BootClock::read() < until => thread::sleep(PAUSE),
+                Err(Errno::WOULDBLOCK) => return Err(io::Error::other("somebody else has its folder locked")),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+fn set(samples: &mut Samples, metric: Metric, value: f64) {
+    samples.insert((metric.0.to_owned(), String::new()), value);
+}
+
+fn add(samples: &mut Samples, metric: Metric, labels: &str, by: f64) {
+    *samples.entry((metric.0.to_owned(), labels.to_owned())).or_default() += by;
+}
+
+fn count(samples: &mut Samples, verdict: &Verdict, now_ms: u64) {
+    let now = Duration::from_millis(now_ms).as_secs_f64();
+    let one_if = |yes: bool| if yes { 1.0 } else { 0.0 };
+    set(samples, LAST_TRY, now);
+    set(samples, WAIT, verdict.waited.as_secs_f64());
+    add(samples, RUNS, "", one_if(verdict.started.is_some()));
+    add(samples, LOST, "", one_if(matches!(verdict.outcome, Outcome::Lost | Outcome::Broken)));
+    let skipped = verdict.outcome == Outcome::Busy;
+    // Counters begin at 0, so that the first one counts in rates too.
+    add(samples, SKIPPED, &label("reason", "busy"), 0.0);
+    if skipped {
+        add(samples, SKIPPED, &label("reason", &reason("busy")), 1.0);
+    } else {
+        set(samples, STATUS, f64::from(verdict.status));
+    }
+    if let Some(started) = verdict.started {
+        set(samples, LAST_START, seconds(started));
+    }
+    if let Some(ran) = verdict.ran {
+        set(samples, DURATION, ran.as_secs_f64());
+    }
+    if verdict.outcome == Outcome::Ok && verdict.status == exit::OK {
+        set(samples, LAST_SUCCESS, now);
+    }
+}
+
+/// `skew_guard` of `skew guard 5s`: one series for each option, not for each length.
+fn reason(option: &str) -> String {
+    option.split(' ').take_while(|word| !word.starts_with(|first: char| first.is_ascii_digit())).collect::<Vec<_>>().join("_")
+}
+
+fn seconds(at: Timestamp) -> f64 {
+    Duration::from_millis(u64::try_from(at.as_millisecond()).unwrap_or_default()).as_secs_f64()
+}
+
+/// A label's value as the format has it.
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+fn label(name: &str, value: &str) -> String {
+    format!("{name}=\"{}\"", escape(value))
+}
+
+/// What is known of each key, which stays escaped; `None` if somebody else wrote it.
+fn parse(text: &str) -> Option<BTreeMap<String, Samples>> {
+    let mut all: BTreeMap<String, Samples> = BTreeMap::new();
+    for line in text.lines() {
+        if let Some(comment) = line.strip_prefix("# ") {
+            let name = comment.strip_prefix("HELP ").or_else(|| comment.strip_prefix("TYPE "))?;
+            name.strip_prefix(PREFIX)?;
+            continue;
+        }
+        let (series, value) = line.rsplit_once(' ')?;
+        let (name, labels) = series.strip_prefix(PREFIX)?.strip_suffix('}')?.split_once('{')?;
+        let (key, rest) = split_key(labels)?;
+        all.entry(key.to_owned()).or_default().insert((name.to_owned(), rest.to_owned()), value.parse().ok()?);
+    }
+    Some(all)
+}
+
+/// The key of `key="KEY",more="…"`, and what comes after it.
+fn split_key(labels: &str) -> Option<(&str, &str)> {
+    let value = labels.strip_prefix("key=\"")?;
+    let mut escaped = false;
+    let end = value.bytes().position(|byte| {
+        let ends = byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        ends
+    })?;
+    let rest = &value[end + 1..];
+    Some((&value[..end], if rest.is_empty() { rest } else { rest.strip_prefix(',')? }))
+}
+
+/// Forgets the keys that were tried the longest ago, if there are too many: keys like `order-4711` come only once.
+fn forget(all: &mut BTreeMap<String, Samples>) {
+    if all.len() <= KEYS {
+        return;
+    }
+    let of = |samples: &Samples, metric: Metric| samples.get(&(metric.0.to_owned(), String::new())).copied().unwrap_or_default();
+    let latest = |samples: &Samples| of(samples, LAST_TRY).max(of(samples, LAST_START));
+    let mut times: Vec<f64> = all.values().map(latest).collect();
+    times.sort_by(f64::total_cmp);
+    let oldest = times[times.len() - KEYS];
+    all.retain(|_, samples| latest(samples) >= oldest);
+}
+
+fn render(all: &BTreeMap<String, Samples>) -> String {
+    let mut text = String::new();
+    for (name, kind, help) in METRICS {
+        let series = all.iter().flat_map(|(key, samples)| samples.iter().map(move |((of, labels), value)| (of, key, labels, value)));
+        let series: Vec<_> = series.filter(|(of, ..)| *of == name).collect();
+        if !series.is_empty() {
+            let _ = write!(text, "# HELP {PREFIX}{name} {help}\n# TYPE {PREFIX}{name} {kind}\n");
+        }
+        for (_, key, labels, value) in series {
+            let comma = if labels.is_empty() { "" } else { "," };
+            let _ = writeln!(text, "{PREFIX}{name}{{key=\"{key}\"{comma}{labels}}} {value}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+    use crate::lock::Fence;
+
+    fn verdict(key: &str, outcome: Outcome, status: u8) -> Verdict {
+        Verdict::new(outcome, &Key::new(key).unwrap(), "local", status)
+    }
+
+    fn ran(key: &str, status: u8) -> Verdict {
+        let started = Some("2026-11-20T02:00:00.5Z".parse().unwrap());
+        let ran = Some(Duration::from_millis(1500));
+        Verdict { started, ran, fence: Some(Fence(7)), ..verdict(key, Outcome::Ok, status) }
+    }
+
+    fn after(verdicts: &[Verdict]) -> String {
+        let mut all = BTreeMap::new();
+        for verdict in verdicts {
+            count(all.entry(escape(verdict.key.as_str())).or_default(), verdict, 1_795_140_000_250);
+        }
+        render(&all)
+    }
+
+    #[test]
+    fn the_file_is_as_prometheus_wants_it() {
+        let waited = Verdict { waited: Duration::from_millis(250), ..verdict("job", Outcome::Busy, 0) };
+        let text = after(&[ran("job", 0), ran("job", 3), waited, verdict("a\"b\\c", Outcome::Lost, 76)]);
+        let wanted = r#"# HELP dlock_run_last_try_timestamp_seconds When this host last ended a dlock run of the key, or skipped.
+# TYPE dlock_run_last_try_timestamp_seconds gauge
+dlock_run_last_try_timestamp_seconds{key="a\"b\\c"} 1795140000.25
+dlock_run_last_try_timestamp_seconds{key="job"} 1795140000.25
+# HELP dlock_run_last_start_timestamp_seconds When this host last started the command.
+# TYPE dlock_run_last_start_timestamp_seconds gauge
+dlock_run_last_start_timestamp_seconds{key="job"} 1795140000.5
+# HELP dlock_run_last_success_timestamp_seconds When the command last ended with status 0 on this host.
+# TYPE dlock_run_last_success_timestamp_seconds gauge
+dlock_run_last_success_timestamp_seconds{key="job"} 1795140000.25
+# HELP dlock_run_last_duration_seconds How long the command last ran.
+# TYPE dlock_run_last_duration_seconds gauge
+dlock_run_last_duration_seconds{key="job"} 1.5
+# HELP dlock_run_last_exit_status The exit status of the last dlock run that did not skip.
+# TYPE dlock_run_last_exit_status gauge
+dlock_run_last_exit_status{key="a\"b\\c"} 76
+dlock_run_last_exit_status{key="job"} 3
+# HELP dlock_run_last_wait_seconds How long the lock was last waited for.
+# TYPE dlock_run_last_wait_seconds gauge
+dlock_run_last_wait_seconds{key="a\"b\\c"} 0
+dlock_run_last_wait_seconds{key="job"} 0.25
+# HELP dlock_run_runs_total Commands that were started and came to an end.
+# TYPE dlock_run_runs_total counter
+dlock_run_runs_total{key="a\"b\\c"} 0
+dlock_run_runs_total{key="job"} 2
+# HELP dlock_run_skipped_total Runs that did not happen because of others, by reason.
+# TYPE dlock_run_skipped_total counter
+dlock_run_skipped_total{key="a\"b\\c",reason="busy"} 0
+dlock_run_skipped_total{key="job",reason="busy"} 1
+# HELP dlock_run_lost_total Runs that lost the lock, or had it taken away.
+# TYPE dlock_run_lost_total counter
+dlock_run_lost_total{key="a\"b\\c"} 1
+dlock_run_lost_total{key="job"} 0
+"#;
+        assert_eq!(text, wanted);
+        assert_eq!(render(&parse(&text).unwrap()), text);
+    }
+
+    #[test]
+    fn options_are_counted_whatever_their_length() {
+        let names = ["busy", "skew guard 5s", "at least 1h 30m", "once per 1m", "once"].map(reason);
+        assert_eq!(names, ["busy", "skew_guard", "at_least", "once_per", "once"]);
+    }
+
+    #[test]
+    fn no_key_is_mistaken_for_another() {
+        let odd = ["a\\", "a\",reason=\"b", "} 1", "# HELP x", " ", "é\u{2028}", "\\\\\"\"", "key=\"a\""];
+        let text = after(&odd.map(|key| ran(key, 0)));
+        let all = parse(&text).unwrap();
+        assert_eq!(all.keys().cloned().collect::<std::collections::BTreeSet<_>>(), odd.map(escape).into());
+        assert!(all.values().all(|samples| samples.len() == 9));
+        assert_eq!(render(&all), text);
+    }
+
+    #[test]
+    fn what_others_wrote_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("others.prom");
+        let file = MetricsFile::new(&path).unwrap();
+        for text in [
+            "root:x:0:0:root:/root:/bin/bash\n",
+            "# a comment\n",
+            "node_x{key=\"a\"} 1\n",
+            "dlock_run_x 1\n",
+            "\n",
+            "dlock_run_x{key=\"a\"} y\n",
+        ] {
+            fs::write(&path, text).unwrap();
+            let error = file.ended(&ran("job", 0)).unwrap_err();
+            assert!(file.hint(&error).contains("for itself"), "{text}: {error}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        // A newer dlock may have had more; it will have it again.
+        fs::write(&path, "# HELP dlock_run_more x\n# TYPE dlock_run_more gauge\ndlock_run_more{key=\"a\"} 1\n").unwrap();
+        file.ended(&ran("job", 0)).unwrap();
+        assert!(!fs::read_to_string(&path).unwrap().contains("more"));
+    }
+
+    #[test]
+    fn everybody_may_read_it_and_nothing_stays_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = MetricsFile::new(&folder.path().join("dlock.prom")).unwrap();
+        file.started(&Key::new("job").unwrap(), Timestamp::UNIX_EPOCH).unwrap();
+        file.ended(&ran("job", 0)).unwrap();
+        let mode = fs::metadata(file.path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o644 & !umask(), "{mode:o}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    fn umask() -> u32 {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let umask = status.lines().find_map(|line| line.strip_prefix("Umask:")).unwrap();
+        u32::from_str_radix(umask.trim(), 8).unwrap()
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused_and_a_missing_folder_is_told_later() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(MetricsFile::new(folder.path()).unwrap_err(), "it is a folder");
+        assert!(MetricsFile::new(Path::new("/dev/null")).unwrap_err().contains("not a file"));
+        assert!(MetricsFile::new(Path::new("")).is_err() && MetricsFile::new(Path::new("/")).is_err());
+        let file = MetricsFile::new(&folder.path().join("none/dlock.prom")).unwrap();
+        let error = file.ended(&ran("job", 0)).unwrap_err();
+        assert_eq!(file.hint(&error), format!("the folder must be there: mkdir -p {}/none", folder.path().display()));
+    }
+
+    #[test]
+    fn keys_that_come_only_once_are_forgotten() {
+        let mut all: BTreeMap<String, Samples> = BTreeMap::new();
+        for n in 0..KEYS as u64 + 5 {
+            count(all.entry(format!("order-{n:05}")).or_default(), &ran("order", 0), 2_000_000_000_000 + n);
+        }
+        forget(&mut all);
+        assert_eq!((all.len(), all.keys().next().unwrap().as_str()), (KEYS, "order-00005"));
+    }
+}

@@ -1,0 +1,98 @@
+//! What the README says of cron, as it stands there: the units, the configuration and the container's command line.
+
+use std::{fs, time::Duration};
+
+use crate::support::{
+    self,
+    dlock::{self, unique},
+    process::{self, Process, Sweep},
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The blocks of code of the section "Cron" that are in this language.
+fn blocks(language: &str) -> Vec<String> {
+    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("the README");
+    let cron = readme.split("\n## ").find(|section| section.starts_with("Cron\n")).expect("the section").to_owned();
+    let blocks = cron.split("\n```").skip(1).step_by(2);
+    blocks.filter_map(|block| Some(block.strip_prefix(language)?.strip_prefix('\n')?.to_owned() + "\n")).collect()
+}
+
+#[test]
+fn systemd_takes_the_units() {
+    if !support::have("systemd_takes_the_units", &["systemd-analyze"]) {
+        return;
+    }
+    let folder = support::folder();
+    let mut command = process::command("systemd-analyze");
+    command.args(["verify", "--man=no"]);
+    let units = blocks("ini");
+    assert_eq!(units.len(), 2);
+    for unit in &units {
+        let name = unit.lines().next().and_then(|line| line.strip_prefix("# /etc/systemd/system/")).expect("the unit's path");
+        // It looks whether the program is there.
+        let unit = unit.replace("/usr/local/bin/dlock", dlock::binary().to_str().expect("UTF-8"));
+        fs::write(folder.path().join(name), &unit).expect("the unit");
+        command.arg(folder.path().join(name));
+    }
+    let all = units.concat();
+    for line in ["AccuracySec=1s", "SuccessExitStatus=75", "KillMode=mixed", "LoadCredential=redis.pass:/etc/dlock/redis.pass"] {
+        assert!(all.lines().any(|found| found == line), "{line}");
+    }
+    // What it doesn't understand it only tells.
+    let ended = Process::collect(command).wait(LIMIT);
+    assert_eq!((ended.code(), ended.stdout.as_str(), ended.stderr.as_str()), (0, "", ""));
+}
+
+#[test]
+fn the_configuration_is_understood() {
+    let folder = support::folder();
+    let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
+    let [text] = <[String; 1]>::try_from(blocks("toml")).expect("one configuration");
+    let metrics = text.lines().find_map(|line| line.strip_prefix("metrics_file = \"")?.strip_suffix('"')).expect("metrics_file");
+    let text = text.replace("redis://dlock@redis1:6379/0", &format!("sqlite://{}", path("locks.db"))).replace(metrics, &path("dlock.prom"));
+    // SQLite has no password.
+    let text: Vec<&str> = text.lines().filter(|line| !line.starts_with("password_file")).collect();
+    fs::write(path("config.toml"), text.join("\n")).expect("the configuration");
+    let mut command = dlock::command();
+    command.env("DLOCK_CONFIG", path("config.toml")).args(["run", "--key", "sms-job", "--", "sh", "-c", "exit 3"]);
+    let ended = Process::collect(command).wait(LIMIT);
+    assert_eq!((ended.code(), ended.stderr.as_str()), (3, ""));
+    assert!(support::lines(&folder.path().join("dlock.prom")).contains(&"dlock_run_last_exit_status{key=\"sms-job\"} 3".to_owned()));
+}
+
+#[test]
+fn the_containers_command_line_runs_as_pid_1() {
+    let name = "the_containers_command_line_runs_as_pid_1";
+    if !rustix::process::geteuid().is_root() {
+        return support::skip(name, "only root can make a PID namespace");
+    }
+    let job = blocks("yaml").into_iter().find(|block| block.contains("kind: CronJob")).expect("the CronJob");
+    let line = job.lines().find_map(|line| line.trim().strip_prefix("command: [")?.strip_suffix(']')).expect("its command");
+    let words: Vec<&str> = line.split(", ").map(|word| word.trim_matches('"')).collect();
+    let (folder, key) = (support::folder(), unique("sms-job"));
+    let _sweep = Sweep(key.clone());
+    let container = |script: &str| {
+        let mut command = process::command("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"]).arg(dlock::binary());
+        let fill = |word: &str| match word {
+            "sms-job" => key.clone(),
+            "$(NODE)" => "node7".to_owned(),
+            word => word.to_owned(),
+        };
+        command.args(words[1..words.len() - 1].iter().map(|word| fill(word))).args(["sh", "-c", script]);
+        command.env("DLOCK_BACKEND", format!("sqlite://{}", folder.path().join("locks.db").display()));
+        Process::collect(command)
+    };
+    let over = folder.path().join("over");
+    let first = container(&format!(
+        "echo > {0}/ready; until [ -e {0}/over ]; do sleep 0.05; done; exit $(( $$ > 1 ? 5 : 6 ))",
+        folder.path().display()
+    ));
+    support::must("the first one runs", LIMIT, || folder.path().join("ready").exists());
+    let held = dlock::run(&format!("sqlite://{}", folder.path().join("locks.db").display()), &["inspect", &key, "--json"]);
+    assert!(held.stdout.contains("\"host\":\"node7\""), "{held:?}");
+    assert_eq!(container("exit 9").wait(LIMIT).code(), 0, "a skip is a success");
+    fs::write(over, "").expect("the end");
+    assert_eq!(first.wait(LIMIT).code(), 5);
+}
