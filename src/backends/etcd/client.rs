@@ -208,9 +208,8 @@ impl Client {
             let mut under_way = JoinSet::new();
             for (nth, question) in questions.iter().cloned().enumerate() {
                 let (mut grpc, request) = (connection.grpc.clone(), self.request(question));
-                under_way.spawn(async move {
-                    (nth, grpc.unary(request, PathAndQuery::from_static(path), ProstCodec::<Q, A>::default()).await)
-                });
+                under_way
+                    .spawn(async move { (nth, grpc.unary(request, PathAndQuery::from_static(path), ProstCodec::<Q, A>::default()).await) });
             }
             let mut broken = false;
             while let Some(Ok((nth, answer))) = under_way.join_next().await {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Attempt, Refusal, Release, Request, Rule, Stage, Terms, Wake},
+    lock::{Attempt, Refusal, Release, Request, Rule, Scope, Stage, Terms, Wake},
 };
 
 use super::{
@@ -98,12 +98,14 @@ async fn what_becomes_of_an_entry_is_nothing_to_the_run_around_it(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let outer = asking("job", &everything("a", 0));
     let grant = a.take(&outer).await;
-    // Stopped as soon as it was asked for, so that it may have been done.
-    let stop = lab.pass(Duration::from_millis(1));
-    let inner = nested(&outer);
-    let outcome = lease::acquire(&mut *b.0, &BootClock, inner.clone(), Patience::Try, LIMITS, stop, |_| {}).await.expect("an answer");
-    if let Outcome::Granted(_) = outcome {
-        b.free(&inner).await;
+    for nth in 0..8 {
+        // Stopped sooner or later, so that it may have been done.
+        let stop = lab.pass(Duration::from_micros(250 * nth));
+        let inner = nested(&outer);
+        let outcome = lease::acquire(&mut *b.0, &BootClock, inner.clone(), Patience::Try, LIMITS, stop, |_| {}).await.expect("an answer");
+        if let Outcome::Granted(_) = outcome {
+            assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
+        }
     }
     let start = b.record(&key("job")).await.start.expect("a start");
     assert_eq!((start.fence, start.stage), (grant.fence, Stage::Started));
@@ -207,6 +209,6 @@ async fn a_start_is_kept_as_long_as_somebody_goes_by_it(lab: &Lab) {
     assert!(a.record(&key("held")).await.start.is_some());
     let refusal = a.judged(&asking("long", &once(WINDOW, 9, true))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::Once(Stage::Ok), Some(fence)));
-    assert_eq!(a.0.release(&held.key, &held.token, &dlock::lock::Scope::Tree.into()).await.expect("release"), Release::Released);
+    assert_eq!(a.0.release(&held.key, &held.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
     a.ran(&Request { waiting: true, ..asking("brief", &once(SHORT, 0, false)) }, Stage::Ok).await;
 }
