@@ -119,6 +119,9 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
             }
         },
     };
+    if let Some(leases) = &leases {
+        leases.freshen(client).await;
+    }
     let (created, dying) = (look.contenders[place].created, look.dying(request.mode));
     let grant = Grant {
         fence,

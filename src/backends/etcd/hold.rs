@@ -92,7 +92,8 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
     let own = if mode == Mode::Shared { &mine[1] } else { &mine[0] };
     let Some(place) = look.find(own) else { return Ok(None) };
     let Some(value) = Value::read(&kv.value)? else { return Ok(None) };
-    if look.blocker(mode, place).is_some() {
+    // Who is first may still wait for what keeps everybody.
+    if look.blocker(mode, place).is_some() || place >= look.holding() {
         return Ok(None);
     }
     let name = names.nested_hold(session.lease, &session.token.hold_text());

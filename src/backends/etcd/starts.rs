@@ -3,7 +3,7 @@
 //! etcd has no clock to judge by. So each of the three is a key on a lease of its own, which lasts as long as it is to count:
 //! where the key is, it counts. What lasts is the time that the run asked for which began; of another length that a later one
 //! asks for nothing is known. Leases are whole seconds, end up to a second late, and begin anew when another member leads or the
-//! only one is started again: it may be kept longer than was asked for, never shorter.
+//! only one is started again: it may be kept longer than was asked for, but not shorter.
 //!
 //! The keys are put in the step that grants. Only who has the lock puts them, so that whoever nobody is before can read them,
 //! judge, and write. The leases are granted before that, together with the lock's own, so that it takes no longer; each attempt
@@ -19,6 +19,7 @@
 use std::time::Duration;
 
 use serde::{Serialize, de::DeserializeOwned};
+use tokio::time::Instant;
 
 use super::{
     client::{Answer, Client},
@@ -28,11 +29,14 @@ use super::{
     messages::{Compare, KeyValue, RequestOp, TxnRequest},
     names::Names,
     ops::{self, Answers},
+    waiting::{after, is_past},
 };
 use crate::lock::{Fence, Key, Paced, Record, Refusal, Request, Result, Stage, Start, Terms, random};
 
 /// Of any moment, since where a key is it counts.
 const NOW: u64 = 1 << 40;
+/// So long a grant may take; leases end so late anyway.
+const LATE: Duration = Duration::from_secs(1);
 /// How soon one who waits for the end of a lease looks again.
 const SOONEST: Duration = Duration::from_millis(250);
 
@@ -54,8 +58,10 @@ pub(super) struct Starts {
 }
 
 /// The leases for the keys of a start that is about to be recorded.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Leases {
+    /// When they may have become too short by what has passed since they were asked for, by the runtime's clock.
+    late_at: Instant,
     least: Option<i64>,
     guard: Option<i64>,
     once: Option<i64>,
@@ -70,11 +76,12 @@ impl Leases {
             wanted.push((id, i64::try_from(length.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).min(LONGEST).max(1)));
             id
         };
-        let Some(terms) = &request.terms else { return (Self::default(), wanted) };
+        let terms = request.terms.as_ref();
         let leases = Self {
-            least: terms.at_least.map(&mut want),
-            guard: terms.skew_guard.map(&mut want),
-            once: terms.once.map(|once| want(once.window)),
+            late_at: after(LATE),
+            least: terms.and_then(|terms| terms.at_least).map(&mut want),
+            guard: terms.and_then(|terms| terms.skew_guard).map(&mut want),
+            once: terms.and_then(|terms| terms.once).map(|once| want(once.window)),
         };
         (leases, wanted)
     }
@@ -86,6 +93,15 @@ impl Leases {
             granted?;
         }
         Ok(leases)
+    }
+
+    /// Lets them begin anew, if the grant took so long that it matters. No failure of that is worth a grant.
+    pub(super) async fn freshen(&self, client: &mut Client) {
+        if is_past(self.late_at) {
+            for id in [self.least, self.guard, self.once].into_iter().flatten() {
+                let _ = client.keep_alive(id).await;
+            }
+        }
     }
 
     /// Ends them, since nothing lies on them. They would end by themselves.

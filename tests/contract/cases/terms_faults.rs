@@ -24,6 +24,7 @@ pub fn all() -> Vec<Case> {
     ];
     all.extend(cases![Kind::hands_on => what_becomes_of_an_entry_is_nothing_to_the_run_around_it]);
     all.extend(cases![Kind::keeps_places => who_is_kept_stays_first]);
+    all.extend(cases![|kind| matches!(kind, Kind::Etcd | Kind::ZooKeeper) => recording_a_start_takes_no_longer]);
     all.extend(cases![|kind| kind == Kind::Etcd => starts_end_with_their_leases_and_leave_none]);
     all.extend(cases![|kind| kind == Kind::ZooKeeper => a_start_is_kept_as_long_as_somebody_goes_by_it]);
     all
@@ -152,6 +153,28 @@ async fn who_is_kept_stays_first(lab: &Lab) {
     c.refused(&second).await;
     b.free(&first).await;
     c.wait_for(&second, LONG).await;
+}
+
+/// Neither store can judge and record in one request: what they need for it goes along with what they ask anyway.
+async fn recording_a_start_takes_no_longer(lab: &Lab) {
+    const WAY: Duration = Duration::from_millis(60);
+    let (proxy, mut a) = warm(lab).await;
+    proxy.delay(WAY);
+    let all = Terms { at_least: Some(BRIEF), ..everything("a", 0) };
+    // The last one goes by what another has left.
+    let asked =
+        [request(&key("plain"), LONG), asking("first", &all), asking("job", &guarded("a", WINDOW)), asking("job", &guarded("a", WINDOW))];
+    let mut took = Vec::new();
+    for asked in asked {
+        let began = tokio::time::Instant::now();
+        a.take(&asked).await;
+        took.push(began.elapsed());
+        a.part(&asked, Stage::Ok).await;
+    }
+    let plain = took[0];
+    assert!(took[1] < plain + WAY && took[2] < plain + WAY, "{took:?}");
+    // What must not be overwritten by accident takes one more question on etcd, beside the two for any lock.
+    assert!(took[3] < if lab.kind == Kind::Etcd { plain * 2 } else { plain + WAY }, "{took:?}");
 }
 
 async fn starts_end_with_their_leases_and_leave_none(lab: &Lab) {
