@@ -9,14 +9,14 @@ use dlock::{
 
 use tokio::task::LocalSet;
 
-use super::{Case, cases};
+use super::{Case, cases, everywhere};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, key, nested, request, who},
     targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![judges =>
+    let mut all = cases![everywhere =>
         a_lock_without_a_record_refuses_nobody,
         the_skew_guard_refuses_tries_from_elsewhere,
         the_skew_guard_outlasts_a_runner_that_crashed,
@@ -35,14 +35,9 @@ pub fn all() -> Vec<Case> {
         whatever_runs_do_the_record_is_right,
         a_warning_is_claimed_once,
     ];
-    all.extend(cases![|kind| judges(kind) && kind.hands_on() => nested_runs_are_part_of_the_one_around_them]);
-    all.extend(cases![|kind| judges(kind) && kind.shared() => at_least_refuses_readers]);
+    all.extend(cases![Kind::hands_on => nested_runs_are_part_of_the_one_around_them]);
+    all.extend(cases![Kind::shared => at_least_refuses_readers]);
     all
-}
-
-/// Those that do.
-fn judges(kind: Kind) -> bool {
-    kind.judges_terms()
 }
 
 /// What nobody in a case sees the end of.
