@@ -107,7 +107,7 @@ impl MetricsFile {
         match error.kind() {
             io::ErrorKind::NotFound => format!("the folder must be there: mkdir -p {folder}"),
             io::ErrorKind::PermissionDenied => format!("whoever runs the job must be able to read and to write the folder {folder}"),
-            io::ErrorKind::InvalidData => "name a file that dlock has for itself, or remove this one".into(),
+            io::ErrorKind::InvalidData => "name a file that dlock has for itself".into(),
             _ => "the job itself is not affected".into(),
         }
     }
