@@ -9,7 +9,7 @@ use crate::{
     exit,
     lease::{self, BootClock, Lease, Limits, Outcome, Patience, Released, note_skip},
     lock::{Backend, Entry, Error, Key, Kind, Metadata, Mode, Parting, Request, Result, Scope, Token, Ttl},
-    output::{Skip, Waiting, json},
+    output::{Cause, Skip, Waiting, json},
     supervise::{Signal, Signals, reraise},
 };
 
@@ -128,6 +128,7 @@ async fn take<S>(
         waiting: false,
         metadata: us.clone(),
         at_ms: None,
+        terms: None,
     };
     let waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
     let stop = waiting.ticking(stop);
@@ -140,7 +141,13 @@ async fn take<S>(
         Outcome::Granted(lease) => Taken::Granted(lease),
         Outcome::Busy(busy) => {
             note_skip(&mut *backend, &settings.key, us.as_ref(), "busy").await;
-            let skip = Skip { key: &settings.key, busy: &busy, waited, outcome: "not taken" };
+            let skip = Skip { key: &settings.key, cause: Cause::Busy(&busy), waited, outcome: "not taken" };
+            Taken::Not(out.busy(&skip, &backend.describe(), settings.conflict_status))
+        }
+        Outcome::Refused(refusal) => {
+            let option = refusal.rule.to_string();
+            note_skip(&mut *backend, &settings.key, us.as_ref(), &option).await;
+            let skip = Skip { key: &settings.key, cause: Cause::Refused(&refusal, &option), waited, outcome: "not taken" };
             Taken::Not(out.busy(&skip, &backend.describe(), settings.conflict_status))
         }
         Outcome::Stopped(why) => Taken::Stopped(why),

@@ -54,14 +54,14 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let now = Now::read();
     let last = settings.last.map(|last| usize::try_from(last).unwrap_or(usize::MAX));
-    let runs = history::runs(&state, past.past, &now);
+    let (runs, record) = (history::runs(&state, past.past, &now), past.record);
     let written = if out.is_json() {
         let shown = &runs[..runs.len().min(last.unwrap_or(usize::MAX))];
-        out.json(&json::Remembered::new(&settings.key, &backend.describe(), shown, &past.skips))
+        out.json(&json::Remembered::new(&settings.key, &backend.describe(), shown, &record, &past.skips))
     } else if settings.timeline {
         out.data(&history::timeline(&runs, last.unwrap_or(usize::MAX), &now, out.look()))
     } else {
-        out.data(&history::view(&runs, last.unwrap_or(USUAL), &past.skips, &now, out.look()))
+        out.data(&history::view(&runs, last.unwrap_or(USUAL), &record, &past.skips, &now, out.look()))
     };
     Ok(out.finish(written, exit::OK))
 }

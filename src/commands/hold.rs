@@ -12,7 +12,7 @@ use crate::{
     exit,
     lease::{self, BootClock, Budget, Clock as _, Lease, Loss, Outcome, Patience, Released, give_back, note_skip, wall_ms},
     lock::{Backend, Entry, Error, Key, Kind, Mode, Parting, Purpose, Request, Result, Scope, Token, Ttl},
-    output::{Skip, Waiting, age, json},
+    output::{Cause, Skip, Waiting, age, json},
     supervise::{Signals, reraise},
 };
 
@@ -119,6 +119,7 @@ pub async fn run(settings: HoldSettings, context: &Context) -> Result<u8> {
         waiting: false,
         metadata: us.clone(),
         at_ms: None,
+        terms: None,
     };
     let waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
     let outcome = lease::acquire(
@@ -138,7 +139,13 @@ pub async fn run(settings: HoldSettings, context: &Context) -> Result<u8> {
         Outcome::Granted(lease) => lease,
         Outcome::Busy(busy) => {
             note_skip(&mut *backend, &settings.key, us.as_ref(), "busy").await;
-            let skip = Skip { key: &settings.key, busy: &busy, waited, outcome: "not taken" };
+            let skip = Skip { key: &settings.key, cause: Cause::Busy(&busy), waited, outcome: "not taken" };
+            return Ok(out.busy(&skip, &backend.describe(), settings.conflict_status));
+        }
+        Outcome::Refused(refusal) => {
+            let option = refusal.rule.to_string();
+            note_skip(&mut *backend, &settings.key, us.as_ref(), &option).await;
+            let skip = Skip { key: &settings.key, cause: Cause::Refused(&refusal, &option), waited, outcome: "not taken" };
             return Ok(out.busy(&skip, &backend.describe(), settings.conflict_status));
         }
         // Whoever the lock was for is gone.

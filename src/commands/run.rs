@@ -205,7 +205,9 @@ fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backe
     let guardian = fork_guardian(plan, last_resort).map_err(|error| cannot_supervise(&error))?;
     let program = settings.command.first().map(OsString::as_os_str);
     let describe_us = || super::collect_metadata(context.host.as_deref(), program, settings.describe.clone());
-    let metadata = settings.metadata.then(describe_us);
+    let us = describe_us();
+    let terms = settings.policy.terms(us.place());
+    let metadata = settings.metadata.then_some(us);
     let request = Request {
         key: settings.key.clone(),
         token: outer.map_or_else(Token::random, Token::nested),
@@ -218,6 +220,7 @@ fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backe
         waiting: false,
         metadata: metadata.clone(),
         at_ms: None,
+        terms,
     };
     super::block_on(async {
         let supervisor = guardian.attach().map_err(|error| cannot_supervise(&error))?;

@@ -12,7 +12,7 @@ use super::{
     ask::{Pause, no_answer, silence, spread},
     bounded, wall_ms,
 };
-use crate::lock::{Attempt, Backend, BootTime, Busy, Effect, Entry, Error, Parting, Request, Result, Token};
+use crate::lock::{Attempt, Backend, BootTime, Busy, Effect, Entry, Error, Parting, Refusal, Request, Result, Rule, Terms, Token};
 
 /// How long to wait for a lock that somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub enum Outcome<S> {
     Granted(Lease),
     /// Somebody else has it, to the end of the wait.
     Busy(Busy),
+    /// Nobody has it, but a run before has left something that keeps it from this one.
+    Refused(Box<Refusal>),
     /// `stop` was ready first; nothing is left behind.
     Stopped(S),
 }
@@ -64,6 +66,11 @@ pub async fn acquire<S>(
 ) -> Result<Outcome<S>> {
     backend.capabilities().check(&request)?;
     request.waiting = patience != Patience::Try;
+    if let Some(terms) = request.terms.as_mut().filter(|_| request.waiting) {
+        // It has not come with those that fire together.
+        terms.skew_guard = None;
+    }
+    request.terms = request.terms.filter(Terms::record_anything);
     let mut pursuit = Pursuit::new(clock, patience, limits);
     let result = {
         let work = pursuit.run(backend, clock, &mut request, &mut busy);
@@ -168,7 +175,7 @@ impl Pursuit {
                     let most = if self.wait_until.is_none_or(|end| now < end) {
                         busy(&found);
                         // A store that tells nobody anything paces its waiters itself.
-                        self.longest_wait(now, &found, found.notifies || !backend.capabilities().notification)
+                        self.longest_wait(now, found.expires_in, found.notifies || !backend.capabilities().notification)
                     } else {
                         let until = *self.passing_until.get_or_insert(now.plus(PASSING));
                         if !found.passing || now >= until {
@@ -183,6 +190,18 @@ impl Pursuit {
                         Some(Ok(_)) | None => continue,
                         Some(Err(error)) => error,
                     }
+                }
+                Some(Ok(Attempt::Refused(refusal))) => {
+                    self.in_flight = false;
+                    pause = Pause::new();
+                    let now = clock.now();
+                    let passes = matches!(refusal.rule, Rule::AtLeast(_)) && self.wait_until.is_none_or(|end| now < end);
+                    if !passes {
+                        return Ok(Outcome::Refused(refusal));
+                    }
+                    let until = now.plus(self.longest_wait(now, refusal.again_in, true));
+                    clock.sleep_until(until).await;
+                    continue;
                 }
                 Some(Err(error)) => {
                     self.in_flight = false;
@@ -205,9 +224,9 @@ impl Pursuit {
     }
 
     /// How long to wait before the lock is looked at again without having been woken.
-    fn longest_wait(&self, now: BootTime, found: &Busy, ends_by_itself: bool) -> Duration {
+    fn longest_wait(&self, now: BootTime, free_in: Option<Duration>, ends_by_itself: bool) -> Duration {
         let mut most = if ends_by_itself { RECHECK } else { POLL.saturating_sub(spread(POLL / 4)) };
-        if let Some(expires) = found.expires_in {
+        if let Some(expires) = free_in {
             // Spread over a twentieth of a second, so that all who wait for a holder that died don't ask at once.
             most = most.min(expires + Duration::from_millis(1) + spread(Duration::from_millis(50)));
         }

@@ -20,7 +20,7 @@ pub use budget::Budget;
 pub use clock::{BootClock, Clock, bounded, wall_ms};
 pub use held::Held;
 pub use keep::{Loss, keep};
-pub use note::{note, note_skip};
+pub use note::{may_warn, note, note_skip};
 
 use crate::lock::{BootTime, Fence, Key, Token, Ttl};
 

@@ -5,8 +5,8 @@ use std::{future::pending, io, os::fd::OwnedFd, time::Duration};
 use async_trait::async_trait;
 
 use super::{
-    Break, Capabilities, Error, Examine, Extension, Fence, History, Holder, Key, Kind, LockState, Marking, Note, Parting, Request, Result,
-    Session, Token, Ttl,
+    Break, Capabilities, Error, Examine, Extension, Fence, History, Holder, Key, Kind, LockState, Marking, Note, Parting, Refusal, Request,
+    Result, Session, Token, Ttl,
 };
 
 /// A store that keeps locks.
@@ -40,6 +40,9 @@ pub trait Backend: Examine {
     }
 
     /// Takes the lock if it is free, or enters it if `request.entry` says so.
+    ///
+    /// A fresh hold is judged by what is recorded of earlier runs ([`Record::judge`](super::Record::judge)) and recorded itself, in the same step;
+    /// one that is asked for again, or entered, is not.
     ///
     /// Idempotent for one token: a request whose answer was lost can be asked again, and counts once; asked
     /// again it sets the expiry anew.
@@ -110,6 +113,11 @@ pub trait Backend: Examine {
         Err(self.unable("keeps no history"))
     }
 
+    /// Claims the warning of this level about the hold with this fence; true for the first who asks for that level or a higher one.
+    async fn claim_warning(&mut self, _key: &Key, _fence: Fence, _level: u32) -> Result<bool> {
+        Err(self.unable("keeps no history"))
+    }
+
     /// Marks the hold that has this fence as to be broken: from then on it is renewed only to be stopped. Never another hold.
     ///
     /// Asked again it is one mark, the latest.
@@ -166,6 +174,8 @@ pub enum Attempt {
     Granted(Grant),
     /// Somebody else has it.
     Busy(Busy),
+    /// Nobody has it, but what a run before has left keeps it from this request.
+    Refused(Box<Refusal>),
     /// Only for [`crate::lock::Entry::Reenter`]: the owner to be joined does not hold the lock.
     NotHeld,
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Break, Fence, Metadata, Scope};
+use super::{Break, Fence, Metadata, Record, Scope, Stage};
 
 /// How many runs a store remembers of each lock, and as many again of those that ended badly.
 pub const REMEMBERED: usize = 100;
@@ -131,6 +131,8 @@ pub struct History {
     pub past: Vec<Past>,
     /// Who did without.
     pub skips: Vec<Skips>,
+    /// The starts that later runs go by.
+    pub record: Record,
 }
 
 impl History {
@@ -151,7 +153,7 @@ impl History {
             _ => b.started_ms.cmp(&a.started_ms),
         });
         skips.sort_by(|a, b| a.host.cmp(&b.host));
-        Self { past, skips }
+        Self { past, skips, record: Record::default() }
     }
 }
 
@@ -168,17 +170,20 @@ pub struct Parting {
     pub at_ms: Option<u64>,
     /// How long it was held, by the host's clock, for stores without one; `None` if this process did not take it.
     pub held_ms: Option<u64>,
+    /// What became of the start that was recorded for the hold ([`Record::end`]), told to the store even if nested holds go on; `None` if
+    /// that is for somebody else to say.
+    pub became: Option<Stage>,
 }
 
 impl From<Scope> for Parting {
     fn from(scope: Scope) -> Self {
-        Self { scope, end: Some(End::Released), why: None, at_ms: None, held_ms: None }
+        Self { scope, end: Some(End::Released), why: None, at_ms: None, held_ms: None, became: None }
     }
 }
 
 impl Parting {
     /// Of a grant that nobody came to use.
-    pub const UNDO: Self = Self { scope: Scope::Hold, end: None, why: None, at_ms: None, held_ms: None };
+    pub const UNDO: Self = Self { scope: Scope::Hold, end: None, why: None, at_ms: None, held_ms: None, became: Some(Stage::Undone) };
 }
 
 /// Something about a lock that its history is to keep, told by somebody who does not hold it.

@@ -12,6 +12,7 @@ mod history;
 mod key;
 mod request;
 mod state;
+mod terms;
 mod time;
 mod token;
 
@@ -25,5 +26,6 @@ pub use history::{End, History, Note, Parting, Past, REMEMBERED, SKIPPING_HOSTS,
 pub use key::{Key, Namespace};
 pub use request::{Entry, Mode, Request};
 pub use state::{Holder, LockState, Metadata, NodeView, Waiter};
+pub use terms::{Once, Paced, Record, Refusal, Rule, Stage, Start, Terms, whole_ms};
 pub use time::{BootTime, Ttl};
 pub use token::{Fence, Session, Token, fingerprint, random};

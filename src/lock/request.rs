@@ -1,6 +1,6 @@
 //! What is asked for when a lock is to be taken.
 
-use super::{Key, Metadata, Token, Ttl};
+use super::{Key, Metadata, Terms, Token, Ttl};
 
 /// How a lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,4 +48,6 @@ pub struct Request {
     pub metadata: Option<Metadata>,
     /// The time of the host that asks, in ms since 1970, for stores without a clock.
     pub at_ms: Option<u64>,
+    /// What it asks of the runs before it, and leaves for those after it.
+    pub terms: Option<Terms>,
 }

@@ -35,6 +35,14 @@ pub struct Metadata {
     pub description: Option<String>,
 }
 
+impl Metadata {
+    /// What tells the machine and PID namespace from others: their names repeat, and the user can say another.
+    pub fn place(&self) -> String {
+        let boot = self.boot_id.as_deref().or(self.host.as_deref()).unwrap_or_default();
+        format!("{boot}/{}", self.pid_ns.unwrap_or_default())
+    }
+}
+
 /// One hold of a lock. Lengths of time are by the store's clock; unknown is `None`, never invented.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {

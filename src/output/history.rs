@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{Look, Now, age, who};
-use crate::lock::{End, Fence, LockState, Metadata, Past, Skips};
+use crate::lock::{End, Fence, LockState, Metadata, Past, Record, Skips, Stage};
 
 /// One run: over, or going on.
 #[derive(Clone, Debug)]
@@ -88,8 +88,8 @@ pub fn runs(state: &LockState, past: Vec<Past>, now: &Now) -> Vec<RunOf> {
     runs
 }
 
-/// The table, and the skips below it.
-pub fn view(runs: &[RunOf], last: usize, skips: &[Skips], now: &Now, look: Look) -> String {
+/// The table, and below it the starts that later runs go by, and the skips.
+pub fn view(runs: &[RunOf], last: usize, record: &Record, skips: &[Skips], now: &Now, look: Look) -> String {
     let mut text = String::new();
     if runs.is_empty() {
         text.push_str("no runs are remembered\n");
@@ -120,15 +120,46 @@ pub fn view(runs: &[RunOf], last: usize, skips: &[Skips], now: &Now, look: Look)
             let _ = writeln!(text, "and {} older; -n {} shows all", runs.len() - last, runs.len());
         }
     }
+    starts(&mut text, record, now);
     if let Some(latest) = skips.iter().max_by_key(|skips| skips.last_ms) {
         let since =
             skips.iter().filter_map(|skips| skips.since_ms).min().map(|since| format!(" since {}", now.local(since))).unwrap_or_default();
-        let each: Vec<String> = skips.iter().map(|skips| format!("{} {}", who::clean(&skips.host, 40), skips.count)).collect();
+        let alike = skips.iter().all(|skips| skips.reason == latest.reason);
+        let reason = |skips: &Skips| if alike { String::new() } else { format!(" ({})", who::clean(&skips.reason, 40)) };
+        let each: Vec<String> =
+            skips.iter().map(|skips| format!("{} {}{}", who::clean(&skips.host, 40), skips.count, reason(skips))).collect();
         let last = latest.last_ms.map(|last| format!("{} ", now.local(last))).unwrap_or_default();
         let (host, reason) = (who::clean(&latest.host, 40), who::clean(&latest.reason, 80));
         let _ = writeln!(text, "skipped{since}: {}; last {last}{host}, {reason}", each.join(", "));
     }
     text
+}
+
+/// What keeps, or may keep, the lock from the next run although nobody has it.
+fn starts(text: &mut String, record: &Record, now: &Now) {
+    let whose = |metadata: &Option<Metadata>, fence: Fence| {
+        let who = who::who(metadata.as_ref()).unwrap_or_else(|| "somebody".into());
+        format!("{who}, fence {fence}")
+    };
+    let length = |ms: u64| humantime::format_duration(std::time::Duration::from_millis(ms));
+    if let Some(paced) = &record.paced {
+        let kept = [(paced.at_least_ms, "kept from everybody", "at least"), (paced.guard_ms, "kept from other hosts", "skew guard")];
+        for (ms, what, option) in kept.into_iter().filter(|(ms, ..)| paced.at_ms.saturating_add(*ms) > now.unix_ms()) {
+            let until = now.local(paced.at_ms.saturating_add(ms));
+            let _ = writeln!(text, "{what} until {until}: {option} {} ({})", length(ms), whose(&paced.metadata, paced.fence));
+        }
+    }
+    if let Some(start) = &record.start {
+        let stage = match start.stage {
+            Stage::Started => "its outcome is unknown",
+            Stage::Ok => "ok",
+            Stage::Failed => "failed",
+            Stage::Undone => "nothing was started",
+        };
+        let tries = if start.tries > 1 { format!(", try {}", start.tries) } else { String::new() };
+        let (at, whose, window) = (now.local(start.at_ms), whose(&start.metadata, start.fence), length(start.window_ms));
+        let _ = writeln!(text, "once in {window}: begun {at} ({whose}): {stage}{tries}");
+    }
 }
 
 fn cells(run: &RunOf, now: &Now) -> [String; 5] {
@@ -188,6 +219,7 @@ mod tests {
     use jiff::tz::{TimeZone, offset};
 
     use super::*;
+    use crate::lock::{Paced, Start};
 
     const NOW: &str = "2026-11-20T02:04:01Z";
 
@@ -226,7 +258,7 @@ mod tests {
             last_ms: Some(now().unix_ms() - ago * 1000),
             reason: "busy".into(),
         };
-        let text = view(&some(), 20, &[skips("web2", 4, 86_000), skips("web5", 5, 3839)], &now(), Look::default());
+        let text = view(&some(), 20, &Record::default(), &[skips("web2", 4, 86_000), skips("web5", 5, 3839)], &now(), Look::default());
         let expected = "\
 STARTED          HOST  RAN      END                             FENCE
 Fri 20 02:00:01  web3  1h 4m    running                          1042
@@ -240,16 +272,16 @@ Thu 19 03:00:00  web1  6m 2s    ok                               1041
         }
         assert!(text.contains("LOST: no renewal for 36s") && text.contains("BROKEN by ana@ops1: \"NFS\""), "{text}");
         assert!(text.ends_with("web2 4, web5 5; last Fri 20 02:00:02 web5, busy\n"), "{text}");
-        assert!(view(&some(), 2, &[], &now(), Look::default()).ends_with("and 3 older; -n 5 shows all\n"));
+        assert!(view(&some(), 2, &Record::default(), &[], &now(), Look::default()).ends_with("and 3 older; -n 5 shows all\n"));
     }
 
     #[test]
     fn what_is_not_known_is_not_invented() {
         let strange = RunOf { started_ms: None, ended_ms: None, metadata: None, ..run("", 1, 1, Some(End::Expired), None, 7) };
-        let text = view(&[strange], 20, &[], &now(), Look::default());
+        let text = view(&[strange], 20, &Record::default(), &[], &now(), Look::default());
         let line: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(line, ["?", "?", "?", "EXPIRED", "7"]);
-        assert_eq!(view(&[], 20, &[], &now(), Look::default()), "no runs are remembered\n");
+        assert_eq!(view(&[], 20, &Record::default(), &[], &now(), Look::default()), "no runs are remembered\n");
         assert_eq!(timeline(&[], 20, &now(), Look::default()), "no runs are remembered\n");
     }
 
@@ -261,5 +293,22 @@ Thu 19 03:00:00  web1  6m 2s    ok                               1041
         assert!(lines.iter().all(|line| line.chars().count() <= 80), "{text}");
         assert!(lines[0].starts_with("web1 |x") && lines[2].starts_with("web3 |") && lines[2].ends_with(">|"), "{text}");
         assert_eq!(lines[1].matches('x').count(), 1, "{text}");
+    }
+
+    #[test]
+    fn starts_that_later_runs_go_by_are_told() {
+        let web1 = Some(Metadata { host: Some("web1".into()), ..Metadata::default() });
+        let at_ms = now().unix_ms() - 1000;
+        let mut record = Record {
+            paced: Some(Paced { at_ms, fence: Fence(7), place: "p".into(), guard_ms: 5000, at_least_ms: 30_000, metadata: web1 }),
+            start: Some(Start { at_ms: 0, fence: Fence(3), stage: Stage::Failed, tries: 2, window_ms: 1_800_000, metadata: None }),
+        };
+        let told = |record: &Record| view(&[], 20, record, &[], &now(), Look::default());
+        let text = told(&record);
+        assert!(text.contains("kept from everybody until ") && text.contains(": at least 30s (web1, fence 7)\n"), "{text}");
+        assert!(text.contains("kept from other hosts until ") && text.contains(": skew guard 5s (web1, fence 7)\n"), "{text}");
+        assert!(text.contains("once in 30m: begun ") && text.ends_with(" (somebody, fence 3): failed, try 2\n"), "{text}");
+        record.paced = record.paced.map(|paced| Paced { at_ms: 0, ..paced });
+        assert!(!told(&record).contains("kept"), "what is over is not told");
     }
 }

@@ -40,14 +40,14 @@ use std::{error::Error as _, time::Duration};
 use serde::Serialize;
 
 use super::{
-    Now, Skip,
+    Cause, Now, Skip,
     history::RunOf,
     time::{millis, rfc3339_ms},
 };
 use crate::{
     exit,
     lease::Lease,
-    lock::{self, Break, Effect, End, Error, Fence, Holder, Key, Kind, LockState, Mode, NodeView, Skips, Waiter},
+    lock::{self, Break, Effect, End, Error, Fence, Holder, Key, Kind, LockState, Mode, NodeView, Refusal, Rule, Skips, Waiter},
 };
 
 /// The name of the schema.
@@ -128,7 +128,14 @@ report!(
 );
 report!(
     /// What the store remembers of a lock.
-    Remembered { key: &'a str, backend: &'a str, runs: Vec<PastReport<'a>>, skips: Vec<SkipsReport<'a>> }
+    Remembered {
+        key: &'a str,
+        backend: &'a str,
+        runs: Vec<PastReport<'a>>,
+        paced: Option<PacedReport<'a>>,
+        once: Option<StartReport<'a>>,
+        skips: Vec<SkipsReport<'a>>,
+    }
 );
 report!(
     /// A signal ended the wait.
@@ -136,7 +143,15 @@ report!(
 );
 report!(
     /// Somebody else has the lock.
-    Busy { key: &'a str, backend: &'a str, waited_ms: u64, expires_in_ms: Option<u64>, position: Option<u32>, holders: Vec<HolderReport<'a>> }
+    Busy {
+        key: &'a str,
+        backend: &'a str,
+        waited_ms: u64,
+        expires_in_ms: Option<u64>,
+        position: Option<u32>,
+        holders: Vec<HolderReport<'a>>,
+        refused: Option<RefusedReport<'a>>,
+    }
 );
 report!(
     /// Something went wrong.
@@ -220,11 +235,12 @@ impl<'a> WasBroken<'a> {
 }
 
 impl<'a> Remembered<'a> {
-    /// These runs and skips.
-    pub fn new(key: &'a Key, backend: &'a str, runs: &'a [RunOf], skips: &'a [Skips]) -> Self {
+    /// These runs, starts and skips.
+    pub fn new(key: &'a Key, backend: &'a str, runs: &'a [RunOf], record: &'a lock::Record, skips: &'a [Skips]) -> Self {
         let runs = runs.iter().map(PastReport::new).collect();
         let skips = skips.iter().map(SkipsReport::new).collect();
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, runs, skips }
+        let (paced, once) = (record.paced.as_ref().map(PacedReport::new), record.start.as_ref().map(StartReport::new));
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, runs, paced, once, skips }
     }
 }
 
@@ -238,14 +254,19 @@ impl<'a> Interrupted<'a> {
 impl<'a> Busy<'a> {
     /// Of a lock that was not taken.
     pub fn new(skip: &Skip<'a>, backend: &'a str, now: &Now, status: u8) -> Self {
+        let (busy, refused) = match skip.cause {
+            Cause::Busy(busy) => (Some(busy), None),
+            Cause::Refused(refusal, option) => (None, Some(RefusedReport::new(refusal, option, now))),
+        };
         Self {
             head: head("busy", status),
             key: skip.key.as_str(),
             backend,
             waited_ms: millis(skip.waited),
-            expires_in_ms: skip.busy.expires_in.map(millis),
-            position: skip.busy.position,
-            holders: skip.busy.holders.iter().map(|holder| HolderReport::new(holder, now)).collect(),
+            expires_in_ms: busy.and_then(|busy| busy.expires_in).map(millis),
+            position: busy.and_then(|busy| busy.position),
+            holders: busy.map(|busy| busy.holders.iter().map(|holder| HolderReport::new(holder, now)).collect()).unwrap_or_default(),
+            refused,
         }
     }
 }
@@ -359,6 +380,91 @@ pub struct HolderReport<'a> {
     expires_in_ms: Option<u64>,
     holds: u32,
     broken: Option<BreakReport<'a>>,
+}
+
+/// A run that keeps a free lock from others.
+#[derive(Debug, Serialize)]
+pub struct RefusedReport<'a> {
+    reason: &'a str,
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    pid: Option<u32>,
+    fence: Option<u64>,
+    began: Option<String>,
+    state: Option<&'static str>,
+    again_in_ms: Option<u64>,
+}
+
+impl<'a> RefusedReport<'a> {
+    /// By what was asked with this option; `now` dates it.
+    pub fn new(refusal: &'a Refusal, option: &'a str, now: &Now) -> Self {
+        let metadata = refusal.metadata.as_ref();
+        Self {
+            reason: option,
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            pid: metadata.and_then(|m| m.pid),
+            fence: refusal.fence.map(|fence| fence.0),
+            began: refusal.began.and_then(|ago| now.utc_before(ago)),
+            state: match refusal.rule {
+                Rule::Once(stage) => Some(stage.as_str()),
+                Rule::SkewGuard(_) | Rule::AtLeast(_) => None,
+            },
+            again_in_ms: refusal.again_in.map(millis),
+        }
+    }
+}
+
+/// A start that is kept from others for a while.
+#[derive(Debug, Serialize)]
+pub struct PacedReport<'a> {
+    fence: u64,
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    began: Option<String>,
+    skew_guard_ms: u64,
+    at_least_ms: u64,
+}
+
+impl<'a> PacedReport<'a> {
+    fn new(paced: &'a lock::Paced) -> Self {
+        let metadata = paced.metadata.as_ref();
+        Self {
+            fence: paced.fence.0,
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            began: rfc3339_ms(paced.at_ms),
+            skew_guard_ms: paced.guard_ms,
+            at_least_ms: paced.at_least_ms,
+        }
+    }
+}
+
+/// The last start of a run that was to be the only one for some time.
+#[derive(Debug, Serialize)]
+pub struct StartReport<'a> {
+    fence: u64,
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    began: Option<String>,
+    state: &'static str,
+    tries: u32,
+    window_ms: u64,
+}
+
+impl<'a> StartReport<'a> {
+    fn new(start: &'a lock::Start) -> Self {
+        let metadata = start.metadata.as_ref();
+        Self {
+            fence: start.fence.0,
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            began: rfc3339_ms(start.at_ms),
+            state: start.stage.as_str(),
+            tries: start.tries,
+            window_ms: start.window_ms,
+        }
+    }
 }
 
 /// Who is breaking a hold.

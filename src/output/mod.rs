@@ -27,13 +27,13 @@ use std::{
 
 pub use metrics::MetricsFile;
 use serde::Serialize;
-pub use skip::Skip;
+pub use skip::{Cause, Skip};
 pub use status_file::StatusFile;
 pub use syslog::{Syslog, SyslogPolicy};
 pub use time::{Now, age};
 pub use verdict::{CommandEnd, GivenBack, Outcome, Verdict};
 pub use waiting::Waiting;
-pub use who::{described, mark, shell, who};
+pub use who::{described, holder, mark, shell, who};
 
 use crate::{
     exit,

@@ -1,31 +1,61 @@
-//! What is said when somebody else has the lock.
+//! What is said when a lock is not taken: somebody else has it, or a run before has left word that keeps it from this one.
 
 use std::{fmt::Write as _, time::Duration};
 
 use super::{age, who};
-use crate::lock::{Busy, Key};
+use crate::lock::{Busy, Key, Refusal, Rule, Stage};
 
 /// A lock that was not taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Skip<'a> {
     /// Which.
     pub key: &'a Key,
-    /// Who has it.
-    pub busy: &'a Busy,
+    /// Why.
+    pub cause: Cause<'a>,
     /// How long it was waited for.
     pub waited: Duration,
     /// What follows: `not run`, `not taken`.
     pub outcome: &'static str,
 }
 
+/// Why a lock was not taken.
+#[derive(Clone, Copy, Debug)]
+pub enum Cause<'a> {
+    /// Somebody else has it.
+    Busy(&'a Busy),
+    /// A run before keeps it from this one, by what was asked with this option: `skew guard 5s`.
+    Refused(&'a Refusal, &'a str),
+}
+
 impl Skip<'_> {
     /// The line for people: `demo is held by ana@lap, pid 4711, for 3s (sleep): not run`.
     pub fn text(&self) -> String {
+        match self.cause {
+            Cause::Busy(busy) => self.busy(busy),
+            Cause::Refused(refusal, option) => self.refused(refusal, option),
+        }
+    }
+
+    /// `demo: ana@lap began it 3s ago (fence 17), skew guard 5s: not run`.
+    fn refused(&self, refusal: &Refusal, option: &str) -> String {
+        let who = who::who(refusal.metadata.as_ref()).unwrap_or_else(|| "somebody".into());
+        let (did, more) = match refusal.rule {
+            Rule::Once(Stage::Ok) => ("ran", ""),
+            Rule::Once(Stage::Failed) => ("ran", " and failed"),
+            Rule::Once(Stage::Started) => ("began", " and was not heard of since"),
+            _ => ("began", ""),
+        };
+        let when = refusal.began.map_or_else(|| ", when is unknown".into(), |ago| format!(" {} ago", age(ago)));
+        let fence = refusal.fence.map(|fence| format!(" (fence {fence})")).unwrap_or_default();
+        format!("{}: {who} {did} it{when}{fence}{more}, {option}: {}", self.key.escaped(), self.outcome)
+    }
+
+    fn busy(&self, busy: &Busy) -> String {
         let mut text = format!("{} is ", self.key.escaped());
         if !self.waited.is_zero() {
             text += "still ";
         }
-        match self.busy.holders.as_slice() {
+        match busy.holders.as_slice() {
             [] => text += "held by somebody else",
             [first, others @ ..] => {
                 let _ = write!(text, "held by {}", who::holder(first));
@@ -57,7 +87,17 @@ impl Skip<'_> {
     /// What to do about it.
     pub fn hint(&self) -> String {
         let tells = format!("dlock inspect {} tells more", who::shell(self.key));
-        if self.waited.is_zero() { format!("-w 30s waits; {tells}") } else { tells }
+        let Cause::Refused(refusal, _) = self.cause else {
+            return if self.waited.is_zero() { format!("-w 30s waits; {tells}") } else { tells };
+        };
+        let history = format!("dlock history {} tells more", who::shell(self.key));
+        let again = refusal.again_in.map(|left| format!("free again in {}; ", age(left))).unwrap_or_default();
+        match refusal.rule {
+            Rule::Once(Stage::Failed) => format!("--retry-failed N runs it again; {history}"),
+            Rule::Once(Stage::Started) => format!("if it is dead, --retry-crashed runs it again; {history}"),
+            Rule::Once(_) => history,
+            Rule::SkewGuard(_) | Rule::AtLeast(_) => format!("{again}{history}"),
+        }
     }
 }
 
@@ -92,16 +132,38 @@ mod tests {
             ..Metadata::default()
         };
         let mut busy = Busy { holders: vec![holder(Some(ana))], ..Busy::default() };
-        let skip = Skip { key: &key, busy: &busy, waited: Duration::ZERO, outcome: "not run" };
+        let skip = Skip { key: &key, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not run" };
         assert_eq!(skip.text(), "demo is held by ana@lap, pid 4711, for 3s (sleep): not run");
         assert_eq!(skip.hint(), "-w 30s waits; dlock inspect demo tells more");
         let skip = Skip { waited: Duration::from_secs(30), ..skip };
         assert_eq!(skip.text(), "demo is still held by ana@lap, pid 4711, for 3s (sleep), after a wait of 30s: not run");
         busy.holders = vec![holder(None)];
-        let skip = Skip { key: &key, busy: &busy, waited: Duration::ZERO, outcome: "not taken" };
+        let skip = Skip { key: &key, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not taken" };
         assert_eq!(skip.text(), "demo is held by somebody for 3s: not taken");
         busy.holders.clear();
-        let skip = Skip { key: &key, busy: &busy, waited: Duration::ZERO, outcome: "not taken" };
+        let skip = Skip { key: &key, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not taken" };
         assert_eq!(skip.text(), "demo is held by somebody else: not taken");
+    }
+    #[test]
+    fn a_refusal_names_its_option() {
+        let key = Key::new("demo").unwrap();
+        let refusal = |rule| Refusal {
+            rule,
+            fence: Some(crate::lock::Fence(17)),
+            began: Some(Duration::from_secs(3)),
+            metadata: Some(Metadata { host: Some("lap".into()), ..Metadata::default() }),
+            again_in: Some(Duration::from_secs(2)),
+        };
+        let said = |rule, option| {
+            let refusal = refusal(rule);
+            let skip = Skip { key: &key, cause: Cause::Refused(&refusal, option), waited: Duration::ZERO, outcome: "not run" };
+            (skip.text(), skip.hint())
+        };
+        let (text, hint) = said(Rule::SkewGuard(Duration::from_secs(5)), "skew guard 5s");
+        assert_eq!(text, "demo: lap began it 3s ago (fence 17), skew guard 5s: not run");
+        assert_eq!(hint, "free again in 2s; dlock history demo tells more");
+        let (text, hint) = said(Rule::Once(Stage::Failed), "once per 1m");
+        assert_eq!(text, "demo: lap ran it 3s ago (fence 17) and failed, once per 1m: not run");
+        assert_eq!(hint, "--retry-failed N runs it again; dlock history demo tells more");
     }
 }

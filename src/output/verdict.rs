@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{Now, json, time, who};
-use crate::lock::{Error, Fence, Holder, Key, printable};
+use crate::lock::{Error, Fence, Holder, Key, Refusal, printable};
 
 /// How it ended, in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -85,6 +85,8 @@ pub struct Verdict {
     pub given_back: Option<GivenBack>,
     /// Who has the lock, if it was busy.
     pub holders: Vec<Holder>,
+    /// Why the lock was refused although nobody had it, and by what was asked with which option.
+    pub refused: Option<(Box<Refusal>, String)>,
     /// What went wrong: the failure, or how the lock was lost.
     pub error: Option<Error>,
 }
@@ -104,6 +106,7 @@ impl Verdict {
             ran: None,
             given_back: None,
             holders: Vec::new(),
+            refused: None,
             error: None,
         }
     }
@@ -127,13 +130,20 @@ impl Verdict {
                 }
             }
             Outcome::Busy => {
-                add("skipped busy".into());
-                if let Some(holder) = self.holders.first() {
-                    let host = holder.metadata.as_ref().and_then(|m| m.host.as_deref());
+                let (metadata, fence) = if let Some((refusal, option)) = &self.refused {
+                    add(format!("skipped {}", word(option)));
+                    (refusal.metadata.as_ref(), refusal.fence)
+                } else {
+                    add("skipped busy".into());
+                    let holder = self.holders.first();
+                    (holder.and_then(|holder| holder.metadata.as_ref()), holder.and_then(|holder| holder.fence))
+                };
+                if self.refused.is_some() || !self.holders.is_empty() {
+                    let host = metadata.and_then(|m| m.host.as_deref());
                     add(format!("holder={}", host.map_or("?".into(), |host| word(&who::clean(host, 64)))));
-                    if let Some(fence) = holder.fence {
-                        add(format!("fence={fence}"));
-                    }
+                }
+                if let Some(fence) = fence {
+                    add(format!("fence={fence}"));
                 }
             }
             Outcome::Lost => add("lost".into()),
@@ -178,6 +188,7 @@ impl Verdict {
             command: self.command.map(|_| CommandReport { status: exit_status, signal }),
             released: self.given_back,
             holders: self.holders.iter().map(|holder| json::HolderReport::new(holder, &now)).collect(),
+            refused: self.refused.as_ref().map(|(refusal, option)| json::RefusedReport::new(refusal, option, &now)),
             error: self.error.as_ref().map(json::ErrorReport::new),
         })
     }
@@ -197,6 +208,7 @@ struct Run<'a> {
     command: Option<CommandReport>,
     released: Option<GivenBack>,
     holders: Vec<json::HolderReport<'a>>,
+    refused: Option<json::RefusedReport<'a>>,
     error: Option<json::ErrorReport<'a>>,
 }
 

@@ -121,6 +121,7 @@ pub fn request(key: &Key, lease: Duration) -> Request {
         waiting: false,
         metadata: None,
         at_ms: None,
+        terms: None,
     }
 }
 
@@ -248,7 +249,7 @@ impl Client {
                 Attempt::Busy(_) => {
                     self.wait(request, looks_by_itself_after).await;
                 }
-                Attempt::NotHeld => panic!("a fresh request was answered as a nested one"),
+                other => panic!("{}: {other:?}", request.key),
             }
         }
     }

@@ -156,6 +156,7 @@ fn request(key: &str) -> Request {
         waiting: false,
         metadata: None,
         at_ms: None,
+        terms: None,
     }
 }
 

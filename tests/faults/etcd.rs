@@ -213,6 +213,7 @@ fn request(key: &str, ttl: u64, waiting: bool) -> Request {
         waiting,
         metadata: None,
         at_ms: None,
+        terms: None,
     }
 }
 

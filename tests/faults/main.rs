@@ -11,6 +11,7 @@
 mod support;
 
 mod breaking;
+mod crontabs;
 mod deployments;
 mod disk;
 mod doctor;

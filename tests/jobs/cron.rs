@@ -1,12 +1,12 @@
-//! A real cron daemon, which starts three jobs in one minute with next to nothing in their environment.
+//! Real cron daemons, which start their jobs with next to nothing in their environment.
 //!
-//! It runs in a mount namespace with an /etc, a /run, a /dev/log and a mail program of its own, and in a PID
+//! Each runs in a mount namespace with an /etc, a /run, a /dev/log and a mail program of its own, and in a PID
 //! namespace, so that nothing of it stays.
 
 use std::{
     fs,
     os::unix::{fs::PermissionsExt as _, net::UnixDatagram},
-    path::Path,
+    path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
 };
@@ -18,7 +18,7 @@ use crate::support::{
     redis::Redis,
 };
 
-/// Puts private folders over the system's, and becomes cron. `$1` is the test's folder.
+/// Puts private folders over the system's, and becomes cron. `$1` is the node's folder, `$2` its name, `$3` by how much its clock is wrong.
 const ENTER: &str = r#"
 set -e
 cd "$1"
@@ -38,20 +38,62 @@ mount --bind crontabs /var/spool/cron/crontabs
 mount --bind etc /etc
 mount --rbind dev /dev
 mount --bind sbin /usr/sbin
+hostname "$2"
+[ -z "$3" ] || export LD_PRELOAD=/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1 FAKETIME="$3"
 exec "$1/real-sbin/cron" -f
 "#;
 
 /// The whole environment that a program started by cron sees, besides what dlock adds.
 const FROM_CRON: [&str; 7] = ["HOME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "_"];
 
-#[test]
-fn three_crontab_lines_run_the_job_once() {
-    let name = "three_crontab_lines_run_the_job_once";
+/// A host with a cron of its own.
+struct Node {
+    cron: Process,
+    log: UnixDatagram,
+    folder: PathBuf,
+}
+
+impl Node {
+    /// Starts it in this folder, which everybody may read, with these lines.
+    fn start(folder: &Path, name: &str, clock: &str, backend: &str, crontab: &str) -> Self {
+        let at = folder.join(name);
+        for name in ["etc", "private/dlock", "dev", "sbin", "mail"] {
+            fs::create_dir_all(at.join(name)).expect("a folder");
+        }
+        let config = format!("backend = \"prod\"\n[backends.prod]\nurl = \"{backend}\"\n");
+        fs::write(at.join("private/dlock/config.toml"), config).expect("the configuration");
+        fs::write(at.join("private/crontab"), "").expect("the system's crontab");
+        program(&at.join("sendmail"), &format!("#!/bin/sh\ncat > {}/mail/$$\n", at.display()));
+        fs::write(at.join("crontab"), crontab).expect("the crontab");
+        let log = UnixDatagram::bind(at.join("dev/log")).expect("the syslog socket");
+        log.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
+        let mut command = process::command("unshare");
+        command.args(["--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc", "sh", "-c", ENTER, "enter"]);
+        command.arg(&at).args([name, clock]).stdin(Stdio::null());
+        Self { cron: Process::collect(command), log, folder: at }
+    }
+}
+
+fn program(path: &Path, text: &str) {
+    fs::write(path, text).expect("a program");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("executable");
+}
+
+/// Whether there is all that such hosts need.
+fn may_run(name: &str) -> bool {
     if !support::have(name, &["cron", "unshare", Redis::PROGRAM]) {
-        return;
+        return false;
     }
     if !may_unshare() {
         support::skip(name, "namespaces are for root only here");
+        return false;
+    }
+    true
+}
+
+#[test]
+fn three_crontab_lines_run_the_job_once() {
+    if !may_run("three_crontab_lines_run_the_job_once") {
         return;
     }
     let server = Redis::plain();
@@ -59,39 +101,22 @@ fn three_crontab_lines_run_the_job_once() {
     let _sweep = Sweep(key.clone());
     let at = folder.path();
     fs::set_permissions(at, fs::Permissions::from_mode(0o755)).expect("readable");
-    for name in ["etc", "private/dlock", "dev", "sbin", "mail"] {
-        fs::create_dir_all(at.join(name)).expect("a folder");
-    }
-    let config = format!("backend = \"prod\"\n[backends.prod]\nurl = \"{}\"\n", server.url());
-    fs::write(at.join("private/dlock/config.toml"), config).expect("the configuration");
-    fs::write(at.join("private/crontab"), "").expect("the system's crontab");
-    let program = |name: &str, text: &str| {
-        fs::write(at.join(name), text).expect("a program");
-        fs::set_permissions(at.join(name), fs::Permissions::from_mode(0o755)).expect("executable");
-    };
-    program("sendmail", &format!("#!/bin/sh\ncat > {}/mail/$$\n", at.display()));
-    program("job", &format!("#!/bin/sh\necho \"$DLOCK_FENCE\" >> {0}/ran\nenv > {0}/environment\nsleep 3\n", at.display()));
+    program(&at.join("job"), &format!("#!/bin/sh\necho \"$DLOCK_FENCE\" >> {0}/ran\nenv > {0}/environment\nsleep 3\n", at.display()));
     let line = format!("* * * * * {} run --key {key} -- {}/job\n", dlock::binary().display(), at.display());
     // The fourth line shows that cron would mail what is printed.
-    fs::write(at.join("crontab"), format!("{line}{line}{line}* * * * * echo control\n")).expect("the crontab");
+    let crontab = format!("{line}{line}{line}* * * * * echo control\n");
+    let mut node = Node::start(at, "web1", "", &server.url(), &crontab);
 
-    let log = UnixDatagram::bind(at.join("dev/log")).expect("the syslog socket");
-    log.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
-    let mut command = process::command("unshare");
-    command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", ENTER, "enter"]).arg(at);
-    command.stdin(Stdio::null());
-    let mut cron = Process::collect(command);
-
-    let lines = listen(&log, at, &key, &mut cron);
+    let lines = listen(&mut node, &key);
     let (said, count) = (|what: &str| lines.iter().filter(|line| line.contains(what)).count(), lines.len());
     assert_eq!((said(" ran "), said(" skipped busy "), count), (1, 2, 3), "{lines:?}");
     let ran = support::lines(&at.join("ran"));
     assert_eq!(ran.len(), 1, "the job ran {} times", ran.len());
     for line in lines.iter().filter(|line| line.contains("skipped")) {
-        assert!(line.contains(&format!("fence={}", ran[0])) && line.contains("holder="), "{line}");
+        assert!(line.contains(&format!("fence={}", ran[0])) && line.contains("holder=web1"), "{line}");
     }
-    support::must("the control is mailed", Duration::from_secs(5), || !mails(at).is_empty());
-    let mails = mails(at);
+    support::must("the control is mailed", Duration::from_secs(5), || !mails(&node.folder).is_empty());
+    let mails = mails(&node.folder);
     assert!(mails.len() == 1 && mails[0].contains("control"), "cron mailed: {mails:?}");
     let environment = support::lines(&at.join("environment"));
     let names: Vec<_> = environment.iter().filter_map(|line| Some(line.split_once('=')?.0)).collect();
@@ -100,18 +125,82 @@ fn three_crontab_lines_run_the_job_once() {
     assert!(["DLOCK_KEY", "DLOCK_TOKEN", "DLOCK_FENCE", "DLOCK_HELD"].iter().all(|name| names.contains(name)), "{names:?}");
 }
 
+/// The clocks of three nodes, apart by less than the skew guard and by more than the job is long.
+const CLOCKS: [(&str, &str); 3] = [("web1", ""), ("web2", "-1.5s"), ("web3", "+2s")];
+
+#[test]
+fn three_nodes_whose_clocks_differ_run_each_tick_once() {
+    let name = "three_nodes_whose_clocks_differ_run_each_tick_once";
+    if !may_run(name) {
+        return;
+    }
+    if !Path::new("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1").exists() {
+        return support::skip(name, "libfaketime is not installed");
+    }
+    let server = Redis::plain();
+    let (folder, guarded, once) = (support::folder(), unique("guarded"), unique("once-per"));
+    let _sweeps = [Sweep(guarded.clone()), Sweep(once.clone())];
+    let at = folder.path();
+    fs::set_permissions(at, fs::Permissions::from_mode(0o755)).expect("readable");
+    program(&at.join("job"), &format!("#!/bin/sh\necho \"$DLOCK_KEY $DLOCK_FENCE $(hostname)\" >> {}/ran\n", at.display()));
+    let (dlock, job) = (dlock::binary().display().to_string(), at.join("job").display().to_string());
+    let crontab = format!(
+        "* * * * * {dlock} run --key {guarded} -- {job}\n* * * * * {dlock} run --key {once} --skew-guard 0 --once-per 1m -- {job}\n"
+    );
+    let mut nodes: Vec<Node> = CLOCKS.iter().map(|(name, clock)| Node::start(at, name, clock, &server.url(), &crontab)).collect();
+
+    // Two ticks: each node tells of both jobs.
+    let began = Instant::now();
+    let mut lines: Vec<String> = Vec::new();
+    let mut buffer = [0; 4096];
+    while lines.len() < 2 * 2 * CLOCKS.len() {
+        assert!(began.elapsed() < Duration::from_secs(150), "no more than {lines:#?}");
+        for node in &mut nodes {
+            assert!(!node.cron.has_ended(), "cron ended");
+            let Ok(length) = node.log.recv(&mut buffer) else { continue };
+            let line = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            if line.contains(" dlock[") {
+                lines.push(line);
+            }
+        }
+    }
+    let ran = support::lines(&at.join("ran"));
+    for (key, reason) in [(&guarded, "skew guard 5s"), (&once, "once per 1m")] {
+        let runs: Vec<_> = ran.iter().filter(|line| line.starts_with(&format!("{key} "))).collect();
+        assert_eq!(runs.len(), 2, "{key} in two ticks: {ran:?}; {lines:#?}");
+        let skips: Vec<_> = lines.iter().filter(|line| line.contains(key.as_str()) && line.contains("skipped")).collect();
+        assert_eq!(skips.len(), 4, "{lines:#?}");
+        for run in runs {
+            let [_, fence, host] = run.split(' ').collect::<Vec<_>>()[..] else { panic!("{run}") };
+            let told = |line: &&&String| line.contains(&format!("fence={fence}")) && line.contains(&format!("holder={host}"));
+            assert_eq!(skips.iter().filter(told).count(), 2, "who ran it, and with which fence: {skips:#?}");
+        }
+        let named = skips.iter().filter(|line| line.contains(&format!("skipped \"{reason}\""))).count();
+        assert_eq!(named, 4, "{skips:#?}");
+        let told = dlock::run(&server.url(), &["history", key, "--json"]);
+        let told: serde_json::Value = serde_json::from_str(&told.stdout).unwrap_or_else(|error| panic!("{error}: {}", told.stderr));
+        let counted: u64 = told["skips"].as_array().expect("skips").iter().filter_map(|skip| skip["count"].as_u64()).sum();
+        assert_eq!(counted, 4, "{told}");
+    }
+    assert!(nodes.iter().all(|node| mails(&node.folder).is_empty()), "nothing is mailed");
+}
+
 /// What dlock told syslog of this key, from the first line on until the three jobs can have ended.
-fn listen(log: &UnixDatagram, folder: &Path, key: &str, cron: &mut Process) -> Vec<String> {
+fn listen(node: &mut Node, key: &str) -> Vec<String> {
     let began = Instant::now();
     let mut first: Option<Instant> = None;
     let mut lines = Vec::new();
     let mut others = Vec::new();
     let mut buffer = [0; 4096];
     while first.is_none_or(|first| first.elapsed() < Duration::from_secs(8)) {
-        assert!(!cron.has_ended(), "cron ended");
+        assert!(!node.cron.has_ended(), "cron ended");
         let patience = Duration::from_secs(75);
-        assert!(began.elapsed() < patience, "no job told of itself in a minute; in the log: {others:#?}; mailed: {:#?}", mails(folder));
-        let Ok(length) = log.recv(&mut buffer) else { continue };
+        assert!(
+            began.elapsed() < patience,
+            "no job told of itself in a minute; in the log: {others:#?}; mailed: {:#?}",
+            mails(&node.folder)
+        );
+        let Ok(length) = node.log.recv(&mut buffer) else { continue };
         let line = String::from_utf8_lossy(&buffer[..length]).into_owned();
         if line.contains(" dlock[") && line.contains(key) {
             first.get_or_insert_with(Instant::now);
@@ -134,6 +223,6 @@ fn mails(folder: &Path) -> Vec<String> {
 
 fn may_unshare() -> bool {
     let mut command = process::command("unshare");
-    command.args(["--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "none", "/run"]);
+    command.args(["--mount", "--pid", "--uts", "--fork", "mount", "-t", "tmpfs", "none", "/run"]);
     Process::collect(command).wait(Duration::from_secs(10)).status.success()
 }

@@ -10,3 +10,4 @@ mod cron;
 mod metrics;
 mod pid1;
 mod readme;
+mod year;

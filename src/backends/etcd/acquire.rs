@@ -11,6 +11,8 @@
 //! - *The one before us vanished* (its lease ended or was revoked, its key deleted) and may still be stopping what it
 //!   ran: it left the record that whoever leaves by themselves removes, and we ask for time ([`SETTLE`]). The record stays
 //!   until that time is over, so that one who comes in between asks for it too.
+//! - *Nobody is before us, and an earlier run keeps the lock from everybody*: we stay first, which keeps it from other libraries
+//!   too, and are told to ask again. Our record says that we only wait, by which others know ([`Look::holding`]).
 
 use std::time::Duration;
 
@@ -21,12 +23,13 @@ use super::{
     holders::{self, position},
     messages::{RequestOp, TxnRequest},
     ops::{self, Answers},
-    queue::{Contender, Look},
+    queue::Look,
     record::{Held, Record},
     session::{Hold, Inner, Nested, Queued, Session, Stage, seconds, ttl},
+    starts::{self, Leases, Starts},
     value::Value,
 };
-use crate::lock::{Attempt, Busy, Error, Grant, Kind, Mode, Request, Result, Ttl};
+use crate::lock::{Attempt, Busy, Error, Grant, Kind, Mode, Refusal, Request, Result, Ttl};
 
 /// What a holder that vanished is left to stop what it ran.
 pub(super) const SETTLE: Duration = Duration::from_millis(500);
@@ -41,9 +44,10 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
         return Ok(Attempt::Busy(busy));
     }
     let own = session.names.own(request.mode, session.lease);
+    let mut leases = None;
     let mut granted = match session.stage {
         Stage::Queued(_) | Stage::Held(_) | Stage::Asked { leased: true, .. } => None,
-        _ => grant(client, session, request).await?,
+        _ => grant(client, session, request, &mut leases).await?,
     };
     let was_alive = if let Stage::Queued(queued) = &session.stage { Some(queued.alive_until) } else { None };
     // Who stands there already needs no space in a store that is full.
@@ -53,23 +57,26 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
     };
     let asked = match stands {
         Some(look) => Ok(look),
-        None => put(client, session, request, &own).await,
+        None => put(client, session, request, &own, &mut leases).await,
     };
     let look = match asked {
         Err(Trouble::NoLease) => {
             session.stage = Stage::Asked { leased: false };
-            granted = grant(client, session, request).await?;
-            put(client, session, request, &own).await?
+            granted = grant(client, session, request, &mut leases).await?;
+            put(client, session, request, &own, &mut leases).await?
         }
         answer => answer?,
     };
-    let Some(place) = look.find(&own) else { return busy(client, session, request, &look).await };
+    let Some(place) = look.find(&own) else { return declined(client, session, request, &look, leases).await };
     if let Some(blocker) = look.blocker(request.mode, place) {
         if blocker.lease == 0 {
             return Err(failure::no_end(&blocker.name).into());
         }
         if !request.waiting {
-            return busy(client, session, request, &look).await;
+            return declined(client, session, request, &look, leases).await;
+        }
+        if let Some(leases) = leases {
+            leases.end(client).await;
         }
         let before = blocker.name.clone();
         let busy = Busy { position: Some(position(&look, place)), ..told(client, session, &look).await? };
@@ -79,17 +86,36 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
         session.stage = Stage::Queued(Queued { own, created, before, seen, busy: busy.clone(), checks: 0, ttl, alive_until });
         return Ok(Attempt::Busy(busy));
     }
-    let held = match look.record_of(&look.contenders[place]).and_then(|record| record.held.clone()) {
-        Some(held) => held,
-        None => note_grant(client, session, request, &look.contenders[place]).await?,
-    };
     let ttl = match granted {
         Some(ttl) => ttl,
         None => confirm(client, session).await?,
     };
+    let fence = look.contenders[place].fence();
+    let held = look.record_of(&look.contenders[place]).and_then(|record| record.held.clone());
+    let (held, starts) = match held.filter(|_| !starts::records(request) || look.starts.knows(fence)) {
+        Some(held) => (held, look.starts.clone()),
+        None => match begin(client, session, request, (&look, place), &mut leases).await? {
+            Ok(begun) => begun,
+            Err(refusal) => {
+                let seen = look.revision;
+                let queued = Queued {
+                    before: own.clone(),
+                    own,
+                    created: look.contenders[place].created,
+                    seen,
+                    busy: Busy::default(),
+                    checks: u32::MAX,
+                    ttl,
+                    alive_until: super::waiting::fresh_until(Some(ttl)),
+                };
+                session.stage = Stage::Queued(queued);
+                return refused(client, session, request, &look, (refusal, leases)).await;
+            }
+        },
+    };
     let (created, dying) = (look.contenders[place].created, look.dying(request.mode));
     let grant = Grant {
-        fence: look.contenders[place].fence(),
+        fence,
         ttl,
         holds: look.holds(session.lease),
         settle: if dying.is_empty() { Duration::ZERO } else { SETTLE },
@@ -98,20 +124,36 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
     history::bury_old(client, &session.names, &look).await;
     let settled_at = super::waiting::after(SETTLE);
     let (since_ms, metadata) = (held.since_ms, held.metadata);
-    let hold = Hold { own, created, seen: look.revision, nested: None, since_ms, metadata, dying, settled_at };
+    let hold = Hold { own, created, seen: look.revision, nested: None, since_ms, metadata, starts, dying, settled_at };
     session.stage = Stage::Held(hold);
     Ok(Attempt::Granted(grant))
 }
 
-/// Grants the lease; `None` if it was there already, from a request whose answer was lost.
-async fn grant(client: &mut Client, session: &mut Session, request: &Request) -> Answer<Option<Ttl>> {
-    let granted = match client.grant(session.lease, seconds(request.ttl)).await {
-        Ok(length) => Some(ttl(length)?),
-        Err(Trouble::LeaseExists) => None,
-        Err(trouble) => return Err(trouble),
+/// Grants the lease, and with it those of a start; `None` if it was there already, from a request whose answer was lost.
+async fn grant(client: &mut Client, session: &mut Session, request: &Request, leases: &mut Option<Leases>) -> Answer<Option<Ttl>> {
+    let (of_start, mut wanted) = Leases::of(request);
+    wanted.insert(0, (session.lease, seconds(request.ttl)));
+    let mut answers = client.grant_all(&wanted).await.into_iter();
+    let granted = match answers.next() {
+        Some(Ok(length)) => Some(ttl(length)?),
+        Some(Err(Trouble::LeaseExists)) => None,
+        Some(Err(trouble)) => return Err(trouble),
+        None => return Err(failure::unreadable().into()),
     };
     session.stage = Stage::Asked { leased: true };
+    for answer in answers {
+        answer?;
+    }
+    *leases = Some(of_start);
     Ok(granted)
+}
+
+/// The leases of a start, if they are not there yet.
+async fn leases_of<'a>(client: &mut Client, request: &Request, leases: &'a mut Option<Leases>) -> Answer<&'a Leases> {
+    Ok(match leases {
+        Some(leases) => leases,
+        none => none.insert(Leases::grant(client, request).await?),
+    })
 }
 
 /// Keeps the lease alive that the lock is to be held with; returns its length.
@@ -123,64 +165,116 @@ async fn confirm(client: &mut Client, session: &mut Session) -> Answer<Ttl> {
     Ok(ttl(length)?)
 }
 
-/// Puts the key, if it isn't there: one who waits at the end of the queue, one who doesn't only if nobody is before it.
-async fn put(client: &mut Client, session: &Session, request: &Request, own: &str) -> Answer<Look> {
-    let names = &session.names;
+/// Puts the key, if it isn't there: one who waits at the end of the queue, one who doesn't only if nobody is before it. In the
+/// same step it becomes a hold, start and all, if nobody is and nothing else is recorded that it goes by.
+async fn put(client: &mut Client, session: &Session, request: &Request, own: &str, leases: &mut Option<Leases>) -> Answer<Look> {
+    let leases = leases_of(client, request, leases).await?;
+    let (names, terms) = (&session.names, request.terms.as_ref());
     let value = Value::of(request)?;
     let record = |says: Vec<u8>| ops::put(&names.open_of(session.lease), says, 0);
-    let held = record(Held::of(request, None).write());
+    let held = |starts: &Starts| {
+        let mut ops = vec![record(Held::of(request, None).write())];
+        ops.extend(starts.begin(names, request, None, leases));
+        ops
+    };
     let puts = |record: RequestOp| {
         let mut ops = vec![ops::put(own, value.clone(), session.lease), record];
         ops.extend(ops::look(names, ops::SOME));
         ops
     };
-    let free = ops::free_for(names, request.mode);
+    let mut free = ops::free_for(names, request.mode);
+    free.extend(Starts::default().unchanged(names, terms));
     // Readers come beside others, and one of those may be ourselves.
     let mut compare = vec![ops::absent(own)];
     let success = if request.waiting {
-        puts(ops::when(free, vec![held.clone()], vec![record(Record::waiting(request.mode).into())]))
+        puts(ops::when(free, held(&Starts::default()), vec![record(Record::waiting(request.mode).into())]))
     } else {
         compare.extend(free);
-        puts(held.clone())
+        puts(ops::when(Vec::new(), held(&Starts::default()), Vec::new()))
     };
     let look = looked(client, session, TxnRequest { compare, success, failure: ops::look(names, ops::SOME) }).await?;
     let nobody = || look.find(own).is_none() && look.blocker(request.mode, look.contenders.len()).is_none();
-    if request.waiting || !nobody() {
+    if request.waiting || !nobody() || look.starts.judge(terms).is_some() {
         return Ok(look);
     }
-    // What is in the folder has no part in the lock. Nobody who has may have come since.
-    let compare = vec![ops::absent(own), ops::nothing_newer_under(&names.folder, look.revision)];
-    looked(client, session, TxnRequest { compare, success: puts(held), failure: ops::look(names, ops::SOME) }).await
+    // What is in the folder has no part in the lock, or what is recorded does not keep us from it. Nobody may have come since.
+    let mut compare = vec![ops::absent(own), ops::nothing_newer_under(&names.folder, look.revision)];
+    compare.extend(look.starts.unchanged(names, terms));
+    let success = puts(ops::when(Vec::new(), held(&look.starts), Vec::new()));
+    let then = looked(client, session, TxnRequest { compare, success, failure: ops::look(names, ops::SOME) }).await?;
+    if then.find(own).is_some() {
+        look.starts.end_before(client, leases).await;
+    }
+    Ok(then)
 }
 
-/// Looks whether it is our turn; in the same step our record becomes that of a hold if it is.
+/// Looks whether it is our turn; in the same step our record becomes that of a hold if it is, and has no start to go with it.
 async fn turn(client: &mut Client, session: &Session, request: &Request) -> Answer<Look> {
     let names = &session.names;
     let look = ops::look(names, ops::SOME);
     let mut txn = ops::read(look.clone());
-    if let Stage::Queued(queued) = &session.stage {
+    let mut puts = 0;
+    if let Stage::Queued(queued) = &session.stage
+        && !starts::records(request)
+    {
         let held = ops::put(&names.open_of(session.lease), Held::of(request, Some(queued.created)).write(), 0);
+        let held = ops::when(vec![ops::absent(&names.least())], vec![held], Vec::new());
         let granted = ops::when_first(names, request.mode, queued.created, held);
         let compare = vec![ops::created_at(&queued.own, queued.created)];
-        txn = TxnRequest { compare, success: [look.clone(), vec![granted]].concat(), failure: look.clone() };
+        txn = TxnRequest { compare, success: [vec![granted], look.clone()].concat(), failure: look.clone() };
+        puts = 1;
     }
-    let answer = match client.txn(txn).await {
+    let mut answers = match client.txn(txn).await {
         // A place in the queue needs no space.
-        Err(Trouble::Full(_)) => client.txn(ops::read(look)).await,
-        answer => answer,
+        Err(Trouble::Full(_)) if puts > 0 => {
+            puts = 0;
+            Answers::of(client.txn(ops::read(look)).await?)?
+        }
+        answer => Answers::of(answer?)?,
     };
-    Ok(Answers::of(answer?)?.look(names)?)
+    if answers.succeeded {
+        answers.skip(puts);
+    }
+    Ok(answers.look(names)?)
 }
 
-/// Writes a hold's record that the granting step left out: something else lies in the folder, or the store is full. Nobody
-/// can come before a key that nobody is before.
-async fn note_grant(client: &mut Client, session: &Session, request: &Request, own: &Contender) -> Answer<Held> {
-    let held = Held::of(request, Some(own.created));
-    let put = ops::put(&session.names.open_of(session.lease), held.write(), 0);
-    let txn = TxnRequest { compare: vec![ops::created_at(&own.name, own.created)], success: vec![put], failure: Vec::new() };
-    match client.txn(txn).await {
-        // No history is worth a lock.
-        Ok(_) | Err(Trouble::Full(_) | Trouble::Refused(_)) => Ok(held),
+/// Judges one whom nobody is before, and makes its record that of a hold, start and all, where that was left out so far: it has
+/// waited, something else lies in the folder, or the store is full. Nobody can come before a key that nobody is before, so that
+/// what it is judged by changes only by its end. A refusal is no answer to ask again for.
+async fn begin(
+    client: &mut Client,
+    session: &mut Session,
+    request: &Request,
+    (look, place): (&Look, usize),
+    leases: &mut Option<Leases>,
+) -> Answer<std::result::Result<(Held, Starts), (Refusal, i64)>> {
+    let (own, terms) = (&look.contenders[place], request.terms.as_ref());
+    if let Some(refusal) = look.starts.judge(terms) {
+        return Ok(Err(refusal));
+    }
+    let leases = leases_of(client, request, leases).await?;
+    let (names, held) = (&session.names, Held::of(request, Some(own.created)));
+    let open = names.open_of(session.lease);
+    let mut success = vec![ops::put(&open, held.write(), 0)];
+    success.extend(look.starts.begin(names, request, Some(own.fence()), leases));
+    let puts = success.len();
+    success.push(ops::under(&names.starts(), false));
+    // A late request of an earlier attempt must not do it again.
+    let known = look.record_of(own).map_or(0, |record| record.revision);
+    let compare = vec![ops::created_at(&own.name, own.created), ops::unchanged(&open, known)];
+    match client.txn(TxnRequest { compare, success, failure: Vec::new() }).await {
+        Ok(answer) => {
+            let mut answers = Answers::of(answer)?;
+            if !answers.succeeded {
+                return Err(failure::contended().into());
+            }
+            answers.skip(puts);
+            let starts = answers.starts(names)?;
+            look.starts.end_before(client, leases).await;
+            Ok(Ok((held, starts)))
+        }
+        // No history is worth a lock; but what later runs go by is.
+        Err(Trouble::Full(_) | Trouble::Refused(_)) if !starts::records(request) => Ok(Ok((held, look.starts.clone()))),
         Err(trouble) => Err(trouble),
     }
 }
@@ -193,18 +287,56 @@ async fn looked(client: &mut Client, session: &Session, txn: TxnRequest) -> Answ
     Ok(answers.look(&session.names)?)
 }
 
+/// It is not ours, and we don't wait.
+async fn declined(client: &mut Client, session: &mut Session, request: &Request, look: &Look, leases: Option<Leases>) -> Answer<Attempt> {
+    let nobody = look.contenders.iter().take(look.holding()).all(|one| one.lease == session.lease);
+    if let Some(refusal) = look.starts.judge(request.terms.as_ref()).filter(|_| nobody) {
+        return refused(client, session, request, look, (refusal, leases)).await;
+    }
+    if let Some(leases) = leases {
+        leases.end(client).await;
+    }
+    busy(client, session, request, look).await
+}
+
+/// Nobody has the lock, but an earlier run keeps it from us. Who waits stays first, and keeps its place alive by asking again.
+async fn refused(
+    client: &mut Client,
+    session: &mut Session,
+    request: &Request,
+    look: &Look,
+    (refusal, leases): ((Refusal, i64), Option<Leases>),
+) -> Answer<Attempt> {
+    if let Some(leases) = leases {
+        leases.end(client).await;
+    }
+    let waits = match &session.stage {
+        Stage::Queued(queued) if request.waiting => Some(queued.ttl.get()),
+        _ => None,
+    };
+    let refusal = starts::with_times(client, refusal, waits).await;
+    if !request.waiting {
+        go(client, session, request, look).await?;
+    }
+    Ok(Attempt::Refused(refusal))
+}
+
+/// Leaves nothing of ours behind. Without the lease no key is put any more.
+async fn go(client: &mut Client, session: &mut Session, request: &Request, look: &Look) -> Answer<()> {
+    if look.contenders.iter().any(|one| one.lease == session.lease) {
+        super::hold::leave(client, session, request.mode).await
+    } else {
+        client.revoke(session.lease).await
+    }
+}
+
 /// Somebody else has the lock, and we don't wait: nothing of ours stays.
 async fn busy(client: &mut Client, session: &mut Session, request: &Request, look: &Look) -> Answer<Attempt> {
     let blocker = look.blocker(request.mode, look.contenders.len());
     let endless = blocker.filter(|one| one.lease == 0).map(|one| failure::no_end(&one.name));
     let passing = blocker.is_none();
     let told = told(client, session, look).await;
-    // Without the lease no key is put any more.
-    if look.contenders.iter().any(|one| one.lease == session.lease) {
-        super::hold::leave(client, session, request.mode).await?;
-    } else {
-        client.revoke(session.lease).await?;
-    }
+    go(client, session, request, look).await?;
     match endless {
         Some(error) => Err(error.into()),
         None => Ok(Attempt::Busy(Busy { passing, ..told? })),

@@ -13,7 +13,8 @@
 
 use super::{
     client::{Answer, Client},
-    failure, history,
+    failure,
+    history::{self, Said},
     hold::TRIES,
     messages::TxnRequest,
     names::Names,
@@ -92,6 +93,7 @@ pub(super) async fn evict(client: &mut Client, key: &Key, fence: Fence, mark: &B
     let gone = vec![ops::delete_under(&names.nested(one.lease)), ops::delete(&one.name)];
     let mut says = vec![ops::put(&names.last(), one.created.to_string(), 0)];
     says.extend(record.map(|record| ops::put(&record.name, Record::waiting(record.mode), 0)));
+    let says = Said { beside: says, ..Said::default() };
     let Some(freed) = history::end(client, &names, compare, gone, says, Some(&past)).await? else { return Ok(Marking::Changed) };
     // It is done, which no failure from here on may hide. Leases that nothing lies on end by themselves.
     for lease in freed.leases.iter().copied().filter(|lease| *lease != one.lease).chain([one.lease]) {

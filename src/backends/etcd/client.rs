@@ -4,7 +4,7 @@
 //! (nobody there, no leader, a learner), each at most once, and is asked again after a new login at most once.
 
 use prost::Message;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{
     Request, Status, Streaming,
@@ -194,6 +194,43 @@ impl Client {
         }
     }
 
+    /// Several questions of a kind, all under way at once. What does not answer as it should is asked again by itself.
+    async fn ask_all<Q, A>(&mut self, path: &'static str, questions: Vec<Q>) -> Vec<Answer<A>>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut answered: Vec<Option<A>> = questions.iter().map(|_| None).collect();
+        if questions.len() > 1
+            && self.open().await.is_ok()
+            && let Some(connection) = &self.connection
+        {
+            let mut under_way = JoinSet::new();
+            for (nth, question) in questions.iter().cloned().enumerate() {
+                let (mut grpc, request) = (connection.grpc.clone(), self.request(question));
+                under_way
+                    .spawn(async move { (nth, grpc.unary(request, PathAndQuery::from_static(path), ProstCodec::<Q, A>::default()).await) });
+            }
+            while let Some(done) = under_way.join_next().await {
+                if let Ok((nth, Ok(answer))) = done {
+                    answered[nth] = Some(answer.into_inner());
+                }
+            }
+            if answered.iter().any(Option::is_some) {
+                self.greet();
+            }
+            self.under_way = false;
+        }
+        let mut answers = Vec::new();
+        for (question, answer) in questions.into_iter().zip(answered) {
+            answers.push(match answer {
+                Some(answer) => Ok(answer),
+                None => self.ask(path, question, Style::Unary).await,
+            });
+        }
+        answers
+    }
+
     pub(super) async fn txn(&mut self, txn: TxnRequest) -> Answer<TxnResponse> {
         self.ask("/etcdserverpb.KV/Txn", txn, Style::Unary).await
     }
@@ -202,6 +239,19 @@ impl Client {
     pub(super) async fn grant(&mut self, id: i64, ttl: i64) -> Answer<i64> {
         let answer: LeaseGrantResponse = self.ask("/etcdserverpb.Lease/LeaseGrant", LeaseGrantRequest { ttl, id }, Style::Unary).await?;
         Ok(answer.ttl)
+    }
+
+    /// Grants several, all at once; one that was there already is an error.
+    pub(super) async fn grant_all(&mut self, wanted: &[(i64, i64)]) -> Vec<Answer<i64>> {
+        let questions = wanted.iter().map(|(id, ttl)| LeaseGrantRequest { ttl: *ttl, id: *id }).collect();
+        let answers = self.ask_all("/etcdserverpb.Lease/LeaseGrant", questions).await;
+        answers.into_iter().map(|answer| answer.map(|answer: LeaseGrantResponse| answer.ttl)).collect()
+    }
+
+    /// Ends several, all at once, that would end by themselves too.
+    pub(super) async fn revoke_all(&mut self, ids: &[i64]) {
+        let questions = ids.iter().map(|id| LeaseRequest { id: *id }).collect();
+        let _: Vec<Answer<LeaseRevokeResponse>> = self.ask_all("/etcdserverpb.Lease/LeaseRevoke", questions).await;
     }
 
     /// Ends a lease and removes its keys; that there is none is as good.

@@ -116,20 +116,31 @@ pub(super) struct Freed {
     pub runs: Counts,
 }
 
+/// What is said of a lock as it is freed.
+#[derive(Default)]
+pub(super) struct Said {
+    /// Of the start of the run.
+    pub became: Vec<RequestOp>,
+    /// For the history.
+    pub beside: Vec<RequestOp>,
+}
+
 /// Frees a lock by `gone`, of which the first deletes what is nested, and remembers it by `past` and what else is `said`, if
 /// `compare` holds; `None` if it doesn't.
 ///
-/// To free it needs neither space nor rights to the history: where something is refused it is done without a word.
+/// To free it needs neither space nor rights to the history: where something is refused it is done without a word. What became of
+/// a start is unknown then, if there is no space.
 pub(super) async fn end(
     client: &mut Client,
     names: &Names,
     compare: Vec<Compare>,
     gone: Vec<RequestOp>,
-    said: Vec<RequestOp>,
+    said: Said,
     past: Option<&Past>,
 ) -> Answer<Option<Freed>> {
     let run = past.and_then(|past| line(names, past));
-    let mut success = [gone.clone(), said].concat();
+    let Said { became, beside } = said;
+    let mut success = [gone.clone(), became.clone(), beside].concat();
     success.extend(run.iter().map(|(name, value)| ops::put(name, value.clone(), 0)));
     success.extend(counts(names));
     let (answer, in_full) = match client.txn(TxnRequest { compare: compare.clone(), success, failure: Vec::new() }).await {
@@ -137,7 +148,10 @@ pub(super) async fn end(
             let failure = run.iter().map(|(name, _)| ops::get(name)).collect();
             (client.txn(TxnRequest { compare, success: gone, failure }).await?, false)
         }
-        Err(Trouble::Refused(_)) => (client.txn(TxnRequest { compare, success: gone, failure: Vec::new() }).await?, false),
+        Err(Trouble::Refused(_)) => {
+            let success = [gone, became].concat();
+            (client.txn(TxnRequest { compare, success, failure: Vec::new() }).await?, false)
+        }
         answer => (answer?, true),
     };
     let mut answers = Answers::of(answer)?;
@@ -182,7 +196,7 @@ pub(super) async fn history(client: &mut Client, key: &Key) -> Answer<History> {
         let count = u64::try_from(kv.version).unwrap_or_default();
         skips.push(Skips { host: skip.host, count, since_ms, last_ms: Some(skip.at_ms), reason: skip.reason });
     }
-    Ok(History::new(found, skips))
+    Ok(History { record: look.starts.record(), ..History::new(found, skips) })
 }
 
 /// What the key that says since when a host's skips are counted has after their name.

@@ -13,13 +13,14 @@ use super::{
     breaking,
     client::{Answer, Client},
     failure::{self, Trouble},
-    history,
+    history::{self, Said},
     holders::{self, Left},
     messages::{Compare, TxnRequest},
     ops::{self, Answers},
     queue,
     record::Record,
     session::{Hold, Nested, Session, Stage, ttl},
+    starts::Starts,
     value::Value,
 };
 use crate::lock::{Fence, Holding, Metadata, Mode, Parting, Purpose, Release, Renewal, Scope};
@@ -46,6 +47,7 @@ pub(super) struct Found {
     /// What stands beside the own key.
     record: Option<Record>,
     metadata: Option<Metadata>,
+    starts: Starts,
     dying: Vec<Record>,
 }
 
@@ -63,6 +65,7 @@ impl Found {
             nested: self.nested.clone(),
             since_ms: self.record.as_ref().and_then(|record| record.held.as_ref()?.since_ms),
             metadata: self.metadata.clone(),
+            starts: self.starts.clone(),
             dying: self.dying.clone(),
             settled_at: super::waiting::after(std::time::Duration::ZERO),
         }
@@ -119,6 +122,7 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
         others,
         record: look.record_of(&look.contenders[place]).cloned(),
         metadata: value.metadata,
+        starts: look.starts,
         dying,
     }))
 }
@@ -229,7 +233,7 @@ pub(super) async fn release(client: &mut Client, session: &mut Session, parting:
         let released = match &found.nested {
             Some(nested) => release_nested(client, session, &found, (&hold, nested), parting).await?,
             None if scope == Scope::Tree || found.others.is_empty() => release_root(client, session, &hold, parting).await?,
-            None => release_around(client, session, &found).await?,
+            None => release_around(client, session, &found, parting).await?,
         };
         if let Some(released) = released {
             return Ok(released);
@@ -289,11 +293,13 @@ async fn release_nested(
 }
 
 /// Gives back the outer hold, while nested ones keep the lock: a mark says so. `None` if something changed meanwhile.
-async fn release_around(client: &mut Client, session: &mut Session, found: &Found) -> Answer<Option<Release>> {
+async fn release_around(client: &mut Client, session: &mut Session, found: &Found, parting: &Parting) -> Answer<Option<Release>> {
     let left = session.names.left(session.lease);
     let mut compare = vec![ops::created_at(&found.own, found.created), ops::absent(&left)];
     compare.extend(found.others.first().map(|other| ops::created_at(&other.name, other.created)));
-    let txn = TxnRequest { compare, success: vec![ops::put(&left, "", session.lease)], failure: Vec::new() };
+    let mut success = vec![ops::put(&left, "", session.lease)];
+    success.extend(found.starts.end(&session.names, found.fence(), parting.became));
+    let txn = TxnRequest { compare, success, failure: Vec::new() };
     let done = Answers::of(client.txn(txn).await?)?.succeeded;
     Ok(done.then(|| Release::StillHeld(found.holds.saturating_sub(1))))
 }
@@ -310,7 +316,9 @@ async fn free(
     let gone = vec![ops::delete_under(&names.nested(session.lease)), ops::delete(&hold.own), ops::delete(&names.open_of(session.lease))];
     let mut said: Vec<_> = hold.dead().iter().map(|record| history::bury(names, record)).collect();
     said.push(ops::put(&names.last(), hold.created.to_string(), 0));
-    let past = history::past(hold, parting);
+    // What becomes of a nested hold is nothing to the run around it.
+    let became = hold.starts.end(names, hold.fence(), parting.became.filter(|_| hold.nested.is_none()));
+    let (past, said) = (history::past(hold, parting), Said { became, beside: said });
     let Some(freed) = history::end(client, names, compare, gone, said, past.as_ref()).await? else { return Ok(None) };
     session.stage = Stage::GivenBack;
     session.watches = None;

@@ -28,6 +28,7 @@ mod options;
 mod queue;
 mod record;
 mod session;
+mod starts;
 mod value;
 mod waiting;
 
@@ -49,6 +50,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
     fair: true,
     history: true,
+    terms: true,
     breakable: true,
     // A server's shortest lease may be longer: what it granted is what counts.
     ttl_min: Ttl::MIN,
@@ -145,8 +147,8 @@ impl Backend for Etcd {
         };
         match &outcome {
             Ok(Attempt::Granted(grant)) => self.note_length(request, grant),
-            Ok(Attempt::Busy(_)) if request.waiting => {}
-            Ok(Attempt::Busy(_) | Attempt::NotHeld) => drop(self.sessions.swap_remove(at)),
+            Ok(Attempt::Busy(_) | Attempt::Refused(_)) if request.waiting => {}
+            Ok(Attempt::Busy(_) | Attempt::Refused(_) | Attempt::NotHeld) => drop(self.sessions.swap_remove(at)),
             Err(_) => {}
         }
         self.about(outcome, "acquire", Some(&request.key))
@@ -225,6 +227,11 @@ impl Backend for Etcd {
 
     async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
         let outcome = history::note(&mut self.client, key, note).await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let outcome = starts::claim_warning(&mut self.client, key, fence, level).await;
         self.about(outcome, "note", Some(key))
     }
 

@@ -18,6 +18,8 @@
 //! | `%open/<key>/<lease>` | the record beside a key of dlock's ([`super::record`]): whose hold it is, and who is breaking it |
 //! | `%nested/<key>/<lease>/…` | what is nested in a hold |
 //! | `%last/<key>` | the last fence |
+//! | `%last/<key>/least`, `…/guard`, `…/once` | what the last runs keep later ones from, each as long as its lease ([`super::starts`]) |
+//! | `%last/<key>/warned` | how long the hold there is was warned of, on that hold's lease |
 //! | `%fine/<key>/<fence>`, `%bad/<key>/<fence>` | a hold that is over ([`super::history`]) |
 //! | `%skips/<key>/…` | a host that did without, and since when that is counted |
 
@@ -111,6 +113,31 @@ impl Names {
     pub(super) fn last(&self) -> String {
         format!("{}{LAST}{}", self.side, self.encoded)
     }
+
+    /// The folder of what the last runs have left.
+    pub(super) fn starts(&self) -> String {
+        self.last() + "/"
+    }
+
+    /// What keeps everybody from the lock.
+    pub(super) fn least(&self) -> String {
+        self.starts() + "least"
+    }
+
+    /// What keeps tries from elsewhere from it.
+    pub(super) fn guard(&self) -> String {
+        self.starts() + "guard"
+    }
+
+    /// The last start of a run that was to be the only one for some time.
+    pub(super) fn once(&self) -> String {
+        self.starts() + "once"
+    }
+
+    /// Which hold was last warned about, and up to which level.
+    pub(super) fn warned(&self) -> String {
+        self.starts() + "warned"
+    }
 }
 
 pub(super) const WRITE: &str = "write/";
@@ -184,7 +211,7 @@ mod tests {
         ) {
             let (first, second) = (names(&one, &a), names(&other, &b));
             let run = first.run(true, Fence(1));
-            let sides = [first.open_of(1), first.nested_hold(1, "00"), first.left(1), first.last(), first.skips(), run];
+            let sides = [first.open_of(1), first.nested_hold(1, "00"), first.left(1), first.last(), first.skips(), run, first.once()];
             for side in &sides {
                 // Not by its folder, and not as a contender of it.
                 prop_assert!(!second.folder.starts_with(side.as_str()));

@@ -8,6 +8,7 @@ use super::{
     },
     names::{self, Names},
     queue::Look,
+    starts::Starts,
 };
 use crate::lock::{Mode, Result};
 
@@ -163,7 +164,13 @@ pub(super) fn nothing_newer_under(start: &str, revision: i64) -> Compare {
 
 /// What it takes to look at a lock; `values` is how many are read with what they say of themselves.
 pub(super) fn look(names: &Names, values: i64) -> Vec<RequestOp> {
-    vec![under(&names.folder, true), first(&names.folder, values), under(&names.open(), false), under(&names.all_nested(), true)]
+    vec![
+        under(&names.folder, true),
+        first(&names.folder, values),
+        under(&names.open(), false),
+        under(&names.all_nested(), true),
+        under(&names.starts(), false),
+    ]
 }
 
 /// A transaction that changes nothing.
@@ -218,9 +225,16 @@ impl Answers {
         }
     }
 
+    /// What the last runs have left.
+    pub(super) fn starts(&mut self, names: &Names) -> Result<Starts> {
+        Starts::read(names, self.keys()?)
+    }
+
     /// The answers to [`look`].
     pub(super) fn look(&mut self, names: &Names) -> Result<Look> {
         let (keys, values, open, nested) = (self.keys()?, self.keys()?, self.keys()?, self.keys()?);
-        Ok(Look::new(names, self.revision, keys, values, open).with_nested(names, nested))
+        let mut look = Look::new(names, self.revision, keys, values, open).with_nested(names, nested);
+        look.starts = self.starts(names)?;
+        Ok(look)
     }
 }

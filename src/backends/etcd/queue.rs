@@ -6,6 +6,7 @@ use super::{
     messages::KeyValue,
     names::{self, Names},
     record::Record,
+    starts::Starts,
 };
 use crate::lock::{Fence, Mode};
 
@@ -80,6 +81,8 @@ pub(super) struct Look {
     records: Vec<Record>,
     /// What is nested in holds.
     pub nested: Vec<Inner>,
+    /// What the last runs have left.
+    pub starts: Starts,
 }
 
 /// A hold nested in another, or the mark of an outer hold that was given back.
@@ -116,7 +119,7 @@ impl Look {
             }
         }
         let records = open.into_iter().filter_map(Record::read).collect();
-        Self { revision, contenders, open: names.open(), records, nested: Vec::new() }
+        Self { revision, contenders, open: names.open(), records, nested: Vec::new(), starts: Starts::default() }
     }
 
     /// The record beside a key.
@@ -172,8 +175,17 @@ impl Look {
         self.contenders[..place].iter().rev().find(|one| one.class.blocks(mode))
     }
 
+    /// Whether the first one only waits, since a run before keeps everybody from the lock for a while.
+    fn first_is_kept(&self) -> bool {
+        let record = self.contenders.first().and_then(|one| self.record_of(one));
+        self.starts.keeps_everybody() && record.is_some_and(|record| record.held.is_none())
+    }
+
     /// How many, from the first on, have the lock.
     pub(super) fn holding(&self) -> usize {
+        if self.first_is_kept() {
+            return 0;
+        }
         match self.contenders.first() {
             Some(Contender { class: Class::Read, .. }) => {
                 self.contenders.iter().position(|one| one.class != Class::Read).unwrap_or(self.contenders.len())

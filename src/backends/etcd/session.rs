@@ -7,7 +7,7 @@ use std::time::Duration;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use super::{client::Watches, failure, names::Names, ops::MOST_OPS, record::Record};
+use super::{client::Watches, failure, names::Names, ops::MOST_OPS, record::Record, starts::Starts};
 use crate::lock::{Busy, Fence, Key, Metadata, Namespace, Result, Token, Ttl};
 
 /// One token's hold of one lock.
@@ -80,6 +80,8 @@ pub(super) struct Hold {
     pub since_ms: Option<u64>,
     /// Whose it is.
     pub metadata: Option<Metadata>,
+    /// What it and those before it have left for those after.
+    pub starts: Starts,
     /// Records of those who vanished before this hold began.
     pub dying: Vec<Record>,
     /// When they have had the time to die, by the runtime's clock.

@@ -18,8 +18,8 @@ use uuid::Uuid;
 
 use crate::lock::{
     Attempt, Backend, Break, Busy, Capabilities, End, Entry, Extension, Fence, Grant, History, Holder, Holding, Init, Key, LockState,
-    Marking, Metadata, Mode, Namespace, Note, Parting, Past, Purpose, REMEMBERED, Release, Renewal, Request, Result, SKIPPING_HOSTS, Scope,
-    Skips, Token, Ttl, Waiter, Wake, fingerprint,
+    Marking, Metadata, Mode, Namespace, Note, Parting, Past, Purpose, REMEMBERED, Record, Release, Renewal, Request, Result,
+    SKIPPING_HOSTS, Scope, Skips, Token, Ttl, Waiter, Wake, fingerprint, whole_ms,
 };
 
 /// What several [`Memory`] backends share.
@@ -57,6 +57,9 @@ struct Slot {
     /// The latest first, and those of them that ended badly.
     past: [VecDeque<Past>; 2],
     skips: Vec<Skips>,
+    record: Record,
+    /// The fence of the hold that was last warned about, and up to which level.
+    warned: (u64, u32),
 }
 
 struct Queued {
@@ -108,7 +111,7 @@ impl Lease {
 
     /// What is remembered of it.
     fn past(&self, ended: Instant, born: Instant, end: End, why: Option<String>) -> Past {
-        let ms = |at: Instant| u64::try_from((at - born).as_millis()).ok();
+        let ms = |at| Some(ms_since(born, at));
         Past { fence: Some(Fence(self.fence)), started_ms: ms(self.since), ended_ms: ms(ended), end, why, metadata: self.metadata.clone() }
     }
 }
@@ -179,6 +182,11 @@ impl Slot {
     }
 }
 
+/// The store's time in ms.
+fn ms_since(born: Instant, now: Instant) -> u64 {
+    whole_ms(now - born)
+}
+
 /// One client of a [`Store`].
 pub struct Memory {
     store: Store,
@@ -192,7 +200,7 @@ impl Memory {
         Self {
             store,
             namespace,
-            capabilities: Capabilities { shared: true, history: true, breakable: true, ..Capabilities::usual("memory") },
+            capabilities: Capabilities { shared: true, history: true, terms: true, breakable: true, ..Capabilities::usual("memory") },
         }
     }
 
@@ -230,8 +238,13 @@ impl Backend for Memory {
                 return Attempt::NotHeld;
             }
             if !ours && slot.admits(request.mode) {
+                let now_ms = ms_since(born, now);
+                if let Some(refusal) = slot.record.judge(request.terms.as_ref(), now_ms) {
+                    return Attempt::Refused(Box::new(refusal));
+                }
                 // Never below the store's time, so that a store that lost its data doesn't repeat a fence.
                 slot.last_fence = (slot.last_fence + 1).max(u64::try_from((now - born).as_micros()).unwrap_or(u64::MAX));
+                slot.record.begin(request, Fence(slot.last_fence), now_ms);
                 slot.leases.push(Lease {
                     mode: request.mode,
                     owner: request.token.owner,
@@ -329,6 +342,12 @@ impl Backend for Memory {
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         let born = self.store.born;
         Ok(self.with(key, |slot, now| {
+            let Some(fence) = slot.hold(token).map(|(lease, _)| lease.fence) else {
+                return Release::NotHeld;
+            };
+            if let Some(stage) = parting.became {
+                slot.record.end(Fence(fence), stage);
+            }
             let Some((lease, _)) = slot.hold(token) else {
                 return Release::NotHeld;
             };
@@ -351,7 +370,10 @@ impl Backend for Memory {
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {
-        Ok(self.with(key, |slot, _| History::new(slot.past.iter().flatten().cloned().collect(), slot.skips.clone())))
+        Ok(self.with(key, |slot, _| History {
+            record: slot.record.clone(),
+            ..History::new(slot.past.iter().flatten().cloned().collect(), slot.skips.clone())
+        }))
     }
 
     async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
@@ -359,7 +381,7 @@ impl Backend for Memory {
         self.with(key, |slot, now| match note {
             Note::Lost(past) => slot.remember(past.clone()),
             Note::Skipped { host, reason, .. } => {
-                let now = u64::try_from((now - born).as_millis()).ok();
+                let now = Some(ms_since(born, now));
                 let known = slot.skips.iter_mut().find(|skips| skips.host == *host);
                 if let Some(skips) = known {
                     *skips = Skips { count: skips.count + 1, last_ms: now, reason: reason.clone(), ..skips.clone() };
@@ -369,6 +391,14 @@ impl Backend for Memory {
             }
         });
         Ok(())
+    }
+
+    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        Ok(self.with(key, |slot, _| {
+            let new = slot.warned < (fence.0, level);
+            slot.warned = slot.warned.max((fence.0, level));
+            new
+        }))
     }
 
     async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {

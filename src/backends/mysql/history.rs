@@ -1,7 +1,7 @@
 //! What the tables remember of holds that are over.
 
 use super::{
-    connection::{Connection, Row},
+    connection::{Answer, Connection, Row},
     failure,
     names::Tables,
     reading::Fields,
@@ -58,6 +58,22 @@ pub(super) async fn note(session: &mut Connection, tables: &Tables, name: &str, 
         }
     };
     session.ask(&batch).await.map(|_| ())
+}
+
+/// Claims a warning of what is kept in the table `warned`, as SQL.
+pub(super) fn claim(tables: &Tables, warned: &str, name: &str, fence: Fence, level: u32) -> String {
+    let values = [
+        ("warned", Value::Name(warned)),
+        ("name", Value::Bytes(name)),
+        ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))),
+        ("level", Value::Int(level.into())),
+    ];
+    tables.fill(include_str!("sql/warn.sql"), &values)
+}
+
+/// Whether it was.
+pub(super) fn is_claimed(answers: &[Answer]) -> bool {
+    answers.first().is_some_and(|answer| answer.matched > 0)
 }
 
 /// A hold that is over, as its columns say it from here on.

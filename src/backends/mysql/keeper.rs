@@ -8,17 +8,18 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::{
-    connection::{Answer, Answers, Connection, Refusal},
+    connection::{Answer, Answers, Connection, Refusal as Refused},
     failure, history,
     names::Tables,
     options::{Mode, Options},
     reading::Fields,
+    starts::{self, Granting},
     statement::Value,
     table::json,
 };
 use crate::{
-    backends::sql::ms,
-    lock::{Break, Error, Fence, Kind, Parting, Purpose, Request, Result, Token, Ttl, random},
+    backends::sql::{Begin, ms},
+    lock::{Break, Error, Fence, Kind, Parting, Purpose, Record, Refusal, Request, Result, Stage, Token, Ttl, random},
 };
 
 /// Who waits is not to keep the lock for longer than this if he is frozen when he gets it.
@@ -46,7 +47,7 @@ pub(super) struct Keeper {
     /// It blocks in the server, or was left blocking there.
     pub blocked: bool,
     /// What [`Keeper::begin`] would be told, if the attempt did its work already.
-    begun: Option<Begun>,
+    begun: Option<Counted>,
     /// What became of the holder before can't be remembered.
     forgets: bool,
 }
@@ -62,9 +63,11 @@ pub(super) struct Heard {
 
 /// The fence of a hold that was just taken, the server's time in µs, and whether the holder before vanished.
 type Begun = (Fence, i64, bool);
+/// `None` if a start of a run before may be in the way, and nothing was done.
+type Counted = Option<Begun>;
 /// How many answers there are to what remembers the holder before, and to what counts the fence.
 const REMEMBERING: usize = 2;
-const BEGINNING: usize = 3;
+const BEGINNING: usize = 4;
 
 impl Keeper {
     pub(super) async fn open(options: &Options, tables: &Tables, name: String, lock: String) -> Result<Self> {
@@ -72,7 +75,9 @@ impl Keeper {
         session.server.check_sessions(options.mode)?;
         // To hand the socket on is what a session lock needs to outlive a killed dlock; without it there is to be none.
         session.lifeline().map_err(|error| {
-            Error::new(Kind::Config, "the connection's socket is not to be found").hint("is /proc mounted?").source(error)
+            // One that the server has ended already is connected with nobody any more.
+            let kind = if super::socket::has_proc() { Kind::Unavailable } else { Kind::Config };
+            Error::new(kind, "the connection's socket is not to be found").hint("is /proc mounted? is the server up?").source(error)
         })?;
         Ok(Self {
             session,
@@ -110,7 +115,7 @@ impl Keeper {
 
     /// Counts the fence in the same round trip, if the lock is ours.
     async fn get_lock(&mut self, first: &str, request: &Request) -> Result<bool> {
-        let (lock, begin) = (&self.lock, self.begin_sql(request, "CONNECTION_ID()", true)?);
+        let (lock, begin) = (&self.lock, self.begin_sql(request, "CONNECTION_ID()", true, None)?);
         let batch = format!(
             "{first}SELECT CONNECTION_ID(), @dlock = CONNECTION_ID(), IF(IS_USED_LOCK({lock}) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0));\n{begin}"
         );
@@ -168,13 +173,38 @@ impl Keeper {
         self.session.ask("ROLLBACK").await.map(|_| ())
     }
 
-    /// Counts the fence of a lock that is ours, over `side` if this session is in a transaction.
-    pub(super) async fn begin(&mut self, request: &Request, side: Option<&mut Connection>) -> Result<Begun> {
+    /// Counts the fence of a lock that is ours, over `side` if this session is in a transaction. Who has the lock is alone with the
+    /// starts of its runs.
+    pub(super) async fn begin(
+        &mut self,
+        request: &Request,
+        mut side: Option<&mut Connection>,
+    ) -> Result<std::result::Result<Begun, Box<Refusal>>> {
+        if let Some(begun) = self.count(request, None, side.as_deref_mut()).await? {
+            return Ok(Ok(begun));
+        }
+        let root = request.token.hold_text();
+        let values = [("name", Value::Bytes(&self.name)), ("root", Value::Text(&root))];
+        let look = self.tables.fill(include_str!("sql/session_starts.sql"), &values);
+        let answers = side.as_deref_mut().unwrap_or(&mut self.session).ask(&look).await?;
+        let mut fields = only(&answers, 0)?;
+        let (mut known, now_ms) = (starts::read(&mut fields)?, u64::try_from(fields.int()?).unwrap_or_default());
+        if let Some(own) = fields.int_or_null()?.and_then(|own| u64::try_from(own).ok()) {
+            // Begun before for this hold, by a session that is over: no run before it.
+            known.end(Fence(own), Stage::Undone);
+        }
+        if let Some(refusal) = known.judge(request.terms.as_ref(), now_ms) {
+            return Ok(Err(Box::new(refusal)));
+        }
+        self.count(request, Some((&known, now_ms)), side).await?.map(Ok).ok_or_else(failure::unreadable)
+    }
+
+    async fn count(&mut self, request: &Request, judged: Option<(&Record, u64)>, side: Option<&mut Connection>) -> Result<Counted> {
         if let Some(begun) = self.begun.take() {
             return Ok(begun);
         }
         let number = self.number.to_string();
-        let (whole, bare) = (self.begin_sql(request, &number, true)?, self.begin_sql(request, &number, false)?);
+        let (whole, bare) = (self.begin_sql(request, &number, true, judged)?, self.begin_sql(request, &number, false, judged)?);
         let mut over = side;
         if !std::mem::take(&mut self.forgets) {
             let Answers { answers, refusal } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&whole).await?;
@@ -187,7 +217,7 @@ impl Keeper {
     }
 
     /// What was answered from this answer on; `None` if the holder before can't be remembered, so that nothing was done.
-    fn begun_remembering(&mut self, answers: &[Answer], refusal: Option<&Refusal>, at: usize) -> Result<Option<Begun>> {
+    fn begun_remembering(&mut self, answers: &[Answer], refusal: Option<&Refused>, at: usize) -> Result<Option<Counted>> {
         self.forgets = refusal.is_some() && answers.len() == at;
         match refusal {
             _ if self.forgets => Ok(None),
@@ -198,8 +228,10 @@ impl Keeper {
     }
 
     /// What counts it, for the session with this number as SQL, and may also remember the holder before if that one vanished.
-    fn begin_sql(&self, request: &Request, number: &str, remembering: bool) -> Result<String> {
+    fn begin_sql(&self, request: &Request, number: &str, remembering: bool, judged: Option<(&Record, u64)>) -> Result<String> {
         let (root, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
+        let starts = Granting::of(&Begin::of(request, judged), metadata.as_deref());
+        let clear = if judged.is_some() { "1" } else { &starts.clear };
         let has = match self.mode {
             Mode::Row => "1".to_owned(),
             _ => format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock),
@@ -211,6 +243,10 @@ impl Keeper {
             ("ttl", Value::Int(ms(request.ttl))),
             ("metadata", Value::text_or_null(metadata.as_deref())),
             ("has", Value::Sql(&has)),
+            ("start_set", Value::Sql(&starts.set)),
+            ("start_columns", Value::Sql(&starts.columns)),
+            ("start_values", Value::Sql(&starts.values)),
+            ("clear", Value::Sql(clear)),
         ];
         let begin = self.tables.fill(include_str!("sql/begin_hold.sql"), &values);
         if !remembering {
@@ -329,6 +365,15 @@ impl Keeper {
         mark + &fill(include_str!("sql/touch_hold.sql"))
     }
 
+    /// Gives the lock back that a run before keeps from this one.
+    pub(super) async fn let_go(&mut self) -> Result<()> {
+        if self.mode == Mode::Row {
+            return self.roll_back().await;
+        }
+        self.has = false;
+        self.session.ask(&format!("DO RELEASE_LOCK({})", self.lock)).await.map(|_| ())
+    }
+
     /// Gives back whatever the session has, having said so and remembered how it ended. Whether the lock was still ours.
     pub(super) async fn give_back(&mut self, token: &Token, fence: Fence, parting: &Parting) -> Result<bool> {
         self.has = false;
@@ -342,11 +387,13 @@ impl Keeper {
             ),
         };
         let (root, how) = (token.hold_text(), parting.end.as_ref().map(ToString::to_string));
+        let became = starts::became(parting.became);
         let values = [
             ("name", Value::Bytes(&self.name)),
             ("session", Value::Int(self.number)),
             ("root", Value::Text(&root)),
             ("ours", Value::Sql(&ours)),
+            ("became", Value::Sql(&became)),
             ("how", Value::text_or_null(how.as_deref())),
             ("why", Value::text_or_null(parting.why.as_deref())),
         ];
@@ -400,12 +447,13 @@ pub(super) fn heard(answers: &[Answer], at: usize, purpose: Option<Purpose>) -> 
 }
 
 /// What was answered to [`Keeper::begin_sql`], from this answer on.
-fn begun(answers: &[Answer], at: usize) -> Result<Begun> {
+fn begun(answers: &[Answer], at: usize) -> Result<Counted> {
     let vanished = only(answers, at)?.int()? > 0;
-    let mut fields = only(answers, at + 2)?;
+    let Some(row) = answers.get(at + 3).ok_or_else(failure::unreadable)?.rows.first() else { return Ok(None) };
+    let mut fields = Fields::of(row);
     let (fence, layout, now) = (fields.int()?, fields.int()?, fields.int()?);
     failure::check_layout(layout)?;
-    Ok((Fence(u64::try_from(fence).unwrap_or_default()), now, vanished))
+    Ok(Some((Fence(u64::try_from(fence).unwrap_or_default()), now, vanished)))
 }
 
 /// The first row of an answer.

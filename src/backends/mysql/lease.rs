@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-const CAPABILITIES: Capabilities = Capabilities { history: true, breakable: true, ..Capabilities::usual("mysql") };
+const CAPABILITIES: Capabilities = Capabilities { history: true, terms: true, breakable: true, ..Capabilities::usual("mysql") };
 
 /// Leases in a table.
 ///
@@ -114,6 +114,7 @@ impl Lease {
                 Attempt::Granted(grant)
             }
             Taken::NotHeld => Attempt::NotHeld,
+            Taken::Refused(refusal) => Attempt::Refused(refusal),
             Taken::Passing => Attempt::Busy(Busy { notifies, passing: true, expires_in: Some(Duration::ZERO), ..Busy::default() }),
             Taken::Held(record) => Attempt::Busy(Busy {
                 holders: record.holder()?.into_iter().collect(),
@@ -255,8 +256,8 @@ impl Backend for Lease {
             .ask(async |table| {
                 let record = table.read(&name).await?;
                 let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
-                past.extend(record.and_then(|record| record.vanished()));
-                Ok(History::new(past, skips))
+                past.extend(record.as_ref().and_then(|record| record.vanished()));
+                Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })
             })
             .await;
         self.about(outcome, "history", Some(key))
@@ -266,6 +267,12 @@ impl Backend for Lease {
         let name = self.names.of(key);
         let outcome = self.ask(async |table| history::note(table.session, table.tables, &name, note).await).await;
         self.about(outcome, "note", Some(key))
+    }
+
+    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let claim = history::claim(&self.tables, self.tables.table(), &self.names.of(key), fence, level);
+        let outcome = self.ask(async |table| table.session.ask(&claim).await).await;
+        self.about(outcome.map(|answers| history::is_claimed(&answers)), "warn", Some(key))
     }
 
     async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {

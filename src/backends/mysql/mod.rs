@@ -38,6 +38,7 @@ mod session_break;
 mod session_look;
 mod sessions;
 mod socket;
+mod starts;
 mod statement;
 mod table;
 

@@ -2,6 +2,7 @@
 
 use super::{
     options::Options,
+    starts::STARTS,
     statement::{Value, fill, substitute},
 };
 use crate::lock::{Key, fingerprint};
@@ -37,7 +38,12 @@ impl Tables {
         &self.table
     }
 
-    fn names(&self) -> [(&str, Value<'_>); 7] {
+    /// The table of sessions.
+    pub(super) fn sessions(&self) -> &str {
+        &self.sessions
+    }
+
+    fn names(&self) -> [(&str, Value<'_>); 8] {
         [
             ("table", Value::Name(&self.table)),
             ("waiters", Value::Name(&self.waiters)),
@@ -46,6 +52,7 @@ impl Tables {
             ("runs", Value::Name(&self.runs)),
             ("skips", Value::Name(&self.skips)),
             ("marks", Value::Name(&self.marks)),
+            ("starts", Value::Sql(STARTS)),
         ]
     }
 

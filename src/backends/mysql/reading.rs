@@ -1,6 +1,6 @@
 //! Rows as the server sends them, and what they mean.
 
-use super::{connection::Row, failure};
+use super::{connection::Row, failure, starts};
 use crate::{
     backends::sql::{Record, micros},
     lock::{Metadata, Result, Waiter},
@@ -12,7 +12,7 @@ pub(super) const RECORD: &str = "name, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', 
     layout, owner, root, ttl_ms, holds, fence, detached, \
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', COALESCE(renewed_at, locked_at)), metadata, revision, \
     (SELECT m.mark FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), \
-    COALESCE((SELECT m.seen FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), 0)";
+    COALESCE((SELECT m.seen FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), 0), :starts";
 
 /// A row's values, one after the other.
 pub(super) struct Fields<'a>(std::slice::Iter<'a, Option<Vec<u8>>>);
@@ -64,6 +64,7 @@ impl<'a> Fields<'a> {
             revision: self.int()?,
             mark: self.text_or_null()?,
             seen: self.int()? != 0,
+            starts: starts::read(self)?,
         })
     }
 

@@ -23,6 +23,24 @@ const COLUMNS: [(&str, &str, &str); 14] = [
     ("revision", "bigint", "BIGINT NOT NULL DEFAULT 0"),
 ];
 
+/// What the table of sessions has as well.
+const STARTS: [(&str, &str, &str); 14] = [
+    ("paced_at", "datetime(6)", "DATETIME(6) NULL"),
+    ("paced_fence", "bigint", "BIGINT NULL"),
+    ("paced_place", "varbinary(320)", "VARBINARY(320) NULL"),
+    ("guard_ms", "bigint", "BIGINT NULL"),
+    ("at_least_ms", "bigint", "BIGINT NULL"),
+    ("paced_who", "mediumtext", "MEDIUMTEXT NULL"),
+    ("start_at", "datetime(6)", "DATETIME(6) NULL"),
+    ("start_fence", "bigint", "BIGINT NULL"),
+    ("start_stage", "varchar(16)", "VARCHAR(16) NULL"),
+    ("start_tries", "bigint", "BIGINT NULL"),
+    ("start_window_ms", "bigint", "BIGINT NULL"),
+    ("start_who", "mediumtext", "MEDIUMTEXT NULL"),
+    ("warned_fence", "bigint", "BIGINT NULL"),
+    ("warned_level", "bigint", "BIGINT NULL"),
+];
+
 /// What `dlock init` does for who has no tables yet, as SQL.
 pub(super) fn text(tables: &Tables) -> String {
     tables.show(include_str!("sql/schema.sql"))
@@ -75,11 +93,13 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
         ],
     );
     let answers = session.ask(&question).await?;
-    let mut columns = Vec::new();
-    let mut others = Vec::new();
+    let (mut columns, mut others, mut sessions) = (Vec::new(), Vec::new(), Vec::new());
     for row in answers.iter().flat_map(|answer| &answer.rows) {
         let mut fields = Fields::of(row);
         let (of, column, kind, charset) = (fields.text()?, fields.text()?, fields.text()?, fields.text_or_null()?);
+        if of.eq_ignore_ascii_case(&format!("{table}_sessions")) {
+            sessions.push(column.to_ascii_lowercase());
+        }
         if of.eq_ignore_ascii_case(table) {
             columns.push((column.to_ascii_lowercase(), kind.to_ascii_lowercase(), charset));
         } else if !others.contains(&of) {
@@ -91,7 +111,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
     }
     let mut parts = Vec::new();
     let mut first = String::new();
-    for (column, kind, definition) in COLUMNS {
+    for (column, kind, definition) in COLUMNS.into_iter().chain(STARTS) {
         match columns.iter().find(|(name, ..)| name == column) {
             None => parts.push(format!("ADD COLUMN {column} {definition}")),
             // MariaDB writes bigint(20), MySQL bigint.
@@ -107,7 +127,14 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
             }
         }
     }
-    let changes = (!parts.is_empty()).then(|| format!("{first}{} {};", tables.fill("ALTER TABLE :table", &[]), parts.join(", ")));
+    let alter = |table: &str, parts: &[String]| format!("{} {};", tables.fill(table, &[]), parts.join(", "));
+    let mut changes = if parts.is_empty() { String::new() } else { first + &alter("ALTER TABLE :table", &parts) };
+    let lacks = STARTS.into_iter().filter(|(column, ..)| !sessions.is_empty() && !sessions.iter().any(|known| known == column));
+    let lacks: Vec<_> = lacks.map(|(column, _, definition)| format!("ADD COLUMN {column} {definition}")).collect();
+    if !lacks.is_empty() {
+        changes += &alter("ALTER TABLE :sessions", &lacks);
+    }
+    let changes = Some(changes).filter(|changes| !changes.is_empty());
     Ok(Found { complete: changes.is_none() && others.len() == 6, changes })
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Read only, but that a look at a row in `mode=row` locks it for readers for an instant.
 
-use super::{connection::Answer, failure, history, options::Mode, reading::Fields, sessions::Sessions, statement::Value};
+use super::{connection::Answer, failure, history, options::Mode, reading::Fields, sessions::Sessions, starts, statement::Value};
 use crate::{
     backends::sql::micros,
     lock::{Break, Fence, History, Holder, Holding, Key, LockState, Metadata, Mode as How, Result, Token, Waiter},
@@ -77,8 +77,10 @@ impl Sessions {
     pub(super) async fn look_back(&mut self, key: &Key) -> Result<History> {
         let name = self.names.of(key);
         let mut session = self.side().await?;
-        let left = self.tables.fill(include_str!("sql/left_hold.sql"), &[("name", Value::Bytes(&name))]);
-        let answers = session.ask(&(left + &self.look_sql(key, session.server.mariadb))).await?;
+        let fill = |template: &str| self.tables.fill(template, &[("name", Value::Bytes(&name))]);
+        let left = fill(include_str!("sql/left_hold.sql"));
+        let starts = fill("SELECT :starts FROM :sessions AS l WHERE l.name = :name;");
+        let answers = session.ask(&(left + &self.look_sql(key, session.server.mariadb) + &starts)).await?;
         let (mut past, skips) = history::read(&mut session, &self.tables, &name).await?;
         self.side = Some(session);
         if let Some(row) = answers.first().and_then(|answer| answer.rows.first()) {
@@ -88,7 +90,8 @@ impl Sessions {
                 past.push(left);
             }
         }
-        Ok(History::new(past, skips))
+        let record = answers.last().and_then(|answer| answer.rows.first()).map(|row| starts::read(&mut Fields::of(row))).transpose()?;
+        Ok(History { record: record.unwrap_or_default(), ..History::new(past, skips) })
     }
 
     pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {

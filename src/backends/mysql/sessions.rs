@@ -35,6 +35,7 @@ use super::{
     reading::Fields,
     schema,
     session_look::read_holder,
+    starts,
     statement::Value,
     table::{join, leaving, place},
 };
@@ -42,12 +43,18 @@ use crate::{
     backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
     lock::{
         Attempt, Backend, Break, Busy, Capabilities, Error, Extension, Fence, Grant, History, Holding, Init, Key, Kind, LockState, Marking,
-        Note, Notice, Parting, Purpose, Release, Renewal, Request, Result, Token, Ttl, Wake, fingerprint,
+        Note, Notice, Parting, Purpose, Refusal, Release, Renewal, Request, Result, Stage, Token, Ttl, Wake, fingerprint,
     },
 };
 
-const ROW: Capabilities =
-    Capabilities { detached: false, reentrant: false, history: true, breakable: true, ..Capabilities::usual("mysql mode=row") };
+const ROW: Capabilities = Capabilities {
+    detached: false,
+    reentrant: false,
+    history: true,
+    terms: true,
+    breakable: true,
+    ..Capabilities::usual("mysql mode=row")
+};
 const ADVISORY: Capabilities = Capabilities { backend: "mysql mode=advisory", ..ROW };
 
 /// What a holder that vanished may need to see that its session is over, and to stop what it ran.
@@ -64,6 +71,8 @@ pub struct Sessions {
     /// Sessions that were left blocking in the server, by their numbers there: a row lock that nobody waits for any more
     /// would be given to them all the same.
     stuck: Vec<i64>,
+    /// The numbers of side sessions that count a fence, and did not answer.
+    counting: Vec<i64>,
     /// For all that is not a lock.
     pub(super) side: Option<Connection>,
     /// Who may stand in a queue because of us.
@@ -97,6 +106,7 @@ impl Sessions {
             holds: Vec::new(),
             tries: Vec::new(),
             stuck: Vec::new(),
+            counting: Vec::new(),
             side: None,
             queued: Vec::new(),
             notices: Vec::new(),
@@ -173,6 +183,15 @@ impl Sessions {
         }
     }
 
+    /// Ends sessions that may yet count a fence which is to be undone. Only one that runs just that, as in [`Sessions::end_stuck`].
+    async fn end_counting(&mut self) {
+        while let Some(number) = self.counting.last().copied() {
+            let one = format!("SELECT id INTO @stuck FROM information_schema.processlist WHERE id = {number} AND info LIKE '%dlock%'");
+            let _ = self.aside(&format!("SET @stuck = NULL; {one}; KILL @stuck")).await;
+            self.counting.retain(|counting| *counting != number);
+        }
+    }
+
     /// The session that is to have this hold, in its place among the tries, so that a dropped question can be asked again.
     async fn keeper(&mut self, request: &Request) -> Result<usize> {
         let keeper = if let Some(keeper) = self.take_try(&request.key, &request.token) {
@@ -209,15 +228,34 @@ impl Sessions {
             return self.refuse(request, at).await;
         }
         let mut side = if self.options.mode == Mode::Row { Some(self.side().await?) } else { None };
+        let number = side.as_ref().map(|side| side.server.session);
+        self.counting.extend(number);
         let begun = self.tries[at].2.begin(request, side.as_mut()).await;
+        if side.as_ref().is_some_and(Connection::is_open) {
+            self.counting.retain(|counting| Some(*counting) != number);
+        }
         self.side = side.or_else(|| self.side.take());
-        let (fence, now, vanished) = begun?;
+        let (fence, now, vanished) = match begun? {
+            Ok(begun) => begun,
+            Err(refusal) => return self.turn_away(request, at, refusal).await,
+        };
         let (key, token, keeper) = self.tries.swap_remove(at);
         keeper.session.drop_unsent_on_close(false);
         let ends = now.saturating_add(ms(request.ttl).saturating_mul(1000));
         self.holds.push(Hold { key, token, keeper, fence, ttl: request.ttl, ends, leaving: false, marked: false });
         let settle = if vanished { SETTLE } else { Duration::ZERO };
         Ok(Attempt::Granted(Grant { settle, ..grant(fence, request.ttl) }))
+    }
+
+    /// Gives the lock back that a run before keeps from this one.
+    async fn turn_away(&mut self, request: &Request, at: usize, refusal: Box<Refusal>) -> Result<Attempt> {
+        self.tries[at].2.let_go().await?;
+        self.tries[at].2.session.drop_unsent_on_close(false);
+        if !request.waiting {
+            let (_, _, keeper) = self.tries.swap_remove(at);
+            self.side.get_or_insert(keeper.session);
+        }
+        Ok(Attempt::Refused(refusal))
     }
 
     /// Says who has the lock. The session stays for who waits.
@@ -351,6 +389,9 @@ impl Sessions {
     }
 
     async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        if parting.became == Some(Stage::Undone) {
+            self.end_counting().await;
+        }
         // One that was given up on: its session, asked in order behind what may still be under way there, lets go of it; if
         // it doesn't answer, it ends, and the lock with it.
         if let Some(mut keeper) = self.take_try(key, token)
@@ -361,7 +402,7 @@ impl Sessions {
         }
         let Some(at) = self.hold_of(key, token) else {
             if parting.end.is_none() {
-                // Its answer was lost with its session: what it wrote is not to be taken for a holder that vanished.
+                // Its answer was lost with its session: what it wrote is not to be taken for a holder that vanished, nor for a start.
                 let _ = self.aside(&self.undoing(key, token)).await;
             }
             return Ok(Release::NotHeld);
@@ -397,7 +438,9 @@ impl Sessions {
     /// Takes out what a grant wrote that nobody uses.
     fn undoing(&self, key: &Key, token: &Token) -> String {
         let (name, root) = (self.names.of(key), token.hold_text());
-        self.tables.fill(include_str!("sql/undo_hold.sql"), &[("name", Value::Bytes(&name)), ("root", Value::Text(&root))])
+        let became = starts::became(Some(Stage::Undone));
+        let values = [("name", Value::Bytes(&name)), ("root", Value::Text(&root)), ("became", Value::Sql(&became))];
+        self.tables.fill(include_str!("sql/undo_hold.sql"), &values)
     }
 }
 
@@ -511,6 +554,12 @@ impl Backend for Sessions {
         };
         let outcome = work.await;
         self.about(outcome, "note", Some(key))
+    }
+
+    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let claim = history::claim(&self.tables, self.tables.sessions(), &self.names.of(key), fence, level);
+        let outcome = self.aside(&claim).await;
+        self.about(outcome.map(|answers| history::is_claimed(&answers)), "warn", Some(key))
     }
 
     async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {

@@ -43,6 +43,11 @@ impl Sockets {
     }
 }
 
+/// Whether sockets can be looked for here.
+pub(super) fn has_proc() -> bool {
+    fs::read_dir("/proc/self/fd").is_ok()
+}
+
 /// Open sockets by number and name. Nothing where there is no /proc.
 fn all() -> Vec<(RawFd, String)> {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else { return Vec::new() };

@@ -10,11 +10,12 @@ use super::{
     failure, history,
     names::Tables,
     reading::{Fields, RECORD},
+    starts::{self, Granting},
     statement::Value,
 };
 use crate::{
-    backends::sql::{self, Record, locked_by, micros},
-    lock::{Break, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Token, Ttl, Waiter},
+    backends::sql::{self, Begin, Record, locked_by, micros},
+    lock::{Break, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Stage, Token, Ttl, Waiter},
 };
 
 /// The end of what was given back, as SQL: before any clock's now, and in the range of each type that ShedLock's column may have.
@@ -155,15 +156,23 @@ impl LockTable<'_> {
 
 #[async_trait(?Send)]
 impl sql::Table for LockTable<'_> {
-    async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<Fence>> {
+    async fn grant(&mut self, name: &str, request: &Request, judged: Option<&Record>) -> Result<Option<Fence>> {
         let (owner, root, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
         let idle = idle_limit(request.ttl);
+        let known = judged.map(|record| record.known(&request.token));
+        let begin = Begin::of(request, known.as_ref().map(|(known, now_ms)| (known, *now_ms)));
+        let starts = Granting::of(&begin, metadata.as_deref());
+        let clear = judged.map_or(starts.clear, |record| format!("revision = {}", record.revision));
         let values = [
             ("name", Value::Bytes(name)),
             ("owner", Value::Text(&owner)),
             ("root", Value::Text(&root)),
             ("ttl", Value::Int(sql::ms(request.ttl))),
             ("detached", Value::Int(request.detached.into())),
+            ("start_set", Value::Sql(&starts.set)),
+            ("start_columns", Value::Sql(&starts.columns)),
+            ("start_values", Value::Sql(&starts.values)),
+            ("clear", Value::Sql(&clear)),
             ("metadata", Value::text_or_null(metadata.as_deref())),
         ];
         let mut batch = self.before(idle);
@@ -237,11 +246,13 @@ impl sql::Table for LockTable<'_> {
 
     async fn free(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<bool> {
         let (owner, root, open) = (locked_by(token), token.hold_text(), self.open_gate(name));
+        let became = starts::became(parting.became);
         let values = [
             ("name", Value::Bytes(name)),
             ("owner", Value::Text(&owner)),
             ("root", Value::Text(&root)),
             ("ended", Value::Sql(ENDED)),
+            ("became", Value::Sql(&became)),
             ("open", Value::Sql(&open)),
         ];
         let batch = self.tables.fill(include_str!("sql/free.sql"), &values) + &history::remember(self.tables, name, Some(parting));
@@ -262,7 +273,8 @@ impl sql::Table for LockTable<'_> {
         self.noted(name, answers.first())
     }
 
-    async fn write(&mut self, record: &Record, parting: Option<&Parting>) -> Result<bool> {
+    async fn write(&mut self, record: &Record, parting: Option<&Parting>, became: Option<Stage>) -> Result<bool> {
+        let became = starts::became(became);
         let (until, open) = if record.is_held() {
             (format!("TIMESTAMPADD(MICROSECOND, {}, '1970-01-01 00:00:00.000000')", record.lock_until_us), "0".into())
         } else {
@@ -276,6 +288,7 @@ impl sql::Table for LockTable<'_> {
             ("holds", Value::text_or_null(record.holds.as_deref())),
             ("renewed", Value::Int(record.renewed_us)),
             ("until", Value::Sql(&until)),
+            ("became", Value::Sql(&became)),
             ("revision", Value::Int(record.revision)),
             ("open", Value::Sql(&open)),
         ];

@@ -14,6 +14,7 @@ use super::{
     names::Tables,
     options::{AdvisoryKey, Mode, Options},
     session_look::broken,
+    starts,
     statement::{Value, fill},
 };
 use crate::lock::{Break, Error, Fence, Holder, Kind, Mode as How, Parting, Result, Ttl};
@@ -243,34 +244,52 @@ impl Keeper {
         Ok(())
     }
 
-    /// Gives the lock back, having said so of this hold. If that could not be said, the next holder waits a moment for nothing: no
+    /// Gives the lock back, having said so of this hold, and what became of its start, `durable` if a later run may go by that. If it could not be said, the next holder waits a moment for nothing: no
     /// reason to keep the lock.
-    pub(super) async fn end(&mut self, hold: &str, parting: &Parting) -> Result<()> {
+    pub(super) async fn end(&mut self, hold: &str, parting: &Parting, durable: bool) -> Result<()> {
         self.has = false;
-        let say = self.tables.fill(include_str!("sql/end_hold.sql"));
         let how = parting.end.as_ref().map(ToString::to_string);
-        let values = [
-            Value::Text(&self.target.name),
-            Value::Pid(self.pid),
-            Value::Text(hold),
-            Value::Maybe(None),
-            Value::Maybe(how.as_deref()),
-            Value::Maybe(parting.why.as_deref()),
-        ];
-        let say = fill(&say, &values);
-        let end = match self.mode {
-            // In the transaction that has the lock: both are seen at once. Nothing in it is worth waiting for the server's disk.
-            Mode::Row => format!("SET LOCAL synchronous_commit = off; {say}; COMMIT"),
-            Mode::Lease | Mode::Advisory => {
-                format!("BEGIN; SET LOCAL synchronous_commit = off; {say}; COMMIT; SELECT pg_advisory_unlock_all()")
-            }
+        let became = match parting.became {
+            Some(_) => format!(
+                ", became AS (UPDATE {{fences}} AS l SET fence = l.fence{} FROM freed AS f \
+                 WHERE l.name = $1 AND f.fence IN (l.start_fence, l.paced_fence))",
+                starts::became(parting.became, "f.fence")
+            ),
+            None => String::new(),
         };
-        if let Err(error) = self.session.run(&end).await {
-            if !self.session.is_open() {
-                return Err(error);
-            }
-            self.session.run("ROLLBACK; SELECT pg_advisory_unlock_all()").await?;
+        let say = self.tables.fill(&include_str!("sql/end_hold.sql").replace("{became}", &became));
+        let say = |how: Option<&str>| {
+            let values = [
+                Value::Text(&self.target.name),
+                Value::Pid(self.pid),
+                Value::Text(hold),
+                Value::Maybe(None),
+                Value::Maybe(how),
+                Value::Maybe(parting.why.as_deref()),
+            ];
+            fill(&say, &values)
+        };
+        // Unless later runs go by it, nothing in it is worth waiting for the server's disk.
+        let lazily = if durable { "" } else { "SET LOCAL synchronous_commit = off;" };
+        let (begin, again, end) = match self.mode {
+            // In the transaction that has the lock: all is seen at once.
+            Mode::Row => ("SAVEPOINT had;", "ROLLBACK TO had;", "COMMIT"),
+            Mode::Lease | Mode::Advisory => ("BEGIN;", "ROLLBACK; BEGIN;", "COMMIT; SELECT pg_advisory_unlock_all()"),
+        };
+        let mut ways = vec![format!("{begin} {lazily} {}; {end}", say(how.as_deref()))];
+        if how.is_some() {
+            // It can't be remembered.
+            ways.push(format!("{again} {lazily} {}; {end}", say(None)));
         }
+        ways.push("ROLLBACK; SELECT pg_advisory_unlock_all()".into());
+        let mut done = Ok(Vec::new());
+        for way in ways {
+            done = self.session.run(&way).await;
+            if done.is_ok() || !self.session.is_open() {
+                break;
+            }
+        }
+        done?;
         self.begun = false;
         Ok(())
     }

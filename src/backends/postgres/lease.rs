@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-const CAPABILITIES: Capabilities = Capabilities { history: true, breakable: true, ..Capabilities::usual("postgres") };
+const CAPABILITIES: Capabilities = Capabilities { history: true, terms: true, breakable: true, ..Capabilities::usual("postgres") };
 
 /// Leases in a table.
 ///
@@ -102,6 +102,7 @@ impl Lease {
         Ok(match taken {
             (Taken::Granted(grant), _) => Attempt::Granted(grant),
             (Taken::NotHeld, _) => Attempt::NotHeld,
+            (Taken::Refused(refusal), _) => Attempt::Refused(refusal),
             // Free already, though perhaps nobody told: not to be waited for, but to be asked for again.
             (Taken::Passing, _) => Attempt::Busy(Busy { notifies: true, passing: true, ..Busy::default() }),
             (Taken::Held(record), position) => {
@@ -239,8 +240,8 @@ impl Backend for Lease {
             .ask(async |table| {
                 let record = table.read(&name).await?;
                 let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
-                past.extend(record.and_then(|record| record.vanished()));
-                Ok(History::new(past, skips))
+                past.extend(record.as_ref().and_then(|record| record.vanished()));
+                Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })
             })
             .await;
         self.about(outcome, "history", Some(key))
@@ -250,6 +251,12 @@ impl Backend for Lease {
         let name = self.names.of(key);
         let outcome = self.ask(async |table| history::note(table.session, table.tables, &name, note).await).await;
         self.about(outcome, "note", Some(key))
+    }
+
+    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let name = self.names.of(key);
+        let outcome = self.ask(async |table| table.warn("{table}", &name, fence, level).await).await;
+        self.about(outcome, "warn", Some(key))
     }
 
     async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {

@@ -22,6 +22,8 @@ impl Tables {
     pub(super) fn fill(&self, sql: &str) -> String {
         sql.replace("{remember}", include_str!("sql/remember.sql"))
             .replace("{columns}", include_str!("sql/columns.sql").trim_end())
+            .replace("{starts}", include_str!("sql/starts.sql").trim_end())
+            .replace("{starts_schema}", include_str!("sql/starts_schema.sql"))
             .replace("{table}", &self.quoted(""))
             .replace("{waiters}", &self.quoted("_waiters"))
             .replace("{rows}", &self.quoted("_rows"))

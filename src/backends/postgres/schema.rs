@@ -53,10 +53,17 @@ pub(super) async fn is_complete(session: &mut Session, tables: &Tables) -> Resul
     }
     let wide = |name: &str| column(name).is_some_and(|row| row.get::<&str, _>(1) == "text");
     let by_bytes = column("name").is_some_and(|row| row.get::<Option<&str>, _>(2) == Some("C"));
-    let complete = by_bytes && wide("name") && wide("locked_by") && column("mode").is_some() && column("revision").is_some();
+    let complete = by_bytes
+        && wide("name")
+        && wide("locked_by")
+        && column("mode").is_some()
+        && column("revision").is_some()
+        && column("warned_level").is_some();
     let sides: Vec<String> =
         ["_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"].map(|suffix| tables.quoted(suffix)).into();
     let sides = session.query_one("SELECT count(to_regclass(name)) FROM unnest($1) AS name", &[Value::Texts(&sides)]).await?;
+    let fences = session.query(COLUMNS, &[Value::Text(&tables.quoted("_fences"))]).await?;
+    let complete = complete && fences.iter().any(|row| row.get::<&str, _>(0) == "warned_level");
     Ok(complete && sides.get::<i64, _>(0) == 7)
 }
 

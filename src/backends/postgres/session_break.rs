@@ -8,13 +8,14 @@ use crate::lock::{Break, Error, Fence, History, Key, Kind, Marking, Note, Result
 impl Sessions {
     pub(super) async fn recall(&mut self, key: &Key) -> Result<History> {
         let (look, name) = (self.look_sql(), self.names.of(key));
+        let record = self.record(&name).await?;
         self.aside(async |table| {
             // First who wrote something, then who has it: whoever has it wrote before.
             let maybe = history::maybe_vanished(table.session, table.tables, &name).await?;
             let (holders, _) = holders(&table.session.query(&look, &[Value::Text(&name)]).await?)?;
             let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
             past.extend(maybe.into_iter().filter(|past| holders.iter().all(|holder| holder.fence != past.fence)));
-            Ok(History::new(past, skips))
+            Ok(History { record, ..History::new(past, skips) })
         })
         .await
     }

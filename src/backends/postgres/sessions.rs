@@ -16,43 +16,37 @@
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
-use async_trait::async_trait;
-use sqlx::Row as _;
-
 use super::{
     checks,
     connection::Session,
-    failure, history,
-    keeper::{IDLE_SESSION_TIMEOUT, Keeper, Target, no_row},
+    keeper::{IDLE_SESSION_TIMEOUT, Keeper, Target},
     names::Tables,
     options::{Mode, Options},
     schema,
     session_look::holders,
-    statement::{Value, fill},
-    table::{LockTable, json},
+    statement::Value,
+    table::LockTable,
 };
 use crate::{
     backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
     lock::{
         Attempt, Backend, Break, Busy, Capabilities, Error, Extension, Fence, Grant, History, Holding, Init, Key, Kind, LockState, Marking,
-        Mode as How, Note, Notice, Parting, Purpose, Release, Renewal, Request, Result, Token, Ttl, Wake, fingerprint,
+        Note, Notice, Parting, Purpose, Refusal, Release, Renewal, Request, Result, Stage, Token, Ttl, Wake, fingerprint,
     },
 };
+use async_trait::async_trait;
 
 const ROW: Capabilities = Capabilities {
     detached: false,
     reentrant: false,
     history: true,
+    terms: true,
     breakable: true,
     // The server's timeouts are milliseconds in 31 bits.
     ttl_max: Duration::from_secs(24 * 24 * 3600),
     ..Capabilities::usual("postgres mode=row")
 };
 const ADVISORY: Capabilities = Capabilities { shared: true, backend: "postgres mode=advisory", ..ROW };
-
-/// What a holder whose session was ended may need to find out, which its socket tells it at once, and to kill its command.
-/// Of a short lease less, since its command must be started within half of it.
-const SETTLE: Duration = Duration::from_millis(500);
 
 /// Locks that sessions keep.
 pub struct Sessions {
@@ -61,9 +55,11 @@ pub struct Sessions {
     pub(super) names: Names,
     holds: Vec<Hold>,
     /// Who asks or waits, with a session of his own.
-    tries: Vec<(Key, Token, Keeper)>,
+    pub(super) tries: Vec<(Key, Token, Keeper)>,
     /// For all that is not a lock.
     pub(super) side: Option<Session>,
+    /// The server's processes of side sessions that count a fence, and did not answer.
+    pub(super) counting: Vec<i32>,
     /// Who may stand in a queue because of us.
     queued: Vec<(Key, Token)>,
     /// Nothing between us and the server shares its sessions.
@@ -80,6 +76,8 @@ struct Hold {
     ttl: Ttl,
     /// When it ends by the server's clock, in µs.
     ends: i64,
+    /// Later runs go by what becomes of it.
+    matters: bool,
     /// It is being given back, and not to be relied on any more.
     leaving: bool,
 }
@@ -95,6 +93,7 @@ impl Sessions {
             holds: Vec::new(),
             tries: Vec::new(),
             side: None,
+            counting: Vec::new(),
             queued: Vec::new(),
             direct: false,
             notices: Vec::new(),
@@ -195,7 +194,10 @@ impl Sessions {
             // Nobody will ask again: the session would keep the lock for nothing.
             drop(self.tries.swap_remove(at));
         }
-        let (fence, now, settle) = begun?;
+        let (fence, now, settle) = match begun? {
+            Ok(begun) => begun,
+            Err(refusal) => return self.turn_away(request, at, refusal).await,
+        };
         self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
         let (key, token, keeper) = self.tries.swap_remove(at);
         self.holds.push(Hold {
@@ -204,46 +206,21 @@ impl Sessions {
             keeper,
             fence,
             ttl: request.ttl,
+            matters: request.terms.as_ref().is_some_and(|terms| terms.once.is_some()),
             ends: now.saturating_add(ms(request.ttl).saturating_mul(1000)),
             leaving: false,
         });
         Ok(Attempt::Granted(Grant { settle, ..grant(fence, request.ttl) }))
     }
 
-    /// Counts the fence of a lock that is ours; also the server's time in µs, and how long nothing may be started.
-    async fn begin(&mut self, request: &Request, at: usize) -> Result<(Fence, i64, Duration)> {
-        let sql = self.tables.fill(include_str!("sql/begin_hold.sql"));
-        let (metadata, hold) = (json(request.metadata.as_ref())?, request.token.hold_text());
-        let (ttl, shared) = (ms(request.ttl), request.mode == How::Shared);
-        let name = self.names.of(&request.key);
-        let pid = self.tries[at].2.pid;
-        let parameters = [
-            Value::Text(&name),
-            Value::Pid(pid),
-            Value::Bool(shared),
-            Value::Int(ttl),
-            Value::Maybe(metadata.as_deref()),
-            Value::Text(&hold),
-        ];
-        let sql = fill(&sql, &parameters);
-        let mut side = if self.options.mode == Mode::Row { Some(self.side().await?) } else { None };
-        let rows = self.tries[at].2.count(request.ttl, &sql, side.as_mut()).await;
-        self.side = side.or_else(|| self.side.take());
-        let rows = rows?;
-        let row = rows.first().ok_or_else(no_row)?;
-        let read = || Ok((row.try_get::<i64, _>("fence")?, row.try_get("now_us")?, row.try_get::<i64, _>("gone")?));
-        let (fence, now, gone) = read().map_err(failure::malformed)?;
-        let fence = Fence(u64::try_from(fence).unwrap_or_default());
-        if gone > 0 && self.side.is_some() {
-            let trimmed: Result<()> = self
-                .aside(async |table| {
-                    history::trim_at_times(table.session, table.tables, &name, fence).await;
-                    Ok(())
-                })
-                .await;
-            drop(trimmed);
+    /// Gives the lock back that a run before keeps from this one.
+    async fn turn_away(&mut self, request: &Request, at: usize, refusal: Box<Refusal>) -> Result<Attempt> {
+        self.tries[at].2.give_back().await?;
+        if !request.waiting {
+            let (_, _, keeper) = self.tries.swap_remove(at);
+            self.side.get_or_insert(keeper.session);
         }
-        Ok((fence, now, if gone > 0 { SETTLE.min(request.ttl.get() / 8) } else { Duration::ZERO }))
+        Ok(Attempt::Refused(refusal))
     }
 
     /// Says who has the lock. The session stays for who waits.
@@ -378,14 +355,20 @@ impl Sessions {
             self.tries[at].2.blocked |= !self.tries[at].2.session.is_open();
             let _ = self.take_try(key, token).await;
         }
-        let Some(at) = self.hold_of(key, token) else { return Ok(Release::NotHeld) };
+        let Some(at) = self.hold_of(key, token) else {
+            if parting.became == Some(Stage::Undone) {
+                self.undo(key, token).await;
+            }
+            return Ok(Release::NotHeld);
+        };
         if !self.holds[at].keeper.session.is_alive() {
             self.holds.swap_remove(at);
             return Ok(Release::NotHeld);
         }
         // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
         self.holds[at].leaving = true;
-        let given_back = self.holds[at].keeper.end(&token.hold_text(), parting).await;
+        let matters = self.holds[at].matters;
+        let given_back = self.holds[at].keeper.end(&token.hold_text(), parting, matters).await;
         self.holds.swap_remove(at);
         given_back.map(|()| Release::Released)
     }
@@ -475,6 +458,11 @@ impl Backend for Sessions {
     async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
         let outcome = self.remember(key, note).await;
         self.about(outcome, "note", Some(key))
+    }
+
+    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let outcome = self.claim(key, fence, level).await;
+        self.about(outcome, "warn", Some(key))
     }
 
     async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {

@@ -6,10 +6,10 @@
 use async_trait::async_trait;
 use sqlx::{Row as _, postgres::PgRow};
 
-use super::{connection::Session, failure, history, names::Tables, statement::Value};
+use super::{connection::Session, failure, history, names::Tables, starts, statement::Value};
 use crate::{
-    backends::sql::{self, Record, locked_by, micros},
-    lock::{Break, Effect, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Token, Ttl, Waiter},
+    backends::sql::{self, Begin, Record, locked_by, micros},
+    lock::{Break, Effect, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Stage, Token, Ttl, Waiter},
 };
 
 /// A lock table over a session.
@@ -24,10 +24,15 @@ pub(super) struct LockTable<'a> {
 
 #[async_trait(?Send)]
 impl sql::Table for LockTable<'_> {
-    async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<Fence>> {
+    async fn grant(&mut self, name: &str, request: &Request, judged: Option<&Record>) -> Result<Option<Fence>> {
         let (by, root, ttl) = (locked_by(&request.token), request.token.hold_text(), sql::ms(request.ttl));
         let metadata = json(request.metadata.as_ref())?;
+        let known = judged.map(|record| record.known(&request.token));
+        let begin = Begin::of(request, known.as_ref().map(|(known, now_ms)| (known, *now_ms)));
         let sql = self.tables.fill(include_str!("sql/grant.sql"));
+        let sql = starts::granting(&sql, &begin, judged.map(|_| "AND l.revision = $16"), "excluded.locked_at");
+        let [place, guard, at_least, window, tries, who, revision] =
+            starts::values(&begin, metadata.as_deref(), judged.map(|record| record.revision));
         // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
         self.session.drop_unsent = true;
         let values = |remember| {
@@ -41,6 +46,13 @@ impl sql::Table for LockTable<'_> {
                 Value::Bool(request.waiting),
                 Value::Bool(self.gate),
                 Value::Bool(remember),
+                place,
+                guard,
+                at_least,
+                window,
+                tries,
+                who,
+                revision,
             ]
         };
         let mut rows = self.session.query(&sql, &values(true)).await;
@@ -73,7 +85,7 @@ impl sql::Table for LockTable<'_> {
 
     async fn free(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<bool> {
         let (by, root, channel) = (locked_by(token), token.hold_text(), self.tables.channel(name));
-        let sql = self.tables.fill(include_str!("sql/free.sql"));
+        let sql = self.tables.fill(include_str!("sql/free.sql")).replace("{became}", &starts::became(parting.became, "l.fence"));
         let how = parting.end.as_ref().map(ToString::to_string);
         let values = |how| {
             [
@@ -98,11 +110,11 @@ impl sql::Table for LockTable<'_> {
         rows.first().map(|row| record(row).map_err(failure::malformed)).transpose()
     }
 
-    async fn write(&mut self, record: &Record, parting: Option<&Parting>) -> Result<bool> {
+    async fn write(&mut self, record: &Record, parting: Option<&Parting>, became: Option<Stage>) -> Result<bool> {
         let channel = (!record.is_held()).then(|| self.tables.channel(&record.name));
         let until = if record.is_held() { record.lock_until_us } else { sql::ENDED_US };
         let how = parting.and_then(|parting| parting.end.as_ref()).map(ToString::to_string);
-        let sql = self.tables.fill(include_str!("sql/write.sql"));
+        let sql = self.tables.fill(include_str!("sql/write.sql")).replace("{became}", &starts::became(became, "l.fence"));
         let values = |how| {
             [
                 Value::Text(&record.name),
@@ -169,6 +181,13 @@ impl<'a> LockTable<'a> {
         Ok(u32::try_from(place).unwrap_or(u32::MAX))
     }
 
+    /// Claims a warning of what is kept in `of`.
+    pub(super) async fn warn(&mut self, of: &str, name: &str, fence: Fence, level: u32) -> Result<bool> {
+        let sql = self.tables.fill(&include_str!("sql/warn.sql").replace("{warned}", of));
+        let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
+        Ok(!self.session.query(&sql, &[Value::Text(name), Value::Int(fence), Value::Int(level.into())]).await?.is_empty())
+    }
+
     /// Takes a waiter out of the queue, after what `first` does.
     pub(super) async fn leave_queue(&mut self, first: &str, name: &str, token: &Token) -> Result<()> {
         let sql = format!("{first}\n{}", self.tables.fill(include_str!("sql/leave.sql")));
@@ -221,5 +240,6 @@ fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
         mark: row.try_get("mark")?,
         seen: row.try_get("seen")?,
         revision: row.try_get("revision")?,
+        starts: starts::read(row)?,
     })
 }

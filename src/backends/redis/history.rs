@@ -6,17 +6,17 @@ use super::{
     Redis, answer, failure, flag,
     names::Names,
     reading::{read_time, readable},
-    reply, script,
+    reply, script, starts,
 };
 use crate::lock::{Break, End, Fence, History, Key, Kind, Marking, Note, Past, Result, SKIPPING_HOSTS, Skips};
 
 /// How many replies a look at a history takes.
-pub(in crate::backends) const HISTORY_READS: usize = 4;
+pub(in crate::backends) const HISTORY_READS: usize = 5;
 
 impl Redis {
     pub(super) async fn ask_note(&mut self, key: &Key, note: &Note) -> Result<()> {
         let names = self.names(key);
-        let keys = [&*names.lock, &names.record, &names.runs, &names.bad_runs, &names.skips];
+        let keys = [&*names.lock, &names.record, &names.runs, &names.bad_runs, &names.skips, &names.starts];
         let most = SKIPPING_HOSTS.to_string();
         let (fence, line);
         let arguments: Vec<&str> = match note {
@@ -29,6 +29,13 @@ impl Redis {
         };
         self.eval(&script::NOTE, &keys, &arguments).await?;
         Ok(())
+    }
+
+    pub(super) async fn ask_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let names = self.names(key);
+        let keys = [&*names.lock, &names.record, &names.runs, &names.bad_runs, &names.skips, &names.starts];
+        let reply = self.eval(&script::NOTE, &keys, &["warn", &fence.to_string(), &level.to_string()]).await?;
+        reply::int(&reply).map(|new| new == 1).ok_or_else(failure::unreadable)
     }
 
     pub(super) async fn ask_break(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<Marking> {
@@ -63,12 +70,12 @@ impl Redis {
 /// The reads that [`read_history`] reads.
 pub(in crate::backends) fn add_history_reads(pipeline: &mut redis::Pipeline, names: &Names) {
     pipeline.cmd("TIME").cmd("LRANGE").arg(&names.runs).arg(0).arg(-1).cmd("LRANGE").arg(&names.bad_runs).arg(0).arg(-1);
-    pipeline.cmd("HGETALL").arg(&names.skips);
+    pipeline.cmd("HGETALL").arg(&names.skips).cmd("HGETALL").arg(&names.starts);
 }
 
 /// A history from the replies to [`add_history_reads`], and the hold that vanished last, if nobody took the lock since.
 pub(in crate::backends) fn read_history(replies: &[Value], vanished: Option<Past>) -> Result<History> {
-    let [time, runs, bad, skips] = replies else { return Err(failure::unreadable()) };
+    let [time, runs, bad, skips, starts] = replies else { return Err(failure::unreadable()) };
     let now = readable(time)?.and_then(read_time).and_then(|now| u64::try_from(now).ok());
     let mut found = Vec::new();
     for list in [runs, bad] {
@@ -85,7 +92,9 @@ pub(in crate::backends) fn read_history(replies: &[Value], vanished: Option<Past
         vanished.map(|past| Past { ended_ms: past.ended_ms.zip(now).map(|(ended, now)| ended.min(now)).or(past.ended_ms), ..past }),
     );
     let skips = readable(skips)?.and_then(reply::pairs).unwrap_or_default();
-    Ok(History::new(found, skips.into_iter().filter_map(|(host, told)| read_skips(host, &told)).collect()))
+    let starts = readable(starts)?.and_then(reply::pairs).unwrap_or_default();
+    let skips = skips.into_iter().filter_map(|(host, told)| read_skips(host, &told)).collect();
+    Ok(History { record: starts::read_record(&starts), ..History::new(found, skips) })
 }
 
 /// `<count>:<since ms>:<last ms>:<reason>`

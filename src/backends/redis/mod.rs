@@ -19,6 +19,7 @@ pub(super) mod script;
 mod sentinel;
 mod servers;
 mod slot;
+pub(super) mod starts;
 pub(super) mod state;
 #[cfg(test)]
 mod tests;
@@ -39,10 +40,10 @@ use self::{
 };
 use crate::lock::{
     Attempt, Backend, Break, Busy, Capabilities, End, Entry, Extension, Fence, Grant, History, Holding, Init, Key, LockState, Marking,
-    Mode, Note, Parting, Purpose, Release, Renewal, Request, Result, Scope, Token, Ttl, Wake, fingerprint,
+    Mode, Note, Parting, Purpose, Release, Renewal, Request, Result, Scope, Stage, Token, Ttl, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities { history: true, breakable: true, ..Capabilities::usual("redis") };
+const CAPABILITIES: Capabilities = Capabilities { history: true, terms: true, breakable: true, ..Capabilities::usual("redis") };
 
 /// How often one question follows a cluster from one node to another. Once is usual, twice while a slot is being moved.
 const REDIRECTIONS: usize = 5;
@@ -138,7 +139,9 @@ impl Redis {
             self.queued.push((request.key.clone(), request.token));
         }
         let metadata = request.metadata.as_ref().map(history::to_json).transpose()?.unwrap_or_default();
-        let keys = [&*names.lock, &names.fence, &names.record, &names.queue, &names.waiters, &names.runs, &names.bad_runs];
+        let keys = [&*names.lock, &names.fence, &names.record, &names.queue, &names.waiters, &names.runs, &names.bad_runs, &names.starts];
+        let terms = starts::arguments(request.terms.as_ref());
+        let [place, guard, least, window, failed, crashed] = terms.each_ref().map(String::as_str);
         let arguments = [
             &*request.token.owner.to_string(),
             &request.token.hold_text(),
@@ -148,6 +151,12 @@ impl Redis {
             flag(was_queued),
             flag(request.detached),
             &metadata,
+            place,
+            guard,
+            least,
+            window,
+            failed,
+            crashed,
         ];
         let line = self.servers.take(&names.lock).await?;
         let (mut line, reply) = self.eval_over(line, &script::ACQUIRE, &keys, &arguments).await?;
@@ -163,7 +172,7 @@ impl Redis {
                 self.forget_queued(request);
             }
             Ok(Attempt::Busy(_)) => line.connection.asked = Some(request.key.clone()),
-            Ok(Attempt::NotHeld) | Err(_) => {}
+            Ok(Attempt::NotHeld | Attempt::Refused(_)) | Err(_) => {}
         }
         self.servers.put_back_after(&names.lock, line, &reply);
         attempt
@@ -254,12 +263,13 @@ impl Redis {
     }
 
     async fn release_over(&mut self, line: Line, names: &Names, token: &Token, parting: &Parting) -> Result<(Line, Value)> {
-        let keys = [&*names.lock, &names.record, &names.queue, &names.wake, &names.runs, &names.bad_runs];
+        let keys = [&*names.lock, &names.record, &names.queue, &names.wake, &names.runs, &names.bad_runs, &names.starts];
         let (owner, hold) = (token.owner.to_string(), token.hold_text());
         let (tree, sharded) = (flag(parting.scope == Scope::Tree), flag(self.is_cluster()));
         let how = parting.end.as_ref().map(|end| history::how(end, parting.why.as_deref())).transpose()?.unwrap_or_default();
         let bad = flag(parting.end.as_ref().is_some_and(End::is_bad));
-        let arguments = [&*owner, &hold, tree, &names.channel, &names.rw_channel, sharded, &how, bad];
+        let became = parting.became.map_or("", Stage::as_str);
+        let arguments = [&*owner, &hold, tree, &names.channel, &names.rw_channel, sharded, &how, bad, became];
         self.eval_over(line, &script::RELEASE, &keys, &arguments).await
     }
 
@@ -344,6 +354,11 @@ impl Backend for Redis {
         self.about(outcome, "note", Some(key))
     }
 
+    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let outcome = self.ask_warning(key, fence, level).await;
+        self.about(outcome, "note", Some(key))
+    }
+
     async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
         let outcome = self.ask_break(key, fence, mark, false).await;
         self.about(outcome, "break", Some(key))
@@ -359,7 +374,7 @@ impl Backend for Redis {
     }
 }
 
-fn flag(set: bool) -> &'static str {
+pub(super) fn flag(set: bool) -> &'static str {
     if set { "1" } else { "0" }
 }
 
@@ -380,6 +395,7 @@ fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> {
             session: None,
         })),
         ("not-held", []) => Ok(Attempt::NotHeld),
+        ("refused", rest) => starts::read_refusal(rest).map(|refusal| Attempt::Refused(Box::new(refusal))),
         ("busy", [now, pttl, lock, record, place]) => {
             let lock = reply::pairs(lock).ok_or_else(failure::unreadable)?;
             let record = reply::pairs(record).ok_or_else(failure::unreadable)?;

@@ -26,6 +26,8 @@ pub(in crate::backends) struct Names {
     pub bad_runs: String,
     /// Which hosts did without.
     pub skips: String,
+    /// What is kept of the starts of runs.
+    pub starts: String,
     /// The list that they block on.
     pub wake: String,
     /// Where those wait who want Redisson's plain lock.
@@ -49,6 +51,7 @@ impl Names {
             runs: side("runs"),
             bad_runs: side("bad-runs"),
             skips: side("skips"),
+            starts: side("starts"),
             wake: side("wake"),
             channel: format!("redisson_lock__channel:{{{lock}}}"),
             rw_channel: format!("redisson_rwlock:{{{lock}}}"),
@@ -88,8 +91,8 @@ mod tests {
 
     use super::*;
 
-    fn sides(of: &Names) -> [&String; 8] {
-        [&of.fence, &of.record, &of.queue, &of.waiters, &of.wake, &of.runs, &of.bad_runs, &of.skips]
+    fn sides(of: &Names) -> [&String; 9] {
+        [&of.fence, &of.record, &of.queue, &of.waiters, &of.wake, &of.runs, &of.bad_runs, &of.skips, &of.starts]
     }
 
     proptest! {

@@ -14,12 +14,12 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "01e13d44d2476d356e86ac98cfde711fc4ea43c2");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "99fc1d689d1e6f7bd81c418ce33beb16c4b91bfe");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "4990d7d004c45e1688d46472b6f283626c6c2751");
-pub(super) static BREAK: Script = script!("lua/break.lua", "39184424afdc93d660b58b940d350bbc3f91ca41");
-pub(super) static NOTE: Script = script!("lua/note.lua", "f9340e2cf40a89b447f705912d3103c5c43a0bf4");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "8700ba218bf39f761abe9cf54fd5b6fc30a1f739");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "c52a7187459969b409b53bd594277d4d4d33e78b");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "1b643248db1c0fd1e98be07914b67befe3195ec1");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "7a226e14a823e844e0e903f6314b138798b1a1f1");
+pub(super) static BREAK: Script = script!("lua/break.lua", "dfcd4dc8fa5597b3d123215bd090021c7a3763e7");
+pub(super) static NOTE: Script = script!("lua/note.lua", "9344d57d752b2f8bc2bbb0933624f1ed54f70b60");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "47280177434982de4f302f60a62c5c45aed0e982");
 
 impl Script {
     /// A script and its sum.

@@ -12,8 +12,8 @@ use super::{
     word,
 };
 use crate::{
-    backends::redis::{failure, history::to_json, reply},
-    lock::{Attempt, Busy, Effect, Entry, Error, Fence, Grant, Kind, Notice, Request, Result, random},
+    backends::redis::{failure, history::to_json, reply, starts},
+    lock::{Attempt, Busy, Effect, Entry, Error, Fence, Grant, Kind, Notice, Refusal, Request, Result, Stage, random},
 };
 
 /// What the nodes answered to phase 1.
@@ -27,6 +27,8 @@ struct Votes {
     /// What each node that somebody else has says of it; `None` for those that did not answer.
     seen: Vec<Option<Seen>>,
     places: Vec<i64>,
+    /// What nodes say that refuse it for a run before.
+    refusals: Vec<Refusal>,
     /// Nodes that turned out to be others under another name.
     twins: Vec<usize>,
     failures: Failures,
@@ -38,7 +40,7 @@ impl Redlock {
         // Never sent twice: what an attempt counted is worth something only for the nodes that it took itself.
         let attempt = format!("{:016x}", random());
         let bound = self.options.bound(Some(request.ttl.get()), 4);
-        let votes = self.first_phase(request, &attempt, bound).await?;
+        let mut votes = self.first_phase(request, &attempt, bound).await?;
         let needed = self.nodes.majority();
         if let Some(((_, fence), count)) = most(votes.entered.iter().map(|(attempt, fence, _)| (attempt, *fence)))
             && count >= needed
@@ -53,7 +55,8 @@ impl Redlock {
             }
             return Err(self.nodes.too_few(votes.entered.len(), votes.failures).effect(Effect::Unknown));
         }
-        if votes.counted.len() >= needed
+        if votes.refusals.is_empty()
+            && votes.counted.len() >= needed
             && let Some(fence) = fence_of(&votes.counted)
         {
             return self.second_phase(request, &attempt, bound, votes, fence).await;
@@ -68,6 +71,14 @@ impl Redlock {
         } else {
             self.undo(request, bound).await
         };
+        if let Some(refusal) = std::mem::take(&mut votes.refusals).into_iter().max_by_key(|refusal| refusal.fence) {
+            // Whoever was granted it since then has written so on a majority: one that knows of it is enough.
+            return if undone {
+                Ok(Attempt::Refused(Box::new(refusal)))
+            } else {
+                Err(self.nodes.too_few(0, votes.failures).effect(Effect::Unknown))
+            };
+        }
         self.refused(votes, undone)
     }
 
@@ -91,7 +102,8 @@ impl Redlock {
             flag(request.detached),
             metadata,
         ];
-        let keys = vec![names.lock, names.fence, names.record, names.queue, names.waiters, names.runs, names.bad_runs];
+        let arguments = [arguments, starts::arguments(request.terms.as_ref()).into()].concat();
+        let keys = vec![names.lock, names.fence, names.record, names.queue, names.waiters, names.runs, names.bad_runs, names.starts];
         let answers = self.ask(bound, &script::TAKE, keys, |_| Some(arguments.clone())).await;
         let votes = Votes::count(answers);
         for node in &votes.twins {
@@ -114,12 +126,14 @@ impl Redlock {
     async fn second_phase(&mut self, request: &Request, attempt: &str, bound: Duration, votes: Votes, fence: u64) -> Result<Attempt> {
         let names = self.names(&request.key);
         let owner = request.token.owner.to_string();
+        let terms = starts::arguments(request.terms.as_ref());
         // Only where it was counted: a node that was taken without our knowing its count may have a higher one.
         let arguments = |n| {
             let (_, count) = votes.counted.iter().find(|(node, _)| *node == n)?;
-            Some(vec![owner.clone(), attempt.to_owned(), count.to_string(), fence.to_string()])
+            let counted = vec![owner.clone(), attempt.to_owned(), count.to_string(), fence.to_string()];
+            Some([counted, terms.to_vec()].concat())
         };
-        let answers = self.ask(bound, &script::COMMIT, vec![names.lock, names.fence, names.record], arguments).await;
+        let answers = self.ask(bound, &script::COMMIT, vec![names.lock, names.fence, names.record, names.starts], arguments).await;
         let mut committed = 0;
         let mut failures = Vec::new();
         for (n, answer) in answers.into_iter().enumerate() {
@@ -146,8 +160,15 @@ impl Redlock {
     async fn undo(&mut self, request: &Request, bound: Duration) -> bool {
         let names = self.names(&request.key);
         // Nothing was done under it, so that there is nothing to remember.
-        let arguments = vec![request.token.owner.to_string(), request.token.hold_text(), flag(true), String::new(), flag(false)];
-        let keys = vec![names.lock, names.record, names.runs, names.bad_runs];
+        let arguments = vec![
+            request.token.owner.to_string(),
+            request.token.hold_text(),
+            flag(true),
+            String::new(),
+            flag(false),
+            Stage::Undone.as_str().into(),
+        ];
+        let keys = vec![names.lock, names.record, names.runs, names.bad_runs, names.starts];
         let answers = self.ask(bound, &script::RELEASE, keys, |_| Some(arguments.clone())).await;
         answers.into_iter().flatten().all(|answer| match answer {
             Ok(_) => true,
@@ -243,6 +264,7 @@ impl Votes {
                 return Ok(Some(seen));
             }
             ("not-held", []) => self.not_held += 1,
+            ("refused", rest) => self.refusals.push(starts::read_refusal(rest)?),
             ("twice", []) => {
                 self.twins.push(n);
                 return Err(Error::new(Kind::Config, "it is the same server as another of the nodes, or copies it")

@@ -10,14 +10,15 @@ use crate::{
     backends::redis::{
         failure,
         history::{HISTORY_READS, add_history_reads, how, read_history, to_json},
+        reply,
     },
-    lock::{Break, Effect, Fence, History, Key, Marking, Note, Result, SKIPPING_HOSTS, Skips},
+    lock::{Break, Effect, Fence, History, Key, Marking, Note, Record, Result, SKIPPING_HOSTS, Skips, Stage, Start},
 };
 
 impl Redlock {
     pub(super) async fn remember(&mut self, key: &Key, note: &Note) -> Result<()> {
         let names = self.names(key);
-        let keys = vec![names.lock, names.record, names.runs, names.bad_runs, names.skips];
+        let keys = vec![names.lock, names.record, names.runs, names.bad_runs, names.skips, names.starts];
         let arguments = match note {
             Note::Skipped { host, reason, .. } => vec!["skipped".into(), host.clone(), reason.clone(), SKIPPING_HOSTS.to_string()],
             Note::Lost(past) => {
@@ -29,6 +30,24 @@ impl Redlock {
         let failures: Failures = answers.into_iter().enumerate().filter_map(|(n, answer)| Some((n, answer?.err()?))).collect();
         let told = self.nodes.len() - failures.len();
         if told < self.nodes.majority() { Err(self.nodes.too_few(told, failures).effect(Effect::Unknown)) } else { Ok(()) }
+    }
+
+    /// The first node that answers says who warns: all ask it first. What is warned of twice when it fails does no harm.
+    pub(super) async fn claim(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let bound = self.options.bound(None, 4);
+        let arguments = vec!["warn".to_owned(), fence.to_string(), level.to_string()];
+        let mut failures: Failures = Vec::new();
+        for first in 0..self.nodes.len() {
+            let names = self.names(key);
+            let keys = vec![names.lock, names.record, names.runs, names.bad_runs, names.skips, names.starts];
+            let answers = self.ask(bound, &script::NOTE, keys, |n| (n == first).then(|| arguments.clone())).await;
+            match answers.into_iter().flatten().next() {
+                Some(Ok(reply)) => return Ok(reply::int(&reply) == Some(1)),
+                Some(Err(error)) => failures.push((first, error)),
+                None => {}
+            }
+        }
+        Err(self.nodes.too_few(0, failures).effect(Effect::Unknown))
     }
 
     /// Marked on a majority, a renewal meets the mark on one of its own majority at least; evicted from one, the hold has none.
@@ -70,6 +89,7 @@ impl Redlock {
         let state = self.put_together(key.clone(), &names, each)?;
         let held: Vec<Fence> = state.holders.iter().filter_map(|holder| holder.fence).collect();
         let mut found = Vec::new();
+        let mut record = Record::default();
         let mut skips: BTreeMap<String, Skips> = BTreeMap::new();
         for replies in answers.iter().flatten() {
             let (Some(lock), Some(history)) = (replies.get(..PER_LOCK), replies.get(PER_LOCK..PER_LOCK + HISTORY_READS)) else {
@@ -77,6 +97,10 @@ impl Redlock {
             };
             let told = read_history(history, super::reading::read_one(lock)?.seen.vanished())?;
             found.extend(told.past);
+            // The latest; of one that not all nodes heard the end of, that.
+            let rank = |start: &Start| (start.fence, start.stage != Stage::Started);
+            record.start = record.start.into_iter().chain(told.record.start).max_by_key(rank);
+            record.paced = record.paced.into_iter().chain(told.record.paced).max_by_key(|paced| paced.fence);
             for one in told.skips {
                 let known = skips.entry(one.host.clone()).or_insert_with(|| one.clone());
                 if (one.count, one.last_ms) > (known.count, known.last_ms) {
@@ -86,6 +110,6 @@ impl Redlock {
         }
         // What one node lost its holder may still have.
         found.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
-        Ok(History::new(found, skips.into_values().collect()))
+        Ok(History { record, ..History::new(found, skips.into_values().collect()) })
     }
 }

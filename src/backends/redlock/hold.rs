@@ -98,15 +98,15 @@ impl Redlock {
         let scope = parting.scope;
         let how = parting.end.as_ref().map(|end| how(end, parting.why.as_deref())).transpose()?.unwrap_or_default();
         let bad = flag(parting.end.as_ref().is_some_and(End::is_bad));
-        let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree), how, bad];
+        let became = parting.became.map_or_else(String::new, |stage| stage.as_str().to_owned());
+        let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree), how, bad, became];
         let bound = self.options.bound(None, 1);
         let mut done = match self.releasing.take() {
             Some((k, t, s, done)) if (&k, &t, s) == (key, token, scope) => done,
             _ => vec![false; self.nodes.len()],
         };
-        let answers = self
-            .ask(bound, &script::RELEASE, vec![names.lock, names.record, names.runs, names.bad_runs], |_| Some(arguments.clone()))
-            .await;
+        let keys = vec![names.lock, names.record, names.runs, names.bad_runs, names.starts];
+        let answers = self.ask(bound, &script::RELEASE, keys, |_| Some(arguments.clone())).await;
         let (mut not_held, mut holds) = (0, Vec::new());
         let mut failures: Failures = Vec::new();
         for (n, answer) in answers.into_iter().enumerate() {

@@ -65,7 +65,8 @@ use crate::{
     },
 };
 
-const CAPABILITIES: Capabilities = Capabilities { notification: false, history: true, breakable: true, ..Capabilities::usual("redlock") };
+const CAPABILITIES: Capabilities =
+    Capabilities { notification: false, history: true, terms: true, breakable: true, ..Capabilities::usual("redlock") };
 
 /// Locks on a set of Redis servers that know nothing of each other.
 pub struct Redlock {
@@ -200,6 +201,11 @@ impl Backend for Redlock {
 
     async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
         let outcome = self.remember(key, note).await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let outcome = self.claim(key, fence, level).await;
         self.about(outcome, "note", Some(key))
     }
 

@@ -11,19 +11,19 @@ macro_rules! script {
     };
 }
 
-pub(super) static TAKE: Script = script!("lua/take.lua", "80d789a1f1ffd8c23db239d466eaeb9cafceebdf");
-pub(super) static COMMIT: Script = script!("lua/commit.lua", "d55fe50ce11d05e7190bdf93210dc9d1dcbc451a");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "cea422dfaf9d89980b9820474ad9aaa6a7e2bad9");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "80e303d1d2ee78011c8bab7953bffbd4ad901717");
-pub(super) static BREAK: Script = script!("lua/break.lua", "e14b50dd00f395b73ca58d70e0905b2f5d4a07f5");
-pub(super) static NOTE: Script = script!("lua/note.lua", "b5aacef95c2490ce88e823e6b4fc213ada48b831");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "d7e9c77b969ef097b3329970de6d61794d11eea3");
+pub(super) static TAKE: Script = script!("lua/take.lua", "bb93ee27e70c8dd405c1370dd0c377cc3c0d0d86");
+pub(super) static COMMIT: Script = script!("lua/commit.lua", "428a31056e577b0f4e6604ecd7940cd48150c68d");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "48e59101d0677be2892638f7b6595a7cbbecff29");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "5045ffe55c39ef2ac8461e3cb7739b88f5386fa9");
+pub(super) static BREAK: Script = script!("lua/break.lua", "9eb42dd34776a917eb7e380292d4fe96d60bdea1");
+pub(super) static NOTE: Script = script!("lua/note.lua", "5e0171c0f01446e3346d0c051c2c992eed6128a9");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "d47ab57de2bbe50a863d8a652951bf51c1655838");
 
 #[cfg(test)]
 mod tests {
     #[test]
     fn the_sums_are_those_of_the_scripts() {
-        for script in [&super::TAKE, &super::COMMIT, &super::RENEW, &super::RELEASE, &super::ABANDON] {
+        for script in [&super::TAKE, &super::COMMIT, &super::RENEW, &super::RELEASE, &super::BREAK, &super::NOTE, &super::ABANDON] {
             script.assert_sum();
         }
     }

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 
 use super::{Record, micros};
 use crate::lock::{
-    Break, Effect, Entry, Error, Extension, Fence, Grant, Holding, Kind, Marking, Parting, Purpose, Release, Renewal, Request, Result,
-    Scope, Token, Ttl,
+    Break, Effect, Entry, Error, Extension, Fence, Grant, Holding, Kind, Marking, Parting, Purpose, Refusal, Release, Renewal, Request,
+    Result, Scope, Stage, Token, Ttl,
 };
 
 /// What a dialect answers, each question in one atomic statement that is judged by the server's clock.
@@ -20,7 +20,10 @@ use crate::lock::{
 pub trait Table {
     /// Takes the row, creating it if need be, for [`super::locked_by`] of the request's token, unless it is held or of a newer layout. The
     /// fence is one more than the last one, and never below the server's time in µs; from [`LAST_FENCE`] on there is none.
-    async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<Fence>>;
+    ///
+    /// Nor is it taken if one of the starts in its columns may be in the way, unless it was `judged` as it is: its revision is that of
+    /// this record. The start is written down by the same statement.
+    async fn grant(&mut self, name: &str, request: &Request, judged: Option<&Record>) -> Result<Option<Fence>>;
 
     /// Extends the hold that the lock was taken with, if the lock is held with this token and no other hold is beside
     /// it (`holds` is null), unless that would shorten it, or it is marked to be broken and not to be stopped; that it is to be
@@ -28,7 +31,7 @@ pub trait Table {
     async fn extend(&mut self, name: &str, token: &Token, extension: Extension) -> Result<Option<(Ttl, Fence)>>;
 
     /// Frees the row, if the lock is held with this token and no other hold is beside it (`holds` is null). Wakes who waits, and
-    /// remembers how it ended.
+    /// remembers how it ended, and what became of its start.
     async fn free(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<bool>;
 
     /// The row as it is.
@@ -36,8 +39,8 @@ pub trait Table {
 
     /// Writes back `lock_until`, `root`, `ttl_ms`, `holds` and `renewed_at` if the row's owner and revision are
     /// as they were read and it is still held. Wakes who waits if it is free by that. False if it is not as it was.
-    /// Remembers how it ended, if that is given.
-    async fn write(&mut self, record: &Record, parting: Option<&Parting>) -> Result<bool>;
+    /// Remembers how it ended, and what became of its start, if that is given.
+    async fn write(&mut self, record: &Record, parting: Option<&Parting>, became: Option<Stage>) -> Result<bool>;
 
     /// Marks the hold with this fence, if it has the lock.
     async fn mark(&mut self, name: &str, fence: Fence, mark: &Break) -> Result<bool>;
@@ -56,6 +59,8 @@ pub enum Taken {
     Granted(Grant),
     /// Somebody else has it.
     Held(Record),
+    /// Nobody has it, but a run before keeps it from this one.
+    Refused(Box<Refusal>),
     /// It was free again when it was looked at.
     Passing,
     /// The owner to be joined does not have it.
@@ -69,7 +74,7 @@ pub enum Taken {
 pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Request) -> Result<Taken> {
     let granted = |fence, holds| Taken::Granted(Grant { fence, ttl: request.ttl, holds, settle: std::time::Duration::ZERO, session: None });
     let nested = request.entry == Entry::Reenter;
-    if !nested && let Some(fence) = table.grant(name, request).await? {
+    if !nested && let Some(fence) = table.grant(name, request, None).await? {
         return Ok(granted(fence, 1));
     }
     let Some(mut record) = table.read(name).await? else {
@@ -78,17 +83,24 @@ pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Reque
     record.check_layout()?;
     if record.is_held_by(&request.token) {
         let holds = record.enter(&request.token, request.ttl)?;
-        write(table, &record, None).await?;
+        write(table, &record, None, None).await?;
         return Ok(granted(record.fence(), holds));
     }
     if !record.is_held() && record.fence >= LAST_FENCE {
         return Err(Error::new(Kind::Data, "the fence in the lock's row is beyond 2^53").hint("somebody wrote it: set it to what it was"));
     }
-    Ok(match record {
-        _ if nested => Taken::NotHeld,
-        record if record.is_held() => Taken::Held(record),
-        _ => Taken::Passing,
-    })
+    if nested {
+        return Ok(Taken::NotHeld);
+    }
+    if record.is_held() {
+        return Ok(Taken::Held(record));
+    }
+    let (known, now_ms) = record.known(&request.token);
+    if let Some(refusal) = known.judge(request.terms.as_ref(), now_ms) {
+        return Ok(Taken::Refused(Box::new(refusal)));
+    }
+    // Given back since, or what was in the way is not in the way of this one.
+    Ok(table.grant(name, request, Some(&record)).await?.map_or(Taken::Passing, |fence| granted(fence, 1)))
 }
 
 /// Extends a hold.
@@ -114,7 +126,7 @@ pub async fn renew(table: &mut (impl Table + ?Sized), name: &str, token: &Token,
     }
     let answer = record.renew(token, extension.ttl)?;
     if matches!(answer, Renewal::Renewed { .. }) {
-        write(table, &record, None).await?;
+        write(table, &record, None, None).await?;
     }
     Ok(answer)
 }
@@ -147,7 +159,7 @@ pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Toke
     record.check_layout()?;
     let answer = record.release(token, parting.scope)?;
     if answer != Release::NotHeld {
-        write(table, &record, Some(parting).filter(|_| answer == Release::Released)).await?;
+        write(table, &record, Some(parting).filter(|_| answer == Release::Released), parting.became).await?;
     }
     Ok(answer)
 }
@@ -166,12 +178,12 @@ pub async fn evict(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, 
     }
     record.evict();
     let (end, why) = mark.into();
-    write(table, &record, Some(&Parting { end: Some(end), why, ..Scope::Tree.into() })).await?;
+    write(table, &record, Some(&Parting { end: Some(end), why, ..Scope::Tree.into() }), None).await?;
     Ok(Marking::Done)
 }
 
-async fn write(table: &mut (impl Table + ?Sized), record: &Record, parting: Option<&Parting>) -> Result<()> {
-    if table.write(record, parting).await? {
+async fn write(table: &mut (impl Table + ?Sized), record: &Record, parting: Option<&Parting>, became: Option<Stage>) -> Result<()> {
+    if table.write(record, parting, became).await? {
         return Ok(());
     }
     Err(Error::new(Kind::Unavailable, "the lock's row was changed by somebody else at the same moment").effect(Effect::NotApplied))

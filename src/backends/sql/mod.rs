@@ -15,6 +15,7 @@ mod names;
 mod options;
 mod record;
 pub(super) mod rights;
+mod starts;
 pub mod tls;
 
 pub use self::{
@@ -22,6 +23,7 @@ pub use self::{
     names::{Names, locked_by},
     options::{Options, Server, TlsMode},
     record::{ENDED_US, Hold, Holds, LAYOUT, LAYOUT_REFUSED, Record, micros, ms},
+    starts::{Begin, Columns},
 };
 
 /// With `mode=row`, who waits in one of so many first places has a second session ready, to count the fence over when the turn

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::names::locked_by;
 use crate::lock::{
-    Break, End, Error, Fence, Holder, Kind, LockState, Metadata, Mode, Past, Release, Renewal, Result, Scope, Token, Ttl, Waiter,
+    self, Break, End, Error, Fence, Holder, Kind, LockState, Metadata, Mode, Past, Release, Renewal, Result, Scope, Stage, Token, Ttl,
+    Waiter,
 };
 
 /// The layout that this version writes: its major number by a hundred, and its minor one.
@@ -54,6 +55,8 @@ pub struct Record {
     pub seen: bool,
     /// Counts the changes: whoever writes a row back must find it as it was read.
     pub revision: i64,
+    /// The starts that later runs go by.
+    pub starts: lock::Record,
 }
 
 /// One hold of an owner.
@@ -107,6 +110,16 @@ impl Record {
             why,
             metadata: self.metadata.as_deref().and_then(|json| serde_json::from_str(json).ok()),
         })
+    }
+
+    /// What a fresh request of this token is to be judged by, and when. What was begun for the same hold, and nobody was told, is no
+    /// run before it.
+    pub fn known(&self, token: &Token) -> (lock::Record, u64) {
+        let mut known = self.starts.clone();
+        if self.owner.as_deref() == Some(&*locked_by(token)) && self.root.as_deref() == Some(&*token.hold_text()) {
+            known.end(self.fence(), Stage::Undone);
+        }
+        (known, u64::try_from(self.now_us / 1000).unwrap_or_default())
     }
 
     /// Takes the lock away from all holds of its owner.
@@ -323,6 +336,7 @@ mod tests {
             mark: None,
             seen: false,
             revision: 1,
+            starts: lock::Record::default(),
         }
     }
 

@@ -7,6 +7,7 @@ use super::{
     lock_file::{Bytes, Kind as LockKind},
     opened, ours, row,
     slot::Obstacle,
+    starts::Taken,
     store::{Locked, Whose},
 };
 use crate::lock::{Attempt, Busy, Entry, Error, Fence, Grant, Kind, Request, Result};
@@ -54,16 +55,16 @@ impl Sqlite {
             let (store, _) = opened(store, &options.path).await?;
             let (ttl, detached) = (request.ttl, request.detached);
             if again && let Some(fence) = store.regrant(whose, ttl, detached).await? {
-                return Ok(Some(fence));
+                return Ok::<_, Error>(Taken::Granted(fence));
             }
-            match store.grant(whose, ttl, detached, file.id(), request.metadata.as_ref()).await? {
+            match store.grant(whose, request, file.id()).await? {
                 // It may be our own: asked for by a process that is gone.
-                None if detached => store.regrant(whose, ttl, detached).await,
-                fence => Ok(fence),
+                Taken::InTheWay if detached => Ok(store.regrant(whose, ttl, detached).await?.map_or(Taken::InTheWay, Taken::Granted)),
+                taken => Ok(taken),
             }
         };
         match row.await {
-            Ok(Some(fence)) => {
+            Ok(Taken::Granted(fence)) => {
                 slot.unsure = None;
                 if request.detached {
                     slot.hold.let_go();
@@ -75,9 +76,14 @@ impl Sqlite {
                 let holds = slot.mine.as_ref().map_or(1, |mine| u32::try_from(mine.holds.len()).unwrap_or(u32::MAX));
                 Ok(granted(request, fence, holds))
             }
-            Ok(None) => {
+            Ok(Taken::InTheWay) => {
                 slot.give_back();
                 self.refuse(request, Obstacle::Lease).await
+            }
+            Ok(Taken::Refused(refusal)) => {
+                // Nobody is kept from it by one who is refused, and waits.
+                slot.give_back();
+                Ok(Attempt::Refused(refusal))
             }
             Err(error) => {
                 if error.effect == crate::lock::Effect::NotApplied && slot.mine.is_none() {

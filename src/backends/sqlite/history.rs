@@ -1,7 +1,7 @@
 //! What the database remembers of holds that are over.
 
 use super::{Sqlite, lock_file::LockFile, opened, row::Row};
-use crate::lock::{History, Key, Note, Result};
+use crate::lock::{Fence, History, Key, Note, Result};
 
 impl Sqlite {
     pub(super) async fn recall(&mut self, key: &Key) -> Result<History> {
@@ -12,7 +12,14 @@ impl Sqlite {
         let mut past = store.runs(namespace, key).await?;
         let row = store.look(namespace, key).await?.filter(|row| row.owner.is_some());
         past.extend(row.filter(|row| !row.is_held(file.as_deref().map(LockFile::id), locked)).map(Row::vanished));
-        Ok(History::new(past, store.skips(namespace, key).await?))
+        let record = store.record(namespace, key).await?;
+        Ok(History { record, ..History::new(past, store.skips(namespace, key).await?) })
+    }
+
+    pub(super) async fn claim(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        self.place()?;
+        let (store, _) = opened(&mut self.store, &self.options.path).await?;
+        store.warn(&self.options.namespace, key, fence, level).await
     }
 
     pub(super) async fn remember(&mut self, key: &Key, note: &Note) -> Result<()> {

@@ -31,6 +31,7 @@ mod look;
 mod row;
 mod schema;
 mod slot;
+mod starts;
 mod store;
 mod waiting;
 
@@ -60,7 +61,7 @@ use crate::lock::{
     Namespace, Note, Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities { history: true, breakable: true, ..Capabilities::usual("sqlite") };
+const CAPABILITIES: Capabilities = Capabilities { history: true, terms: true, breakable: true, ..Capabilities::usual("sqlite") };
 
 /// Where the locks are kept.
 #[derive(Clone, Debug)]
@@ -251,6 +252,11 @@ impl Backend for Sqlite {
     async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
         let about = self.about("note", Some(key));
         self.remember(key, note).await.map_err(about)
+    }
+
+    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let about = self.about("warn", Some(key));
+        self.claim(key, fence, level).await.map_err(about)
     }
 
     async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {

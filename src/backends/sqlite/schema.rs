@@ -18,12 +18,13 @@ use super::failure;
 use crate::lock::{Error, Kind, Result, random};
 
 /// The layout that this version writes, kept in `user_version`.
-const LAYOUT: i64 = 2;
+const LAYOUT: i64 = 3;
 /// "dlck", kept in `application_id`.
 const APPLICATION: i64 = 0x646c_636b;
 
-const SCHEMA: &str = concat!(include_str!("sql/schema.sql"), include_str!("sql/history.sql"));
-const UPGRADE: &str = concat!(include_str!("sql/upgrade.sql"), include_str!("sql/history.sql"));
+const SCHEMA: &str = concat!(include_str!("sql/schema.sql"), include_str!("sql/history.sql"), include_str!("sql/starts.sql"));
+const FROM_1: &str = concat!(include_str!("sql/upgrade.sql"), include_str!("sql/history.sql"), include_str!("sql/starts.sql"));
+const FROM_2: &str = include_str!("sql/starts.sql");
 
 /// How long SQLite itself waits for another writer, who needs some 0.1 ms unless he is frozen or his disk is.
 const BUSY: Duration = Duration::from_secs(1);
@@ -39,10 +40,14 @@ pub(super) async fn open(path: &Path) -> Result<(SqliteConnection, bool)> {
 /// Refuses what is no database of this layout. One that is empty is filled, and one of an older layout upgraded; whether it was.
 pub(super) async fn check(connection: &mut SqliteConnection) -> Result<bool> {
     let found = layout(connection).await?;
-    if found != Found::Ours {
-        fill(connection, if found == Found::Older { UPGRADE } else { SCHEMA }).await?;
-    }
-    Ok(found != Found::Ours)
+    let schema = match found {
+        Found::Ours => return Ok(false),
+        Found::Nothing => SCHEMA,
+        Found::Older(1) => FROM_1,
+        Found::Older(_) => FROM_2,
+    };
+    fill(connection, schema, found).await?;
+    Ok(true)
 }
 
 /// Opens the database for reading; `None` if there is none, or an empty one.
@@ -54,7 +59,7 @@ pub(super) async fn open_to_look(path: &Path) -> Result<Option<SqliteConnection>
     match layout(&mut connection).await? {
         Found::Ours => Ok(Some(connection)),
         Found::Nothing => Ok(None),
-        Found::Older => Err(Error::new(Kind::Config, "the database has the layout of an older dlock").hint("dlock init upgrades it")),
+        Found::Older(_) => Err(Error::new(Kind::Config, "the database has the layout of an older dlock").hint("dlock init upgrades it")),
     }
 }
 
@@ -96,8 +101,8 @@ async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection> {
 enum Found {
     /// Of this layout.
     Ours,
-    /// Of the layout before it.
-    Older,
+    /// Of this layout before it.
+    Older(i64),
     /// Empty.
     Nothing,
 }
@@ -113,7 +118,7 @@ async fn layout(connection: &mut SqliteConnection) -> Result<Found> {
     match number(connection, "PRAGMA user_version").await? {
         LAYOUT => Ok(Found::Ours),
         0 if application == 0 && tables == 0 => Ok(Found::Nothing),
-        1 if application == APPLICATION => Ok(Found::Older),
+        older @ 1..LAYOUT if application == APPLICATION => Ok(Found::Older(older)),
         newer if application == APPLICATION && newer > LAYOUT => {
             Err(Error::new(Kind::Layout, format!("the database has layout {newer}, newer than this dlock's {LAYOUT}"))
                 .hint("use the dlock that created it, or a newer one"))
@@ -137,7 +142,7 @@ async fn create(path: &Path) -> Result<bool> {
     // Small pages: whoever opens the database first reads the whole log, and each change logs whole pages.
     let options = options(&draft.0)?.page_size(1024).journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full);
     let mut connection = connect(&options).await?;
-    fill(&mut connection, SCHEMA).await?;
+    fill(&mut connection, SCHEMA, Found::Nothing).await?;
     connection.close().await.map_err(failure::statement)?;
     match fs::hard_link(&draft.0, path) {
         Ok(()) => Ok(true),
@@ -146,14 +151,18 @@ async fn create(path: &Path) -> Result<bool> {
     }
 }
 
-/// Creates the tables in an empty database, or those that an older one lacks.
-async fn fill(connection: &mut SqliteConnection, schema: &'static str) -> Result<()> {
+/// Creates the tables in an empty database, or those that an older one lacks, unless somebody did so meanwhile.
+async fn fill(connection: &mut SqliteConnection, schema: &'static str, from: Found) -> Result<()> {
     let run = async |connection: &mut SqliteConnection, sql: &'static str| {
         sqlx::raw_sql(sql).execute(connection).await.map(|_| ()).map_err(failure::statement)
     };
     run(connection, "PRAGMA journal_mode = WAL").await?;
     let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
-    if number(&mut transaction, "PRAGMA user_version").await? == LAYOUT {
+    let version = match from {
+        Found::Older(version) => version,
+        _ => 0,
+    };
+    if number(&mut transaction, "PRAGMA user_version").await? != version {
         return Ok(());
     }
     run(&mut transaction, schema).await?;

@@ -14,14 +14,14 @@ use sqlx::{
 use super::{
     failure,
     row::{self, Row, millis},
-    schema,
+    schema, starts,
 };
 use crate::lock::{
-    Break, End, Extension, Fence, Key, Kind, Metadata, Namespace, Parting, Past, Purpose, Release, Renewal, Result, SKIPPING_HOSTS, Scope,
-    Skips, Token, Ttl, Waiter,
+    Break, End, Extension, Fence, Key, Metadata, Namespace, Parting, Past, Purpose, Release, Renewal, Result, SKIPPING_HOSTS, Scope, Skips,
+    Token, Ttl, Waiter,
 };
 
-const GRANT: &str = include_str!("sql/grant.sql");
+pub(super) const GRANT: &str = include_str!("sql/grant.sql");
 const REGRANT: &str = include_str!("sql/regrant.sql");
 const LOOK: &str = include_str!("sql/look.sql");
 const LIST: &str = include_str!("sql/list.sql");
@@ -62,7 +62,7 @@ pub(super) struct Store {
     connection: Option<SqliteConnection>,
     durable: bool,
     /// The layout is known to be ours.
-    checked: bool,
+    pub checked: bool,
     /// Opened for writing.
     pub writable: bool,
 }
@@ -101,49 +101,23 @@ impl Store {
         Ok(created)
     }
 
-    fn connection(&mut self) -> Result<&mut SqliteConnection> {
+    pub(super) fn connection(&mut self) -> Result<&mut SqliteConnection> {
         self.connection.as_mut().ok_or_else(|| failure::statement(sqlx::Error::WorkerCrashed))
     }
 
-    async fn rows(&mut self, query: Query) -> Result<Vec<SqliteRow>> {
+    pub(super) async fn rows(&mut self, query: Query) -> Result<Vec<SqliteRow>> {
         // All rows to the end: only the end of a statement tells whether it was committed.
         query.fetch_all(self.connection()?).await.map_err(failure::statement)
     }
 
     /// Whether commits survive a power cut from now on. A hold that ends with its processes needs no sync:
     /// a power cut ends it anyway.
-    async fn set_durable(&mut self, durable: bool) -> Result<()> {
+    pub(super) async fn set_durable(&mut self, durable: bool) -> Result<()> {
         if self.durable != durable {
             self.rows(sqlx::query(if durable { "PRAGMA synchronous = FULL" } else { "PRAGMA synchronous = NORMAL" })).await?;
             self.durable = durable;
         }
         Ok(())
-    }
-
-    /// Takes the lock; `None` if a hold that the lock file does not speak for is in the way.
-    pub(super) async fn grant(
-        &mut self,
-        whose: Whose<'_>,
-        ttl: Ttl,
-        detached: bool,
-        file: i64,
-        metadata: Option<&Metadata>,
-    ) -> Result<Option<Fence>> {
-        self.set_durable(detached).await?;
-        let query = || bind_whose(GRANT, whose).bind(ms(ttl)).bind(detached).bind(file).bind(json(metadata));
-        let first = match self.rows(query()).await {
-            // Perhaps it isn't our database, or has no tables yet.
-            Err(error) if error.kind == Kind::Data && !self.checked => None,
-            rows => fence_of(&rows?)?,
-        };
-        if first.is_some() {
-            self.checked = true;
-        }
-        if first.is_some() || self.checked {
-            return Ok(first);
-        }
-        self.check().await?;
-        fence_of(&self.rows(query()).await?)
     }
 
     /// A grant asked for again; `None` if there was none.
@@ -271,10 +245,22 @@ impl Store {
         let alone = parting.scope == Scope::Tree || (lock.locked && !others);
         let query = bind_whose(RELEASE, whose).bind(alone).bind(lock.locked).bind(lock.file);
         let query = query.bind(ended.clone()).bind(parting.why.clone());
-        if query.execute(self.connection()?).await.map_err(failure::statement)?.rows_affected() > 0 {
-            return Ok(Some(Release::Released));
-        }
-        let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
+        // What is recorded of a hold was there before it could be given back.
+        let stage = if parting.became.is_some() && self.has_record(whose).await? { parting.became } else { None };
+        let mut transaction = if stage.is_some() {
+            let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
+            if changes(&mut transaction, query).await? {
+                starts::became(&mut transaction, whose, stage).await?;
+                transaction.commit().await.map_err(failure::statement)?;
+                return Ok(Some(Release::Released));
+            }
+            transaction
+        } else {
+            if changes(self.connection()?, query).await? {
+                return Ok(Some(Release::Released));
+            }
+            self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?
+        };
         let Some(row) = look(&mut transaction, whose.namespace, whose.key).await? else { return Ok(None) };
         let not_held = Ok(Some(Release::NotHeld));
         if !row.is_owned_by(whose.token) || !row.is_held(Some(lock.file), lock.locked) {
@@ -307,6 +293,7 @@ impl Store {
         let query = bind_name(sql, whose.namespace, whose.key);
         let query = if left == 0 { query.bind(ended).bind(parting.why.clone()) } else { query };
         run(&mut transaction, query).await?;
+        starts::became(&mut transaction, whose, stage).await?;
         transaction.commit().await.map_err(failure::statement)?;
         Ok(Some(if left == 0 { Release::Released } else { Release::StillHeld(left) }))
     }
@@ -437,8 +424,12 @@ impl Store {
     }
 }
 
-async fn run(connection: &mut SqliteConnection, query: Query) -> Result<Vec<SqliteRow>> {
+pub(super) async fn run(connection: &mut SqliteConnection, query: Query) -> Result<Vec<SqliteRow>> {
     query.fetch_all(connection).await.map_err(failure::statement)
+}
+
+async fn changes(connection: &mut SqliteConnection, query: Query) -> Result<bool> {
+    Ok(query.execute(connection).await.map_err(failure::statement)?.rows_affected() > 0)
 }
 
 async fn look(connection: &mut SqliteConnection, namespace: &Namespace, key: &Key) -> Result<Option<Row>> {
@@ -452,23 +443,23 @@ async fn move_end(connection: &mut SqliteConnection, whose: Whose<'_>, end: i64)
     run(connection, bind_name(sql, whose.namespace, whose.key).bind(end)).await.map(|_| ())
 }
 
-fn bind_name(sql: &'static str, namespace: &Namespace, key: &Key) -> Query {
+pub(super) fn bind_name(sql: &'static str, namespace: &Namespace, key: &Key) -> Query {
     sqlx::query(sql).bind(namespace.as_str().to_owned()).bind(key.as_str().to_owned())
 }
 
-fn bind_whose(sql: &'static str, whose: Whose<'_>) -> Query {
+pub(super) fn bind_whose(sql: &'static str, whose: Whose<'_>) -> Query {
     bind_name(sql, whose.namespace, whose.key).bind(whose.token.owner.to_string()).bind(whose.token.hold_text())
 }
 
-fn ms(ttl: Ttl) -> i64 {
+pub(super) fn ms(ttl: Ttl) -> i64 {
     i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX)
 }
 
-fn json(metadata: Option<&Metadata>) -> Option<String> {
+pub(super) fn json(metadata: Option<&Metadata>) -> Option<String> {
     metadata.and_then(|metadata| serde_json::to_string(metadata).ok())
 }
 
-fn fence_of(rows: &[SqliteRow]) -> Result<Option<Fence>> {
+pub(super) fn fence_of(rows: &[SqliteRow]) -> Result<Option<Fence>> {
     rows.first().map(row::fence).transpose().map_err(row::malformed)
 }
 

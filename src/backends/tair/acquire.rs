@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{
     CAPABILITIES, Tair, changed_meanwhile, history,
     record::Record,
+    starts::{self, Starts},
     value::{Compared, READS, Seen, Stored, What, compared, created, not_a_counter},
 };
 use crate::{
@@ -25,6 +26,7 @@ impl Tair {
         };
         mode.read(&mut first, &names);
         history::read_begun(&mut first, &names);
+        starts::read(mode, &mut first, &names);
         let replies = self.run(&first, ours.is_some()).await?;
         let (stored, reads) = match &ours {
             Some(_) => replies.split_first().map(|(reply, reads)| Ok::<_, Error>((created(reply)?, reads))).transpose()?,
@@ -32,7 +34,7 @@ impl Tair {
         }
         .ok_or_else(failure::unreadable)?;
         let (reads, begun) = reads.split_at_checked(READS).ok_or_else(failure::unreadable)?;
-        let begun = begun.first().unwrap_or(&::redis::Value::Nil);
+        let [begun, kept] = begun else { return Err(failure::unreadable()) };
         let seen = match Seen::read(mode, reads) {
             Ok(seen) => seen,
             Err(error) => {
@@ -43,7 +45,7 @@ impl Tair {
             }
         };
         if let Some(ours) = ours.filter(|_| stored) {
-            return self.count(request, &names, record, ours, &seen, begun).await;
+            return self.count(request, &names, record, ours, &seen, (begun, kept)).await;
         }
         self.passing = false;
         match seen.what {
@@ -53,7 +55,7 @@ impl Tair {
             _ if request.entry == Entry::Reenter => Ok(Attempt::NotHeld),
             // Of an earlier attempt whose answer was lost.
             What::Ours(ref record, ref stored) if record.is_of(&request.token) => {
-                self.count(request, &names, (**record).clone(), stored.clone(), &seen, begun).await
+                self.count(request, &names, (**record).clone(), stored.clone(), &seen, (begun, kept)).await
             }
             What::Nothing => Ok(self.busy_in_passing()),
             What::Ours(record, _) => {
@@ -81,12 +83,24 @@ impl Tair {
         mut record: Record,
         ours: Stored,
         seen: &Seen,
-        begun: &::redis::Value,
+        (begun, kept): (&::redis::Value, &::redis::Value),
     ) -> Result<Attempt> {
         let Some((now, micros)) = seen.now else {
             self.undo(names, &ours).await;
             return Err(Error::new(Kind::Denied, "the user may not ask the server for its time").hint("ACL SETUSER USER +time"));
         };
+        let now_ms = u64::try_from(now).unwrap_or_default();
+        let mut starts = match Starts::of(kept) {
+            Ok(starts) => starts.record,
+            Err(error) => {
+                self.undo(names, &ours).await;
+                return Err(error);
+            }
+        };
+        if let Some(refusal) = starts.judge(request.terms.as_ref(), now_ms) {
+            self.undo(names, &ours).await;
+            return Ok(Attempt::Refused(Box::new(refusal)));
+        }
         let before = seen.counter.unwrap_or(0);
         let fence = (before + 1).max(micros);
         if fence >= 1 << 53 {
@@ -101,6 +115,10 @@ impl Tair {
         let mut second = ::redis::pipe();
         second.cmd("INCRBY").arg(&names.fence).arg(fence - before);
         let written = self.options.mode.swap(&mut second, &names.lock, &ours, &record.write()?, millis(ttl));
+        if request.terms.is_some() {
+            starts.begin(request, Fence(fence), now_ms);
+            Starts::put(&starts, now_ms, self.options.mode, &mut second, names)?;
+        }
         history::note_begun(&mut second, names, &record)?;
         history::note_vanished(&mut second, names, begun);
         let replies = self.run(&second, true).await?;
@@ -121,6 +139,12 @@ impl Tair {
                 ::redis::Value::ServerError(error) => failure::refused(error),
                 _ => Error::new(Kind::Unavailable, "the fence counter was set back meanwhile"),
             });
+        }
+        if request.terms.is_some()
+            && let Err(error) = replies.get(2).ok_or_else(failure::unreadable).and_then(starts::written)
+        {
+            self.undo(names, &written).await;
+            return Err(error);
         }
         self.written = Some((request.key.clone(), request.token, written));
         self.leave_as_holder(request).await;

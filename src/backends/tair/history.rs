@@ -18,6 +18,7 @@ use ::redis::{Pipeline, Value};
 use super::{
     Tair, changed_meanwhile,
     record::Record,
+    starts::{self, Starts},
     value::{Compared, READS, Seen, What, compared, readable},
 };
 use crate::{
@@ -93,9 +94,10 @@ impl Tair {
         self.options.mode.read(&mut look, &names);
         look.cmd("LRANGE").arg(&names.runs).arg(0).arg(-1).cmd("LRANGE").arg(&names.bad_runs).arg(0).arg(-1);
         look.cmd("HGETALL").arg(&names.record).cmd("HGETALL").arg(&names.skips);
+        starts::read(self.options.mode, &mut look, &names);
         let replies = self.look(&look).await?;
         let (reads, rest) = replies.split_at_checked(READS).ok_or_else(failure::unreadable)?;
-        let [runs, bad, begun, skips] = rest else { return Err(failure::unreadable()) };
+        let [runs, bad, begun, skips, starts] = rest else { return Err(failure::unreadable()) };
         let seen = Seen::read(self.options.mode, reads)?;
         let held = match &seen.what {
             What::Ours(record, _) => record.fence.map(Fence),
@@ -117,7 +119,9 @@ impl Tair {
             // A lease that ended early would have ended later.
             one.ended_ms = one.ended_ms.map(|ended| now.map_or(ended, |now| ended.min(now)));
         }
-        Ok(History::new(past, read_skips(&readable(skips)?.and_then(reply::pairs).unwrap_or_default())))
+        let skips = read_skips(&readable(skips)?.and_then(reply::pairs).unwrap_or_default());
+        let record = readable(starts)?.map(Starts::of).transpose()?.unwrap_or_default().record;
+        Ok(History { record, ..History::new(past, skips) })
     }
 
     pub(super) async fn remember(&mut self, key: &Key, note: &Note) -> Result<()> {

@@ -81,11 +81,27 @@ impl Tair {
 
     pub(super) async fn give_back(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         let names = self.names(key);
+        let mut starts = match parting.became {
+            Some(stage) => Some((self.starts(&names).await?, stage)),
+            None => None,
+        };
         if let Some((_, _, stored)) = self.written.take().filter(|(k, t, _)| (k, t) == (key, token)) {
             let mut delete = ::redis::pipe();
             self.options.mode.delete(&mut delete, &names.lock, &stored);
             let said = match Record::read(&stored.value)? {
-                Some(record) => history::note_over(&mut delete, &names, &record, None, parting)?,
+                Some(record) => {
+                    if let (Some((starts, stage)), Some(fence), Some(since)) = (starts.take(), record.fence, record.since) {
+                        starts.end(
+                            Fence(fence),
+                            stage,
+                            u64::try_from(since).unwrap_or_default(),
+                            self.options.mode,
+                            &mut delete,
+                            &names,
+                        )?;
+                    }
+                    history::note_over(&mut delete, &names, &record, None, parting)?
+                }
                 None => None,
             };
             if self.compare(&delete).await? == Compared::Done {
@@ -99,6 +115,11 @@ impl Tair {
         }
         let hold = token.hold_text();
         let Some((mut record, stored, now, _)) = self.find(&names, token).await? else { return Ok(Release::NotHeld) };
+        if starts.is_none()
+            && let Some(stage) = parting.became
+        {
+            starts = Some((self.starts(&names).await?, stage));
+        }
         record.settle(now);
         // Who entered whom is not recorded: only the first hold is known to enclose all others.
         let whole_tree = parting.scope == Scope::Tree && record.root == hold;
@@ -115,6 +136,9 @@ impl Tair {
             history::note_begun(&mut step, &names, &record)?;
             Release::StillHeld(u32::try_from(record.holds.len()).unwrap_or(u32::MAX))
         };
+        if let (Some((starts, stage)), Some(fence)) = (starts, record.fence) {
+            starts.end(Fence(fence), stage, u64::try_from(now).unwrap_or_default(), self.options.mode, &mut step, &names)?;
+        }
         match self.compare(&step).await? {
             Compared::Done => Ok(answer),
             Compared::Changed => Err(changed_meanwhile()),

@@ -32,6 +32,7 @@ mod options;
 mod queue;
 mod reading;
 mod record;
+mod starts;
 mod value;
 
 use std::time::Duration;
@@ -50,7 +51,8 @@ use crate::lock::{
     Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities { notification: false, history: true, breakable: true, ..Capabilities::usual("tair") };
+const CAPABILITIES: Capabilities =
+    Capabilities { notification: false, history: true, terms: true, breakable: true, ..Capabilities::usual("tair") };
 
 /// Locks on one Tair.
 ///
@@ -193,6 +195,11 @@ impl Backend for Tair {
 
     async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
         let outcome = self.remember(key, note).await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let outcome = self.claim(key, fence, level).await;
         self.about(outcome, "note", Some(key))
     }
 

@@ -61,7 +61,7 @@ pub(super) async fn try_out(backend: &mut dyn Backend, settings: &DoctorSettings
     let lease = match take(backend, ttl, settings, context, &mut signals).await {
         Ok(Outcome::Granted(lease)) => lease,
         Ok(Outcome::Stopped(signal)) => return stopped(signal),
-        Ok(Outcome::Busy(_)) => {
+        Ok(Outcome::Busy(_) | Outcome::Refused(_)) => {
             report.findings.extend(untried("another doctor has the lock that is for that", TRIALS));
             report.findings.push(clock(backend, context).await);
             return None;
@@ -120,6 +120,7 @@ fn request(ttl: Ttl, ttl_asked: bool, context: &Context) -> Request {
         waiting: false,
         metadata: Some(collect_metadata(context.host.as_deref(), None, Some("dlock doctor".into()))),
         at_ms: None,
+        terms: None,
     }
 }
 
@@ -229,7 +230,7 @@ async fn hand_over(
     let lease = match got {
         Ok(Outcome::Granted(lease)) => lease,
         Ok(Outcome::Stopped(signal)) => return Some(signal),
-        Ok(Outcome::Busy(_)) => {
+        Ok(Outcome::Busy(_) | Outcome::Refused(_)) => {
             let text = format!("who waited for the lock had not got it {} after it was given back", shown(limits.answer));
             report.findings.push(Finding::warn("hand-over", text, "jobs that wait run late, or not at all"));
             return None;

@@ -6,15 +6,15 @@ use jiff::Timestamp;
 use tokio::sync::mpsc;
 
 use super::{
-    RunSettings,
+    Often, RunSettings,
     watch::{End, Watch},
 };
 use crate::{
     commands::Context,
     exit,
-    lease::{self, BootClock, Budget, Clock, Held, Lease, Limits, Loss, give_back, keep, note, note_skip, wall_ms},
-    lock::{self, Backend, Error, Kind, Metadata, Note, Past, Purpose, Request, Result, Scope},
-    output::{CommandEnd, GivenBack, Outcome, Skip, Verdict, Waiting, age, plain},
+    lease::{self, BootClock, Budget, Clock, Held, Lease, Limits, Loss, give_back, keep, may_warn, note, note_skip, wall_ms},
+    lock::{self, Backend, Busy, Error, Kind, Metadata, Note, Past, Purpose, Request, Result, Scope},
+    output::{self, Cause, CommandEnd, GivenBack, Outcome, Output, Skip, Syslog, Verdict, Waiting, age, plain},
     supervise::{self, Deadlines, Signal, Signals, Supervisor, stop_self},
 };
 
@@ -62,9 +62,17 @@ impl Job<'_> {
         let verdict = |outcome, status| Verdict { waited, ..Verdict::new(outcome, &settings.key, &*store, status) };
         match outcome? {
             lease::Outcome::Busy(busy) => {
-                out.skipped(&Skip { key: &settings.key, busy: &busy, waited, outcome: "not run" });
+                out.skipped(&Skip { key: &settings.key, cause: Cause::Busy(&busy), waited, outcome: "not run" });
                 note_skip(&mut *self.backend, &settings.key, self.metadata.as_ref(), "busy").await;
+                tell_of_a_hang(&mut *self.backend, settings, out, &busy).await;
                 let verdict = Verdict { holders: busy.holders, ..verdict(Outcome::Busy, settings.conflict_status) };
+                Ok(Done { verdict, reraise: None })
+            }
+            lease::Outcome::Refused(refusal) => {
+                let option = settings.policy.option(refusal.rule);
+                out.skipped(&Skip { key: &settings.key, cause: Cause::Refused(&refusal, &option), waited, outcome: "not run" });
+                note_skip(&mut *self.backend, &settings.key, self.metadata.as_ref(), &option).await;
+                let verdict = Verdict { refused: Some((refusal, option)), ..verdict(Outcome::Busy, settings.conflict_status) };
                 Ok(Done { verdict, reraise: None })
             }
             lease::Outcome::Stopped(Some(signal)) => {
@@ -111,8 +119,18 @@ impl Job<'_> {
         if !matches!(end, End::Unkillable(_)) && watch.owner {
             let left = matches!(&end, End::Ended(ended) if ended.leftover_left);
             let scope = if left { Scope::Hold } else { Scope::Tree };
-            let limits = if watch.lost.is_some() { LOST_RELEASE } else { self.context.limits };
-            let parting = watch.parting(scope, &end, verdict.command, ran);
+            let mut parting = watch.parting(scope, &end, verdict.command, ran);
+            // Who entered a lock is part of the run around it, whose start was recorded.
+            parting.became = parting.became.filter(|_| lease.holds == 1 && settings.policy.often != Often::Always);
+            let limits = match watch.lost {
+                Some(_) => LOST_RELEASE,
+                // What became of it is worth telling for as long as the lock lasts: it may not be run again by mistake, or not at all.
+                None if parting.became.is_some() => {
+                    let left = lease.t0.plus(lease.ttl.get()).since(clock.now());
+                    Limits { answer: self.context.limits.answer.max(left) }
+                }
+                None => self.context.limits,
+            };
             let released = give_back(&mut *self.backend, &clock, &lease.key, &lease.token, &parting, limits).await;
             verdict.given_back = Some(watch.released(released));
         }
@@ -274,4 +292,16 @@ fn not_started_hint(status: u8) -> String {
 
 fn deadlines(lease: &Lease, budget: &Budget) -> Deadlines {
     Deadlines { term_at: budget.term_at(lease.t0), kill_at: budget.kill_at(lease.t0) }
+}
+
+/// Warns of a lock that somebody has had for too long, unless somebody else has.
+async fn tell_of_a_hang(backend: &mut dyn Backend, settings: &RunSettings, out: &Output, busy: &Busy) {
+    let Some(holder) = busy.holders.first() else { return };
+    let (Some(after), Some(held), Some(fence)) = (settings.policy.warn_held, holder.held_for, holder.fence) else { return };
+    if may_warn(backend, &settings.key, fence, held, after).await {
+        let text = format!("{}: {} has had the lock for {}: does it hang?", settings.key.escaped(), output::holder(holder), age(held));
+        let key = output::shell(&settings.key);
+        out.warn_with_hint(&text, &format!("dlock inspect {key} tells more, dlock break {key} stops it, --warn-held 0 is silent"));
+        Syslog::default().warn_of(settings.log, out, &text);
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::lock::{Once, Rule, Terms};
+
 /// How often a key's command may run, and how near to each other runs may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
@@ -51,6 +53,22 @@ impl Policy {
     pub const SKEW_GUARD: Duration = Duration::from_secs(5);
     /// From which age on a hold is told of, unless another one is asked for.
     pub const WARN_HELD: Duration = Duration::from_secs(3600);
+
+    /// What the store is asked, for a run at this place; `None` if there is nothing.
+    pub fn terms(&self, place: String) -> Option<Terms> {
+        let again = self.often.again();
+        let once = |window| Once { window, retry_failed: again.failed, retry_crashed: again.crashed };
+        let terms = Terms { place, skew_guard: self.skew_guard, at_least: self.at_least, once: self.often.window().map(once) };
+        Some(terms).filter(Terms::record_anything)
+    }
+
+    /// The option that makes a run skip by this rule.
+    pub fn option(&self, rule: Rule) -> String {
+        match rule {
+            Rule::Once(_) => self.often.option(),
+            Rule::SkewGuard(_) | Rule::AtLeast(_) => rule.to_string(),
+        }
+    }
 }
 
 impl Often {

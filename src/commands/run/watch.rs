@@ -10,7 +10,7 @@ use crate::{
     commands::Context,
     exit,
     lease::{BootClock, Budget, Released, wall_ms},
-    lock::{self, BootTime, Break, Parting, Scope},
+    lock::{self, BootTime, Break, Parting, Scope, Stage},
     output::{CommandEnd, GivenBack, age},
     supervise::{CannotStart, Ended, Event, OnLost, Signal, Supervisor, Why, stop_self},
 };
@@ -160,6 +160,10 @@ impl<'a> Watch<'a> {
 
     /// How the hold ended, for the history.
     pub(super) fn parting(&self, scope: Scope, end: &End, command: Option<CommandEnd>, ran: Duration) -> Parting {
+        let became = match (&self.broken, command) {
+            (None, Some(CommandEnd::Exited(0))) if !self.timed_out => Stage::Ok,
+            _ => Stage::Failed,
+        };
         let (end, why) = match (&self.lost, &self.broken, end, command) {
             (Some(how), ..) => (lock::End::Lost, Some(how.clone())),
             (None, Some(mark), ..) => mark.into(),
@@ -170,7 +174,7 @@ impl<'a> Watch<'a> {
             (None, None, _, Some(CommandEnd::Signalled(signal))) => (lock::End::Signalled(signal), None),
             (None, None, _, None) => (lock::End::Released, None),
         };
-        Parting { scope, end: Some(end), why, at_ms: Some(wall_ms()), held_ms: u64::try_from(ran.as_millis()).ok() }
+        Parting { scope, end: Some(end), why, at_ms: Some(wall_ms()), held_ms: u64::try_from(ran.as_millis()).ok(), became: Some(became) }
     }
 
     /// Says that the lock is lost and this process of the tree is not.

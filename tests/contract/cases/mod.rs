@@ -28,6 +28,7 @@ mod residue;
 mod sentinel;
 mod shared;
 mod tair;
+mod terms;
 mod transport;
 mod unanswered;
 mod verify;
@@ -74,6 +75,7 @@ pub fn all() -> Vec<Case> {
         verify::all(),
         history::all(),
         breaking::all(),
+        terms::all(),
         zookeeper_line::all(),
         zookeeper_ways::all(),
         lost_reply::all(),

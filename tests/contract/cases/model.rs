@@ -96,6 +96,7 @@ impl Side {
                     format!("busy, fence {fence:?}, holds {}, waits {}", busy.holders[0].holds, busy.position.is_some())
                 }
                 Attempt::NotHeld => "not held".into(),
+                Attempt::Refused(refusal) => panic!("{refusal:?}"),
             },
             Operation::Renew(request, times) => match client.renew(request, times.map(|times| LONG * times)).await {
                 Renewal::Renewed { ttl, fence } => {

@@ -234,7 +234,7 @@ async fn a_hold_is_not_entered_while_the_lock_is_freed(lab: &Lab) {
                 b.free(&inner).await;
             }
             Attempt::NotHeld => assert_eq!(left, Release::Released, "{job}: nobody had entered"),
-            Attempt::Busy(busy) => panic!("{job}: {busy:?}"),
+            other => panic!("{job}: {other:?}"),
         }
         other.hold(&job).await;
     }

@@ -1,7 +1,9 @@
--- Removes rows last used longer ago than this, what is remembered from before then, and waiters that are gone.
+-- Removes rows last used longer ago than this that no later run goes by, what is remembered from before then, and waiters that are gone.
 DELETE FROM :table
  WHERE GREATEST(lock_until, locked_at, COALESCE(renewed_at, locked_at)) < TIMESTAMPADD(MICROSECOND, -:age, UTC_TIMESTAMP(6))
    AND lock_until < UTC_TIMESTAMP(6)
+   AND COALESCE(TIMESTAMPADD(MICROSECOND, GREATEST(guard_ms, at_least_ms) * 1000, paced_at) < UTC_TIMESTAMP(6), 1)
+   AND COALESCE(TIMESTAMPADD(MICROSECOND, start_window_ms * 1000, start_at) < UTC_TIMESTAMP(6), 1)
    AND fence < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) - :age;
 DELETE FROM :waiters WHERE seen < UTC_TIMESTAMP(6) - INTERVAL 60 SECOND;
 DELETE FROM :runs

@@ -3,7 +3,7 @@
 -- It ends long ago and not now: free for ShedLock too, wherever the server's clock is set back to.
 SELECT fence, locked_at, metadata INTO @dlock_fence, @dlock_since, @dlock_who FROM :table WHERE name = :name;
 UPDATE :table
-   SET root = NULL, holds = NULL, revision = revision + 1,
+   SET :became root = NULL, holds = NULL, revision = revision + 1,
        renewed_at = UTC_TIMESTAMP(6),
        lock_until = :ended
  WHERE name = :name AND locked_by = :owner AND owner = :owner AND root = :root AND holds IS NULL AND layout < 200

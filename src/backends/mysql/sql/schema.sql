@@ -1,6 +1,7 @@
 -- Locks: a row per key that was ever taken, never deleted by a release. The first four columns are ShedLock's, in UTC, and
 -- of a type that no session's time zone changes; names are told apart by bytes. What follows counts only while owner says
--- what locked_by says.
+-- what locked_by says; but what is kept of the runs of a lock beyond their holds: of the last one with a skew guard or at-least,
+-- of the last one with once and what became of it, and which hold was last warned about.
 CREATE TABLE IF NOT EXISTS :table (
     name       VARBINARY(320) NOT NULL,
     lock_until DATETIME(6) NOT NULL,
@@ -16,6 +17,20 @@ CREATE TABLE IF NOT EXISTS :table (
     renewed_at DATETIME(6) NULL,
     metadata   MEDIUMTEXT NULL,
     revision   BIGINT NOT NULL DEFAULT 0,
+    paced_at        DATETIME(6) NULL,
+    paced_fence     BIGINT NULL,
+    paced_place     VARBINARY(320) NULL,
+    guard_ms        BIGINT NULL,
+    at_least_ms     BIGINT NULL,
+    paced_who       MEDIUMTEXT NULL,
+    start_at        DATETIME(6) NULL,
+    start_fence     BIGINT NULL,
+    start_stage     VARCHAR(16) NULL,
+    start_tries     BIGINT NULL,
+    start_window_ms BIGINT NULL,
+    start_who       MEDIUMTEXT NULL,
+    warned_fence    BIGINT NULL,
+    warned_level    BIGINT NULL,
     PRIMARY KEY (name)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
 
@@ -64,7 +79,7 @@ CREATE TABLE IF NOT EXISTS :marks (
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
 
 -- What mode=row locks, and what is known of the holds of mode=row and mode=advisory: their fences outlive them, so that
--- they are counted in a table of their own.
+-- they are counted in a table of their own, and what is kept of runs is there too.
 CREATE TABLE IF NOT EXISTS :rows (
     name VARBINARY(320) NOT NULL,
     PRIMARY KEY (name)
@@ -79,5 +94,19 @@ CREATE TABLE IF NOT EXISTS :sessions (
     renewed_at DATETIME(6) NOT NULL,
     ttl_ms     BIGINT NOT NULL,
     metadata   MEDIUMTEXT NULL,
+    paced_at        DATETIME(6) NULL,
+    paced_fence     BIGINT NULL,
+    paced_place     VARBINARY(320) NULL,
+    guard_ms        BIGINT NULL,
+    at_least_ms     BIGINT NULL,
+    paced_who       MEDIUMTEXT NULL,
+    start_at        DATETIME(6) NULL,
+    start_fence     BIGINT NULL,
+    start_stage     VARCHAR(16) NULL,
+    start_tries     BIGINT NULL,
+    start_window_ms BIGINT NULL,
+    start_who       MEDIUMTEXT NULL,
+    warned_fence    BIGINT NULL,
+    warned_level    BIGINT NULL,
     PRIMARY KEY (name)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;

@@ -2,7 +2,7 @@
 -- through the gate.
 SELECT fence, locked_at, metadata INTO @dlock_fence, @dlock_since, @dlock_who FROM :table WHERE name = :name;
 UPDATE :table
-   SET root = :root, ttl_ms = :ttl, holds = :holds, revision = revision + 1,
+   SET :became root = :root, ttl_ms = :ttl, holds = :holds, revision = revision + 1,
        renewed_at = TIMESTAMPADD(MICROSECOND, :renewed, '1970-01-01 00:00:00.000000'),
        lock_until = :until
  WHERE name = :name AND locked_by = :owner AND owner = :owner AND revision = :revision AND lock_until > UTC_TIMESTAMP(6);

@@ -1,15 +1,18 @@
--- Counts the fence of a hold that was just taken, and says whose it is. It is committed by itself, while the lock is held
--- by another transaction or by the session, so that it survives however the hold ends. Also how many holders before vanished
--- without a word, since who gives a lock back takes his row out first; they are remembered. Who has the lock waits no more.
--- $1 name, $2 pid, $3 shared, $4 ttl_ms, $5 metadata, $6 hold
+-- Counts the fence of a hold that was just taken, and says whose it is, unless a start of a run before may be in the way: then nothing
+-- is done. It is committed by itself, while the lock is held by another transaction or by the session, so that it survives however the
+-- hold ends. Also how many holders before vanished without a word, since who gives a lock back takes his row out first; they are
+-- remembered. Who has the lock waits no more.
+-- $1 name, $2 pid, $3 shared, $4 ttl_ms, $5 metadata, $6 hold, $10 and so on see starts.rs
 WITH f AS (
-    INSERT INTO {fences} AS f (name, fence)
-    VALUES ($1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
-    ON CONFLICT (name) DO UPDATE SET fence = greatest(f.fence + 1, excluded.fence)
-    RETURNING f.fence
+    INSERT INTO {fences} AS l (name, fence{start_columns})
+    SELECT $1, (extract(epoch FROM t.now) * 1000000)::bigint{start_values}
+      FROM (SELECT timezone('utc', clock_timestamp()) AS now) AS t
+    ON CONFLICT (name) DO UPDATE SET fence = greatest(l.fence + 1, excluded.fence){start_set}
+    WHERE true {nothing_in_the_way}
+    RETURNING l.fence
 ), gone AS (
     -- Beside a reader there can be others.
-    DELETE FROM {sessions} AS s
+    DELETE FROM {sessions} AS s USING f
      WHERE s.name = $1 AND s.pid <> $2 AND NOT ($3 AND s.shared AND EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = s.pid))
     RETURNING s.fence, s.since, s.metadata
 ), vanished AS (
@@ -18,7 +21,7 @@ WITH f AS (
       FROM gone AS g LEFT JOIN {marks} AS m ON m.name = $1 AND m.fence = g.fence
     ON CONFLICT (name, fence) DO NOTHING
 ), waited AS (
-    DELETE FROM {waiters} WHERE name = $1 AND hold = $6
+    DELETE FROM {waiters} USING f WHERE name = $1 AND hold = $6
 )
 INSERT INTO {sessions} AS s (name, pid, hold, shared, fence, since, ttl_ms, metadata)
 SELECT $1, $2, $6, $3, f.fence, clock_timestamp(), $4, $5 FROM f

@@ -3,7 +3,7 @@
 -- $1 name, $2 locked_by, $3 root, $4 channel, $5 how it ended or NULL to remember nothing, $6 why
 WITH freed AS (
     UPDATE {table} AS l
-       SET lock_until = '2000-01-01', renewed_at = t.now, root = NULL, holds = NULL, revision = l.revision + 1
+       SET lock_until = '2000-01-01', renewed_at = t.now, root = NULL, holds = NULL, revision = l.revision + 1{became}
       FROM (SELECT timezone('utc', clock_timestamp()) AS now) AS t
      WHERE l.name = $1 AND l.locked_by = $2 AND l.owner = $2 AND l.root = $3 AND l.holds IS NULL AND l.layout < 200
        AND l.lock_until > timezone('utc', clock_timestamp())

@@ -18,7 +18,10 @@ ALTER TABLE {table}
     ADD COLUMN IF NOT EXISTS renewed_at timestamp,
     ADD COLUMN IF NOT EXISTS metadata   text,
     ADD COLUMN IF NOT EXISTS revision   bigint NOT NULL DEFAULT 0;
--- Names are told apart by bytes, and are longer than ShedLock's 64 characters.
+-- What is kept of the runs of a lock beyond their holds: of the last one with a skew guard or at-least, of the last one with once
+-- and what became of it, and which hold was last warned about.
+ALTER TABLE {table}
+{starts_schema}-- Names are told apart by bytes, and are longer than ShedLock's 64 characters.
 ALTER TABLE {table} ALTER COLUMN name TYPE text COLLATE "C", ALTER COLUMN locked_by TYPE text;
 
 -- Who waits, for people who look: nobody's turn depends on it, so that it needs no log.
@@ -41,7 +44,9 @@ CREATE TABLE IF NOT EXISTS {fences} (
     name  text COLLATE "C" NOT NULL PRIMARY KEY,
     fence bigint NOT NULL
 );
--- Holds that are over, of all modes; how they ended.
+-- The same of their runs.
+ALTER TABLE {fences}
+{starts_schema}-- Holds that are over, of all modes; how they ended.
 CREATE TABLE IF NOT EXISTS {runs} (
     name     text COLLATE "C" NOT NULL,
     fence    bigint NOT NULL,

@@ -6,7 +6,7 @@ WITH freed AS (
     UPDATE {table} AS l
        SET lock_until = timestamp 'epoch' + $4 * interval '1 microsecond',
            renewed_at = timestamp 'epoch' + $9 * interval '1 microsecond',
-           root = $8, ttl_ms = $11, holds = $7, revision = l.revision + 1
+           root = $8, ttl_ms = $11, holds = $7, revision = l.revision + 1{became}
      WHERE l.name = $1 AND l.locked_by = $2 AND l.owner = $2 AND l.revision = $3
        AND l.lock_until > timezone('utc', clock_timestamp())
     RETURNING l.fence, l.locked_at, l.renewed_at AS ended, l.metadata

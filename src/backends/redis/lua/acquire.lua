@@ -1,11 +1,13 @@
 -- Takes the lock if it is free, enters it for its owner, or says who has it and joins the queue.
 --
 -- KEYS  1 lock   2 fence counter   3 record   4 queue (zset: hold by arrival in us)   5 waiters (hash: hold -> refreshed:JSON)
---       6 runs   7 runs that ended badly
+--       6 runs   7 runs that ended badly   8 starts
 -- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": enter the owner's hold only  5 "1": join the queue if busy
 --       6 "1": this hold may be in the queue  7 "1": detached  8 metadata as JSON, or ""
+--       9 place  10 skew guard in ms  11 at-least in ms  12 once: window in ms  13 retries of failed runs  14 "1": of crashed ones
 -- Reply {"granted", fence, holds}
 --       {"busy", now, pttl, {field, value, ...} of the lock, {field, value, ...} of the record, place or 0}
+--       {"refused", …}            as `judge` says
 --       {"not-held"}              ARGV[4] was set and the owner does not hold the lock
 --       {"alien", type, pttl}     something else than a hash is stored there
 --       {"layout", version}       a newer dlock's
@@ -61,6 +63,12 @@ if reenter then
   return { 'not-held' }
 end
 
+local terms, starts = read_terms(9), read_record(KEYS[8])
+local refused = judge(starts, terms, now)
+if refused then
+  return refused
+end
+
 -- Never below the time in us, so that a server that lost its data doesn't repeat a fence.
 local fence = redis.call('INCR', counter)
 if fence < us then
@@ -83,6 +91,7 @@ local vanished = redis.call('TYPE', record_key).ok == 'hash' and read_record(rec
 redis.call('DEL', record_key)
 redis.call('HSET', record_key, unpack(record))
 redis.call('PEXPIREAT', record_key, whole(ends + KEEP))
+begin(KEYS[8], starts, terms, whole(fence), now, ARGV[8])
 redis.call('HSET', lock, 'mode', 'write', field, '1')
 redis.call('PEXPIREAT', lock, whole(ends))
 if queued then

@@ -119,6 +119,110 @@ local function remember_vanished(record, runs, bad, now)
   remember(runs, bad, past(record, math.min(last, now), how), true)
 end
 
+-- What is kept of the starts of a lock's runs, in a hash of its own, for `terms` of later ones. Of the last run that had a skew guard or
+-- at-least, p and: s when (ms), f fence, p place, g guard in ms, l at-least in ms, m who as JSON. Of the last that had once, o and: s, f, m,
+-- x what became of it (started, ok, failed, undone), n the how manieth try it is, w its window in ms. wf, wl: the hold that was last warned about, and up to which level.
+
+-- Six arguments from the nth on; each may be "".
+local function read_terms(n)
+  return { place = ARGV[n], guard = ARGV[n + 1], least = ARGV[n + 2], window = ARGV[n + 3], failed = ARGV[n + 4], crashed = ARGV[n + 5] }
+end
+
+-- What is left of `length` ms from `since` on; nil if nothing is, and if the clock was set back by more than that.
+local function left_of(since, length, now)
+  length = tonumber(length) or 0
+  if math.abs(now - since) < length and now < since + length then
+    return since + length - now
+  end
+end
+
+-- Why a lock that is free is not to be granted: {"refused", rule, length or state, fence, age in ms, ms left, who}; nil if it is.
+local function judge(starts, terms, now)
+  local since = tonumber(starts.ps)
+  if since then
+    local left = left_of(since, starts.pl, now)
+    if left then
+      return { 'refused', 'at-least', starts.pl, starts.pf, now - since, left, starts.pm or '' }
+    end
+    left = terms.guard ~= '' and terms.place ~= starts.pp and left_of(since, starts.pg, now)
+    if left then
+      return { 'refused', 'skew-guard', starts.pg, starts.pf, now - since, left, starts.pm or '' }
+    end
+  end
+  since = tonumber(starts.os)
+  if since and terms.window ~= '' then
+    local age, state = now - since, starts.ox
+    local again = state == 'undone' or age >= tonumber(terms.window)
+      or (state == 'failed' and (tonumber(starts.on) or 1) <= tonumber(terms.failed))
+      or (state ~= 'failed' and state ~= 'ok' and terms.crashed == '1')
+    if not again then
+      return { 'refused', 'once', state, starts.of, age, since + tonumber(terms.window) - now, starts.om or '' }
+    end
+  end
+end
+
+-- Takes down a start, if `terms` say so.
+local function begin(key, starts, terms, fence, now, who)
+  local fields, length = {}, 0
+  local function add(...)
+    for _, value in ipairs({ ... }) do
+      fields[#fields + 1] = value
+    end
+  end
+  if terms.guard ~= '' or terms.least ~= '' then
+    add('ps', whole(now), 'pf', fence, 'pp', terms.place, 'pg', terms.guard, 'pl', terms.least, 'pm', who)
+    length = math.max(tonumber(terms.guard) or 0, tonumber(terms.least) or 0)
+  end
+  if terms.window ~= '' then
+    local since, tries = tonumber(starts.os), 1
+    if since and now - since < tonumber(terms.window) then
+      tries = (tonumber(starts.on) or 0) + 1
+    end
+    add('os', whole(now), 'of', fence, 'ox', 'started', 'on', whole(tries), 'ow', terms.window, 'om', who)
+    length = math.max(length, tonumber(terms.window))
+  end
+  if #fields > 0 then
+    redis.call('HSET', key, unpack(fields))
+    -- Longer than anybody asks for it.
+    redis.call('PEXPIRE', key, whole(math.max(redis.call('PTTL', key), KEEP, 2 * length)))
+  end
+end
+
+-- Takes down what became of the start of the hold with this fence. Never fails: what came before must stand.
+local function became(key, fence, state)
+  if state == '' or not fence then
+    return
+  end
+  local known = redis.pcall('HMGET', key, 'pf', 'of', 'ox', 'on')
+  if known.err then
+    return
+  end
+  if state == 'undone' and known[1] == fence then
+    redis.pcall('HDEL', key, 'ps', 'pf', 'pp', 'pg', 'pl', 'pm')
+  end
+  if known[2] == fence and known[3] == 'started' then
+    local tries = tonumber(known[4]) or 1
+    if state == 'undone' then
+      -- What was tried before had failed, or it could not have been tried again.
+      tries = tries - 1
+      state = tries > 0 and 'failed' or 'undone'
+    end
+    redis.pcall('HSET', key, 'ox', state, 'on', whole(tries))
+  end
+end
+
+-- Whether nobody has warned of the hold with this fence at this level, or a higher one. From now on somebody has.
+local function warn(key, fence, level)
+  local known = redis.call('HMGET', key, 'wf', 'wl')
+  local last, most = tonumber(known[1]) or 0, tonumber(known[2]) or 0
+  if tonumber(fence) < last or (tonumber(fence) == last and tonumber(level) <= most) then
+    return 0
+  end
+  redis.call('HSET', key, 'wf', fence, 'wl', level)
+  redis.call('PEXPIRE', key, whole(math.max(redis.call('PTTL', key), KEEP)))
+  return 1
+end
+
 -- Counts a host that did without; a new one only if there are not too many. In the hash `skips` it has "<count>:<since ms>:<last ms>:<reason>".
 local function skipped(skips, host, reason, most)
   local now, known = clock(), redis.call('HGET', skips, host)

@@ -1,13 +1,17 @@
 -- Remembers what comes with no grant and no release. Nothing about who has the lock is changed.
 --
--- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 skips
+-- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 skips  6 starts
 -- ARGV  1 "skipped"  2 host  3 reason  4 how many hosts are counted at most
 --       1 "lost"     2 fence  3 a line of the history
--- Reply 1
+--       1 "warn"     2 fence  3 level
+-- Reply 1; of "warn" 0 if somebody did before
 --
 -- Worst case: the hold that was lost is the one that vanished last, and the next grant would tell of it again, knowing
 -- less: its record goes.
 
+if ARGV[1] == 'warn' then
+  return warn(KEYS[6], ARGV[2], ARGV[3])
+end
 if ARGV[1] == 'lost' then
   local record = read_record(KEYS[2])
   if record.fence == ARGV[2] and record.owner and not has_field(KEYS[1], record.owner .. ':1:write') then

@@ -1,9 +1,10 @@
 -- Gives a hold back; frees the lock with the last one and wakes one of those who wait.
 --
--- KEYS  1 lock  2 record  3 queue  4 wake-up list  5 runs  6 runs that ended badly
+-- KEYS  1 lock  2 record  3 queue  4 wake-up list  5 runs  6 runs that ended badly  7 starts
 -- ARGV  1 owner  2 hold  3 "1": also the holds nested in this one
 --       4 channel that waits for Redisson's plain lock  5 channel that waits for its read-write lock  6 "1": in a cluster
 --       7 how it ended, as the end of a line of the history, or "" to remember nothing  8 "1": badly
+--       9 what became of its start, or ""
 -- Reply {"released"} | {"still-held", count} | {"not-held"} | {"layout", version}
 --
 -- Worst cases: somebody deleted the lock and another took it (the owner's field is gone: nothing is touched);
@@ -30,12 +31,14 @@ if others > 0 and not whole_tree then
   -- What is left lasts as long as its own holds: an inner one that is killed must not keep the outer one's time.
   redis.call('PEXPIREAT', lock, whole(latest))
   redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
+  became(KEYS[7], record.fence, ARGV[9])
   return { 'still-held', others }
 end
 redis.call('DEL', lock)
 redis.pcall('DEL', record_key)
 wake_one(queue, wake)
 tell_redisson(ARGV[4], ARGV[5], ARGV[6])
+became(KEYS[7], record.fence, ARGV[9])
 if ARGV[7] ~= '' then
   remember(KEYS[5], KEYS[6], past(record, now, ARGV[7]), ARGV[8] == '1')
 end

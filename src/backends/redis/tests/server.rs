@@ -159,6 +159,7 @@ pub fn request(name: &str) -> Request {
         waiting: false,
         metadata: None,
         at_ms: None,
+        terms: None,
     }
 }
 

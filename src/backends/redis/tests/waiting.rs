@@ -186,7 +186,7 @@ async fn take_turn(mut backend: Redis, asked: Request, waits: Rc<Cell<u64>>) {
                 waits.set(waits.get() + 1);
                 backend.wait(&asked, LONG).await.unwrap();
             }
-            Attempt::NotHeld => panic!(),
+            other => panic!("{other:?}"),
         }
     }
     backend.abandon(&asked).await.unwrap();

@@ -1,8 +1,9 @@
 -- Gives a hold back on one node; frees the node with the last one.
 --
--- KEYS  1 lock  2 record  3 runs  4 runs that ended badly
+-- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 starts
 -- ARGV  1 owner  2 hold  3 "1": also the holds nested in this one
 --       4 how it ended, as the end of a line of the history, or "" to remember nothing  5 "1": badly
+--       6 what became of its start, or ""
 -- Reply {"released"} | {"still-held", count} | {"not-held"} | {"layout", version}
 
 local lock, record_key = KEYS[1], KEYS[2]
@@ -27,10 +28,12 @@ if others > 0 and not whole_tree then
   -- What is left lasts as long as its own holds: an inner one that is killed must not keep the outer one's time.
   redis.call('PEXPIREAT', lock, whole(latest))
   redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
+  became(KEYS[5], record.fence, ARGV[6])
   return { 'still-held', others }
 end
 redis.call('DEL', lock)
 redis.pcall('DEL', record_key)
+became(KEYS[5], record.fence, ARGV[6])
 if ARGV[4] ~= '' and record.fence then
   remember(KEYS[3], KEYS[4], past(record, now, ARGV[4]), ARGV[5] == '1')
 end

@@ -1,12 +1,14 @@
 -- Phase 1 on one node: takes it if it is free, enters it for its owner, or says who has it and joins the queue.
 --
 -- KEYS  1 lock  2 fence counter  3 record  4 queue (zset: hold by arrival in us)  5 waiters (hash: hold -> refreshed:JSON)
---       6 runs   7 runs that ended badly
+--       6 runs   7 runs that ended badly   8 starts
 -- ARGV  1 owner  2 hold  3 attempt, never sent twice  4 ttl in ms  5 "1": enter the owner's hold only
 --       6 "1": join the queue if busy  7 "1": this hold may be in the queue  8 "1": detached  9 metadata as JSON, or ""
+--       10 place  11 skew guard in ms  12 at-least in ms  13 once: window in ms  14 retries of failed runs  15 "1": of crashed ones
 -- Reply {"taken", count}
 --       {"entered", attempt, fence, holds}   the owner has it, committed
 --       {"busy", now, pttl, type, value, {field, value, ...} of the record, place or 0}
+--       {"refused", …}            as `judge` says
 --       {"not-held"}              ARGV[5] was set and the owner does not hold it
 --       {"twice"}                 this very attempt has it: two of the nodes are one server
 --       {"layout", version}       a newer dlock's
@@ -57,6 +59,11 @@ if kind ~= 'none' then
 end
 if reenter then
   return { 'not-held' }
+end
+
+local refused = judge(read_record(KEYS[8]), read_terms(10), now)
+if refused then
+  return refused
 end
 
 -- Never below the time in us, so that a node that lost its data doesn't repeat a count.

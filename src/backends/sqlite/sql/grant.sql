@@ -1,12 +1,13 @@
 -- Takes the lock for a new owner, whose process has the lock file's bytes; one statement, so one transaction
 -- that holds the database's write lock from its start, as BEGIN IMMEDIATE does. No row comes back if a hold
--- that the lock file does not speak for is still running, or if the layout isn't this one.
--- ?1 namespace, ?2 key, ?3 owner, ?4 hold, ?5 ttl_ms, ?6 detached, ?7 lock_file, ?8 metadata
+-- that the lock file does not speak for is still running, if the layout isn't this one, or if there is a record that nobody has read.
+-- ?1 namespace, ?2 key, ?3 owner, ?4 hold, ?5 ttl_ms, ?6 detached, ?7 lock_file, ?8 metadata, ?9 the record is judged elsewhere in this transaction
 INSERT INTO locks (namespace, key, fence, owner, hold, detached, lock_file,
                    since_ms, renewed_ms, ttl_ms, hold_expires_ms, expires_ms, metadata)
 SELECT ?1, ?2, now_ms * 1000, ?3, ?4, ?6, ?7, now_ms, now_ms, ?5, now_ms + ?5, now_ms + ?5, ?8
   FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) AS now_ms)
- WHERE (SELECT user_version FROM pragma_user_version) = 2
+ WHERE (SELECT user_version FROM pragma_user_version) = 3
+   AND (?9 OR NOT EXISTS (SELECT 1 FROM starts WHERE namespace = ?1 AND key = ?2 AND record IS NOT NULL))
 ON CONFLICT (namespace, key) DO UPDATE SET
     -- Never below the time in microseconds, so that a lost database does not repeat fences.
     fence = max(fence + 1, excluded.fence),

@@ -44,7 +44,3 @@ BEGIN
             OR fence < (SELECT fence FROM runs AS r WHERE r.namespace = OLD.namespace AND r.key = OLD.key
                            AND ended NOT IN ('ok', 'released') ORDER BY fence DESC LIMIT 1 OFFSET 99));
 END;
-
--- "dlck", and the layout's number.
-PRAGMA application_id = 1684824939;
-PRAGMA user_version = 2;

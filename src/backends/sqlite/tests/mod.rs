@@ -43,6 +43,7 @@ fn request(name: &str) -> Request {
         waiting: false,
         metadata: Some(Metadata { host: Some("here".into()), ..Metadata::default() }),
         at_ms: None,
+        terms: None,
     }
 }
 
@@ -87,7 +88,7 @@ async fn acquire(backend: &mut Sqlite, request: &Request) -> Grant {
                 let at_most = busy.expires_in.map_or(Duration::from_secs(5), |left| left + Duration::from_millis(2));
                 backend.wait(request, at_most).await.unwrap();
             }
-            Ok(Attempt::NotHeld) => panic!("a fresh request was answered as a nested one"),
+            Ok(other) => panic!("{other:?}"),
             Err(error) if error.is_transient() => {}
             Err(error) => panic!("{error}"),
         }

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use sqlx::{Connection, SqliteConnection};
 
 use super::*;
-use crate::lock::{Fence, Init};
+use crate::lock::{Fence, Init, Terms};
 
 async fn refused(path: &Path) -> crate::lock::Error {
     backend(path).try_acquire(&request("job")).await.unwrap_err()
@@ -91,6 +91,24 @@ async fn an_older_layout_is_upgraded_and_its_locks_stay() {
     assert!(matches!(a.try_acquire(&request("job")).await.unwrap(), Attempt::Granted(_)));
     let mut b = backend(&path);
     assert_eq!(b.init().await.unwrap(), Init::UpToDate);
+    assert_eq!(b.inspect(&key("old")).await.unwrap().last_fence, Some(Fence(41)));
+}
+
+/// What the second layout had beyond that.
+const LAYOUT_2: &str = concat!(include_str!("../sql/upgrade.sql"), include_str!("../sql/history.sql"), "PRAGMA user_version = 2;");
+
+#[tokio::test]
+async fn the_layout_without_starts_is_upgraded_by_a_run_with_terms() {
+    let (_directory, path) = place();
+    sql(&path, LAYOUT_1).await.close().await.unwrap();
+    sql(&path, LAYOUT_2).await.close().await.unwrap();
+    let terms = Terms { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: None };
+    let mut a = backend(&path);
+    let asked = Request { terms: Some(terms), ..request("job") };
+    assert!(matches!(a.try_acquire(&asked).await.unwrap(), Attempt::Granted(_)));
+    assert_eq!(release(&mut a, &asked).await, Release::Released);
+    let mut b = backend(&path);
+    assert!(matches!(b.try_acquire(&request("job")).await.unwrap(), Attempt::Refused(_)));
     assert_eq!(b.inspect(&key("old")).await.unwrap().last_fence, Some(Fence(41)));
 }
 

@@ -129,7 +129,7 @@ async fn one_forgetful_node_of_a_bare_majority_lets_another_in(lab: &Lab) {
                 assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
                 outcomes.push(format!("on {held_by}: kept"));
             }
-            Attempt::NotHeld => panic!("not held"),
+            other => panic!("{other:?}"),
         }
         lab.target.lose_data().await;
     }

@@ -1,0 +1,111 @@
+//! The starts of runs, as parts of the statements that grant a lock and give it back.
+//!
+//! Worst cases: the statement that grants waits for the row while another run is granted the lock and gives it back (the row is looked
+//! at as it is then, and by a time from before the wait: what began since lies in the future, which is in the way); the server's clock
+//! is set back (likewise, and then judged with the row's own time); a row was judged and is changed (its revision says so).
+
+use super::{
+    reading::Fields,
+    statement::{Value, substitute},
+};
+use crate::{
+    backends::sql::{Begin, Columns},
+    lock::{Record, Result, Stage},
+};
+
+/// The columns that [`read`] reads, in its order.
+pub(super) const STARTS: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.paced_at) DIV 1000, l.paced_fence, l.paced_place, l.guard_ms, \
+    l.at_least_ms, l.paced_who, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.start_at) DIV 1000, l.start_fence, l.start_stage, \
+    l.start_tries, l.start_window_ms, l.start_who";
+
+/// What a statement that grants asks of the starts in its row and writes into it.
+pub(super) struct Granting {
+    /// Assignments, before the fence is counted. Empty, or with a comma at the end.
+    pub set: String,
+    /// The same for a new row: columns, with a comma at their begin, and values.
+    pub columns: String,
+    /// See `columns`.
+    pub values: String,
+    /// That nothing can be in the way, whatever else is in the row.
+    pub clear: String,
+}
+
+impl Granting {
+    pub(super) fn of(begin: &Begin<'_>, metadata: Option<&str>) -> Self {
+        let int = |number: Option<i64>| Value::Int(number.unwrap_or_default());
+        let values = [
+            ("place", begin.place.map_or(Value::Null, Value::Bytes)),
+            ("guard", int(begin.guard_ms)),
+            ("least", int(begin.at_least_ms)),
+            ("window", int(begin.window_ms)),
+            ("tries", Value::Int(begin.tries)),
+            ("who", Value::text_or_null(metadata)),
+        ];
+        let mut columns = Vec::new();
+        if begin.is_paced() {
+            columns.extend([
+                ("paced_at", "UTC_TIMESTAMP(6)"),
+                ("paced_fence", ""),
+                ("paced_place", ":place"),
+                ("guard_ms", ":guard"),
+                ("at_least_ms", ":least"),
+                ("paced_who", ":who"),
+            ]);
+        }
+        if begin.window_ms.is_some() {
+            columns.extend([
+                ("start_at", "UTC_TIMESTAMP(6)"),
+                ("start_fence", ""),
+                ("start_stage", "'started'"),
+                ("start_tries", ":tries"),
+                ("start_window_ms", ":window"),
+                ("start_who", ":who"),
+            ]);
+        }
+        let now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+        let next = format!("GREATEST(fence + 1, {now})");
+        let fill = |text: String| substitute(&text, &values);
+        let or = |value: &str, fence: &str| if value.is_empty() { fence.to_owned() } else { value.to_owned() };
+        let mut clear = "COALESCE(TIMESTAMPADD(MICROSECOND, at_least_ms * 1000, paced_at) <= UTC_TIMESTAMP(6), 1)".to_owned();
+        if begin.guard_ms.is_some() {
+            clear += " AND COALESCE(paced_place = :place OR TIMESTAMPADD(MICROSECOND, guard_ms * 1000, paced_at) <= UTC_TIMESTAMP(6), 1)";
+        }
+        if begin.window_ms.is_some() {
+            clear += " AND COALESCE(TIMESTAMPADD(MICROSECOND, :window * 1000, start_at) <= UTC_TIMESTAMP(6), 1)";
+        }
+        Self {
+            set: fill(columns.iter().map(|(column, value)| format!("{column} = {}, ", or(value, &next))).collect()),
+            columns: columns.iter().map(|(column, _)| format!(", {column}")).collect(),
+            values: fill(columns.iter().map(|(_, value)| format!(", {}", or(value, now))).collect()),
+            clear: fill(clear),
+        }
+    }
+}
+
+/// What a statement that gives the hold of a row's fence back sets besides; with a comma at the end.
+pub(super) fn became(stage: Option<Stage>) -> String {
+    let Some(stage) = stage else { return String::new() };
+    let mut set = format!("start_stage = IF(start_fence = fence AND start_stage = 'started', '{}', start_stage), ", stage.as_str());
+    if stage == Stage::Undone {
+        set += "paced_at = IF(paced_fence = fence, NULL, paced_at), ";
+    }
+    set
+}
+
+/// The columns of [`STARTS`].
+pub(super) fn read(fields: &mut Fields<'_>) -> Result<Record> {
+    Ok(Record::from(Columns {
+        paced_at_ms: fields.int_or_null()?,
+        paced_fence: fields.int_or_null()?,
+        paced_place: fields.text_or_null()?,
+        guard_ms: fields.int_or_null()?,
+        at_least_ms: fields.int_or_null()?,
+        paced_who: fields.text_or_null()?,
+        start_at_ms: fields.int_or_null()?,
+        start_fence: fields.int_or_null()?,
+        start_stage: fields.text_or_null()?,
+        start_tries: fields.int_or_null()?,
+        start_window_ms: fields.int_or_null()?,
+        start_who: fields.text_or_null()?,
+    }))
+}

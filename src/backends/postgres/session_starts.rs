@@ -1,0 +1,138 @@
+//! Beginning a hold of a session: its fence, and the starts that it is judged by.
+//!
+//! Who has the lock is alone with its row of fences, and sees all that was committed before it got the lock: one statement judges,
+//! counts and writes. Who is not to have it gives it back at once, and keeps the session.
+//!
+//! Worst cases: the answer is lost and it is asked again (the row says which fence was counted for this hold: its start is no run
+//! before it, and counts once); it is given up (the session that counts is ended before what it wrote is taken out); the lock's
+//! session ends while the fence is counted over another one (as a holder that vanishes: the start stays).
+
+use std::time::Duration;
+
+use sqlx::Row as _;
+
+use super::{
+    failure, history,
+    keeper::no_row,
+    options::Mode,
+    sessions::Sessions,
+    starts,
+    statement::{Value, fill},
+    table::json,
+};
+use crate::{
+    backends::sql::{Begin, ms},
+    lock::{Fence, Key, Mode as How, Record, Refusal, Request, Result, Stage, Token},
+};
+
+/// What a holder whose session was ended may need to find out, which its socket tells it at once, and to kill its command.
+/// Of a short lease less, since its command must be started within half of it.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// The fence, the server's time in µs, and how long nothing may be started.
+pub(super) type Begun = (Fence, i64, Duration);
+
+impl Sessions {
+    /// Counts the fence of a lock that is ours.
+    pub(super) async fn begin(&mut self, request: &Request, at: usize) -> Result<std::result::Result<Begun, Box<Refusal>>> {
+        if let Some(begun) = self.count(request, at, None).await? {
+            return Ok(Ok(begun));
+        }
+        let (known, now_ms) = self.known(request, at).await?;
+        if let Some(refusal) = known.judge(request.terms.as_ref(), now_ms) {
+            return Ok(Err(Box::new(refusal)));
+        }
+        self.count(request, at, Some((&known, now_ms))).await?.map(Ok).ok_or_else(no_row)
+    }
+
+    /// `None` if something may be in the way, and nothing was done.
+    async fn count(&mut self, request: &Request, at: usize, judged: Option<(&Record, u64)>) -> Result<Option<Begun>> {
+        let begin = Begin::of(request, judged);
+        let sql = self.tables.fill(include_str!("sql/begin_hold.sql"));
+        let sql = starts::granting(&sql, &begin, judged.map(|_| ""), "timezone('utc', clock_timestamp())");
+        let (metadata, hold) = (json(request.metadata.as_ref())?, request.token.hold_text());
+        let name = self.names.of(&request.key);
+        let none = Value::MaybeInt(None);
+        let parameters = [
+            Value::Text(&name),
+            Value::Pid(self.tries[at].2.pid),
+            Value::Bool(request.mode == How::Shared),
+            Value::Int(ms(request.ttl)),
+            Value::Maybe(metadata.as_deref()),
+            Value::Text(&hold),
+            none,
+            none,
+            none,
+        ];
+        let sql = fill(&sql, &[&parameters[..], &starts::values(&begin, metadata.as_deref(), None)].concat());
+        let mut side = if self.options.mode == Mode::Row { Some(self.side().await?) } else { None };
+        let pid = side.as_ref().map(super::connection::Session::pid);
+        self.counting.extend(pid);
+        let rows = self.tries[at].2.count(request.ttl, &sql, side.as_mut()).await;
+        if side.as_ref().is_some_and(super::connection::Session::is_open) {
+            self.counting.retain(|counting| Some(*counting) != pid);
+        }
+        self.side = side.or_else(|| self.side.take());
+        let rows = rows?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let read = || Ok((row.try_get::<i64, _>("fence")?, row.try_get("now_us")?, row.try_get::<i64, _>("gone")?));
+        let (fence, now, gone) = read().map_err(failure::malformed)?;
+        let fence = Fence(u64::try_from(fence).unwrap_or_default());
+        if gone > 0 && self.side.is_some() {
+            let trimmed: Result<()> = self
+                .aside(async |table| {
+                    history::trim_at_times(table.session, table.tables, &name, fence).await;
+                    Ok(())
+                })
+                .await;
+            drop(trimmed);
+        }
+        Ok(Some((fence, now, if gone > 0 { SETTLE.min(request.ttl.get() / 8) } else { Duration::ZERO })))
+    }
+
+    /// What the request is to be judged by, and when.
+    async fn known(&mut self, request: &Request, at: usize) -> Result<(Record, u64)> {
+        let (name, hold) = (self.names.of(&request.key), request.token.hold_text());
+        let sql = fill(&self.tables.fill(include_str!("sql/session_starts.sql")), &[Value::Text(&name), Value::Text(&hold)]);
+        let rows = if self.options.mode == Mode::Row {
+            self.aside(async |table| table.session.run(&sql).await).await?
+        } else {
+            self.tries[at].2.session.run(&sql).await?
+        };
+        let row = rows.first().ok_or_else(no_row)?;
+        let read = || Ok((starts::read(row)?, row.try_get::<i64, _>("now_ms")?, row.try_get::<Option<i64>, _>("own")?));
+        let (mut known, now_ms, own) = read().map_err(failure::malformed)?;
+        if let Some(own) = own.and_then(|own| u64::try_from(own).ok()) {
+            known.end(Fence(own), Stage::Undone);
+        }
+        Ok((known, u64::try_from(now_ms).unwrap_or_default()))
+    }
+
+    /// Takes out what may have been written of a hold that nobody was told of. That it fails leaves its start: rather too few runs.
+    pub(super) async fn undo(&mut self, key: &Key, token: &Token) {
+        let (name, hold, counting) = (self.names.of(key), token.hold_text(), self.counting.clone());
+        let sql = self.tables.fill(include_str!("sql/undo_hold.sql")).replace("{became}", &starts::became(Some(Stage::Undone), "f.fence"));
+        let undone: Result<()> = self
+            .aside(async |table| {
+                for pid in counting.into_iter() {
+                    table.session.end_other(pid).await?;
+                }
+                table.session.query(&sql, &[Value::Text(&name), Value::Text(&hold)]).await.map(|_| ())
+            })
+            .await;
+        if undone.is_ok() {
+            self.counting.clear();
+        }
+    }
+
+    pub(super) async fn record(&mut self, name: &str) -> Result<Record> {
+        let sql = self.tables.fill("SELECT {starts} FROM {fences} AS l WHERE l.name = $1");
+        let rows = self.aside(async |table| table.session.query(&sql, &[Value::Text(name)]).await).await?;
+        rows.first().map(starts::read).transpose().map(Option::unwrap_or_default).map_err(failure::malformed)
+    }
+
+    pub(super) async fn claim(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let name = self.names.of(key);
+        self.aside(async |table| table.warn("{fences}", &name, fence, level).await).await
+    }
+}

@@ -1,0 +1,92 @@
+//! The starts of runs, as parts of the statements that grant a lock and give it back.
+//!
+//! Worst cases: the statement that grants waits for the row while another run is granted the lock and gives it back (the row is looked
+//! at as it is then, and by a time from before the wait: what began since lies in the future, which is in the way); the server's clock
+//! is set back (likewise, and then judged with the row's own time); a row was judged and is changed (its revision says so).
+
+use sqlx::{Row as _, postgres::PgRow};
+
+use super::statement::Value;
+use crate::{
+    backends::sql::{Begin, Columns},
+    lock::{Record, Stage},
+};
+
+/// What `$10` and so on are in a statement that grants.
+pub(super) fn values<'a>(begin: &'a Begin<'a>, who: Option<&'a str>, revision: Option<i64>) -> [Value<'a>; 7] {
+    [
+        Value::Maybe(begin.place),
+        Value::Int(begin.guard_ms.unwrap_or_default()),
+        Value::Int(begin.at_least_ms.unwrap_or_default()),
+        Value::MaybeInt(begin.window_ms),
+        Value::Int(begin.tries),
+        Value::Maybe(who),
+        Value::MaybeInt(revision),
+    ]
+}
+
+/// A statement that grants, with what it asks of the starts in the row `l` and writes into it. `now` is the time in its condition.
+pub(super) fn granting(sql: &str, begin: &Begin<'_>, judged: Option<&str>, now: &str) -> String {
+    let [mut columns, mut values, mut set] = [const { String::new() }; 3];
+    if begin.is_paced() {
+        columns += ", paced_at, paced_fence, paced_place, guard_ms, at_least_ms, paced_who";
+        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, $10, $11, $12, $15";
+        set += ", paced_at = excluded.paced_at, paced_fence = greatest(l.fence + 1, excluded.fence), paced_place = excluded.paced_place, \
+                guard_ms = excluded.guard_ms, at_least_ms = excluded.at_least_ms, paced_who = excluded.paced_who";
+    }
+    if begin.window_ms.is_some() {
+        columns += ", start_at, start_fence, start_stage, start_tries, start_window_ms, start_who";
+        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, 'started', $14, $13, $15";
+        set += ", start_at = excluded.start_at, start_fence = greatest(l.fence + 1, excluded.fence), start_stage = excluded.start_stage, \
+                start_tries = excluded.start_tries, start_window_ms = excluded.start_window_ms, start_who = excluded.start_who";
+    }
+    let nothing = judged.map_or_else(|| nothing_in_the_way(begin), ToOwned::to_owned);
+    sql.replace("{start_columns}", &columns)
+        .replace("{start_values}", &values)
+        .replace("{start_set}", &set)
+        .replace("{nothing_in_the_way}", &nothing)
+        .replace("{now}", now)
+}
+
+/// That nothing can be, whatever else is in the row.
+fn nothing_in_the_way(begin: &Begin<'_>) -> String {
+    let mut sql = "AND coalesce(l.paced_at + l.at_least_ms * interval '1 millisecond' <= {now}, true)".to_owned();
+    if begin.guard_ms.is_some() {
+        sql += " AND coalesce(l.paced_place = $10 OR l.paced_at + l.guard_ms * interval '1 millisecond' <= {now}, true)";
+    }
+    if begin.window_ms.is_some() {
+        sql += " AND coalesce(l.start_at + $13 * interval '1 millisecond' <= {now}, true)";
+    }
+    sql
+}
+
+/// What a statement that gives the hold with this fence back sets in the row `l`, after what it sets besides.
+pub(super) fn became(stage: Option<Stage>, fence: &str) -> String {
+    let Some(stage) = stage else { return String::new() };
+    let mut sql = format!(
+        ", start_stage = CASE WHEN l.start_fence = {fence} AND l.start_stage = 'started' THEN '{}' ELSE l.start_stage END",
+        stage.as_str()
+    );
+    if stage == Stage::Undone {
+        sql += &format!(", paced_at = CASE WHEN l.paced_fence = {fence} THEN NULL ELSE l.paced_at END");
+    }
+    sql
+}
+
+/// What `{starts}` asks for.
+pub(super) fn read(row: &PgRow) -> Result<Record, sqlx::Error> {
+    Ok(Record::from(Columns {
+        paced_at_ms: row.try_get("paced_at_ms")?,
+        paced_fence: row.try_get("paced_fence")?,
+        paced_place: row.try_get("paced_place")?,
+        guard_ms: row.try_get("guard_ms")?,
+        at_least_ms: row.try_get("at_least_ms")?,
+        paced_who: row.try_get("paced_who")?,
+        start_at_ms: row.try_get("start_at_ms")?,
+        start_fence: row.try_get("start_fence")?,
+        start_stage: row.try_get("start_stage")?,
+        start_tries: row.try_get("start_tries")?,
+        start_window_ms: row.try_get("start_window_ms")?,
+        start_who: row.try_get("start_who")?,
+    }))
+}

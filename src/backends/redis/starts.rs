@@ -1,0 +1,71 @@
+//! What is kept of the starts of runs, and what scripts say of it.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use super::{failure, flag, reply};
+use crate::lock::{Fence, Metadata, Once, Paced, Record, Refusal, Result, Rule, Stage, Start, Terms, whole_ms};
+
+/// What `read_terms` in `common.lua` reads.
+pub(in crate::backends) fn arguments(terms: Option<&Terms>) -> [String; 6] {
+    let Some(terms) = terms else { return Default::default() };
+    let ms = |length: Option<Duration>| length.map(|length| whole_ms(length).to_string()).unwrap_or_default();
+    let of_once = |tell: fn(&Once) -> String| terms.once.as_ref().map(tell).unwrap_or_default();
+    [
+        terms.place.clone(),
+        ms(terms.skew_guard),
+        ms(terms.at_least),
+        of_once(|once| whole_ms(once.window).to_string()),
+        of_once(|once| once.retry_failed.to_string()),
+        of_once(|once| flag(once.retry_crashed).to_owned()),
+    ]
+}
+
+/// What follows the word "refused".
+pub(in crate::backends) fn read_refusal(rest: &[Value]) -> Result<Refusal> {
+    let [rule, what, fence, age, left, who] = rest else { return Err(failure::unreadable()) };
+    let text = |value: &Value| reply::text(value).ok_or_else(failure::unreadable);
+    let length = || reply::int(what).and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis).ok_or_else(failure::unreadable);
+    let ms = |value: &Value| reply::int(value).and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis);
+    Ok(Refusal {
+        rule: match &*text(rule)? {
+            "skew-guard" => Rule::SkewGuard(length()?),
+            "at-least" => Rule::AtLeast(length()?),
+            "once" => Rule::Once(Stage::from(&*text(what)?)),
+            _ => return Err(failure::unreadable()),
+        },
+        fence: reply::int(fence).and_then(|fence| u64::try_from(fence).ok()).map(Fence),
+        began: ms(age),
+        again_in: ms(left),
+        metadata: serde_json::from_str(&text(who)?).ok(),
+    })
+}
+
+/// The whole hash.
+pub(in crate::backends) fn read_record(fields: &[(String, String)]) -> Record {
+    let of = |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
+    let number = |name: &str| of(name).and_then(|value| value.parse::<u64>().ok());
+    let who = |name: &str| -> Option<Metadata> { of(name).and_then(|json| serde_json::from_str(json).ok()) };
+    let paced = || {
+        Some(Paced {
+            at_ms: number("ps")?,
+            fence: Fence(number("pf")?),
+            place: of("pp")?.to_owned(),
+            guard_ms: number("pg").unwrap_or_default(),
+            at_least_ms: number("pl").unwrap_or_default(),
+            metadata: who("pm"),
+        })
+    };
+    let start = || {
+        Some(Start {
+            at_ms: number("os")?,
+            fence: Fence(number("of")?),
+            stage: Stage::from(of("ox")?),
+            tries: number("on").and_then(|tries| u32::try_from(tries).ok()).unwrap_or(1),
+            window_ms: number("ow").unwrap_or_default(),
+            metadata: who("om"),
+        })
+    };
+    Record { paced: paced(), start: start() }
+}

@@ -1,0 +1,136 @@
+//! The starts of runs in a row's columns, which [`Record::judge`] goes by.
+//!
+//! The statement that grants looks at the columns of the row that it takes, so that no other grant can come in between, also while it
+//! waits for that row. It only knows when nothing can be in the way: then it grants. If not, the row is read and judged here, and
+//! the statement is asked once more, for that row as it was read.
+
+use crate::lock::{Fence, Metadata, Paced, Record, Request, Stage, Start, whole_ms};
+
+/// The longest that columns can have: a hundred years, in ms.
+const LONGEST: u64 = 100 * 366 * 24 * 3_600_000;
+
+/// The columns, times in ms since 1970.
+#[derive(Debug, Default)]
+pub struct Columns {
+    /// When the last run with a skew guard or at-least began; `None`: there was none, or it was undone.
+    pub paced_at_ms: Option<i64>,
+    /// See [`Paced`].
+    pub paced_fence: Option<i64>,
+    /// See [`Paced`].
+    pub paced_place: Option<String>,
+    /// See [`Paced`].
+    pub guard_ms: Option<i64>,
+    /// See [`Paced`].
+    pub at_least_ms: Option<i64>,
+    /// As JSON.
+    pub paced_who: Option<String>,
+    /// When the last run with once began.
+    pub start_at_ms: Option<i64>,
+    /// See [`Start`].
+    pub start_fence: Option<i64>,
+    /// What became of it. That it was undone changes no other column.
+    pub start_stage: Option<String>,
+    /// See [`Start`].
+    pub start_tries: Option<i64>,
+    /// See [`Start`].
+    pub start_window_ms: Option<i64>,
+    /// As JSON.
+    pub start_who: Option<String>,
+}
+
+impl From<Columns> for Record {
+    fn from(columns: Columns) -> Self {
+        let number = |of: Option<i64>| of.and_then(|of| u64::try_from(of).ok());
+        let who = |json: Option<String>| -> Option<Metadata> { serde_json::from_str(&json?).ok() };
+        let stage = columns.start_stage.as_deref().map_or(Stage::Started, Stage::from);
+        let paced = number(columns.paced_at_ms).map(|at_ms| Paced {
+            at_ms,
+            fence: Fence(number(columns.paced_fence).unwrap_or_default()),
+            place: columns.paced_place.unwrap_or_default(),
+            guard_ms: number(columns.guard_ms).unwrap_or_default(),
+            at_least_ms: number(columns.at_least_ms).unwrap_or_default(),
+            metadata: who(columns.paced_who),
+        });
+        let start = number(columns.start_at_ms).map(|at_ms| Start {
+            at_ms,
+            fence: Fence(number(columns.start_fence).unwrap_or_default()),
+            stage: if stage == Stage::Undone { Stage::Started } else { stage },
+            tries: number(columns.start_tries).and_then(|tries| u32::try_from(tries).ok()).unwrap_or(1),
+            window_ms: number(columns.start_window_ms).unwrap_or_default(),
+            metadata: who(columns.start_who),
+        });
+        let mut record = Self { paced, start };
+        if let Some(fence) = record.start.as_ref().map(|start| start.fence).filter(|_| stage == Stage::Undone) {
+            let paced = record.paced.take();
+            record.end(fence, stage);
+            record.paced = paced;
+        }
+        record
+    }
+}
+
+/// What a grant asks of the columns, and writes into them.
+#[derive(Debug, Default)]
+pub struct Begin<'a> {
+    /// [`Terms::place`](crate::lock::Terms::place).
+    pub place: Option<&'a str>,
+    /// The skew guard in ms.
+    pub guard_ms: Option<i64>,
+    /// At-least in ms.
+    pub at_least_ms: Option<i64>,
+    /// The window of once, in ms.
+    pub window_ms: Option<i64>,
+    /// The how manieth try it is.
+    pub tries: i64,
+}
+
+impl<'a> Begin<'a> {
+    /// Of a request. What was recorded before counts if it was `judged` at this time; otherwise nothing of it matters any more.
+    pub fn of(request: &'a Request, judged: Option<(&Record, u64)>) -> Self {
+        let Some(terms) = &request.terms else { return Self::default() };
+        let ms = |length| i64::try_from(whole_ms(length).min(LONGEST)).unwrap_or(i64::MAX);
+        let (mut record, now_ms) = judged.map(|(record, now_ms)| (record.clone(), now_ms)).unwrap_or_default();
+        record.begin(request, Fence(0), now_ms);
+        Self {
+            place: Some(&terms.place),
+            guard_ms: terms.skew_guard.map(ms),
+            at_least_ms: terms.at_least.map(ms),
+            window_ms: terms.once.map(|once| ms(once.window)),
+            tries: record.start.map_or(1, |start| i64::from(start.tries)),
+        }
+    }
+
+    /// Whether there is something for skew guard and at-least.
+    pub const fn is_paced(&self) -> bool {
+        self.guard_ms.is_some() || self.at_least_ms.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_undone_is_read_as_it_was_before() {
+        let columns = |tries, stage: &str| Columns {
+            start_at_ms: Some(5),
+            start_fence: Some(7),
+            start_stage: Some(stage.into()),
+            start_tries: Some(tries),
+            start_window_ms: Some(9),
+            paced_at_ms: Some(5),
+            paced_fence: Some(7),
+            ..Columns::default()
+        };
+        let read = |tries, stage| {
+            let record = Record::from(columns(tries, stage));
+            assert!(record.paced.is_some());
+            record.start.map(|start| (start.stage, start.tries))
+        };
+        assert_eq!(read(2, "undone"), Some((Stage::Failed, 1)));
+        assert_eq!(read(1, "undone"), Some((Stage::Undone, 0)));
+        assert_eq!(read(2, "failed"), Some((Stage::Failed, 2)));
+        assert_eq!(read(1, "words of a newer one"), Some((Stage::Started, 1)));
+        assert_eq!(Record::from(Columns::default()), Record::default());
+    }
+}

@@ -1,0 +1,18 @@
+
+-- What layout 3 has beyond layout 2.
+
+-- What is kept of the runs of a lock beyond their holds.
+--   record        the starts that later runs go by, as JSON; NULL: none
+--   warned_fence  the hold that was last warned about, and up to which level
+CREATE TABLE starts (
+    namespace    TEXT    NOT NULL,
+    key          TEXT    NOT NULL,
+    record       TEXT,
+    warned_fence INTEGER NOT NULL DEFAULT 0,
+    warned_level INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (namespace, key)
+) WITHOUT ROWID;
+
+-- "dlck", and the layout's number.
+PRAGMA application_id = 1684824939;
+PRAGMA user_version = 3;

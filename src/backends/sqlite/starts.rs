@@ -1,0 +1,129 @@
+//! What is kept of the starts of runs, beside the lock.
+//!
+//! It is judged and written in the transaction that grants, and in the one that gives back. Where nothing is kept and
+//! nothing is to be, each of them is one statement as ever, which makes sure of that itself.
+//!
+//! Worst cases: the answer of a grant is lost (asked again by the process that has the bytes: the row is extended, and
+//! nothing is judged or counted); it is undone while it may yet be executed (the driver runs the two one after the other);
+//! the power fails (a start that later runs go by is on the disk before the command begins).
+
+use sqlx::{Connection, Row as _, SqliteConnection};
+
+use super::{
+    failure, row,
+    store::{GRANT, Store, Whose, bind_name, bind_whose, fence_of, json, ms, run},
+};
+use crate::lock::{Fence, Key, Namespace, Record, Refusal, Request, Result, Stage};
+
+const RECORD: &str = include_str!("sql/record.sql");
+const WRITE: &str = include_str!("sql/write_record.sql");
+const WARN: &str = include_str!("sql/warn.sql");
+
+/// The answer of the row.
+pub(super) enum Taken {
+    /// It is ours.
+    Granted(Fence),
+    /// A hold that the lock file does not speak for is in the way.
+    InTheWay,
+    /// Nobody has it.
+    Refused(Box<Refusal>),
+}
+
+/// What is known of a lock's runs.
+struct Known {
+    record: Record,
+    fence: Option<Fence>,
+    now_ms: u64,
+}
+
+impl Store {
+    /// Takes the lock.
+    pub(super) async fn grant(&mut self, whose: Whose<'_>, request: &Request, file: i64) -> Result<Taken> {
+        let counts = request.terms.as_ref().is_some_and(|terms| terms.once.is_some() || terms.at_least.is_some());
+        self.set_durable(request.detached || counts).await?;
+        let query = |judged: bool| {
+            let query = bind_whose(GRANT, whose).bind(ms(request.ttl)).bind(request.detached).bind(file);
+            query.bind(json(request.metadata.as_ref())).bind(judged)
+        };
+        if request.terms.is_none() {
+            let first = match self.rows(query(false)).await {
+                // Perhaps it isn't our database, or has no tables yet.
+                Err(error) if error.kind == crate::lock::Kind::Data && !self.checked => None,
+                rows => fence_of(&rows?)?,
+            };
+            if let Some(fence) = first {
+                self.checked = true;
+                return Ok(Taken::Granted(fence));
+            }
+        }
+        self.check().await?;
+        let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
+        let mut known = read(&mut transaction, whose.namespace, whose.key).await?;
+        // Who has it comes before what is recorded.
+        let Some(fence) = fence_of(&run(&mut transaction, query(true)).await?)? else { return Ok(Taken::InTheWay) };
+        if let Some(refusal) = known.record.judge(request.terms.as_ref(), known.now_ms) {
+            transaction.rollback().await.map_err(failure::statement)?;
+            return Ok(Taken::Refused(Box::new(refusal)));
+        }
+        if request.terms.is_some() {
+            known.record.begin(request, fence, known.now_ms);
+            write(&mut transaction, whose.namespace, whose.key, &known.record).await?;
+        }
+        transaction.commit().await.map_err(failure::statement)?;
+        Ok(Taken::Granted(fence))
+    }
+
+    /// Whether something is recorded of the hold that the lock was last granted to. If so, what became of it is not to be lost with
+    /// the power either.
+    pub(super) async fn has_record(&mut self, whose: Whose<'_>) -> Result<bool> {
+        self.check().await?;
+        let Known { record, fence, .. } = read(self.connection()?, whose.namespace, whose.key).await?;
+        let of = |found: Option<Fence>| found.is_some() && found == fence;
+        let has = of(record.paced.map(|paced| paced.fence)) || of(record.start.map(|start| start.fence));
+        if has {
+            self.set_durable(true).await?;
+        }
+        Ok(has)
+    }
+
+    pub(super) async fn record(&mut self, namespace: &Namespace, key: &Key) -> Result<Record> {
+        self.check().await?;
+        Ok(read(self.connection()?, namespace, key).await?.record)
+    }
+
+    /// Claims a warning.
+    pub(super) async fn warn(&mut self, namespace: &Namespace, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        self.check().await?;
+        self.set_durable(false).await?;
+        let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
+        Ok(!self.rows(bind_name(WARN, namespace, key).bind(fence).bind(level)).await?.is_empty())
+    }
+}
+
+/// Takes down what became of the hold that has the lock.
+pub(super) async fn became(connection: &mut SqliteConnection, whose: Whose<'_>, stage: Option<Stage>) -> Result<()> {
+    let Some(stage) = stage else { return Ok(()) };
+    let mut known = read(connection, whose.namespace, whose.key).await?;
+    if known.fence.is_some_and(|fence| known.record.end(fence, stage)) {
+        write(connection, whose.namespace, whose.key, &known.record).await?;
+    }
+    Ok(())
+}
+
+async fn read(connection: &mut SqliteConnection, namespace: &Namespace, key: &Key) -> Result<Known> {
+    let rows = run(connection, bind_name(RECORD, namespace, key)).await?;
+    let found = rows.first().ok_or_else(|| failure::statement(sqlx::Error::RowNotFound))?;
+    let read = || -> Result<Known, sqlx::Error> {
+        let text: Option<String> = found.try_get("record")?;
+        let record = text.map(|text| serde_json::from_str(&text)).transpose().map_err(|error| sqlx::Error::Decode(error.into()))?;
+        let fence: Option<i64> = found.try_get("fence")?;
+        let now_ms = u64::try_from(found.try_get::<i64, _>("now_ms")?).unwrap_or_default();
+        Ok(Known { record: record.unwrap_or_default(), fence: fence.and_then(|fence| u64::try_from(fence).ok()).map(Fence), now_ms })
+    };
+    read().map_err(row::malformed)
+}
+
+async fn write(connection: &mut SqliteConnection, namespace: &Namespace, key: &Key, record: &Record) -> Result<()> {
+    let text = (*record != Record::default()).then(|| serde_json::to_string(record).ok()).flatten();
+    run(connection, bind_name(WRITE, namespace, key).bind(text)).await.map(|_| ())
+}

@@ -1,0 +1,428 @@
+//! What a run asks of the runs before it: that they began long enough ago, and from where; and what a store keeps of them
+//! for that.
+//!
+//! A store judges and records in the step that grants, by its own clock, and beside the lock: what is kept outlives the
+//! hold, and a runner that crashed. [`Record`] is the reference for stores that judge by themselves, and does it for those
+//! that can read, decide and write while nobody else can be granted the lock.
+
+use std::{fmt, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Fence, Metadata, Request};
+
+/// What a run asks. Only for exclusive holds that are taken anew: who enters an ancestor's hold is part of that run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Tells this machine and PID namespace from others, whatever they are called ([`Metadata::place`]).
+    pub place: String,
+    /// Tries from other places are refused for so long from the start, and so is this one within the guard of a run before;
+    /// `None` for neither. Never for who waits.
+    pub skew_guard: Option<Duration>,
+    /// Everybody is refused for so long from the start, whatever becomes of the hold.
+    pub at_least: Option<Duration>,
+    /// At most one run within some time.
+    pub once: Option<Once>,
+}
+
+/// One run within some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Once {
+    /// Refused while the last recorded start is younger than this by the store's clock. Also while that is in the future.
+    pub window: Duration,
+    /// How many more runs may follow one that failed within the window.
+    pub retry_failed: u32,
+    /// Whether one may follow that began and was never heard of again.
+    pub retry_crashed: bool,
+}
+
+impl Terms {
+    /// For how long what is recorded of a run with these terms may matter.
+    pub fn relevant(&self) -> Duration {
+        let once = self.once.map(|once| once.window);
+        [self.skew_guard, self.at_least, once].into_iter().flatten().max().unwrap_or_default()
+    }
+
+    /// Whether a start is to be recorded at all.
+    pub const fn record_anything(&self) -> bool {
+        self.skew_guard.is_some() || self.at_least.is_some() || self.once.is_some()
+    }
+}
+
+/// What became of a recorded start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// Nothing was heard of it since. It runs, or its runner crashed.
+    Started,
+    /// The command ended well.
+    Ok,
+    /// It did not.
+    Failed,
+    /// Nothing was started after all.
+    Undone,
+}
+
+impl Stage {
+    /// As stores keep it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Started => "started",
+            Self::Ok => "ok",
+            Self::Failed => "failed",
+            Self::Undone => "undone",
+        }
+    }
+}
+
+impl From<&str> for Stage {
+    /// What a newer dlock wrote may mean that it ran: that is the safe side.
+    fn from(text: &str) -> Self {
+        match text {
+            "ok" => Self::Ok,
+            "failed" => Self::Failed,
+            "undone" => Self::Undone,
+            _ => Self::Started,
+        }
+    }
+}
+
+/// A start that is kept from others for a while.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Paced {
+    /// When, in ms by the store's clock.
+    #[serde(rename = "s")]
+    pub at_ms: u64,
+    /// The fence of the hold.
+    #[serde(rename = "f")]
+    pub fence: Fence,
+    /// [`Terms::place`].
+    #[serde(rename = "p")]
+    pub place: String,
+    /// The skew guard in ms; 0 for none.
+    #[serde(rename = "g", default)]
+    pub guard_ms: u64,
+    /// For how many ms it is kept from everybody; 0 for none.
+    #[serde(rename = "l", default)]
+    pub at_least_ms: u64,
+    /// Who began it.
+    #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Metadata>,
+}
+
+/// The last start of a run that was to be the only one for some time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    /// When, in ms by the store's clock.
+    #[serde(rename = "s")]
+    pub at_ms: u64,
+    /// The fence of the hold.
+    #[serde(rename = "f")]
+    pub fence: Fence,
+    /// What became of it.
+    #[serde(rename = "x")]
+    pub stage: Stage,
+    /// The how manieth run within its window it is, from 1.
+    #[serde(rename = "n")]
+    pub tries: u32,
+    /// The window of who began it, in ms: for so long it must be kept.
+    #[serde(rename = "w")]
+    pub window_ms: u64,
+    /// Who began it.
+    #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Metadata>,
+}
+
+/// All that a store keeps of the runs of a lock beyond their holds. Each part is replaced by runs that have the terms only.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// What skew guard and at-least go by.
+    #[serde(rename = "p", default, skip_serializing_if = "Option::is_none")]
+    pub paced: Option<Paced>,
+    /// What once goes by.
+    #[serde(rename = "o", default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<Start>,
+}
+
+/// Why a lock that is free is not granted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// By which rule.
+    pub rule: Rule,
+    /// The fence of the run that it is about, where it is known.
+    pub fence: Option<Fence>,
+    /// How long ago that began; `None` if it can't be told.
+    pub began: Option<Duration>,
+    /// Whose it was.
+    pub metadata: Option<Metadata>,
+    /// After how long it is worth asking again; `None` if it can't be told.
+    pub again_in: Option<Duration>,
+}
+
+/// A rule that keeps a free lock from being granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// A run from another place began, with a skew guard of this length.
+    SkewGuard(Duration),
+    /// A run began that is to count for this length at least.
+    AtLeast(Duration),
+    /// A run began within the window, and this became of it.
+    Once(Stage),
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SkewGuard(length) => write!(f, "skew guard {}", humantime::format_duration(*length)),
+            Self::AtLeast(length) => write!(f, "at least {}", humantime::format_duration(*length)),
+            Self::Once(_) => f.write_str("once"),
+        }
+    }
+}
+
+/// In whole ms, as stores keep it.
+pub fn whole_ms(length: Duration) -> u64 {
+    u64::try_from(length.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Paced {
+    /// Whether a length from its start is not over, and how long it has yet. A clock that was set back by more than the length
+    /// keeps nobody waiting for that.
+    fn within(&self, length_ms: u64, now_ms: u64) -> Option<Duration> {
+        let over = self.at_ms.saturating_add(length_ms);
+        (now_ms.abs_diff(self.at_ms) < length_ms && now_ms < over).then(|| Duration::from_millis(over - now_ms))
+    }
+
+    fn refusal(&self, rule: Rule, left: Duration, now_ms: u64) -> Refusal {
+        Refusal {
+            rule,
+            fence: Some(self.fence),
+            began: Some(Duration::from_millis(now_ms.saturating_sub(self.at_ms))),
+            metadata: self.metadata.clone(),
+            again_in: Some(left),
+        }
+    }
+}
+
+impl Start {
+    /// Whether `once` lets another run follow this one.
+    pub fn lets(&self, once: &Once, now_ms: u64) -> bool {
+        self.is_over(once, now_ms)
+            || match self.stage {
+                Stage::Started => once.retry_crashed,
+                Stage::Ok => false,
+                Stage::Failed => self.tries <= once.retry_failed,
+                Stage::Undone => true,
+            }
+    }
+
+    /// Whether it began before the window. What began in the future did not.
+    fn is_over(&self, once: &Once, now_ms: u64) -> bool {
+        now_ms.checked_sub(self.at_ms).is_some_and(|age| age >= whole_ms(once.window))
+    }
+
+    /// That another run may not follow.
+    pub fn refusal(&self, once: &Once, now_ms: u64) -> Refusal {
+        let over = self.at_ms.saturating_add(whole_ms(once.window));
+        Refusal {
+            rule: Rule::Once(self.stage),
+            fence: Some(self.fence),
+            began: now_ms.checked_sub(self.at_ms).map(Duration::from_millis),
+            metadata: self.metadata.clone(),
+            again_in: Some(Duration::from_millis(over.saturating_sub(now_ms))),
+        }
+    }
+}
+
+impl Record {
+    /// Why a fresh request is not to be granted now, although the lock is free; `now_ms` is by the store's clock.
+    pub fn judge(&self, terms: Option<&Terms>, now_ms: u64) -> Option<Refusal> {
+        if let Some(paced) = &self.paced {
+            if let Some(left) = paced.within(paced.at_least_ms, now_ms) {
+                return Some(paced.refusal(Rule::AtLeast(Duration::from_millis(paced.at_least_ms)), left, now_ms));
+            }
+            let guarded = terms.is_some_and(|terms| terms.skew_guard.is_some() && terms.place != paced.place);
+            if let Some(left) = paced.within(paced.guard_ms, now_ms).filter(|_| guarded) {
+                return Some(paced.refusal(Rule::SkewGuard(Duration::from_millis(paced.guard_ms)), left, now_ms));
+            }
+        }
+        let once = terms?.once?;
+        self.start.as_ref().filter(|start| !start.lets(&once, now_ms)).map(|start| start.refusal(&once, now_ms))
+    }
+
+    /// Takes down the start of a hold that is granted now with these terms.
+    pub fn begin(&mut self, request: &Request, fence: Fence, now_ms: u64) {
+        let Some(terms) = &request.terms else { return };
+        if terms.skew_guard.is_some() || terms.at_least.is_some() {
+            self.paced = Some(Paced {
+                at_ms: now_ms,
+                fence,
+                place: terms.place.clone(),
+                guard_ms: terms.skew_guard.map_or(0, whole_ms),
+                at_least_ms: terms.at_least.map_or(0, whole_ms),
+                metadata: request.metadata.clone(),
+            });
+        }
+        if let Some(once) = &terms.once {
+            let before = self.start.as_ref().filter(|start| !start.is_over(once, now_ms)).map_or(0, |start| start.tries);
+            self.start = Some(Start {
+                at_ms: now_ms,
+                fence,
+                stage: Stage::Started,
+                tries: before.saturating_add(1),
+                window_ms: whole_ms(once.window),
+                metadata: request.metadata.clone(),
+            });
+        }
+    }
+
+    /// Takes down what became of the start with this fence. Whether that changed anything. What is undone keeps nobody waiting,
+    /// and is no try.
+    pub fn end(&mut self, fence: Fence, stage: Stage) -> bool {
+        let mut changed = false;
+        if stage == Stage::Undone && self.paced.as_ref().is_some_and(|paced| paced.fence == fence) {
+            self.paced = None;
+            changed = true;
+        }
+        if let Some(start) = self.start.as_mut().filter(|start| start.fence == fence && start.stage == Stage::Started) {
+            start.stage = stage;
+            if stage == Stage::Undone {
+                start.tries = start.tries.saturating_sub(1);
+                // What was tried before had failed, or it could not have been tried again.
+                start.stage = if start.tries > 0 { Stage::Failed } else { Stage::Undone };
+            }
+            changed = true;
+        }
+        changed
+    }
+
+    /// For how long from now it must be kept.
+    pub fn relevant(&self, now_ms: u64) -> Duration {
+        let paced = self.paced.as_ref().map(|paced| paced.at_ms.saturating_add(paced.guard_ms.max(paced.at_least_ms)));
+        let start = self.start.as_ref().map(|start| start.at_ms.saturating_add(start.window_ms));
+        Duration::from_millis(paced.max(start).unwrap_or_default().saturating_sub(now_ms))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::{Entry, Key, Mode, Token, Ttl};
+
+    fn secs(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn terms(place: &str) -> Terms {
+        Terms { place: place.into(), skew_guard: None, at_least: None, once: None }
+    }
+
+    fn guarded(place: &str) -> Terms {
+        Terms { skew_guard: Some(secs(5)), ..terms(place) }
+    }
+
+    fn once(window: u64, retry_failed: u32, retry_crashed: bool) -> Terms {
+        Terms { once: Some(Once { window: secs(window), retry_failed, retry_crashed }), ..terms("a") }
+    }
+
+    fn request(terms: Terms) -> Request {
+        Request {
+            key: Key::new("job").unwrap(),
+            token: Token::random(),
+            ttl: Ttl::DEFAULT,
+            ttl_asked: false,
+            mode: Mode::Exclusive,
+            fair: false,
+            entry: Entry::Fresh,
+            detached: false,
+            waiting: false,
+            metadata: None,
+            at_ms: None,
+            terms: Some(terms),
+        }
+    }
+
+    fn begun(terms: Terms, at_ms: u64) -> Record {
+        let mut record = Record::default();
+        record.begin(&request(terms), Fence(7), at_ms);
+        record
+    }
+
+    fn rule(record: &Record, terms: &Terms, now_ms: u64) -> Option<Rule> {
+        record.judge(Some(terms), now_ms).map(|refusal| refusal.rule)
+    }
+
+    #[test]
+    fn the_skew_guard_refuses_tries_from_elsewhere_until_it_is_over() {
+        let record = begun(guarded("a"), 10_000);
+        assert_eq!(rule(&record, &guarded("b"), 14_999), Some(Rule::SkewGuard(secs(5))));
+        assert_eq!(rule(&record, &guarded("b"), 15_000), None);
+        assert_eq!(rule(&record, &guarded("a"), 10_001), None, "the same place");
+        assert_eq!(rule(&record, &terms("b"), 10_001), None, "who waits, and who has none");
+        assert_eq!(record.judge(None, 10_001), None);
+        assert_eq!(rule(&record, &guarded("b"), 9_000), Some(Rule::SkewGuard(secs(5))), "the clock was set back a little");
+        assert_eq!(rule(&record, &guarded("b"), 4_000), None, "and by far");
+    }
+
+    #[test]
+    fn at_least_refuses_everybody() {
+        let record = begun(Terms { at_least: Some(secs(30)), ..terms("a") }, 10_000);
+        assert_eq!(
+            record.judge(None, 39_000).map(|refusal| (refusal.rule, refusal.again_in)),
+            Some((Rule::AtLeast(secs(30)), Some(secs(1))))
+        );
+        assert_eq!(rule(&record, &guarded("a"), 10_000), Some(Rule::AtLeast(secs(30))));
+        assert_eq!(record.judge(None, 40_000), None);
+    }
+
+    #[test]
+    fn a_window_has_one_run() {
+        let record = begun(once(30, 0, false), 10_000);
+        assert_eq!(rule(&record, &once(30, 0, false), 39_999), Some(Rule::Once(Stage::Started)));
+        assert_eq!(rule(&record, &once(30, 0, false), 40_000), None);
+        assert_eq!(rule(&record, &once(30, 0, false), 1), Some(Rule::Once(Stage::Started)), "a start in the future");
+        assert_eq!(rule(&record, &once(30, 0, true), 11_000), None, "it may have crashed");
+        assert_eq!(rule(&record, &guarded("b"), 11_000), None, "who does not ask for it");
+    }
+
+    #[test]
+    fn failures_are_retried_so_often() {
+        let twice = once(30, 1, false);
+        let mut record = begun(twice.clone(), 10_000);
+        assert!(record.end(Fence(7), Stage::Failed));
+        assert_eq!(rule(&record, &once(30, 0, false), 11_000), Some(Rule::Once(Stage::Failed)));
+        assert_eq!(rule(&record, &twice, 11_000), None);
+        record.begin(&request(twice.clone()), Fence(8), 11_000);
+        assert!(!record.end(Fence(7), Stage::Ok), "another run's");
+        assert!(record.end(Fence(8), Stage::Failed));
+        assert_eq!(rule(&record, &twice, 12_000), Some(Rule::Once(Stage::Failed)));
+        assert_eq!(rule(&record, &twice, 41_000), None);
+        record.begin(&request(twice.clone()), Fence(9), 41_000);
+        assert_eq!(record.start.as_ref().map(|start| start.tries), Some(1), "a window of its own");
+        assert!(record.end(Fence(9), Stage::Ok));
+        assert!(!record.end(Fence(9), Stage::Failed), "what is known stays");
+        assert_eq!(rule(&record, &once(30, 9, true), 42_000), Some(Rule::Once(Stage::Ok)));
+    }
+
+    #[test]
+    fn what_is_undone_leaves_nothing() {
+        let terms = Terms { skew_guard: Some(secs(5)), at_least: Some(secs(9)), ..once(30, 1, false) };
+        let mut record = begun(terms.clone(), 10_000);
+        assert!(record.end(Fence(7), Stage::Undone));
+        assert_eq!(rule(&record, &Terms { place: "b".into(), ..terms.clone() }, 10_001), None);
+        record.begin(&request(terms.clone()), Fence(8), 10_001);
+        record.end(Fence(8), Stage::Failed);
+        record.begin(&request(terms.clone()), Fence(9), 10_002);
+        record.end(Fence(9), Stage::Undone);
+        assert_eq!(record.start.as_ref().map(|start| (start.stage, start.tries)), Some((Stage::Failed, 1)), "the one before failed");
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let record = begun(Terms { at_least: Some(secs(9)), ..once(30, 1, false) }, 10_000);
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);
+        assert_eq!(record.relevant(10_000), secs(30));
+        assert_eq!(record.relevant(50_000), Duration::ZERO);
+    }
+}

@@ -1,0 +1,261 @@
+//! The crontabs of five nodes, whose clocks differ, who die in the middle of a run and are cut off from the store: two hundred ticks of
+//! real processes. No tick is run twice, none is missed but when every node was away, and every node that didn't run it knows why.
+//!
+//! A minute is six seconds here, and all else in proportion. `DLOCK_CRONTAB_MINUTE=60s` makes it one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::{
+    stores::{Server, on_store},
+    support::{
+        self, dlock,
+        process::{self, Process, Sweep},
+        procfs,
+        proxy::{Mode, Proxy},
+    },
+};
+
+on_store!(redis: each_tick_of_five_crontabs_is_run_once);
+on_store!(postgres: each_tick_of_five_crontabs_is_run_once);
+on_store!(etcd: each_tick_of_five_crontabs_is_run_once);
+on_store!(zookeeper: each_tick_of_five_crontabs_is_run_once);
+
+const NODES: usize = 5;
+/// The jobs of all crontabs, each with ticks of its own; the clocks of one half of them are worse than those of the other.
+const JOBS: usize = 20;
+const TICKS: usize = 10;
+/// Standard deviations and the limit of the clocks' errors, in parts of a minute.
+const SKEWS: [f64; 2] = [0.5 / 60.0, 2.0 / 60.0];
+const LIMIT: f64 = 3.0 / 60.0;
+
+/// What one crontab does at one tick.
+struct Firing {
+    at: Duration,
+    job: usize,
+    tick: usize,
+    node: usize,
+    /// The node dies while it runs it.
+    dies: bool,
+}
+
+/// A firing that was started.
+struct Fired {
+    firing: Firing,
+    began: Instant,
+    process: Process,
+    tag: String,
+}
+
+/// What came of it.
+struct Outcome {
+    tick: (usize, usize),
+    node: usize,
+    /// The node was cut off from the store for some of it.
+    cut: bool,
+    dies: bool,
+    verdict: Option<Value>,
+    stderr: String,
+}
+
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) % most
+    }
+
+    fn part(&mut self) -> f64 {
+        f64::from(u32::try_from(self.below(1_000_000)).unwrap_or_default()) / 1e6
+    }
+
+    /// About normal, as a sum of twelve.
+    fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.part()).sum::<f64>() - 6.0
+    }
+}
+
+/// The minute of these crontabs.
+fn minute() -> Duration {
+    let asked = std::env::var("DLOCK_CRONTAB_MINUTE").ok().map(|asked| humantime::parse_duration(&asked).expect("a length of time"));
+    asked.unwrap_or(Duration::from_secs(6))
+}
+
+/// When all crontabs fire, in order.
+fn firings(dice: &mut Dice, minute: Duration) -> Vec<Firing> {
+    let mut all = Vec::new();
+    for job in 0..JOBS {
+        let phase = minute * u32::try_from(job).unwrap_or(0) / u32::try_from(JOBS).unwrap_or(1);
+        let mut away = [0; NODES];
+        let deviation = SKEWS[job % SKEWS.len()];
+        for tick in 0..TICKS {
+            let nominal = minute * u32::try_from(tick + 1).unwrap_or(1) + phase;
+            // One of them dies, if it is the one that runs.
+            let dies = (dice.below(8) == 0).then(|| usize::try_from(dice.below(5)).unwrap_or(0));
+            for (node, away) in away.iter_mut().enumerate() {
+                if *away > tick {
+                    continue;
+                }
+                if dice.below(12) == 0 {
+                    *away = tick + 1 + usize::try_from(dice.below(3)).unwrap_or(0);
+                    continue;
+                }
+                let skew = (dice.normal() * deviation).clamp(-LIMIT, LIMIT);
+                let at = nominal + minute.mul_f64(LIMIT + skew);
+                all.push(Firing { at, job, tick, node, dies: dies == Some(node) });
+            }
+        }
+    }
+    all.sort_by_key(|firing| firing.at);
+    all
+}
+
+/// When each node is cut off: twice, for more than a tick.
+fn cuts(dice: &mut Dice, minute: Duration) -> Vec<Vec<(Duration, Duration)>> {
+    let ticks = minute.mul_f64(11.0);
+    let one = |dice: &mut Dice, half: f64| {
+        let from = ticks.mul_f64((half + dice.part() * 0.7) / 2.0);
+        (from, from + minute.mul_f64(0.5 + dice.part()))
+    };
+    (0..NODES).map(|_| vec![one(dice, 0.1), one(dice, 1.1)]).collect()
+}
+
+fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
+    let seed = ::dlock::lock::random() | 1;
+    let (mut dice, minute) = (Dice(seed), minute());
+    let (firings, cuts) = (firings(&mut dice, minute), cuts(&mut dice, minute));
+    let (folder, keys) = (support::folder(), (0..JOBS).map(|_| dlock::unique("crontab")).collect::<Vec<_>>());
+    let _sweeps: Vec<Sweep> = keys.iter().cloned().map(Sweep).collect();
+    let mut proxies: Vec<Proxy> = (0..NODES).map(|_| Proxy::to(store.port())).collect();
+    let urls: Vec<String> = proxies.iter().map(|proxy| store.through(proxy)).collect();
+    let log = |job: usize| -> PathBuf { folder.path().join(format!("job-{job}")) };
+
+    let began = Instant::now();
+    let mut is_cut = [false; NODES];
+    let mut running: Vec<Fired> = Vec::new();
+    let mut outcomes = Vec::new();
+    let mut left = firings.into_iter().peekable();
+    while left.peek().is_some() || !running.is_empty() {
+        let now = began.elapsed();
+        for (node, proxy) in proxies.iter_mut().enumerate() {
+            let cut = cuts[node].iter().any(|(from, to)| (*from..*to).contains(&now));
+            if std::mem::replace(&mut is_cut[node], cut) != cut {
+                proxy.set(if cut { Mode::BlackHole } else { Mode::Pass });
+                if !cut {
+                    // What was swallowed is not to be expected any more.
+                    proxy.cut();
+                }
+            }
+        }
+        while let Some(firing) = left.next_if(|firing| firing.at <= now) {
+            running.push(fire(firing, &keys, &urls, &log, minute));
+        }
+        let mut going = Vec::new();
+        for mut fired in running {
+            let ran = fired.firing.dies && fs::read_to_string(log(fired.firing.job)).is_ok_and(|log| log.contains(&fired.tag));
+            if ran {
+                // All at once, as a machine goes.
+                procfs::tagged(&fired.tag).iter().for_each(|stat| process::signal(stat.pid, rustix::process::Signal::KILL));
+            }
+            if fired.process.has_ended() { outcomes.push(ended(fired, &cuts, began)) } else { going.push(fired) }
+        }
+        running = going;
+        thread::sleep(Duration::from_millis(5));
+    }
+    judge(seed, &outcomes, &log);
+    // The next morning.
+    let url = store.url();
+    for key in &keys {
+        let told = dlock::run(&url, &["history", key, "--json"]);
+        assert_eq!(told.code(), 0, "{}", told.stderr);
+        let told: Value = serde_json::from_str(&told.stdout).expect("JSON");
+        let skips = told["skips"].as_array().expect("skips");
+        assert!(skips.iter().any(|skip| skip["reason"].as_str().is_some_and(|why| why.starts_with("once per "))), "{told}");
+    }
+}
+
+fn fire(firing: Firing, keys: &[String], urls: &[String], log: &dyn Fn(usize) -> PathBuf, minute: Duration) -> Fired {
+    let key = &keys[firing.job];
+    let tag = format!("{key}-{}-{}", firing.tick, firing.node);
+    let mut command = dlock::command();
+    let (period, ttl) = (format!("{}ms", minute.as_millis()), format!("{}ms", (minute / 3).as_millis()));
+    let (host, length) = (format!("node-{}", firing.node), if firing.dies { 60.0 } else { minute.as_secs_f64() / 30.0 });
+    command.args(["run", "-k", key, "--once-per", &period, "--ttl", &ttl, "--host", &host]);
+    command.args(["--backend-timeout", "1s", "--json", "--", "sh", "-c", "echo \"$1 $2 $4\" >> \"$0\"; sleep $3"]).arg(log(firing.job));
+    command.args([firing.tick.to_string(), firing.node.to_string(), length.to_string(), tag.clone()]);
+    command.env("DLOCK_BACKEND", &urls[firing.node]);
+    Fired { firing, began: Instant::now(), process: Process::collect(command), tag }
+}
+
+fn ended(fired: Fired, cuts: &[Vec<(Duration, Duration)>], began: Instant) -> Outcome {
+    let (from, to) = (fired.began - began, began.elapsed());
+    let cut = cuts[fired.firing.node].iter().any(|(since, until)| from <= *until + Duration::from_millis(100) && to >= *since);
+    let ended = fired.process.wait(Duration::from_secs(120));
+    Outcome {
+        tick: (fired.firing.job, fired.firing.tick),
+        node: fired.firing.node,
+        cut,
+        dies: fired.firing.dies,
+        verdict: serde_json::from_str(&ended.stdout).ok(),
+        stderr: ended.stderr,
+    }
+}
+
+fn judge(seed: u64, outcomes: &[Outcome], log: &dyn Fn(usize) -> PathBuf) {
+    let mut ran: BTreeMap<(usize, usize), Vec<String>> = BTreeMap::new();
+    for job in 0..JOBS {
+        for line in support::lines(&log(job)) {
+            let tick = line.split(' ').next().and_then(|tick| tick.parse().ok()).expect("a tick");
+            ran.entry((job, tick)).or_default().push(line);
+        }
+    }
+    let twice: Vec<_> = ran.values().filter(|runs| runs.len() > 1).collect();
+    assert!(twice.is_empty(), "seed {seed}: run twice: {twice:?}");
+    let mut missed = BTreeSet::new();
+    let mut skips: BTreeMap<String, usize> = BTreeMap::new();
+    for outcome in outcomes {
+        let Outcome { tick, node, cut, verdict, stderr, .. } = outcome;
+        let started = ran.get(tick).is_some_and(|runs| runs[0].starts_with(&format!("{} {node} ", tick.1)));
+        if started {
+            continue;
+        }
+        let said = verdict.as_ref().map(|verdict| (verdict["result"].as_str().unwrap_or_default(), &verdict["refused"]["reason"]));
+        let reason = match said {
+            Some(("busy", Value::String(reason))) => reason.clone(),
+            Some(("busy", _)) => "busy".into(),
+            Some(("error" | "lost", _)) if *cut => "cut off".into(),
+            _ => panic!("seed {seed}: tick {tick:?} on node {node}, cut off: {cut}: no reason in {verdict:?}; {stderr}"),
+        };
+        if !ran.contains_key(tick) {
+            missed.insert(*tick);
+        }
+        *skips.entry(reason).or_default() += 1;
+    }
+    let fired: BTreeSet<_> = outcomes.iter().map(|outcome| outcome.tick).collect();
+    for tick in &missed {
+        // It was granted to a node that was cut off in that moment, or there was none that wasn't.
+        let of_tick = || outcomes.iter().filter(|outcome| outcome.tick == *tick);
+        let lost_with_its_node = of_tick().any(|outcome| outcome.cut);
+        let said: Vec<_> = of_tick().map(|outcome| (outcome.node, outcome.cut, &outcome.verdict)).collect();
+        assert!(lost_with_its_node, "seed {seed}: tick {tick:?} was missed: {said:#?}");
+    }
+    let died = outcomes.iter().filter(|outcome| outcome.dies && outcome.verdict.is_none()).count();
+    support::say(&format!(
+        "{} ticks of {}, {} run, {} missed; {died} nodes died in a run; skips: {skips:?}; seed {seed}",
+        fired.len(),
+        JOBS * TICKS,
+        ran.len(),
+        missed.len()
+    ));
+    assert!(ran.len() * 10 >= fired.len() * 9, "seed {seed}: {} of {} were run", ran.len(), fired.len());
+}
