@@ -11,9 +11,10 @@ use super::{
     names::{guid, meta_folder},
     record::{Granted, Last, Record, Said},
     session::{Ensemble, LONGEST, Purpose, Session},
+    starts::{Basis, Starts},
     wire::{Code, Node, Reply, Request as Ask},
 };
-use crate::lock::{Attempt, Busy, Entry, Error, Grant, Holder, Kind, Mode, Request, Result, Ttl, Wake};
+use crate::lock::{Attempt, Busy, Entry, Error, Fence, Grant, Holder, Kind, Mode, Refusal, Request, Result, Ttl, Wake};
 
 /// How long a holder that vanished is given to stop what it ran.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -56,6 +57,7 @@ impl ZooKeeper {
             match hold.stand(&self.ensemble, request).await {
                 Ok(Standing::First) => return hold.grant_of(),
                 Ok(Standing::Behind(line)) => return hold.busy(&self.ensemble, request, &line).await,
+                Ok(Standing::Kept(refusal)) => return Ok(Attempt::Refused(refusal)),
                 Err(Fault::Expired) => hold.forget(),
                 Err(Fault::Error(error)) => return Err(error),
             }
@@ -114,6 +116,18 @@ enum Standing {
     First,
     /// Somebody has.
     Behind(Vec<Contender>),
+    /// Nobody has, but an earlier run keeps the lock from this one.
+    Kept(Box<Refusal>),
+}
+
+/// What came of joining the line.
+enum Joined {
+    /// The line after that.
+    Seen(Seen),
+    /// A directory was not there.
+    NoWay,
+    /// Something has changed since the last look.
+    Changed,
 }
 
 impl Hold {
@@ -128,22 +142,40 @@ impl Hold {
         }
         let mut make_ways = false;
         for _ in 0..LOOKS {
-            let mut seen = self.read_line(ensemble, self.place.is_none()).await?;
+            let mut seen = self.read_all(ensemble, request).await?;
             if self.place.is_none() && self.maybe_placed {
                 self.find_place(ensemble, &seen.line).await?;
             }
             if self.place.is_none() {
                 let shared = request.mode == Mode::Shared;
+                let mut basis = seen.basis.take().unwrap_or_default();
                 let free = seen.line.iter().all(|other| shared && other.shared);
+                let refusal = if free {
+                    self.judge(ensemble, request.terms.as_ref(), &mut basis).await?
+                } else if !request.waiting && seen.nobody_has_it() {
+                    // Who is first waits for what keeps everybody.
+                    self.judge(ensemble, None, &mut basis).await?
+                } else {
+                    None
+                };
+                let refused = refusal.is_some();
+                if let Some(refusal) = refusal.filter(|_| !request.waiting) {
+                    return Ok(Standing::Kept(refusal));
+                }
                 if !free && !request.waiting {
                     return Ok(Standing::Behind(seen.line));
                 }
                 let ways = if seen.missing || make_ways { self.ways(ensemble) } else { Vec::new() };
-                let Some(joined) = self.join(ensemble, request, free, &ways).await? else {
-                    make_ways = true;
-                    continue;
-                };
-                seen = joined;
+                // One who waits and is refused joins the line all the same.
+                let goes_by = if free && !refused { Some(basis) } else { None };
+                match self.join(ensemble, request, goes_by.as_ref(), &ways).await? {
+                    Joined::Seen(joined) => seen = joined,
+                    Joined::NoWay => {
+                        make_ways = true;
+                        continue;
+                    }
+                    Joined::Changed => continue,
+                }
             }
             let Some(place) = self.place.clone() else { continue };
             if !seen.line.iter().any(|other| other.name == place.contender.name) {
@@ -154,7 +186,22 @@ impl Hold {
             let own = guid(&self.token);
             match blocker(&seen.line, &place.contender) {
                 None => {
-                    if self.take(ensemble, request, &place, &seen).await? {
+                    // Marked together with its making, it is confirmed, unless the answer to that was lost.
+                    let marked = seen.joined && seen.is_marked(&own);
+                    if !marked {
+                        // What it is judged by was to be read when nobody was before it any more. Then only it may change that.
+                        let Some(basis) = &mut seen.basis else { continue };
+                        let refusal = self.judge(ensemble, request.terms.as_ref(), basis).await?;
+                        // By our own start, it is of a grant whose answer was lost.
+                        if let Some(refusal) = refusal.filter(|refusal| refusal.fence != Some(place.fence)) {
+                            if !request.waiting {
+                                self.remove(ensemble, &[&place.path]).await?;
+                                self.place = None;
+                            }
+                            return Ok(Standing::Kept(refusal));
+                        }
+                    }
+                    if self.take(ensemble, request, &place, &seen, marked).await? {
                         return Ok(Standing::First);
                     }
                 }
@@ -180,33 +227,43 @@ impl Hold {
         Err(failure::unsettled().into())
     }
 
-    /// Puts a node at the end of the line; the line after that, or `None` if a directory was not there.
+    /// Puts a node at the end of the line.
     ///
-    /// If nobody seems to stand in line, the grant is marked in the same transaction: it is confirmed by it if nobody does,
-    /// and taken back otherwise.
-    async fn join(&mut self, ensemble: &Ensemble, request: &Request, free: bool, ways: &[Way]) -> Asked<Option<Seen>> {
+    /// If nobody seems to stand in line and nothing keeps the lock from us, the grant is marked and its start recorded in the same
+    /// transaction: it is confirmed by it if nobody does, and taken back otherwise.
+    async fn join(&mut self, ensemble: &Ensemble, request: &Request, goes_by: Option<&Basis>, ways: &[Way]) -> Asked<Joined> {
         let (names, own, beat) = (self.names.clone(), guid(&self.token), self.beat());
         let (path, mark) = (names.contender(&contender::name(&own, request.mode)), names.mark(&own));
         let data = Said::write(request.detached, request.metadata.as_ref());
         let (record, ttl) = (Record::write(Last::Here), self.ttl());
         let grant = Granted::of(request, Last::Here);
         let says = grant.write();
+        let beginning = goes_by.map(|basis| basis.begin(&names, request, Fence(0))).unwrap_or_default();
+        let paced = names.paced();
         let mut requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create { path, data, node: *node }).collect();
         let create = Ask::Create { path: &path, data: &data, node: Node::Contender };
-        requests.push(if free {
-            Ask::All(vec![
+        requests.push(if let Some(basis) = goes_by {
+            let mut steps = vec![
                 create,
                 Ask::Create { path: &mark, data: &says, node: Node::Persistent },
                 Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral },
-                Ask::Write { path: &names.meta, data: &record },
-            ])
+                // Readers come together.
+                if request.mode == Mode::Shared {
+                    Ask::Write { path: &names.meta, data: &record }
+                } else {
+                    Ask::WriteSince { path: &names.meta, data: &record, version: basis.version }
+                },
+            ];
+            steps.extend(beginning.steps());
+            Ask::All(steps)
         } else {
             create
         });
-        requests.extend([Ask::Children { path: &names.lock }, Ask::Children { path: &names.meta }]);
+        requests.extend([Ask::Read { path: &paced }, Ask::Children { path: &names.lock }, Ask::Children { path: &names.meta }]);
         self.maybe_placed = true;
         let mut answers = self.ask(ensemble, &requests).await?;
         let seen = answers.split_off(ways.len() + 1);
+        let paced = seen.first().cloned();
         let (path, stat) = match answers.pop() {
             Some(Ok(Reply::Made { path, stat })) => (path, Some(stat)),
             Some(Ok(Reply::AllDone { made: Some(made) })) => made,
@@ -217,13 +274,18 @@ impl Hold {
                 if answers.contains(&Err(Code::NoAuth)) {
                     return Err(failure::refused(&Code::NoAuth).into());
                 }
-                return Ok(None);
+                return Ok(Joined::NoWay);
             }
             // An earlier session of ours left its mark.
-            Some(Ok(Reply::RolledBack { code: Code::NodeExists, .. })) => {
+            Some(Ok(Reply::RolledBack { at: 0..=2, code: Code::NodeExists })) => {
                 self.maybe_placed = false;
                 self.remove(ensemble, &[&mark]).await?;
-                return Ok(None);
+                return Ok(Joined::Changed);
+            }
+            // Somebody was granted the lock since we looked.
+            Some(Ok(Reply::RolledBack { code: Code::BadVersion | Code::NodeExists, .. })) => {
+                self.maybe_placed = false;
+                return Ok(Joined::Changed);
             }
             answer => return Err(unexpected(answer).into()),
         };
@@ -235,18 +297,27 @@ impl Hold {
         let (Some(contender), Some(stat)) = (contender, stat) else { return Err(failure::unreadable().into()) };
         let fence = fence(&stat).ok_or_else(failure::unreadable)?;
         self.place = Some(Place { contender, path, fence });
+        let free = goes_by.is_some();
         (self.grant, self.since) = (Some(grant), free.then_some(stat.ctime));
-        Ok(Some(Seen { joined: free, ..Seen::read(seen)? }))
+        self.starts = beginning.done(fence, self.since);
+        let mut seen = Seen { joined: free, ..Seen::read(seen)? };
+        if free && request.mode == Mode::Shared {
+            // Somebody may have come and gone since what was left was read.
+            let record = Starts::read(paced, Some(Err(Code::NoNode)))?.record();
+            if record.judge(None, u64::try_from(stat.ctime).unwrap_or_default()).is_some() {
+                self.unmark(ensemble).await?;
+                seen.joined = false;
+            }
+        }
+        Ok(Joined::Seen(seen))
     }
 
     /// Takes the lock at the head of the line. False if the line has to be looked at again.
-    async fn take(&mut self, ensemble: &Ensemble, request: &Request, place: &Place, seen: &Seen) -> Asked<bool> {
+    async fn take(&mut self, ensemble: &Ensemble, request: &Request, place: &Place, seen: &Seen, marked: bool) -> Asked<bool> {
         let stale = seen.stale();
         // A reader may have come or gone between the two looks.
         let stale = if stale.is_empty() { Vec::new() } else { self.still_stale(ensemble, stale).await? };
-        // Marked together with its making, it is confirmed, unless the answer to that was lost.
-        let marked = seen.joined && seen.is_marked(&guid(&self.token));
-        if !marked && !self.mark_grant(ensemble, request, place).await? {
+        if !marked && !self.mark_grant(ensemble, request, place, seen).await? {
             return Ok(false);
         }
         (self.granted, self.blocker, self.stale) = (true, None, stale);
@@ -296,21 +367,24 @@ impl Hold {
     }
 
     /// Marks the grant, if our node is still there. False if the line has to be looked at again.
-    async fn mark_grant(&mut self, ensemble: &Ensemble, request: &Request, place: &Place) -> Asked<bool> {
+    async fn mark_grant(&mut self, ensemble: &Ensemble, request: &Request, place: &Place, seen: &Seen) -> Asked<bool> {
         let (names, beat, mark) = (self.names.clone(), self.beat(), self.names.mark(&guid(&self.token)));
         let fence = Last::Fence(place.fence.0);
         let (record, ttl) = (Record::write(fence), self.ttl());
         let grant = Granted::of(request, fence);
         let says = grant.write();
-        let steps = vec![
+        let beginning = seen.basis.as_ref().map(|basis| basis.begin(&names, request, place.fence)).unwrap_or_default();
+        let mut steps = vec![
             Ask::Check { path: &place.path },
             Ask::Create { path: &mark, data: &says, node: Node::Persistent },
             Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral },
             Ask::Write { path: &names.meta, data: &record },
         ];
+        steps.extend(beginning.steps());
         match self.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
             Some(Ok(Reply::AllDone { made })) => {
                 (self.grant, self.since) = (Some(grant), made.and_then(|(_, stat)| stat).map(|stat| stat.ctime));
+                self.starts = beginning.done(place.fence, self.since);
                 Ok(true)
             }
             Some(Ok(Reply::RolledBack { at: 0, code: Code::NoNode })) => {
@@ -324,13 +398,14 @@ impl Hold {
                 Ok(false)
             }
             // It was marked before, and the answer lost; or an earlier session of ours left its mark.
-            Some(Ok(Reply::RolledBack { code: Code::NodeExists, .. })) => {
+            Some(Ok(Reply::RolledBack { at: 1..=2, code: Code::NodeExists })) => {
                 let held = self.confirm(ensemble).await?;
                 if !held {
                     self.remove(ensemble, &[&mark]).await?;
                 }
                 Ok(held)
             }
+            Some(Ok(Reply::RolledBack { code: Code::BadVersion | Code::NodeExists, .. })) => Ok(false),
             answer => Err(unexpected(answer).into()),
         }
     }
@@ -368,7 +443,7 @@ impl Hold {
         let known = |holder: &Holder| holder.expires_in;
         let expires_in = holders.iter().filter_map(known).max().filter(|_| head && holders.iter().all(|h| h.expires_in.is_some()));
         // Nobody has it just now; who waits is told of its turn.
-        let expires_in = if holders.is_empty() { Some(soonest) } else { expires_in };
+        let expires_in = if holders.is_empty() && head { Some(soonest) } else { expires_in };
         Ok(Attempt::Busy(Busy {
             expires_in: expires_in.map(|left| left.max(soonest)),
             notifies: true,

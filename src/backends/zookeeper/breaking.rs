@@ -58,7 +58,7 @@ async fn find(session: &mut Session, ensemble: &Ensemble, names: &Names, fence: 
     let asked = [Ask::Sync { path: &names.lock }, Ask::Children { path: &names.meta }, Ask::Children { path: &names.lock }];
     let mut answers = session.ask(ensemble, &asked).await?;
     let (line, beside) = (line_of(answers.pop())?, listed(answers.pop())?);
-    let seen = Seen { line, beside, missing: false, joined: false };
+    let seen = Seen { line, beside, missing: false, joined: false, basis: None };
     let holders: Vec<_> = seen.line[..heads(&seen.line)]
         .iter()
         .filter_map(|one| one.guid().filter(|guid| seen.is_marked(guid)).map(|guid| (names.contender(&one.name), names.mark(guid))))

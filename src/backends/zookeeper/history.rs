@@ -21,6 +21,7 @@ use super::{
     names::{Memory, Names, guid, way_to},
     record::{Granted, Last},
     session::{Ensemble, Purpose, Session, VISIT},
+    starts::Starts,
     wire::{Answer, Code, Node, Reply, Request as Ask, Stat},
 };
 use crate::lock::{End, History, Key, Note, Parting, Past, REMEMBERED, Result, SKIPPING_HOSTS, Skips};
@@ -229,13 +230,16 @@ impl ZooKeeper {
 
 async fn history(session: &mut Session, ensemble: &Ensemble, names: &Names) -> Asked<History> {
     let memories = [Memory::Bad, Memory::Fine, Memory::Skips].map(|what| names.memory(what));
-    let mut asked = vec![Ask::Sync { path: &names.lock }, Ask::Children { path: &names.meta }, Ask::Children { path: &names.lock }];
+    let [paced, once] = Starts::paths(names);
+    let mut asked = vec![Ask::Sync { path: &names.lock }, Ask::Read { path: &paced }, Ask::Read { path: &once }];
+    asked.extend([Ask::Children { path: &names.meta }, Ask::Children { path: &names.lock }]);
     asked.extend(memories.iter().map(|path| Ask::Children { path }));
     let mut answers = session.ask(ensemble, &asked).await?.into_iter().skip(1);
+    let record = Starts::read(answers.next(), answers.next())?.record();
     let beside = listed(answers.next())?;
     // With something else than contenders in it, the line tells nothing of who is gone.
     let line = line_of(answers.next());
-    let stale = line.map(|line| Seen { line, beside, missing: false, joined: false }.stale()).unwrap_or_default();
+    let stale = line.map(|line| Seen { line, beside, missing: false, joined: false, basis: None }.stale()).unwrap_or_default();
     let mut paths: Vec<String> = stale.iter().map(|mark| format!("{}/{mark}", names.meta)).collect();
     for (folder, answer) in memories.iter().zip(answers) {
         paths.extend(listed(Some(answer))?.iter().map(|name| format!("{folder}/{name}")));
@@ -265,7 +269,7 @@ async fn history(session: &mut Session, ensemble: &Ensemble, names: &Names) -> A
         }
     }
     found.append(&mut vanished);
-    Ok(History::new(found, skips))
+    Ok(History { record, ..History::new(found, skips) })
 }
 
 /// Remembers a loss, whatever was thought of that hold before.

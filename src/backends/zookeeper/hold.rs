@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use super::{
     ZooKeeper,
-    contender::{self, Contender},
+    contender::{self, Contender, heads},
     failure::{self, Asked, Fault},
     history::Made,
     look::{children, fence},
     names::{MARK, Memory, Names, guid, way_to},
     record::{Granted, Heirloom, Last, Record},
     session::{Ensemble, Purpose, Session, VISIT, Watch},
+    starts::{Basis, Starts},
     wire::{Answer, Code, Node, Reply, Request as Ask, Stat},
 };
 use crate::lock::{self, Fence, Key, Request, Result, Token};
@@ -49,6 +50,8 @@ pub(super) struct Hold {
     /// What the mark of the grant says, as far as is known, and when it was made.
     pub(super) grant: Option<Granted>,
     pub(super) since: Option<i64>,
+    /// Its start as it was recorded, as far as is known.
+    pub(super) starts: Option<Starts>,
     /// The node that is waited for, and what tells that it is gone.
     pub(super) blocker: Option<(String, Watch)>,
     /// What tells that the place of a granted hold is gone.
@@ -72,6 +75,7 @@ impl Hold {
             heirloom: None,
             grant: None,
             since: None,
+            starts: None,
             blocker: None,
             trouble: None,
         }
@@ -246,6 +250,8 @@ pub(super) struct Seen {
     pub(super) missing: bool,
     /// Just after having joined the line and marked the grant.
     pub(super) joined: bool,
+    /// What the last runs have left, if that was looked at.
+    pub(super) basis: Option<Basis>,
 }
 
 impl Seen {
@@ -253,12 +259,17 @@ impl Seen {
     pub(super) fn read(mut answers: Vec<Answer>) -> Result<Self> {
         let (beside, line) = (answers.pop(), answers.pop());
         let missing = [&beside, &line].into_iter().any(|answer| *answer == Some(Err(Code::NoNode)));
-        Ok(Self { line: line_of(line)?, beside: listed(beside)?, missing, joined: false })
+        Ok(Self { line: line_of(line)?, beside: listed(beside)?, missing, joined: false, basis: None })
     }
 
     /// Whether a grant to the owner of this public id is marked.
     pub(super) fn is_marked(&self, guid: &str) -> bool {
         self.beside.iter().any(|name| name.strip_prefix(MARK) == Some(guid))
+    }
+
+    /// Whether those at the head of the line only wait, as far as they mark their grants.
+    pub(super) fn nobody_has_it(&self) -> bool {
+        self.line[..heads(&self.line)].iter().all(|head| head.guid().is_some_and(|guid| !self.is_marked(guid)))
     }
 
     /// Marks of owners that don't stand in line: of holders that are gone without having taken them away.

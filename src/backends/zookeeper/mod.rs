@@ -41,6 +41,7 @@ mod record;
 mod relay;
 mod release;
 mod session;
+mod starts;
 mod wire;
 
 use std::time::Duration;
@@ -62,6 +63,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
     fair: true,
     history: true,
+    terms: true,
     breakable: true,
     ttl_max: LONGEST,
     adjustable_ttl: false,
@@ -178,6 +180,12 @@ impl Backend for ZooKeeper {
 
     async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
         let outcome = self.take_note(key, note).await;
+        self.ensemble.tidy().await;
+        self.about(outcome, "note", Some(key))
+    }
+
+    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
+        let outcome = self.ask_warning(key, fence, level).await;
         self.ensemble.tidy().await;
         self.about(outcome, "note", Some(key))
     }

@@ -5,6 +5,8 @@
 //! <chroot>/<namespace>.meta/<key>                             the last fence, and below it:
 //!                                 /held-<guid>                there from the grant to the clean release: whose hold it is
 //!                                 /hold-<guid>-<hold>         one for each hold of an owner; what renewals write
+//!                                 /paced, /once               what the last runs keep later ones from: see [`super::starts`]
+//!                                 /warned                     which hold was last warned about, and up to which level
 //! <chroot>/<namespace>.meta/%now-…                            made and dropped to learn the time
 //! <chroot>/<namespace>.meta/%fine/<key>/<fence>               a hold that is over: see [`super::history`]
 //! <chroot>/<namespace>.meta/%bad/<key>/<fence>                one that ended badly
@@ -58,6 +60,29 @@ impl Names {
         format!("{}/{name}", self.lock)
     }
 
+    /// The folder of all that is not a contender, of any lock.
+    pub(super) fn folder(&self) -> &str {
+        &self.folder
+    }
+
+    /// What skew guard and at-least go by.
+    pub(super) fn paced(&self) -> String {
+        let [paced, ..] = lasting(&self.meta);
+        paced
+    }
+
+    /// What once goes by.
+    pub(super) fn once(&self) -> String {
+        let [_, once, _] = lasting(&self.meta);
+        once
+    }
+
+    /// Which hold was last warned about, and up to which level.
+    pub(super) fn warned(&self) -> String {
+        let [.., warned] = lasting(&self.meta);
+        warned
+    }
+
     /// The mark of the owner with this public id having been granted the lock and not having given it back.
     pub(super) fn mark(&self, guid: &str) -> String {
         format!("{}/{MARK}{guid}", self.meta)
@@ -88,6 +113,14 @@ pub(super) fn memory_folder(meta: &str, what: Memory) -> String {
         Memory::Skips => "%skips",
     };
     format!("{meta}/{name}")
+}
+
+/// How many nodes below a lock's record outlive its holds.
+pub(super) const LASTING: i32 = 3;
+
+/// These: what skew guard and at-least go by, what once does, and which hold was last warned about.
+pub(super) fn lasting(meta: &str) -> [String; 3] {
+    ["paced", "once", "warned"].map(|name| format!("{meta}/{name}"))
 }
 
 /// What the names of marks begin with.

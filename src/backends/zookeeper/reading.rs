@@ -8,8 +8,9 @@ use super::{
     failure::{Asked, Fault},
     hold::{Hold, line_of, listed, unexpected},
     look::{Clock, Look, look},
-    names::{Memory, Names, decode, folder, memory_folder, meta_folder},
+    names::{LASTING, Memory, Names, decode, folder, lasting, memory_folder, meta_folder},
     session::{Ensemble, Purpose, Session, VISIT},
+    starts::{Change, Starts},
     wire::{Code, Node, Reply, Request as Ask},
 };
 use crate::lock::{Holding, Key, LockState, Result, Token};
@@ -124,13 +125,16 @@ async fn remove(session: &mut Session, ensemble: &Ensemble, folder: &str, unused
     for batch in paths.chunks(100) {
         let looks: Vec<_> = batch.iter().map(|path| Ask::Exists { path }).collect();
         let answers = session.ask(ensemble, &looks).await?;
-        let unused = |answer: &_| match answer {
-            Ok(Reply::Stat(stat)) => stat.children == 0 && u128::try_from(now - stat.mtime).is_ok_and(|ms| ms > unused_for.as_millis()),
+        let unused = |answer: &_, most: i32| match answer {
+            Ok(Reply::Stat(stat)) => stat.children <= most && u128::try_from(now - stat.mtime).is_ok_and(|ms| ms > unused_for.as_millis()),
             _ => false,
         };
+        let old = |most: i32| batch.iter().zip(&answers).filter(move |(_, answer)| unused(*answer, most)).map(|(path, _)| path);
+        for path in old(LASTING).filter(|path| !old(0).any(|bare| bare == *path)) {
+            removed += u64::from(remove_whole(session, ensemble, path, now).await?);
+        }
         // One that is taken meanwhile gets a child, which keeps it.
-        let deletes: Vec<_> =
-            batch.iter().zip(&answers).filter(|(_, answer)| unused(*answer)).map(|(path, _)| Ask::Delete { path }).collect();
+        let deletes: Vec<_> = old(0).map(|path| Ask::Delete { path }).collect();
         for answer in session.ask(ensemble, &deletes).await? {
             match answer {
                 Ok(_) => removed += 1,
@@ -140,6 +144,30 @@ async fn remove(session: &mut Session, ensemble: &Ensemble, folder: &str, unused
         }
     }
     Ok(removed)
+}
+
+/// Removes a record with what the last runs have left beside it, if nobody goes by that any more; whether it did.
+async fn remove_whole(session: &mut Session, ensemble: &Ensemble, path: &str, now: i64) -> Asked<bool> {
+    let [paced, once, warned] = lasting(path);
+    let asks = [Ask::Children { path }, Ask::Read { path: &paced }, Ask::Read { path: &once }, Ask::Exists { path: &warned }];
+    let mut answers = session.ask(ensemble, &asks).await?.into_iter();
+    let beside = listed(answers.next())?;
+    let starts = Starts::read(answers.next(), answers.next())?;
+    let Some(changes) = starts.removal([&paced, &once], u64::try_from(now).unwrap_or_default()) else { return Ok(false) };
+    let mut steps: Vec<_> = changes.iter().map(Change::step).collect();
+    if let Some(Ok(Reply::Stat(stat))) = answers.next() {
+        steps.push(Ask::DeleteSince { path: &warned, version: stat.version });
+    }
+    if steps.len() != beside.len() {
+        return Ok(false);
+    }
+    // One that was taken meanwhile has another child, or has changed one.
+    steps.push(Ask::Delete { path });
+    match session.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
+        Some(Ok(Reply::AllDone { .. })) => Ok(true),
+        Some(Ok(Reply::RolledBack { code: Code::NoNode | Code::NotEmpty | Code::BadVersion, .. })) => Ok(false),
+        answer => Err(unexpected(answer).into()),
+    }
 }
 
 /// Removes what is remembered of locks that have no record any more; of how many, in the ways there are to be remembered.

@@ -10,9 +10,10 @@ use super::{
     look::children,
     names::{Memory, guid, holds_of, way_to},
     session::Ensemble,
+    starts::Change,
     wire::{Code, Node, Reply, Request as Ask},
 };
-use crate::lock::{Key, Parting, Release, Request, Result, Scope, Token};
+use crate::lock::{Key, Parting, Release, Request, Result, Scope, Stage, Token};
 
 impl ZooKeeper {
     pub(super) async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
@@ -33,7 +34,8 @@ impl ZooKeeper {
             // Nothing was done under it, and perhaps because the time to let others die in was not over.
             hold.stale.clear();
         }
-        let outcome = if hold.granted { hold.give_back(&self.ensemble, parting).await } else { hold.undo(&self.ensemble).await };
+        let outcome =
+            if hold.granted { hold.give_back(&self.ensemble, parting).await } else { hold.undo(&self.ensemble, parting.became).await };
         let answer = match outcome {
             Ok(answer) => answer,
             Err(Fault::Expired) => Release::NotHeld,
@@ -64,7 +66,7 @@ impl ZooKeeper {
 
     pub(super) async fn leave_line(&mut self, request: &Request) -> Result<()> {
         let Some(at) = self.position(&request.key, &request.token).filter(|at| !self.holds[*at].granted) else { return Ok(()) };
-        match self.holds[at].undo(&self.ensemble).await {
+        match self.holds[at].undo(&self.ensemble, None).await {
             Ok(_) | Err(Fault::Expired) => {}
             Err(Fault::Error(error)) => return Err(error),
         }
@@ -100,6 +102,8 @@ impl Hold {
             });
             let run = if others == 0 && remember { self.run(parting, kept.as_ref().and_then(Kept::granted)) } else { None };
             let run = run.and_then(|run| run.node(&self.names));
+            let changes = self.ending(ensemble, parting.became).await?;
+            steps.extend(changes.iter().map(Change::step));
             let last = steps.len();
             steps.extend(run.iter().map(|(path, data)| Ask::Create { path, data, node: Node::Persistent }));
             let mut asks = vec![Ask::All(steps), Ask::Children { path: &meta }];
@@ -139,7 +143,7 @@ impl Hold {
     }
 
     /// Takes back what an attempt may have done that was not seen to be granted.
-    async fn undo(&mut self, ensemble: &Ensemble) -> Asked<Release> {
+    async fn undo(&mut self, ensemble: &Ensemble, became: Option<Stage>) -> Asked<Release> {
         if self.session.is_none() {
             return Ok(Release::NotHeld);
         }
@@ -156,14 +160,18 @@ impl Hold {
         let beat = self.beat();
         let mark = self.place.as_ref().map(|_| self.names.mark(&guid(&self.token)));
         let place = self.place.clone();
-        let mut requests = vec![Ask::Delete { path: &beat }];
+        // As long as it is first in line, nobody else changes that.
+        let changes = self.ending(ensemble, became).await?;
+        let mut requests: Vec<_> = changes.iter().map(Change::step).collect();
+        let ended = requests.len();
+        requests.push(Ask::Delete { path: &beat });
         requests.extend(place.iter().map(|place| Ask::Delete { path: &place.path }));
         requests.extend(mark.iter().map(|path| Ask::Delete { path }));
         let answers = self.ask(ensemble, &requests).await?;
-        if let Some(answer) = answers.iter().find(|answer| !matches!(answer, Ok(_) | Err(Code::NoNode))) {
+        if let Some(answer) = answers.iter().find(|answer| !matches!(answer, Ok(_) | Err(Code::NoNode | Code::BadVersion))) {
             return Err(unexpected(Some(answer.clone())).into());
         }
         // The node that renewals write is made by the grant alone.
-        Ok(if matches!(answers.first(), Some(Ok(_))) { Release::Released } else { Release::NotHeld })
+        Ok(if matches!(answers.get(ended), Some(Ok(_))) { Release::Released } else { Release::NotHeld })
     }
 }

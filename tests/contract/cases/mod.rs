@@ -29,6 +29,7 @@ mod sentinel;
 mod shared;
 mod tair;
 mod terms;
+mod terms_sql;
 mod transport;
 mod unanswered;
 mod verify;
@@ -76,6 +77,7 @@ pub fn all() -> Vec<Case> {
         history::all(),
         breaking::all(),
         terms::all(),
+        terms_sql::all(),
         zookeeper_line::all(),
         zookeeper_ways::all(),
         lost_reply::all(),

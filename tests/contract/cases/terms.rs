@@ -9,14 +9,14 @@ use dlock::{
 
 use tokio::task::LocalSet;
 
-use super::{Case, cases};
+use super::{Case, cases, everywhere};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, key, nested, request, who},
     targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
-    let mut all = cases![judges =>
+    let mut all = cases![everywhere =>
         a_lock_without_a_record_refuses_nobody,
         the_skew_guard_refuses_tries_from_elsewhere,
         the_skew_guard_outlasts_a_runner_that_crashed,
@@ -35,18 +35,13 @@ pub fn all() -> Vec<Case> {
         whatever_runs_do_the_record_is_right,
         a_warning_is_claimed_once,
     ];
-    all.extend(cases![|kind| judges(kind) && kind.hands_on() => nested_runs_are_part_of_the_one_around_them]);
-    all.extend(cases![|kind| judges(kind) && kind.shared() => at_least_refuses_readers]);
+    all.extend(cases![Kind::hands_on => nested_runs_are_part_of_the_one_around_them]);
+    all.extend(cases![Kind::shared => at_least_refuses_readers]);
     all
 }
 
-/// Those that do.
-fn judges(kind: Kind) -> bool {
-    kind.judges_terms()
-}
-
 /// What nobody in a case sees the end of.
-const WINDOW: Duration = Duration::from_secs(3600);
+pub(super) const WINDOW: Duration = Duration::from_secs(3600);
 /// What everybody sees the end of.
 const BRIEF: Duration = Duration::from_secs(2);
 
@@ -54,7 +49,7 @@ fn terms(place: &str) -> Terms {
     Terms { place: place.into(), skew_guard: None, at_least: None, once: None }
 }
 
-fn guarded(place: &str, guard: Duration) -> Terms {
+pub(super) fn guarded(place: &str, guard: Duration) -> Terms {
     Terms { skew_guard: Some(guard), ..terms(place) }
 }
 
@@ -62,7 +57,7 @@ fn kept(length: Duration) -> Terms {
     Terms { at_least: Some(length), ..terms("a") }
 }
 
-fn once(window: Duration, retry_failed: u32, retry_crashed: bool) -> Terms {
+pub(super) fn once(window: Duration, retry_failed: u32, retry_crashed: bool) -> Terms {
     Terms { once: Some(Once { window, retry_failed, retry_crashed }), ..terms("a") }
 }
 
@@ -70,20 +65,20 @@ fn with(terms: &Terms, of: Request) -> Request {
     Request { terms: Some(terms.clone()), metadata: Some(who("web1")), at_ms: Some(lease::wall_ms()), ..of }
 }
 
-fn asking(name: &str, terms: &Terms) -> Request {
+pub(super) fn asking(name: &str, terms: &Terms) -> Request {
     with(terms, request(&key(name), LONG))
 }
 
 impl Client {
     /// Meets a lock that is free and must be refused.
-    async fn judged(&mut self, request: &Request) -> Refusal {
+    pub(super) async fn judged(&mut self, request: &Request) -> Refusal {
         match self.attempt(request).await {
             Attempt::Refused(refusal) => *refusal,
             other => panic!("{} should have been refused: {other:?}", request.key),
         }
     }
 
-    async fn part(&mut self, of: &Request, stage: Stage) {
+    pub(super) async fn part(&mut self, of: &Request, stage: Stage) {
         let end = match stage {
             Stage::Ok => Some(End::Exited(0)),
             Stage::Failed => Some(End::Exited(3)),
@@ -97,13 +92,13 @@ impl Client {
     }
 
     /// A whole run.
-    async fn ran(&mut self, request: &Request, stage: Stage) -> Grant {
+    pub(super) async fn ran(&mut self, request: &Request, stage: Stage) -> Grant {
         let grant = self.take(request).await;
         self.part(request, stage).await;
         grant
     }
 
-    async fn record(&mut self, key: &Key) -> Record {
+    pub(super) async fn record(&mut self, key: &Key) -> Record {
         self.0.history(key).await.unwrap_or_else(|error| panic!("history: {error:?}")).record
     }
 }

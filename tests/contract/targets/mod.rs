@@ -211,11 +211,6 @@ impl Kind {
         !self.is_a_session()
     }
 
-    /// Whether it judges and records starts: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
-    pub fn judges_terms(self) -> bool {
-        !self.is_zookeeper()
-    }
-
     /// Whether readers hold together: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
     pub fn shared(self) -> bool {
         matches!(self, Self::Memory | Self::PostgresAdvisory) || self.is_etcd() || self.is_zookeeper()
