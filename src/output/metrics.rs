@@ -165,7 +165,8 @@ fn count(samples: &mut Samples, verdict: &Verdict, now_ms: u64) {
     // Counters begin at 0, so that the first one counts in rates too.
     add(samples, SKIPPED, &label("reason", "busy"), 0.0);
     if skipped {
-        add(samples, SKIPPED, &label("reason", &reason("busy")), 1.0);
+        let option = verdict.refused.as_ref().map_or("busy", |(_, option)| option);
+        add(samples, SKIPPED, &label("reason", &reason(option)), 1.0);
     } else {
         set(samples, STATUS, f64::from(verdict.status));
     }
