@@ -23,6 +23,7 @@ pub fn all() -> Vec<Case> {
     all.extend(cases![|kind| is_sql(kind) && !kind.is_a_session() =>
         a_run_that_began_while_this_one_waited_for_the_row_is_in_the_way,
         what_later_runs_go_by_is_not_collected,
+        a_start_that_nobody_was_told_of_is_no_run_before_it,
     ]);
     all.extend(cases![|kind| is_sql(kind) && kind.is_a_session() =>
         a_hold_that_was_begun_before_is_one_start,
@@ -144,6 +145,19 @@ async fn a_run_that_began_while_this_one_waited_for_the_row_is_in_the_way(lab: &
     let refusal = b.judged(&asking("job", &wanted)).await;
     assert_eq!(refusal.rule, Rule::Once(Stage::Ok));
     run.join().expect("the other run");
+}
+
+/// The answer to a grant was lost, and its lease is over when it is asked for again.
+async fn a_start_that_nobody_was_told_of_is_no_run_before_it(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let asked = asking("job", &everything());
+    let first = a.take(&asked).await;
+    lab.sql("UPDATE dlock SET lock_until = lock_until - interval '1 hour'", "UPDATE dlock SET lock_until = lock_until - INTERVAL 1 HOUR");
+    assert_eq!(b.judged(&asking("job", &everything())).await.rule, Rule::AtLeast(WINDOW));
+    let again = a.take(&asked).await;
+    assert!(again.fence > first.fence);
+    let start = b.record(&key("job")).await.start.expect("a start");
+    assert_eq!((start.tries, start.fence), (1, again.fence));
 }
 
 async fn what_later_runs_go_by_is_not_collected(lab: &Lab) {
