@@ -82,8 +82,10 @@ pub async fn acquire<S>(
     };
     let granted = matches!(result, Ok(Outcome::Granted(_)));
     if !granted && (pursuit.in_flight || pursuit.unsure) {
+        // What becomes of a nested hold is nothing to the run around it.
+        let undo = Parting { became: Parting::UNDO.became.filter(|_| request.entry == Entry::Fresh), ..Parting::UNDO };
         // Bounded and its answer ignored: the lease ends by itself if this doesn't end it.
-        let _ = bounded(clock, clock.now().plus(UNDO), backend.release(&request.key, &request.token, &Parting::UNDO)).await;
+        let _ = bounded(clock, clock.now().plus(UNDO), backend.release(&request.key, &request.token, &undo)).await;
     }
     if pursuit.waited {
         let _ = bounded(clock, clock.now().plus(UNDO), backend.abandon(&request)).await;

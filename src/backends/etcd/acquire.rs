@@ -93,7 +93,13 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
     let fence = look.contenders[place].fence();
     let held = look.record_of(&look.contenders[place]).and_then(|record| record.held.clone());
     let (held, starts) = match held.filter(|_| !starts::records(request) || look.starts.knows(fence)) {
-        Some(held) => (held, look.starts.clone()),
+        Some(held) => {
+            // It was granted before, and these are one more than needed.
+            if let Some(unused) = leases.take_if(|leases| !look.starts.use_of(leases)) {
+                unused.end(client).await;
+            }
+            (held, look.starts.clone())
+        }
         None => match begin(client, session, request, (&look, place), &mut leases).await? {
             Ok(begun) => begun,
             Err(refusal) => {

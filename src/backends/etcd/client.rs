@@ -194,13 +194,13 @@ impl Client {
         }
     }
 
-    /// Several questions of a kind, all under way at once. What does not answer as it should is asked again by itself.
+    /// Several questions of a kind, all under way at once. Where the member did nothing about one, that is asked again by itself.
     async fn ask_all<Q, A>(&mut self, path: &'static str, questions: Vec<Q>) -> Vec<Answer<A>>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
-        let mut answered: Vec<Option<A>> = questions.iter().map(|_| None).collect();
+        let mut answered: Vec<Option<Answer<A>>> = questions.iter().map(|_| None).collect();
         if questions.len() > 1
             && self.open().await.is_ok()
             && let Some(connection) = &self.connection
@@ -211,20 +211,31 @@ impl Client {
                 under_way
                     .spawn(async move { (nth, grpc.unary(request, PathAndQuery::from_static(path), ProstCodec::<Q, A>::default()).await) });
             }
-            while let Some(done) = under_way.join_next().await {
-                if let Ok((nth, Ok(answer))) = done {
-                    answered[nth] = Some(answer.into_inner());
-                }
+            let mut broken = false;
+            while let Some(Ok((nth, answer))) = under_way.join_next().await {
+                answered[nth] = match answer {
+                    Ok(answer) => {
+                        self.greet();
+                        Some(Ok(answer.into_inner()))
+                    }
+                    Err(status) => match failure::of(status) {
+                        Trouble::Elsewhere(_) | Trouble::LoginOver(_) => None,
+                        trouble => {
+                            broken |= matches!(trouble, Trouble::Broken(_));
+                            Some(Err(self.explain(trouble).await))
+                        }
+                    },
+                };
             }
-            if answered.iter().any(Option::is_some) {
-                self.greet();
+            if broken {
+                self.move_on();
             }
             self.under_way = false;
         }
         let mut answers = Vec::new();
         for (question, answer) in questions.into_iter().zip(answered) {
             answers.push(match answer {
-                Some(answer) => Ok(answer),
+                Some(answer) => answer,
                 None => self.ask(path, question, Style::Unary).await,
             });
         }

@@ -151,6 +151,13 @@ impl Starts {
         paced || self.once.as_ref().is_some_and(|kept| kept.says.fence == fence)
     }
 
+    /// Whether anything lies on these leases.
+    pub(super) fn use_of(&self, leases: &Leases) -> bool {
+        let on = |lease: Option<i64>, own: Option<i64>| lease.is_some() && lease == own;
+        let of = |kept: &Option<Kept<Paced>>| kept.as_ref().map(|kept| kept.lease);
+        on(leases.least, of(&self.least)) || on(leases.guard, of(&self.guard)) || on(leases.once, self.once.as_ref().map(|kept| kept.lease))
+    }
+
     /// As people are told of it, by the clocks of the hosts.
     pub(super) fn record(&self) -> Record {
         let paced = [&self.least, &self.guard].into_iter().flatten().map(|kept| &kept.says).max_by_key(|paced| paced.fence);

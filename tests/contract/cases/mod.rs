@@ -29,6 +29,7 @@ mod sentinel;
 mod shared;
 mod tair;
 mod terms;
+mod terms_faults;
 mod terms_sql;
 mod transport;
 mod unanswered;
@@ -77,6 +78,7 @@ pub fn all() -> Vec<Case> {
         history::all(),
         breaking::all(),
         terms::all(),
+        terms_faults::all(),
         terms_sql::all(),
         zookeeper_line::all(),
         zookeeper_ways::all(),

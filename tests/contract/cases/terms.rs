@@ -41,44 +41,44 @@ pub fn all() -> Vec<Case> {
 }
 
 /// What nobody in a case sees the end of.
-pub(super) const WINDOW: Duration = Duration::from_secs(3600);
+pub const WINDOW: Duration = Duration::from_secs(3600);
 /// What everybody sees the end of.
-const BRIEF: Duration = Duration::from_secs(2);
+pub const BRIEF: Duration = Duration::from_secs(2);
 
-fn terms(place: &str) -> Terms {
+pub fn terms(place: &str) -> Terms {
     Terms { place: place.into(), skew_guard: None, at_least: None, once: None }
 }
 
-pub(super) fn guarded(place: &str, guard: Duration) -> Terms {
+pub fn guarded(place: &str, guard: Duration) -> Terms {
     Terms { skew_guard: Some(guard), ..terms(place) }
 }
 
-fn kept(length: Duration) -> Terms {
+pub fn kept(length: Duration) -> Terms {
     Terms { at_least: Some(length), ..terms("a") }
 }
 
-pub(super) fn once(window: Duration, retry_failed: u32, retry_crashed: bool) -> Terms {
+pub fn once(window: Duration, retry_failed: u32, retry_crashed: bool) -> Terms {
     Terms { once: Some(Once { window, retry_failed, retry_crashed }), ..terms("a") }
 }
 
-fn with(terms: &Terms, of: Request) -> Request {
+pub fn with(terms: &Terms, of: Request) -> Request {
     Request { terms: Some(terms.clone()), metadata: Some(who("web1")), at_ms: Some(lease::wall_ms()), ..of }
 }
 
-pub(super) fn asking(name: &str, terms: &Terms) -> Request {
+pub fn asking(name: &str, terms: &Terms) -> Request {
     with(terms, request(&key(name), LONG))
 }
 
 impl Client {
     /// Meets a lock that is free and must be refused.
-    pub(super) async fn judged(&mut self, request: &Request) -> Refusal {
+    pub async fn judged(&mut self, request: &Request) -> Refusal {
         match self.attempt(request).await {
             Attempt::Refused(refusal) => *refusal,
             other => panic!("{} should have been refused: {other:?}", request.key),
         }
     }
 
-    pub(super) async fn part(&mut self, of: &Request, stage: Stage) {
+    pub async fn part(&mut self, of: &Request, stage: Stage) {
         let end = match stage {
             Stage::Ok => Some(End::Exited(0)),
             Stage::Failed => Some(End::Exited(3)),
@@ -92,13 +92,13 @@ impl Client {
     }
 
     /// A whole run.
-    pub(super) async fn ran(&mut self, request: &Request, stage: Stage) -> Grant {
+    pub async fn ran(&mut self, request: &Request, stage: Stage) -> Grant {
         let grant = self.take(request).await;
         self.part(request, stage).await;
         grant
     }
 
-    pub(super) async fn record(&mut self, key: &Key) -> Record {
+    pub async fn record(&mut self, key: &Key) -> Record {
         self.0.history(key).await.unwrap_or_else(|error| panic!("history: {error:?}")).record
     }
 }

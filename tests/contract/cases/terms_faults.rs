@@ -1,0 +1,214 @@
+//! Starts that were recorded, or were not, when an answer was lost; and who is kept from a lock that nobody has.
+
+use std::time::Duration;
+
+use dlock::{
+    lease::{self, BootClock, Limits, Outcome, Patience},
+    lock::{Attempt, Refusal, Release, Request, Rule, Scope, Stage, Terms, Wake},
+};
+
+use super::{
+    Case, cases,
+    terms::{BRIEF, WINDOW, asking, guarded, kept, once},
+};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, key, nested, request, waiting},
+    support::proxy::{Fault, Proxy},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![Kind::has_server =>
+        a_start_whose_answer_was_lost_is_one_start,
+        a_start_that_is_given_up_on_is_undone,
+    ];
+    all.extend(cases![Kind::hands_on => what_becomes_of_an_entry_is_nothing_to_the_run_around_it]);
+    all.extend(cases![Kind::keeps_places => who_is_kept_stays_first]);
+    all.extend(cases![|kind| kind == Kind::Etcd => starts_end_with_their_leases_and_leave_none]);
+    all.extend(cases![|kind| kind == Kind::ZooKeeper => a_start_is_kept_as_long_as_somebody_goes_by_it]);
+    all
+}
+
+const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+
+fn everything(place: &str, retry_failed: u32) -> Terms {
+    Terms { place: place.into(), skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, retry_failed, false) }
+}
+
+/// The requests that take a lock, in turn.
+fn marks(kind: Kind, lab: &Lab) -> Vec<&'static str> {
+    let mut marks = vec![lab.server().taking_mark()];
+    if kind == Kind::Etcd {
+        // The lease comes before the step that grants.
+        marks.push("/once");
+    }
+    marks
+}
+
+/// A client behind a proxy that has run every script once.
+async fn warm(lab: &Lab) -> (Proxy, Client) {
+    let server = lab.server();
+    let proxy = Proxy::to(server.port());
+    let mut client = Client(server.through(proxy.port).await);
+    let held = asking("warm", &everything("a", 0));
+    client.ran(&held, Stage::Undone).await;
+    client.inspect(&key("warm")).await;
+    (proxy, client)
+}
+
+async fn a_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
+    for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
+        for (nth, mark) in marks(lab.kind, lab).into_iter().enumerate() {
+            let (proxy, mut a) = warm(lab).await;
+            let asked = asking(&format!("job-{fault:?}-{nth}"), &everything("a", 1));
+            proxy.trap(mark, fault);
+            let taken =
+                lease::acquire(&mut *a.0, &BootClock, asked.clone(), Patience::Try, LIMITS, std::future::pending::<()>(), |_| {}).await;
+            let Ok(Outcome::Granted(taken)) = taken else { panic!("{fault:?} {mark}: {taken:?}") };
+            assert_eq!(proxy.sprung(), 1);
+            a.part(&asked, Stage::Failed).await;
+            let record = lab.client().await.record(&asked.key).await;
+            let told = record.start.as_ref().map(|start| (start.fence, start.tries, start.stage));
+            assert_eq!(told, Some((taken.fence, 1, Stage::Failed)), "{fault:?} {mark}");
+            assert_eq!(record.paced.map(|paced| paced.fence), Some(taken.fence), "{fault:?} {mark}");
+        }
+    }
+}
+
+async fn a_start_that_is_given_up_on_is_undone(lab: &Lab) {
+    for fault in [Fault::CutAfter, Fault::Swallow] {
+        for (nth, mark) in marks(lab.kind, lab).into_iter().enumerate() {
+            let (proxy, mut a) = warm(lab).await;
+            let asked = asking(&format!("job-{fault:?}-{nth}"), &everything("a", 0));
+            proxy.trap(mark, fault);
+            let stop = async {
+                while proxy.sprung() == 0 {
+                    lab.pass(Duration::from_millis(5)).await;
+                }
+            };
+            let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), Patience::Try, LIMITS, stop, |_| {}).await;
+            assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
+            let mut b = lab.client().await;
+            b.ran(&asking(asked.key.as_str(), &everything("b", 0)), Stage::Ok).await;
+        }
+    }
+}
+
+async fn what_becomes_of_an_entry_is_nothing_to_the_run_around_it(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let outer = asking("job", &everything("a", 0));
+    let grant = a.take(&outer).await;
+    for nth in 0..8 {
+        // Stopped sooner or later, so that it may have been done.
+        let stop = lab.pass(Duration::from_micros(250 * nth));
+        let inner = nested(&outer);
+        let outcome = lease::acquire(&mut *b.0, &BootClock, inner.clone(), Patience::Try, LIMITS, stop, |_| {}).await.expect("an answer");
+        if let Outcome::Granted(_) = outcome {
+            assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
+        }
+    }
+    let start = b.record(&key("job")).await.start.expect("a start");
+    assert_eq!((start.fence, start.stage), (grant.fence, Stage::Started));
+    a.part(&outer, Stage::Ok).await;
+    assert_eq!(b.judged(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
+}
+
+fn refused(attempt: Attempt) -> Refusal {
+    match attempt {
+        Attempt::Refused(refusal) => *refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn who_is_kept_stays_first(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let began = tokio::time::Instant::now();
+    let grant = a.ran(&asking("job", &kept(BRIEF * 2)), Stage::Ok).await;
+    let (first, second) = (waiting(&key("job"), LONG), waiting(&key("job"), LONG));
+    let refusal = refused(b.attempt(&first).await);
+    assert_eq!((refusal.rule, refusal.fence), (Rule::AtLeast(BRIEF * 2), Some(grant.fence)));
+    assert!(refusal.again_in.is_some_and(|again| !again.is_zero() && again <= BRIEF * 2), "{refusal:?}");
+    let busy = c.refused(&second).await;
+    assert!(busy.holders.is_empty() && busy.position == Some(2), "{busy:?}");
+    // Nobody has it, and tries are told why.
+    assert_eq!(refused(a.attempt(&request(&key("job"), LONG)).await).rule, Rule::AtLeast(BRIEF * 2));
+    assert_eq!(refused(a.attempt(&asking("job", &guarded("a", BRIEF))).await).rule, Rule::AtLeast(BRIEF * 2));
+    let state = a.inspect(&key("job")).await;
+    assert!(state.holders.is_empty() && state.waiters.len() == 2, "{state:?}");
+    assert!(busy.expires_in.is_none_or(|soon| soon >= Duration::from_secs(1)), "it would ask again and again");
+    assert_eq!(c.wait(&second, Duration::from_millis(300)).await, Wake::TimedOut);
+    assert!(began.elapsed() < BRIEF * 2, "too slow to tell");
+    // A lease shorter than that is kept alive by asking.
+    let (until, late) = (began + BRIEF * 2, lab.kind.late() + SHORT);
+    loop {
+        match b.attempt(&first).await {
+            Attempt::Granted(_) => break,
+            other => drop(refused(other)),
+        }
+        assert!(began.elapsed() < BRIEF * 2 + late + SHORT, "it is over");
+        lab.pass(Duration::from_millis(200)).await;
+    }
+    assert!(until.elapsed() > Duration::ZERO || began.elapsed() + Duration::from_millis(50) > BRIEF * 2, "{:?}", began.elapsed());
+    c.refused(&second).await;
+    b.free(&first).await;
+    c.wait_for(&second, LONG).await;
+}
+
+async fn starts_end_with_their_leases_and_leave_none(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let folder = format!("{}.meta/%last/job/", lab.etcd().namespace("dlock"));
+    let leases = |name: &str| -> i64 {
+        let json = lab.etcd().etcd().ctl(&["get", &format!("{folder}{name}"), "-w", "json"]);
+        serde_json::from_str::<serde_json::Value>(&json).expect("JSON")["kvs"][0]["lease"].as_i64().expect("a lease")
+    };
+    let short = Terms { skew_guard: Some(SHORT), at_least: None, ..once(BRIEF, 9, false) };
+    a.ran(&asking("job", &short), Stage::Failed).await;
+    assert_eq!(lab.etcd().etcd().keys(&folder), [format!("{folder}guard"), format!("{folder}once")]);
+    let first = leases("once");
+    a.ran(&asking("job", &short), Stage::Failed).await;
+    assert_ne!(leases("once"), first);
+    assert!(!lab.etcd().etcd().leases().contains(&format!("{first:016x}")), "that of the try before is over");
+    lab.pass(BRIEF + lab.kind.late() * 2).await;
+    assert_eq!(lab.etcd().etcd().keys(&folder), [""; 0]);
+    // One that is refused leaves nothing, of leases that nobody else has.
+    let long = |place: &str| Terms { skew_guard: Some(WINDOW), at_least: None, ..once(WINDOW, 0, false) }.at(place);
+    a.ran(&asking("job", &long("a")), Stage::Ok).await;
+    let odd = Duration::from_secs(4711);
+    let other = Terms { skew_guard: Some(odd), ..once(odd, 0, false) }.at("b");
+    b.judged(&asking("job", &other)).await;
+    let held = a.hold(&key("other")).await;
+    b.refused(&asking("other", &other)).await;
+    let left = lab.etcd().etcd().leases();
+    let lengths: Vec<_> = left.iter().map(|lease| lab.etcd().etcd().ctl(&["lease", "timetolive", lease])).collect();
+    assert!(lengths.iter().all(|said| !said.contains("granted with TTL(4711s)")), "{lengths:?}");
+    a.free(&held).await;
+}
+
+trait At {
+    fn at(self, place: &str) -> Self;
+}
+
+impl At for Terms {
+    fn at(self, place: &str) -> Self {
+        Self { place: place.into(), ..self }
+    }
+}
+
+async fn a_start_is_kept_as_long_as_somebody_goes_by_it(lab: &Lab) {
+    let mut a = lab.client().await;
+    let fence = a.ran(&asking("long", &once(WINDOW, 0, false)), Stage::Ok).await.fence;
+    a.ran(&asking("brief", &Terms { skew_guard: Some(SHORT), ..once(SHORT, 0, false) }), Stage::Ok).await;
+    let held = asking("held", &once(SHORT, 0, false));
+    let own = a.take(&held).await.fence;
+    for name in ["brief", "held"] {
+        assert!(a.0.claim_warning(&key(name), own, 1).await.expect("claim"));
+    }
+    lab.pass(SHORT + Duration::from_millis(200)).await;
+    assert_eq!(a.0.collect(SHORT).await.expect("gc"), 2, "one record, and one history");
+    assert_eq!(a.record(&key("brief")).await, dlock::lock::Record::default());
+    assert!(a.record(&key("held")).await.start.is_some());
+    let refusal = a.judged(&asking("long", &once(WINDOW, 9, true))).await;
+    assert_eq!((refusal.rule, refusal.fence), (Rule::Once(Stage::Ok), Some(fence)));
+    assert_eq!(a.0.release(&held.key, &held.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
+    a.ran(&Request { waiting: true, ..asking("brief", &once(SHORT, 0, false)) }, Stage::Ok).await;
+}
