@@ -51,7 +51,7 @@ pub const SETTINGS: &[Spec] = &[
     spec("output", "--output", "t", false, "human or json"),
     spec("color", "--color", "t", false, "auto, always or never"),
     spec("quiet", "--quiet", "t", false, "no notices"),
-    spec("verbose", "--verbose", "t", false, "what lies under an error"),
+    spec("verbose", "--verbose", "t", false, "what lies under an error, and why a run is skipped"),
     spec("ttl", "--ttl", "tbk", false, "the length of a lease"),
     spec("wait", "--wait", "tk", false, "how long to wait for a busy lock"),
     spec("conflict_exit_code", "--conflict-exit-code", "tk", false, "the status when the lock is busy"),

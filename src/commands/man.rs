@@ -323,7 +323,7 @@ The same line stands in the crontab of every node. One gets the lock and runs th
 
 While the job still runs when it is due again, all skip. If its node dies half-way, the lock ends with its lease, and the next tick after that runs the job elsewhere. If the store can't be reached, nothing is run (69). A job that hangs keeps its lock, unless --max-runtime stops it (124). A job that failed is run again by the next tick. dlock history tells who ran, how it ended, and who skipped.
 
-Clocks differ, and a job may be over before the slowest of them strikes. --skew-guard refuses tries from other hosts (of another boot, or in another PID namespace) for 5 seconds from the start of a run that did not wait itself; never those from the same host, and never who waits. 0 is none. --at-least keeps the lock for so long from the start, for everybody.
+Clocks differ, and a job may be over before the slowest of them strikes. --skew-guard refuses tries from other hosts (of another boot, or in another PID namespace) for 5 seconds from the start of a run that did not wait itself; never those from the same host, and never who waits. 0 is none. --at-least keeps the lock for so long from the start, for everybody; other libraries that share the lock see its holds alone.
 
 --once-per says how often the schedule fires: a run is not started while the last recorded start is younger than half of that, by the store's clock, whoever started it and whatever became of it. The start is recorded in the step that grants the lock, before the command starts: rather skipped than run twice. --retry-failed lets so many more runs follow one that failed, and --retry-crashed one that began and was never heard of again. A skew guard is at most half of it.
 

@@ -107,7 +107,7 @@ impl MetricsFile {
         match error.kind() {
             io::ErrorKind::NotFound => format!("the folder must be there: mkdir -p {folder}"),
             io::ErrorKind::PermissionDenied => format!("whoever runs the job must be able to read and to write the folder {folder}"),
-            io::ErrorKind::InvalidData => "name a file that dlock has for itself, or remove this one".into(),
+            io::ErrorKind::InvalidData => "name a file that dlock has for itself".into(),
             _ => "the job itself is not affected".into(),
         }
     }
@@ -165,7 +165,8 @@ fn count(samples: &mut Samples, verdict: &Verdict, now_ms: u64) {
     // Counters begin at 0, so that the first one counts in rates too.
     add(samples, SKIPPED, &label("reason", "busy"), 0.0);
     if skipped {
-        add(samples, SKIPPED, &label("reason", &reason("busy")), 1.0);
+        let option = verdict.refused.as_ref().map_or("busy", |(_, option)| option);
+        add(samples, SKIPPED, &label("reason", &reason(option)), 1.0);
     } else {
         set(samples, STATUS, f64::from(verdict.status));
     }

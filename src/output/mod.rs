@@ -263,9 +263,9 @@ impl Output {
         if self.json { self.finish(self.json(&json::Interrupted::new(key, signal, status)), status) } else { status }
     }
 
-    /// Says that `run` skips, if somebody looks.
+    /// Says that `run` skips, if somebody looks, or asked for it.
     pub fn skipped(&self, skip: &Skip<'_>) {
-        if self.attended() && !self.json {
+        if (self.attended() || self.verbose) && !self.json {
             self.notice_with_hint(&skip.text(), &skip.hint());
         }
     }

@@ -9,5 +9,6 @@ mod contention;
 mod cron;
 mod metrics;
 mod pid1;
+mod policies;
 mod readme;
 mod year;

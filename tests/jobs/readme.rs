@@ -1,6 +1,8 @@
 //! What the README says of cron, as it stands there: the units, the configuration and the container's command line.
 
-use std::{fs, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
+
+use rustix::process::Signal;
 
 use crate::support::{
     self,
@@ -95,4 +97,27 @@ fn the_containers_command_line_runs_as_pid_1() {
     assert_eq!(container("exit 9").wait(LIMIT).code(), 0, "a skip is a success");
     fs::write(over, "").expect("the end");
     assert_eq!(first.wait(LIMIT).code(), 5);
+}
+
+#[test]
+fn a_cancelled_pipeline_gives_the_lock_back() {
+    let folder = support::folder();
+    let backend = format!("sqlite://{}", folder.path().join("locks.db").display());
+    let lines = blocks("sh");
+    let line = lines.iter().find(|line| line.starts_with("dlock run")).expect("the pipeline's line");
+    let program = |name: &str, text: &str| {
+        fs::write(folder.path().join(name), text).expect("a program");
+        fs::set_permissions(folder.path().join(name), fs::Permissions::from_mode(0o755)).expect("executable");
+    };
+    program("deploy.sh", "#!/bin/sh\necho > ready\nexec sleep 1000\n");
+    let mut command = process::command("sh");
+    command.args(["-c", &format!("exec {}", line.replace("dlock run", &format!("{} run", dlock::binary().display())))]);
+    command.current_dir(folder.path()).env("DLOCK_BACKEND", &backend).env("CI_JOB_URL", "https://ci.example/42");
+    let pipeline = Process::collect(command);
+    support::must("it deploys", LIMIT, || folder.path().join("ready").exists());
+    let told = dlock::run(&backend, &["inspect", "deploy-prod"]);
+    assert!(told.stdout.contains("https://ci.example/42"), "{told:?}");
+    pipeline.signal(Signal::TERM);
+    assert_eq!(pipeline.wait(LIMIT).code(), 143);
+    assert!(dlock::run(&backend, &["list"]).stdout.lines().all(|line| !line.contains("deploy-prod")));
 }

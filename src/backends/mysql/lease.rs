@@ -13,7 +13,7 @@ use super::{
     table::{LockTable, Seen},
 };
 use crate::{
-    backends::sql::{Names, Table as _, Taken, ledger, looks_at_the_end},
+    backends::sql::{Names, Record, Table as _, Taken, ledger, looks_at_the_end},
     lock::{
         Attempt, Backend, Break, Busy, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Note, Notice,
         Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
@@ -256,7 +256,7 @@ impl Backend for Lease {
             .ask(async |table| {
                 let record = table.read(&name).await?;
                 let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
-                past.extend(record.as_ref().and_then(|record| record.vanished()));
+                past.extend(record.as_ref().and_then(Record::vanished));
                 Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })
             })
             .await;

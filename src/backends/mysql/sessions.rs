@@ -224,7 +224,11 @@ impl Sessions {
         let keeper = &mut self.tries[at].2;
         // An acquire that is given up must not arrive when nobody waits for its answer any more.
         keeper.session.drop_unsent_on_close(true);
-        if !keeper.attempt(request).await? {
+        let attempted = keeper.attempt(request).await;
+        if attempted.is_err() {
+            self.give_up(at, &attempted).await;
+        }
+        if !attempted? {
             return self.refuse(request, at).await;
         }
         let mut side = if self.options.mode == Mode::Row { Some(self.side().await?) } else { None };
@@ -235,6 +239,9 @@ impl Sessions {
             self.counting.retain(|counting| Some(*counting) != number);
         }
         self.side = side.or_else(|| self.side.take());
+        if begun.is_err() {
+            self.give_up(at, &begun).await;
+        }
         let (fence, now, vanished) = match begun? {
             Ok(begun) => begun,
             Err(refusal) => return self.turn_away(request, at, refusal).await,
@@ -245,6 +252,15 @@ impl Sessions {
         self.holds.push(Hold { key, token, keeper, fence, ttl: request.ttl, ends, leaving: false, marked: false });
         let settle = if vanished { SETTLE } else { Duration::ZERO };
         Ok(Attempt::Granted(Grant { settle, ..grant(fence, request.ttl) }))
+    }
+
+    /// After a failure that is not asked about again: the session would keep the lock for nothing.
+    async fn give_up<T>(&mut self, at: usize, failed: &Result<T>) {
+        if failed.as_ref().is_err_and(|error| !error.is_transient()) {
+            let (_, _, mut keeper) = self.tries.swap_remove(at);
+            // If this fails, it goes back with the session.
+            let _ = keeper.let_go().await;
+        }
     }
 
     /// Gives the lock back that a run before keeps from this one.

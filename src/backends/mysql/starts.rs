@@ -64,8 +64,14 @@ impl Granting {
         }
         let now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
         let next = format!("GREATEST(fence + 1, {now})");
-        let fill = |text: String| substitute(&text, &values);
-        let or = |value: &str, fence: &str| if value.is_empty() { fence.to_owned() } else { value.to_owned() };
+        let fill = |text: &str| substitute(text, &values);
+        let [mut set, mut names, mut new] = [const { String::new() }; 3];
+        for (column, value) in columns {
+            let or = |fence| if value.is_empty() { fence } else { value };
+            set.extend([column, " = ", or(&next), ", "]);
+            names.extend([", ", column]);
+            new.extend([", ", or(now)]);
+        }
         let mut clear = "COALESCE(TIMESTAMPADD(MICROSECOND, at_least_ms * 1000, paced_at) <= UTC_TIMESTAMP(6), 1)".to_owned();
         if begin.guard_ms.is_some() {
             clear += " AND COALESCE(paced_place = :place OR TIMESTAMPADD(MICROSECOND, guard_ms * 1000, paced_at) <= UTC_TIMESTAMP(6), 1)";
@@ -73,12 +79,7 @@ impl Granting {
         if begin.window_ms.is_some() {
             clear += " AND COALESCE(TIMESTAMPADD(MICROSECOND, :window * 1000, start_at) <= UTC_TIMESTAMP(6), 1)";
         }
-        Self {
-            set: fill(columns.iter().map(|(column, value)| format!("{column} = {}, ", or(value, &next))).collect()),
-            columns: columns.iter().map(|(column, _)| format!(", {column}")).collect(),
-            values: fill(columns.iter().map(|(_, value)| format!(", {}", or(value, now))).collect()),
-            clear: fill(clear),
-        }
+        Self { set: fill(&set), columns: names, values: fill(&new), clear: fill(&clear) }
     }
 }
 

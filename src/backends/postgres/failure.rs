@@ -9,11 +9,11 @@ use sqlx::{
 
 use crate::lock::{Effect, Error, Kind};
 
-/// Whether the server gave a statement up, for its time was over.
+/// Whether the server gave a statement up, for its time was over, or that of its wait for a lock.
 pub(super) fn is_cancelled(error: &Error) -> bool {
     let source = error.source.as_deref().and_then(|source| source.downcast_ref::<sqlx::Error>());
     let code = source.and_then(sqlx::Error::as_database_error).and_then(sqlx::error::DatabaseError::code);
-    code.is_some_and(|code| code == "57014")
+    code.is_some_and(|code| matches!(&*code, "57014" | "55P03"))
 }
 
 /// An error in answer to a statement, or to none: the connection broke while one was on its way.

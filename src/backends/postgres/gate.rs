@@ -146,7 +146,7 @@ async fn pause(length: Duration) {
 
 /// Statements that block in a line first and in `what` as its head, for at most `limit` in all, and leave the line when they are
 /// over. They are to be part of one transaction. One that ran out in the instant in which the wait was over by itself fails as
-/// cancelled.
+/// cancelled, also where both limits were over at once: only one of them is caught.
 pub(super) fn stand_in(line: i64, what: &str, limit: Duration, version: u32) -> String {
     // Who becomes the head waits anew: one limit for each wait, and one for both.
     let ms = limit.as_millis().max(1);

@@ -114,7 +114,7 @@ impl Sessions {
         let sql = self.tables.fill(include_str!("sql/undo_hold.sql")).replace("{became}", &starts::became(Some(Stage::Undone), "f.fence"));
         let undone: Result<()> = self
             .aside(async |table| {
-                for pid in counting.into_iter() {
+                for pid in counting {
                     table.session.end_other(pid).await?;
                 }
                 table.session.query(&sql, &[Value::Text(&name), Value::Text(&hold)]).await.map(|_| ())

@@ -63,14 +63,11 @@ fn nothing_in_the_way(begin: &Begin<'_>) -> String {
 /// What a statement that gives the hold with this fence back sets in the row `l`, after what it sets besides.
 pub(super) fn became(stage: Option<Stage>, fence: &str) -> String {
     let Some(stage) = stage else { return String::new() };
-    let mut sql = format!(
-        ", start_stage = CASE WHEN l.start_fence = {fence} AND l.start_stage = 'started' THEN '{}' ELSE l.start_stage END",
-        stage.as_str()
-    );
-    if stage == Stage::Undone {
-        sql += &format!(", paced_at = CASE WHEN l.paced_fence = {fence} THEN NULL ELSE l.paced_at END");
-    }
-    sql
+    let undone = ", paced_at = CASE WHEN l.paced_fence = {fence} THEN NULL ELSE l.paced_at END";
+    let sql = ", start_stage = CASE WHEN l.start_fence = {fence} AND l.start_stage = 'started' THEN '{stage}' ELSE l.start_stage END"
+        .to_owned()
+        + if stage == Stage::Undone { undone } else { "" };
+    sql.replace("{fence}", fence).replace("{stage}", stage.as_str())
 }
 
 /// What `{starts}` asks for.

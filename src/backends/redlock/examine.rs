@@ -165,7 +165,22 @@ impl Examine for Redlock {
 
     fn grants(&self, role: Role) -> Grants {
         let needs = Needs {
-            writes: &["set", "del", "incr", "hset", "hdel", "hget", "pexpire", "pexpireat", "zadd", "zrem", "zrank", "lpush", "ltrim"],
+            writes: &[
+                "set",
+                "del",
+                "incr",
+                "hset",
+                "hdel",
+                "hget",
+                "hmget",
+                "pexpire",
+                "pexpireat",
+                "zadd",
+                "zrem",
+                "zrank",
+                "lpush",
+                "ltrim",
+            ],
             // inspect looks whether two nodes are one server, or copies.
             reads: &["info", "evalsha", "eval", "time", "type", "getrange", "hlen", "pttl", "hgetall", "zrange", "lrange", "get", "scan"],
             publishes: false,

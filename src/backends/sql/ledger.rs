@@ -58,7 +58,7 @@ pub enum Taken {
     /// It is ours.
     Granted(Grant),
     /// Somebody else has it.
-    Held(Record),
+    Held(Box<Record>),
     /// Nobody has it, but a run before keeps it from this one.
     Refused(Box<Refusal>),
     /// It was free again when it was looked at.
@@ -93,7 +93,7 @@ pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Reque
         return Ok(Taken::NotHeld);
     }
     if record.is_held() {
-        return Ok(Taken::Held(record));
+        return Ok(Taken::Held(Box::new(record)));
     }
     let (known, now_ms) = record.known(&request.token);
     if let Some(refusal) = known.judge(request.terms.as_ref(), now_ms) {

@@ -11,7 +11,7 @@ use sqlx::{Connection, Row as _, SqliteConnection};
 
 use super::{
     failure, row,
-    store::{GRANT, Store, Whose, bind_name, bind_whose, fence_of, json, ms, run},
+    store::{GRANT, Query, Store, Whose, bind_name, bind_whose, fence_of, json, ms, run},
 };
 use crate::lock::{Fence, Key, Namespace, Record, Refusal, Request, Result, Stage};
 
@@ -32,7 +32,10 @@ pub(super) enum Taken {
 /// What is known of a lock's runs.
 struct Known {
     record: Record,
+    /// The last fence.
     fence: Option<Fence>,
+    /// The same if it is that of who asks.
+    own: Option<Fence>,
     now_ms: u64,
 }
 
@@ -58,7 +61,11 @@ impl Store {
         }
         self.check().await?;
         let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
-        let mut known = read(&mut transaction, whose.namespace, whose.key).await?;
+        let mut known = read(&mut transaction, bind_whose(RECORD, whose)).await?;
+        if let Some(own) = known.own {
+            // Granted before, and over: no run before it.
+            known.record.end(own, Stage::Undone);
+        }
         // Who has it comes before what is recorded.
         let Some(fence) = fence_of(&run(&mut transaction, query(true)).await?)? else { return Ok(Taken::InTheWay) };
         if let Some(refusal) = known.record.judge(request.terms.as_ref(), known.now_ms) {
@@ -77,7 +84,7 @@ impl Store {
     /// the power either.
     pub(super) async fn has_record(&mut self, whose: Whose<'_>) -> Result<bool> {
         self.check().await?;
-        let Known { record, fence, .. } = read(self.connection()?, whose.namespace, whose.key).await?;
+        let Known { record, fence, .. } = read(self.connection()?, bind_whose(RECORD, whose)).await?;
         let of = |found: Option<Fence>| found.is_some() && found == fence;
         let has = of(record.paced.map(|paced| paced.fence)) || of(record.start.map(|start| start.fence));
         if has {
@@ -88,7 +95,7 @@ impl Store {
 
     pub(super) async fn record(&mut self, namespace: &Namespace, key: &Key) -> Result<Record> {
         self.check().await?;
-        Ok(read(self.connection()?, namespace, key).await?.record)
+        Ok(read(self.connection()?, bind_name(RECORD, namespace, key).bind(None::<String>).bind(None::<String>)).await?.record)
     }
 
     /// Claims a warning.
@@ -103,22 +110,24 @@ impl Store {
 /// Takes down what became of the hold that has the lock.
 pub(super) async fn became(connection: &mut SqliteConnection, whose: Whose<'_>, stage: Option<Stage>) -> Result<()> {
     let Some(stage) = stage else { return Ok(()) };
-    let mut known = read(connection, whose.namespace, whose.key).await?;
+    let mut known = read(connection, bind_whose(RECORD, whose)).await?;
     if known.fence.is_some_and(|fence| known.record.end(fence, stage)) {
         write(connection, whose.namespace, whose.key, &known.record).await?;
     }
     Ok(())
 }
 
-async fn read(connection: &mut SqliteConnection, namespace: &Namespace, key: &Key) -> Result<Known> {
-    let rows = run(connection, bind_name(RECORD, namespace, key)).await?;
+async fn read(connection: &mut SqliteConnection, query: Query) -> Result<Known> {
+    let rows = run(connection, query).await?;
     let found = rows.first().ok_or_else(|| failure::statement(sqlx::Error::RowNotFound))?;
     let read = || -> Result<Known, sqlx::Error> {
         let text: Option<String> = found.try_get("record")?;
         let record = text.map(|text| serde_json::from_str(&text)).transpose().map_err(|error| sqlx::Error::Decode(error.into()))?;
-        let fence: Option<i64> = found.try_get("fence")?;
+        let fence = |name: &str| {
+            Ok::<_, sqlx::Error>(found.try_get::<Option<i64>, _>(name)?.and_then(|fence| u64::try_from(fence).ok()).map(Fence))
+        };
         let now_ms = u64::try_from(found.try_get::<i64, _>("now_ms")?).unwrap_or_default();
-        Ok(Known { record: record.unwrap_or_default(), fence: fence.and_then(|fence| u64::try_from(fence).ok()).map(Fence), now_ms })
+        Ok(Known { record: record.unwrap_or_default(), fence: fence("fence")?, own: fence("own")?, now_ms })
     };
     read().map_err(row::malformed)
 }

@@ -38,7 +38,7 @@ const LOG_BYTES: u64 = 64 * 1024;
 /// The same while others are waiting: emptying it would hold up the next.
 const LOG_BYTES_CONTENDED: u64 = 1024 * 1024;
 
-type Query = sqlx::query::Query<'static, Sqlite, SqliteArguments>;
+pub(super) type Query = sqlx::query::Query<'static, Sqlite, SqliteArguments>;
 
 /// A lock's name and who asks about it.
 #[derive(Clone, Copy)]

@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use dlock::{
     backends::{Secret, etcd, mysql, postgres, redis, redlock::Redlock, zookeeper::ZooKeeper},
-    lock::{Break, Effect, Holding, Kind as ErrorKind, Marking, Note, PASSWORD, Release, Result, Role, Scope},
+    lock::{Break, Effect, Holding, Kind as ErrorKind, Marking, Note, PASSWORD, Release, Result, Role, Scope, Stage},
 };
 use zookeeper_client::{Acl, AuthId, Client as Admin, CreateMode, Permission};
 
-use super::{Case, cases};
+use super::{
+    Case, cases,
+    terms::{asking, once},
+};
 use crate::{
     lab::{Client, LONG, Lab, SOON, key, nested, request, waiting, who},
     support::{self, cluster::Cluster, sentinel::Deployment},
@@ -34,14 +37,15 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
     for user in ["dlock-run", "dlock-break"] {
         let (mut a, mut b) = (open(user), open(user));
         let job = key("job");
-        let first = dlock::lock::Request { metadata: Some(who("web1")), ..request(&job, LONG) };
-        a.take(&first).await;
+        let first = dlock::lock::Request { metadata: Some(who("web1")), ..asking("job", &once(LONG, 9, true)) };
+        let fence = a.take(&first).await.fence;
+        assert!(b.0.claim_warning(&job, fence, 1).await.expect("a warning"), "{user}");
         a.renewed(&first, None).await;
         let second = dlock::lock::Request { metadata: Some(who("web2")), ..waiting(&job, LONG) };
         assert_eq!(b.refused(&second).await.position, Some(1), "{user} is not in the queue");
         let given_back = async {
             lab.pass(Duration::from_millis(300)).await;
-            a.free(&first).await;
+            a.part(&first, Stage::Failed).await;
             tokio::time::Instant::now()
         };
         let taken = async {
@@ -50,6 +54,8 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
         };
         let (freed, (grant, got)) = tokio::join!(given_back, taken);
         assert!(got.duration_since(freed) < SOON, "{user} was not woken");
+        let start = a.record(&job).await.start.expect("a start");
+        assert_eq!((start.fence, start.stage), (fence, Stage::Failed), "{user} could not say what became of it");
         if lab.kind.hands_on() && lab.kind != Kind::ZooKeeper {
             let inner = nested(&second);
             a.take(&inner).await;

@@ -30,6 +30,7 @@ mod shared;
 mod tair;
 mod terms;
 mod terms_faults;
+mod terms_sql;
 mod transport;
 mod unanswered;
 mod verify;
@@ -78,6 +79,7 @@ pub fn all() -> Vec<Case> {
         breaking::all(),
         terms::all(),
         terms_faults::all(),
+        terms_sql::all(),
         zookeeper_line::all(),
         zookeeper_ways::all(),
         lost_reply::all(),

@@ -75,6 +75,12 @@ impl Target {
         self.server().sql(&self.database, sql)
     }
 
+    /// Runs statements while the case goes on.
+    pub fn meanwhile(&self, sql: &str) -> std::thread::JoinHandle<()> {
+        let (shared, database, sql) = (Arc::clone(&self.shared), self.database.clone(), sql.to_owned());
+        std::thread::spawn(move || drop(shared.sql(&database, &sql)))
+    }
+
     /// A client that goes through a proxy.
     pub fn through(&self, proxy: &Proxy) -> crate::lab::Client {
         crate::lab::Client(backend(options(proxy.port, &self.database, self.mode, "dlock")))

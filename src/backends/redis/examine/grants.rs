@@ -30,6 +30,7 @@ impl<'a> Needs<'a> {
                 "hset",
                 "hdel",
                 "hget",
+                "hmget",
                 "incr",
                 "set",
                 "del",

@@ -3,6 +3,25 @@
 use super::*;
 
 #[tokio::test]
+async fn a_start_that_nobody_was_told_of_is_no_run_before_it() {
+    let (_directory, path) = place();
+    let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
+    let terms = Terms { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: Some(once) };
+    let asked = Request { detached: true, terms: Some(terms), ..request("job") };
+    let mut a = backend(&path);
+    let first = granted(&mut a, &asked).await;
+    // The lease ended before the answer came.
+    sql(&path, "UPDATE locks SET hold_expires_ms = 1, expires_ms = 1").await;
+    let mut b = backend(&path);
+    let other = Request { token: Token::random(), ..asked.clone() };
+    assert!(matches!(b.try_acquire(&other).await.unwrap(), Attempt::Refused(_)));
+    let again = granted(&mut backend(&path), &asked).await;
+    assert!(again.fence > first.fence);
+    let start = b.history(&asked.key).await.unwrap().record.start.unwrap();
+    assert_eq!((start.tries, start.fence), (1, again.fence));
+}
+
+#[tokio::test]
 async fn one_holds_and_the_other_is_told_who() {
     let (_keep, path) = place();
     let (mut a, mut b) = (backend(&path), backend(&path));

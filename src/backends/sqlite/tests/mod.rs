@@ -13,9 +13,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sqlx::{Connection, SqliteConnection};
+
 use super::{LockFile, Options, Sqlite};
 use crate::lock::{
-    Attempt, Backend, Busy, Effect, Entry, Grant, Key, Kind, Metadata, Mode, Namespace, Release, Renewal, Request, Scope, Token, Ttl, Wake,
+    Attempt, Backend, Busy, Effect, Entry, Grant, Key, Kind, Metadata, Mode, Namespace, Once, Release, Renewal, Request, Scope, Terms,
+    Token, Ttl, Wake,
 };
 
 fn key(name: &str) -> Key {
@@ -60,6 +63,13 @@ fn place() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("locks.db");
     (directory, path)
+}
+
+async fn sql(path: &Path, sql: &'static str) -> SqliteConnection {
+    let url = format!("sqlite://{}?mode=rwc", path.display());
+    let mut connection = SqliteConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
+    connection
 }
 
 async fn granted(backend: &mut Sqlite, request: &Request) -> Grant {

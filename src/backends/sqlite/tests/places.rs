@@ -2,20 +2,13 @@
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
-use sqlx::{Connection, SqliteConnection};
+use sqlx::Connection;
 
 use super::*;
-use crate::lock::{Fence, Init, Terms};
+use crate::lock::{Fence, Init};
 
 async fn refused(path: &Path) -> crate::lock::Error {
     backend(path).try_acquire(&request("job")).await.unwrap_err()
-}
-
-async fn sql(path: &Path, sql: &'static str) -> SqliteConnection {
-    let url = format!("sqlite://{}?mode=rwc", path.display());
-    let mut connection = SqliteConnection::connect(&url).await.unwrap();
-    sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
-    connection
 }
 
 #[tokio::test]

@@ -1,0 +1,250 @@
+//! The starts of runs in the rows of PostgreSQL, MariaDB and MySQL: what can come between a judgement and a grant there.
+
+use std::{thread::JoinHandle, time::Duration};
+
+use dlock::lock::{Fence, Init, Kind as ErrorKind, Parting, Release, Request, Rule, Stage, Terms};
+
+use super::{
+    Case, cases,
+    terms::{WINDOW, asking, guarded, once},
+};
+use crate::{
+    lab::{LONG, Lab, key, request},
+    support::proxy::Proxy,
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![is_sql =>
+        tables_without_starts_are_upgraded,
+        starts_in_the_future_are_in_the_way_and_pauses_are_not,
+        who_is_refused_and_waits_keeps_nothing,
+    ];
+    all.extend(cases![|kind| is_sql(kind) && !kind.is_a_session() =>
+        a_run_that_began_while_this_one_waited_for_the_row_is_in_the_way,
+        what_later_runs_go_by_is_not_collected,
+        a_start_that_nobody_was_told_of_is_no_run_before_it,
+    ]);
+    all.extend(cases![|kind| is_sql(kind) && kind.is_a_session() =>
+        a_hold_that_was_begun_before_is_one_start,
+        what_was_begun_and_not_told_is_undone,
+    ]);
+    all.extend(cases![|kind| kind == Kind::PostgresLease => a_run_with_terms_is_one_round_trip]);
+    all
+}
+
+fn is_sql(kind: Kind) -> bool {
+    kind.is_postgres() || kind.is_mariadb()
+}
+
+impl Lab {
+    /// In PostgreSQL's words or MariaDB's. `$table` is the one with the starts.
+    fn sql(&self, postgres: &str, mariadb: &str) {
+        if self.kind.is_postgres() {
+            let table = if self.kind.is_a_session() { "dlock_fences" } else { "dlock" };
+            self.postgres().sql(&postgres.replace("$table", table));
+        } else {
+            let table = if self.kind.is_a_session() { "dlock_sessions" } else { "dlock" };
+            self.mariadb().sql(&mariadb.replace("$table", table));
+        }
+    }
+
+    fn meanwhile(&self, postgres: &str, mariadb: &str) -> JoinHandle<()> {
+        if self.kind.is_postgres() { self.postgres().meanwhile(postgres) } else { self.mariadb().meanwhile(mariadb) }
+    }
+}
+
+const COLUMNS: [&str; 14] = [
+    "paced_at",
+    "paced_fence",
+    "paced_place",
+    "guard_ms",
+    "at_least_ms",
+    "paced_who",
+    "start_at",
+    "start_fence",
+    "start_stage",
+    "start_tries",
+    "start_window_ms",
+    "start_who",
+    "warned_fence",
+    "warned_level",
+];
+
+async fn tables_without_starts_are_upgraded(lab: &Lab) {
+    let mut a = lab.client().await;
+    let before = a.ran(&request(&key("job"), LONG), Stage::Started).await.fence;
+    let drop = COLUMNS.map(|column| format!("DROP COLUMN {column}")).join(", ");
+    let others = if lab.kind.is_postgres() { "dlock_fences" } else { "dlock_sessions" };
+    for table in ["dlock", others] {
+        lab.sql(&format!("ALTER TABLE {table} {drop}"), &format!("ALTER TABLE {table} {drop}"));
+    }
+    let mut b = lab.client().await;
+    for request in [request(&key("job"), LONG), asking("job", &once(WINDOW, 0, false))] {
+        let error = b.0.try_acquire(&request).await.expect_err("it has not these columns yet");
+        assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
+        assert_eq!(error.kind, ErrorKind::Config, "{error:?}");
+    }
+    let mut c = lab.client().await;
+    assert_eq!(c.0.init().await.expect("init"), Init::Created);
+    assert_eq!(c.0.init().await.expect("init"), Init::UpToDate);
+    let after = c.ran(&asking("job", &once(WINDOW, 0, false)), Stage::Ok).await.fence;
+    assert!(after > before, "{after:?} {before:?}");
+    assert_eq!(b.judged(&asking("job", &once(WINDOW, 0, true))).await.rule, Rule::Once(Stage::Ok));
+}
+
+/// As if the server's clock had been set back by an hour.
+async fn starts_in_the_future_are_in_the_way_and_pauses_are_not(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let minute = Duration::from_secs(60);
+    let all = Terms { skew_guard: Some(minute), at_least: Some(minute), ..once(minute, 1, false) };
+    a.ran(&asking("job", &all), Stage::Failed).await;
+    assert_eq!(b.judged(&asking("job", &guarded("b", minute))).await.rule, Rule::AtLeast(minute));
+    lab.sql(
+        "UPDATE $table SET paced_at = paced_at + interval '1 hour', start_at = start_at + interval '1 hour'",
+        "UPDATE $table SET paced_at = paced_at + INTERVAL 1 HOUR, start_at = start_at + INTERVAL 1 HOUR",
+    );
+    let refusal = b.judged(&asking("job", &once(minute, 0, true))).await;
+    assert_eq!((refusal.rule, refusal.began), (Rule::Once(Stage::Failed), None));
+    b.ran(&asking("job", &guarded("b", minute)), Stage::Ok).await;
+    b.ran(&asking("job", &once(minute, 1, false)), Stage::Failed).await;
+    assert_eq!(b.record(&key("job")).await.start.map(|start| start.tries), Some(2));
+}
+
+async fn who_is_refused_and_waits_keeps_nothing(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let kept = Terms { at_least: Some(WINDOW), ..guarded("a", WINDOW) };
+    a.ran(&asking("job", &kept), Stage::Ok).await;
+    let waiting = Request { waiting: true, ..request(&key("job"), LONG) };
+    let (one, two) = (b.judged(&waiting).await, c.judged(&Request { waiting: true, ..request(&key("job"), LONG) }).await);
+    assert_eq!(one.rule, two.rule);
+    assert!(a.inspect(&key("job")).await.holders.is_empty());
+    lab.sql("UPDATE $table SET paced_at = NULL", "UPDATE $table SET paced_at = NULL");
+    // With the session that it was refused over.
+    b.take(&waiting).await;
+    b.0.abandon(&waiting).await.expect("abandon");
+    b.part(&waiting, Stage::Started).await;
+    a.take(&request(&key("job"), LONG)).await;
+}
+
+/// It asked before that run began, by a time from before.
+async fn a_run_that_began_while_this_one_waited_for_the_row_is_in_the_way(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let wanted = once(WINDOW, 0, false);
+    let held = request(&key("job"), LONG);
+    a.ran(&held, Stage::Started).await;
+    let run = lab.meanwhile(
+        "BEGIN; SELECT 1 FROM dlock FOR UPDATE; SELECT pg_sleep(0.5);
+         UPDATE dlock SET start_at = timezone('utc', clock_timestamp()), start_fence = fence + 1, fence = fence + 1, start_stage = 'ok',
+                start_tries = 1, start_window_ms = 3600000, revision = revision + 2; COMMIT",
+        "START TRANSACTION; SELECT 1 FROM dlock FOR UPDATE; SELECT SLEEP(0.5);
+         UPDATE dlock SET start_at = SYSDATE(6) - INTERVAL TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(), NOW()) SECOND, start_fence = fence + 1,
+                fence = fence + 1, start_stage = 'ok', start_tries = 1, start_window_ms = 3600000, revision = revision + 2; COMMIT",
+    );
+    lab.pass(Duration::from_millis(150)).await;
+    let refusal = b.judged(&asking("job", &wanted)).await;
+    assert_eq!(refusal.rule, Rule::Once(Stage::Ok));
+    run.join().expect("the other run");
+}
+
+/// The answer to a grant was lost, and its lease is over when it is asked for again.
+async fn a_start_that_nobody_was_told_of_is_no_run_before_it(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let asked = asking("job", &everything());
+    let first = a.take(&asked).await;
+    lab.sql("UPDATE dlock SET lock_until = lock_until - interval '1 hour'", "UPDATE dlock SET lock_until = lock_until - INTERVAL 1 HOUR");
+    assert_eq!(b.judged(&asking("job", &everything())).await.rule, Rule::AtLeast(WINDOW));
+    let again = a.take(&asked).await;
+    assert!(again.fence > first.fence);
+    let start = b.record(&key("job")).await.start.expect("a start");
+    assert_eq!((start.tries, start.fence), (1, again.fence));
+}
+
+async fn what_later_runs_go_by_is_not_collected(lab: &Lab) {
+    let mut a = lab.client().await;
+    let days = |days: u64| Duration::from_secs(days * 24 * 3600);
+    a.ran(&asking("job", &once(days(10), 0, false)), Stage::Ok).await;
+    a.ran(&asking("kept", &Terms { at_least: Some(days(10)), ..guarded("a", days(1)) }), Stage::Ok).await;
+    let age = |days: u32| {
+        lab.sql(
+            &format!(
+                "UPDATE dlock SET locked_at = locked_at - interval '{days} days', renewed_at = renewed_at - interval '{days} days', \
+                 paced_at = paced_at - interval '{days} days', start_at = start_at - interval '{days} days', \
+                 fence = fence - {days} * 86400000000"
+            ),
+            &format!(
+                "UPDATE dlock SET locked_at = locked_at - INTERVAL {days} DAY, renewed_at = renewed_at - INTERVAL {days} DAY, \
+                 paced_at = paced_at - INTERVAL {days} DAY, start_at = start_at - INTERVAL {days} DAY, \
+                 fence = fence - {days} * 86400000000"
+            ),
+        );
+    };
+    age(2);
+    assert_eq!(a.0.collect(days(1)).await.expect("gc"), 0);
+    assert_eq!(a.judged(&asking("job", &once(days(10), 0, false))).await.rule, Rule::Once(Stage::Ok));
+    age(9);
+    assert_eq!(a.0.collect(days(1)).await.expect("gc"), 2);
+}
+
+/// What is in the tables when a fence was counted for this hold, and the answer was lost with the session.
+fn begun(lab: &Lab, of: &Request) {
+    let hold = of.token.hold_text();
+    lab.sql(
+        &format!(
+            "INSERT INTO dlock_fences (name, fence, start_at, start_fence, start_stage, start_tries, start_window_ms, paced_at, paced_fence,
+                                       paced_place, guard_ms, at_least_ms)
+             SELECT 'dlock:job', 7, t.now, 7, 'started', 1, 3600000, t.now, 7, 'a', 3600000, 3600000
+               FROM (SELECT timezone('utc', clock_timestamp()) AS now) AS t;
+             INSERT INTO dlock_sessions (name, pid, hold, shared, fence, since, ttl_ms)
+             VALUES ('dlock:job', 1, '{hold}', false, 7, clock_timestamp(), 30000)"
+        ),
+        &format!(
+            "INSERT INTO dlock_sessions (name, layout, fence, session, root, since, renewed_at, ttl_ms, start_at, start_fence, start_stage,
+                                         start_tries, start_window_ms, paced_at, paced_fence, paced_place, guard_ms, at_least_ms)
+             VALUES ('dlock:job', 100, 7, 1, '{hold}', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 30000, UTC_TIMESTAMP(6), 7, 'started', 1, 3600000,
+                     UTC_TIMESTAMP(6), 7, 'a', 3600000, 3600000)"
+        ),
+    );
+}
+
+fn everything() -> Terms {
+    Terms { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) }
+}
+
+async fn a_hold_that_was_begun_before_is_one_start(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let asked = asking("job", &everything());
+    begun(lab, &asked);
+    assert_eq!(b.judged(&asking("job", &everything())).await.rule, Rule::AtLeast(WINDOW));
+    let grant = a.take(&asked).await;
+    let record = a.record(&key("job")).await;
+    assert_eq!(record.start.map(|start| (start.fence, start.stage, start.tries)), Some((grant.fence, Stage::Started, 1)));
+    assert_eq!(record.paced.map(|paced| paced.fence), Some(grant.fence));
+    a.part(&asked, Stage::Failed).await;
+    assert_eq!(a.record(&key("job")).await.start.map(|start| start.stage), Some(Stage::Failed));
+}
+
+async fn what_was_begun_and_not_told_is_undone(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let asked = asking("job", &everything());
+    begun(lab, &asked);
+    assert_eq!(a.0.release(&asked.key, &asked.token, &Parting::UNDO).await.expect("undone"), Release::NotHeld);
+    let record = b.record(&key("job")).await;
+    assert_eq!((record.paced, record.start.map(|start| (start.stage, start.fence))), (None, Some((Stage::Undone, Fence(7)))));
+    let grant = b.take(&asking("job", &Terms { place: "b".into(), ..everything() })).await;
+    assert_eq!(grant.settle, Duration::ZERO, "nobody vanished");
+}
+
+async fn a_run_with_terms_is_one_round_trip(lab: &Lab) {
+    let proxy = Proxy::to(lab.postgres().server().port);
+    let mut a = lab.postgres().through(&proxy);
+    a.ran(&asking("job", &guarded("a", WINDOW)), Stage::Ok).await;
+    let before = proxy.requests();
+    a.ran(&asking("job", &guarded("a", WINDOW)), Stage::Ok).await;
+    a.ran(&asking("job", &Terms { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), Stage::Ok).await;
+    lab.pass(Duration::from_millis(5)).await;
+    a.ran(&asking("job", &Terms { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), Stage::Ok).await;
+    assert_eq!(proxy.requests() - before, 6);
+    a.judged(&asking("job", &guarded("b", WINDOW))).await;
+    assert_eq!(proxy.requests() - before, 8, "who is refused also reads why");
+}
