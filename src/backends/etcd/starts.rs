@@ -52,9 +52,9 @@ struct Kept<T> {
 /// What counts now.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Starts {
-    least: Option<Kept<Paced>>,
-    guard: Option<Kept<Paced>>,
-    once: Option<Kept<Start>>,
+    least: Option<Box<Kept<Paced>>>,
+    guard: Option<Box<Kept<Paced>>>,
+    once: Option<Box<Kept<Start>>>,
 }
 
 /// The leases for the keys of a start that is about to be recorded.
@@ -73,7 +73,7 @@ impl Leases {
         let mut wanted = Vec::new();
         let mut want = |length: Duration| {
             let id = i64::try_from(random() >> 1).unwrap_or(1).max(1);
-            wanted.push((id, i64::try_from(length.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).min(LONGEST).max(1)));
+            wanted.push((id, i64::try_from(length.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).clamp(1, LONGEST)));
             id
         };
         let terms = request.terms.as_ref();
@@ -127,9 +127,9 @@ fn json(what: &impl Serialize) -> Vec<u8> {
 impl Starts {
     /// From the keys beside a lock's last fence.
     pub(super) fn read(names: &Names, keys: Vec<KeyValue>) -> Result<Self> {
-        fn kept<T: DeserializeOwned>(kv: &KeyValue) -> Result<Option<Kept<T>>> {
+        fn kept<T: DeserializeOwned>(kv: &KeyValue) -> Result<Option<Box<Kept<T>>>> {
             let says = serde_json::from_slice(&kv.value).map_err(|_| failure::unreadable())?;
-            Ok(Some(Kept { says, revision: kv.mod_revision, lease: kv.lease }))
+            Ok(Some(Box::new(Kept { says, revision: kv.mod_revision, lease: kv.lease })))
         }
         let mut starts = Self::default();
         for kv in keys {
@@ -170,7 +170,7 @@ impl Starts {
     /// Whether anything lies on these leases.
     pub(super) fn use_of(&self, leases: &Leases) -> bool {
         let on = |lease: Option<i64>, own: Option<i64>| lease.is_some() && lease == own;
-        let of = |kept: &Option<Kept<Paced>>| kept.as_ref().map(|kept| kept.lease);
+        let of = |kept: &Option<Box<Kept<Paced>>>| kept.as_ref().map(|kept| kept.lease);
         on(leases.least, of(&self.least)) || on(leases.guard, of(&self.guard)) || on(leases.once, self.once.as_ref().map(|kept| kept.lease))
     }
 
@@ -202,12 +202,12 @@ impl Starts {
             // What isn't there has revision 0.
             ops::unchanged(name, kept.map_or(0, |kept| kept.revision))
         }
-        let mut compare = vec![at(&names.least(), self.least.as_ref())];
+        let mut compare = vec![at(&names.least(), self.least.as_deref())];
         if terms.is_some_and(|terms| terms.skew_guard.is_some()) {
-            compare.push(at(&names.guard(), self.guard.as_ref()));
+            compare.push(at(&names.guard(), self.guard.as_deref()));
         }
         if terms.is_some_and(|terms| terms.once.is_some()) {
-            compare.push(at(&names.once(), self.once.as_ref()));
+            compare.push(at(&names.once(), self.once.as_deref()));
         }
         compare
     }

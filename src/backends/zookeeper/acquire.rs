@@ -123,7 +123,7 @@ enum Standing {
 /// What came of joining the line.
 enum Joined {
     /// The line after that.
-    Seen(Seen),
+    Seen(Box<Seen>),
     /// A directory was not there.
     NoWay,
     /// Something has changed since the last look.
@@ -169,7 +169,7 @@ impl Hold {
                 // One who waits and is refused joins the line all the same.
                 let goes_by = if free && !refused { Some(basis) } else { None };
                 match self.join(ensemble, request, goes_by.as_ref(), &ways).await? {
-                    Joined::Seen(joined) => seen = joined,
+                    Joined::Seen(joined) => seen = *joined,
                     Joined::NoWay => {
                         make_ways = true;
                         continue;
@@ -309,7 +309,7 @@ impl Hold {
                 seen.joined = false;
             }
         }
-        Ok(Joined::Seen(seen))
+        Ok(Joined::Seen(Box::new(seen)))
     }
 
     /// Takes the lock at the head of the line. False if the line has to be looked at again.

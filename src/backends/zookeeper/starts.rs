@@ -224,7 +224,7 @@ pub(super) fn ask_time(path: &str) -> [Ask<'_>; 2] {
 }
 
 /// The time in ms, by the answer to the first of these.
-pub(super) fn time(answer: Option<Answer>) -> Option<u64> {
+pub(super) fn time(answer: Option<&Answer>) -> Option<u64> {
     match answer {
         Some(Ok(Reply::Made { stat, .. })) => u64::try_from(stat.ctime).ok(),
         _ => None,
@@ -256,7 +256,7 @@ impl Hold {
         };
         let seen = Seen::read(answers.by_ref().take(2).collect())?;
         let starts = Starts::read(answers.next(), answers.next())?;
-        let now = time(answers.next().filter(|_| timed));
+        let now = time(answers.next().as_ref().filter(|_| timed));
         Ok(Seen { basis: Some(Basis { starts, version, now }), ..seen })
     }
 
@@ -268,7 +268,7 @@ impl Hold {
         if basis.now.is_none() {
             let moment = moment(self.names.folder());
             let made = self.ask(ensemble, &ask_time(&moment)).await?.into_iter().next();
-            basis.now = time(made.clone());
+            basis.now = time(made.as_ref());
             if basis.now.is_none() {
                 return Err(unexpected(made).into());
             }
@@ -283,13 +283,12 @@ impl Hold {
             return Ok(Vec::new());
         };
         // Of what is known only the first attempt makes use.
-        let starts = match self.starts.take() {
-            Some(starts) => starts,
-            None => {
-                let [paced, once] = Starts::paths(&self.names);
-                let mut answers = self.ask(ensemble, &[Ask::Read { path: &paced }, Ask::Read { path: &once }]).await?.into_iter();
-                Starts::read(answers.next(), answers.next())?
-            }
+        let starts = if let Some(starts) = self.starts.take() {
+            starts
+        } else {
+            let [paced, once] = Starts::paths(&self.names);
+            let mut answers = self.ask(ensemble, &[Ask::Read { path: &paced }, Ask::Read { path: &once }]).await?.into_iter();
+            Starts::read(answers.next(), answers.next())?
         };
         Ok(starts.end(&self.names, fence, stage))
     }
