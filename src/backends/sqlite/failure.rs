@@ -33,7 +33,7 @@ fn by_code(code: i32, message: &str) -> Error {
         14 => Error::new(Kind::Denied, format!("the database can't be opened: {message}"))
             .hint("dlock needs to read and write the database, the files beside it and their directory"),
         11 | 24 | 26 => not_ours(message),
-        1 if message.starts_with("no such") => not_ours(message),
+        1 if message.starts_with("no such") || message.contains("has no column named") => not_ours(message),
         17 => Error::new(Kind::Unavailable, "the database is being changed"),
         _ => Error::new(Kind::Internal, format!("the database refused a statement: {message}")),
     }

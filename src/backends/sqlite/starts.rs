@@ -1,11 +1,13 @@
 //! What is kept of the starts of runs, beside the lock.
 //!
-//! It is judged and written in the transaction that grants, and in the one that gives back. Where nothing is kept and
-//! nothing is to be, each of them is one statement as ever, which makes sure of that itself.
+//! It is judged and written in the transaction that grants, and in the one that gives back. What is kept from others lies in the
+//! lock's own row, so that each of them is one statement as ever where nothing is to be the only run for some time.
 //!
 //! Worst cases: the answer of a grant is lost (asked again by the process that has the bytes: the row is extended, and
 //! nothing is judged or counted); it is undone while it may yet be executed (the driver runs the two one after the other);
 //! the power fails (a start that later runs go by is on the disk before the command begins).
+
+use std::time::Duration;
 
 use sqlx::{Connection, Row as _, SqliteConnection};
 
@@ -13,7 +15,7 @@ use super::{
     failure, row,
     store::{GRANT, Query, Store, Whose, bind_name, bind_whose, fence_of, json, ms, run},
 };
-use crate::lock::{Fence, Key, Namespace, Record, Refusal, Request, Result, Stage};
+use crate::lock::{Fence, Key, Namespace, Record, Refusal, Request, Result, Stage, whole_ms};
 
 const RECORD: &str = include_str!("sql/record.sql");
 const WRITE: &str = include_str!("sql/write_record.sql");
@@ -46,9 +48,15 @@ impl Store {
         self.set_durable(request.detached || counts).await?;
         let query = |judged: bool| {
             let query = bind_whose(GRANT, whose).bind(ms(request.ttl)).bind(request.detached).bind(file);
-            query.bind(json(request.metadata.as_ref())).bind(judged)
+            let query = query.bind(json(request.metadata.as_ref())).bind(judged);
+            let paced = request.terms.as_ref().filter(|terms| terms.skew_guard.is_some() || terms.at_least.is_some());
+            let length = |length: Option<Duration>| length.map_or(0, |length| i64::try_from(whole_ms(length)).unwrap_or(i64::MAX));
+            query
+                .bind(paced.map(|terms| terms.place.clone()))
+                .bind(length(paced.and_then(|terms| terms.skew_guard)))
+                .bind(length(paced.and_then(|terms| terms.at_least)))
         };
-        if request.terms.is_none() {
+        if request.terms.as_ref().is_none_or(|terms| terms.once.is_none()) {
             let first = match self.rows(query(false)).await {
                 // Perhaps it isn't our database, or has no tables yet.
                 Err(error) if error.kind == crate::lock::Kind::Data && !self.checked => None,
@@ -72,9 +80,9 @@ impl Store {
             transaction.rollback().await.map_err(failure::statement)?;
             return Ok(Taken::Refused(Box::new(refusal)));
         }
-        if request.terms.is_some() {
+        if request.terms.as_ref().is_some_and(|terms| terms.once.is_some()) {
             known.record.begin(request, fence, known.now_ms);
-            write(&mut transaction, whose.namespace, whose.key, &known.record).await?;
+            write(&mut transaction, whose.namespace, whose.key, known.record).await?;
         }
         transaction.commit().await.map_err(failure::statement)?;
         Ok(Taken::Granted(fence))
@@ -112,7 +120,11 @@ pub(super) async fn became(connection: &mut SqliteConnection, whose: Whose<'_>, 
     let Some(stage) = stage else { return Ok(()) };
     let mut known = read(connection, bind_whose(RECORD, whose)).await?;
     if known.fence.is_some_and(|fence| known.record.end(fence, stage)) {
-        write(connection, whose.namespace, whose.key, &known.record).await?;
+        if known.record.paced.is_none() {
+            let sql = "UPDATE locks SET paced = NULL WHERE namespace = ?1 AND key = ?2 AND paced IS NOT NULL";
+            run(connection, bind_name(sql, whose.namespace, whose.key)).await?;
+        }
+        write(connection, whose.namespace, whose.key, known.record).await?;
     }
     Ok(())
 }
@@ -121,18 +133,22 @@ async fn read(connection: &mut SqliteConnection, query: Query) -> Result<Known> 
     let rows = run(connection, query).await?;
     let found = rows.first().ok_or_else(|| failure::statement(sqlx::Error::RowNotFound))?;
     let read = || -> Result<Known, sqlx::Error> {
-        let text: Option<String> = found.try_get("record")?;
-        let record = text.map(|text| serde_json::from_str(&text)).transpose().map_err(|error| sqlx::Error::Decode(error.into()))?;
+        let (text, paced): (Option<String>, Option<String>) = (found.try_get("record")?, found.try_get("paced")?);
+        let decode = |error: serde_json::Error| sqlx::Error::Decode(error.into());
+        let record: Option<Record> = text.map(|text| serde_json::from_str(&text)).transpose().map_err(decode)?;
+        let paced = paced.map(|text| serde_json::from_str(&text)).transpose().map_err(decode)?;
         let fence = |name: &str| {
             Ok::<_, sqlx::Error>(found.try_get::<Option<i64>, _>(name)?.and_then(|fence| u64::try_from(fence).ok()).map(Fence))
         };
         let now_ms = u64::try_from(found.try_get::<i64, _>("now_ms")?).unwrap_or_default();
-        Ok(Known { record: record.unwrap_or_default(), fence: fence("fence")?, own: fence("own")?, now_ms })
+        Ok(Known { record: Record { paced, ..record.unwrap_or_default() }, fence: fence("fence")?, own: fence("own")?, now_ms })
     };
     read().map_err(row::malformed)
 }
 
-async fn write(connection: &mut SqliteConnection, namespace: &Namespace, key: &Key, record: &Record) -> Result<()> {
-    let text = (*record != Record::default()).then(|| serde_json::to_string(record).ok()).flatten();
+/// Writes what does not lie in the lock's own row.
+async fn write(connection: &mut SqliteConnection, namespace: &Namespace, key: &Key, record: Record) -> Result<()> {
+    let record = Record { paced: None, ..record };
+    let text = (record != Record::default()).then(|| serde_json::to_string(&record).ok()).flatten();
     run(connection, bind_name(WRITE, namespace, key).bind(text)).await.map(|_| ())
 }

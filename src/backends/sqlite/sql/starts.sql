@@ -1,8 +1,11 @@
 
 -- What layout 3 has beyond layout 2.
 
--- What is kept of the runs of a lock beyond their holds.
---   record        the starts that later runs go by, as JSON; NULL: none
+-- The start that is kept from others for a while, as JSON.
+ALTER TABLE locks ADD COLUMN paced TEXT;
+
+-- What else is kept of the runs of a lock beyond their holds.
+--   record        the start that is to be the only one for some time, as JSON; NULL: none
 --   warned_fence  the hold that was last warned about, and up to which level
 CREATE TABLE starts (
     namespace    TEXT    NOT NULL,
