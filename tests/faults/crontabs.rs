@@ -133,7 +133,7 @@ fn firings(dice: &mut Dice, minute: Duration) -> Vec<Firing> {
 fn cuts(dice: &mut Dice, minute: Duration) -> Vec<Vec<(Duration, Duration)>> {
     let ticks = minute.mul_f64(11.0);
     let one = |dice: &mut Dice, half: f64| {
-        let from = ticks.mul_f64((half + dice.part() * 0.7) / 2.0);
+        let from = ticks.mul_f64(f64::midpoint(half, dice.part() * 0.7));
         (from, from + minute.mul_f64(0.5 + dice.part()))
     };
     (0..NODES).map(|_| vec![one(dice, 0.1), one(dice, 1.1)]).collect()
@@ -168,7 +168,7 @@ fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
         }
         while let Some(firing) = left.next_if(|firing| firing.at <= now) {
             // On a machine that is too busy to fire in time the node was away.
-            if began.elapsed() - firing.at < minute.mul_f64(LIMIT / 2.0) {
+            if began.elapsed().saturating_sub(firing.at) < minute.mul_f64(LIMIT / 2.0) {
                 running.push(fire(firing, &keys, &urls, &log, minute));
             }
         }
@@ -177,7 +177,9 @@ fn each_tick_of_five_crontabs_is_run_once(store: &dyn Server) {
             let ran = fired.firing.dies && fs::read_to_string(log(fired.firing.job)).is_ok_and(|log| log.contains(&fired.tag));
             if ran {
                 // All at once, as a machine goes.
-                procfs::tagged(&fired.tag).iter().for_each(|stat| process::signal(stat.pid, rustix::process::Signal::KILL));
+                for stat in procfs::tagged(&fired.tag) {
+                    process::signal(stat.pid, rustix::process::Signal::KILL);
+                }
             }
             if fired.process.has_ended() {
                 // What it printed may be a while in coming.
@@ -245,7 +247,7 @@ fn judge(seed: u64, outcomes: &[Outcome], log: &dyn Fn(usize) -> PathBuf) -> u64
             ran.entry((job, tick)).or_default().push(line);
         }
     }
-    for (tick, runs) in ran.iter().filter(|(_, runs)| runs.len() > 1) {
+    if let Some((tick, runs)) = ran.iter().find(|(_, runs)| runs.len() > 1) {
         let said: Vec<_> = outcomes.iter().filter(|outcome| outcome.tick == *tick).collect();
         panic!("seed {seed}: run twice: {runs:?}; {said:#?}");
     }

@@ -14,6 +14,7 @@
 //!   worst it finds held what has become free, and grants a lease that is shorter than was asked for. It waits a second.
 //! - *ShedLock takes the row over after our lease ended.* Our columns stay behind: they count only while `owner` is what
 //!   `locked_by` says, which ShedLock changes.
+//! - *A run begins and ends while another one's grant waits for the row.* The row is judged as it is then ([`starts`]).
 //! - *A client is frozen in the midst of anything.* No transaction spans a round trip, so that it keeps no row locked. It
 //!   may keep a gate: see [`gate`].
 //! - *The row is changed between being read and written back* (nested holds). `revision` tells, and it is asked again.

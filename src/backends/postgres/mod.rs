@@ -14,6 +14,7 @@
 //!   again after that wait; a lease that is granted then is counted from before it.
 //! - *ShedLock takes the row over after our lease ended.* Our columns stay behind: they count only while `owner` is what
 //!   `locked_by` says, which ShedLock changes.
+//! - *A run begins and ends while another one's grant waits for the row.* The row is judged as it is then ([`starts`]).
 //! - *A client is frozen in the midst of anything.* No transaction spans a round trip, so that it keeps no row locked.
 //! - *The row is changed between being read and written back* (nested holds). `revision` tells, and it is asked again.
 //! - *The server is restarted.* Rows and fences are as durable as its commits (`fsync`, `synchronous_commit`).
