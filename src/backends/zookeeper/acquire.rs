@@ -11,10 +11,10 @@ use super::{
     names::{guid, meta_folder},
     record::{Granted, Last, Record, Said},
     session::{Ensemble, LONGEST, Purpose, Session},
-    starts::{Basis, Starts},
+    starts::{Basis, Starts, records},
     wire::{Code, Node, Reply, Request as Ask},
 };
-use crate::lock::{Attempt, Busy, Entry, Error, Fence, Grant, Holder, Kind, Mode, Refusal, Request, Result, Ttl, Wake};
+use crate::lock::{Attempt, Busy, Entry, Error, Grant, Holder, Kind, Mode, Refusal, Request, Result, Ttl, Wake};
 
 /// How long a holder that vanished is given to stop what it ran.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -166,8 +166,10 @@ impl Hold {
                     return Ok(Standing::Behind(seen.line));
                 }
                 let ways = if seen.missing || make_ways { self.ways(ensemble) } else { Vec::new() };
-                // One who waits and is refused joins the line all the same.
-                let goes_by = if free && !refused { Some(basis) } else { None };
+                // One who waits and is refused joins the line all the same. And what is recorded of a start is to be true: so that is
+                // left until we are known to be first.
+                let at_once = free && !refused && !records(request);
+                let goes_by = if at_once { Some(basis) } else { None };
                 match self.join(ensemble, request, goes_by.as_ref(), &ways).await? {
                     Joined::Seen(joined) => seen = *joined,
                     Joined::NoWay => {
@@ -229,8 +231,8 @@ impl Hold {
 
     /// Puts a node at the end of the line.
     ///
-    /// If nobody seems to stand in line and nothing keeps the lock from us, the grant is marked and its start recorded in the same
-    /// transaction: it is confirmed by it if nobody does, and taken back otherwise.
+    /// If nobody seems to stand in line, by what was looked at before, the grant is marked in the same transaction: it is confirmed by
+    /// it if nobody does, and taken back otherwise. What one first in line is judged by is read after that.
     async fn join(&mut self, ensemble: &Ensemble, request: &Request, goes_by: Option<&Basis>, ways: &[Way]) -> Asked<Joined> {
         let (names, own, beat) = (self.names.clone(), guid(&self.token), self.beat());
         let (path, mark) = (names.contender(&contender::name(&own, request.mode)), names.mark(&own));
@@ -238,12 +240,11 @@ impl Hold {
         let (record, ttl) = (Record::write(Last::Here), self.ttl());
         let grant = Granted::of(request, Last::Here);
         let says = grant.write();
-        let beginning = goes_by.map(|basis| basis.begin(&names, request, Fence(0))).unwrap_or_default();
-        let paced = names.paced();
+        let [paced, once] = Starts::paths(&names);
         let mut requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create { path, data, node: *node }).collect();
         let create = Ask::Create { path: &path, data: &data, node: Node::Contender };
         requests.push(if let Some(basis) = goes_by {
-            let mut steps = vec![
+            Ask::All(vec![
                 create,
                 Ask::Create { path: &mark, data: &says, node: Node::Persistent },
                 Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral },
@@ -253,17 +254,16 @@ impl Hold {
                 } else {
                     Ask::WriteSince { path: &names.meta, data: &record, version: basis.version }
                 },
-            ];
-            steps.extend(beginning.steps());
-            Ask::All(steps)
+            ])
         } else {
             create
         });
-        requests.extend([Ask::Read { path: &paced }, Ask::Children { path: &names.lock }, Ask::Children { path: &names.meta }]);
+        requests.extend([Ask::Children { path: &names.lock }, Ask::Children { path: &names.meta }]);
+        requests.extend([Ask::Read { path: &paced }, Ask::Read { path: &once }]);
         self.maybe_placed = true;
         let mut answers = self.ask(ensemble, &requests).await?;
-        let seen = answers.split_off(ways.len() + 1);
-        let paced = seen.first().cloned();
+        let mut seen = answers.split_off(ways.len() + 1);
+        let (once, paced) = (seen.pop(), seen.pop());
         let (path, stat) = match answers.pop() {
             Some(Ok(Reply::Made { path, stat })) => (path, Some(stat)),
             Some(Ok(Reply::AllDone { made: Some(made) })) => made,
@@ -299,16 +299,15 @@ impl Hold {
         self.place = Some(Place { contender, path, fence });
         let free = goes_by.is_some();
         (self.grant, self.since) = (Some(grant), free.then_some(stat.ctime));
-        self.starts = beginning.done(fence, self.since);
+        self.starts = free.then(Starts::default);
+        let mut basis = Basis::at(Starts::read(paced, once)?, &stat);
         let mut seen = Seen { joined: free, ..Seen::read(seen)? };
-        if free && request.mode == Mode::Shared {
-            // Somebody may have come and gone since what was left was read.
-            let record = Starts::read(paced, Some(Err(Code::NoNode)))?.record();
-            if record.judge(None, u64::try_from(stat.ctime).unwrap_or_default()).is_some() {
-                self.unmark(ensemble).await?;
-                seen.joined = false;
-            }
+        // Somebody may have come and gone since what was left was read.
+        if free && request.mode == Mode::Shared && self.judge(ensemble, None, &mut basis).await?.is_some() {
+            self.unmark(ensemble).await?;
+            seen.joined = false;
         }
+        seen.basis = Some(basis);
         Ok(Joined::Seen(Box::new(seen)))
     }
 
@@ -384,7 +383,7 @@ impl Hold {
         match self.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
             Some(Ok(Reply::AllDone { made })) => {
                 (self.grant, self.since) = (Some(grant), made.and_then(|(_, stat)| stat).map(|stat| stat.ctime));
-                self.starts = beginning.done(place.fence, self.since);
+                self.starts = beginning.done(self.since);
                 Ok(true)
             }
             Some(Ok(Reply::RolledBack { at: 0, code: Code::NoNode })) => {

@@ -7,9 +7,11 @@
 //! The worst interleavings:
 //! - **The answer to a grant is lost:** the mark of the grant was made in the same transaction. Asked again, it is there, and no
 //!   start is recorded anew.
-//! - **Somebody takes and frees the lock between a try's look and its step:** each grant writes the record beside the lock, and the
-//!   step goes only by the version that was read before all that it was judged by. Readers, who come together, don't: they look at
-//!   what was left after they joined, and take their grant back if need be.
+//! - **Somebody joins the line between a look and the joining:** the joining can't tell. So a start is recorded by who is known to be
+//!   first, in a step of its own: nobody goes by one that is not to be.
+//! - **Somebody takes and frees the lock between a try's look and its step**, which has no start to record: each grant writes the
+//!   record beside the lock, and the step goes only by the version that was read before all that it was judged by. Readers, who come
+//!   together, don't: they look at what was left after they joined, and take their grant back if need be.
 //! - **The session ends between being first in line and the grant:** that checks the contender's node, and records nothing then.
 //! - **One waits whom at-least keeps:** it stays first in line, without a mark of its grant. So others see that nobody has the lock,
 //!   and other libraries don't take it either.
@@ -95,14 +97,16 @@ fn kept<T: DeserializeOwned>(answer: Option<Answer>) -> Result<Option<(Kept<T>, 
     }
 }
 
-/// What is written can't name its own time, and not always its fence.
-fn fill(at_ms: &mut u64, fence: &mut Fence, stat: &Stat) {
+/// What is written can't name its own time.
+fn fill(at_ms: &mut u64, written: i64) {
     if *at_ms == 0 {
-        *at_ms = u64::try_from(stat.mtime).unwrap_or_default();
+        *at_ms = u64::try_from(written).unwrap_or_default();
     }
-    if fence.0 == 0 {
-        fence.0 = u64::try_from(stat.mzxid).unwrap_or_default();
-    }
+}
+
+/// Whether there is something to record.
+pub(super) fn records(request: &Request) -> bool {
+    request.terms.as_ref().is_some_and(Terms::record_anything)
 }
 
 fn next<T>(before: Option<&Kept<T>>) -> i32 {
@@ -118,11 +122,11 @@ impl Starts {
     /// From the answers to that.
     pub(super) fn read(paced: Option<Answer>, once: Option<Answer>) -> Result<Self> {
         let paced = kept::<Paced>(paced)?.map(|(mut kept, stat)| {
-            fill(&mut kept.says.at_ms, &mut kept.says.fence, &stat);
+            fill(&mut kept.says.at_ms, stat.mtime);
             kept
         });
         let once = kept::<Start>(once)?.map(|(mut kept, stat)| {
-            fill(&mut kept.says.at_ms, &mut kept.says.fence, &stat);
+            fill(&mut kept.says.at_ms, stat.mtime);
             kept
         });
         Ok(Self { paced, once })
@@ -169,7 +173,12 @@ impl Starts {
 }
 
 impl Basis {
-    /// The start that follows: its fence is 0 if the node that it is the number of is made in the same transaction.
+    /// As it was just after a node of ours was made.
+    pub(super) fn at(starts: Starts, made: &Stat) -> Self {
+        Self { starts, version: 0, now: u64::try_from(made.ctime).ok() }
+    }
+
+    /// The start that follows.
     pub(super) fn begin(&self, names: &Names, request: &Request, fence: Fence) -> Beginning {
         let Starts { paced, once } = &self.starts;
         let mut record = self.starts.record();
@@ -200,14 +209,13 @@ impl Beginning {
     }
 
     /// What there is, once it is done: `None` if it isn't known when that was.
-    pub(super) fn done(self, fence: Fence, at: Option<i64>) -> Option<Starts> {
-        let stat = Stat { mtime: at?, mzxid: i64::try_from(fence.0).ok()?, ..Stat::default() };
-        let Self { mut then, .. } = self;
+    pub(super) fn done(self, at: Option<i64>) -> Option<Starts> {
+        let (at, Self { mut then, .. }) = (at?, self);
         if let Some(Kept { says, .. }) = &mut then.paced {
-            fill(&mut says.at_ms, &mut says.fence, &stat);
+            fill(&mut says.at_ms, at);
         }
         if let Some(Kept { says, .. }) = &mut then.once {
-            fill(&mut says.at_ms, &mut says.fence, &stat);
+            fill(&mut says.at_ms, at);
         }
         Some(then)
     }

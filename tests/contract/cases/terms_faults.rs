@@ -24,8 +24,7 @@ pub fn all() -> Vec<Case> {
     ];
     all.extend(cases![Kind::hands_on => what_becomes_of_an_entry_is_nothing_to_the_run_around_it]);
     all.extend(cases![Kind::keeps_places => who_is_kept_stays_first]);
-    all.extend(cases![|kind| matches!(kind, Kind::Etcd | Kind::ZooKeeper) => recording_a_start_takes_no_longer]);
-    all.extend(cases![|kind| kind == Kind::Etcd => starts_end_with_their_leases_and_leave_none]);
+    all.extend(cases![|kind| kind == Kind::Etcd => recording_a_start_takes_no_longer, starts_end_with_their_leases_and_leave_none]);
     all.extend(cases![|kind| kind == Kind::ZooKeeper => a_start_is_kept_as_long_as_somebody_goes_by_it]);
     all
 }
@@ -155,7 +154,7 @@ async fn who_is_kept_stays_first(lab: &Lab) {
     c.wait_for(&second, LONG).await;
 }
 
-/// Neither store can judge and record in one request: what they need for it goes along with what they ask anyway.
+/// Each part of it is a lease: they are granted together with that of the lock.
 async fn recording_a_start_takes_no_longer(lab: &Lab) {
     const WAY: Duration = Duration::from_millis(80);
     let (proxy, mut a) = warm(lab).await;
@@ -174,8 +173,8 @@ async fn recording_a_start_takes_no_longer(lab: &Lab) {
     // There and back is a question more.
     let (plain, more) = (took[0], WAY * 2);
     assert!(took[1] < plain + more && took[2] < plain + more, "{took:?}");
-    // What must not be overwritten by accident takes one more question on etcd, beside the two for any lock.
-    assert!(took[3] < if lab.kind == Kind::Etcd { plain * 2 } else { plain + more }, "{took:?}");
+    // What must not be overwritten by accident takes one more question, beside the two for any lock.
+    assert!(took[3] < plain * 2, "{took:?}");
 }
 
 async fn starts_end_with_their_leases_and_leave_none(lab: &Lab) {
