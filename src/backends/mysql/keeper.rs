@@ -244,8 +244,6 @@ impl Keeper {
             ("metadata", Value::text_or_null(metadata.as_deref())),
             ("has", Value::Sql(&has)),
             ("start_set", Value::Sql(&starts.set)),
-            ("start_columns", Value::Sql(&starts.columns)),
-            ("start_values", Value::Sql(&starts.values)),
             ("clear", Value::Sql(clear)),
         ];
         let begin = self.tables.fill(include_str!("sql/begin_hold.sql"), &values);

@@ -118,7 +118,8 @@ pub(super) fn read_holder(answers: &[Answer], at: usize) -> Result<(Option<Holde
     let (session, held, silent) = (fields.int_or_null()?, fields.int_or_null()?, fields.int_or_null()?);
     let (ttl, metadata, mark, seen) = (fields.int_or_null()?, fields.text_or_null()?, fields.text_or_null()?, fields.int()? != 0);
     failure::check_layout(layout.unwrap_or_default())?;
-    let fence = fence.map(|fence| Fence(u64::try_from(fence).unwrap_or_default()));
+    // None was counted yet where a hold was undone before.
+    let fence = fence.filter(|fence| *fence > 0).map(|fence| Fence(u64::try_from(fence).unwrap_or_default()));
     let held_by = match holder {
         // mode=row: whether the row is there, and whether readers can lock it.
         Some(0) => {

@@ -16,7 +16,8 @@
 //! - *The release can't be remembered.* The lock is given back without.
 //! - *A holder vanishes.* Who it was stays behind, and is told as expired, or as broken if it was marked; the next grant writes it down
 //!   before it takes its place, again and again if need be.
-//! - *A grant is undone whose answer was lost.* What it wrote is taken out, over its session if that still answers.
+//! - *A grant is undone whose answer was lost.* What it wrote is taken out, over its session if that still answers. If it was not executed
+//!   yet, it finds that its hold was undone, and writes nothing.
 //! - *A mark can't be read.* The holder goes on, and whoever breaks it ends its session when its lease is over. A mark that was heard is
 //!   noted as seen before the hold is extended for that.
 //! - *A hold is evicted that just ended.* Its session keeps no other lock, ever: what it does for its client is asked again.
@@ -35,7 +36,6 @@ use super::{
     reading::Fields,
     schema,
     session_look::read_holder,
-    starts,
     statement::Value,
     table::{join, leaving, place},
 };
@@ -43,7 +43,7 @@ use crate::{
     backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
     lock::{
         Attempt, Backend, Break, Busy, Capabilities, Error, Extension, Fence, Grant, History, Holding, Init, Key, Kind, LockState, Marking,
-        Note, Notice, Parting, Purpose, Refusal, Release, Renewal, Request, Result, Stage, Token, Ttl, Wake, fingerprint,
+        Note, Notice, Parting, Purpose, Refusal, Release, Renewal, Request, Result, Token, Ttl, Wake, fingerprint,
     },
 };
 
@@ -71,8 +71,6 @@ pub struct Sessions {
     /// Sessions that were left blocking in the server, by their numbers there: a row lock that nobody waits for any more
     /// would be given to them all the same.
     stuck: Vec<i64>,
-    /// The numbers of side sessions that count a fence, and did not answer.
-    counting: Vec<i64>,
     /// For all that is not a lock.
     pub(super) side: Option<Connection>,
     /// Who may stand in a queue because of us.
@@ -106,7 +104,6 @@ impl Sessions {
             holds: Vec::new(),
             tries: Vec::new(),
             stuck: Vec::new(),
-            counting: Vec::new(),
             side: None,
             queued: Vec::new(),
             notices: Vec::new(),
@@ -183,15 +180,6 @@ impl Sessions {
         }
     }
 
-    /// Ends sessions that may yet count a fence which is to be undone. Only one that runs just that, as in [`Sessions::end_stuck`].
-    async fn end_counting(&mut self) {
-        while let Some(number) = self.counting.last().copied() {
-            let one = format!("SELECT id INTO @stuck FROM information_schema.processlist WHERE id = {number} AND info LIKE '%dlock%'");
-            let _ = self.aside(&format!("SET @stuck = NULL; {one}; KILL @stuck")).await;
-            self.counting.retain(|counting| *counting != number);
-        }
-    }
-
     /// The session that is to have this hold, in its place among the tries, so that a dropped question can be asked again.
     async fn keeper(&mut self, request: &Request) -> Result<usize> {
         let keeper = if let Some(keeper) = self.take_try(&request.key, &request.token) {
@@ -232,12 +220,7 @@ impl Sessions {
             return self.refuse(request, at).await;
         }
         let mut side = if self.options.mode == Mode::Row { Some(self.side().await?) } else { None };
-        let number = side.as_ref().map(|side| side.server.session);
-        self.counting.extend(number);
         let begun = self.tries[at].2.begin(request, side.as_mut()).await;
-        if side.as_ref().is_some_and(Connection::is_open) {
-            self.counting.retain(|counting| Some(*counting) != number);
-        }
         self.side = side.or_else(|| self.side.take());
         if begun.is_err() {
             self.give_up(at, &begun).await;
@@ -405,16 +388,25 @@ impl Sessions {
     }
 
     async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        if parting.became == Some(Stage::Undone) {
-            self.end_counting().await;
-        }
         // One that was given up on: its session, asked in order behind what may still be under way there, lets go of it; if
-        // it doesn't answer, it ends, and the lock with it.
-        if let Some(mut keeper) = self.take_try(key, token)
-            && keeper.session.ask(&self.letting_go(key, token)).await.is_ok()
-        {
-            self.side = Some(keeper.session);
-            return Ok(Release::NotHeld);
+        // it doesn't answer, it ends, and the lock with it, and what it wrote is taken out over another one meanwhile.
+        if let Some(mut keeper) = self.take_try(key, token) {
+            let (let_go, undo) = (self.letting_go(key, token), self.undoing(key, token));
+            let waits = keeper.session.is_open();
+            let elsewhere = async {
+                if waits {
+                    std::future::pending::<()>().await;
+                }
+                let _ = self.aside(&undo).await;
+            };
+            let answered = tokio::select! {
+                answer = keeper.session.ask(&let_go) => answer.is_ok(),
+                () = elsewhere => return Ok(Release::NotHeld),
+            };
+            if answered {
+                self.side = Some(keeper.session);
+                return Ok(Release::NotHeld);
+            }
         }
         let Some(at) = self.hold_of(key, token) else {
             if parting.end.is_none() {
@@ -454,9 +446,7 @@ impl Sessions {
     /// Takes out what a grant wrote that nobody uses.
     fn undoing(&self, key: &Key, token: &Token) -> String {
         let (name, root) = (self.names.of(key), token.hold_text());
-        let became = starts::became(Some(Stage::Undone));
-        let values = [("name", Value::Bytes(&name)), ("root", Value::Text(&root)), ("became", Value::Sql(&became))];
-        self.tables.fill(include_str!("sql/undo_hold.sql"), &values)
+        self.tables.fill(include_str!("sql/undo_hold.sql"), &[("name", Value::Bytes(&name)), ("root", Value::Text(&root))])
     }
 }
 

@@ -2,15 +2,18 @@
 
 use std::{thread::JoinHandle, time::Duration};
 
-use dlock::lock::{Fence, Init, Kind as ErrorKind, Parting, Release, Request, Rule, Stage, Terms};
+use dlock::{
+    lease::{self, BootClock, Limits, Outcome, Patience},
+    lock::{Fence, Init, Kind as ErrorKind, Parting, Release, Request, Rule, Stage, Terms},
+};
 
 use super::{
     Case, cases,
     terms::{WINDOW, asking, guarded, once},
 };
 use crate::{
-    lab::{LONG, Lab, key, request},
-    support::proxy::Proxy,
+    lab::{Client, LONG, Lab, key, request},
+    support::proxy::{Fault, Proxy},
     targets::Kind,
 };
 
@@ -28,6 +31,8 @@ pub fn all() -> Vec<Case> {
     all.extend(cases![|kind| is_sql(kind) && kind.is_a_session() =>
         a_hold_that_was_begun_before_is_one_start,
         what_was_begun_and_not_told_is_undone,
+        a_session_s_start_whose_answer_was_lost_is_one_start,
+        a_session_s_start_that_is_given_up_on_is_undone,
     ]);
     all.extend(cases![|kind| kind == Kind::PostgresLease => a_run_with_terms_is_one_round_trip]);
     all
@@ -233,6 +238,56 @@ async fn what_was_begun_and_not_told_is_undone(lab: &Lab) {
     assert_eq!((record.paced, record.start.map(|start| (start.stage, start.fence))), (None, Some((Stage::Undone, Fence(7)))));
     let grant = b.take(&asking("job", &Terms { place: "b".into(), ..everything() })).await;
     assert_eq!(grant.settle, Duration::ZERO, "nobody vanished");
+}
+
+/// A client behind a proxy, and what stands in the statement that counts a fence.
+fn behind_proxy(lab: &Lab) -> (Proxy, Client, &'static str) {
+    if lab.kind.is_postgres() {
+        let proxy = Proxy::to(lab.postgres().server().port);
+        let client = lab.postgres().through(&proxy);
+        return (proxy, client, "INSERT INTO \"dlock_fences\"");
+    }
+    let proxy = Proxy::to(lab.mariadb().server().port);
+    let client = lab.mariadb().through_proxy(&proxy);
+    (proxy, client, "ON DUPLICATE KEY UPDATE layout = layout")
+}
+
+const LIMITS: Limits = Limits { answer: Duration::from_secs(3) };
+/// A session that was cut off may have the lock for a moment.
+const PATIENCE: Patience = Patience::For(Duration::from_secs(10));
+
+async fn a_session_s_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
+    for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
+        let (proxy, mut a, mark) = behind_proxy(lab);
+        let asked = asking(&format!("job-{fault:?}"), &everything());
+        proxy.trap(mark, fault);
+        let never = std::future::pending::<()>();
+        let taken = lease::acquire(&mut *a.0, &BootClock, asked.clone(), PATIENCE, LIMITS, never, |_| {}).await;
+        let Ok(Outcome::Granted(taken)) = taken else { panic!("{fault:?}: {taken:?}") };
+        assert_eq!(proxy.sprung(), 1);
+        a.part(&asked, Stage::Failed).await;
+        let start = lab.client().await.record(&asked.key).await.start.expect("a start");
+        assert_eq!((start.fence, start.tries, start.stage), (taken.fence, 1, Stage::Failed), "{fault:?}");
+    }
+}
+
+async fn a_session_s_start_that_is_given_up_on_is_undone(lab: &Lab) {
+    for fault in [Fault::CutAfter, Fault::Swallow] {
+        let (proxy, mut a, mark) = behind_proxy(lab);
+        let asked = asking(&format!("job-{fault:?}"), &everything());
+        proxy.trap(mark, fault);
+        let stop = async {
+            while proxy.sprung() == 0 {
+                lab.pass(Duration::from_millis(5)).await;
+            }
+        };
+        let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), Patience::Try, LIMITS, stop, |_| {}).await;
+        assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
+        let (mut b, never) = (lab.client().await, std::future::pending::<()>());
+        let next = asking(asked.key.as_str(), &Terms { place: "b".into(), ..everything() });
+        let taken = lease::acquire(&mut *b.0, &BootClock, next, PATIENCE, LIMITS, never, |_| {}).await;
+        assert!(matches!(taken, Ok(Outcome::Granted(_))), "{fault:?}: {taken:?}");
+    }
 }
 
 async fn a_run_with_terms_is_one_round_trip(lab: &Lab) {

@@ -1,14 +1,14 @@
 -- Whether the holder before vanished: who gives a lock back takes its session out first. Then counts the fence of a hold
--- that was just taken, and says whose it is, unless a start of a run before may be in the way; asked again it is what it was. It is committed by itself while the lock is held, so that it survives however
--- the hold ends.
+-- that was just taken, and says whose it is, unless a start of a run before may be in the way; asked again it is what it was, and nothing if
+-- it was undone. It is committed by itself while the lock is held, so that it survives however the hold ends.
 SELECT COUNT(*) FROM :sessions WHERE name = :name AND session IS NOT NULL AND root <> :root;
-SELECT COUNT(*) INTO @dlock_barred FROM :sessions AS l WHERE l.name = :name AND NOT (:clear);
-INSERT INTO :sessions (name, layout, fence, session, root, since, renewed_at, ttl_ms, metadata:start_columns)
-SELECT :name, 100, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), :session, :root, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), :ttl, :metadata:start_values
-  FROM DUAL WHERE :has AND @dlock_barred = 0
-    ON DUPLICATE KEY UPDATE
-       :start_set
+INSERT INTO :sessions (name, layout, fence, session, root, since, renewed_at, ttl_ms)
+SELECT :name, 100, 0, NULL, NULL, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 0 FROM DUAL WHERE :has
+    ON DUPLICATE KEY UPDATE layout = layout;
+UPDATE :sessions
+   SET :start_set
        fence = GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))),
-       session = :session, root = :root, since = UTC_TIMESTAMP(6), renewed_at = UTC_TIMESTAMP(6), ttl_ms = :ttl, metadata = :metadata;
+       session = :session, root = :root, since = UTC_TIMESTAMP(6), renewed_at = UTC_TIMESTAMP(6), ttl_ms = :ttl, metadata = :metadata
+ WHERE name = :name AND :has AND NOT (root <=> :root AND session IS NULL) AND :clear;
 SELECT fence, layout, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM :sessions
  WHERE name = :name AND session = :session AND root = :root AND :has;
