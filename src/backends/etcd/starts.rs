@@ -3,7 +3,8 @@
 //! etcd has no clock to judge by. So each of the three is a key on a lease of its own, which lasts as long as it is to count:
 //! where the key is, it counts. What lasts is the time that the run asked for which began; of another length that a later one
 //! asks for nothing is known. Leases are whole seconds, end up to a second late, and begin anew when another member leads or the
-//! only one is started again: it may be kept longer than was asked for, but not shorter.
+//! only one is started again: it may be kept longer than was asked for; and shorter by what the grant itself took, a second at
+//! most ([`LATE`]).
 //!
 //! The keys are put in the step that grants. Only who has the lock puts them, so that whoever nobody is before can read them,
 //! judge, and write. The leases are granted before that, together with the lock's own, so that it takes no longer; each attempt
