@@ -36,6 +36,7 @@ use super::{
     reading::Fields,
     schema,
     session_look::read_holder,
+    starts,
     statement::Value,
     table::{join, leaving, place},
 };
@@ -43,7 +44,7 @@ use crate::{
     backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
     lock::{
         Attempt, Backend, Break, Busy, Capabilities, Error, Extension, Fence, Grant, History, Holding, Init, Key, Kind, LockState, Marking,
-        Note, Notice, Parting, Purpose, Refusal, Release, Renewal, Request, Result, Token, Ttl, Wake, fingerprint,
+        Note, Notice, Parting, Purpose, Refusal, Release, Renewal, Request, Result, Stage, Token, Ttl, Wake, fingerprint,
     },
 };
 
@@ -314,7 +315,7 @@ impl Sessions {
         self.end_stuck().await;
         let mut leave = leaving(&self.tables, &self.names.of(&request.key), &request.token);
         if let Some(keeper) = waited.filter(|keeper| keeper.session.is_alive()) {
-            leave = self.letting_go(&request.key, &request.token) + &leave;
+            leave = self.letting_go(&request.key, &self.undoing(&request.key, &request.token, false)) + &leave;
             self.side = Some(keeper.session);
         }
         if let Err(error) = self.aside(&leave).await {
@@ -391,7 +392,8 @@ impl Sessions {
         // One that was given up on: its session, asked in order behind what may still be under way there, lets go of it; if
         // it doesn't answer, it ends, and the lock with it, and what it wrote is taken out over another one meanwhile.
         if let Some(mut keeper) = self.take_try(key, token) {
-            let (let_go, undo) = (self.letting_go(key, token), self.undoing(key, token));
+            let undo = self.undoing(key, token, parting.end.is_none());
+            let let_go = self.letting_go(key, &undo);
             let waits = keeper.session.is_open();
             let elsewhere = async {
                 if waits {
@@ -411,7 +413,7 @@ impl Sessions {
         let Some(at) = self.hold_of(key, token) else {
             if parting.end.is_none() {
                 // Its answer was lost with its session: what it wrote is not to be taken for a holder that vanished, nor for a start.
-                let _ = self.aside(&self.undoing(key, token)).await;
+                let _ = self.aside(&self.undoing(key, token, true)).await;
             }
             return Ok(Release::NotHeld);
         };
@@ -435,18 +437,19 @@ impl Sessions {
     }
 
     /// Gives back whatever a session has of a lock, as if it had never had it.
-    fn letting_go(&self, key: &Key, token: &Token) -> String {
-        let undo = self.undoing(key, token);
+    fn letting_go(&self, key: &Key, undo: &str) -> String {
         match self.options.mode {
             Mode::Row => format!("{undo}COMMIT;\n"),
             _ => format!("{undo}DO RELEASE_LOCK({});\n", self.lock_of(key)),
         }
     }
 
-    /// Takes out what a grant wrote that nobody uses.
-    fn undoing(&self, key: &Key, token: &Token) -> String {
+    /// Takes out what a grant wrote that nobody uses; `for_good` if it is not asked for again, so that none may come later.
+    fn undoing(&self, key: &Key, token: &Token, for_good: bool) -> String {
         let (name, root) = (self.names.of(key), token.hold_text());
-        self.tables.fill(include_str!("sql/undo_hold.sql"), &[("name", Value::Bytes(&name)), ("root", Value::Text(&root))])
+        let became = starts::became(Some(Stage::Undone));
+        let values = [("name", Value::Bytes(&name)), ("root", Value::Text(&root)), ("became", Value::Sql(&became))];
+        self.tables.fill(if for_good { include_str!("sql/undo_for_good.sql") } else { include_str!("sql/undo_hold.sql") }, &values)
     }
 }
 
