@@ -78,6 +78,19 @@ impl Lease {
         answer
     }
 
+    /// As [`Lease::ask`], of a question about who has the lock: one before it that had no answer comes to nothing first, if it has not
+    /// come to something. Or else an acquire could be granted after its repetition was given back, or after it was undone.
+    async fn ask_for_good<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+        let before = self.unanswered;
+        self.ask(async |table| {
+            if let Some(number) = before.filter(|number| *number != table.session.server.session) {
+                table.session.end_other(number).await?;
+            }
+            question(table).await
+        })
+        .await
+    }
+
     /// Says which question failed, where and about which lock.
     pub(super) fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
         outcome.map_err(|error| {
@@ -100,7 +113,7 @@ impl Lease {
             self.queued.push(Queued { key: request.key.clone(), token: request.token, granted: false });
         }
         let (taken, position) = self
-            .ask(async |table| {
+            .ask_for_good(async |table| {
                 let taken = ledger::take(table, &name, request).await?;
                 Ok((taken, table.place))
             })
@@ -141,13 +154,8 @@ impl Lease {
     async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         let name = self.names.of(key);
         let queued = self.queued(key, token).is_some_and(|queued| queued.granted);
-        // An acquire that is being undone must not be granted after that.
-        let before = self.unanswered;
         let release = self
-            .ask(async |table| {
-                if let Some(number) = before.filter(|number| *number != table.session.server.session) {
-                    table.session.end_other(number).await?;
-                }
+            .ask_for_good(async |table| {
                 let release = ledger::release(table, &name, token, parting).await?;
                 // The lock is given back already: nobody waits for what follows, and nothing hangs on it.
                 if queued {

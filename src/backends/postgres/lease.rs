@@ -64,6 +64,20 @@ impl Lease {
         answer
     }
 
+    /// As [`Lease::ask`], of a question about who has the lock: one before it that had no answer comes to nothing first, if it has not
+    /// come to something. Or else an acquire could be granted after its repetition was given back, or after it was undone.
+    async fn ask_for_good<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+        let before = self.unanswered;
+        self.ask(async |table| {
+            if let Some(pid) = before.filter(|pid| *pid != table.session.pid()) {
+                // Who may not end it is left with what is usual: it came before.
+                let _: Result<()> = table.session.end_other(pid).await;
+            }
+            question(table).await
+        })
+        .await
+    }
+
     /// Says which question failed, where and about which lock.
     pub(super) fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
         outcome.map_err(|error| {
@@ -87,7 +101,7 @@ impl Lease {
         }
         self.gate.asked = None;
         let (taken, left) = self
-            .ask(async |table| match ledger::take(table, &name, request).await? {
+            .ask_for_good(async |table| match ledger::take(table, &name, request).await? {
                 Taken::Held(record) if request.waiting => {
                     let place = table.join_queue(&name, request).await?;
                     Ok(((Taken::Held(record), Some(place)), false))
@@ -131,16 +145,7 @@ impl Lease {
     }
 
     async fn ask_release(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<Release> {
-        // An acquire that is being undone must not be granted after that.
-        let before = self.unanswered;
-        self.ask(async |table| {
-            if let Some(pid) = before.filter(|pid| *pid != table.session.pid()) {
-                // Who may not end it is left with what is usual: it came before.
-                let _: Result<()> = table.session.end_other(pid).await;
-            }
-            ledger::release(table, name, token, parting).await
-        })
-        .await
+        self.ask_for_good(async |table| ledger::release(table, name, token, parting).await).await
     }
 
     async fn look_at(&mut self, key: &Key) -> Result<LockState> {

@@ -12,7 +12,7 @@ use super::{
     history::{broken, history},
 };
 use crate::{
-    lab::{Client, LONG, Lab, key, request, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, key, request, waiting, who},
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
@@ -131,13 +131,13 @@ async fn a_release_that_is_asked_again_is_remembered_once(lab: &Lab) {
 }
 
 async fn a_grant_whose_answer_was_lost_and_that_was_undone_is_nobody_s(lab: &Lab) {
-    for (n, fault) in [Fault::LateReply(Duration::from_millis(300)), Fault::CutAfter, Fault::CutBefore].into_iter().enumerate() {
+    for (n, fault) in [Fault::LateReply(SHORT * 3 / 2), Fault::CutAfter, Fault::CutBefore].into_iter().enumerate() {
         let proxy = Proxy::to(lab.mariadb().server().port);
         let (mut a, mut b) = (lab.mariadb().through_proxy(&proxy), lab.client().await);
         let job = key(&format!("job{n}"));
         let wanted = request(&job, LONG);
         proxy.trap("GREATEST(fence + 1", fault);
-        let lost = tokio::time::timeout(Duration::from_millis(200), a.0.try_acquire(&wanted)).await;
+        let lost = tokio::time::timeout(SHORT, a.0.try_acquire(&wanted)).await;
         assert!(!matches!(lost, Ok(Ok(_))) && proxy.sprung() == 1, "{lost:?}");
         assert_eq!(a.0.release(&job, &wanted.token, &Parting::UNDO).await.expect("release"), Release::NotHeld);
         let next = waiting(&job, LONG);
