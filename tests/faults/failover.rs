@@ -212,6 +212,7 @@ fn a_minority_that_is_down_is_not_missed(store: &mut impl Replicated) {
     assert_eq!(run.code(), 0, "{}", run.stderr);
     let master = store.master(&world.key);
     if store.what() == "sentinel" {
+        must("both replicas have the lock", LIMIT, || (0..3).all(|nth| renewed(store.server(nth), &world.key).is_some()));
         // The two that are left appoint another.
         store.server(master).kill();
     }
