@@ -327,7 +327,7 @@ Clocks differ, and a job may be over before the slowest of them strikes. --skew-
 
 --once-per says how often the schedule fires: a run is not started while the last recorded start is younger than half of that, by the store's clock, whoever started it and whatever became of it. The start is recorded in the step that grants the lock, before the command starts: rather skipped than run twice. --retry-failed lets so many more runs follow one that failed, and --retry-crashed one that began and was never heard of again. A skew guard is at most half of it.
 
---once runs a key until it was successful, and not again as long as that is remembered (--keep): for what has a key of its own, like order-4711. A run that failed may be repeated, with --retry-failed only so often; one of which nobody knows how it ended only with --retry-crashed.
+--once runs a key until it was successful, and not again as long as that is remembered (--keep): for what has a key of its own, like order-4711. A run that failed may be repeated, with --retry-failed only so often; one of which nobody knows how it ended only with --retry-crashed. A nested dlock run of the same key is part of the run around it: none of these options is asked of it.
 
 A lock that has been held for an hour, two, four and so on is told of by one of those who skip because of it (--warn-held), also without a terminal.
 

@@ -16,7 +16,9 @@ use serde_json::Value;
 use crate::{
     stores::{Server, on_store},
     support::{
-        self, dlock,
+        self,
+        dice::Dice,
+        dlock,
         process::{self, Process, Sweep},
         procfs,
         proxy::{Mode, Proxy},
@@ -71,26 +73,6 @@ struct Outcome {
 impl Outcome {
     fn says(&self, result: &str) -> bool {
         self.verdict.as_ref().is_some_and(|verdict| verdict["result"] == result)
-    }
-}
-
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) % most
-    }
-
-    fn part(&mut self) -> f64 {
-        f64::from(u32::try_from(self.below(1_000_000)).unwrap_or_default()) / 1e6
-    }
-
-    /// About normal, as a sum of twelve.
-    fn normal(&mut self) -> f64 {
-        (0..12).map(|_| self.part()).sum::<f64>() - 6.0
     }
 }
 

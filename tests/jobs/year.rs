@@ -16,7 +16,7 @@ use dlock::{
 };
 use jiff::{ToSpan as _, Zoned, civil::date, tz::TimeZone};
 
-use crate::support;
+use crate::support::{self, dice::Dice};
 
 /// What a crontab line says of time, in a zone with daylight saving.
 #[derive(Clone, Copy, Debug)]
@@ -83,28 +83,11 @@ const GUARD: Duration = Duration::from_secs(5);
 const LEASE: u64 = 30_000;
 const NODES: usize = 3;
 
-/// A generator that is fast and repeatable (xorshift).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) % most
-    }
-
-    fn one_in(&mut self, many: u64) -> bool {
-        self.below(many) == 0
-    }
-
-    /// A clock's error: about normal, as a sum of twelve.
-    fn skew(&mut self, (deviation, limit): (f64, i64)) -> i64 {
-        let sum: u64 = (0..12).map(|_| self.below(1000)).sum();
-        #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "some thousands")]
-        let skew = ((sum as f64 - 5994.0) / 1000.0 * deviation) as i64;
-        skew.clamp(-limit, limit)
-    }
+/// A clock's error.
+fn skew(dice: &mut Dice, (deviation, limit): (f64, i64)) -> i64 {
+    #[allow(clippy::cast_possible_truncation, reason = "some thousands")]
+    let skew = (dice.normal() * deviation) as i64;
+    skew.clamp(-limit, limit)
 }
 
 struct Node {
@@ -185,7 +168,7 @@ impl World {
 async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) -> Tally {
     let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let mut nodes: Vec<Node> =
-        (0..NODES).map(|n| Node { skew: dice.skew(policy.skew), away_until: 0, place: format!("node-{n}") }).collect();
+        (0..NODES).map(|n| Node { skew: skew(&mut dice, policy.skew), away_until: 0, place: format!("node-{n}") }).collect();
     let mut world = World {
         backend: Memory::new(Store::default(), Namespace::default()),
         key: Key::new("job").expect("a key"),
@@ -203,7 +186,7 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
             }
             if dice.one_in(2000) {
                 // Its clock is set.
-                node.skew = dice.skew(policy.skew);
+                node.skew = skew(&mut dice, policy.skew);
             }
             if node.away_until <= n {
                 // Cron looks once a second, and starts processes one after the other. The first tick is not before the beginning.
