@@ -72,12 +72,9 @@ impl Redlock {
             self.undo(request, bound).await
         };
         if let Some(refusal) = std::mem::take(&mut votes.refusals).into_iter().max_by_key(|refusal| refusal.fence) {
-            // Whoever was granted it since then has written so on a majority: one that knows of it is enough.
-            return if undone {
-                Ok(Attempt::Refused(Box::new(refusal)))
-            } else {
-                Err(self.nodes.too_few(0, votes.failures).effect(Effect::Unknown))
-            };
+            // A start is written on a majority: one node that knows of it is enough. What a node without an answer may have of this
+            // attempt was never committed, and ends by itself.
+            return Ok(Attempt::Refused(Box::new(refusal)));
         }
         self.refused(votes, undone)
     }

@@ -50,6 +50,7 @@ impl Tair {
         self.passing = false;
         match seen.what {
             What::Ours(record, stored) if record.is_of(&request.token) && record.fence.is_some() => {
+                self.complete(request, &names, &record, seen.now, kept).await?;
                 self.enter(request, &names, *record, stored, seen.now, seen.left).await
             }
             _ if request.entry == Entry::Reenter => Ok(Attempt::NotHeld),
@@ -73,6 +74,33 @@ impl Tair {
             }
             What::NoLock(kind) => Err(failure::no_lock(&format!("a {kind}"))),
         }
+    }
+
+    /// Writes the start of a hold that is asked for again, if the packet that granted it was not executed to its end.
+    async fn complete(
+        &mut self,
+        request: &Request,
+        names: &Names,
+        record: &Record,
+        now: Option<(i64, u64)>,
+        kept: &::redis::Value,
+    ) -> Result<()> {
+        let (Some(terms), Entry::Fresh, Some(fence), Some((now, _))) = (&request.terms, request.entry, record.fence.map(Fence), now) else {
+            return Ok(());
+        };
+        let mut starts = Starts::of(kept)?.record;
+        let paced =
+            terms.skew_guard.is_none() && terms.at_least.is_none() || starts.paced.as_ref().is_some_and(|paced| paced.fence == fence);
+        let once = terms.once.is_none() || starts.start.as_ref().is_some_and(|start| start.fence == fence);
+        if paced && once {
+            return Ok(());
+        }
+        let now_ms = u64::try_from(now).unwrap_or_default();
+        starts.begin(request, fence, now_ms);
+        let mut put = ::redis::pipe();
+        Starts::put(&starts, now_ms, self.options.mode, &mut put, names)?;
+        let replies = self.run(&put, true).await?;
+        replies.first().ok_or_else(failure::unreadable).and_then(starts::written)
     }
 
     /// Counts, and writes the fence into the value that is ours so far.

@@ -3,6 +3,7 @@
 //! # Worst cases
 //! - *Two take the lock at the same time*: only who has stored its value reads, decides and writes, so that nobody else is granted the lock
 //!   in between; and what is granted is not told before the start is written.
+//! - *The packet that grants is not executed to its end*: nothing was told; asked again, the start is written then.
 //! - *A release is sent and the lock is another's by now*: what became of the start is written only where that start is the last one.
 
 use redis::{Pipeline, Value};

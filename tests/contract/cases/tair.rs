@@ -4,11 +4,15 @@ use std::time::Duration;
 
 use dlock::{
     backends::tair::Mode,
-    lock::{Attempt, Effect, Kind as ErrorKind, Release, Renewal, Scope},
+    lock::{Attempt, Effect, Kind as ErrorKind, Release, Renewal, Scope, Terms},
 };
 use redis::Value;
 
-use super::{Case, cases};
+use super::{
+    Case, cases,
+    history::history,
+    terms::{WINDOW, asking, once},
+};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request},
     support::{
@@ -26,6 +30,7 @@ pub fn all() -> Vec<Case> {
         users_of_versions_are_kept_out_and_keep_out,
         what_has_no_end_is_no_lock,
         a_count_that_comes_after_the_lease_is_refused,
+        a_start_that_was_not_written_is_written_when_asked_again,
         others_counting_meanwhile_does_not_repeat_a_fence,
         a_counter_that_is_none_is_an_error_and_leaves_nothing,
         a_deleted_lock_is_not_revived_by_its_version,
@@ -149,6 +154,18 @@ async fn a_count_that_comes_after_the_lease_is_refused(lab: &Lab) {
     b.free(&held).await;
     // Whatever it counted, the next one is above.
     assert!(b.take(&request(&key("job"), LONG)).await.fence > fence);
+}
+
+/// As if the packet that granted it had been cut short.
+async fn a_start_that_was_not_written_is_written_when_asked_again(lab: &Lab) {
+    let mut a = lab.client().await;
+    let asked = asking("job", &Terms { skew_guard: Some(WINDOW), ..once(WINDOW, 0, false) });
+    let fence = a.take(&asked).await.fence;
+    lab.tair().server().command(&["DEL", "dlock:{dlock:job}:starts"]);
+    assert_eq!(a.take(&asked).await.fence, fence);
+    let record = history(&mut a, &key("job")).await.record;
+    assert_eq!(record.start.map(|start| (start.fence, start.tries)), Some((fence, 1)));
+    assert_eq!(record.paced.map(|paced| paced.fence), Some(fence));
 }
 
 async fn others_counting_meanwhile_does_not_repeat_a_fence(lab: &Lab) {

@@ -5,11 +5,14 @@ use std::time::Instant;
 use dlock::{
     backends::redlock::Options,
     lease::{self, BootClock, Outcome},
-    lock::{Attempt, Effect, Fence, Kind as ErrorKind, Release, Renewal, Scope},
+    lock::{Attempt, Effect, Fence, Kind as ErrorKind, Release, Renewal, Rule, Scope, Stage},
 };
 
 use super::{
-    super::{Case, cases},
+    super::{
+        Case, cases,
+        terms::{WINDOW, asking, once},
+    },
     Fronts, LIMITS, core_acquire, held_on, record,
 };
 use crate::{
@@ -29,6 +32,7 @@ pub fn all() -> Vec<Case> {
         one_forgetful_node_of_a_bare_majority_lets_another_in,
         fences_rise_whichever_majority_answers,
         a_split_vote_ends,
+        a_refusal_needs_no_answer_of_a_frozen_node,
         servers_that_forgot_their_scripts_are_asked_in_full,
     ]
 }
@@ -86,6 +90,16 @@ async fn a_majority_down_is_unavailable_and_leaves_nothing(lab: &Lab) {
     assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
     assert!(a.0.inspect(&job).await.expect_err("two of five").is_transient());
     assert!(a.0.list("").await.expect_err("two of five").is_transient());
+}
+
+async fn a_refusal_needs_no_answer_of_a_frozen_node(lab: &Lab) {
+    let once = once(WINDOW, 0, false);
+    let grant = lab.client().await.ran(&asking("job", &once), Stage::Ok).await;
+    lab.redlock().node(4).freeze();
+    let outcome = core_acquire(&mut lab.client().await, asking("job", &once)).await;
+    lab.redlock().node(4).thaw();
+    let Ok(Outcome::Refused(refusal)) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((refusal.rule, refusal.fence), (Rule::Once(Stage::Ok), Some(grant.fence)));
 }
 
 async fn a_node_that_forgot_is_not_given_back(lab: &Lab) {
