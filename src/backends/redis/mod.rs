@@ -393,6 +393,7 @@ fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> {
             holds: read_count(holds)?,
             settle: Duration::ZERO,
             session: None,
+            permit: None,
         })),
         ("not-held", []) => Ok(Attempt::NotHeld),
         ("refused", rest) => starts::read_refusal(rest).map(|refusal| Attempt::Refused(Box::new(refusal))),

@@ -74,6 +74,7 @@ impl Snapshot {
             field.starts_with("hold:") && ends.is_some_and(|ends| now.is_none_or(|now| ends > now))
         });
         Holder {
+            permit: None,
             mode: Mode::Exclusive,
             metadata: self.of_record("meta").and_then(|json| serde_json::from_str(json).ok()),
             fence: self.of_record("fence").and_then(|fence| fence.parse().ok()).map(Fence),
@@ -110,6 +111,7 @@ impl Snapshot {
 /// A holder of whom only the expiry is known.
 pub(in crate::backends) fn foreign(mode: Mode, expires_in: Option<Duration>) -> Holder {
     Holder {
+        permit: None,
         mode,
         metadata: None,
         fence: None,

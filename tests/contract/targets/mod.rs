@@ -216,6 +216,16 @@ impl Kind {
         matches!(self, Self::Memory | Self::PostgresAdvisory) || self.is_etcd() || self.is_zookeeper()
     }
 
+    /// Whether up to so many hold together, likewise.
+    pub fn permits(self) -> bool {
+        self == Self::Memory
+    }
+
+    /// Whether those who wait can ask to be served in their order, likewise.
+    pub fn fair(self) -> bool {
+        self == Self::Memory
+    }
+
     /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.
     pub fn notifies(self) -> bool {
         !matches!(self, Self::Redlock | Self::Tair | Self::TairVersion)
