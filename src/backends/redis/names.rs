@@ -28,8 +28,16 @@ pub(in crate::backends) struct Names {
     pub skips: String,
     /// What is kept of the starts of runs.
     pub starts: String,
-    /// The list that they block on.
+    /// The shares of it, readers' and permits.
+    pub shares: String,
+    /// When each of them ends.
+    pub ends: String,
+    /// Who waits for a share, by arrival.
+    pub line: String,
+    /// The list that those in the queue block on.
     pub wake: String,
+    /// What the lists begin with that those in the line block on, each on its own.
+    pub wakes: String,
     /// Where those wait who want Redisson's plain lock.
     pub channel: String,
     /// Where those wait who want Redisson's read-write lock.
@@ -52,7 +60,11 @@ impl Names {
             bad_runs: side("bad-runs"),
             skips: side("skips"),
             starts: side("starts"),
+            shares: side("shares"),
+            ends: side("ends"),
+            line: side("line"),
             wake: side("wake"),
+            wakes: side("wake:"),
             channel: format!("redisson_lock__channel:{{{lock}}}"),
             rw_channel: format!("redisson_rwlock:{{{lock}}}"),
             lock,
@@ -91,8 +103,22 @@ mod tests {
 
     use super::*;
 
-    fn sides(of: &Names) -> [&String; 9] {
-        [&of.fence, &of.record, &of.queue, &of.waiters, &of.wake, &of.runs, &of.bad_runs, &of.skips, &of.starts]
+    fn sides(of: &Names) -> [&String; 13] {
+        [
+            &of.shares,
+            &of.ends,
+            &of.line,
+            &of.wakes,
+            &of.fence,
+            &of.record,
+            &of.queue,
+            &of.waiters,
+            &of.wake,
+            &of.runs,
+            &of.bad_runs,
+            &of.skips,
+            &of.starts,
+        ]
     }
 
     proptest! {

@@ -14,12 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "c52a7187459969b409b53bd594277d4d4d33e78b");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "1b643248db1c0fd1e98be07914b67befe3195ec1");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "7a226e14a823e844e0e903f6314b138798b1a1f1");
-pub(super) static BREAK: Script = script!("lua/break.lua", "dfcd4dc8fa5597b3d123215bd090021c7a3763e7");
-pub(super) static NOTE: Script = script!("lua/note.lua", "9344d57d752b2f8bc2bbb0933624f1ed54f70b60");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "47280177434982de4f302f60a62c5c45aed0e982");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "701dac77be11173b01e40fa2ff8fa56531855c32");
+pub(super) static SHARE: Script = script!("lua/share.lua", "5e5f09fbef42b5295db81ad639324ff3ebfa70a7");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "c7e175d731e0b13435982c72def73525a13fcf5e");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "0f83726b78263036bd7533305b792a6baf19f6cb");
+pub(super) static BREAK: Script = script!("lua/break.lua", "bd77bd706db086206c0f0841a3c0b8e44fce0dd1");
+pub(super) static NOTE: Script = script!("lua/note.lua", "80d7b3640731e0cec5a0added436f67c1cd30e8f");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "6b7e610126966ea5d6395909417b208fdee32447");
 
 impl Script {
     /// A script and its sum.
@@ -61,7 +62,7 @@ mod tests {
 
     #[test]
     fn the_sums_are_those_of_the_scripts() {
-        for script in [&ACQUIRE, &RENEW, &RELEASE, &ABANDON, &BREAK, &NOTE] {
+        for script in [&ACQUIRE, &SHARE, &RENEW, &RELEASE, &ABANDON, &BREAK, &NOTE] {
             script.assert_sum();
         }
     }

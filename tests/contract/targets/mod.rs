@@ -213,12 +213,14 @@ impl Kind {
 
     /// Whether readers hold together: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
     pub fn shared(self) -> bool {
-        matches!(self, Self::Memory | Self::PostgresAdvisory) || self.is_etcd() || self.is_zookeeper()
+        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresAdvisory)
+            || self.is_etcd()
+            || self.is_zookeeper()
     }
 
     /// Whether up to so many hold together, likewise.
     pub fn permits(self) -> bool {
-        self == Self::Memory
+        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster)
     }
 
     /// Whether those who wait can ask to be served in their order, likewise.

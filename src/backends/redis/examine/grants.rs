@@ -39,6 +39,11 @@ impl<'a> Needs<'a> {
                 "zadd",
                 "zrem",
                 "zrank",
+                "zscore",
+                "zcard",
+                "zcount",
+                "zrangebyscore",
+                "hmget",
                 "lpush",
                 "ltrim",
                 "blpop",
@@ -55,6 +60,7 @@ impl<'a> Needs<'a> {
                 "hlen",
                 "pttl",
                 "hgetall",
+                "hvals",
                 "zrange",
                 "lrange",
                 "get",
@@ -77,6 +83,10 @@ pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     words.push(format!("~{start}*"));
     if !start.is_empty() {
         words.push(format!("~redisson_lock_token:{{{start}*}}"));
+    }
+    if needs.publishes {
+        // How long Redisson's readers last, and ours.
+        words.push(format!("~{{{start}*}}:*:rwlock_timeout:*"));
     }
     if needs.publishes && role.writes() {
         words.push(format!("&redisson_lock__channel:{{{start}*}} &redisson_rwlock:{{{start}*}}"));

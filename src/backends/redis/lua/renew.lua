@@ -1,6 +1,6 @@
 -- Extends a hold; never creates one, and never moves its end or the lock's backwards.
 --
--- KEYS  1 lock  2 record
+-- KEYS  1 lock  2 record  3 shares  4 their ends
 -- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the one that the hold was taken with
 --       4 "go-on"; "stop": also if the hold is to be broken, which its holder has seen; "look": likewise, and it has not
 -- Reply {"renewed", ttl, fence} | {"shorter", ms left} | {"broken", mark} | {"not-held"} | {"layout", version}
@@ -11,23 +11,27 @@
 
 local lock, record_key = KEYS[1], KEYS[2]
 local owner, hold = ARGV[1], ARGV[2]
-if not has_field(lock, owner .. ':1:write') then
-  return { 'not-held' }
-end
-local record = read_record(record_key)
+local written = has_field(lock, owner .. ':1:write')
+local share = not written and share_of(lock, KEYS[3], owner)
+local record = share or read_record(record_key)
 if is_newer(record) then
   return { 'layout', record.v }
 end
 local now = clock()
 local held_until, taken_with = live_hold(record, hold, now)
-if record.owner ~= owner or not held_until then
+if record.owner ~= owner or not held_until or not (share or written) then
   return { 'not-held' }
 end
 if record.mark then
   if ARGV[4] == 'go-on' then
     return { 'broken', record.mark }
   elseif ARGV[4] == 'stop' and not record.seen then
-    redis.call('HSET', record_key, 'seen', '1')
+    record.seen = '1'
+    if share then
+      redis.call('HSET', KEYS[3], owner, cjson.encode(share))
+    else
+      redis.call('HSET', record_key, 'seen', '1')
+    end
   end
 end
 local ttl = tonumber(ARGV[3]) or taken_with
@@ -37,6 +41,12 @@ if ends < held_until then
 end
 local latest = math.max(ends, now + redis.call('PTTL', lock))
 redis.call('PEXPIREAT', lock, whole(latest))
+if share then
+  local _, others = other_holds(share, hold, now)
+  share['hold:' .. hold], share.renewed = whole(ends) .. ':' .. whole(taken_with), whole(now)
+  save_share(lock, KEYS[3], KEYS[4], share, math.max(ends, others))
+  return { 'renewed', ttl, share.fence }
+end
 redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
 -- Only a value: the fields are there. Were it to fail, the caller would be told so, and would not count on the time.
 redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. whole(taken_with), 'renewed', whole(now))
