@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "701dac77be11173b01e40fa2ff8fa56531855c32");
-pub(super) static SHARE: Script = script!("lua/share.lua", "5e5f09fbef42b5295db81ad639324ff3ebfa70a7");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "c7e175d731e0b13435982c72def73525a13fcf5e");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "0f83726b78263036bd7533305b792a6baf19f6cb");
-pub(super) static BREAK: Script = script!("lua/break.lua", "bd77bd706db086206c0f0841a3c0b8e44fce0dd1");
-pub(super) static NOTE: Script = script!("lua/note.lua", "80d7b3640731e0cec5a0added436f67c1cd30e8f");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "6b7e610126966ea5d6395909417b208fdee32447");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "b4d67aadddb01f6d84d6ae8d896863bfa8e29cba");
+pub(super) static SHARE: Script = script!("lua/share.lua", "5901849c4792a7e78a12d6bbc54866a10b12bec8");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "09c43b45c9bb876c90315fa5388e16bc8722793f");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "dd3c08edb32bfcf1d10b8f039905474d67910d0e");
+pub(super) static BREAK: Script = script!("lua/break.lua", "11630cbf9739efe3b06501a523fc997178f054df");
+pub(super) static NOTE: Script = script!("lua/note.lua", "03eb86d3dfda75fcc94348a55ff239cd4881f66f");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "9f05047630eb5a224bcee9086f511a46c88e1404");
 
 impl Script {
     /// A script and its sum.

@@ -84,7 +84,7 @@ pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     if !start.is_empty() {
         words.push(format!("~redisson_lock_token:{{{start}*}}"));
     }
-    if needs.publishes {
+    if needs.publishes && role.writes() {
         // How long Redisson's readers last, and ours.
         words.push(format!("~{{{start}*}}:*:rwlock_timeout:*"));
     }

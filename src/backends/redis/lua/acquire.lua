@@ -84,8 +84,11 @@ if ARGV[8] ~= '' then
   record[#record + 1] = ARGV[8]
 end
 -- Whatever else lies under that name is nobody's record.
-local vanished = redis.call('TYPE', record_key).ok == 'hash' and read_record(record_key) or {}
-redis.call('DEL', record_key)
+local beside = redis.call('TYPE', record_key).ok
+local vanished = beside == 'hash' and read_record(record_key) or {}
+if beside ~= 'none' then
+  redis.call('DEL', record_key)
+end
 redis.call('HSET', record_key, unpack(record))
 redis.call('PEXPIREAT', record_key, whole(ends + KEEP))
 begin(KEYS[8], starts, terms, fence, now, ARGV[8])

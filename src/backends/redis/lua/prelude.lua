@@ -62,6 +62,14 @@ local function save_share(lock, shares, ends_key, share, ends)
   end
 end
 
+-- Keeps a lock that has shares until `ends` at least. One without an end, which a reader of Redisson may have, stays so.
+local function keep_lock(lock, ends, now)
+  local left = redis.call('PTTL', lock)
+  if left ~= -1 then
+    redis.call('PEXPIREAT', lock, whole(math.max(ends, now + left)))
+  end
+end
+
 -- Lets a lock that has shares end with the last of them, and frees it if there is none; whether it did. A reader that was given back,
 -- or crashed, must not keep the lock.
 local function settle_lock(lock, ends_key)

@@ -39,14 +39,15 @@ local ends = now + ttl
 if ends < held_until then
   return { 'shorter', held_until - now }
 end
-local latest = math.max(ends, now + redis.call('PTTL', lock))
-redis.call('PEXPIREAT', lock, whole(latest))
 if share then
+  keep_lock(lock, ends, now)
   local _, others = other_holds(share, hold, now)
   share['hold:' .. hold], share.renewed = whole(ends) .. ':' .. whole(taken_with), whole(now)
   save_share(lock, KEYS[3], KEYS[4], share, math.max(ends, others))
   return { 'renewed', ttl, share.fence }
 end
+local latest = math.max(ends, now + redis.call('PTTL', lock))
+redis.call('PEXPIREAT', lock, whole(latest))
 redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
 -- Only a value: the fields are there. Were it to fail, the caller would be told so, and would not count on the time.
 redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. whole(taken_with), 'renewed', whole(now))

@@ -75,7 +75,7 @@ if share and select(2, other_holds(share, '', now)) > now then
   ends = math.max(ends, (live_hold(share, hold, now)) or 0)
   share['hold:' .. hold] = whole(ends) .. ':' .. ARGV[3]
   latest = math.max(latest, ends)
-  redis.call('PEXPIREAT', lock, whole(math.max(latest, now + redis.call('PTTL', lock))))
+  keep_lock(lock, latest, now)
   save_share(lock, shares, ends_key, share, latest)
   if queued then
     leave_queue(line, waiters, hold)
