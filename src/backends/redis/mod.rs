@@ -44,7 +44,7 @@ use crate::lock::{
 };
 
 const CAPABILITIES: Capabilities =
-    Capabilities { shared: true, permits: true, history: true, terms: true, breakable: true, ..Capabilities::usual("redis") };
+    Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("redis") };
 
 /// How often one question follows a cluster from one node to another. Once is usual, twice while a slot is being moved.
 const REDIRECTIONS: usize = 5;
@@ -140,7 +140,7 @@ impl Redis {
             self.queued.push((request.key.clone(), request.token));
         }
         let metadata = request.metadata.as_ref().map(history::to_json).transpose()?.unwrap_or_default();
-        let keys: [&str; 11] = [
+        let keys: [&str; 13] = [
             &names.lock,
             &names.fence,
             &names.record,
@@ -152,6 +152,8 @@ impl Redis {
             &names.shares,
             &names.ends,
             &names.line,
+            &names.fair,
+            &names.fair_readers,
         ];
         let terms = starts::arguments(request.terms.as_ref());
         let [place, guard, least, window, failed, crashed] = terms.each_ref().map(String::as_str);
@@ -167,18 +169,16 @@ impl Redis {
             &metadata,
         ];
         let most = if let Mode::Permits(most) = request.mode { most.to_string() } else { String::new() };
-        let alone = [&common[..], &[place, guard, least, window, failed, crashed]].concat();
-        let share = [&common[..], &[&most, &names.wakes]].concat();
+        let alone = [&common[..], &[place, guard, least, window, failed, crashed, flag(request.fair)]].concat();
+        let share = [&common[..], &[&most, &names.wakes, flag(request.fair)]].concat();
         let mut line = self.servers.take(&names.lock).await?;
         let mut exclusive = request.mode == Mode::Exclusive;
         let mut reply;
         loop {
-            let (script, keys, arguments) =
-                if exclusive { (&script::ACQUIRE, &keys[..10], &alone) } else { (&script::SHARE, &keys[..], &share) };
-            (line, reply) = self.eval_over(line, script, keys, arguments).await?;
+            let (script, arguments) = if exclusive { (&script::ACQUIRE, &alone) } else { (&script::SHARE, &share) };
+            (line, reply) = self.eval_over(line, script, &keys, arguments).await?;
             // Whoever is entered holds it in the other way. It can't be the other way round again but for a miracle.
-            let other_way = matches!(answer(&reply), Ok((word, [])) if word == "otherwise");
-            if !other_way || exclusive != (request.mode == Mode::Exclusive) {
+            if !is_otherwise(&reply) || exclusive != (request.mode == Mode::Exclusive) {
                 break;
             }
             exclusive = !exclusive;
@@ -214,7 +214,7 @@ impl Redis {
         let seconds = format!("{}.{:03}", ms / 1000, ms % 1000);
         let mut block = ::redis::cmd("BLPOP");
         let own = names.wakes.clone() + &request.token.hold_text();
-        block.arg(if request.mode == Mode::Exclusive { &names.wake } else { &own }).arg(seconds);
+        block.arg(if request.mode == Mode::Exclusive && !request.fair { &names.wake } else { &own }).arg(seconds);
         let reply = line.ask(&block.get_packed_command()).await?;
         if let Some(redirect @ Redirect::Moved(_)) = line.redirect(&reply) {
             self.servers.moved(&names.lock, &redirect);
@@ -238,10 +238,19 @@ impl Redis {
         let names = self.names(&request.key);
         let hold = request.token.hold_text();
         let own = names.wakes.clone() + &hold;
-        let keys = [&*names.lock, &names.queue, &names.waiters, &names.wake, &names.line, &own];
+        let keys = [&*names.lock, &names.queue, &names.waiters, &names.wake, &names.line, &own, &names.fair, &names.fair_readers];
         self.eval(&script::ABANDON, &keys, &[&hold, &names.wakes]).await?;
         self.forget_queued(request);
         Ok(())
+    }
+
+    /// Extends a hold of the whole lock, and if there is none such, a share.
+    async fn renew_over(&mut self, line: Line, names: &Names, arguments: &[&str]) -> Result<(Line, Value)> {
+        let (line, reply) = self.eval_over(line, &script::RENEW, &[&names.lock, &names.record], arguments).await?;
+        if !is_otherwise(&reply) {
+            return Ok((line, reply));
+        }
+        self.eval_over(line, &script::RENEW, &[&names.lock, &names.shares, &names.ends], arguments).await
     }
 
     async fn ask_renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
@@ -256,8 +265,7 @@ impl Redis {
         };
         let arguments = [&*token.owner.to_string(), &token.hold_text(), &ttl, purpose];
         let line = self.servers.take_for_long(&names.lock).await?;
-        let (mut line, reply) =
-            self.eval_over(line, &script::RENEW, &[&names.lock, &names.record, &names.shares, &names.ends], &arguments).await?;
+        let (mut line, reply) = self.renew_over(line, &names, &arguments).await?;
         let renewal = match &reply {
             Value::ServerError(error) => Err(self.servers.refused(error)),
             reply => read_renewal(reply),
@@ -277,8 +285,7 @@ impl Redis {
         // For no time at all: that would shorten any hold, so that nothing is changed.
         let arguments = [&*token.owner.to_string(), &token.hold_text(), "0", "look"];
         let line = self.servers.take(&names.lock).await?;
-        let (line, reply) =
-            self.eval_over(line, &script::RENEW, &[&names.lock, &names.record, &names.shares, &names.ends], &arguments).await?;
+        let (line, reply) = self.renew_over(line, &names, &arguments).await?;
         let holding = match &reply {
             Value::ServerError(error) => Err(self.servers.refused(error)),
             reply => read_renewal(reply).map(|renewal| match renewal {
@@ -421,6 +428,11 @@ pub(super) fn flag(set: bool) -> &'static str {
 fn answer(reply: &Value) -> Result<(String, &[Value])> {
     let (first, rest) = reply::items(reply).and_then(<[Value]>::split_first).ok_or_else(failure::unreadable)?;
     Ok((reply::text(first).ok_or_else(failure::unreadable)?, rest))
+}
+
+/// Whether the hold that was asked about is of the other sort: a share, or of the whole lock.
+fn is_otherwise(reply: &Value) -> bool {
+    matches!(answer(reply), Ok((word, [])) if word == "otherwise")
 }
 
 fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> {

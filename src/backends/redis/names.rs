@@ -34,6 +34,10 @@ pub(in crate::backends) struct Names {
     pub ends: String,
     /// Who waits for a share, by arrival.
     pub line: String,
+    /// Those of them who asked for fair order, but readers.
+    pub fair: String,
+    /// Those of them who did and want to read.
+    pub fair_readers: String,
     /// The list that those in the queue block on.
     pub wake: String,
     /// What the lists begin with that those in the line block on, each on its own.
@@ -63,6 +67,8 @@ impl Names {
             shares: side("shares"),
             ends: side("ends"),
             line: side("line"),
+            fair: side("fair"),
+            fair_readers: side("fair-readers"),
             wake: side("wake"),
             wakes: side("wake:"),
             channel: format!("redisson_lock__channel:{{{lock}}}"),
@@ -103,11 +109,13 @@ mod tests {
 
     use super::*;
 
-    fn sides(of: &Names) -> [&String; 13] {
+    fn sides(of: &Names) -> [&String; 15] {
         [
             &of.shares,
             &of.ends,
             &of.line,
+            &of.fair,
+            &of.fair_readers,
             &of.wakes,
             &of.fence,
             &of.record,

@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "b4d67aadddb01f6d84d6ae8d896863bfa8e29cba");
-pub(super) static SHARE: Script = script!("lua/share.lua", "5901849c4792a7e78a12d6bbc54866a10b12bec8");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "09c43b45c9bb876c90315fa5388e16bc8722793f");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "dd3c08edb32bfcf1d10b8f039905474d67910d0e");
-pub(super) static BREAK: Script = script!("lua/break.lua", "11630cbf9739efe3b06501a523fc997178f054df");
-pub(super) static NOTE: Script = script!("lua/note.lua", "03eb86d3dfda75fcc94348a55ff239cd4881f66f");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "9f05047630eb5a224bcee9086f511a46c88e1404");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "086f74c52392e522a9b5599781b8ec6fd7757ca6");
+pub(super) static SHARE: Script = script!("lua/share.lua", "665d0b7588b540771079651d0f3f0af20475994a");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "1f20e60b5767146e5c5d805de0e4980b291c67e6");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "85dc5661e3d8797a14e4883e7c4cb737f8a6f8af");
+pub(super) static BREAK: Script = script!("lua/break.lua", "0d68f2ba8f12fdaf177ef25e9226e79de8b8d8ff");
+pub(super) static NOTE: Script = script!("lua/note.lua", "976c6809816a99cfa39250c1eb84bac6a358e1c2");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "37625bb31fc5c0f1cfe97f7f51e1dc46a0ba334d");
 
 impl Script {
     /// A script and its sum.

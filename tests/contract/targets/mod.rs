@@ -225,7 +225,7 @@ impl Kind {
 
     /// Whether those who wait can ask to be served in their order, likewise.
     pub fn fair(self) -> bool {
-        self == Self::Memory
+        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster)
     }
 
     /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.

@@ -19,6 +19,12 @@
 -- two keys: in `shares`, a hash, by owner a record as above in JSON, with `kind` and for permits `most` and `permit`; and in
 -- `ends`, a sorted set, by owner when the last of its holds ends. A share counts only while the lock has its field.
 
+--
+-- Who waits for the whole lock stands in the queue, and one of them is woken by a push to one list for all. Who waits for a share, or in
+-- fair order, stands in the line, and each blocks on a list of its own. Of those in the line, `fair` and `fair-readers` have those who asked
+-- for fair order, with the same scores; the hash of waiters has under "as:<hold>" what they want: "x" the whole lock, "s" to read, "p<n>"
+-- one of n permits.
+
 -- Whether the hash at `lock` has `field`. Something else than a hash has not; other errors are raised.
 local function has_field(lock, field)
   local reply = redis.pcall('HEXISTS', lock, field)
@@ -132,6 +138,35 @@ local function live_shares(shares, ends_key, now)
   return redis.call('HMGET', shares, unpack(owners))
 end
 
+-- Joins the line, in fair order if `as` is not "". Never fails, as `join_queue`.
+local function join_line(line, fair, fair_readers, waiters, hold, who, now, us, as)
+  local place = join_queue(line, waiters, hold, who, now, us)
+  if as ~= '' then
+    local set = as == 's' and fair_readers or fair
+    redis.pcall('HSET', waiters, 'as:' .. hold, as)
+    redis.pcall('ZADD', set, 'NX', redis.pcall('ZSCORE', line, hold), hold)
+    redis.pcall('PEXPIRE', set, 20000)
+  end
+  return place
+end
+
+-- The place of one among all who wait: that in its own queue, and who came before it in the other.
+local function place_of(place, mine, other, hold)
+  if place == 0 or redis.pcall('EXISTS', other) ~= 1 then
+    return place
+  end
+  local before = redis.pcall('ZCOUNT', other, '-inf', '(' .. redis.call('ZSCORE', mine, hold))
+  return type(before) == 'number' and place + before or 0
+end
+
+-- Leaves the line. Never fails: what came before must stand.
+local function leave_line(line, fair, fair_readers, waiters, hold)
+  leave_queue(line, waiters, hold)
+  redis.pcall('ZREM', fair, hold)
+  redis.pcall('ZREM', fair_readers, hold)
+  redis.pcall('HDEL', waiters, 'as:' .. hold)
+end
+
 -- Pushes a wake-up to each of the two who are first in the line of those that want shares and have not one lying there already:
 -- one of them may be frozen. Each that is granted a share passes it on. Never fails: what came before must stand.
 local function wake_line(line, prefix)
@@ -142,6 +177,70 @@ local function wake_line(line, prefix)
       redis.pcall('LPUSH', wake, '1')
       redis.pcall('PEXPIRE', wake, 15000)
     end
+  end
+end
+
+-- Whether the lock has room for one who wants `as`.
+local function has_room(lock, as)
+  if redis.call('EXISTS', lock) == 0 then
+    return true
+  end
+  local mode, most = redis.call('HGET', lock, 'mode'), tonumber(string.match(as, '^p(%d+)$'))
+  if most then
+    return mode == 'permits' and redis.call('HLEN', lock) - 1 < most
+  end
+  return mode == 'read' and as == 's'
+end
+
+-- For how many ms yet a request that wants `as` must let another one go first that came before it, or nil: one who asked for fair order,
+-- but readers don't hold up readers; and a writer, before readers. The lock has room for the request.
+--
+-- Worst cases: who is to go first has died. It has a second to come from when it was first let go first, and loses its place then; or, if
+-- there is no room for it, after 15 s without a sign. A call counts only until somebody is granted the lock (the counter tells) or until
+-- it asks again.
+local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us)
+  local mine = redis.call('ZSCORE', line, hold) or redis.call('ZSCORE', queue, hold)
+  local before, most = '(' .. (mine or whole(us)), tonumber(string.match(as, '^p(%d+)$'))
+  for _ = 1, 8 do
+    local first, wants, since
+    for _, key in ipairs(as == 's' and { queue, fair } or { fair, fair_readers }) do
+      local one = redis.call('ZRANGEBYSCORE', key, '-inf', before, 'WITHSCORES', 'LIMIT', 0, 1)
+      if one[1] and (not since or tonumber(one[2]) < since) then
+        first, since = one[1], tonumber(one[2])
+        wants = key == queue and 'x' or redis.call('HGET', waiters, 'as:' .. first) or 'x'
+      end
+    end
+    if not first then
+      return nil
+    end
+    if most and redis.call('ZCOUNT', fair_readers, '-inf', before) == 0 then
+      -- As many as there is room for go together, whoever of them comes first.
+      local room = most - math.max(redis.call('HLEN', lock) - 1, 0)
+      local others = redis.call('ZRANGEBYSCORE', fair, '-inf', before, 'LIMIT', 0, room)
+      local alike = #others < room
+      for _, other in ipairs(others) do
+        alike = alike and string.sub(redis.call('HGET', waiters, 'as:' .. other) or '', 1, 1) == 'p'
+      end
+      if alike then
+        return nil
+      end
+    end
+    local seen = tonumber(string.match(redis.call('HGET', waiters, first) or '', '^%d+')) or 0
+    local left = seen + 15000 - now
+    if left > 0 and has_room(lock, wants) then
+      local last = redis.call('GET', counter) or ''
+      local who, at, when = string.match(redis.call('HGET', waiters, 'called') or '', '^(.*):(%d+):(%d*)$')
+      if who ~= first or when ~= last or tonumber(at) < seen then
+        at = whole(now)
+        redis.call('HSET', waiters, 'called', first .. ':' .. at .. ':' .. last)
+      end
+      left = at + 1000 - now
+    end
+    if left > 0 then
+      return left
+    end
+    leave_queue(queue, waiters, first)
+    leave_line(line, fair, fair_readers, waiters, first)
   end
 end
 

@@ -1,9 +1,10 @@
 -- Extends a hold; never creates one, and never moves its end or the lock's backwards.
 --
--- KEYS  1 lock  2 record  3 shares  4 their ends
+-- KEYS  1 lock  2 record, or 2 shares  3 their ends: only what is there, or a slot that is being moved could not be asked
 -- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the one that the hold was taken with
 --       4 "go-on"; "stop": also if the hold is to be broken, which its holder has seen; "look": likewise, and it has not
 -- Reply {"renewed", ttl, fence} | {"shorter", ms left} | {"broken", mark} | {"not-held"} | {"layout", version}
+--       {"otherwise"}  it is a share, if anything: ask with its keys
 --
 -- Worst cases: the hold ended while the request was on its way (its own end says so, not only the lock's);
 -- the server is out of memory (PEXPIREAT is allowed then, and a script that has written once may go on writing,
@@ -11,15 +12,18 @@
 
 local lock, record_key = KEYS[1], KEYS[2]
 local owner, hold = ARGV[1], ARGV[2]
-local written = has_field(lock, owner .. ':1:write')
-local share = not written and share_of(lock, KEYS[3], owner)
+local written, share = #KEYS == 2 and has_field(lock, owner .. ':1:write'), #KEYS > 2 and share_of(lock, KEYS[2], owner)
+if not written and not share then
+  local mode = #KEYS == 2 and redis.call('TYPE', lock).ok == 'hash' and redis.call('HGET', lock, 'mode')
+  return { (mode == 'read' or mode == 'permits') and 'otherwise' or 'not-held' }
+end
 local record = share or read_record(record_key)
 if is_newer(record) then
   return { 'layout', record.v }
 end
 local now = clock()
 local held_until, taken_with = live_hold(record, hold, now)
-if record.owner ~= owner or not held_until or not (share or written) then
+if record.owner ~= owner or not held_until then
   return { 'not-held' }
 end
 if record.mark then
@@ -28,7 +32,7 @@ if record.mark then
   elseif ARGV[4] == 'stop' and not record.seen then
     record.seen = '1'
     if share then
-      redis.call('HSET', KEYS[3], owner, cjson.encode(share))
+      redis.call('HSET', KEYS[2], owner, cjson.encode(share))
     else
       redis.call('HSET', record_key, 'seen', '1')
     end
@@ -43,7 +47,7 @@ if share then
   keep_lock(lock, ends, now)
   local _, others = other_holds(share, hold, now)
   share['hold:' .. hold], share.renewed = whole(ends) .. ':' .. whole(taken_with), whole(now)
-  save_share(lock, KEYS[3], KEYS[4], share, math.max(ends, others))
+  save_share(lock, KEYS[2], KEYS[3], share, math.max(ends, others))
   return { 'renewed', ttl, share.fence }
 end
 local latest = math.max(ends, now + redis.call('PTTL', lock))

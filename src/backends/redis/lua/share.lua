@@ -1,10 +1,11 @@
 -- Takes a share of the lock, as one of many readers or one of so many permits; enters it for its owner, or says who has the lock
 -- and joins the line.
 --
--- KEYS  as acquire.lua has them, and 11 line (zset as the queue)
+-- KEYS  as acquire.lua has them
 -- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": enter the owner's hold only  5 "1": join the line if busy
 --       6 "1": this hold may be in the line  7 "1": detached  8 metadata as JSON, or ""
 --       9 how many permits there are, or "" for a reader  10 what the wake-up lists of those in the line begin with
+--       11 "1": in fair order
 -- Reply as acquire.lua, but {"granted", fence, holds, number of the permit or -1}, and the end of "busy" is for how many ms the
 --       lock is kept for who is to go first, or 0. {"otherwise"} means: the owner to be entered holds it alone.
 --
@@ -13,44 +14,19 @@
 --   next takes it out and remembers it. The lock's own time is never less than that of any share, and exactly the latest of them once
 --   one was given back, so that a lock of which only crashed readers are left ends with the last of them.
 -- - Readers come in a stream. While a writer waits in front of them they get nothing; once the last reader has gone, the writer has
---   a second to come. It may have died: then it loses its place, and if readers go on holding the lock, after 15 s without a sign.
---   A call for it counts only until somebody is granted the lock (the counter tells) or it asks again.
+--   a second to come (`held_up`).
 -- - Redisson's readers hold as well: their fields are counted, and their time is never cut. Their lock may have none: then it is left so.
 -- - The number of permits was changed: what is held stays, and there is room once less is held than are asked for now. There is a number
 --   below it free then, since each has another one.
 
 local lock, counter, queue, waiters, starts = KEYS[1], KEYS[2], KEYS[4], KEYS[5], KEYS[8]
 local runs, bad, shares, ends_key, line = KEYS[6], KEYS[7], KEYS[9], KEYS[10], KEYS[11]
+local fair, fair_readers = KEYS[12], KEYS[13]
 local owner, hold, ttl, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[9])
 local reenter, join, queued = ARGV[4] == '1', ARGV[5] == '1', ARGV[6] == '1'
 local now, us = clock()
 local ends = now + ttl
-
--- For how many ms yet a reader must let a writer go first, or nil.
-local function held_up(is_free)
-  local mine = tonumber(redis.call('ZSCORE', line, hold) or us)
-  for _ = 1, 8 do
-    local first = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
-    if not first[1] or tonumber(first[2]) > mine then
-      return nil
-    end
-    local seen = tonumber(string.match(redis.call('HGET', waiters, first[1]) or '', '^%d+')) or 0
-    local left = seen + 15000 - now
-    if left > 0 and is_free then
-      local call, last = redis.call('HGET', waiters, 'called') or '', redis.call('GET', counter) or ''
-      local who, at, when = string.match(call, '^(.*):(%d+):(%d*)$')
-      if who ~= first[1] or when ~= last or tonumber(at) < seen then
-        at = whole(now)
-        redis.call('HSET', waiters, 'called', first[1] .. ':' .. at .. ':' .. last)
-      end
-      left = at + 1000 - now
-    end
-    if left > 0 then
-      return left
-    end
-    leave_queue(queue, waiters, first[1])
-  end
-end
+local as = most and 'p' .. ARGV[9] or 's'
 
 local kind = redis.call('TYPE', lock).ok
 if kind ~= 'none' and kind ~= 'hash' then
@@ -78,7 +54,7 @@ if share and select(2, other_holds(share, '', now)) > now then
   keep_lock(lock, latest, now)
   save_share(lock, shares, ends_key, share, latest)
   if queued then
-    leave_queue(line, waiters, hold)
+    leave_line(line, fair, fair_readers, waiters, hold)
   end
   return { 'granted', share.fence, others + 1, tonumber(share.permit) or -1 }
 end
@@ -101,7 +77,7 @@ if room then
   if refused then
     return refused
   end
-  left = not most and held_up(kind == 'none') or 0
+  left = held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us) or 0
 end
 if not room or left > 0 then
   local record, flat = read_record(KEYS[3])
@@ -114,10 +90,8 @@ if not room or left > 0 then
     left = first[2] and math.max(tonumber(first[2]) - now, 1) or 0
   end
   local fields = kind == 'hash' and redis.call('HRANDFIELD', lock, 16, 'WITHVALUES') or {}
-  local place = join and join_queue(line, waiters, hold, ARGV[8], now, us) or 0
-  if place > 0 then
-    place = place + redis.call('ZCOUNT', queue, '-inf', '(' .. redis.call('ZSCORE', line, hold))
-  end
+  local place = join and join_line(line, fair, fair_readers, waiters, hold, ARGV[8], now, us, ARGV[11] == '1' and as or '') or 0
+  place = place_of(place, line, queue, hold)
   return { 'busy', now, redis.call('PTTL', lock), fields, flat, place, live_shares(shares, ends_key, now), left }
 end
 
@@ -152,7 +126,7 @@ if lasts ~= -1 then
   redis.call('PEXPIREAT', lock, whole(math.max(ends, now + lasts)))
 end
 if queued then
-  leave_queue(line, waiters, hold)
+  leave_line(line, fair, fair_readers, waiters, hold)
 end
 wake_line(line, ARGV[10])
 return { 'granted', fence, 1, tonumber(share.permit) or -1 }
