@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "086f74c52392e522a9b5599781b8ec6fd7757ca6");
-pub(super) static SHARE: Script = script!("lua/share.lua", "665d0b7588b540771079651d0f3f0af20475994a");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "1f20e60b5767146e5c5d805de0e4980b291c67e6");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "85dc5661e3d8797a14e4883e7c4cb737f8a6f8af");
-pub(super) static BREAK: Script = script!("lua/break.lua", "0d68f2ba8f12fdaf177ef25e9226e79de8b8d8ff");
-pub(super) static NOTE: Script = script!("lua/note.lua", "976c6809816a99cfa39250c1eb84bac6a358e1c2");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "37625bb31fc5c0f1cfe97f7f51e1dc46a0ba334d");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "75bf536055e74683f0c77035ac4c3ea6c903f978");
+pub(super) static SHARE: Script = script!("lua/share.lua", "8989a97e82d74c0789387f3f7c7fc7b8387d6215");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "7e6d1c83f15f1db601d4f324ac3d80efaa78563e");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "8a9d032955a7d0b50412ad916c6399e86726f612");
+pub(super) static BREAK: Script = script!("lua/break.lua", "1f15ac047a81972de12f43aca17a5bc9a5c02689");
+pub(super) static NOTE: Script = script!("lua/note.lua", "6baf6678f8d8d5db78ca7727eab6a30977bb5421");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "b95ad51c8bcf613fc741610b0a7cbd0eabb6735f");
 
 impl Script {
     /// A script and its sum.

@@ -23,6 +23,7 @@ pub fn all() -> Vec<Case> {
         each_permit_ends_for_itself,
         a_permit_that_comes_back_wakes_who_waits,
         a_permit_is_broken_by_itself,
+        who_crashed_is_not_taken_for_somebody_else,
     ];
     all.extend(cases![Kind::fair =>
         who_waits_fairly_is_served_in_order,
@@ -207,6 +208,19 @@ async fn a_permit_is_broken_by_itself(lab: &Lab) {
     assert_eq!(b.release(&two, Scope::Hold).await, Release::NotHeld);
     a.renewed(&one, None).await;
     assert_eq!(numbers(lab, &job).await, [0]);
+}
+
+async fn who_crashed_is_not_taken_for_somebody_else(lab: &Lab) {
+    for mode in [Mode::Permits(3), Mode::Shared] {
+        let job = key(&format!("{mode:?}"));
+        let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+        a.take(&Request { mode, ..request(&job, LONG) }).await;
+        b.take(&Request { mode, ..lab.expiring(&job, SHORT) }).await;
+        lab.outlast(SHORT).await;
+        let busy = c.refused(&request(&job, LONG)).await;
+        assert!(busy.holders.len() == 1 && !busy.holders[0].foreign && busy.notifies, "{busy:?}");
+        assert_eq!(c.inspect(&job).await.holders.len(), 1);
+    }
 }
 
 async fn who_waits_fairly_is_served_in_order(lab: &Lab) {

@@ -11,7 +11,7 @@
 local went = redis.call('ZREM', KEYS[2], ARGV[1]) + redis.call('ZREM', KEYS[5], ARGV[1])
 redis.call('ZREM', KEYS[7], ARGV[1])
 redis.call('ZREM', KEYS[8], ARGV[1])
-redis.call('HDEL', KEYS[3], ARGV[1], 'as:' .. ARGV[1])
+redis.call('HDEL', KEYS[3], ARGV[1], 'as:' .. ARGV[1], 'called:' .. ARGV[1])
 redis.call('DEL', KEYS[6])
 local free = redis.call('EXISTS', KEYS[1]) == 0
 if free then

@@ -77,7 +77,7 @@ if kind == 'hash' then
     end
     local fields = redis.call('HRANDFIELD', lock, 16, 'WITHVALUES')
     local place = join and wait_in_place() or 0
-    return { 'busy', now, redis.call('PTTL', lock), fields, flat, place, live_shares(KEYS[9], KEYS[10], now), 0 }
+    return { 'busy', now, redis.call('PTTL', lock), fields, flat, place, some_shares(KEYS[9], KEYS[10]), 0 }
   end
 end
 if reenter then

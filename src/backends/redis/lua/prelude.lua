@@ -23,7 +23,7 @@
 -- Who waits for the whole lock stands in the queue, and one of them is woken by a push to one list for all. Who waits for a share, or in
 -- fair order, stands in the line, and each blocks on a list of its own. Of those in the line, `fair` and `fair-readers` have those who asked
 -- for fair order, with the same scores; the hash of waiters has under "as:<hold>" what they want: "x" the whole lock, "s" to read, "p<n>"
--- one of n permits.
+-- one of n permits; and under "called:<hold>" since when somebody has let one go first, and the fence counter then.
 
 -- Whether the hash at `lock` has `field`. Something else than a hash has not; other errors are raised.
 local function has_field(lock, field)
@@ -129,9 +129,10 @@ local function sweep(lock, shares, ends_key, runs, bad, now, is_free)
   return is_free or (#owners > 0 and settle_lock(lock, ends_key))
 end
 
--- Some of the shares there are, in JSON; enough to tell who has the lock.
-local function live_shares(shares, ends_key, now)
-  local owners = redis.pcall('ZRANGEBYSCORE', ends_key, '(' .. whole(now), '+inf', 'LIMIT', 0, 32)
+-- Some of the shares there are, in JSON; enough to tell who has the lock. One that has ended is among them as long as the lock has
+-- its field, which would be taken for somebody else's.
+local function some_shares(shares, ends_key)
+  local owners = redis.pcall('ZRANGE', ends_key, 0, 31, 'REV')
   if owners.err or #owners == 0 then
     return {}
   end
@@ -229,10 +230,10 @@ local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, 
     local left = seen + 15000 - now
     if left > 0 and has_room(lock, wants) then
       local last = redis.call('GET', counter) or ''
-      local who, at, when = string.match(redis.call('HGET', waiters, 'called') or '', '^(.*):(%d+):(%d*)$')
-      if who ~= first or when ~= last or tonumber(at) < seen then
+      local at, when = string.match(redis.call('HGET', waiters, 'called:' .. first) or '', '^(%d+):(%d*)$')
+      if when ~= last or tonumber(at) < seen then
         at = whole(now)
-        redis.call('HSET', waiters, 'called', first .. ':' .. at .. ':' .. last)
+        redis.call('HSET', waiters, 'called:' .. first, at .. ':' .. last)
       end
       left = at + 1000 - now
     end

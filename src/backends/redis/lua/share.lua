@@ -92,7 +92,7 @@ if not room or left > 0 then
   local fields = kind == 'hash' and redis.call('HRANDFIELD', lock, 16, 'WITHVALUES') or {}
   local place = join and join_line(line, fair, fair_readers, waiters, hold, ARGV[8], now, us, ARGV[11] == '1' and as or '') or 0
   place = place_of(place, line, queue, hold)
-  return { 'busy', now, redis.call('PTTL', lock), fields, flat, place, live_shares(shares, ends_key, now), left }
+  return { 'busy', now, redis.call('PTTL', lock), fields, flat, place, some_shares(shares, ends_key), left }
 end
 
 local fence = next_fence(counter, us)
