@@ -224,11 +224,11 @@ impl Slot {
 fn room(leases: &[Lease], mode: Mode) -> usize {
     match mode {
         Mode::Exclusive => usize::from(leases.is_empty()),
-        Mode::Shared => leases.iter().all(|lease| lease.mode == Mode::Shared).then_some(usize::MAX).unwrap_or_default(),
+        Mode::Shared if leases.iter().all(|lease| lease.mode == Mode::Shared) => usize::MAX,
         Mode::Permits(most) if leases.iter().all(|lease| lease.permit.is_some()) => {
             usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(leases.len())
         }
-        Mode::Permits(_) => 0,
+        Mode::Shared | Mode::Permits(_) => 0,
     }
 }
 

@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "75bf536055e74683f0c77035ac4c3ea6c903f978");
-pub(super) static SHARE: Script = script!("lua/share.lua", "8989a97e82d74c0789387f3f7c7fc7b8387d6215");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "7e6d1c83f15f1db601d4f324ac3d80efaa78563e");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "8a9d032955a7d0b50412ad916c6399e86726f612");
-pub(super) static BREAK: Script = script!("lua/break.lua", "1f15ac047a81972de12f43aca17a5bc9a5c02689");
-pub(super) static NOTE: Script = script!("lua/note.lua", "6baf6678f8d8d5db78ca7727eab6a30977bb5421");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "b95ad51c8bcf613fc741610b0a7cbd0eabb6735f");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "0e14238f79f925d824a33d4f8d363f8e7bdcd84c");
+pub(super) static SHARE: Script = script!("lua/share.lua", "11798da4f5f00d1511738c40e3caaa5ae7d8df2d");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "0db10a814a1b20738355e8c1421dfce27044199e");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "4177f44361cf6cd3c51e9ec91c53a9f6655b6cb2");
+pub(super) static BREAK: Script = script!("lua/break.lua", "ed22e8401ebfa119f011c86bc95996f0ec575a45");
+pub(super) static NOTE: Script = script!("lua/note.lua", "1d6e631887d9592948b5518d13dfbfe5f6e32fca");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "06ba1101c605f5577c8fbc751ee273155f06e5de");
 
 impl Script {
     /// A script and its sum.

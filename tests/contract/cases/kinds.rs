@@ -119,9 +119,9 @@ async fn a_new_number_rules_for_new_permits(lab: &Lab) {
     let mut d = lab.client().await;
     let fewer = permit(2, request(&job, LONG));
     d.refused(&fewer).await;
-    let (mut e, five, number) = one_of(lab, 4, &job).await;
+    let (mut other, five, number) = one_of(lab, 4, &job).await;
     assert_eq!(number, 3);
-    e.release(&five, Scope::Hold).await;
+    other.release(&five, Scope::Hold).await;
     a.renewed(&one, None).await;
     a.release(&one, Scope::Hold).await;
     d.refused(&fewer).await;
@@ -313,20 +313,20 @@ async fn who_waits_fairly_for_permits_goes_as_there_is_room(lab: &Lab) {
     let job = key("job");
     let (mut a, one, _) = one_of(lab, 2, &job).await;
     let (mut b, two, _) = one_of(lab, 2, &job).await;
-    let (mut c, mut d, mut e) = (lab.client().await, lab.client().await, lab.client().await);
+    let (mut c, mut d, mut last) = (lab.client().await, lab.client().await, lab.client().await);
     let [third, fourth, fifth] = [(); 3].map(|()| permit(2, fair(request(&job, LONG))));
     c.refused(&third).await;
     d.refused(&fourth).await;
-    e.refused(&fifth).await;
+    last.refused(&fifth).await;
     a.release(&one, Scope::Hold).await;
     d.refused(&fourth).await;
     b.release(&two, Scope::Hold).await;
-    e.refused(&fifth).await;
+    last.refused(&fifth).await;
     // There is room for both of them, in whichever order they come.
     d.take(&fourth).await;
-    e.refused(&fifth).await;
+    last.refused(&fifth).await;
     c.take(&third).await;
-    e.refused(&fifth).await;
+    last.refused(&fifth).await;
 }
 
 async fn readers_in_line_go_together(lab: &Lab) {

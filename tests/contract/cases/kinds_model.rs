@@ -91,10 +91,7 @@ impl Side {
     /// What is there now, which must be possible.
     async fn look(&mut self) -> String {
         let state = self.clients[0].inspect(&key("job")).await;
-        let alike = |one: Mode, other: Mode| match (one, other) {
-            (Mode::Shared, Mode::Shared) | (Mode::Permits(_), Mode::Permits(_)) => true,
-            _ => false,
-        };
+        let alike = |one: Mode, other: Mode| matches!((one, other), (Mode::Shared, Mode::Shared) | (Mode::Permits(_), Mode::Permits(_)));
         for (at, one) in state.holders.iter().enumerate() {
             for other in &state.holders[..at] {
                 assert!(alike(one.mode, other.mode) && (one.permit.is_none() || one.permit != other.permit), "{state:?}");

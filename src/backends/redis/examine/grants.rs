@@ -59,6 +59,7 @@ impl<'a> Needs<'a> {
                 "hrandfield",
                 "hlen",
                 "pttl",
+                "hget",
                 "hgetall",
                 "hvals",
                 "zrange",

@@ -49,8 +49,8 @@ end
 
 -- The owner's share as a table, and nil if it has none or the lock knows nothing of it.
 local function share_of(lock, shares, owner)
-  local text = redis.pcall('HGET', shares, owner)
-  local share = type(text) == 'string' and cjson.decode(text) or nil
+  local text = redis.call('HGET', shares, owner)
+  local share = text and cjson.decode(text)
   if share and (is_newer(share) or has_field(lock, field_of(share))) then
     return share
   end
@@ -58,14 +58,15 @@ end
 
 -- Writes a share down, which is there until `ends`.
 local function save_share(lock, shares, ends_key, share, ends)
+  -- First what another right is needed for, so that nothing is left of a share that can't be had.
+  if share.kind == 'shared' then
+    redis.call('SET', timeout_of(lock, share), '1', 'PXAT', whole(ends))
+  end
   redis.call('ZADD', ends_key, whole(ends), share.owner)
   redis.call('HSET', shares, share.owner, cjson.encode(share))
   local latest = whole(tonumber(redis.call('ZRANGE', ends_key, -1, -1, 'WITHSCORES')[2]) + KEEP)
   redis.call('PEXPIREAT', shares, latest)
   redis.call('PEXPIREAT', ends_key, latest)
-  if share.kind == 'shared' then
-    redis.call('SET', timeout_of(lock, share), '1', 'PXAT', whole(ends))
-  end
 end
 
 -- Keeps a lock that has shares until `ends` at least. One without an end, which a reader of Redisson may have, stays so.
