@@ -506,7 +506,11 @@ async fn a_release_whose_answer_was_lost_is_unknown_and_one_that_finds_nothing_i
 async fn what_a_backend_cannot_do_is_refused_without_a_call() {
     let world = World::new();
     let mut client = world.client(&[]);
-    for bad in [Request { mode: Mode::Permits(2), ..request() }, Request { fair: true, ..request() }] {
+    let terms = Terms { place: "web1".into(), skew_guard: None, at_least: Some(secs(1)), once: None };
+    for bad in [
+        Request { mode: Mode::Permits(2), terms: Some(terms.clone()), ..request() },
+        Request { mode: Mode::Shared, terms: Some(terms), ..request() },
+    ] {
         let refused = acquire(&mut client, &world.clock, bad, Patience::Try, LIMITS, pending::<()>(), |_| ()).await.unwrap_err();
         assert_eq!(refused.kind, Kind::Unsupported);
     }

@@ -193,6 +193,8 @@ pub struct Grant {
     pub settle: Duration,
     /// What another process needs beside the token to renew and release this hold; only for detached holds.
     pub session: Option<Session>,
+    /// Which permit it is, from 0, for as long as the hold lasts; only for [`Mode::Permits`](super::Mode::Permits).
+    pub permit: Option<u32>,
 }
 
 /// Why a lock was not granted, and what to wait for.

@@ -48,6 +48,8 @@ impl Metadata {
 pub struct Holder {
     /// How it is held.
     pub mode: Mode,
+    /// Which of the permits it has, from 0.
+    pub permit: Option<u32>,
     /// Who; `None` for a foreign client, or where it was left out.
     pub metadata: Option<Metadata>,
     /// The public number of the hold.

@@ -148,6 +148,7 @@ mod tests {
             key: Key::new("nightly").unwrap(),
             stored_as: "dlock:nightly".into(),
             holders: vec![Holder {
+                permit: None,
                 mode: Mode::Exclusive,
                 metadata: Some(metadata("app", "web3")),
                 fence: Some(Fence(1042)),

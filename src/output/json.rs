@@ -658,6 +658,7 @@ mod tests {
     fn whatever_others_wrote_it_is_one_line_of_json() {
         let metadata = Metadata { host: Some("a\n\u{1b}\"\u{202e}".into()), description: Some("x".repeat(1 << 20)), ..Metadata::default() };
         let holder = Holder {
+            permit: None,
             mode: Mode::Exclusive,
             metadata: Some(metadata),
             fence: None,

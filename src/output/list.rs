@@ -111,6 +111,7 @@ mod tests {
             key: Key::new(key).unwrap(),
             stored_as: key.into(),
             holders: vec![Holder {
+                permit: None,
                 mode: Mode::Exclusive,
                 metadata: Some(metadata),
                 fence: Some(Fence(fence)),

@@ -108,6 +108,7 @@ mod tests {
 
     fn holder(metadata: Option<Metadata>) -> Holder {
         Holder {
+            permit: None,
             mode: Mode::Exclusive,
             metadata,
             fence: None,

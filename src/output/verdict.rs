@@ -235,6 +235,7 @@ mod tests {
 
     fn holder() -> Holder {
         Holder {
+            permit: None,
             mode: Mode::Exclusive,
             metadata: Some(Metadata { host: Some("web1".into()), ..Metadata::default() }),
             fence: Some(Fence(812)),

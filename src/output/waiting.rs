@@ -105,6 +105,7 @@ mod tests {
         let metadata =
             Metadata { user: Some("ana".into()), host: Some("ops1".into()), description: Some("v2.3".into()), ..Metadata::default() };
         let holder = Holder {
+            permit: None,
             mode: Mode::Exclusive,
             metadata: Some(metadata),
             fence: None,

@@ -129,6 +129,7 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
         holds: look.holds(session.lease),
         settle: if dying.is_empty() { Duration::ZERO } else { SETTLE },
         session: None,
+        permit: None,
     };
     history::bury_old(client, &session.names, &look).await;
     let settled_at = super::waiting::after(SETTLE);
@@ -391,7 +392,7 @@ pub(super) async fn enter(client: &mut Client, session: &mut Session, request: &
     }
     let Some(outer) = client.keep_alive(session.lease).await? else { return Ok(Attempt::NotHeld) };
     let granted = |length| -> Result<Grant> {
-        Ok(Grant { fence: found.fence(), ttl: ttl(length)?, holds: found.holds, settle: Duration::ZERO, session: None })
+        Ok(Grant { fence: found.fence(), ttl: ttl(length)?, holds: found.holds, settle: Duration::ZERO, session: None, permit: None })
     };
     if found.is_root {
         session.stage = Stage::Held(found.hold());

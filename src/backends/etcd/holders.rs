@@ -30,6 +30,7 @@ pub(super) async fn tell<'a>(client: &mut Client, look: &Look, holders: impl Ite
             },
         };
         told.push(Holder {
+            permit: None,
             mode: one.class.mode(),
             foreign: one.value.is_some() && value.is_none(),
             detached: value.as_ref().is_some_and(|value| value.detached),

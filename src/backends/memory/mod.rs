@@ -4,6 +4,7 @@
 //! Time is tokio's, so that a paused runtime controls leases and waits alike.
 
 mod examine;
+mod queue;
 
 use std::{
     cell::RefCell,
@@ -16,10 +17,11 @@ use async_trait::async_trait;
 use tokio::{sync::Notify, time::Instant};
 use uuid::Uuid;
 
+use self::queue::Queue;
 use crate::lock::{
     Attempt, Backend, Break, Busy, Capabilities, End, Entry, Extension, Fence, Grant, History, Holder, Holding, Init, Key, LockState,
     Marking, Metadata, Mode, Namespace, Note, Parting, Past, Purpose, REMEMBERED, Record, Release, Renewal, Request, Result,
-    SKIPPING_HOSTS, Scope, Skips, Token, Ttl, Waiter, Wake, fingerprint, whole_ms,
+    SKIPPING_HOSTS, Scope, Skips, Token, Ttl, Wake, fingerprint, whole_ms,
 };
 
 /// What several [`Memory`] backends share.
@@ -41,18 +43,19 @@ impl Store {
     pub fn lose_data(&self) {
         for slot in self.slots.borrow_mut().values_mut() {
             slot.leases.clear();
+            slot.queue = Queue::default();
             slot.last_fence = 0;
             slot.wake.notify_waiters();
         }
     }
 }
 
-/// One lock: free, one exclusive lease, or any number of shared ones.
+/// One lock: free, one exclusive lease, any number of shared ones, or some permits.
 #[derive(Default)]
 struct Slot {
     leases: Vec<Lease>,
     last_fence: u64,
-    queue: Vec<Queued>,
+    queue: Queue,
     wake: Rc<Notify>,
     /// The latest first, and those of them that ended badly.
     past: [VecDeque<Past>; 2],
@@ -62,15 +65,9 @@ struct Slot {
     warned: (u64, u32),
 }
 
-struct Queued {
-    token: Token,
-    mode: Mode,
-    metadata: Option<Metadata>,
-    since: Instant,
-}
-
 struct Lease {
     mode: Mode,
+    permit: Option<u32>,
     owner: Uuid,
     /// The hold that the lock was taken with.
     root: u64,
@@ -97,6 +94,7 @@ impl Lease {
     fn holder(&self, now: Instant) -> Holder {
         Holder {
             mode: self.mode,
+            permit: self.permit,
             metadata: self.metadata.clone(),
             fence: Some(Fence(self.fence)),
             foreign: false,
@@ -129,6 +127,7 @@ impl Slot {
             }
         }
         self.leases.retain(|lease| !lease.holds.is_empty());
+        self.queue.settle(now);
         for past in over {
             self.remember(past);
         }
@@ -148,13 +147,56 @@ impl Slot {
         self.leases.iter_mut().find(|lease| lease.owner == owner)
     }
 
-    fn admits(&self, mode: Mode) -> bool {
-        self.leases.is_empty() || (mode == Mode::Shared && self.leases.iter().all(|lease| lease.mode == Mode::Shared))
+    /// How many holds of this mode the lock has room for.
+    fn room(&self, mode: Mode) -> usize {
+        room(&self.leases, mode)
     }
 
-    /// Wakes one who waits, or all if there are readers, who can go together.
+    /// Grants a lock that has room for it.
+    fn grant(&mut self, request: &Request, now: Instant, now_ms: u64) {
+        // Never below the store's time, so that a store that lost its data doesn't repeat a fence.
+        self.last_fence = (self.last_fence + 1).max(now_ms * 1000);
+        self.record.begin(request, Fence(self.last_fence), now_ms);
+        self.queue.granted(&request.token);
+        self.leases.push(Lease {
+            mode: request.mode,
+            permit: self.permit(request.mode),
+            owner: request.token.owner,
+            root: request.token.hold,
+            holds: BTreeMap::new(),
+            fence: self.last_fence,
+            since: now,
+            renewed: now,
+            metadata: request.metadata.clone(),
+            detached: request.detached,
+            broken: None,
+        });
+    }
+
+    /// Says who has the lock to who can't have it, `held_up` by the queue or not.
+    fn busy(&mut self, request: &Request, held_up: Option<Duration>, now: Instant) -> Busy {
+        let position = self.queue.join(request, now);
+        let holders: Vec<_> = self.leases.iter().map(|lease| lease.holder(now)).collect();
+        let ends = holders.iter().filter_map(|holder| holder.expires_in);
+        Busy {
+            // Whichever permit comes back first is enough.
+            expires_in: held_up.or(if matches!(request.mode, Mode::Permits(_)) { ends.min() } else { ends.max() }),
+            passing: holders.is_empty(),
+            holders,
+            notifies: true,
+            position,
+        }
+    }
+
+    /// The lowest number that no permit has.
+    fn permit(&self, mode: Mode) -> Option<u32> {
+        let Mode::Permits(most) = mode else { return None };
+        (0..most).find(|number| self.leases.iter().all(|lease| lease.permit != Some(*number)))
+    }
+
+    /// Wakes one who waits, or all if that may be the wrong one or one too few.
     fn pass_on(&self) {
-        if self.queue.iter().any(|queued| queued.mode == Mode::Shared) {
+        if self.queue.wants_all_woken() {
             self.wake.notify_waiters();
         }
         self.wake.notify_one();
@@ -171,14 +213,22 @@ impl Slot {
             key: key.clone(),
             stored_as: key.to_string(),
             holders: self.leases.iter().map(|lease| lease.holder(now)).collect(),
-            waiters: self
-                .queue
-                .iter()
-                .map(|queued| Waiter { metadata: queued.metadata.clone(), waiting_for: Some(now - queued.since) })
-                .collect(),
+            waiters: self.queue.waiters(now),
             last_fence: (self.last_fence > 0).then_some(Fence(self.last_fence)),
             nodes: Vec::new(),
         }
+    }
+}
+
+/// How many holds of `mode` there is room for beside `leases`. A new number of permits rules for new ones.
+fn room(leases: &[Lease], mode: Mode) -> usize {
+    match mode {
+        Mode::Exclusive => usize::from(leases.is_empty()),
+        Mode::Shared if leases.iter().all(|lease| lease.mode == Mode::Shared) => usize::MAX,
+        Mode::Permits(most) if leases.iter().all(|lease| lease.permit.is_some()) => {
+            usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(leases.len())
+        }
+        Mode::Shared | Mode::Permits(_) => 0,
     }
 }
 
@@ -200,7 +250,15 @@ impl Memory {
         Self {
             store,
             namespace,
-            capabilities: Capabilities { shared: true, history: true, terms: true, breakable: true, ..Capabilities::usual("memory") },
+            capabilities: Capabilities {
+                shared: true,
+                permits: true,
+                fair: true,
+                history: true,
+                terms: true,
+                breakable: true,
+                ..Capabilities::usual("memory")
+            },
         }
     }
 
@@ -237,55 +295,28 @@ impl Backend for Memory {
             if !ours && request.entry == Entry::Reenter {
                 return Attempt::NotHeld;
             }
-            if !ours && slot.admits(request.mode) {
+            let mut held_up = None;
+            if !ours && slot.room(request.mode) > 0 {
                 let now_ms = ms_since(born, now);
                 if let Some(refusal) = slot.record.judge(request.terms.as_ref(), now_ms) {
                     return Attempt::Refused(Box::new(refusal));
                 }
-                // Never below the store's time, so that a store that lost its data doesn't repeat a fence.
-                slot.last_fence = (slot.last_fence + 1).max(u64::try_from((now - born).as_micros()).unwrap_or(u64::MAX));
-                slot.record.begin(request, Fence(slot.last_fence), now_ms);
-                slot.leases.push(Lease {
-                    mode: request.mode,
-                    owner: request.token.owner,
-                    root: request.token.hold,
-                    holds: BTreeMap::new(),
-                    fence: slot.last_fence,
-                    since: now,
-                    renewed: now,
-                    metadata: request.metadata.clone(),
-                    detached: request.detached,
-                    broken: None,
-                });
+                let Slot { queue, leases, .. } = slot;
+                held_up = queue.held_up(request, |mode| room(leases, mode), now);
+                if held_up.is_none() {
+                    slot.grant(request, now, now_ms);
+                }
             }
             let Some(lease) = slot.leases.iter_mut().find(|lease| lease.owner == request.token.owner) else {
-                let known = slot.queue.iter().position(|queued| queued.token == request.token);
-                let place = known.or_else(|| {
-                    request.waiting.then(|| {
-                        slot.queue.push(Queued {
-                            token: request.token,
-                            mode: request.mode,
-                            metadata: request.metadata.clone(),
-                            since: now,
-                        });
-                        slot.queue.len() - 1
-                    })
-                });
-                let holders: Vec<_> = slot.leases.iter().map(|lease| lease.holder(now)).collect();
-                return Attempt::Busy(Busy {
-                    expires_in: holders.iter().filter_map(|holder| holder.expires_in).max(),
-                    holders,
-                    notifies: true,
-                    passing: false,
-                    position: place.and_then(|place| u32::try_from(place + 1).ok()),
-                });
+                return Attempt::Busy(slot.busy(request, held_up, now));
             };
             let before = lease.holds.get(&request.token.hold).map_or(now, |hold| hold.expires);
             lease.holds.insert(request.token.hold, Hold { expires: hold.expires.max(before), ..hold });
             lease.renewed = now;
-            slot.queue.retain(|queued| queued.token != request.token);
+            slot.queue.leave(&request.token);
             Attempt::Granted(Grant {
                 fence: Fence(lease.fence),
+                permit: lease.permit,
                 ttl: request.ttl,
                 holds: u32::try_from(lease.holds.len()).unwrap_or(u32::MAX),
                 settle: Duration::ZERO,
@@ -302,8 +333,8 @@ impl Backend for Memory {
 
     async fn abandon(&mut self, request: &Request) -> Result<()> {
         self.with(&request.key, |slot, _| {
-            slot.queue.retain(|queued| queued.token != request.token);
-            if slot.leases.is_empty() {
+            // Who leaves may have held others up.
+            if slot.queue.leave(&request.token) || slot.leases.is_empty() {
                 slot.pass_on();
             }
         });

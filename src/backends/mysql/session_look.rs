@@ -133,6 +133,7 @@ pub(super) fn read_holder(answers: &[Answer], at: usize) -> Result<(Option<Holde
     let ours = ours.is_some();
     Ok((
         Some(Holder {
+            permit: None,
             mode: How::Exclusive,
             // What can't be read is left out, since no decision hangs on it.
             metadata: metadata.filter(|_| ours).and_then(|json| serde_json::from_str::<Metadata>(&json).ok()),

@@ -99,6 +99,7 @@ pub(super) fn holders(rows: &[PgRow]) -> Result<(Vec<Holder>, Option<Fence>)> {
         let ttl: Option<i64> = row.try_get("ttl_ms")?;
         let metadata: Option<String> = row.try_get("metadata")?;
         Ok(Some(Holder {
+            permit: None,
             mode: if row.try_get("shared")? { How::Shared } else { How::Exclusive },
             metadata: metadata.and_then(|json| serde_json::from_str(&json).ok()),
             fence: fence.map(|fence| Fence(u64::try_from(fence).unwrap_or_default())),

@@ -375,7 +375,7 @@ impl Sessions {
 }
 
 fn grant(fence: Fence, ttl: Ttl) -> Grant {
-    Grant { fence, ttl, holds: 1, settle: Duration::ZERO, session: None }
+    Grant { fence, ttl, holds: 1, settle: Duration::ZERO, session: None, permit: None }
 }
 
 #[async_trait(?Send)]

@@ -7,6 +7,7 @@ use super::{
     names::Names,
     reading::{read_time, readable},
     reply, script, starts,
+    state::read_shares,
 };
 use crate::lock::{Break, End, Fence, History, Key, Kind, Marking, Note, Past, Result, SKIPPING_HOSTS, Skips};
 
@@ -16,7 +17,7 @@ pub(in crate::backends) const HISTORY_READS: usize = 5;
 impl Redis {
     pub(super) async fn ask_note(&mut self, key: &Key, note: &Note) -> Result<()> {
         let names = self.names(key);
-        let keys = [&*names.lock, &names.record, &names.runs, &names.bad_runs, &names.skips, &names.starts];
+        let keys = [&*names.lock, &names.record, &names.runs, &names.bad_runs, &names.skips, &names.starts, &names.shares, &names.ends];
         let most = SKIPPING_HOSTS.to_string();
         let (fence, line);
         let arguments: Vec<&str> = match note {
@@ -33,18 +34,19 @@ impl Redis {
 
     pub(super) async fn ask_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
         let names = self.names(key);
-        let keys = [&*names.lock, &names.record, &names.runs, &names.bad_runs, &names.skips, &names.starts];
+        let keys = [&*names.lock, &names.record, &names.runs, &names.bad_runs, &names.skips, &names.starts, &names.shares, &names.ends];
         let reply = self.eval(&script::NOTE, &keys, &["warn", &fence.to_string(), &level.to_string()]).await?;
         reply::int(&reply).map(|new| new == 1).ok_or_else(failure::unreadable)
     }
 
     pub(super) async fn ask_break(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<Marking> {
         let names = self.names(key);
-        let keys = [&*names.lock, &names.record, &names.queue, &names.wake, &names.runs, &names.bad_runs];
+        let keys =
+            [&*names.lock, &names.record, &names.queue, &names.wake, &names.runs, &names.bad_runs, &names.shares, &names.ends, &names.line];
         let (end, why) = mark.into();
         let (fence, json, how) = (fence.to_string(), to_json(mark)?, how(&end, why.as_deref())?);
         let sharded = flag(self.is_cluster());
-        let arguments = [&*fence, &json, &how, flag(at_once), &names.channel, &names.rw_channel, sharded];
+        let arguments = [&*fence, &json, &how, flag(at_once), &names.channel, &names.rw_channel, sharded, &names.wakes];
         let reply = self.eval(&script::BREAK, &keys, &arguments).await?;
         read_marking(&reply)
     }
@@ -54,16 +56,24 @@ impl Redis {
         let mut pipeline = redis::pipe();
         add_history_reads(&mut pipeline, &names);
         pipeline.cmd("HGETALL").arg(&names.record).cmd("HRANDFIELD").arg(&names.lock).arg(16);
+        pipeline.cmd("HVALS").arg(&names.shares);
         let replies = self.look(&names.lock, &pipeline).await?;
-        let (history, [record, lock]) = replies.split_at(HISTORY_READS) else { return Err(failure::unreadable()) };
+        let (history, [record, lock, shares]) = replies.split_at(HISTORY_READS) else { return Err(failure::unreadable()) };
         let record = readable(record)?.and_then(reply::pairs).unwrap_or_default();
         let of_record = |name: &str| record.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
         // Something else than a hash is a foreign lock. Bounded, as with an empty namespace it may be any program's huge hash.
         let fields = readable(lock)?.and_then(reply::items).unwrap_or_default();
         let field = of_record("owner").map(|owner| format!("{owner}:1:write"));
         let held = fields.iter().any(|field_there| reply::text(field_there) == field);
-        let vanished = if held { None } else { vanished(of_record, &record) };
-        read_history(history, vanished)
+        let mut over: Vec<Past> = if held { None } else { vanished(of_record, &record) }.into_iter().collect();
+        let now = history.first().and_then(read_time);
+        for share in read_shares(readable(shares)?.unwrap_or(&Value::Nil)) {
+            let there = fields.len() >= 16 || fields.iter().any(|field| reply::text(field) == Some(share.field()));
+            if !there || now.is_some_and(|now| !share.is_live(now)) {
+                over.extend(vanished(|name| share.of(name), &share.0));
+            }
+        }
+        read_history(history, over)
     }
 }
 
@@ -73,8 +83,8 @@ pub(in crate::backends) fn add_history_reads(pipeline: &mut redis::Pipeline, nam
     pipeline.cmd("HGETALL").arg(&names.skips).cmd("HGETALL").arg(&names.starts);
 }
 
-/// A history from the replies to [`add_history_reads`], and the hold that vanished last, if nobody took the lock since.
-pub(in crate::backends) fn read_history(replies: &[Value], vanished: Option<Past>) -> Result<History> {
+/// A history from the replies to [`add_history_reads`], and the holds that vanished and that nobody has remembered since.
+pub(in crate::backends) fn read_history(replies: &[Value], vanished: impl IntoIterator<Item = Past>) -> Result<History> {
     let [time, runs, bad, skips, starts] = replies else { return Err(failure::unreadable()) };
     let now = readable(time)?.and_then(read_time).and_then(|now| u64::try_from(now).ok());
     let mut found = Vec::new();
@@ -89,7 +99,9 @@ pub(in crate::backends) fn read_history(replies: &[Value], vanished: Option<Past
     }
     // It ends when its lease does, and only then is it over.
     found.extend(
-        vanished.map(|past| Past { ended_ms: past.ended_ms.zip(now).map(|(ended, now)| ended.min(now)).or(past.ended_ms), ..past }),
+        vanished
+            .into_iter()
+            .map(|past| Past { ended_ms: past.ended_ms.zip(now).map(|(ended, now)| ended.min(now)).or(past.ended_ms), ..past }),
     );
     let skips = readable(skips)?.and_then(reply::pairs).unwrap_or_default();
     let starts = readable(starts)?.and_then(reply::pairs).unwrap_or_default();

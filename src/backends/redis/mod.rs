@@ -36,14 +36,15 @@ use self::{
     names::Names,
     script::Script,
     servers::{Line, Servers},
-    state::{Snapshot, foreign},
+    state::{Snapshot, foreign, read_shares},
 };
 use crate::lock::{
     Attempt, Backend, Break, Busy, Capabilities, End, Entry, Extension, Fence, Grant, History, Holding, Init, Key, LockState, Marking,
     Mode, Note, Parting, Purpose, Release, Renewal, Request, Result, Scope, Stage, Token, Ttl, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities { history: true, terms: true, breakable: true, ..Capabilities::usual("redis") };
+const CAPABILITIES: Capabilities =
+    Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("redis") };
 
 /// How often one question follows a cluster from one node to another. Once is usual, twice while a slot is being moved.
 const REDIRECTIONS: usize = 5;
@@ -77,7 +78,7 @@ impl Redis {
     async fn eval_over(&mut self, mut line: Line, script: &Script, keys: &[&str], arguments: &[&str]) -> Result<(Line, Value)> {
         let name = keys[0];
         // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
-        let takes = script.is(&script::ACQUIRE);
+        let takes = script.is(&script::ACQUIRE) || script.is(&script::SHARE);
         for _ in 0..REDIRECTIONS {
             line.connection.drop_unsent_on_close(takes);
             let mut reply = line.ask(&script.by_sha(keys, arguments)).await?;
@@ -139,27 +140,49 @@ impl Redis {
             self.queued.push((request.key.clone(), request.token));
         }
         let metadata = request.metadata.as_ref().map(history::to_json).transpose()?.unwrap_or_default();
-        let keys = [&*names.lock, &names.fence, &names.record, &names.queue, &names.waiters, &names.runs, &names.bad_runs, &names.starts];
+        let keys: [&str; 13] = [
+            &names.lock,
+            &names.fence,
+            &names.record,
+            &names.queue,
+            &names.waiters,
+            &names.runs,
+            &names.bad_runs,
+            &names.starts,
+            &names.shares,
+            &names.ends,
+            &names.line,
+            &names.fair,
+            &names.fair_readers,
+        ];
         let terms = starts::arguments(request.terms.as_ref());
         let [place, guard, least, window, failed, crashed] = terms.each_ref().map(String::as_str);
-        let arguments = [
-            &*request.token.owner.to_string(),
-            &request.token.hold_text(),
-            &request.ttl.as_millis().to_string(),
+        let (owner, hold, ttl) = (request.token.owner.to_string(), request.token.hold_text(), request.ttl.as_millis().to_string());
+        let common: [&str; 8] = [
+            &owner,
+            &hold,
+            &ttl,
             flag(request.entry == Entry::Reenter),
             flag(request.waiting),
             flag(was_queued),
             flag(request.detached),
             &metadata,
-            place,
-            guard,
-            least,
-            window,
-            failed,
-            crashed,
         ];
-        let line = self.servers.take(&names.lock).await?;
-        let (mut line, reply) = self.eval_over(line, &script::ACQUIRE, &keys, &arguments).await?;
+        let most = if let Mode::Permits(most) = request.mode { most.to_string() } else { String::new() };
+        let alone = [&common[..], &[place, guard, least, window, failed, crashed, flag(request.fair)]].concat();
+        let share = [&common[..], &[&most, &names.wakes, flag(request.fair)]].concat();
+        let mut line = self.servers.take(&names.lock).await?;
+        let mut exclusive = request.mode == Mode::Exclusive;
+        let mut reply;
+        loop {
+            let (script, arguments) = if exclusive { (&script::ACQUIRE, &alone) } else { (&script::SHARE, &share) };
+            (line, reply) = self.eval_over(line, script, &keys, arguments).await?;
+            // Whoever is entered holds it in the other way. It can't be the other way round again but for a miracle.
+            if !is_otherwise(&reply) || exclusive != (request.mode == Mode::Exclusive) {
+                break;
+            }
+            exclusive = !exclusive;
+        }
         let attempt = match &reply {
             Value::ServerError(error) => Err(self.servers.refused(error)),
             reply => read_attempt(reply, request),
@@ -190,7 +213,8 @@ impl Redis {
         self.servers.learn_over(&mut line).await?;
         let seconds = format!("{}.{:03}", ms / 1000, ms % 1000);
         let mut block = ::redis::cmd("BLPOP");
-        block.arg(&names.wake).arg(seconds);
+        let own = names.wakes.clone() + &request.token.hold_text();
+        block.arg(if request.mode == Mode::Exclusive && !request.fair { &names.wake } else { &own }).arg(seconds);
         let reply = line.ask(&block.get_packed_command()).await?;
         if let Some(redirect @ Redirect::Moved(_)) = line.redirect(&reply) {
             self.servers.moved(&names.lock, &redirect);
@@ -212,10 +236,21 @@ impl Redis {
             return Ok(());
         }
         let names = self.names(&request.key);
-        let keys = [&*names.lock, &names.queue, &names.waiters, &names.wake];
-        self.eval(&script::ABANDON, &keys, &[&request.token.hold_text()]).await?;
+        let hold = request.token.hold_text();
+        let own = names.wakes.clone() + &hold;
+        let keys = [&*names.lock, &names.queue, &names.waiters, &names.wake, &names.line, &own, &names.fair, &names.fair_readers];
+        self.eval(&script::ABANDON, &keys, &[&hold, &names.wakes]).await?;
         self.forget_queued(request);
         Ok(())
+    }
+
+    /// Extends a hold of the whole lock, and if there is none such, a share.
+    async fn renew_over(&mut self, line: Line, names: &Names, arguments: &[&str]) -> Result<(Line, Value)> {
+        let (line, reply) = self.eval_over(line, &script::RENEW, &[&names.lock, &names.record], arguments).await?;
+        if !is_otherwise(&reply) {
+            return Ok((line, reply));
+        }
+        self.eval_over(line, &script::RENEW, &[&names.lock, &names.shares, &names.ends], arguments).await
     }
 
     async fn ask_renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
@@ -230,7 +265,7 @@ impl Redis {
         };
         let arguments = [&*token.owner.to_string(), &token.hold_text(), &ttl, purpose];
         let line = self.servers.take_for_long(&names.lock).await?;
-        let (mut line, reply) = self.eval_over(line, &script::RENEW, &[&names.lock, &names.record], &arguments).await?;
+        let (mut line, reply) = self.renew_over(line, &names, &arguments).await?;
         let renewal = match &reply {
             Value::ServerError(error) => Err(self.servers.refused(error)),
             reply => read_renewal(reply),
@@ -250,7 +285,7 @@ impl Redis {
         // For no time at all: that would shorten any hold, so that nothing is changed.
         let arguments = [&*token.owner.to_string(), &token.hold_text(), "0", "look"];
         let line = self.servers.take(&names.lock).await?;
-        let (line, reply) = self.eval_over(line, &script::RENEW, &[&names.lock, &names.record], &arguments).await?;
+        let (line, reply) = self.renew_over(line, &names, &arguments).await?;
         let holding = match &reply {
             Value::ServerError(error) => Err(self.servers.refused(error)),
             reply => read_renewal(reply).map(|renewal| match renewal {
@@ -263,13 +298,24 @@ impl Redis {
     }
 
     async fn release_over(&mut self, line: Line, names: &Names, token: &Token, parting: &Parting) -> Result<(Line, Value)> {
-        let keys = [&*names.lock, &names.record, &names.queue, &names.wake, &names.runs, &names.bad_runs, &names.starts];
+        let keys: [&str; 10] = [
+            &names.lock,
+            &names.record,
+            &names.queue,
+            &names.wake,
+            &names.runs,
+            &names.bad_runs,
+            &names.starts,
+            &names.shares,
+            &names.ends,
+            &names.line,
+        ];
         let (owner, hold) = (token.owner.to_string(), token.hold_text());
         let (tree, sharded) = (flag(parting.scope == Scope::Tree), flag(self.is_cluster()));
         let how = parting.end.as_ref().map(|end| history::how(end, parting.why.as_deref())).transpose()?.unwrap_or_default();
         let bad = flag(parting.end.as_ref().is_some_and(End::is_bad));
         let became = parting.became.map_or("", Stage::as_str);
-        let arguments = [&*owner, &hold, tree, &names.channel, &names.rw_channel, sharded, &how, bad, became];
+        let arguments = [&*owner, &hold, tree, &names.channel, &names.rw_channel, sharded, &how, bad, became, &names.wakes];
         self.eval_over(line, &script::RELEASE, &keys, &arguments).await
     }
 
@@ -384,27 +430,35 @@ fn answer(reply: &Value) -> Result<(String, &[Value])> {
     Ok((reply::text(first).ok_or_else(failure::unreadable)?, rest))
 }
 
+/// Whether the hold that was asked about is of the other sort: a share, or of the whole lock.
+fn is_otherwise(reply: &Value) -> bool {
+    matches!(answer(reply), Ok((word, [])) if word == "otherwise")
+}
+
 fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> {
     let (answer, rest) = answer(reply)?;
     match (&*answer, rest) {
-        ("granted", [fence, holds]) => Ok(Attempt::Granted(Grant {
+        ("granted", [fence, holds, rest @ ..]) => Ok(Attempt::Granted(Grant {
             fence: read_fence(fence)?,
             ttl: request.ttl,
             holds: read_count(holds)?,
             settle: Duration::ZERO,
             session: None,
+            permit: rest.first().and_then(reply::int).and_then(|number| u32::try_from(number).ok()),
         })),
         ("not-held", []) => Ok(Attempt::NotHeld),
         ("refused", rest) => starts::read_refusal(rest).map(|refusal| Attempt::Refused(Box::new(refusal))),
-        ("busy", [now, pttl, lock, record, place]) => {
+        ("busy", [now, pttl, lock, record, place, shares, left]) => {
             let lock = reply::pairs(lock).ok_or_else(failure::unreadable)?;
             let record = reply::pairs(record).ok_or_else(failure::unreadable)?;
-            let snapshot = Snapshot { now: reply::int(now), pttl: reply::int(pttl), lock_len: lock.len(), lock, record };
+            let shares = read_shares(shares);
+            let snapshot = Snapshot { now: reply::int(now), pttl: reply::int(pttl), lock_len: lock.len(), lock, record, shares };
             let holders = snapshot.holders()?;
-            let expires_in = snapshot.expires_in();
+            let left = reply::int(left).and_then(|ms| u64::try_from(ms).ok()).filter(|ms| *ms > 0).map(Duration::from_millis);
+            let expires_in = left.or_else(|| snapshot.expires_in());
             let notifies = expires_in.is_some() && holders.iter().all(|holder| !holder.foreign);
             let position = reply::int(place).and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
-            Ok(Attempt::Busy(Busy { holders, expires_in, notifies, position, passing: false }))
+            Ok(Attempt::Busy(Busy { passing: holders.is_empty(), holders, expires_in, notifies, position }))
         }
         // A string that ends by itself is a lock of `SET NX PX`; one that doesn't would make cron skip silently for ever.
         ("alien", [kind, pttl]) => match (reply::text(kind).as_deref(), read_ms(pttl)) {

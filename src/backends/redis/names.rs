@@ -28,8 +28,20 @@ pub(in crate::backends) struct Names {
     pub skips: String,
     /// What is kept of the starts of runs.
     pub starts: String,
-    /// The list that they block on.
+    /// The shares of it, readers' and permits.
+    pub shares: String,
+    /// When each of them ends.
+    pub ends: String,
+    /// Who waits for a share, by arrival.
+    pub line: String,
+    /// Those of them who asked for fair order, but readers.
+    pub fair: String,
+    /// Those of them who did and want to read.
+    pub fair_readers: String,
+    /// The list that those in the queue block on.
     pub wake: String,
+    /// What the lists begin with that those in the line block on, each on its own.
+    pub wakes: String,
     /// Where those wait who want Redisson's plain lock.
     pub channel: String,
     /// Where those wait who want Redisson's read-write lock.
@@ -52,7 +64,13 @@ impl Names {
             bad_runs: side("bad-runs"),
             skips: side("skips"),
             starts: side("starts"),
+            shares: side("shares"),
+            ends: side("ends"),
+            line: side("line"),
+            fair: side("fair"),
+            fair_readers: side("fair-readers"),
             wake: side("wake"),
+            wakes: side("wake:"),
             channel: format!("redisson_lock__channel:{{{lock}}}"),
             rw_channel: format!("redisson_rwlock:{{{lock}}}"),
             lock,
@@ -91,8 +109,24 @@ mod tests {
 
     use super::*;
 
-    fn sides(of: &Names) -> [&String; 9] {
-        [&of.fence, &of.record, &of.queue, &of.waiters, &of.wake, &of.runs, &of.bad_runs, &of.skips, &of.starts]
+    fn sides(of: &Names) -> [&String; 15] {
+        [
+            &of.shares,
+            &of.ends,
+            &of.line,
+            &of.fair,
+            &of.fair_readers,
+            &of.wakes,
+            &of.fence,
+            &of.record,
+            &of.queue,
+            &of.waiters,
+            &of.wake,
+            &of.runs,
+            &of.bad_runs,
+            &of.skips,
+            &of.starts,
+        ]
     }
 
     proptest! {

@@ -13,12 +13,12 @@ use super::{
     names::{ENCODING, Names, key_of, pattern, prefix},
     reply,
     servers::Line,
-    state::{Snapshot, foreign, waiters},
+    state::{Snapshot, foreign, read_shares, waiters},
 };
 use crate::lock::{Effect, Fence, Key, Kind, LockState, Mode, Result};
 
 /// How many commands one lock takes.
-const PER_LOCK: usize = 9;
+const PER_LOCK: usize = 11;
 
 /// How many locks are read in one packet.
 const BATCH: usize = 50;
@@ -47,7 +47,14 @@ fn add_reads(pipeline: &mut Pipeline, names: &Names) {
         .cmd("HGETALL")
         .arg(&names.waiters)
         .cmd("GET")
-        .arg(&names.fence);
+        .arg(&names.fence)
+        .cmd("HVALS")
+        .arg(&names.shares)
+        .cmd("ZRANGE")
+        .arg(&names.line)
+        .arg(0)
+        .arg(-1)
+        .arg("WITHSCORES");
 }
 
 impl Redis {
@@ -164,7 +171,7 @@ fn add_held(states: &mut BTreeMap<Key, LockState>, read: Result<LockState>) -> R
 }
 
 fn read_state(key: Key, names: &Names, replies: &[Value]) -> Result<LockState> {
-    let [time, kind, lock, lock_len, pttl, record, queue, said, fence] = replies else { return Err(failure::unreadable()) };
+    let [time, kind, lock, lock_len, pttl, record, queue, said, fence, shares, line] = replies else { return Err(failure::unreadable()) };
     let now = readable(time)?.and_then(read_time);
     // Without this right nothing is known, which must not read as free.
     if let Value::ServerError(error) = kind {
@@ -177,6 +184,7 @@ fn read_state(key: Key, names: &Names, replies: &[Value]) -> Result<LockState> {
         lock: readable(lock)?.and_then(reply::pairs).unwrap_or_default(),
         lock_len: readable(lock_len)?.and_then(reply::int).and_then(|len| usize::try_from(len).ok()).unwrap_or_default(),
         record: readable(record)?.and_then(reply::pairs).unwrap_or_default(),
+        shares: readable(shares)?.map(read_shares).unwrap_or_default(),
     };
     let holders = match &*kind {
         "hash" => {
@@ -189,12 +197,17 @@ fn read_state(key: Key, names: &Names, replies: &[Value]) -> Result<LockState> {
         "string" if snapshot.expires_in().is_some() => vec![foreign(Mode::Exclusive, snapshot.expires_in())],
         other => return Err(failure::no_lock(&format!("a {other}"))),
     };
+    let mut waiting = Vec::new();
+    for queue in [queue, line] {
+        waiting.extend(readable(queue)?.and_then(reply::pairs).unwrap_or_default());
+    }
+    waiting.sort_by_key(|(_, arrival)| arrival.parse::<i64>().ok());
     let none = Value::Nil;
     Ok(LockState {
         key,
         stored_as: names.lock.clone(),
         holders,
-        waiters: waiters(now, readable(queue)?.unwrap_or(&none), readable(said)?.unwrap_or(&none)),
+        waiters: waiters(now, waiting, readable(said)?.unwrap_or(&none)),
         last_fence: readable(fence)?.and_then(reply::int).and_then(|fence| u64::try_from(fence).ok()).map(Fence),
         nodes: Vec::new(),
     })

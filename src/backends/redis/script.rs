@@ -14,12 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "c52a7187459969b409b53bd594277d4d4d33e78b");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "1b643248db1c0fd1e98be07914b67befe3195ec1");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "7a226e14a823e844e0e903f6314b138798b1a1f1");
-pub(super) static BREAK: Script = script!("lua/break.lua", "dfcd4dc8fa5597b3d123215bd090021c7a3763e7");
-pub(super) static NOTE: Script = script!("lua/note.lua", "9344d57d752b2f8bc2bbb0933624f1ed54f70b60");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "47280177434982de4f302f60a62c5c45aed0e982");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "0e14238f79f925d824a33d4f8d363f8e7bdcd84c");
+pub(super) static SHARE: Script = script!("lua/share.lua", "11798da4f5f00d1511738c40e3caaa5ae7d8df2d");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "0db10a814a1b20738355e8c1421dfce27044199e");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "4177f44361cf6cd3c51e9ec91c53a9f6655b6cb2");
+pub(super) static BREAK: Script = script!("lua/break.lua", "ed22e8401ebfa119f011c86bc95996f0ec575a45");
+pub(super) static NOTE: Script = script!("lua/note.lua", "1d6e631887d9592948b5518d13dfbfe5f6e32fca");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "06ba1101c605f5577c8fbc751ee273155f06e5de");
 
 impl Script {
     /// A script and its sum.
@@ -61,7 +62,7 @@ mod tests {
 
     #[test]
     fn the_sums_are_those_of_the_scripts() {
-        for script in [&ACQUIRE, &RENEW, &RELEASE, &ABANDON, &BREAK, &NOTE] {
+        for script in [&ACQUIRE, &SHARE, &RENEW, &RELEASE, &ABANDON, &BREAK, &NOTE] {
             script.assert_sum();
         }
     }

@@ -1,6 +1,6 @@
 //! What is stored about a lock, read into the vocabulary.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use redis::Value;
 
@@ -12,6 +12,9 @@ const MAJOR: u32 = 1;
 
 /// A waiter that has not been heard of for so long is gone.
 const WAITER_GONE_MS: i64 = 15_000;
+
+/// How many fields of a lock, or holders, are looked at.
+const SOME: usize = 16;
 
 /// A lock as it was at one moment.
 pub(super) struct Snapshot {
@@ -25,6 +28,38 @@ pub(super) struct Snapshot {
     pub lock_len: usize,
     /// dlock's record beside it.
     pub record: Vec<(String, String)>,
+    /// What it knows of those who have shares, or some of it; what is over is among it.
+    pub shares: Vec<Share>,
+}
+
+/// The record of a share, as of a lock.
+pub(super) struct Share(pub Vec<(String, String)>);
+
+/// A list of them as JSON. What a newer version wrote in another way is left out.
+pub(super) fn read_shares(reply: &Value) -> Vec<Share> {
+    let read = |json: &Value| serde_json::from_str::<BTreeMap<String, String>>(&reply::text(json)?).ok();
+    reply::items(reply).unwrap_or_default().iter().filter_map(read).map(|share| Share(share.into_iter().collect())).collect()
+}
+
+impl Share {
+    pub(super) fn of(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
+    }
+
+    /// What it has in the lock.
+    pub(super) fn field(&self) -> String {
+        let kind = if self.of("kind") == Some("permits") { ":permit" } else { "" };
+        format!("{}:1{kind}", self.of("owner").unwrap_or_default())
+    }
+
+    fn ends(&self) -> i64 {
+        let holds = self.0.iter().filter(|(field, _)| field.starts_with("hold:"));
+        holds.filter_map(|(_, value)| value.split(':').next()?.parse().ok()).max().unwrap_or_default()
+    }
+
+    pub(super) fn is_live(&self, now: i64) -> bool {
+        self.ends() > now
+    }
 }
 
 impl Snapshot {
@@ -44,12 +79,15 @@ impl Snapshot {
         }
         let owner = self.of_record("owner");
         if owner.is_some_and(|owner| self.lock.iter().any(|(field, _)| *field == format!("{owner}:1:write"))) {
-            return Ok(vec![self.own_holder()]);
+            return Ok(vec![self.own_holder(&self.record)]);
+        }
+        let shared = self.lock.iter().any(|(field, value)| field == "mode" && value == "read");
+        if shared || self.lock.iter().any(|(field, value)| field == "mode" && value == "permits") {
+            return self.sharing();
         }
         if !self.is_redisson_shaped() {
             return Err(failure::no_lock("a hash"));
         }
-        let shared = self.lock.iter().any(|(field, value)| field == "mode" && value == "read");
         let has_mode = self.lock.iter().any(|(field, _)| field == "mode");
         let count = (self.lock_len - usize::from(has_mode)).max(1);
         let mode = if shared { Mode::Shared } else { Mode::Exclusive };
@@ -63,33 +101,61 @@ impl Snapshot {
         self.pttl.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis)
     }
 
-    fn own_holder(&self) -> Holder {
+    /// Those who have shares: ours, and readers of others.
+    fn sharing(&self) -> Result<Vec<Holder>> {
+        // Of a large hash only some fields are known.
+        let complete = self.lock.len() >= self.lock_len && self.lock_len < SOME;
+        let there = |share: &&Share| !complete || self.lock.iter().any(|(field, _)| *field == share.field());
+        let mut holders = Vec::new();
+        let live = |share: &&Share| self.now.is_none_or(|now| share.is_live(now));
+        for share in self.shares.iter().filter(there).filter(live) {
+            let expires_in = self.now.and_then(|now| u64::try_from(share.ends() - now).ok()).map(Duration::from_millis);
+            let number = |name| share.of(name).and_then(|number| number.parse::<u32>().ok());
+            let (mode, permit) = number("most").map_or((Mode::Shared, None), |most| (Mode::Permits(most), number("permit")));
+            holders.push(Holder { mode, permit, expires_in, ..self.own_holder(&share.0) });
+        }
+        let known = self.shares.iter().filter(there).count();
+        let others = if complete {
+            self.lock.iter().filter(|(field, _)| field != "mode" && !self.shares.iter().any(|share| share.field() == *field)).count()
+        } else {
+            self.lock_len.saturating_sub(known + 1)
+        };
+        if others > 0 && complete && self.shares.is_empty() && !self.is_redisson_shaped() {
+            return Err(failure::no_lock("a hash"));
+        }
+        holders.extend(vec![foreign(Mode::Shared, self.expires_in()); others.min(SOME)]);
+        if holders.is_empty() && self.shares.is_empty() {
+            return Err(failure::no_lock("a hash"));
+        }
+        Ok(holders)
+    }
+
+    fn own_holder(&self, record: &[(String, String)]) -> Holder {
         let now = self.now;
+        let of = |name: &str| record.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
         let ago = |field| {
-            let then: i64 = self.of_record(field)?.parse().ok()?;
+            let then: i64 = of(field)?.parse().ok()?;
             Some(Duration::from_millis(u64::try_from(now? - then).unwrap_or(0)))
         };
-        let live = self.record.iter().filter(|(field, value)| {
+        let live = record.iter().filter(|(field, value)| {
             let ends = value.split(':').next().and_then(|ends| ends.parse::<i64>().ok());
             field.starts_with("hold:") && ends.is_some_and(|ends| now.is_none_or(|now| ends > now))
         });
         Holder {
+            permit: None,
             mode: Mode::Exclusive,
-            metadata: self.of_record("meta").and_then(|json| serde_json::from_str(json).ok()),
-            fence: self.of_record("fence").and_then(|fence| fence.parse().ok()).map(Fence),
+            metadata: of("meta").and_then(|json| serde_json::from_str(json).ok()),
+            fence: of("fence").and_then(|fence| fence.parse().ok()).map(Fence),
             foreign: false,
-            detached: self.of_record("detached") == Some("1"),
+            detached: of("detached") == Some("1"),
             held_for: ago("since"),
             renewed_ago: ago("renewed"),
             expires_in: self.expires_in(),
             holds: u32::try_from(live.count()).unwrap_or(u32::MAX).max(1),
-            broken: self.broken(),
+            broken: of("mark")
+                .and_then(|mark| serde_json::from_str(mark).ok())
+                .map(|mark: Break| Break { seen: of("seen").is_some(), ..mark }),
         }
-    }
-
-    fn broken(&self) -> Option<Break> {
-        let mark: Break = serde_json::from_str(self.of_record("mark")?).ok()?;
-        Some(Break { seen: self.of_record("seen").is_some(), ..mark })
     }
 
     fn of_record(&self, name: &str) -> Option<&str> {
@@ -110,6 +176,7 @@ impl Snapshot {
 /// A holder of whom only the expiry is known.
 pub(in crate::backends) fn foreign(mode: Mode, expires_in: Option<Duration>) -> Holder {
     Holder {
+        permit: None,
         mode,
         metadata: None,
         fence: None,
@@ -124,8 +191,8 @@ pub(in crate::backends) fn foreign(mode: Mode, expires_in: Option<Duration>) -> 
 }
 
 /// Those who wait: `queue` is their holds with their arrival in µs, longest first, `said` what each said of itself.
-pub(in crate::backends) fn waiters(now: Option<i64>, queue: &Value, said: &Value) -> Vec<Waiter> {
-    let (queue, said) = (reply::pairs(queue).unwrap_or_default(), reply::pairs(said).unwrap_or_default());
+pub(in crate::backends) fn waiters(now: Option<i64>, queue: Vec<(String, String)>, said: &Value) -> Vec<Waiter> {
+    let said = reply::pairs(said).unwrap_or_default();
     let mut waiters = Vec::new();
     for (hold, arrival) in queue {
         let Some((seen, json)) = said.iter().find(|(who, _)| *who == hold).and_then(|(_, said)| said.split_once(':')) else { continue };
@@ -147,7 +214,7 @@ mod tests {
 
     fn snapshot(lock: &[(&str, &str)], record: &[(&str, &str)]) -> Snapshot {
         let owned = |pairs: &[(&str, &str)]| pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect::<Vec<_>>();
-        Snapshot { now: Some(10_000), pttl: Some(500), lock_len: lock.len(), lock: owned(lock), record: owned(record) }
+        Snapshot { now: Some(10_000), pttl: Some(500), lock_len: lock.len(), lock: owned(lock), record: owned(record), shares: Vec::new() }
     }
 
     const FIELD: (&str, &str) = ("0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001:1:write", "1");

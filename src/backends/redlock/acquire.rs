@@ -279,5 +279,5 @@ pub(super) fn fence_of(counted: &[(usize, u64)]) -> Option<u64> {
 }
 
 fn granted(request: &Request, fence: u64, holds: u32) -> Attempt {
-    Attempt::Granted(Grant { fence: Fence(fence), ttl: request.ttl, holds, settle: Duration::ZERO, session: None })
+    Attempt::Granted(Grant { fence: Fence(fence), ttl: request.ttl, holds, settle: Duration::ZERO, session: None, permit: None })
 }

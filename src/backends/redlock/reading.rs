@@ -242,7 +242,7 @@ pub(super) fn read_one(replies: &[Value]) -> Result<Read> {
     let none = Value::Nil;
     Ok(Read {
         seen,
-        waiters: waiters(now, readable(queue)?.unwrap_or(&none), readable(said)?.unwrap_or(&none)),
+        waiters: waiters(now, readable(queue)?.and_then(reply::pairs).unwrap_or_default(), readable(said)?.unwrap_or(&none)),
         counter: readable(counter)?.and_then(reply::int).and_then(|count| u64::try_from(count).ok()),
     })
 }

@@ -11,13 +11,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static TAKE: Script = script!("lua/take.lua", "bb93ee27e70c8dd405c1370dd0c377cc3c0d0d86");
-pub(super) static COMMIT: Script = script!("lua/commit.lua", "428a31056e577b0f4e6604ecd7940cd48150c68d");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "48e59101d0677be2892638f7b6595a7cbbecff29");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "5045ffe55c39ef2ac8461e3cb7739b88f5386fa9");
-pub(super) static BREAK: Script = script!("lua/break.lua", "9eb42dd34776a917eb7e380292d4fe96d60bdea1");
-pub(super) static NOTE: Script = script!("lua/note.lua", "5e0171c0f01446e3346d0c051c2c992eed6128a9");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "d47ab57de2bbe50a863d8a652951bf51c1655838");
+pub(super) static TAKE: Script = script!("lua/take.lua", "70cff5f40edfbbddc96f5f8b8a67d0bbb63a330b");
+pub(super) static COMMIT: Script = script!("lua/commit.lua", "e9061fd4969b16aa013fe82eb78dba54bea04ba0");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "e81ccaec38f3d2f9b390f8fa96fb39443a9c0c63");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "362973e0f1178a1c7af7fde71c70462ea9360735");
+pub(super) static BREAK: Script = script!("lua/break.lua", "4b9461242db400123a460bd40586736e767ac2c5");
+pub(super) static NOTE: Script = script!("lua/note.lua", "e16c143d05e344bce651681efd1a16ef79d727ce");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "d0b65c5be866e72d831f65fdfb29bc7eb4fec152");
 
 #[cfg(test)]
 mod tests {

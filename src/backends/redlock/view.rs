@@ -155,6 +155,7 @@ fn holder(nodes: &[&Seen], majority: usize) -> Option<Holder> {
     };
     let each = || nodes.iter().filter(|seen| seen.is_ours());
     Some(Holder {
+        permit: None,
         mode: Mode::Exclusive,
         metadata: ours.of_record("meta").and_then(|json| serde_json::from_str(json).ok()),
         fence: ours.fence(),

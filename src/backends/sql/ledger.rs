@@ -72,7 +72,9 @@ pub enum Taken {
 /// # Errors
 /// The dialect's, and those of a row that can't be understood.
 pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Request) -> Result<Taken> {
-    let granted = |fence, holds| Taken::Granted(Grant { fence, ttl: request.ttl, holds, settle: std::time::Duration::ZERO, session: None });
+    let granted = |fence, holds| {
+        Taken::Granted(Grant { fence, ttl: request.ttl, holds, settle: std::time::Duration::ZERO, session: None, permit: None })
+    };
     let nested = request.entry == Entry::Reenter;
     if !nested && let Some(fence) = table.grant(name, request, None).await? {
         return Ok(granted(fence, 1));

@@ -219,6 +219,7 @@ impl Record {
             return Ok(None);
         }
         let foreign = Holder {
+            permit: None,
             mode: Mode::Exclusive,
             // By default ShedLock writes its host's name.
             metadata: Some(Metadata { host: Some(self.locked_by.clone()), ..Metadata::default() }),

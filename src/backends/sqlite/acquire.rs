@@ -200,7 +200,7 @@ impl Sqlite {
 }
 
 fn granted(request: &Request, fence: Fence, holds: u32) -> Attempt {
-    Attempt::Granted(Grant { fence, ttl: request.ttl, holds, settle: Duration::ZERO, session: None })
+    Attempt::Granted(Grant { fence, ttl: request.ttl, holds, settle: Duration::ZERO, session: None, permit: None })
 }
 
 fn lost_slot() -> Error {

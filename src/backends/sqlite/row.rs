@@ -82,6 +82,7 @@ impl Row {
 
     pub(super) fn holder(&self) -> Holder {
         Holder {
+            permit: None,
             mode: Mode::Exclusive,
             metadata: self.metadata.clone(),
             fence: Some(self.fence),
@@ -107,6 +108,7 @@ impl Row {
 /// A holder of whom only the lock file knows.
 pub(super) fn unknown_holder() -> Holder {
     Holder {
+        permit: None,
         mode: Mode::Exclusive,
         metadata: None,
         fence: None,

@@ -236,5 +236,5 @@ pub(super) fn millis(ms: u64) -> i64 {
 }
 
 fn granted(request: &Request, fence: u64, holds: u32) -> Attempt {
-    Attempt::Granted(Grant { fence: Fence(fence), ttl: request.ttl, holds, settle: Duration::ZERO, session: None })
+    Attempt::Granted(Grant { fence: Fence(fence), ttl: request.ttl, holds, settle: Duration::ZERO, session: None, permit: None })
 }

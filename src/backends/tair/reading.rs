@@ -111,7 +111,7 @@ fn read_state(mode: Mode, key: Key, names: &Names, replies: &[Value]) -> Result<
         key,
         stored_as: names.lock.clone(),
         holders,
-        waiters: waiters(now, readable(queue)?.unwrap_or(&none), readable(said)?.unwrap_or(&none)),
+        waiters: waiters(now, readable(queue)?.and_then(reply::pairs).unwrap_or_default(), readable(said)?.unwrap_or(&none)),
         last_fence: seen.counter.map(Fence),
         nodes: Vec::new(),
     })

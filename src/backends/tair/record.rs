@@ -112,6 +112,7 @@ impl Record {
         let ago = |then: Option<i64>| Some(Duration::from_millis(u64::try_from(now? - then?).unwrap_or(0)));
         let live = self.holds.values().filter(|(ends, _)| now.is_none_or(|now| *ends > now)).count();
         Holder {
+            permit: None,
             mode: Mode::Exclusive,
             metadata: self.meta.clone(),
             fence: self.fence.map(Fence),

@@ -421,6 +421,7 @@ impl Hold {
             holds: 1,
             settle: if self.stale.is_empty() { Duration::ZERO } else { SETTLE },
             session: session.hand_over(),
+            permit: None,
         };
         session.let_go();
         Ok(Attempt::Granted(grant))

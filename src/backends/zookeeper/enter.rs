@@ -126,6 +126,7 @@ impl Hold {
             holds: u32::try_from(others + 1).unwrap_or(u32::MAX),
             settle: Duration::ZERO,
             session: session.hand_over(),
+            permit: None,
         };
         session.let_go();
         (self.granted, self.place) = (true, Some(place));

@@ -113,6 +113,7 @@ async fn holder(
 ) -> Asked<Holder> {
     let mode = if entry.contender.shared { Mode::Shared } else { Mode::Exclusive };
     let unknown = Holder {
+        permit: None,
         mode,
         metadata: None,
         fence: None,

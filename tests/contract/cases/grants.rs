@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     backends::{Secret, etcd, mysql, postgres, redis, redlock::Redlock, zookeeper::ZooKeeper},
-    lock::{Break, Effect, Holding, Kind as ErrorKind, Marking, Note, PASSWORD, Release, Result, Role, Scope, Stage},
+    lock::{Break, Effect, Holding, Kind as ErrorKind, Marking, Mode, Note, PASSWORD, Release, Result, Role, Scope, Stage},
 };
 use zookeeper_client::{Acl, AuthId, Client as Admin, CreateMode, Permission};
 
@@ -13,7 +13,7 @@ use super::{
     terms::{asking, once},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SOON, key, nested, request, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting, who},
     support::{self, cluster::Cluster, sentinel::Deployment},
     targets::{Kind, cluster, redlock, sentinel},
 };
@@ -82,9 +82,39 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
         let skip = Note::Skipped { host: "web3".into(), reason: "busy".into(), at_ms: 1_700_000_000_000 };
         can_or_nobody_can(a.0.note(&job, &skip).await.map(|()| Marking::Done));
         b.free(&second).await;
+        if lab.kind.permits() {
+            share(lab, user, &open).await;
+        }
         if user == "dlock-break" {
             breaks(&mut a, &mut b).await;
         }
+    }
+}
+
+/// Readers and permits, one of which crashes, and who waits for them in order.
+async fn share(lab: &Lab, user: &str, open: &impl Fn(&str) -> Client) {
+    for mode in [Mode::Shared, Mode::Permits(2)] {
+        let job = key(&format!("{mode:?} of {user}"));
+        let (mut a, mut b, mut c) = (open(user), open(user), open(user));
+        let one = dlock::lock::Request { mode, ..request(&job, LONG) };
+        a.take(&one).await;
+        b.take(&dlock::lock::Request { mode, ..request(&job, SHORT) }).await;
+        let writer = dlock::lock::Request { fair: true, ..waiting(&job, LONG) };
+        c.refused(&writer).await;
+        b.refused(&dlock::lock::Request { mode, ..waiting(&job, LONG) }).await;
+        lab.outlast(SHORT).await;
+        a.renewed(&one, None).await;
+        let mut view = open("dlock-view");
+        assert!(matches!(view.0.verify(&job, &one.token).await, Ok(Holding::Held { .. })));
+        assert_eq!(view.inspect(&job).await.holders.len(), 1);
+        let freed = async {
+            lab.pass(SLACK).await;
+            a.free(&one).await;
+            tokio::time::Instant::now()
+        };
+        let (_, freed) = tokio::join!(c.wait_for(&writer, LONG), freed);
+        assert!(freed.elapsed() < SOON, "{user} was not woken");
+        c.free(&writer).await;
     }
 }
 

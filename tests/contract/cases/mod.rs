@@ -13,6 +13,8 @@ mod grants;
 mod handover;
 mod history;
 mod hold;
+mod kinds;
+mod kinds_model;
 mod lost_reply;
 mod model;
 mod mysql;
@@ -69,6 +71,8 @@ pub fn all() -> Vec<Case> {
         fence::all(),
         reentry::all(),
         shared::all(),
+        kinds::all(),
+        kinds_model::all(),
         names::all(),
         report::all(),
         refusal::all(),

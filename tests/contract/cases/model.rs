@@ -21,10 +21,10 @@ const ROUNDS: u64 = 6;
 const STEPS: usize = 120;
 
 /// Random numbers that a seed brings back (splitmix64).
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
+    pub(super) fn roll(&mut self, sides: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -35,10 +35,10 @@ impl Dice {
 
 /// Fences by the order in which they were met, since each store has numbers of its own.
 #[derive(Default)]
-struct Fences(HashMap<(String, Fence), usize>);
+pub(super) struct Fences(HashMap<(String, Fence), usize>);
 
 impl Fences {
-    fn place(&mut self, key: &str, fence: Fence) -> usize {
+    pub(super) fn place(&mut self, key: &str, fence: Fence) -> usize {
         let next = self.0.keys().filter(|(of, _)| of == key).count();
         *self.0.entry((key.to_owned(), fence)).or_insert(next)
     }

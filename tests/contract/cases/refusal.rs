@@ -93,6 +93,7 @@ async fn another_ttl_is_refused_where_a_hold_has_one_only(lab: &Lab) {
 async fn a_ttl_out_of_range_is_refused_without_asking(lab: &Lab) {
     let capabilities = lab.client().await.capabilities();
     assert_eq!(capabilities.shared, lab.kind.shared());
+    assert_eq!((capabilities.permits, capabilities.fair), (lab.kind.permits(), lab.kind.fair()));
     assert!(capabilities.terms, "every store judges starts");
     assert!(capabilities.ttl_min <= capabilities.ttl_max);
     assert!(capabilities.ttl_granularity > Duration::ZERO);

@@ -40,6 +40,11 @@ impl<'a> Needs<'a> {
                 "zadd",
                 "zrem",
                 "zrank",
+                "zscore",
+                "zcard",
+                "zcount",
+                "zrangebyscore",
+                "hmget",
                 "lpush",
                 "ltrim",
                 "blpop",
@@ -55,7 +60,9 @@ impl<'a> Needs<'a> {
                 "hrandfield",
                 "hlen",
                 "pttl",
+                "hget",
                 "hgetall",
+                "hvals",
                 "zrange",
                 "lrange",
                 "get",
@@ -78,6 +85,10 @@ pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     words.push(format!("~{start}*"));
     if !start.is_empty() {
         words.push(format!("~redisson_lock_token:{{{start}*}}"));
+    }
+    if needs.publishes && role.writes() {
+        // How long Redisson's readers last, and ours.
+        words.push(format!("~{{{start}*}}:*:rwlock_timeout:*"));
     }
     if needs.publishes && role.writes() {
         words.push(format!("&redisson_lock__channel:{{{start}*}} &redisson_rwlock:{{{start}*}}"));

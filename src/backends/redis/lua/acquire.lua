@@ -1,12 +1,15 @@
 -- Takes the lock if it is free, enters it for its owner, or says who has it and joins the queue.
 --
 -- KEYS  1 lock   2 fence counter   3 record   4 queue (zset: hold by arrival in us)   5 waiters (hash: hold -> refreshed:JSON)
---       6 runs   7 runs that ended badly   8 starts
+--       6 runs   7 runs that ended badly   8 starts   9 shares   10 their ends  11 line  12 fair  13 fair-readers
 -- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": enter the owner's hold only  5 "1": join the queue if busy
 --       6 "1": this hold may be in the queue  7 "1": detached  8 metadata as JSON, or ""
 --       9 place  10 skew guard in ms  11 at-least in ms  12 once: window in ms  13 retries of failed runs  14 "1": of crashed ones
+--       15 "1": in fair order
 -- Reply {"granted", fence, holds}
---       {"busy", now, pttl, {field, value, ...} of the lock, {field, value, ...} of the record, place or 0}
+--       {"busy", now, pttl, {field, value, ...} of the lock, {field, value, ...} of the record, place or 0, {shares}, for how many ms
+--        the lock is kept for who is to go first, or 0}
+--       {"otherwise"}             the owner to be entered has a share: ask for one
 --       {"refused", …}            as `judge` says
 --       {"not-held"}              ARGV[4] was set and the owner does not hold the lock
 --       {"alien", type, pttl}     something else than a hash is stored there
@@ -22,6 +25,23 @@ local reenter, join, queued = ARGV[4] == '1', ARGV[5] == '1', ARGV[6] == '1'
 local field = owner .. ':1:write'
 local now, us = clock()
 local ends = now + ttl
+
+-- The place in the queue, or in the line for who asked for fair order.
+local function wait_in_place()
+  if ARGV[15] == '1' then
+    return place_of(join_line(KEYS[11], KEYS[12], KEYS[13], waiters, hold, ARGV[8], now, us, 'x'), KEYS[11], queue, hold)
+  end
+  return place_of(join_queue(queue, waiters, hold, ARGV[8], now, us), queue, KEYS[11], hold)
+end
+
+-- Leaves either.
+local function wait_no_more()
+  if ARGV[15] == '1' then
+    leave_line(KEYS[11], KEYS[12], KEYS[13], waiters, hold)
+  else
+    leave_queue(queue, waiters, hold)
+  end
+end
 
 local kind = redis.call('TYPE', lock).ok
 if kind ~= 'none' and kind ~= 'hash' then
@@ -46,17 +66,18 @@ if kind == 'hash' then
       redis.pcall('HDEL', record_key, unpack(ended))
     end
     if queued then
-      leave_queue(queue, waiters, hold)
+      wait_no_more()
     end
     return { 'granted', record.fence, others + 1 }
   end
   -- Ours without its record, which somebody must have deleted: granted anew below, with a new fence.
   if not ours then
     if reenter then
-      return { 'not-held' }
+      return { share_of(lock, KEYS[9], owner) and 'otherwise' or 'not-held' }
     end
     local fields = redis.call('HRANDFIELD', lock, 16, 'WITHVALUES')
-    return { 'busy', now, redis.call('PTTL', lock), fields, flat, join and join_queue(queue, waiters, hold, ARGV[8], now, us) or 0 }
+    local place = join and wait_in_place() or 0
+    return { 'busy', now, redis.call('PTTL', lock), fields, flat, place, some_shares(KEYS[9], KEYS[10]), 0 }
   end
 end
 if reenter then
@@ -69,17 +90,19 @@ if refused then
   return refused
 end
 
--- Never below the time in us, so that a server that lost its data doesn't repeat a fence.
-local fence = redis.call('INCR', counter)
-if fence < us then
-  fence = us
-  redis.call('SET', counter, whole(fence))
+-- Looked at only where there may be something.
+local others = redis.call('EXISTS', KEYS[10], KEYS[12], KEYS[13]) > 0
+local left = others and held_up(lock, counter, queue, waiters, KEYS[11], KEYS[12], KEYS[13], 'x', hold, now, us)
+if left then
+  return { 'busy', now, -2, {}, {}, join and wait_in_place() or 0, {}, left }
 end
-if fence >= 9007199254740992 then
+
+local fence = next_fence(counter, us)
+if not fence then
   return redis.error_reply('FENCE the counter is beyond 2^53')
 end
 local record = {
-  'v', MAJOR .. '.0', 'owner', owner, 'fence', whole(fence), 'since', whole(now), 'renewed', whole(now),
+  'v', MAJOR .. '.0', 'owner', owner, 'fence', fence, 'since', whole(now), 'renewed', whole(now),
   'root', hold, 'detached', ARGV[7], 'hold:' .. hold, whole(ends) .. ':' .. ARGV[3],
 }
 if ARGV[8] ~= '' then
@@ -87,15 +110,21 @@ if ARGV[8] ~= '' then
   record[#record + 1] = ARGV[8]
 end
 -- Whatever else lies under that name is nobody's record.
-local vanished = redis.call('TYPE', record_key).ok == 'hash' and read_record(record_key) or {}
-redis.call('DEL', record_key)
+local beside = redis.call('TYPE', record_key).ok
+local vanished = beside == 'hash' and read_record(record_key) or {}
+if beside ~= 'none' then
+  redis.call('DEL', record_key)
+end
 redis.call('HSET', record_key, unpack(record))
 redis.call('PEXPIREAT', record_key, whole(ends + KEEP))
-begin(KEYS[8], starts, terms, whole(fence), now, ARGV[8])
+begin(KEYS[8], starts, terms, fence, now, ARGV[8])
 redis.call('HSET', lock, 'mode', 'write', field, '1')
 redis.call('PEXPIREAT', lock, whole(ends))
 if queued then
-  leave_queue(queue, waiters, hold)
+  wait_no_more()
 end
 remember_vanished(vanished, KEYS[6], KEYS[7], now)
-return { 'granted', whole(fence), 1 }
+if others then
+  sweep(lock, KEYS[9], KEYS[10], KEYS[6], KEYS[7], now, true)
+end
+return { 'granted', fence, 1 }

@@ -1,8 +1,9 @@
 -- Marks a hold as to be broken, or takes the lock away from it at once. Only the hold with this fence.
 --
--- KEYS  1 lock  2 record  3 queue  4 wake-up list  5 runs  6 runs that ended badly
+-- KEYS  1 lock  2 record  3 queue  4 wake-up list  5 runs  6 runs that ended badly  7 shares  8 their ends  9 line
 -- ARGV  1 fence  2 the mark as JSON  3 the same as the end of a line of the history  4 "1": at once
 --       5 channel that waits for Redisson's plain lock  6 channel that waits for its read-write lock  7 "1": in a cluster
+--       8 what the wake-up lists of those in the line begin with
 -- Reply {"done"} | {"changed"} | {"layout", version}
 
 local lock, record_key, queue, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -10,16 +11,40 @@ local record = read_record(record_key)
 if is_newer(record) then
   return { 'layout', record.v }
 end
+local share
 if record.fence ~= ARGV[1] or not record.owner or not has_field(lock, record.owner .. ':1:write') then
-  return { 'changed' }
+  local texts = redis.pcall('HVALS', KEYS[7])
+  for _, text in ipairs(texts.err and {} or texts) do
+    local one = cjson.decode(text)
+    if one.fence == ARGV[1] and not is_newer(one) and has_field(lock, field_of(one)) then
+      share, record = one, one
+    end
+  end
+  local now = clock()
+  if not share or select(2, other_holds(share, '', now)) <= now then
+    return { 'changed' }
+  end
+end
+if share and ARGV[4] ~= '1' then
+  share.mark, share.broken = ARGV[2], ARGV[3]
+  redis.call('HSET', KEYS[7], share.owner, cjson.encode(share))
+  return { 'done' }
 end
 if ARGV[4] ~= '1' then
   redis.call('HSET', record_key, 'mark', ARGV[2], 'broken', ARGV[3])
   return { 'done' }
 end
-redis.call('DEL', lock)
-redis.pcall('DEL', record_key)
-wake_one(queue, wake)
-tell_redisson(ARGV[5], ARGV[6], ARGV[7])
+local free = true
+if share then
+  free = drop_share(lock, KEYS[7], KEYS[8], share)
+else
+  redis.call('DEL', lock)
+  redis.pcall('DEL', record_key)
+end
+if free then
+  wake_one(queue, wake)
+  tell_redisson(ARGV[5], ARGV[6], ARGV[7])
+end
+wake_line(KEYS[9], ARGV[8])
 remember(KEYS[5], KEYS[6], past(record, (clock()), ARGV[3]), true)
 return { 'done' }

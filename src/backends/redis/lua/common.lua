@@ -80,7 +80,7 @@ end
 -- Leaves it. Never fails: what came before must stand.
 local function leave_queue(queue, waiters, hold)
   redis.pcall('ZREM', queue, hold)
-  redis.pcall('HDEL', waiters, hold)
+  redis.pcall('HDEL', waiters, hold, 'called:' .. hold)
 end
 
 -- How many runs, and for how many ms after the last one.

@@ -1,6 +1,6 @@
 -- Remembers what comes with no grant and no release. Nothing about who has the lock is changed.
 --
--- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 skips  6 starts
+-- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 skips  6 starts  7 shares  8 their ends
 -- ARGV  1 "skipped"  2 host  3 reason  4 how many hosts are counted at most
 --       1 "lost"     2 fence  3 a line of the history
 --       1 "warn"     2 fence  3 level
@@ -16,6 +16,16 @@ if ARGV[1] == 'lost' then
   local record = read_record(KEYS[2])
   if record.fence == ARGV[2] and record.owner and not has_field(KEYS[1], record.owner .. ':1:write') then
     redis.call('DEL', KEYS[2])
+  end
+  local texts = redis.pcall('HVALS', KEYS[7])
+  for _, text in ipairs(texts.err and {} or texts) do
+    local share = cjson.decode(text)
+    local now = clock()
+    if share.fence == ARGV[2] and not is_newer(share) and (select(2, other_holds(share, '', now)) <= now or not has_field(KEYS[1], field_of(share))) then
+      redis.pcall('HDEL', KEYS[1], field_of(share))
+      redis.call('HDEL', KEYS[7], share.owner)
+      redis.call('ZREM', KEYS[8], share.owner)
+    end
   end
   remember(KEYS[3], KEYS[4], ARGV[3], true)
   return 1

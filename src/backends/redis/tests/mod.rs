@@ -5,4 +5,5 @@ mod foreign;
 mod holds;
 mod looking;
 mod server;
+mod shares;
 mod waiting;

@@ -6,7 +6,7 @@ use super::server::{TestServer, busy, granted, key, pause, request, waiting};
 use crate::{
     backends::redis::Redis,
     lease::BootClock,
-    lock::{Attempt, Backend as _, Key, Release, Request, Scope, Token, Wake},
+    lock::{Attempt, Backend as _, Key, Mode, Release, Request, Scope, Token, Wake},
 };
 
 const LONG: Duration = Duration::from_secs(5);
@@ -203,11 +203,17 @@ struct Drain {
 }
 
 async fn drain(count: u64) -> Drain {
+    let (drain, waits) = drain_of(count, || waiting("job")).await;
+    assert_eq!(waits, count, "nobody was woken for nothing");
+    drain
+}
+
+/// The same for waiters of any kind, and how often they waited.
+async fn drain_of(count: u64, ask: impl Fn() -> Request) -> (Drain, u64) {
     let server = TestServer::start();
     let mut holder = server.backend();
     // Every script is known to the server from here on, as on any server in use.
-    for name in ["job", "other"] {
-        let asked = waiting(name);
+    for asked in [waiting("job"), waiting("other"), ask()] {
         granted(&mut holder, &asked).await;
         release(&mut holder, &asked).await;
     }
@@ -215,7 +221,7 @@ async fn drain(count: u64) -> Drain {
     granted(&mut holder, &held).await;
     let local = tokio::task::LocalSet::new();
     let waits = Rc::new(Cell::new(0));
-    let tasks: Vec<_> = (0..count).map(|_| local.spawn_local(take_turn(server.backend(), waiting("job"), waits.clone()))).collect();
+    let tasks: Vec<_> = (0..count).map(|_| local.spawn_local(take_turn(server.backend(), ask(), waits.clone()))).collect();
     let (elapsed, counts) = local
         .run_until(async {
             while waits.get() < count {
@@ -231,12 +237,11 @@ async fn drain(count: u64) -> Drain {
             (BootClock::read().since(before), server.commands())
         })
         .await;
-    assert_eq!(waits.get(), count, "nobody was woken for nothing");
     let of = |names: &[&str]| counts.iter().filter(|(name, _)| names.contains(&&**name)).map(|(_, calls)| calls).sum::<u64>();
     assert_eq!(of(&["eval"]), 0);
     // The release that starts it is one more than there are hand-overs. Blocking was counted before.
     let all: u64 = counts.iter().map(|(_, calls)| calls).sum();
-    Drain { commands: all / (count + 1), sent: of(&["evalsha"]).div_ceil(count + 1) + 1, elapsed }
+    (Drain { commands: all / (count + 1), sent: of(&["evalsha"]).div_ceil(count + 1) + 1, elapsed }, waits.get())
 }
 
 #[tokio::test]
@@ -245,6 +250,22 @@ async fn commands_per_hand_over_do_not_grow_with_the_waiters() {
         let Drain { commands, sent, elapsed } = drain(count).await;
         assert!(commands <= 29 && sent <= 3, "{count} waiters: {commands} commands, {sent} of them sent, {elapsed:?}");
         assert!(elapsed < Duration::from_millis(10 * (count + 5)), "{count} waiters: {elapsed:?}");
+    }
+}
+
+#[tokio::test]
+async fn nor_do_they_with_those_who_wait_in_a_line() {
+    let fair = || Request { fair: true, ..waiting("job") };
+    let reader = || Request { mode: Mode::Shared, ..waiting("job") };
+    let permit = || Request { mode: Mode::Permits(3), ..waiting("job") };
+    let kinds: [(&str, &dyn Fn() -> Request); 3] = [("fair", &fair), ("readers", &reader), ("permits", &permit)];
+    for (kind, ask) in kinds {
+        for count in [20, 100] {
+            // Two are woken at a time, one of whom may have to wait on.
+            let (Drain { commands, sent, elapsed }, waits) = drain_of(count, ask).await;
+            let told = format!("{count} {kind}: {commands} commands, {sent} of them sent, {waits} waits, {elapsed:?}");
+            assert!(commands <= 70 && sent <= 4 && waits <= 2 * count, "{told}");
+        }
     }
 }
 

@@ -1,0 +1,132 @@
+-- Takes a share of the lock, as one of many readers or one of so many permits; enters it for its owner, or says who has the lock
+-- and joins the line.
+--
+-- KEYS  as acquire.lua has them
+-- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": enter the owner's hold only  5 "1": join the line if busy
+--       6 "1": this hold may be in the line  7 "1": detached  8 metadata as JSON, or ""
+--       9 how many permits there are, or "" for a reader  10 what the wake-up lists of those in the line begin with
+--       11 "1": in fair order
+-- Reply as acquire.lua, but {"granted", fence, holds, number of the permit or -1}, and the end of "busy" is for how many ms the
+--       lock is kept for who is to go first, or 0. {"otherwise"} means: the owner to be entered holds it alone.
+--
+-- Worst cases, besides those of acquire.lua:
+-- - A reader crashed. Its share ends by its own time, which the lock's has nothing to do with while others go on; whoever comes
+--   next takes it out and remembers it. The lock's own time is never less than that of any share, and exactly the latest of them once
+--   one was given back, so that a lock of which only crashed readers are left ends with the last of them.
+-- - Readers come in a stream. While a writer waits in front of them they get nothing; once the last reader has gone, the writer has
+--   a second to come (`held_up`).
+-- - Redisson's readers hold as well: their fields are counted, and their time is never cut. Their lock may have none: then it is left so.
+-- - The number of permits was changed: what is held stays, and there is room once less is held than are asked for now. There is a number
+--   below it free then, since each has another one.
+
+local lock, counter, queue, waiters, starts = KEYS[1], KEYS[2], KEYS[4], KEYS[5], KEYS[8]
+local runs, bad, shares, ends_key, line = KEYS[6], KEYS[7], KEYS[9], KEYS[10], KEYS[11]
+local fair, fair_readers = KEYS[12], KEYS[13]
+local owner, hold, ttl, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[9])
+local reenter, join, queued = ARGV[4] == '1', ARGV[5] == '1', ARGV[6] == '1'
+local now, us = clock()
+local ends = now + ttl
+local as = most and 'p' .. ARGV[9] or 's'
+
+local kind = redis.call('TYPE', lock).ok
+if kind ~= 'none' and kind ~= 'hash' then
+  return { 'alien', kind, redis.call('PTTL', lock) }
+end
+if has_field(lock, owner .. ':1:write') then
+  return { 'otherwise' }
+end
+local share = kind == 'hash' and share_of(lock, shares, owner)
+if share and is_newer(share) then
+  return { 'layout', share.v }
+end
+if sweep(lock, shares, ends_key, runs, bad, now, kind == 'none') then
+  kind = 'none'
+end
+if share and select(2, other_holds(share, '', now)) > now then
+  local others, latest, ended = other_holds(share, hold, now)
+  for _, field in ipairs(ended) do
+    share[field] = nil
+  end
+  -- Asked again after it was extended, the hold keeps what it was given.
+  ends = math.max(ends, (live_hold(share, hold, now)) or 0)
+  share['hold:' .. hold] = whole(ends) .. ':' .. ARGV[3]
+  latest = math.max(latest, ends)
+  keep_lock(lock, latest, now)
+  save_share(lock, shares, ends_key, share, latest)
+  if queued then
+    leave_line(line, fair, fair_readers, waiters, hold)
+  end
+  return { 'granted', share.fence, others + 1, tonumber(share.permit) or -1 }
+end
+if reenter then
+  return { 'not-held' }
+end
+
+local mode = kind == 'hash' and redis.call('HGET', lock, 'mode')
+local room
+if kind == 'none' then
+  room = not most or most > 0
+elseif most then
+  room = mode == 'permits' and redis.call('HLEN', lock) - 1 < most
+else
+  room = mode == 'read'
+end
+local left = 0
+if room then
+  local refused = judge(read_record(starts), { guard = '', window = '' }, now)
+  if refused then
+    return refused
+  end
+  left = held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us) or 0
+end
+if not room or left > 0 then
+  local record, flat = read_record(KEYS[3])
+  if is_newer(record) and mode == 'write' then
+    return { 'layout', record.v }
+  end
+  if left == 0 and most and mode == 'permits' then
+    -- Whichever comes back first is enough.
+    local first = redis.call('ZRANGE', ends_key, 0, 0, 'WITHSCORES')
+    left = first[2] and math.max(tonumber(first[2]) - now, 1) or 0
+  end
+  local fields = kind == 'hash' and redis.call('HRANDFIELD', lock, 16, 'WITHVALUES') or {}
+  local place = join and join_line(line, fair, fair_readers, waiters, hold, ARGV[8], now, us, ARGV[11] == '1' and as or '') or 0
+  place = place_of(place, line, queue, hold)
+  return { 'busy', now, redis.call('PTTL', lock), fields, flat, place, some_shares(shares, ends_key), left }
+end
+
+local fence = next_fence(counter, us)
+if not fence then
+  return redis.error_reply('FENCE the counter is beyond 2^53')
+end
+share = {
+  v = MAJOR .. '.1', owner = owner, kind = most and 'permits' or 'shared', fence = fence, since = whole(now), renewed = whole(now),
+  root = hold, detached = ARGV[7], ['hold:' .. hold] = whole(ends) .. ':' .. ARGV[3],
+}
+if ARGV[8] ~= '' then
+  share.meta = ARGV[8]
+end
+local value = '1'
+if most then
+  local taken, number = {}, 0
+  local fields = kind == 'hash' and redis.call('HVALS', lock) or {}
+  for _, other in ipairs(fields) do
+    taken[other] = true
+  end
+  while taken[whole(number)] do
+    number = number + 1
+  end
+  value = whole(number)
+  share.permit, share.most = value, whole(most)
+end
+save_share(lock, shares, ends_key, share, ends)
+local lasts = kind == 'hash' and redis.call('PTTL', lock) or 0
+redis.call('HSET', lock, 'mode', most and 'permits' or 'read', field_of(share), value)
+if lasts ~= -1 then
+  redis.call('PEXPIREAT', lock, whole(math.max(ends, now + lasts)))
+end
+if queued then
+  leave_line(line, fair, fair_readers, waiters, hold)
+end
+wake_line(line, ARGV[10])
+return { 'granted', fence, 1, tonumber(share.permit) or -1 }

@@ -1,0 +1,392 @@
+//! Permits, fair order, and writers whom readers don't starve, where they are declared.
+
+use std::time::Duration;
+
+use dlock::lock::{Attempt, Busy, Key, Mode, Release, Request, Scope};
+use tokio::time::Instant;
+
+use super::{Case, cases};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting, who},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![Kind::permits =>
+        so_many_hold_together_and_no_more,
+        a_permit_keeps_its_number,
+        permits_and_other_kinds_exclude_each_other,
+        a_new_number_rules_for_new_permits,
+        a_permit_asked_again_is_one_permit,
+        a_nested_permit_is_one_permit,
+        a_permit_that_vanished_is_the_next_ones,
+        each_permit_ends_for_itself,
+        a_permit_that_comes_back_wakes_who_waits,
+        a_permit_is_broken_by_itself,
+        who_crashed_is_not_taken_for_somebody_else,
+    ];
+    all.extend(cases![Kind::fair =>
+        who_waits_fairly_is_served_in_order,
+        a_newcomer_does_not_go_past_who_waits_fairly,
+        who_leaves_the_line_lets_the_next_go,
+        who_died_in_line_loses_its_turn,
+        who_waits_fairly_for_permits_goes_as_there_is_room,
+        readers_in_line_go_together,
+    ]);
+    all.extend(cases![Kind::shared => a_waiting_writer_keeps_new_readers_out, a_writer_that_leaves_lets_readers_in]);
+    all.extend(cases![|kind| kind.shared() && kind.permits() => a_writer_that_died_waiting_keeps_nobody_out_for_long]);
+    all
+}
+
+fn permit(of: u32, request: Request) -> Request {
+    Request { mode: Mode::Permits(of), ..request }
+}
+
+fn shared(of: Request) -> Request {
+    Request { mode: Mode::Shared, ..of }
+}
+
+fn fair(of: Request) -> Request {
+    Request { fair: true, waiting: true, ..of }
+}
+
+/// Takes a long hold of one of so many, and says its number.
+async fn one_of(lab: &Lab, most: u32, job: &Key) -> (Client, Request, u32) {
+    let mut client = lab.client().await;
+    let request = permit(most, request(job, LONG));
+    let number = client.take(&request).await.permit.expect("a number");
+    (client, request, number)
+}
+
+async fn numbers(lab: &Lab, job: &Key) -> Vec<u32> {
+    let state = lab.client().await.inspect(job).await;
+    let mut numbers: Vec<_> = state.holders.iter().map(|holder| holder.permit.expect("a number")).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+async fn so_many_hold_together_and_no_more(lab: &Lab) {
+    let job = key("job");
+    let (mut a, one, zero) = one_of(lab, 3, &job).await;
+    let (_b, _, first) = one_of(lab, 3, &job).await;
+    let (_c, _, second) = one_of(lab, 3, &job).await;
+    assert_eq!([zero, first, second], [0, 1, 2]);
+    let mut d = lab.client().await;
+    let busy = d.refused(&permit(3, request(&job, LONG))).await;
+    assert_eq!(busy.holders.len(), 3, "{busy:?}");
+    let state = d.inspect(&job).await;
+    assert!(state.holders.iter().all(|holder| holder.mode == Mode::Permits(3) && !holder.foreign), "{state:?}");
+    assert_eq!(d.keys("").await, ["job"]);
+    a.renewed(&one, None).await;
+}
+
+async fn a_permit_keeps_its_number(lab: &Lab) {
+    let job = key("job");
+    let (mut a, one, _) = one_of(lab, 3, &job).await;
+    let (mut b, two, _) = one_of(lab, 3, &job).await;
+    a.release(&one, Scope::Hold).await;
+    b.renewed(&two, None).await;
+    assert_eq!(b.take(&two).await.permit, Some(1));
+    assert_eq!(numbers(lab, &job).await, [1]);
+    let (_c, _, number) = one_of(lab, 3, &job).await;
+    assert_eq!(number, 0, "the lowest that nobody has");
+    assert_eq!(a.release(&one, Scope::Hold).await, Release::NotHeld);
+}
+
+async fn permits_and_other_kinds_exclude_each_other(lab: &Lab) {
+    let job = key("job");
+    let has_shared = lab.client().await.capabilities().shared;
+    let (mut a, one, _) = one_of(lab, 3, &job).await;
+    let mut b = lab.client().await;
+    let (writer, reader) = (request(&job, LONG), shared(request(&job, LONG)));
+    b.refused(&writer).await;
+    if has_shared {
+        b.refused(&reader).await;
+    }
+    a.free(&one).await;
+    for other in [writer, reader].iter().take(1 + usize::from(has_shared)) {
+        b.take(other).await;
+        a.refused(&permit(3, request(&job, LONG))).await;
+        b.free(other).await;
+    }
+}
+
+async fn a_new_number_rules_for_new_permits(lab: &Lab) {
+    let job = key("job");
+    let (mut a, one, _) = one_of(lab, 3, &job).await;
+    let (mut b, two, _) = one_of(lab, 3, &job).await;
+    let (mut c, three, _) = one_of(lab, 3, &job).await;
+    let mut d = lab.client().await;
+    let fewer = permit(2, request(&job, LONG));
+    d.refused(&fewer).await;
+    let (mut other, five, number) = one_of(lab, 4, &job).await;
+    assert_eq!(number, 3);
+    other.release(&five, Scope::Hold).await;
+    a.renewed(&one, None).await;
+    a.release(&one, Scope::Hold).await;
+    d.refused(&fewer).await;
+    b.release(&two, Scope::Hold).await;
+    assert_eq!(d.take(&fewer).await.permit, Some(0));
+    c.renewed(&three, None).await;
+    d.refused(&permit(2, request(&job, LONG))).await;
+}
+
+async fn a_permit_asked_again_is_one_permit(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let one = permit(2, request(&job, LONG));
+    let first = a.take(&one).await;
+    let again = a.take(&one).await;
+    assert_eq!((again.fence, again.holds, again.permit), (first.fence, 1, Some(0)));
+    assert_eq!(numbers(lab, &job).await, [0]);
+    a.free(&one).await;
+    lab.client().await.hold(&job).await;
+}
+
+async fn a_nested_permit_is_one_permit(lab: &Lab) {
+    let job = key("job");
+    let (mut a, outer, _) = one_of(lab, 1, &job).await;
+    let inner = nested(&outer);
+    let grant = a.take(&inner).await;
+    assert_eq!((grant.holds, grant.permit), (2, Some(0)));
+    assert_eq!(a.release(&inner, Scope::Hold).await, Release::StillHeld(1));
+    lab.client().await.refused(&permit(1, request(&job, LONG))).await;
+    a.free(&outer).await;
+    one_of(lab, 1, &job).await;
+}
+
+async fn a_permit_that_vanished_is_the_next_ones(lab: &Lab) {
+    let job = key("job");
+    let lost = permit(2, lab.expiring(&job, SHORT));
+    lab.client().await.take(&lost).await;
+    let (mut b, two, _) = one_of(lab, 2, &job).await;
+    lab.outlast(SHORT).await;
+    assert_eq!(lab.client().await.release(&lost, Scope::Hold).await, Release::NotHeld);
+    assert_eq!(numbers(lab, &job).await, [1]);
+    let (_c, _, number) = one_of(lab, 2, &job).await;
+    assert_eq!(number, 0);
+    b.renewed(&two, None).await;
+    let history = lab.client().await.0.history(&job).await.expect("history");
+    assert_eq!(history.past.len(), 1, "{history:?}");
+}
+
+async fn each_permit_ends_for_itself(lab: &Lab) {
+    let job = key("job");
+    let (mut a, one, _) = one_of(lab, 2, &job).await;
+    let mut b = lab.client().await;
+    b.take(&permit(2, lab.expiring(&job, SHORT))).await;
+    a.release(&one, Scope::Hold).await;
+    lab.client().await.refused(&request(&job, LONG)).await;
+    lab.outlast(SHORT).await;
+    lab.client().await.hold(&job).await;
+}
+
+async fn a_permit_that_comes_back_wakes_who_waits(lab: &Lab) {
+    let job = key("job");
+    let (mut a, one, _) = one_of(lab, 2, &job).await;
+    let (_b, _, _) = one_of(lab, 2, &job).await;
+    let mut c = lab.client().await;
+    let wanted = permit(2, waiting(&job, LONG));
+    c.refused(&wanted).await;
+    let release = async {
+        lab.pass(SLACK).await;
+        a.release(&one, Scope::Hold).await;
+        Instant::now()
+    };
+    let (grant, released) = tokio::join!(c.wait_for(&wanted, Duration::from_secs(20)), release);
+    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert_eq!(grant.permit, Some(0));
+}
+
+async fn a_permit_is_broken_by_itself(lab: &Lab) {
+    let job = key("job");
+    let (mut a, one, _) = one_of(lab, 2, &job).await;
+    let (mut b, two, _) = one_of(lab, 2, &job).await;
+    let fence = b.renewed(&two, None).await;
+    let mut c = lab.client().await;
+    c.0.evict(&job, fence, &super::history::broken("NFS")).await.expect("evict");
+    assert_eq!(b.release(&two, Scope::Hold).await, Release::NotHeld);
+    a.renewed(&one, None).await;
+    assert_eq!(numbers(lab, &job).await, [0]);
+}
+
+async fn who_crashed_is_not_taken_for_somebody_else(lab: &Lab) {
+    for mode in [Mode::Permits(3), Mode::Shared] {
+        let job = key(&format!("{mode:?}"));
+        let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+        a.take(&Request { mode, ..request(&job, LONG) }).await;
+        b.take(&Request { mode, ..lab.expiring(&job, SHORT) }).await;
+        lab.outlast(SHORT).await;
+        let busy = c.refused(&request(&job, LONG)).await;
+        assert!(busy.holders.len() == 1 && !busy.holders[0].foreign && busy.notifies, "{busy:?}");
+        assert_eq!(c.inspect(&job).await.holders.len(), 1);
+    }
+}
+
+async fn who_waits_fairly_is_served_in_order(lab: &Lab) {
+    let job = key("job");
+    let mut clients = Vec::new();
+    let mut holder = lab.client().await;
+    let mut held = holder.hold(&job).await;
+    for place in 1..=3 {
+        let mut client = lab.client().await;
+        let request = fair(request(&job, LONG));
+        assert_eq!(client.refused(&request).await.position, Some(place));
+        clients.push((client, request));
+    }
+    while !clients.is_empty() {
+        holder.free(&held).await;
+        for (later, request) in clients.iter_mut().skip(1).rev() {
+            later.refused(request).await;
+        }
+        let (mut next, request) = clients.remove(0);
+        next.take(&request).await;
+        next.abandon(&request).await;
+        (holder, held) = (next, request);
+    }
+}
+
+async fn a_newcomer_does_not_go_past_who_waits_fairly(lab: &Lab) {
+    let job = key("job");
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let held = a.hold(&job).await;
+    let first = Request { metadata: Some(who("web1")), ..fair(request(&job, LONG)) };
+    b.refused(&first).await;
+    a.free(&held).await;
+    let busy = c.refused(&request(&job, LONG)).await;
+    assert!(busy.passing && busy.holders.is_empty(), "{busy:?}");
+    assert_eq!(c.inspect(&job).await.waiters[0].metadata, first.metadata);
+    b.take(&first).await;
+    b.free(&first).await;
+    c.hold(&job).await;
+}
+
+async fn who_leaves_the_line_lets_the_next_go(lab: &Lab) {
+    let job = key("job");
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let held = a.hold(&job).await;
+    let (first, second) = (fair(request(&job, LONG)), fair(request(&job, LONG)));
+    b.refused(&first).await;
+    c.refused(&second).await;
+    let leave = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+        b.abandon(&first).await;
+        Instant::now()
+    };
+    let (_, left) = tokio::join!(c.wait_for(&second, Duration::from_secs(20)), leave);
+    assert!(left.elapsed() < SOON, "{:?}", left.elapsed());
+}
+
+/// As the core does: no longer than the store said.
+async fn wait_as_told(lab: &Lab, client: &mut Client, request: &Request) -> Duration {
+    let began = Instant::now();
+    loop {
+        match client.attempt(request).await {
+            Attempt::Granted(_) => return began.elapsed(),
+            Attempt::Busy(Busy { expires_in, .. }) => {
+                let most = expires_in.map_or(Duration::from_secs(5), |left| left.min(Duration::from_secs(5)));
+                client.wait(request, most + Duration::from_millis(1)).await;
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(began.elapsed() < LONG / 2, "{:?}", lab.kind);
+    }
+}
+
+async fn who_died_in_line_loses_its_turn(lab: &Lab) {
+    let job = key("job");
+    let (mut a, mut c) = (lab.client().await, lab.client().await);
+    let held = a.hold(&job).await;
+    {
+        let mut b = lab.client().await;
+        b.refused(&fair(request(&job, LONG))).await;
+    }
+    let second = fair(request(&job, LONG));
+    c.refused(&second).await;
+    a.free(&held).await;
+    let waited = wait_as_told(lab, &mut c, &second).await;
+    assert!(waited > Duration::from_millis(500) && waited < Duration::from_secs(2), "{waited:?}");
+}
+
+async fn who_waits_fairly_for_permits_goes_as_there_is_room(lab: &Lab) {
+    let job = key("job");
+    let (mut a, one, _) = one_of(lab, 2, &job).await;
+    let (mut b, two, _) = one_of(lab, 2, &job).await;
+    let (mut c, mut d, mut last) = (lab.client().await, lab.client().await, lab.client().await);
+    let [third, fourth, fifth] = [(); 3].map(|()| permit(2, fair(request(&job, LONG))));
+    c.refused(&third).await;
+    d.refused(&fourth).await;
+    last.refused(&fifth).await;
+    a.release(&one, Scope::Hold).await;
+    d.refused(&fourth).await;
+    b.release(&two, Scope::Hold).await;
+    last.refused(&fifth).await;
+    // There is room for both of them, in whichever order they come.
+    d.take(&fourth).await;
+    last.refused(&fifth).await;
+    c.take(&third).await;
+    last.refused(&fifth).await;
+}
+
+async fn readers_in_line_go_together(lab: &Lab) {
+    if !lab.kind.shared() {
+        return;
+    }
+    let job = key("job");
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let held = a.hold(&job).await;
+    let (first, second) = (shared(fair(request(&job, LONG))), shared(fair(request(&job, LONG))));
+    b.refused(&first).await;
+    c.refused(&second).await;
+    let release = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    let never = Duration::from_secs(20);
+    let (_, _, released) = tokio::join!(b.wait_for(&first, never), c.wait_for(&second, never), release);
+    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+}
+
+async fn a_waiting_writer_keeps_new_readers_out(lab: &Lab) {
+    let job = key("job");
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let reader = shared(request(&job, LONG));
+    a.take(&reader).await;
+    let writer = waiting(&job, LONG);
+    let meanwhile = async {
+        lab.pass(SLACK * 2).await;
+        c.refused(&shared(request(&job, LONG))).await;
+        a.renewed(&reader, None).await;
+        a.free(&reader).await;
+    };
+    tokio::join!(b.wait_for(&writer, Duration::from_secs(20)), meanwhile);
+    c.refused(&shared(request(&job, LONG))).await;
+    b.free(&writer).await;
+    c.take(&shared(request(&job, LONG))).await;
+}
+
+async fn a_writer_that_leaves_lets_readers_in(lab: &Lab) {
+    let job = key("job");
+    let (mut a, mut c) = (lab.client().await, lab.client().await);
+    a.take(&shared(request(&job, LONG))).await;
+    let mut b = lab.client().await;
+    let writer = waiting(&job, LONG);
+    b.refused(&writer).await;
+    b.abandon(&writer).await;
+    c.take(&shared(request(&job, LONG))).await;
+}
+
+async fn a_writer_that_died_waiting_keeps_nobody_out_for_long(lab: &Lab) {
+    let job = key("job");
+    let (mut a, mut c) = (lab.client().await, lab.client().await);
+    a.take(&shared(request(&job, LONG))).await;
+    {
+        let mut b = lab.client().await;
+        b.refused(&waiting(&job, LONG)).await;
+    }
+    let wanted = shared(waiting(&job, LONG));
+    let waited = wait_as_told(lab, &mut c, &wanted).await;
+    assert!(waited < Duration::from_secs(17), "{waited:?}");
+}

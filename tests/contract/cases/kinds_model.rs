@@ -1,0 +1,193 @@
+//! Random holds of all kinds, some of which are never given back, with the in-memory store as the reference.
+
+use std::{collections::HashMap, env, fmt::Write as _};
+
+use dlock::{
+    backends::memory::{Memory, Store},
+    lock::{Attempt, Fence, Holder, Mode, Namespace, Release, Renewal, Request, Scope},
+};
+
+use super::{
+    Case, cases,
+    model::{Dice, Fences},
+};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, key, request, ttl},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    cases![Kind::permits => random_kinds_are_answered_as_by_the_reference]
+}
+
+const ROUNDS: u64 = 4;
+const STEPS: usize = 80;
+const CLIENTS: usize = 4;
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Acquire(Request),
+    /// Takes it for a short time, and lets that pass.
+    Crash(Request),
+    Renew(Request),
+    Release(Request),
+    Abandon(Request),
+}
+
+struct Side {
+    clients: Vec<Client>,
+    fences: Fences,
+    /// The number of each hold that was ever seen.
+    permits: HashMap<Fence, Option<u32>>,
+}
+
+impl Side {
+    fn new(clients: Vec<Client>) -> Self {
+        Self { clients, fences: Fences::default(), permits: HashMap::new() }
+    }
+
+    fn words(&mut self, holders: &[Holder]) -> String {
+        let mut words: Vec<_> = holders
+            .iter()
+            .map(|holder| {
+                let fence = holder.fence.expect("a fence");
+                (self.fences.place("job", fence), format!("{:?} {:?}", holder.mode, holder.permit))
+            })
+            .collect();
+        words.sort_unstable();
+        format!("{words:?}")
+    }
+
+    async fn ask(&mut self, client: usize, operation: &Operation) -> String {
+        let client = &mut self.clients[client];
+        match operation {
+            Operation::Acquire(request) | Operation::Crash(request) => match client.attempt(request).await {
+                Attempt::Granted(grant) => {
+                    client.abandon(request).await;
+                    format!("granted, fence {}, permit {:?}", self.fences.place("job", grant.fence), grant.permit)
+                }
+                Attempt::Busy(busy) => {
+                    format!("busy, {}, passing {}, place {:?}", self.words(&busy.holders), busy.passing, busy.position)
+                }
+                other => panic!("{other:?}"),
+            },
+            Operation::Renew(request) => match client.renew(request, None).await {
+                Renewal::Renewed { fence, .. } => format!("renewed, fence {}", self.fences.place("job", fence)),
+                Renewal::NotHeld => "not held".into(),
+                other => panic!("{other:?}"),
+            },
+            Operation::Release(request) => match client.release(request, Scope::Hold).await {
+                Release::Released => "released".into(),
+                Release::NotHeld => "not held".into(),
+                Release::StillHeld(holds) => panic!("{holds}"),
+            },
+            Operation::Abandon(request) => {
+                client.abandon(request).await;
+                String::new()
+            }
+        }
+    }
+
+    /// What is there now, which must be possible.
+    async fn look(&mut self) -> String {
+        let state = self.clients[0].inspect(&key("job")).await;
+        let alike = |one: Mode, other: Mode| matches!((one, other), (Mode::Shared, Mode::Shared) | (Mode::Permits(_), Mode::Permits(_)));
+        for (at, one) in state.holders.iter().enumerate() {
+            for other in &state.holders[..at] {
+                assert!(alike(one.mode, other.mode) && (one.permit.is_none() || one.permit != other.permit), "{state:?}");
+            }
+            if let Mode::Permits(most) = one.mode {
+                assert!(one.permit.is_some_and(|number| number < most), "{state:?}");
+            }
+            let first = *self.permits.entry(one.fence.expect("a fence")).or_insert(one.permit);
+            assert_eq!(first, one.permit, "it has changed its number: {state:?}");
+        }
+        let holders = self.words(&state.holders);
+        format!("{holders}, {} wait", state.waiters.len())
+    }
+}
+
+async fn random_kinds_are_answered_as_by_the_reference(lab: &Lab) {
+    let given = env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let first = given.unwrap_or_else(dlock::lock::random);
+    for round in 0..if given.is_some() { 1 } else { ROUNDS } {
+        play(lab, first.wrapping_add(round)).await;
+        lab.target.lose_data().await;
+    }
+}
+
+async fn play(lab: &Lab, seed: u64) {
+    let mut dice = Dice(seed);
+    let store = Store::default();
+    let (mut reference, mut tried) = (Vec::new(), Vec::new());
+    for _ in 0..CLIENTS {
+        reference.push(Client(Box::new(Memory::new(store.clone(), Namespace::default()))));
+        tried.push(lab.client().await);
+    }
+    let (mut reference, mut tried) = (Side::new(reference), Side::new(tried));
+    let mut made: Vec<(usize, Request)> = Vec::new();
+    let mut told = String::new();
+    for step in 0..STEPS {
+        let (client, operation) = next(&mut dice, &mut made, lab.kind);
+        let mut expected = reference.ask(client, &operation).await;
+        let mut answer = tried.ask(client, &operation).await;
+        if matches!(operation, Operation::Crash(_)) {
+            lab.outlast(SHORT).await;
+        }
+        let _ = write!(expected, "; then {}", reference.look().await);
+        let _ = write!(answer, "; then {}", tried.look().await);
+        let _ = writeln!(told, "{step}: client {client} {}: {expected}", words(&operation));
+        assert_eq!(answer, expected, "DLOCK_TEST_SEED={seed} step {step}; so far, as the reference answered:\n{told}");
+    }
+}
+
+fn next(dice: &mut Dice, made: &mut Vec<(usize, Request)>, kind: Kind) -> (usize, Operation) {
+    if made.is_empty() || dice.roll(3) == 0 {
+        let client = dice.roll(CLIENTS);
+        let mode = match dice.roll(8) {
+            0 => Mode::Exclusive,
+            roll @ 1..=4 if kind.permits() => Mode::Permits([2, 3, 3, 4][roll - 1]),
+            _ => Mode::Shared,
+        };
+        // One process waits for one lock once at a time.
+        let waits = made.iter().any(|(of, request)| *of == client && request.waiting);
+        let waiting = !waits && dice.roll(3) == 0;
+        let fair = waiting && kind.fair() && dice.roll(2) == 0;
+        let crashes = !waiting && dice.roll(8) == 0;
+        let made_now = Request { mode, waiting, fair, ..request(&key("job"), LONG) };
+        if crashes {
+            return (client, Operation::Crash(Request { ttl: ttl(SHORT), ..made_now }));
+        }
+        made.push((client, made_now.clone()));
+        return (client, Operation::Acquire(made_now));
+    }
+    let at = made.len() - 1 - dice.roll(made.len().min(6));
+    let (client, request) = made[at].clone();
+    match dice.roll(8) {
+        0..=2 => (client, Operation::Acquire(request)),
+        3 => (client, Operation::Renew(request)),
+        4 if request.waiting => {
+            made[at].1.waiting = false;
+            made[at].1.fair = false;
+            (client, Operation::Abandon(request))
+        }
+        _ => {
+            // A released hold is not asked for again.
+            made.remove(at);
+            (client, if request.waiting && dice.roll(2) == 0 { Operation::Abandon(request) } else { Operation::Release(request) })
+        }
+    }
+}
+
+fn words(operation: &Operation) -> String {
+    let (
+        what,
+        Operation::Acquire(request)
+        | Operation::Crash(request)
+        | Operation::Renew(request)
+        | Operation::Release(request)
+        | Operation::Abandon(request),
+    ) = (format!("{operation:?}"), operation);
+    let what = what.split('(').next().unwrap_or_default().to_owned();
+    format!("{what} {} {:?} waiting {} fair {}", &request.token.hold_text()[..4], request.mode, request.waiting, request.fair)
+}
