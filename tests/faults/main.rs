@@ -22,6 +22,7 @@ mod killed;
 mod majority;
 mod server;
 mod sessions;
+mod several;
 mod stores;
 mod world;
 mod zookeeper;
