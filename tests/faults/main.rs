@@ -23,6 +23,7 @@ mod majority;
 mod server;
 mod sessions;
 mod several;
+mod shares;
 mod stores;
 mod world;
 mod zookeeper;
