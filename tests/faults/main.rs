@@ -20,6 +20,7 @@ mod etcd;
 mod failover;
 mod killed;
 mod majority;
+mod nested;
 mod server;
 mod sessions;
 mod several;
