@@ -15,6 +15,7 @@ macro_rules! on_stores_with_shares {
         on_store!(redis: $($name),*);
         on_store!(sentinel: $($name),*);
         on_store!(cluster: $($name),*);
+        on_store!(postgres: $($name),*);
     };
 }
 

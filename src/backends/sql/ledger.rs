@@ -143,6 +143,9 @@ pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Reque
         };
         record.check_layout()?;
         let taken = if record.is_held_by(&request.token) {
+            if !Mode::Exclusive.covers(request.mode) {
+                return Err(Mode::Exclusive.not_enough());
+            }
             let mut step = held(record)?;
             let holds = step.is.enter(&request.token, request.ttl)?;
             let fence = step.is.fence();

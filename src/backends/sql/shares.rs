@@ -156,6 +156,7 @@ pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, requ
     match step.crowd.ask(request, now_ms, outside, || known.judge(request.terms.as_ref(), now_ms)) {
         Answer::Has(grant) => Ok(step.write(table).await?.then_some(Taken::Granted(grant))),
         Answer::NotHeld => Ok(Some(Taken::NotHeld)),
+        Answer::Otherwise(mode) => Err(mode.not_enough()),
         Answer::Refused(refusal) => Ok(Some(Taken::Refused(refusal))),
         Answer::Go if step.was.fence >= LAST_FENCE => Err(beyond()),
         Answer::Go if request.mode == Mode::Exclusive => {

@@ -63,6 +63,8 @@ impl Default for Crowd {
 pub enum Answer {
     /// Its owner has the lock already, and now this hold.
     Has(Grant),
+    /// Its owner has the lock in this mode, which is not what is asked for ([`Mode::covers`]).
+    Otherwise(Mode),
     /// It may be granted; it is out of the queue.
     Go,
     /// Others have it, or go first; it is in the queue if it waits. Of holders it knows the shares only.
@@ -158,6 +160,10 @@ impl Crowd {
     /// Asks for the lock, where an exclusive hold outside lasts until `outside`, and `refused` says what keeps a fresh hold from a lock
     /// that has room for it. Whoever may go is to be granted it in the same step: by [`Crowd::grant`], or outside.
     pub fn ask(&mut self, request: &Request, now: u64, outside: Option<u64>, refused: impl FnOnce() -> Option<Refusal>) -> Answer {
+        match self.share(&request.token) {
+            Some(share) if !share.mode.covers(request.mode) => return Answer::Otherwise(share.mode),
+            _ => {}
+        }
         if let Some(grant) = self.enter(request, now) {
             return Answer::Has(grant);
         }
