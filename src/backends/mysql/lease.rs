@@ -114,7 +114,7 @@ impl Lease {
         }
         let (taken, position) = self
             .ask_for_good(async |table| {
-                let taken = ledger::take(table, &name, request).await?;
+                let taken = ledger::take(table, &name, request, false).await?;
                 Ok((taken, table.place))
             })
             .await?;

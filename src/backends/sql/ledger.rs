@@ -118,13 +118,14 @@ fn pause(round: u32) -> Duration {
     Duration::from_micros(random() % most)
 }
 
-/// Takes the row or a share of it, or enters it for its owner.
+/// Takes the row or a share of it, or enters it for its owner. Where there is a crowd, as far as is known, there is no need to try without.
 ///
 /// # Errors
 /// The dialect's, and those of a row that can't be understood.
-pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Request) -> Result<Taken> {
+pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Request, crowded: bool) -> Result<Taken> {
     let nested = request.entry == Entry::Reenter;
     if !nested
+        && !crowded
         && request.mode == Mode::Exclusive
         && let Some(fence) = table.grant(name, request, None).await?
     {
@@ -238,12 +239,12 @@ pub async fn verify(table: &mut (impl Table + ?Sized), name: &str, token: &Token
     })
 }
 
-/// Gives a hold back: one that is `shared`, as [`renew`] has it.
+/// Gives a hold back, in a crowd as far as is known.
 ///
 /// # Errors
 /// As [`take`].
-pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Token, parting: &Parting, shared: bool) -> Result<Release> {
-    if !shared && table.free(name, token, parting).await? {
+pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Token, parting: &Parting, crowded: bool) -> Result<Release> {
+    if !crowded && table.free(name, token, parting).await? {
         return Ok(Release::Released);
     }
     for round in 0..ROUNDS {

@@ -28,6 +28,7 @@ pub fn all() -> Vec<Case> {
         what_shedlock_took_over_is_nobodys_share,
         a_fair_waiter_who_comes_during_a_grant_goes_first,
         a_reader_who_comes_during_a_release_is_woken,
+        who_was_told_before_it_listened_does_not_wait,
         who_waited_before_it_was_shared_keeps_its_place,
         a_waiter_is_out_of_the_row_when_it_leaves,
         a_share_is_renewed_in_two_round_trips,
@@ -120,6 +121,18 @@ async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
     let holders = b.inspect(&job).await.holders;
     assert!(holders.len() == 1 && holders[0].mode == Mode::Exclusive, "{holders:?}");
     b.free(&writer).await;
+    // ShedLock counts no revision.
+    b.take(&first).await;
+    b.free(&first).await;
+    proxy.trap(WRITE, Fault::Late(Duration::from_millis(400)));
+    let attempt = a.0.try_acquire(&late);
+    let meanwhile = async {
+        lab.pass(Duration::from_millis(150)).await;
+        assert_eq!(lab.postgres().sql(&shedlock("dlock", "dlock:job", "web7", "30 seconds")).len(), 1);
+    };
+    let (attempt, ()) = tokio::join!(attempt, meanwhile);
+    assert!(matches!(&attempt, Ok(Attempt::Busy(busy)) if busy.holders[0].foreign), "{attempt:?}");
+    assert_eq!((proxy.sprung(), column(lab, "locked_by").as_deref()), (2, Some("web7")));
 }
 
 /// Nobody took it meanwhile: what is lost is lost all the same.
@@ -217,6 +230,28 @@ async fn a_reader_who_comes_during_a_release_is_woken(lab: &Lab) {
     let (_, freed) = tokio::join!(b.wait(&wanted, Duration::from_secs(20)), release);
     assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
     coming.join().expect("the other session");
+    b.take(&wanted).await;
+}
+
+async fn who_was_told_before_it_listened_does_not_wait(lab: &Lab) {
+    let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
+    let held = a.hold(&job).await;
+    for wanted in [reader(waiting(&job, LONG)), fair(request(&job, LONG))] {
+        b.refused(&wanted).await;
+        // Others who come and renewals are no reason to ask again.
+        let other = fair(request(&job, LONG));
+        c.refused(&other).await;
+        a.renewed(&held, None).await;
+        let began = Instant::now();
+        b.wait(&wanted, SLACK).await;
+        assert!(began.elapsed() >= SLACK, "nobody told it anything");
+        c.abandon(&other).await;
+        b.abandon(&wanted).await;
+    }
+    let wanted = reader(waiting(&job, LONG));
+    b.refused(&wanted).await;
+    a.free(&held).await;
+    tokio::time::timeout(SOON, b.wait(&wanted, LONG)).await.expect("it was told already");
     b.take(&wanted).await;
 }
 
