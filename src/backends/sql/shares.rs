@@ -215,3 +215,93 @@ pub(super) async fn release(
     step.past.extend(past);
     Ok(step.write(table).await?.then_some(answer))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        backends::sql::locked_by,
+        lock::{End, Entry, Key, Ttl},
+    };
+
+    const SECOND: i64 = 1_000_000;
+
+    fn request(mode: Mode, seconds: u64) -> Request {
+        Request {
+            key: Key::new("job").unwrap(),
+            token: Token::random(),
+            ttl: Ttl::new(Duration::from_secs(seconds)).unwrap(),
+            ttl_asked: true,
+            mode,
+            fair: false,
+            entry: Entry::Fresh,
+            detached: false,
+            waiting: false,
+            metadata: None,
+            at_ms: None,
+            terms: None,
+        }
+    }
+
+    /// A row whose hold vanished.
+    fn row(token: &Token) -> Record {
+        Record {
+            name: "dlock:job".into(),
+            now_us: ENDED_US + 1000 * SECOND,
+            lock_until_us: ENDED_US + 990 * SECOND,
+            locked_at_us: ENDED_US + 900 * SECOND,
+            locked_by: locked_by(token),
+            layout: None,
+            owner: Some(locked_by(token)),
+            root: Some(token.hold_text()),
+            ttl_ms: 60_000,
+            holds: None,
+            fence: 7,
+            detached: false,
+            renewed_us: ENDED_US + 900 * SECOND,
+            metadata: None,
+            mark: None,
+            seen: false,
+            crowd: None,
+            waited: false,
+            revision: 1,
+            starts: crate::lock::Record::default(),
+        }
+    }
+
+    fn share(row: &mut Record, request: &Request) {
+        let (mut crowd, _) = row.crowd().unwrap();
+        crowd.grant(request, Fence(8), row.now_ms());
+        row.put_crowd(&crowd);
+    }
+
+    #[test]
+    fn a_lock_that_is_shared_ends_with_its_last_share() {
+        let (token, short, long) = (Token::random(), request(Mode::Shared, 10), request(Mode::Shared, 20));
+        let mut row = row(&token);
+        assert!(row.vanished().is_some_and(|past| past.end == End::Expired));
+        share(&mut row, &long);
+        share(&mut row, &short);
+        assert!(row.is_shared() && !row.is_ours() && !row.is_held_by(&token) && row.vanished().is_none());
+        assert_eq!((row.lock_until_us - row.now_us, row.layout, row.outside()), (20 * SECOND, Some(LAYOUT), None));
+        row.now_us += 15 * SECOND;
+        let (mut crowd, past) = row.crowd().unwrap();
+        assert_eq!((past.len(), crowd.holders(row.now_ms()).len()), (1, 1));
+        crowd.release(&long.token, &crate::lock::Scope::Hold.into(), row.now_ms());
+        row.put_crowd(&crowd);
+        assert_eq!((row.is_held(), row.lock_until_us, &row.crowd), (false, ENDED_US, &None));
+    }
+
+    #[test]
+    fn shares_beside_another_name_are_lost() {
+        let mut row = row(&Token::random());
+        share(&mut row, &request(Mode::Permits(2), 10));
+        row.locked_by = "web7".into();
+        let (crowd, past) = row.crowd().unwrap();
+        assert!(!crowd.is_shared() && past.len() == 1 && past[0].ended_ms == Some(row.now_ms()));
+        assert_eq!(row.outside(), Some(u64::try_from(row.lock_until_us / 1000).unwrap()));
+        assert!(row.holder().unwrap().unwrap().foreign);
+    }
+}

@@ -22,6 +22,7 @@ mod mysql_history;
 mod mysql_server;
 mod names;
 mod postgres;
+mod postgres_many;
 mod postgres_shares;
 mod redlock;
 mod reentry;
@@ -94,6 +95,7 @@ pub fn all() -> Vec<Case> {
         redlock::all(),
         postgres::all(),
         postgres_shares::all(),
+        postgres_many::all(),
         tair::all(),
         model::all(),
         mysql::all(),

@@ -9,7 +9,6 @@ use dlock::{
     lease::{self, BootClock, Limits, Outcome, Patience},
     lock::{Attempt, Busy, End, Init, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope},
 };
-use futures_util::future::join_all;
 
 use super::{Case, cases, history::history, postgres::shedlock};
 use crate::{
@@ -32,8 +31,6 @@ pub fn all() -> Vec<Case> {
         who_waited_before_it_was_shared_keeps_its_place,
         a_waiter_is_out_of_the_row_when_it_leaves,
         a_share_is_renewed_in_two_round_trips,
-        many_readers_come_in_at_once,
-        many_readers_are_let_in_by_one_release,
         a_table_without_the_column_is_a_mistake_with_a_hint,
         a_newer_layout_of_shares_is_refused,
         rows_that_were_shared_are_collected,
@@ -44,7 +41,7 @@ pub fn all() -> Vec<Case> {
 const WRITE: &str = "json_to_recordset";
 const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
 
-fn reader(of: Request) -> Request {
+pub fn reader(of: Request) -> Request {
     Request { mode: Mode::Shared, ..of }
 }
 
@@ -52,7 +49,7 @@ fn fair(of: Request) -> Request {
     Request { fair: true, waiting: true, ..of }
 }
 
-fn column(lab: &Lab, what: &str) -> Option<String> {
+pub fn column(lab: &Lab, what: &str) -> Option<String> {
     lab.postgres().sql(&format!("SELECT {what} FROM dlock WHERE name = 'dlock:job'"))[0][0].clone()
 }
 
@@ -302,47 +299,6 @@ async fn a_share_is_renewed_in_two_round_trips(lab: &Lab) {
     a.renewed(&held, None).await;
     a.free(&held).await;
     assert_eq!(proxy.requests() - before, 4);
-}
-
-const MANY: usize = 60;
-
-async fn many_readers_come_in_at_once(lab: &Lab) {
-    let job = key("job");
-    let mut clients = Vec::new();
-    for _ in 0..MANY {
-        let mut client = lab.client().await;
-        client.inspect(&job).await;
-        clients.push((client, reader(request(&job, LONG))));
-    }
-    let began = Instant::now();
-    join_all(clients.iter_mut().map(async |(client, request)| client.take(request).await)).await;
-    assert_eq!(lab.client().await.inspect(&job).await.holders.len(), MANY);
-    join_all(clients.iter_mut().map(async |(client, request)| client.renewed(request, None).await)).await;
-    join_all(clients.iter_mut().map(async |(client, request)| client.free(request).await)).await;
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
-    assert_eq!(column(lab, "crowd"), None);
-}
-
-async fn many_readers_are_let_in_by_one_release(lab: &Lab) {
-    let (mut a, job) = (lab.client().await, key("job"));
-    let held = a.hold(&job).await;
-    let mut clients = Vec::new();
-    for _ in 0..MANY {
-        let (mut client, wanted) = (lab.client().await, reader(waiting(&job, LONG)));
-        client.refused(&wanted).await;
-        clients.push((client, wanted));
-    }
-    let release = async {
-        lab.pass(SLACK * 2).await;
-        a.free(&held).await;
-        Instant::now()
-    };
-    // Nobody looks by itself before the case is over.
-    let never = Duration::from_secs(60);
-    let all = join_all(clients.iter_mut().map(async |(client, wanted)| client.wait_for(wanted, never).await));
-    let (_, released) = tokio::join!(all, release);
-    assert!(released.elapsed() < Duration::from_secs(10), "{:?}", released.elapsed());
-    assert_eq!(a.inspect(&job).await.holders.len(), MANY);
 }
 
 async fn a_table_without_the_column_is_a_mistake_with_a_hint(lab: &Lab) {
