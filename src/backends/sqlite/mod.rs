@@ -20,6 +20,7 @@
 mod acquire;
 mod alarm;
 mod breaking;
+mod crowd;
 pub mod examine;
 mod failure;
 mod history;
@@ -30,6 +31,7 @@ mod lock_file;
 mod look;
 mod row;
 mod schema;
+mod share;
 mod slot;
 mod starts;
 mod store;
@@ -61,7 +63,15 @@ use crate::lock::{
     Namespace, Note, Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities { history: true, terms: true, breakable: true, ..Capabilities::usual("sqlite") };
+const CAPABILITIES: Capabilities = Capabilities {
+    shared: true,
+    permits: true,
+    fair: true,
+    history: true,
+    terms: true,
+    breakable: true,
+    ..Capabilities::usual("sqlite")
+};
 
 /// Where the locks are kept.
 #[derive(Clone, Debug)]
@@ -202,7 +212,11 @@ impl Backend for Sqlite {
         let file = self.open_lock_file(true).map_err(self.about("prepare", None))?;
         self.file = Some(Arc::clone(&file));
         self.prepared = true;
-        Ok(Some(Box::new(move || file.unlock(Range::EVERYTHING))))
+        Ok(Some(Box::new(move || {
+            file.unlock(Range::EVERYTHING);
+            // Of a share nobody else would hear.
+            file.ring();
+        })))
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
