@@ -33,8 +33,8 @@ impl Sqlite {
         if slot.mine.as_ref().is_some_and(|mine| mine.owner != request.token.owner) {
             return self.refuse(request, Obstacle::Ourselves).await;
         }
-        if !slot.shares.is_empty() {
-            // The kernel would turn what they have locked into what is asked for.
+        if slot.wants_to_share() {
+            // The kernel would turn what is locked for that into what is asked for now, or this into that later.
             return self.ask_alone(request, false, Obstacle::Crowd).await;
         }
         let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };

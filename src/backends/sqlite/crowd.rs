@@ -94,7 +94,8 @@ impl Store {
         self.check().await?;
         self.set_durable(durable).await?;
         let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
-        let sql = "SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) AS now_ms, (SELECT user_version FROM pragma_user_version) AS layout";
+        let sql =
+            "SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) AS now_ms, (SELECT user_version FROM pragma_user_version) AS layout";
         let found = run(&mut transaction, sqlx::query(sql)).await?;
         let found = found.first().ok_or_else(|| failure::statement(sqlx::Error::RowNotFound))?;
         let number = |name: &str| found.try_get::<i64, _>(name).map_err(row::malformed);

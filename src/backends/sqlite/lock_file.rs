@@ -206,6 +206,11 @@ impl LockFile {
         self.others_keep_out(range, Kind::Read)
     }
 
+    /// Whether somebody else has a key alone, or has entered the hold of who did; not whether it is shared.
+    pub(super) fn others_have_it_alone(&self, bytes: Bytes) -> io::Result<bool> {
+        Ok(self.others_write(bytes.first())? || self.others_have(bytes.nested())?)
+    }
+
     /// Whether a lock of this kind could not be had there.
     pub(super) fn others_keep_out(&self, range: Range, kind: Kind) -> io::Result<bool> {
         let mut found = request(range, lock_type(kind));

@@ -85,12 +85,12 @@ impl Sqlite {
         Ok(states)
     }
 
-    /// Whether anybody has the key's bytes of the lock file.
+    /// Whether anybody has the lock alone, as far as the lock file tells.
     pub(super) fn is_locked(&self, key: &Key, file: Option<&LockFile>) -> Result<bool> {
         let failed = |error: std::io::Error| ours(&error);
         match (self.slots.get(key), file) {
             (Some(slot), _) => slot.is_locked().map_err(failed),
-            (None, Some(file)) => file.others_have(self.bytes(key).all()).map_err(failed),
+            (None, Some(file)) => file.others_have_it_alone(self.bytes(key)).map_err(failed),
             (None, None) => Ok(false),
         }
     }

@@ -24,8 +24,12 @@ const APPLICATION: i64 = 0x646c_636b;
 
 const SCHEMA: &str =
     concat!(include_str!("sql/schema.sql"), include_str!("sql/history.sql"), include_str!("sql/starts.sql"), include_str!("sql/crowd.sql"));
-const FROM_1: &str =
-    concat!(include_str!("sql/upgrade.sql"), include_str!("sql/history.sql"), include_str!("sql/starts.sql"), include_str!("sql/crowd.sql"));
+const FROM_1: &str = concat!(
+    include_str!("sql/upgrade.sql"),
+    include_str!("sql/history.sql"),
+    include_str!("sql/starts.sql"),
+    include_str!("sql/crowd.sql")
+);
 const FROM_2: &str = concat!(include_str!("sql/starts.sql"), include_str!("sql/crowd.sql"));
 const FROM_3: &str = include_str!("sql/crowd.sql");
 

@@ -41,15 +41,9 @@ struct Asked {
 impl Sqlite {
     /// Takes a share anew, or enters one.
     pub(super) async fn share(&mut self, request: &Request) -> Result<Attempt> {
-        let prepared = self.prepared;
         let slot = self.slot(&request.key)?;
         let known = slot.has_share(&request.token);
         let secured = slot.take_share(request).map_err(|error| ours(&error))?;
-        if secured && slot.shares.is_empty() && !slot.file.is_current() {
-            let error = slot.replaced(prepared);
-            slot.drop_share(&request.token, known);
-            return Err(error);
-        }
         if secured && !request.detached {
             slot.expect_share(&request.token, request.ttl);
         }
@@ -107,8 +101,11 @@ impl Sqlite {
 
     /// One question to the crowd.
     async fn ask(&mut self, request: &Request, secured: bool, obstacle: Obstacle) -> Result<Asked> {
-        let Self { options, store, slots, .. } = self;
+        let Self { options, store, slots, prepared, .. } = self;
         let Some(slot) = slots.get_mut(&request.key) else { return Err(super::acquire::lost_slot()) };
+        if !slot.file.is_current() {
+            return Err(slot.replaced(*prepared));
+        }
         let waiting = request.waiting && slot.stand_in_line(&request.token);
         let request = &Request { waiting, ..request.clone() };
         let counts = request.terms.as_ref().is_some_and(|terms| terms.once.is_some() || terms.at_least.is_some());
@@ -128,7 +125,9 @@ impl Sqlite {
             Answer::Has(grant) => Attempt::Granted(grant),
             Answer::NotHeld => Attempt::NotHeld,
             // What is undone with it is done again by whoever comes next.
-            Answer::Refused(refusal) => return Ok(Asked { attempt: Attempt::Refused(refusal), ring: false, ahead: None, watched: Vec::new() }),
+            Answer::Refused(refusal) => {
+                return Ok(Asked { attempt: Attempt::Refused(refusal), ring: false, ahead: None, watched: Vec::new() });
+            }
             Answer::Go if request.mode == Mode::Exclusive => {
                 let fence = starts::grant_alone(&mut gathering.transaction, whose, request, slot.file.id(), known).await?;
                 Attempt::Granted(Grant { fence, ttl: request.ttl, holds: 1, settle: Duration::ZERO, session: None, permit: None })
@@ -146,7 +145,8 @@ impl Sqlite {
         let shares = gathering.crowd.attached().map(|hold| (slot.bytes.of_hold(hold).first(), LockKind::Read));
         let before = gathering.crowd.before(&request.token).into_iter().map(|hold| (slot.bytes.of_hold(hold).alive(), LockKind::Read));
         let nested = (slot.bytes.nested(), LockKind::Write);
-        let watched = shares.chain(before).chain([nested]).filter(|(range, kind)| slot.file.others_keep_out(*range, *kind).unwrap_or(false));
+        let watched =
+            shares.chain(before).chain([nested]).filter(|(range, kind)| slot.file.others_keep_out(*range, *kind).unwrap_or(false));
         let watched = watched.collect();
         gathering.save().await?;
         Ok(Asked { attempt, ring, ahead, watched })
@@ -269,16 +269,16 @@ impl Sqlite {
 
     /// Leaves the crowd's queue, and lets those know whom it has held up.
     pub(super) async fn leave_line(&mut self, request: &Request) -> Result<()> {
+        let (file, bytes) = (self.file_now()?, self.bytes(&request.key));
         let Self { options, store, slots, .. } = self;
-        let Some(slot) = slots.get(&request.key) else { return Ok(()) };
         let (store, _) = opened(store, &options.path).await?;
-        let mut gathering = store.gather(&options.namespace, &request.key, false, Witness::Slot(slot), false).await?;
+        let witness = Self::witness(slots, &request.key, file.as_deref(), bytes);
+        let mut gathering = store.gather(&options.namespace, &request.key, false, witness, false).await?;
         gathering.crowd.leave(&request.token);
-        let outside = gathering.row.as_ref().filter(|row| row.owner.is_some() && row.expires_ms > row.now_ms).map(|_| WITHOUT_END);
-        let ring = !gathering.crowd.woken(outside).is_empty();
+        let ring = !gathering.crowd.woken(None).is_empty();
         gathering.save().await?;
-        if ring {
-            slot.file.ring();
+        if let Some(file) = file.filter(|_| ring) {
+            file.ring();
         }
         Ok(())
     }
@@ -306,9 +306,7 @@ fn outside(gathering: &Gathering<'_>, slot: &Slot, request: &Request, secured: b
     let held = if secured {
         request.mode != Mode::Exclusive && slot.file.others_have(slot.bytes.nested()).map_err(failed)?
     } else {
-        slot.mine.is_some()
-            || slot.file.others_write(slot.bytes.first()).map_err(failed)?
-            || slot.file.others_have(slot.bytes.nested()).map_err(failed)?
+        slot.mine.is_some() || slot.file.others_have_it_alone(slot.bytes).map_err(failed)?
     };
     Ok(if held { Outside { until: Some(WITHOUT_END), known: true } } else { nobody })
 }

@@ -101,9 +101,9 @@ impl Slot {
         self.mine_of(token).is_some_and(|mine| mine.holds.contains(&token.hold))
     }
 
-    /// Whether anybody has the bytes, this process included.
+    /// Whether anybody has the lock alone as far as its bytes tell, this process included.
     pub(super) fn is_locked(&self) -> io::Result<bool> {
-        Ok(self.mine.is_some() || self.hold.is_locked() || self.file.others_have(self.bytes.all())?)
+        Ok(self.mine.is_some() || self.hold.is_locked() || self.file.others_have_it_alone(self.bytes)?)
     }
 
     /// Whether the kernel confirms that this hold's byte is ours. It takes the byte anew if it was free.
@@ -116,8 +116,7 @@ impl Slot {
     }
 
     pub(super) fn add(&mut self, token: &Token, first: bool, fence: Fence, ttl: Ttl) {
-        let mine =
-            self.mine.get_or_insert_with(|| Mine::new(token.owner, fence, ttl));
+        let mine = self.mine.get_or_insert_with(|| Mine::new(token.owner, fence, ttl));
         mine.holds.insert(token.hold);
         if first {
             mine.first = Some(token.hold);
@@ -178,6 +177,11 @@ impl Slot {
     /// Whether this process has the lock alone, or may be about to.
     pub(super) fn wants_it_alone(&self) -> bool {
         self.mine.is_some() || self.unsure.is_some() || self.hold.is_locked() || self.hold.is_waiting()
+    }
+
+    /// Whether this process has a share, or may be about to.
+    pub(super) fn wants_to_share(&self) -> bool {
+        !self.shares.is_empty() || self.shared.is_locked() || self.shared.is_waiting()
     }
 
     /// Takes the bytes of a hold of a share, so that nobody gets the lock alone from here on. Never beside a wait for the whole lock,

@@ -178,7 +178,13 @@ async fn read(connection: &mut SqliteConnection, query: Query) -> Result<Known> 
             Ok::<_, sqlx::Error>(found.try_get::<Option<i64>, _>(name)?.and_then(|fence| u64::try_from(fence).ok()).map(Fence))
         };
         let now_ms = u64::try_from(found.try_get::<i64, _>("now_ms")?).unwrap_or_default();
-        Ok(Known { record: Record { paced, ..record.unwrap_or_default() }, fence: fence("fence")?, own: fence("own")?, now_ms, crowded: found.try_get("crowded")? })
+        Ok(Known {
+            record: Record { paced, ..record.unwrap_or_default() },
+            fence: fence("fence")?,
+            own: fence("own")?,
+            now_ms,
+            crowded: found.try_get("crowded")?,
+        })
     };
     read().map_err(row::malformed)
 }
