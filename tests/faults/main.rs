@@ -20,6 +20,7 @@ mod etcd;
 mod failover;
 mod killed;
 mod majority;
+mod readers;
 mod server;
 mod sessions;
 mod stores;
