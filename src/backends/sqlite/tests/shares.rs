@@ -284,6 +284,27 @@ async fn who_waits_for_one_permit_has_it_one_after_the_other() {
 }
 
 #[tokio::test]
+async fn who_let_another_go_first_waits_for_its_release() {
+    let (_keep, path) = place();
+    let (mut a, mut first, mut next) = (backend(&path), backend(&path), backend(&path));
+    let held = permit(1, "job");
+    granted(&mut a, &held).await;
+    let (fair, wants) = (Request { fair: true, ..waiting(request("job")) }, waiting(permit(1, "job")));
+    busy(&mut first, &fair).await;
+    let meanwhile = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        release(&mut a, &held).await;
+        // It has a second to take its turn, and takes it, and is done, before that is over.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        granted(&mut first, &fair).await;
+        release(&mut first, &fair).await;
+        Instant::now()
+    };
+    let (_, released) = tokio::join!(acquire(&mut next, &wants), meanwhile);
+    assert!(released.elapsed() < Duration::from_millis(400), "{:?}", released.elapsed());
+}
+
+#[tokio::test]
 async fn a_lock_that_nobody_shares_any_more_is_as_before() {
     let (_keep, path) = place();
     let mut a = backend(&path);
