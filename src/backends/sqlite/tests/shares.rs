@@ -304,6 +304,47 @@ async fn who_let_another_go_first_waits_for_its_release() {
     assert!(released.elapsed() < Duration::from_millis(400), "{:?}", released.elapsed());
 }
 
+/// How often all of so many ask who wait for the same and have it one after the other.
+async fn asked_in_all(waiters: usize, wants: &Request) -> usize {
+    let (_keep, path) = place();
+    let mut a = backend(&path);
+    let held = permit(1, "job");
+    granted(&mut a, &held).await;
+    let asked = std::cell::Cell::new(0);
+    let waits = (0..waiters).map(|_| {
+        let (mut waiter, asked) = (backend(&path), &asked);
+        let wants = Request { token: Token::random(), ..waiting(wants.clone()) };
+        Box::pin(async move {
+            loop {
+                asked.set(asked.get() + 1);
+                match waiter.try_acquire(&wants).await {
+                    Ok(Attempt::Granted(_)) => break,
+                    Ok(Attempt::Busy(_)) => drop(waiter.wait(&wants, Duration::from_secs(20)).await.unwrap()),
+                    other => assert!(matches!(&other, Err(error) if error.is_transient()), "{other:?}"),
+                }
+            }
+            waiter.abandon(&wants).await.unwrap();
+            release(&mut waiter, &wants).await;
+        })
+    });
+    let release = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        release(&mut a, &held).await;
+    };
+    tokio::join!(for_each_at_once(waits.collect()), release);
+    asked.get()
+}
+
+#[tokio::test]
+async fn a_hand_over_costs_the_same_however_many_wait() {
+    for wants in [permit(1, "job"), Request { fair: true, ..request("job") }, reader("job")] {
+        for waiters in [5, 40] {
+            let asked = asked_in_all(waiters, &wants).await;
+            assert!(asked <= waiters * 5 + 5, "{asked} for {waiters} of {:?}", wants.mode);
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_lock_that_nobody_shares_any_more_is_as_before() {
     let (_keep, path) = place();
