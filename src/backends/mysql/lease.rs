@@ -129,6 +129,7 @@ impl Lease {
             Taken::NotHeld => Attempt::NotHeld,
             Taken::Refused(refusal) => Attempt::Refused(refusal),
             Taken::Passing => Attempt::Busy(Busy { notifies, passing: true, expires_in: Some(Duration::ZERO), ..Busy::default() }),
+            Taken::Queued { busy, .. } => Attempt::Busy(busy),
             Taken::Held(record) => Attempt::Busy(Busy {
                 holders: record.holder()?.into_iter().collect(),
                 expires_in: Some(record.expires_in()).filter(|_| looks_at_the_end(position)),
@@ -156,7 +157,7 @@ impl Lease {
         let queued = self.queued(key, token).is_some_and(|queued| queued.granted);
         let release = self
             .ask_for_good(async |table| {
-                let release = ledger::release(table, &name, token, parting).await?;
+                let release = ledger::release(table, &name, token, parting, false).await?;
                 // The lock is given back already: nobody waits for what follows, and nothing hangs on it.
                 if queued {
                     let _ = table.leave(&name, token, !matches!(release, Release::StillHeld(_))).await;
@@ -229,7 +230,7 @@ impl Backend for Lease {
             CAPABILITIES.check_ttl(ttl)?;
         }
         let name = self.names.of(key);
-        let outcome = self.ask(async |table| ledger::renew(table, &name, token, extension).await).await;
+        let outcome = self.ask(async |table| ledger::renew(table, &name, token, extension, false).await).await;
         self.about(outcome, "renew", Some(key))
     }
 

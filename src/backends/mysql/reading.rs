@@ -64,6 +64,8 @@ impl<'a> Fields<'a> {
             revision: self.int()?,
             mark: self.text_or_null()?,
             seen: self.int()? != 0,
+            crowd: None,
+            waited: false,
             starts: starts::read(self)?,
         })
     }

@@ -14,8 +14,8 @@ use super::{
     statement::Value,
 };
 use crate::{
-    backends::sql::{self, Begin, Record, locked_by, micros},
-    lock::{Break, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Stage, Token, Ttl, Waiter},
+    backends::sql::{self, Begin, Change, Plain, Record, locked_by, micros},
+    lock::{Break, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Scope, Token, Ttl, Waiter},
 };
 
 /// The end of what was given back, as SQL: before any clock's now, and in the range of each type that ShedLock's column may have.
@@ -273,8 +273,17 @@ impl sql::Table for LockTable<'_> {
         self.noted(name, answers.first())
     }
 
-    async fn write(&mut self, record: &Record, parting: Option<&Parting>, became: Option<Stage>) -> Result<bool> {
-        let became = starts::became(became);
+    async fn create(&mut self, _name: &str) -> Result<()> {
+        Err(unshared())
+    }
+
+    async fn plain_waiters(&mut self, _name: &str) -> Result<Vec<Plain>> {
+        Err(unshared())
+    }
+
+    async fn write(&mut self, change: &Change<'_>) -> Result<bool> {
+        let (record, became) = (change.is, starts::became(change.became));
+        let parting = change.past.first().map(|past| Parting { end: Some(past.end.clone()), why: past.why.clone(), ..Scope::Hold.into() });
         let (until, open) = if record.is_held() {
             (format!("TIMESTAMPADD(MICROSECOND, {}, '1970-01-01 00:00:00.000000')", record.lock_until_us), "0".into())
         } else {
@@ -292,7 +301,8 @@ impl sql::Table for LockTable<'_> {
             ("revision", Value::Int(record.revision)),
             ("open", Value::Sql(&open)),
         ];
-        let batch = self.tables.fill(include_str!("sql/write.sql"), &values) + &history::remember(self.tables, &record.name, parting);
+        let batch =
+            self.tables.fill(include_str!("sql/write.sql"), &values) + &history::remember(self.tables, &record.name, parting.as_ref());
         let written = self.freed(&batch).await?;
         if written && !record.is_held() {
             self.gate_is_open(&record.name);
@@ -320,6 +330,10 @@ impl sql::Table for LockTable<'_> {
         let batch = self.tables.fill("UPDATE :marks SET seen = 1 WHERE name = :name AND fence = :fence;", &values);
         self.session.ask(&batch).await.map(|_| ())
     }
+}
+
+fn unshared() -> Error {
+    Error::new(Kind::Internal, "nobody shares a lock in this table")
 }
 
 /// Puts a waiter into the queue: with `leased`, only if the lease is somebody else's.
