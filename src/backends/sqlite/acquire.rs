@@ -188,7 +188,11 @@ impl Sqlite {
         let slot = slots.get_mut(&request.key)?;
         let store = store.as_mut()?;
         let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
-        if !slot.queued.contains(&request.token) && slot.stand_in_line(&request.token) {
+        let joins = !slot.queued.contains(&request.token);
+        if !slot.stand_in_line(&request.token) {
+            return None;
+        }
+        if joins {
             store.join_queue(whose, request.metadata.as_ref()).await.ok()?;
         }
         let mut position = 1;
@@ -203,7 +207,9 @@ impl Sqlite {
                 store.leave_queue(&options.namespace, &request.key, &other).await.ok()?;
             }
         }
-        None
+        // It had joined a crowd that is gone.
+        store.join_queue(whose, request.metadata.as_ref()).await.ok()?;
+        Some(position)
     }
 }
 

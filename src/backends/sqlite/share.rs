@@ -106,13 +106,14 @@ impl Sqlite {
         if !slot.file.is_current() {
             return Err(slot.replaced(*prepared));
         }
-        let waiting = request.waiting && slot.stand_in_line(&request.token);
+        let fresh = request.entry == Entry::Fresh;
+        let waiting = request.waiting && fresh && slot.stand_in_line(&request.token);
         let request = &Request { waiting, ..request.clone() };
         let counts = request.terms.as_ref().is_some_and(|terms| terms.once.is_some() || terms.at_least.is_some());
         let slot = &*slot;
         let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
         let (store, _) = opened(store, &options.path).await?;
-        let mut gathering = store.gather(whose.namespace, whose.key, request.detached || counts, Witness::Slot(slot), true).await?;
+        let mut gathering = store.gather(whose.namespace, whose.key, request.detached || counts, Witness::Slot(slot), fresh).await?;
         let outside = outside(&gathering, slot, request, secured)?;
         let room = gathering.crowd.has_room(request.mode, outside.until);
         let known = starts::known(&mut gathering.transaction, whose).await?;

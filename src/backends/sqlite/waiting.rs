@@ -19,6 +19,8 @@ use crate::lock::{Mode, Parting, Request, Result, Wake};
 
 /// How long to trust that whoever has the gate, or stands in front, is awake: a frozen one must not let the others sleep on after a release.
 const GATE_KEEPER: Duration = Duration::from_secs(5);
+/// How often to look without being told.
+const DEAF: Duration = Duration::from_secs(1);
 /// How soon to look whether the one who has closed the file has lost its locks, which the kernel frees just after; then after
 /// twice as long, until that can't be late any more.
 const LOOK: Duration = Duration::from_millis(1);
@@ -59,7 +61,11 @@ impl Sqlite {
             },
         };
         let Some(alarm) = alarm.as_ref().filter(|alarm| alarm.hears(sound)) else {
-            *alarm = Some(Alarm::new(slot.file.path(), sound).map_err(failed)?);
+            *alarm = Alarm::new(slot.file.path(), sound).ok();
+            if alarm.is_none() {
+                // This user has no inotify instance left: nobody can tell, but whoever looks.
+                let _ = timeout(at_most.min(DEAF), std::future::pending::<()>()).await;
+            }
             // It may have been released just before.
             return Ok(Wake::Changed);
         };
