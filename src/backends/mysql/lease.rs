@@ -263,7 +263,7 @@ impl Backend for Lease {
         let name = self.names.of(key);
         let outcome = self
             .ask(async |table| {
-                let record = table.read(&name).await?;
+                let record = table.read(&name, Duration::ZERO).await?;
                 let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
                 past.extend(record.as_ref().and_then(Record::vanished));
                 Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })

@@ -3,6 +3,8 @@
 //! All of them judge by `UTC_TIMESTAMP(6)`, which is what ShedLock compares with and no time zone changes. Assignments are
 //! in an order in which none reads a column that was assigned before it, since MySQL sees the new value then.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
 use super::{
@@ -263,7 +265,7 @@ impl sql::Table for LockTable<'_> {
         Ok(freed)
     }
 
-    async fn read(&mut self, name: &str) -> Result<Option<Record>> {
+    async fn read(&mut self, name: &str, _: Duration) -> Result<Option<Record>> {
         match std::mem::replace(&mut self.seen, Seen::No) {
             Seen::Row(record) => return Ok(Some(*record)),
             Seen::Nothing => return Ok(None),

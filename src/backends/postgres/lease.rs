@@ -146,10 +146,10 @@ impl Lease {
             (Taken::Refused(refusal), _) => Attempt::Refused(refusal),
             // Free already, though perhaps nobody told: not to be waited for, but to be asked for again.
             (Taken::Passing, _) => Attempt::Busy(Busy { notifies: true, passing: true, ..Busy::default() }),
-            (Taken::Queued { busy, foreign, revision }, _) => {
+            (Taken::Queued { busy, foreign, told }, _) => {
                 self.gate.found_busy(&request.key, foreign);
                 if !is_plain(request) {
-                    self.gate.own = Some((self.tables.waiter(&name, &request.token.hold_text()), revision));
+                    self.gate.own = Some((self.tables.waiter(&name, &request.token.hold_text()), told));
                 }
                 let at_the_end = self.gate.is_kept() || looks_at_the_end(busy.position);
                 Attempt::Busy(Busy {
@@ -197,7 +197,8 @@ impl Lease {
 
     async fn look_at(&mut self, key: &Key) -> Result<LockState> {
         let name = self.names.of(key);
-        let (record, queue) = self.ask(async |table| Ok((table.read(&name).await?, table.queue(&name, true).await?))).await?;
+        let (record, queue) =
+            self.ask(async |table| Ok((table.read(&name, Duration::ZERO).await?, table.queue(&name, true).await?))).await?;
         let waiters: Vec<Waiter> = queue.into_iter().map(|(_, waiter)| waiter).collect();
         match record {
             Some(record) => record.state(key.clone(), waiters),
@@ -291,7 +292,7 @@ impl Backend for Lease {
         let name = self.names.of(key);
         let outcome = self
             .ask(async |table| {
-                let record = table.read(&name).await?;
+                let record = table.read(&name, Duration::ZERO).await?;
                 let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
                 if let Some(record) = &record {
                     past.extend(record.vanished());

@@ -102,31 +102,25 @@ impl Step {
         Ok(Self { is: was.clone(), was, crowd, past, became: None, by_us: None, wake_plain: false, absorbed: Vec::new() })
     }
 
-    /// Writes it down, if there is anything to be written; the row's revision then. `None`, and nothing was done, if the row is not as
-    /// it was any more.
-    pub async fn write(mut self, table: &mut (impl Table + ?Sized)) -> Result<Option<i64>> {
-        let outside = self.is.outside();
+    /// Writes it down, if there is anything to be written. False, and nothing was done, if the row is not as it was any more.
+    pub async fn write(mut self, table: &mut (impl Table + ?Sized)) -> Result<bool> {
+        let woken = self.crowd.woken(self.is.outside());
         self.is.put_crowd(&self.crowd);
         if self.is == self.was && self.past.is_empty() && self.became.is_none() {
-            return Ok(Some(self.was.revision));
+            return Ok(true);
         }
-        let mut change = Change {
+        let freed = self.was.is_held() && !self.is.is_held();
+        let change = Change {
             was: &self.was,
             is: &self.is,
             by_us: self.by_us,
             past: &self.past,
             became: self.became,
             absorbed: &self.absorbed,
-            wake_plain: self.wake_plain || (self.was.is_held() && !self.is.is_held()),
-            wake: Vec::new(),
+            wake_plain: self.wake_plain || freed || woken.iter().any(|woken| woken.plain),
+            wake: woken.into_iter().filter(|woken| !woken.plain).map(|woken| woken.hold).collect(),
         };
-        for woken in self.crowd.woken(outside) {
-            change.wake_plain |= woken.plain;
-            if !woken.plain {
-                change.wake.push(woken.hold);
-            }
-        }
-        Ok(table.write(&change).await?.then_some(self.was.revision + 1))
+        table.write(&change).await
     }
 
     /// What it goes by ends with this token's share.
@@ -160,8 +154,9 @@ pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, requ
     let (known, now_ms) = step.was.known(&request.token);
     let outside = step.was.outside();
     match step.crowd.ask(request, now_ms, outside, || known.judge(request.terms.as_ref(), now_ms)) {
-        Answer::Has(grant) => Ok(step.write(table).await?.map(|_| Taken::Granted(grant))),
+        Answer::Has(grant) => Ok(step.write(table).await?.then_some(Taken::Granted(grant))),
         Answer::NotHeld => Ok(Some(Taken::NotHeld)),
+        Answer::Otherwise(mode) => Err(mode.not_enough()),
         Answer::Refused(refusal) => Ok(Some(Taken::Refused(refusal))),
         Answer::Go if step.was.fence >= LAST_FENCE => Err(beyond()),
         Answer::Go if request.mode == Mode::Exclusive => {
@@ -175,12 +170,13 @@ pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, requ
             step.is.fence = (step.was.fence + 1).max(step.was.now_us);
             step.past.extend(step.was.vanished());
             let grant = step.crowd.grant(request, Fence(u64::try_from(step.is.fence).unwrap_or_default()), now_ms);
-            Ok(step.write(table).await?.map(|_| Taken::Granted(grant)))
+            Ok(step.write(table).await?.then_some(Taken::Granted(grant)))
         }
         Answer::Busy(mut busy) => {
             busy.holders.extend(step.was.holder()?);
             let foreign = outside.is_some() && !step.was.is_ours();
-            Ok(step.write(table).await?.map(|revision| Taken::Queued { busy, foreign, revision }))
+            let told = step.crowd.told();
+            Ok(step.write(table).await?.then_some(Taken::Queued { busy, foreign, told }))
         }
     }
 }
@@ -200,7 +196,7 @@ pub(super) async fn renew(
     if matches!(answer, Renewal::Broken(_)) {
         return Ok(Some(answer));
     }
-    Ok(step.write(table).await?.map(|_| answer))
+    Ok(step.write(table).await?.then_some(answer))
 }
 
 /// Gives a share back, or a hold of it. `None` if the row was changed meanwhile.
@@ -217,5 +213,5 @@ pub(super) async fn release(
         return Ok(Some(answer));
     }
     step.past.extend(past);
-    Ok(step.write(table).await?.map(|_| answer))
+    Ok(step.write(table).await?.then_some(answer))
 }
