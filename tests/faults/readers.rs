@@ -10,8 +10,13 @@ use crate::{
     world::{LIMIT, TTL, World},
 };
 
-on_store!(sqlite: a_killed_reader_keeps_nobody_waiting, reader_killed, reader_stopped, guardian_of_a_reader_killed, group_of_a_reader_killed);
-on_store!(redis: reader_killed, reader_stopped, guardian_of_a_reader_killed, group_of_a_reader_killed);
+on_store!(sqlite:
+    who_waits_for_the_killed_does_not_wait_for_their_leases,
+    reader_killed,
+    reader_stopped,
+    guardian_of_a_reader_killed,
+    group_of_a_reader_killed
+);
 
 /// What the next holder may take: the lease, and a moment more on a loaded machine.
 const AFTER_THE_LEASE: Duration = Duration::from_secs(2);
@@ -82,17 +87,22 @@ pub fn reader_stopped(store: &dyn Store) {
     over(&world);
 }
 
-/// Where the kernel keeps locks, nobody waits for a lease.
-fn a_killed_reader_keeps_nobody_waiting(store: &dyn Store) {
-    let world = World::new(store.url());
-    // Longer than this case may take.
-    let reader = world.start(&["-s", "--ttl", "60s"], &format!("touch {}; exec sleep 60", world.path("reads").display()));
-    must("it reads", LIMIT, || world.path("reads").exists());
-    let second = world.start_second();
-    must("the writer waits", LIMIT, || count(&world, "waiters") == 1);
-    let killed = Instant::now();
-    reader.signal(Signal::KILL);
-    assert_eq!(second.wait(LIMIT).code(), 0);
-    assert!(killed.elapsed() < Duration::from_secs(3), "{:?}", killed.elapsed());
-    over(&world);
+/// Where the kernel keeps locks, what is killed is free at once.
+fn who_waits_for_the_killed_does_not_wait_for_their_leases(store: &dyn Store) {
+    for (kind, next) in [(&["-s"][..], &[][..]), (&["--permits", "1"], &["--permits", "1"]), (&[], &["-s"]), (&["--permits", "1"], &["-s"])]
+    {
+        let world = World::new(store.url());
+        // Longer than this case may take.
+        let script = format!("touch {}; exec sleep 60", world.path("holds").display());
+        let first = world.start(&[kind, &["--ttl", "60s"]].concat(), &script);
+        must("it holds", LIMIT, || world.path("holds").exists());
+        let next = world.start(&[next, &["-w", "25"]].concat(), "true");
+        must("the next one waits", LIMIT, || count(&world, "waiters") == 1);
+        let killed = Instant::now();
+        first.signal(Signal::KILL);
+        let next = next.wait(LIMIT);
+        assert_eq!(next.code(), 0, "{}", next.stderr);
+        assert!(killed.elapsed() < Duration::from_secs(3), "{:?}", killed.elapsed());
+        over(&world);
+    }
 }

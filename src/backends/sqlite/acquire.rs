@@ -118,7 +118,7 @@ impl Sqlite {
         }
         let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
         let lock = Locked { locked: alive, file: slot.file.id() };
-        let row = async { opened(store, &options.path).await?.0.enter(whose, request.ttl, lock).await };
+        let row = async { opened(store, &options.path).await?.0.enter(whose, request.ttl, request.mode, lock).await };
         match row.await {
             Ok(Some(row)) => {
                 if row.by_lease(Some(lock.file)) {

@@ -125,6 +125,7 @@ impl Sqlite {
         let attempt = match answer {
             Answer::Has(grant) => Attempt::Granted(grant),
             Answer::NotHeld => Attempt::NotHeld,
+            Answer::Otherwise(mode) => return Err(mode.not_enough()),
             // What is undone with it is done again by whoever comes next.
             Answer::Refused(refusal) => {
                 return Ok(Asked { attempt: Attempt::Refused(refusal), ring: false, ahead: None, watched: Vec::new() });

@@ -17,8 +17,8 @@ use super::{
     schema, starts,
 };
 use crate::lock::{
-    Break, End, Extension, Fence, Key, Metadata, Namespace, Parting, Past, Purpose, Release, Renewal, Result, SKIPPING_HOSTS, Scope, Skips,
-    Token, Ttl, Waiter,
+    Break, End, Extension, Fence, Key, Metadata, Mode, Namespace, Parting, Past, Purpose, Release, Renewal, Result, SKIPPING_HOSTS, Scope,
+    Skips, Token, Ttl, Waiter,
 };
 
 pub(super) const GRANT: &str = include_str!("sql/grant.sql");
@@ -146,7 +146,7 @@ impl Store {
     }
 
     /// Adds a nested hold; `None` if the owner does not hold the lock. The row says afterwards how it stands.
-    pub(super) async fn enter(&mut self, whose: Whose<'_>, ttl: Ttl, lock: Locked) -> Result<Option<Row>> {
+    pub(super) async fn enter(&mut self, whose: Whose<'_>, ttl: Ttl, mode: Mode, lock: Locked) -> Result<Option<Row>> {
         self.check().await?;
         self.set_durable(false).await?;
         let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
@@ -154,6 +154,9 @@ impl Store {
         let Some(row) = found.filter(|row| row.is_owned_by(whose.token) && row.is_held(Some(lock.file), lock.locked)) else {
             return Ok(None);
         };
+        if !Mode::Exclusive.covers(mode) {
+            return Err(Mode::Exclusive.not_enough());
+        }
         let end = row.now_ms.saturating_add(ms(ttl));
         if !row.is_first_hold(whose.token) {
             let sql = "DELETE FROM holds WHERE namespace = ?1 AND key = ?2 AND owner <> ?3";
