@@ -44,7 +44,7 @@ impl Sqlite {
             return Ok(Marking::Changed);
         }
         let witness = Self::witness(slots, key, file.as_deref(), bytes);
-        let mut gathering = store.gather(&options.namespace, key, true, witness, false).await?;
+        let mut gathering = store.gather(&options.namespace, key, true, witness).await?;
         let marking = match gathering.crowd.is_detached(fence) {
             None => Marking::Changed,
             Some(_) if !at_once => gathering.crowd.mark(fence, mark),

@@ -82,14 +82,13 @@ impl Row {
 }
 
 impl Store {
-    /// Reads a lock's row to change it. Those who wait for the whole lock join a crowd that there is, or that somebody is `joining`.
+    /// Reads a lock's row to change it. Those who wait for the whole lock join a crowd that there is.
     pub(super) async fn gather<'a>(
         &'a mut self,
         namespace: &'a Namespace,
         key: &'a Key,
         durable: bool,
         witness: Witness<'_>,
-        joining: bool,
     ) -> Result<Gathering<'a>> {
         self.check().await?;
         self.set_durable(durable).await?;
@@ -110,7 +109,7 @@ impl Store {
             None => (Crowd::default(), Vec::new()),
         };
         let mut gathering = Gathering { transaction, namespace, key, row, crowd, now, file: witness.file(), past };
-        if joining || !gathering.crowd.is_empty() {
+        if !gathering.crowd.is_empty() {
             gathering.absorb(witness).await?;
         }
         Ok(gathering)
@@ -118,7 +117,8 @@ impl Store {
 }
 
 impl Gathering<'_> {
-    async fn absorb(&mut self, witness: Witness<'_>) -> Result<()> {
+    /// Has those who wait for the whole lock join the crowd.
+    pub(super) async fn absorb(&mut self, witness: Witness<'_>) -> Result<()> {
         let sql = "DELETE FROM waiters WHERE namespace = ?1 AND key = ?2 RETURNING place, hold, since_ms, metadata";
         let mut rows = run(&mut self.transaction, bind_name(sql, self.namespace, self.key)).await?;
         rows.sort_by_key(|row| row.try_get::<i64, _>("place").unwrap_or_default());

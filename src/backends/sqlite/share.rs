@@ -26,6 +26,8 @@ use crate::lock::{
     crowd::Answer,
 };
 
+/// How soon to ask again for a lock whose bytes somebody has of whom the row knows nothing: a grant takes less.
+const PASSING: Duration = Duration::from_millis(20);
 /// An exclusive hold that processes stand behind lasts as long as they do.
 const WITHOUT_END: u64 = u64::MAX;
 
@@ -36,6 +38,14 @@ struct Asked {
     ring: bool,
     ahead: Option<String>,
     watched: Vec<Watched>,
+    /// Somebody is about to take it.
+    passed: bool,
+}
+
+impl Asked {
+    fn only(attempt: Attempt) -> Self {
+        Self { attempt, ring: false, ahead: None, watched: Vec::new(), passed: false }
+    }
 }
 
 impl Sqlite {
@@ -91,6 +101,7 @@ impl Sqlite {
                 self.contended = true;
                 slot.obstacle = obstacle;
                 slot.line_up(asked.ahead, asked.watched);
+                slot.passed = asked.passed.then_some(request.token);
             }
             if asked.ring {
                 slot.file.ring();
@@ -113,8 +124,17 @@ impl Sqlite {
         let slot = &*slot;
         let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
         let (store, _) = opened(store, &options.path).await?;
-        let mut gathering = store.gather(whose.namespace, whose.key, request.detached || counts, Witness::Slot(slot), fresh).await?;
+        let mut gathering = store.gather(whose.namespace, whose.key, request.detached || counts, Witness::Slot(slot)).await?;
         let outside = outside(&gathering, slot, request, secured)?;
+        let passed = !secured && obstacle == Obstacle::Bytes && !outside.known && !gathering.crowd.is_shared();
+        if passed && slot.passed != Some(request.token) && gathering.crowd.place(&request.token).is_none() {
+            // Somebody is about to be granted it who came first. In the queue it would be who goes first, and a crowd is in his way.
+            let busy = Busy { holders: vec![unknown_holder()], expires_in: Some(PASSING), notifies: true, passing: true, position: None };
+            return Ok(Asked { passed, ..Asked::only(Attempt::Busy(busy)) });
+        }
+        if fresh && gathering.crowd.is_empty() {
+            gathering.absorb(Witness::Slot(slot)).await?;
+        }
         let room = gathering.crowd.has_room(request.mode, outside.until);
         let known = starts::known(&mut gathering.transaction, whose).await?;
         let refusal = known.record.judge(request.terms.as_ref(), gathering.now);
@@ -127,9 +147,7 @@ impl Sqlite {
             Answer::NotHeld => Attempt::NotHeld,
             Answer::Otherwise(mode) => return Err(mode.not_enough()),
             // What is undone with it is done again by whoever comes next.
-            Answer::Refused(refusal) => {
-                return Ok(Asked { attempt: Attempt::Refused(refusal), ring: false, ahead: None, watched: Vec::new() });
-            }
+            Answer::Refused(refusal) => return Ok(Asked::only(Attempt::Refused(refusal))),
             Answer::Go if request.mode == Mode::Exclusive => {
                 let fence = starts::grant_alone(&mut gathering.transaction, whose, request, slot.file.id(), known).await?;
                 Attempt::Granted(Grant { fence, ttl: request.ttl, holds: 1, settle: Duration::ZERO, session: None, permit: None })
@@ -151,7 +169,7 @@ impl Sqlite {
             shares.chain(before).chain([nested]).filter(|(range, kind)| slot.file.others_keep_out(*range, *kind).unwrap_or(false));
         let watched = watched.collect();
         gathering.save().await?;
-        Ok(Asked { attempt, ring, ahead, watched })
+        Ok(Asked { attempt, ring, ahead, watched, passed })
     }
 
     /// The lock file that others take now, and what this process has in it.
@@ -199,7 +217,7 @@ impl Sqlite {
             }
             let (store, _) = opened(store, &options.path).await?;
             let witness = Self::witness(slots, key, file.as_deref(), bytes);
-            let mut gathering = store.gather(&options.namespace, key, !standing, witness, false).await?;
+            let mut gathering = store.gather(&options.namespace, key, !standing, witness).await?;
             let answer = gathering.row.is_some().then(|| gathering.crowd.renew(token, extension, gathering.now));
             let ring = !gathering.crowd.woken(None).is_empty();
             gathering.save().await?;
@@ -234,7 +252,7 @@ impl Sqlite {
             }
             let (store, _) = opened(store, &options.path).await?;
             let witness = Self::witness(slots, key, file.as_deref(), bytes);
-            let mut gathering = store.gather(&options.namespace, key, !standing, witness, false).await?;
+            let mut gathering = store.gather(&options.namespace, key, !standing, witness).await?;
             gathering.crowd.forsake(token, |hold| witness.stands(hold));
             let (answer, past) = gathering.crowd.release(token, parting, gathering.now);
             gathering.remember(past);
@@ -275,7 +293,7 @@ impl Sqlite {
         let Self { options, store, slots, .. } = self;
         let (store, _) = opened(store, &options.path).await?;
         let witness = Self::witness(slots, &request.key, file.as_deref(), bytes);
-        let mut gathering = store.gather(&options.namespace, &request.key, false, witness, false).await?;
+        let mut gathering = store.gather(&options.namespace, &request.key, false, witness).await?;
         gathering.crowd.leave(&request.token);
         let ring = !gathering.crowd.woken(None).is_empty();
         gathering.save().await?;

@@ -66,6 +66,8 @@ pub(super) struct Slot {
     pub queued: Vec<Token>,
     pub obstacle: Obstacle,
     pub line: Line,
+    /// Who was last told that somebody is about to take the lock.
+    pub passed: Option<Token>,
 }
 
 impl Slot {
@@ -83,6 +85,7 @@ impl Slot {
             queued: Vec::new(),
             obstacle: Obstacle::Bytes,
             line: Line::default(),
+            passed: None,
         }
     }
 

@@ -62,6 +62,11 @@ impl Crowd {
         self.shares.iter().filter(|share| !share.detached).flat_map(|share| share.holds.keys().map(String::as_str))
     }
 
+    /// The place at which this token waits, from 0.
+    pub fn place(&self, token: &Token) -> Option<usize> {
+        self.queue.find(&token.hold_text()).map(|queued| self.queue.before(&queued.hold).count())
+    }
+
     /// Those who wait before this token, longest first.
     pub fn before(&self, token: &Token) -> Vec<&str> {
         self.queue.before(&token.hold_text()).map(|queued| &*queued.hold).collect()

@@ -346,6 +346,32 @@ async fn a_hand_over_costs_the_same_however_many_wait() {
 }
 
 #[tokio::test]
+async fn who_comes_while_the_lock_is_being_granted_goes_not_before_that() {
+    let (_keep, path) = place();
+    let (mut a, mut b) = (backend(&path), backend(&path));
+    let held = request("job");
+    for wants in [reader("job"), Request { fair: true, ..request("job") }] {
+        // Its bytes are there, and its row is not.
+        assert!(a.slot(&held.key).unwrap().hold.try_take().unwrap());
+        let wants = waiting(wants);
+        let found = busy(&mut b, &wants).await;
+        assert!(found.passing && found.position.is_none() && found.expires_in.unwrap() < Duration::from_secs(1), "{found:?}");
+        granted(&mut a, &held).await;
+        assert_eq!(busy(&mut b, &wants).await.position, Some(1));
+        release(&mut a, &held).await;
+        acquire(&mut b, &wants).await;
+        release(&mut b, &wants).await;
+        // Who stays there without a word is waited for like anybody else.
+        assert!(a.slot(&held.key).unwrap().hold.try_take().unwrap());
+        busy(&mut b, &wants).await;
+        let found = busy(&mut b, &wants).await;
+        assert!(found.position == Some(1) && found.expires_in.is_none(), "{found:?}");
+        b.abandon(&wants).await.unwrap();
+        a.abandon(&held).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_lock_that_nobody_shares_any_more_is_as_before() {
     let (_keep, path) = place();
     let mut a = backend(&path);
