@@ -21,6 +21,7 @@ mod failover;
 mod killed;
 mod majority;
 mod nested;
+mod readers;
 mod server;
 mod sessions;
 mod several;

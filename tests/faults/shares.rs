@@ -12,6 +12,7 @@ use crate::{
 
 macro_rules! on_stores_with_shares {
     ($($name:ident),* $(,)?) => {
+        on_store!(sqlite: $($name),*);
         on_store!(redis: $($name),*);
         on_store!(sentinel: $($name),*);
         on_store!(cluster: $($name),*);

@@ -4,18 +4,19 @@ use std::time::Duration;
 
 use super::{
     Sqlite,
-    lock_file::{Bytes, Kind as LockKind},
+    lock_file::Kind as LockKind,
     opened, ours, row,
     slot::Obstacle,
     starts::Taken,
     store::{Locked, Whose},
 };
-use crate::lock::{Attempt, Busy, Entry, Error, Fence, Grant, Kind, Request, Result};
+use crate::lock::{Attempt, Busy, Entry, Error, Fence, Grant, Kind, Mode, Request, Result};
 
 impl Sqlite {
     pub(super) async fn acquire(&mut self, request: &Request) -> Result<Attempt> {
         match request.entry {
-            Entry::Fresh => self.take(request).await,
+            Entry::Fresh if request.mode == Mode::Exclusive => self.take(request).await,
+            Entry::Fresh => self.share(request).await,
             Entry::Reenter => self.enter(request).await,
         }
     }
@@ -32,6 +33,10 @@ impl Sqlite {
         if slot.mine.as_ref().is_some_and(|mine| mine.owner != request.token.owner) {
             return self.refuse(request, Obstacle::Ourselves).await;
         }
+        if slot.wants_to_share() {
+            // The kernel would turn what is locked for that into what is asked for now, or this into that later.
+            return self.ask_alone(request, false, Obstacle::Crowd).await;
+        }
         let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
         if !slot.hold.try_take().map_err(|error| ours(&error))? {
             if request.detached {
@@ -44,10 +49,9 @@ impl Sqlite {
         }
         let file = &slot.file;
         if slot.mine.is_none() && !file.is_current() {
-            // Others take another file's bytes. What we wait in and what a guardian has inherited is the old one.
-            let error = Error::new(Kind::Unavailable, format!("the lock file {} was replaced", file.path().display()));
+            let error = slot.replaced(*prepared);
             slot.give_back();
-            return Err(if *prepared { error.hint("run it again") } else { error });
+            return Err(error);
         }
         slot.unsure = Some(request.token.owner);
         let again = slot.asked.replace(request.token.owner) == Some(request.token.owner);
@@ -59,23 +63,15 @@ impl Sqlite {
             }
             match store.grant(whose, request, file.id()).await? {
                 // It may be our own: asked for by a process that is gone.
-                Taken::InTheWay if detached => Ok(store.regrant(whose, ttl, detached).await?.map_or(Taken::InTheWay, Taken::Granted)),
+                Taken::InTheWay | Taken::Crowd if detached && let Some(fence) = store.regrant(whose, ttl, detached).await? => {
+                    Ok(Taken::Granted(fence))
+                }
                 taken => Ok(taken),
             }
         };
-        match row.await {
-            Ok(Taken::Granted(fence)) => {
-                slot.unsure = None;
-                if request.detached {
-                    slot.hold.let_go();
-                } else {
-                    // Others may enter from here on.
-                    slot.hold.narrow(slot.bytes.nested());
-                    slot.add(&request.token, true, fence, request.ttl);
-                }
-                let holds = slot.mine.as_ref().map_or(1, |mine| u32::try_from(mine.holds.len()).unwrap_or(u32::MAX));
-                Ok(granted(request, fence, holds))
-            }
+        let taken = row.await;
+        match taken {
+            Ok(Taken::Granted(fence)) => Ok(granted(request, fence, slot.hold_alone(request, fence))),
             Ok(Taken::InTheWay) => {
                 slot.give_back();
                 self.refuse(request, Obstacle::Lease).await
@@ -84,6 +80,13 @@ impl Sqlite {
                 // Nobody is kept from it by one who is refused, and waits.
                 slot.give_back();
                 Ok(Attempt::Refused(refusal))
+            }
+            Ok(Taken::Crowd) => {
+                let attempt = self.ask_alone(request, true, Obstacle::Crowd).await?;
+                if let (Attempt::Granted(grant), Some(slot)) = (&attempt, self.slots.get_mut(&request.key)) {
+                    slot.hold_alone(request, grant.fence);
+                }
+                Ok(attempt)
             }
             Err(error) => {
                 if error.effect == crate::lock::Effect::NotApplied && slot.mine.is_none() {
@@ -104,6 +107,9 @@ impl Sqlite {
         if slot.mine.is_some() && !here {
             return Ok(Attempt::NotHeld);
         }
+        if slot.share_of(&request.token).is_some() {
+            return self.share(request).await;
+        }
         let locked = |kind: std::io::Result<bool>| kind.map_err(|error| ours(&error));
         let secured = here || locked(slot.file.try_lock(slot.bytes.nested(), LockKind::Read))?;
         let alive = here || (secured && locked(slot.file.others_have(slot.bytes.all()))?);
@@ -112,7 +118,7 @@ impl Sqlite {
         }
         let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
         let lock = Locked { locked: alive, file: slot.file.id() };
-        let row = async { opened(store, &options.path).await?.0.enter(whose, request.ttl, lock).await };
+        let row = async { opened(store, &options.path).await?.0.enter(whose, request.ttl, request.mode, lock).await };
         match row.await {
             Ok(Some(row)) => {
                 if row.by_lease(Some(lock.file)) {
@@ -129,7 +135,8 @@ impl Sqlite {
                 if !here {
                     slot.give_back();
                 }
-                Ok(Attempt::NotHeld)
+                // Perhaps its owner has a share.
+                self.share(request).await
             }
             Err(error) => {
                 if !here && error.effect == crate::lock::Effect::NotApplied {
@@ -157,6 +164,10 @@ impl Sqlite {
             Err(error) if by_bytes && error.is_transient() => None,
             found => found?,
         };
+        if request.fair && request.waiting || row.as_ref().is_some_and(|row| row.crowd.is_some()) {
+            let obstacle = if obstacle == Obstacle::Lease { Obstacle::Crowd } else { obstacle };
+            return self.ask_alone(request, false, obstacle).await;
+        }
         let row = row.filter(|row| row.is_held(Some(file), by_bytes));
         let expires_in = row.as_ref().filter(|row| row.by_lease(Some(file))).map(row::Row::expires_in);
         // Bytes and no row: somebody who stopped waiting got them, or a grant is half way.
@@ -176,26 +187,29 @@ impl Sqlite {
         let Self { options, store, slots, .. } = self;
         let slot = slots.get_mut(&request.key)?;
         let store = store.as_mut()?;
-        let owner = request.token.owner;
         let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
-        if slot.queued != Some(owner) {
-            slot.file.try_lock(Bytes::of(&[&owner.to_string()]).alive(), LockKind::Write).ok()?;
-            slot.queued = Some(owner);
+        let joins = !slot.queued.contains(&request.token);
+        if !slot.stand_in_line(&request.token) {
+            return None;
+        }
+        if joins {
             store.join_queue(whose, request.metadata.as_ref()).await.ok()?;
         }
         let mut position = 1;
         for (other, _) in store.queue(&options.namespace, &request.key).await.ok()? {
-            if other == owner.to_string() {
+            if other == request.token.hold_text() {
                 return Some(position);
             }
-            if slot.file.others_have(Bytes::of(&[&other]).alive()).ok()? {
+            if slot.awaits(&other).ok()? {
                 position += 1;
             } else {
                 // It died in the queue.
                 store.leave_queue(&options.namespace, &request.key, &other).await.ok()?;
             }
         }
-        None
+        // It had joined a crowd that is gone.
+        store.join_queue(whose, request.metadata.as_ref()).await.ok()?;
+        Some(position)
     }
 }
 
@@ -203,6 +217,6 @@ fn granted(request: &Request, fence: Fence, holds: u32) -> Attempt {
     Attempt::Granted(Grant { fence, ttl: request.ttl, holds, settle: Duration::ZERO, session: None, permit: None })
 }
 
-fn lost_slot() -> Error {
+pub(super) fn lost_slot() -> Error {
     Error::new(Kind::Internal, "the key's place in the lock file is unknown")
 }

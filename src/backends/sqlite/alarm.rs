@@ -1,36 +1,62 @@
-//! Being told that a detached hold was given back: inotify on the lock file.
+//! Being told that something was given back for which there is no lock to block on: inotify on the lock file.
 //!
-//! No process stands behind a detached hold, so that there is no lock to block on. Whoever releases one sets the
-//! lock file's times; the head of those who wait for it watches the file.
+//! No process stands behind a detached hold, and which of several shares ends first nobody knows. Whoever gives one back sets the
+//! lock file's times; those whom that may concern watch the file. Of a process that is killed they are told too, since the
+//! kernel then closes the file that it had open: a moment before its locks go.
 
 use std::{io, mem::MaybeUninit, os::fd::OwnedFd, path::Path};
 
-use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init};
 use tokio::io::{Interest, unix::AsyncFd};
+
+/// What is listened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sound {
+    /// Somebody rang.
+    Bell,
+    /// The same, or somebody who could write the file has closed it.
+    Door,
+}
 
 pub(super) struct Alarm {
     watch: AsyncFd<OwnedFd>,
+    sound: Sound,
 }
 
 impl Alarm {
-    /// Watches the file from now on: what rings after this is not missed.
-    pub(super) fn new(lock_file: &Path) -> io::Result<Self> {
+    /// Watches the file from now on: what is heard after this is not missed.
+    pub(super) fn new(lock_file: &Path, sound: Sound) -> io::Result<Self> {
         let fd = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        add_watch(&fd, lock_file, WatchFlags::ATTRIB | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF)?;
+        let bell = WatchFlags::ATTRIB | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
+        let flags = if sound == Sound::Door { bell | WatchFlags::CLOSE_WRITE } else { bell };
+        add_watch(&fd, lock_file, flags)?;
         // Deprecated because a type's descriptor might change or be closed under tokio's feet; an OwnedFd's can't.
         #[allow(deprecated)]
         let watch = AsyncFd::with_interest(fd, Interest::READABLE)?;
-        Ok(Self { watch })
+        Ok(Self { watch, sound })
     }
 
-    /// Waits until it has rung since the last call. Cancel safe.
-    pub(super) async fn rung(&self) -> io::Result<()> {
+    /// Whether it hears that.
+    pub(super) fn hears(&self, sound: Sound) -> bool {
+        sound == Sound::Bell || self.sound == sound
+    }
+
+    /// Waits until something was heard since the last call. Cancel safe.
+    pub(super) async fn rung(&self) -> io::Result<Sound> {
         loop {
             let mut ready = self.watch.readable().await?;
             let drained = ready.try_io(|fd| {
                 let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
-                rustix::io::read(fd, &mut buffer)?;
-                Ok(())
+                let mut events = Reader::new(fd, &mut buffer);
+                let mut heard = Sound::Door;
+                loop {
+                    if events.next()?.events() != ReadFlags::CLOSE_WRITE {
+                        heard = Sound::Bell;
+                    }
+                    if events.is_buffer_empty() {
+                        return Ok(heard);
+                    }
+                }
             });
             // Err: nothing there after all.
             if let Ok(read) = drained {

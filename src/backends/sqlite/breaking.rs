@@ -3,7 +3,7 @@
 //! What a living process has of the lock file nobody can take from it: such a hold is marked, or its process is killed.
 
 use super::{Sqlite, lock_file::LockFile, opened, store::Locked};
-use crate::lock::{Break, Error, Fence, Key, Kind, Marking, Result};
+use crate::lock::{Break, Error, Fence, Key, Kind, Marking, Metadata, Result};
 
 impl Sqlite {
     pub(super) async fn mark_hold(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
@@ -25,16 +25,51 @@ impl Sqlite {
         let Self { options, store, .. } = self;
         let (store, _) = opened(store, &options.path).await?;
         let Some(row) = store.break_hold((&options.namespace, key), fence, mark, lock, at_once).await? else {
-            return Ok(Marking::Changed);
+            return self.break_share(key, fence, mark, at_once).await;
         };
         if at_once {
             if !row.by_lease(Some(lock.file)) {
-                let pid = row.metadata.and_then(|metadata| metadata.pid).map(|pid| format!(" (dlock pid {pid})")).unwrap_or_default();
-                let why = format!("the process that has the lock lives{pid}: on this store nobody can take it away from a process");
-                return Err(Error::new(Kind::Unsupported, why).hint("without --now its dlock is asked to stop; or kill the process"));
+                return Err(lives(row.metadata));
             }
             self.lock_file()?.ring();
         }
         Ok(Marking::Done)
     }
+
+    async fn break_share(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<Marking> {
+        let (file, bytes) = (self.file_now()?, self.bytes(key));
+        let Self { options, store, slots, .. } = self;
+        let (store, _) = opened(store, &options.path).await?;
+        if store.look(&options.namespace, key).await?.is_none_or(|row| row.crowd.is_none()) {
+            return Ok(Marking::Changed);
+        }
+        let witness = Self::witness(slots, key, file.as_deref(), bytes);
+        let mut gathering = store.gather(&options.namespace, key, true, witness).await?;
+        let marking = match gathering.crowd.is_detached(fence) {
+            None => Marking::Changed,
+            Some(_) if !at_once => gathering.crowd.mark(fence, mark),
+            Some(false) => {
+                let holder = gathering.crowd.holders(gathering.now).into_iter().find(|holder| holder.fence == Some(fence));
+                return Err(lives(holder.and_then(|holder| holder.metadata)));
+            }
+            Some(true) => {
+                let past = gathering.crowd.evict(fence, mark, gathering.now);
+                gathering.remember(past);
+                Marking::Done
+            }
+        };
+        let ring = !gathering.crowd.woken(None).is_empty();
+        gathering.save().await?;
+        if ring {
+            self.lock_file()?.ring();
+        }
+        Ok(marking)
+    }
+}
+
+/// That nobody can take a lock away from a process.
+fn lives(holder: Option<Metadata>) -> Error {
+    let pid = holder.and_then(|metadata| metadata.pid).map(|pid| format!(" (dlock pid {pid})")).unwrap_or_default();
+    let why = format!("the process that has the lock lives{pid}: on this store nobody can take it away from a process");
+    Error::new(Kind::Unsupported, why).hint("without --now its dlock is asked to stop; or kill the process")
 }

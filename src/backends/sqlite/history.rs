@@ -7,10 +7,15 @@ impl Sqlite {
     pub(super) async fn recall(&mut self, key: &Key) -> Result<History> {
         let (file, _) = self.open_to_look().await?;
         let locked = self.is_locked(key, file.as_deref())?;
-        let namespace = &self.options.namespace;
+        let (namespace, bytes) = (&self.options.namespace, self.bytes(key));
         let Some(store) = &mut self.store else { return Ok(History::default()) };
         let mut past = store.runs(namespace, key).await?;
-        let row = store.look(namespace, key).await?.filter(|row| row.owner.is_some());
+        let row = store.look(namespace, key).await?;
+        if let Some(row) = &row {
+            let witness = Self::witness(&self.slots, key, file.as_deref(), bytes);
+            past.extend(row.settled(row.now(), witness)?.1);
+        }
+        let row = row.filter(|row| row.owner.is_some());
         past.extend(row.filter(|row| !row.is_held(file.as_deref().map(LockFile::id), locked)).map(Row::vanished));
         let record = store.record(namespace, key).await?;
         Ok(History { record, ..History::new(past, store.skips(namespace, key).await?) })

@@ -58,6 +58,9 @@ impl Sqlite {
     /// kernel still guarantees: it only tells others less.
     pub(super) async fn extend(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
         self.place()?;
+        if self.slots.get(key).is_some_and(|slot| slot.share_of(token).is_some()) {
+            return self.extend_share(key, token, extension).await;
+        }
         let standing = self.standing(key, token)?;
         let guaranteed = standing.ours && standing.current;
         if standing.ours && !standing.current {
@@ -78,6 +81,8 @@ impl Sqlite {
         let answer = answer.await;
         let mine = self.slots.get(key).and_then(|slot| slot.mine_of(token));
         match (answer, mine) {
+            // Perhaps it is a share.
+            (Ok(Some(Renewal::NotHeld)), None) => self.extend_share(key, token, extension).await,
             (Ok(Some(answer)), _) => Ok(answer),
             (Ok(None), Some(mine)) if guaranteed => Ok(Renewal::Renewed { ttl: extension.ttl.unwrap_or(mine.ttl), fence: mine.fence }),
             (Ok(None), _) => Ok(Renewal::NotHeld),
@@ -97,6 +102,9 @@ impl Sqlite {
     /// bytes are given back all the same: they are what counts for an attached hold.
     pub(super) async fn hand_back(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         self.place()?;
+        if self.slots.get(key).is_some_and(|slot| slot.share_of(token).is_some()) {
+            return self.hand_back_share(key, token, parting).await;
+        }
         let standing = self.standing(key, token)?;
         let all = parting.scope == Scope::Tree;
         let slot = self.slots.get_mut(key);
@@ -126,6 +134,11 @@ impl Sqlite {
                 if standing.ours && standing.current { Ok(without_row) } else { Err(error) }
             }
         };
+        let answer = match answer {
+            // Perhaps it is a share.
+            Ok(Release::NotHeld) if !standing.ours && !standing.unsure => self.hand_back_share(key, token, parting).await,
+            answer => answer,
+        };
         let settled = answer.is_ok();
         if let Some(slot) = self.slots.get_mut(key) {
             if standing.ours || settled {
@@ -146,7 +159,7 @@ impl Sqlite {
     }
 
     /// Opens the database anew next time, if this one may be broken.
-    fn give_up_on(&mut self, error: &crate::lock::Error) {
+    pub(super) fn give_up_on(&mut self, error: &crate::lock::Error) {
         if error.effect == Effect::Unknown
             && let Some(store) = self.store.take()
         {

@@ -24,6 +24,7 @@ const STACK: usize = 64 * 1024;
 pub(super) struct Latch {
     file: Arc<LockFile>,
     range: Range,
+    kind: Kind,
     shared: Arc<Shared>,
 }
 
@@ -51,8 +52,8 @@ impl Shared {
 }
 
 impl Latch {
-    pub(super) fn new(file: Arc<LockFile>, range: Range) -> Self {
-        Self { file, range, shared: Arc::default() }
+    pub(super) fn new(file: Arc<LockFile>, range: Range, kind: Kind) -> Self {
+        Self { file, range, kind, shared: Arc::default() }
     }
 
     /// Whether this process has the range.
@@ -60,10 +61,15 @@ impl Latch {
         self.shared.state().locked
     }
 
+    /// Whether a thread waits for the range, or will give it back.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.shared.state().thread
+    }
+
     /// Takes the range if it is free or ours already.
     pub(super) fn try_take(&self) -> io::Result<bool> {
         let mut state = self.shared.state();
-        if !state.locked && self.file.try_lock(self.range, Kind::Write)? {
+        if !state.locked && self.file.try_lock(self.range, self.kind)? {
             state.locked = true;
         }
         if state.locked {
@@ -113,9 +119,9 @@ impl Latch {
         if state.locked || state.thread {
             return Ok(());
         }
-        let (file, range, shared) = (Arc::clone(&self.file), self.range, Arc::clone(&self.shared));
+        let (file, range, kind, shared) = (Arc::clone(&self.file), self.range, self.kind, Arc::clone(&self.shared));
         let work = move || {
-            let outcome = file.lock(range);
+            let outcome = file.lock(range, kind);
             let mut state = shared.state();
             state.thread = false;
             match outcome {

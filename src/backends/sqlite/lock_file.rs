@@ -43,8 +43,11 @@ impl Range {
 
 /// The bytes of one key.
 ///
-/// A holder has `hold` locked for writing. A hold that was entered by another process has `nested` locked for
-/// reading. Whoever wants the lock anew must lock both for writing at once, so that either keeps him out.
+/// Who has the lock alone has `first` locked for writing. A hold that was entered by another process has `nested` locked
+/// for reading. Whoever wants the lock alone must lock both for writing at once, so that either keeps him out.
+///
+/// Who shares the lock, as a reader or with a permit, has `first` locked for reading, which keeps out those who want it alone and
+/// nobody else. Which of the shares live is told by a byte for each of their holds ([`Bytes::of_hold`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bytes(libc::off_t);
 
@@ -52,6 +55,12 @@ impl Bytes {
     /// The bytes of this text: a 61-bit hash that will never change. Two keys that share one exclude each other, which is safe.
     pub(super) fn of(parts: &[&str]) -> Self {
         Self(libc::off_t::try_from(fingerprint(parts) >> 3).unwrap_or_default() << 2)
+    }
+
+    /// The bytes of one hold of this key, by its text: `first` is locked for writing by the process that has this hold of a share,
+    /// `alive` by the one that waits to get it.
+    pub(super) fn of_hold(self, hold: &str) -> Self {
+        Self::of(&["hold", &self.0.to_string(), hold])
     }
 
     /// Both bytes that say "held".
@@ -74,13 +83,13 @@ impl Bytes {
         Range { start: self.0 + 2, len: 1 }
     }
 
-    /// The byte that a waiter has locked while it lives; the bytes are those of its token.
+    /// The byte that a waiter has locked while it lives; the bytes are those of its hold.
     pub(super) fn alive(self) -> Range {
         Range { start: self.0 + 3, len: 1 }
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
     Write,
@@ -168,10 +177,10 @@ impl LockFile {
         }
     }
 
-    /// Locks `range` for writing, waiting for it: blocks the thread.
-    pub(super) fn lock(&self, range: Range) -> io::Result<()> {
+    /// Locks `range`, waiting for it: blocks the thread.
+    pub(super) fn lock(&self, range: Range, kind: Kind) -> io::Result<()> {
         loop {
-            match fcntl(&self.fd, FcntlArg::F_OFD_SETLKW(&request(range, libc::F_WRLCK))) {
+            match fcntl(&self.fd, FcntlArg::F_OFD_SETLKW(&request(range, lock_type(kind)))) {
                 Ok(_) => return Ok(()),
                 Err(Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
@@ -188,7 +197,23 @@ impl LockFile {
 
     /// Whether somebody else has any of `range` locked; blind to locks through this description.
     pub(super) fn others_have(&self, range: Range) -> io::Result<bool> {
-        let mut found = request(range, libc::F_WRLCK);
+        self.others_keep_out(range, Kind::Write)
+    }
+
+    /// Whether somebody else has any of `range` locked for writing. Those who only wait for that to end are not seen: they lock for
+    /// reading, and only for a moment.
+    pub(super) fn others_write(&self, range: Range) -> io::Result<bool> {
+        self.others_keep_out(range, Kind::Read)
+    }
+
+    /// Whether somebody else has a key alone, or has entered the hold of who did; not whether it is shared.
+    pub(super) fn others_have_it_alone(&self, bytes: Bytes) -> io::Result<bool> {
+        Ok(self.others_write(bytes.first())? || self.others_have(bytes.nested())?)
+    }
+
+    /// Whether a lock of this kind could not be had there.
+    pub(super) fn others_keep_out(&self, range: Range, kind: Kind) -> io::Result<bool> {
+        let mut found = request(range, lock_type(kind));
         fcntl(&self.fd, FcntlArg::F_OFD_GETLK(&mut found))?;
         Ok(i32::from(found.l_type) != libc::F_UNLCK)
     }

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    Sqlite, failure, location,
-    lock_file::{Bytes, LockFile},
+    Sqlite,
+    crowd::Witness,
+    failure, location,
+    lock_file::LockFile,
     ours,
     row::{Row, millis, unknown_holder},
     store::{Store, Whose},
@@ -45,6 +47,10 @@ impl Sqlite {
         let Some(store) = &mut self.store else { return Ok(Holding::NotHeld) };
         let whose = Whose { namespace: &self.options.namespace, key, token };
         let Some(row) = store.look(whose.namespace, key).await? else { return Ok(Holding::NotHeld) };
+        if row.crowd.is_some() && !row.is_owned_by(token) {
+            let now = row.now();
+            return Ok(row.settled(now, self.witness_of(key, file.as_deref()))?.0.verify(token, now));
+        }
         let lock_file = file.as_deref().map(LockFile::id);
         if !row.is_owned_by(token) || !row.is_held(lock_file, locked) {
             return Ok(Holding::NotHeld);
@@ -79,25 +85,37 @@ impl Sqlite {
         Ok(states)
     }
 
-    /// Whether anybody has the key's bytes of the lock file.
+    /// Whether anybody has the lock alone, as far as the lock file tells.
     pub(super) fn is_locked(&self, key: &Key, file: Option<&LockFile>) -> Result<bool> {
         let failed = |error: std::io::Error| ours(&error);
         match (self.slots.get(key), file) {
             (Some(slot), _) => slot.is_locked().map_err(failed),
-            (None, Some(file)) => file.others_have(self.bytes(key).all()).map_err(failed),
+            (None, Some(file)) => file.others_have_it_alone(self.bytes(key)).map_err(failed),
             (None, None) => Ok(false),
         }
     }
 
+    pub(super) fn witness_of<'a>(&'a self, key: &Key, file: Option<&'a LockFile>) -> Witness<'a> {
+        Self::witness(&self.slots, key, file, self.bytes(key))
+    }
+
     async fn state(&mut self, key: Key, row: Option<Row>, file: Option<&LockFile>) -> Result<LockState> {
         let locked = self.is_locked(&key, file)?;
-        let last_fence = row.as_ref().map(|row| row.fence);
-        let holders = match row.filter(|row| row.is_held(file.map(LockFile::id), locked)) {
-            Some(row) => vec![row.holder()],
-            None if locked => vec![unknown_holder()],
-            None => Vec::new(),
-        };
-        let waiters = self.waiters(&key, file).await?;
+        let last_fence = row.as_ref().map(|row| row.fence).filter(|fence| fence.0 > 0);
+        let (mut holders, mut waiters) = (Vec::new(), Vec::new());
+        if let Some(row) = &row {
+            let (now, witness) = (row.now(), self.witness_of(&key, file));
+            let (crowd, _) = row.settled(now, witness)?;
+            holders = crowd.holders(now);
+            waiters.extend(crowd.waiters(now).into_iter().map(|(_, waiter)| waiter));
+        }
+        match row.filter(|row| row.is_held(file.map(LockFile::id), locked)) {
+            _ if !holders.is_empty() => {}
+            Some(row) => holders.push(row.holder()),
+            None if locked => holders.push(unknown_holder()),
+            None => {}
+        }
+        waiters.extend(self.waiters(&key, file).await?);
         let namespace = self.options.namespace.as_str();
         let stored_as = if namespace.is_empty() { key.to_string() } else { format!("{namespace}:{key}") };
         Ok(LockState { key, stored_as, holders, waiters, last_fence, nodes: Vec::new() })
@@ -105,11 +123,12 @@ impl Sqlite {
 
     /// Those who wait and are alive.
     async fn waiters(&mut self, key: &Key, file: Option<&LockFile>) -> Result<Vec<Waiter>> {
+        let bytes = self.bytes(key);
         let (Some(store), Some(file)) = (&mut self.store, file) else { return Ok(Vec::new()) };
-        let here = self.slots.get(key).and_then(|slot| slot.queued).map(|owner| owner.to_string());
+        let witness = Self::witness(&self.slots, key, Some(file), bytes);
         let mut waiters = Vec::new();
-        for (owner, waiter) in store.queue(&self.options.namespace, key).await? {
-            if here.as_deref() == Some(&owner) || file.others_have(Bytes::of(&[&owner]).alive()).map_err(|error| ours(&error))? {
+        for (hold, waiter) in store.queue(&self.options.namespace, key).await? {
+            if witness.awaits(&hold) {
                 waiters.push(waiter);
             }
         }

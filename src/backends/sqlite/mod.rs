@@ -13,6 +13,14 @@
 //!
 //! The order is always: bytes, then row; back: row, then bytes. A detached hold has the bytes while its row is written.
 //!
+//! Those who **share** a lock ([`share`]) keep its byte locked for reading, so that the kernel keeps them and who has it alone
+//! apart, and a byte for each of their holds, which tells whether it lives. Which shares there are, and who waits for one or in order, is one
+//! line of JSON in the row ([`crowd`]); it is empty while holders and waiters want the lock alone and in no order, whose
+//! way knows nothing of it but that.
+//!
+//! What is not guaranteed: who comes after the database was removed under living holders finds nobody in it. The kernel still keeps
+//! readers and permits apart from who wants the lock alone; it can't tell them from each other, nor count permits.
+//!
 //! This module may not: sleep, retry, read a clock, start a thread or open the database before the first question
 //! (the guardian is forked between [`Backend::prepare`] and that), or open the database file by itself (closing it
 //! again would drop SQLite's own locks).
@@ -20,6 +28,7 @@
 mod acquire;
 mod alarm;
 mod breaking;
+mod crowd;
 pub mod examine;
 mod failure;
 mod history;
@@ -30,6 +39,7 @@ mod lock_file;
 mod look;
 mod row;
 mod schema;
+mod share;
 mod slot;
 mod starts;
 mod store;
@@ -61,7 +71,8 @@ use crate::lock::{
     Namespace, Note, Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities { history: true, terms: true, breakable: true, ..Capabilities::usual("sqlite") };
+const CAPABILITIES: Capabilities =
+    Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("sqlite") };
 
 /// Where the locks are kept.
 #[derive(Clone, Debug)]
@@ -202,7 +213,11 @@ impl Backend for Sqlite {
         let file = self.open_lock_file(true).map_err(self.about("prepare", None))?;
         self.file = Some(Arc::clone(&file));
         self.prepared = true;
-        Ok(Some(Box::new(move || file.unlock(Range::EVERYTHING))))
+        Ok(Some(Box::new(move || {
+            file.unlock(Range::EVERYTHING);
+            // Of a share nobody else would hear.
+            file.ring();
+        })))
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {

@@ -26,6 +26,9 @@ pub(super) struct Row {
     pub now_ms: i64,
     /// Nested holds whose lease is running.
     pub nested: u32,
+    /// Who shares the lock, or waits in order, as it is written; and the lock file that shares are locked in.
+    pub crowd: Option<String>,
+    pub crowd_file: Option<i64>,
 }
 
 impl Row {
@@ -47,6 +50,8 @@ impl Row {
                 mark: mark(row)?,
                 now_ms: row.try_get("now_ms")?,
                 nested: row.try_get("nested")?,
+                crowd: row.try_get("crowd")?,
+                crowd_file: row.try_get("crowd_file")?,
             })
         };
         read().map_err(malformed)
@@ -74,6 +79,11 @@ impl Row {
     pub(super) fn holds(&self) -> u32 {
         let first = self.hold.is_some() && (!self.detached || self.hold_expires_ms > self.now_ms);
         u32::from(first) + self.nested
+    }
+
+    /// The store's time in ms.
+    pub(super) fn now(&self) -> u64 {
+        u64::try_from(self.now_ms).unwrap_or_default()
     }
 
     pub(super) fn expires_in(&self) -> Duration {

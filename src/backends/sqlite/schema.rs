@@ -18,13 +18,20 @@ use super::failure;
 use crate::lock::{Error, Kind, Result, random};
 
 /// The layout that this version writes, kept in `user_version`.
-const LAYOUT: i64 = 3;
+pub(super) const LAYOUT: i64 = 4;
 /// "dlck", kept in `application_id`.
 const APPLICATION: i64 = 0x646c_636b;
 
-const SCHEMA: &str = concat!(include_str!("sql/schema.sql"), include_str!("sql/history.sql"), include_str!("sql/starts.sql"));
-const FROM_1: &str = concat!(include_str!("sql/upgrade.sql"), include_str!("sql/history.sql"), include_str!("sql/starts.sql"));
-const FROM_2: &str = include_str!("sql/starts.sql");
+const SCHEMA: &str =
+    concat!(include_str!("sql/schema.sql"), include_str!("sql/history.sql"), include_str!("sql/starts.sql"), include_str!("sql/crowd.sql"));
+const FROM_1: &str = concat!(
+    include_str!("sql/upgrade.sql"),
+    include_str!("sql/history.sql"),
+    include_str!("sql/starts.sql"),
+    include_str!("sql/crowd.sql")
+);
+const FROM_2: &str = concat!(include_str!("sql/starts.sql"), include_str!("sql/crowd.sql"));
+const FROM_3: &str = include_str!("sql/crowd.sql");
 
 /// How long SQLite itself waits for another writer, who needs some 0.1 ms unless he is frozen or his disk is.
 const BUSY: Duration = Duration::from_secs(1);
@@ -44,7 +51,8 @@ pub(super) async fn check(connection: &mut SqliteConnection) -> Result<bool> {
         Found::Ours => return Ok(false),
         Found::Nothing => SCHEMA,
         Found::Older(1) => FROM_1,
-        Found::Older(_) => FROM_2,
+        Found::Older(2) => FROM_2,
+        Found::Older(_) => FROM_3,
     };
     fill(connection, schema, found).await?;
     Ok(true)

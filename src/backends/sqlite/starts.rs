@@ -29,16 +29,20 @@ pub(super) enum Taken {
     InTheWay,
     /// Nobody has it.
     Refused(Box<Refusal>),
+    /// Others share it, or wait in order: they are to be asked.
+    Crowd,
 }
 
 /// What is known of a lock's runs.
-struct Known {
-    record: Record,
+pub(super) struct Known {
+    pub record: Record,
     /// The last fence.
     fence: Option<Fence>,
     /// The same if it is that of who asks.
     own: Option<Fence>,
     now_ms: u64,
+    /// Somebody shares the lock, or waits in order.
+    crowded: bool,
 }
 
 impl Store {
@@ -46,18 +50,8 @@ impl Store {
     pub(super) async fn grant(&mut self, whose: Whose<'_>, request: &Request, file: i64) -> Result<Taken> {
         let counts = request.terms.as_ref().is_some_and(|terms| terms.once.is_some() || terms.at_least.is_some());
         self.set_durable(request.detached || counts).await?;
-        let query = |judged: bool| {
-            let query = bind_whose(GRANT, whose).bind(ms(request.ttl)).bind(request.detached).bind(file);
-            let query = query.bind(json(request.metadata.as_ref())).bind(judged);
-            let paced = request.terms.as_ref().filter(|terms| terms.skew_guard.is_some() || terms.at_least.is_some());
-            let length = |length: Option<Duration>| length.map_or(0, |length| i64::try_from(whole_ms(length)).unwrap_or(i64::MAX));
-            query
-                .bind(paced.map(|terms| terms.place.clone()))
-                .bind(length(paced.and_then(|terms| terms.skew_guard)))
-                .bind(length(paced.and_then(|terms| terms.at_least)))
-        };
         if request.terms.as_ref().is_none_or(|terms| terms.once.is_none()) {
-            let first = match self.rows(query(false)).await {
+            let first = match self.rows(grant(whose, request, file, false)).await {
                 // Perhaps it isn't our database, or has no tables yet.
                 Err(error) if error.kind == crate::lock::Kind::Data && !self.checked => None,
                 rows => fence_of(&rows?)?,
@@ -69,21 +63,17 @@ impl Store {
         }
         self.check().await?;
         let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
-        let mut known = read(&mut transaction, bind_whose(RECORD, whose)).await?;
-        if let Some(own) = known.own {
-            // Granted before, and over: no run before it.
-            known.record.end(own, Stage::Undone);
+        let known = known(&mut transaction, whose).await?;
+        if known.crowded {
+            return Ok(Taken::Crowd);
         }
         // Who has it comes before what is recorded.
-        let Some(fence) = fence_of(&run(&mut transaction, query(true)).await?)? else { return Ok(Taken::InTheWay) };
+        let Some(fence) = fence_of(&run(&mut transaction, grant(whose, request, file, true)).await?)? else { return Ok(Taken::InTheWay) };
         if let Some(refusal) = known.record.judge(request.terms.as_ref(), known.now_ms) {
             transaction.rollback().await.map_err(failure::statement)?;
             return Ok(Taken::Refused(Box::new(refusal)));
         }
-        if request.terms.as_ref().is_some_and(|terms| terms.once.is_some()) {
-            known.record.begin(request, fence, known.now_ms);
-            write(&mut transaction, whose.namespace, whose.key, known.record).await?;
-        }
+        known.begin(&mut transaction, whose, request, fence).await?;
         transaction.commit().await.map_err(failure::statement)?;
         Ok(Taken::Granted(fence))
     }
@@ -115,6 +105,53 @@ impl Store {
     }
 }
 
+/// The statement that takes the lock for one alone.
+fn grant(whose: Whose<'_>, request: &Request, file: i64, judged: bool) -> Query {
+    let query = bind_whose(GRANT, whose).bind(ms(request.ttl)).bind(request.detached).bind(file);
+    let query = query.bind(json(request.metadata.as_ref())).bind(judged);
+    let paced = request.terms.as_ref().filter(|terms| terms.skew_guard.is_some() || terms.at_least.is_some());
+    let length = |length: Option<Duration>| length.map_or(0, |length| i64::try_from(whole_ms(length)).unwrap_or(i64::MAX));
+    query
+        .bind(paced.map(|terms| terms.place.clone()))
+        .bind(length(paced.and_then(|terms| terms.skew_guard)))
+        .bind(length(paced.and_then(|terms| terms.at_least)))
+}
+
+/// What is known of the runs before this one.
+pub(super) async fn known(connection: &mut SqliteConnection, whose: Whose<'_>) -> Result<Known> {
+    let mut known = read(connection, bind_whose(RECORD, whose)).await?;
+    if let Some(own) = known.own {
+        // Granted before, and over: no run before it.
+        known.record.end(own, Stage::Undone);
+    }
+    Ok(known)
+}
+
+/// Takes the lock for one alone whom all that was to be judged lets go, in their transaction.
+pub(super) async fn grant_alone(
+    connection: &mut SqliteConnection,
+    whose: Whose<'_>,
+    request: &Request,
+    file: i64,
+    known: Known,
+) -> Result<Fence> {
+    let fence = fence_of(&run(connection, grant(whose, request, file, true)).await?)?;
+    let fence = fence.ok_or_else(|| failure::statement(sqlx::Error::RowNotFound))?;
+    known.begin(connection, whose, request, fence).await?;
+    Ok(fence)
+}
+
+impl Known {
+    /// Takes down a start that is to be the only one for some time; what is kept from others lies in the row already.
+    async fn begin(mut self, connection: &mut SqliteConnection, whose: Whose<'_>, request: &Request, fence: Fence) -> Result<()> {
+        if request.terms.as_ref().is_some_and(|terms| terms.once.is_some()) {
+            self.record.begin(request, fence, self.now_ms);
+            write(connection, whose.namespace, whose.key, self.record).await?;
+        }
+        Ok(())
+    }
+}
+
 /// Takes down what became of the hold that has the lock.
 pub(super) async fn became(connection: &mut SqliteConnection, whose: Whose<'_>, stage: Option<Stage>) -> Result<()> {
     let Some(stage) = stage else { return Ok(()) };
@@ -141,7 +178,13 @@ async fn read(connection: &mut SqliteConnection, query: Query) -> Result<Known> 
             Ok::<_, sqlx::Error>(found.try_get::<Option<i64>, _>(name)?.and_then(|fence| u64::try_from(fence).ok()).map(Fence))
         };
         let now_ms = u64::try_from(found.try_get::<i64, _>("now_ms")?).unwrap_or_default();
-        Ok(Known { record: Record { paced, ..record.unwrap_or_default() }, fence: fence("fence")?, own: fence("own")?, now_ms })
+        Ok(Known {
+            record: Record { paced, ..record.unwrap_or_default() },
+            fence: fence("fence")?,
+            own: fence("own")?,
+            now_ms,
+            crowded: found.try_get("crowded")?,
+        })
     };
     read().map_err(row::malformed)
 }

@@ -17,8 +17,8 @@ use super::{
     schema, starts,
 };
 use crate::lock::{
-    Break, End, Extension, Fence, Key, Metadata, Namespace, Parting, Past, Purpose, Release, Renewal, Result, SKIPPING_HOSTS, Scope, Skips,
-    Token, Ttl, Waiter,
+    Break, End, Extension, Fence, Key, Metadata, Mode, Namespace, Parting, Past, Purpose, Release, Renewal, Result, SKIPPING_HOSTS, Scope,
+    Skips, Token, Ttl, Waiter,
 };
 
 pub(super) const GRANT: &str = include_str!("sql/grant.sql");
@@ -146,7 +146,7 @@ impl Store {
     }
 
     /// Adds a nested hold; `None` if the owner does not hold the lock. The row says afterwards how it stands.
-    pub(super) async fn enter(&mut self, whose: Whose<'_>, ttl: Ttl, lock: Locked) -> Result<Option<Row>> {
+    pub(super) async fn enter(&mut self, whose: Whose<'_>, ttl: Ttl, mode: Mode, lock: Locked) -> Result<Option<Row>> {
         self.check().await?;
         self.set_durable(false).await?;
         let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
@@ -154,6 +154,9 @@ impl Store {
         let Some(row) = found.filter(|row| row.is_owned_by(whose.token) && row.is_held(Some(lock.file), lock.locked)) else {
             return Ok(None);
         };
+        if !Mode::Exclusive.covers(mode) {
+            return Err(Mode::Exclusive.not_enough());
+        }
         let end = row.now_ms.saturating_add(ms(ttl));
         if !row.is_first_hold(whose.token) {
             let sql = "DELETE FROM holds WHERE namespace = ?1 AND key = ?2 AND owner <> ?3";
@@ -302,27 +305,27 @@ impl Store {
     pub(super) async fn join_queue(&mut self, whose: Whose<'_>, metadata: Option<&Metadata>) -> Result<()> {
         self.check().await?;
         self.set_durable(false).await?;
-        let sql = "INSERT INTO waiters (namespace, key, owner, since_ms, metadata) \
-                   VALUES (?1, ?2, ?3, CAST(round(unixepoch('subsec') * 1000) AS INTEGER), ?4) ON CONFLICT DO NOTHING";
-        let query = bind_name(sql, whose.namespace, whose.key).bind(whose.token.owner.to_string()).bind(json(metadata));
+        let sql = "INSERT INTO waiters (namespace, key, owner, hold, since_ms, metadata) \
+                   VALUES (?1, ?2, ?3, ?4, CAST(round(unixepoch('subsec') * 1000) AS INTEGER), ?5) ON CONFLICT DO NOTHING";
+        let query = bind_whose(sql, whose).bind(json(metadata));
         self.rows(query).await.map(|_| ())
     }
 
-    /// Takes a waiter out again.
-    pub(super) async fn leave_queue(&mut self, namespace: &Namespace, key: &Key, owner: &str) -> Result<()> {
-        let sql = "DELETE FROM waiters WHERE namespace = ?1 AND key = ?2 AND owner = ?3";
-        self.rows(bind_name(sql, namespace, key).bind(owner.to_owned())).await.map(|_| ())
+    /// Takes a waiter out again; whether it was there.
+    pub(super) async fn leave_queue(&mut self, namespace: &Namespace, key: &Key, hold: &str) -> Result<bool> {
+        let sql = "DELETE FROM waiters WHERE namespace = ?1 AND key = ?2 AND hold = ?3";
+        changes(self.connection()?, bind_name(sql, namespace, key).bind(hold.to_owned())).await
     }
 
-    /// Who said that he waits, longest first; some may be gone.
+    /// Who said that he waits, longest first, by hold; some may be gone.
     pub(super) async fn queue(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<(String, Waiter)>> {
         self.check().await?;
-        let sql = "SELECT owner, metadata, CAST(round(unixepoch('subsec') * 1000) AS INTEGER) - since_ms AS waited_ms \
-                   FROM waiters WHERE namespace = ?1 AND key = ?2 ORDER BY place";
+        let sql = "SELECT hold, metadata, CAST(round(unixepoch('subsec') * 1000) AS INTEGER) - since_ms AS waited_ms \
+                   FROM waiters WHERE namespace = ?1 AND key = ?2 AND hold IS NOT NULL ORDER BY place";
         let rows = self.rows(bind_name(sql, namespace, key)).await?;
         let read = |row: &SqliteRow| {
             let waiter = Waiter { metadata: row::metadata(row)?, waiting_for: Some(millis(row.try_get("waited_ms")?)) };
-            Ok((row.try_get("owner")?, waiter))
+            Ok((row.try_get("hold")?, waiter))
         };
         rows.iter().map(|row| read(row).map_err(row::malformed)).collect()
     }
@@ -432,7 +435,7 @@ async fn changes(connection: &mut SqliteConnection, query: Query) -> Result<bool
     Ok(query.execute(connection).await.map_err(failure::statement)?.rows_affected() > 0)
 }
 
-async fn look(connection: &mut SqliteConnection, namespace: &Namespace, key: &Key) -> Result<Option<Row>> {
+pub(super) async fn look(connection: &mut SqliteConnection, namespace: &Namespace, key: &Key) -> Result<Option<Row>> {
     run(connection, bind_name(LOOK, namespace, key)).await?.first().map(Row::read).transpose()
 }
 

@@ -144,6 +144,18 @@ impl Queue {
         }
     }
 
+    /// Drops those who don't live; whether there was one.
+    pub fn keep(&mut self, lives: impl Fn(&str) -> bool) -> bool {
+        let before = self.0.len();
+        self.0.retain(|queued| lives(&queued.hold));
+        self.0.len() < before
+    }
+
+    /// Those in front of it.
+    pub fn before(&self, hold: &str) -> impl DoubleEndedIterator<Item = &Queued> {
+        self.0[..self.place(hold).unwrap_or(self.0.len())].iter()
+    }
+
     /// Leaves it; whether it was there.
     pub fn leave(&mut self, hold: &str) -> bool {
         let before = self.0.len();

@@ -156,7 +156,7 @@ fn next(dice: &mut Dice, made: &mut Vec<(usize, Request)>, kind: Kind) -> (usize
         let crashes = !waiting && dice.roll(8) == 0;
         let made_now = Request { mode, waiting, fair, ..request(&key("job"), LONG) };
         if crashes {
-            return (client, Operation::Crash(Request { ttl: ttl(SHORT), ..made_now }));
+            return (client, Operation::Crash(Request { ttl: ttl(SHORT), detached: kind.lasts_with_its_process(), ..made_now }));
         }
         made.push((client, made_now.clone()));
         return (client, Operation::Acquire(made_now));

@@ -213,19 +213,21 @@ impl Kind {
 
     /// Whether readers hold together: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
     pub fn shared(self) -> bool {
-        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresLease | Self::PostgresAdvisory)
-            || self.is_etcd()
+        matches!(
+            self,
+            Self::Memory | Self::Sqlite | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresLease | Self::PostgresAdvisory
+        ) || self.is_etcd()
             || self.is_zookeeper()
     }
 
     /// Whether up to so many hold together, likewise.
     pub fn permits(self) -> bool {
-        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresLease)
+        matches!(self, Self::Memory | Self::Sqlite | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresLease)
     }
 
     /// Whether those who wait can ask to be served in their order, likewise.
     pub fn fair(self) -> bool {
-        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresLease)
+        matches!(self, Self::Memory | Self::Sqlite | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresLease)
     }
 
     /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.

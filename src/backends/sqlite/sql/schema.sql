@@ -1,4 +1,4 @@
--- Layout 3. Times are integer milliseconds since 1970 by this host's clock. Comments stand outside of the
+-- Layout 4. Times are integer milliseconds since 1970 by this host's clock. Comments stand outside of the
 -- statements, whose text SQLite keeps and reads again each time that the database is opened.
 
 -- One row per key that was ever taken; rows are never deleted, since the fence must not start again. A hold is

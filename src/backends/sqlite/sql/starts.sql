@@ -15,7 +15,3 @@ CREATE TABLE starts (
     warned_level INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (namespace, key)
 ) WITHOUT ROWID;
-
--- "dlck", and the layout's number.
-PRAGMA application_id = 1684824939;
-PRAGMA user_version = 3;

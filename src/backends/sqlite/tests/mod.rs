@@ -6,6 +6,7 @@ mod figures;
 mod nesting;
 mod places;
 mod processes;
+mod shares;
 mod waits;
 
 use std::{

@@ -19,7 +19,11 @@ async fn process() {
     let words: Vec<&str> = task.split('|').collect();
     let path = Path::new(words[1]);
     match words[0] {
-        "hold" => hold(path, words[2]).await,
+        "hold" => hold(path, words[2], request("job")).await,
+        "hold-s" => hold(path, words[2], Request { mode: Mode::Shared, ..request("job") }).await,
+        "hold-p" => hold(path, words[2], Request { mode: Mode::Permits(2), ..request("job") }).await,
+        "hold-f" => hold(path, words[2], Request { fair: true, ..request("job") }).await,
+        "mix" => mix(path, Path::new(words[2])).await,
         "count" => count(path, Path::new(words[2])).await,
         "refused" => say(&format!("{:?}", backend(path).try_acquire(&request("job")).await.unwrap_err().kind)),
         "drain" => drain(path).await,
@@ -47,10 +51,10 @@ fn told() -> String {
 
 /// Holds `job` and, if `child` says so, leaves a child process behind that has inherited the lock file.
 #[allow(clippy::zombie_processes)] // it is to be left behind
-async fn hold(path: &Path, child: &str) {
+async fn hold(path: &Path, child: &str, request: Request) {
     let mut backend = backend(path);
     backend.prepare().unwrap();
-    let held = Request { waiting: true, ttl: ttl(1), ..request("job") };
+    let held = Request { waiting: true, ttl: ttl(1), ..request };
     say("ready");
     let grant = acquire(&mut backend, &held).await;
     say(&grant.fence.to_string());
@@ -77,6 +81,45 @@ async fn count(path: &Path, counter: &Path) {
         });
         assert!(grant.fence.0 > before.1, "fence {} after {}", grant.fence, before.1);
         fs::write(counter, format!("{} {}", before.0 + 1, grant.fence)).unwrap();
+        assert_eq!(release(&mut backend, &held).await, Release::Released);
+    }
+}
+
+/// Takes `job` in all ways in turn, and looks whether those who have it too may have it.
+async fn mix(path: &Path, marks: &Path) {
+    use std::fs::File;
+
+    use rustix::fs::{FlockOperation, flock};
+
+    let me = std::process::id().to_string();
+    for _ in 0..20 {
+        let dice = crate::lock::random();
+        let (kind, mode) = match dice % 4 {
+            0 => ("x", Mode::Exclusive),
+            1 => ("s", Mode::Shared),
+            _ => ("p", Mode::Permits(2)),
+        };
+        let mut backend = backend(path);
+        let held = Request { waiting: true, mode, fair: dice & 16 > 0, ..request("job") };
+        let grant = acquire(&mut backend, &held).await;
+        let name = format!("{kind}{}.{me}", grant.permit.map(|permit| permit.to_string()).unwrap_or_default());
+        // Whoever dies has its mark no more.
+        let mark = File::create(marks.join(&name)).unwrap();
+        flock(&mark, FlockOperation::NonBlockingLockExclusive).unwrap();
+        for other in fs::read_dir(marks).unwrap() {
+            let other = other.unwrap();
+            let text = other.file_name().into_string().unwrap();
+            let Ok(file) = File::open(other.path()) else { continue };
+            if text == name || flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
+                continue;
+            }
+            let (theirs, ours) = (text.split('.').next().unwrap(), name.split('.').next().unwrap());
+            let alike = theirs.starts_with(kind) && kind != "x" && (kind == "s" || theirs != ours);
+            assert!(alike, "{name} beside {text}");
+        }
+        tokio::time::sleep(Duration::from_millis(dice >> 8 & 7)).await;
+        fs::remove_file(marks.join(&name)).unwrap();
+        drop(mark);
         assert_eq!(release(&mut backend, &held).await, Release::Released);
     }
 }
@@ -128,8 +171,15 @@ impl Other {
         writeln!(self.input.as_mut().unwrap(), "{what}").unwrap();
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(super) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Whether it has ended without another word.
+    pub(super) fn is_silent(&mut self) -> bool {
+        self.child.wait().unwrap();
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap() == 0 || !line.contains('@')
     }
 
     pub(super) fn ends_well(mut self) {

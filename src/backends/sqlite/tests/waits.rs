@@ -64,7 +64,7 @@ async fn several_who_wait_for_a_detached_hold_come_one_after_the_other() {
 }
 
 /// Polls all of them in one task.
-async fn for_each_at_once<F: Future<Output = ()> + Unpin>(mut work: Vec<F>) {
+pub(super) async fn for_each_at_once<F: Future<Output = ()> + Unpin>(mut work: Vec<F>) {
     std::future::poll_fn(|context| {
         work.retain_mut(|one| std::pin::Pin::new(one).poll(context).is_pending());
         if work.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }

@@ -1,0 +1,108 @@
+//! Readers that are killed and stopped beside others. What one of them suffers ends its own share alone.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::{
+    stores::{Store, on_store},
+    support::{must, process::Process},
+    world::{LIMIT, TTL, World},
+};
+
+on_store!(sqlite:
+    who_waits_for_the_killed_does_not_wait_for_their_leases,
+    reader_killed,
+    reader_stopped,
+    guardian_of_a_reader_killed,
+    group_of_a_reader_killed
+);
+
+/// What the next holder may take: the lease, and a moment more on a loaded machine.
+const AFTER_THE_LEASE: Duration = Duration::from_secs(2);
+
+/// How many `holders` or `waiters` there are.
+fn count(world: &World, of: &str) -> usize {
+    let state: serde_json::Value = serde_json::from_str(&world.inspect().stdout).expect("JSON");
+    state[of].as_array().map_or(0, Vec::len)
+}
+
+/// A reader that ends when its file is there.
+fn sibling(world: &World) -> Process {
+    let script = format!("touch {}; until [ -e {} ]; do sleep 0.05; done", world.path("reads").display(), world.path("enough").display());
+    let reader = world.start(&["-s"], &script);
+    must("the sibling reads", LIMIT, || world.path("reads").exists());
+    reader
+}
+
+/// The first reader suffers `fault` beside another one, and a writer waits for both.
+fn beside_a_sibling(store: &dyn Store, fault: impl FnOnce(&World, &Process)) -> (World, Process) {
+    let world = World::new(store.url());
+    let first = world.first_on(&store.url(), &["-s"]);
+    let sibling = sibling(&world);
+    assert_eq!(count(&world, "holders"), 2);
+    let second = world.start_second();
+    fault(&world, &first);
+    must("the first reader's share is over", TTL + AFTER_THE_LEASE, || count(&world, "holders") == 1);
+    must("nothing of the first tree is left", LIMIT, || world.tree().is_empty());
+    assert!(!world.path("second").exists(), "the sibling reads");
+    std::fs::write(world.path("enough"), "").unwrap();
+    let sibling = sibling.wait(LIMIT);
+    assert_eq!(sibling.code(), 0, "{}", sibling.stderr);
+    let ended = Instant::now();
+    let second = second.wait(LIMIT);
+    assert_eq!(second.code(), 0, "{}", second.stderr);
+    assert!(ended.elapsed() < TTL + AFTER_THE_LEASE, "{:?}", ended.elapsed());
+    world.assert_no_overlap();
+    (world, first)
+}
+
+fn over(world: &World) {
+    world.assert_gone();
+    world.assert_free();
+}
+
+/// dlock alone is killed: its share lasts until its guardian has killed the tree.
+pub fn reader_killed(store: &dyn Store) {
+    let (world, _) = beside_a_sibling(store, |_, first| first.signal(Signal::KILL));
+    over(&world);
+}
+
+pub fn group_of_a_reader_killed(store: &dyn Store) {
+    let (world, _) = beside_a_sibling(store, |_, first| first.signal_group(Signal::KILL));
+    over(&world);
+}
+
+pub fn guardian_of_a_reader_killed(store: &dyn Store) {
+    let (world, first) = beside_a_sibling(store, |_, first| crate::support::process::signal(World::guardian(first), Signal::KILL));
+    assert_eq!(first.wait(LIMIT).code(), 76);
+    over(&world);
+}
+
+pub fn reader_stopped(store: &dyn Store) {
+    let (world, first) = beside_a_sibling(store, |_, first| first.signal(Signal::STOP));
+    first.signal(Signal::CONT);
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    over(&world);
+}
+
+/// Where the kernel keeps locks, what is killed is free at once.
+fn who_waits_for_the_killed_does_not_wait_for_their_leases(store: &dyn Store) {
+    for (kind, next) in [(&["-s"][..], &[][..]), (&["--permits", "1"], &["--permits", "1"]), (&[], &["-s"]), (&["--permits", "1"], &["-s"])]
+    {
+        let world = World::new(store.url());
+        // Longer than this case may take.
+        let script = format!("touch {}; exec sleep 60", world.path("holds").display());
+        let first = world.start(&[kind, &["--ttl", "60s"]].concat(), &script);
+        must("it holds", LIMIT, || world.path("holds").exists());
+        let next = world.start(&[next, &["-w", "25"]].concat(), "true");
+        must("the next one waits", LIMIT, || count(&world, "waiters") == 1);
+        let killed = Instant::now();
+        first.signal(Signal::KILL);
+        let next = next.wait(LIMIT);
+        assert_eq!(next.code(), 0, "{}", next.stderr);
+        assert!(killed.elapsed() < Duration::from_secs(3), "{:?}", killed.elapsed());
+        over(&world);
+    }
+}
