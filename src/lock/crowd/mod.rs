@@ -8,6 +8,7 @@
 //! Worst cases: a share is never given back (it ends by its own time, whatever becomes of others); the clock is set back (no sign of life and
 //! no call lies in the future); a waiter died (see [`queue`]); an answer is lost (asked again with the same token, all is as it was).
 
+mod parts;
 mod queue;
 mod share;
 #[cfg(test)]
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::parts::Place;
 use self::{
     queue::{Queue, Queued},
     share::{Held, Share},
