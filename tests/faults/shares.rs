@@ -15,6 +15,8 @@ macro_rules! on_stores_with_shares {
         on_store!(redis: $($name),*);
         on_store!(sentinel: $($name),*);
         on_store!(cluster: $($name),*);
+        on_store!(tair: $($name),*);
+        on_store!(tair_version: $($name),*);
     };
 }
 

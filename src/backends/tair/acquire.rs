@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use ::redis::Value;
+use ::redis::{Pipeline, Value};
 
 use super::{
     CAPABILITIES, Tair, changed_meanwhile, history,
     line::{self, Line},
     record::Record,
-    shares::TRIES,
+    shares::{TRIES, append},
     starts::{self, Starts},
     value::{Compared, READS, Seen, Stored, What, compared, created, not_a_counter},
 };
@@ -27,7 +27,8 @@ pub(super) struct Base {
     counter: Option<u64>,
     pub begun: Value,
     kept: Value,
-    pub line: Line,
+    /// What becomes of those who wait.
+    pub line: Pipeline,
 }
 
 impl Base {
@@ -90,7 +91,7 @@ impl Found {
             counter: self.seen.counter,
             begun: std::mem::replace(&mut self.begun, Value::Nil),
             kept: std::mem::replace(&mut self.kept, Value::Nil),
-            line: std::mem::take(&mut self.line),
+            line: Pipeline::new(),
         }))
     }
 }
@@ -152,11 +153,15 @@ impl Tair {
         }
         match what {
             What::Ours(record, stored) if record.is_of(&request.token) && record.fence.is_some() => {
+                covers(Mode::Exclusive, request)?;
                 let Found { seen: Seen { now, left, .. }, kept, .. } = found;
                 self.complete(request, names, &record, now, &kept).await?;
                 self.enter(request, names, *record, stored, now, left).await.map(Some)
             }
             What::Shared(crowd, stored) => {
+                if let Some(mode) = crowd.mode_of(&request.token) {
+                    covers(mode, request)?;
+                }
                 self.in_line = true;
                 self.decide(request, names, Found { stored: Some(stored), shares: Some(crowd), ..found }).await
             }
@@ -274,7 +279,7 @@ impl Tair {
         }
         history::note_begun(&mut second, names, &record)?;
         history::note_vanished(&mut second, names, &base.begun, &[Fence(fence)]);
-        base.line.clear(&mut second, names);
+        append(&mut second, &base.line);
         let replies = self.run(&second, true).await?;
         let [counted, swapped, ..] = &*replies else { return Err(failure::unreadable()) };
         match compared(swapped)? {
@@ -351,6 +356,11 @@ impl Tair {
         }
         let _ = self.run(&delete, false).await.map_err(|error| error.effect(Effect::Unknown));
     }
+}
+
+/// A nested hold is no more than its owner has.
+fn covers(mode: Mode, request: &Request) -> Result<()> {
+    if mode.covers(request.mode) { Ok(()) } else { Err(mode.not_enough().effect(Effect::NotApplied)) }
 }
 
 pub(super) fn millis(ms: u64) -> i64 {

@@ -148,13 +148,18 @@ impl Line {
             pipeline.cmd("HSET").arg(&names.turns).arg(&own).arg(format!("{arrived}:{}", place.json));
             pipeline.cmd("PEXPIRE").arg(&names.turns).arg(KEEP);
         }
-        for gone in before.iter().filter(|known| known.hold != own && after.iter().all(|place| place.hold != known.hold)) {
-            drop(pipeline, names, &gone.hold, gone.plain);
-        }
+        drop_gone(pipeline, names, &own, before, after);
     }
 
     fn arrival(&self, hold: &str) -> Option<u64> {
         self.turns.iter().find(|(name, _)| name == hold)?.1.split_once(':')?.0.parse().ok()
+    }
+}
+
+/// Takes out who died in line, or has let its turn pass.
+fn drop_gone(pipeline: &mut Pipeline, names: &Names, own: &str, before: &[Place], after: &[Place]) {
+    for gone in before.iter().filter(|known| known.hold != own && after.iter().all(|place| place.hold != known.hold)) {
+        drop(pipeline, names, &gone.hold, gone.plain);
     }
 }
 
@@ -188,11 +193,16 @@ impl Tair {
                 self.undo_found(names, &found).await;
                 Ok(Some(Attempt::Refused(refusal)))
             }
-            Answer::Go => match found.base()? {
-                Some(base) if request.mode == Mode::Exclusive => self.count(request, names, found.record, &base).await.map(Some),
-                Some(base) => self.grant_share(request, names, crowd, &base).await,
-                None => Ok(None),
-            },
+            Answer::Go => {
+                let Some(mut base) = found.base()? else { return Ok(None) };
+                found.line.clear(&mut base.line, names);
+                drop_gone(&mut base.line, names, &request.token.hold_text(), &before, &crowd.places());
+                if request.mode == Mode::Exclusive {
+                    self.count(request, names, found.record, &base).await.map(Some)
+                } else {
+                    self.grant_share(request, names, crowd, &base).await
+                }
+            }
             Answer::Busy(busy) => self.stand_in_line(request, names, found, busy, (&before, &crowd), time).await.map(Some),
         }
     }

@@ -140,7 +140,7 @@ impl Tair {
         note(&mut second, names, &crowd, fence)?;
         let there: Vec<Fence> = crowd.fences().collect();
         history::note_vanished(&mut second, names, &base.begun, &there);
-        base.line.clear(&mut second, names);
+        append(&mut second, &base.line);
         // Until there is an answer, it may come late.
         self.unanswered = Some((request.key.clone(), request.token));
         let replies = self.run(&second, true).await?;
@@ -268,7 +268,8 @@ fn note(pipeline: &mut Pipeline, names: &Names, crowd: &Crowd, fence: Fence) -> 
     }
 }
 
-fn append(pipeline: &mut Pipeline, more: &Pipeline) {
+/// Adds the commands of another packet.
+pub(super) fn append(pipeline: &mut Pipeline, more: &Pipeline) {
     for command in more.cmd_iter() {
         pipeline.add_command(command.clone());
     }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Crowd, Fence, Past, queue::Queued};
+use super::{Crowd, Fence, Mode, Past, Token, queue::Queued};
 
 /// One who waits, as it is kept by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +31,11 @@ impl Crowd {
         }
         // Of texts and numbers, which can always be written.
         if self.is_shared() { serde_json::to_string(&Shares { v: self.layout, s: &self.shares }).ok() } else { None }
+    }
+
+    /// How this token's owner shares the lock; `None` if it does not.
+    pub fn mode_of(&self, token: &Token) -> Option<Mode> {
+        self.share(token).map(|share| share.mode)
     }
 
     /// The fence of each share.

@@ -30,6 +30,7 @@ mod residue;
 mod sentinel;
 mod shared;
 mod tair;
+mod tair_shares;
 mod terms;
 mod terms_faults;
 mod terms_sql;
@@ -93,6 +94,7 @@ pub fn all() -> Vec<Case> {
         redlock::all(),
         postgres::all(),
         tair::all(),
+        tair_shares::all(),
         model::all(),
         mysql::all(),
         mysql_history::all(),
