@@ -17,6 +17,8 @@ macro_rules! on_stores_with_shares {
         on_store!(sentinel: $($name),*);
         on_store!(cluster: $($name),*);
         on_store!(postgres: $($name),*);
+        on_store!(tair: $($name),*);
+        on_store!(tair_version: $($name),*);
     };
 }
 

@@ -42,6 +42,8 @@ pub(in crate::backends) struct Names {
     pub wake: String,
     /// What the lists begin with that those in the line block on, each on its own.
     pub wakes: String,
+    /// Of those in a Tair's queue, what each says who has others let it go first or lets others.
+    pub turns: String,
     /// Where those wait who want Redisson's plain lock.
     pub channel: String,
     /// Where those wait who want Redisson's read-write lock.
@@ -71,6 +73,7 @@ impl Names {
             fair_readers: side("fair-readers"),
             wake: side("wake"),
             wakes: side("wake:"),
+            turns: side("turns"),
             channel: format!("redisson_lock__channel:{{{lock}}}"),
             rw_channel: format!("redisson_rwlock:{{{lock}}}"),
             lock,
@@ -109,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    fn sides(of: &Names) -> [&String; 15] {
+    fn sides(of: &Names) -> [&String; 16] {
         [
             &of.shares,
             &of.ends,
@@ -126,6 +129,7 @@ mod tests {
             &of.bad_runs,
             &of.skips,
             &of.starts,
+            &of.turns,
         ]
     }
 

@@ -18,8 +18,9 @@ use ::redis::{Pipeline, Value};
 use super::{
     Tair, changed_meanwhile,
     record::Record,
+    shares::Step,
     starts::{self, Starts},
-    value::{Compared, READS, Seen, What, compared, readable},
+    value::{Compared, READS, Seen, Stored, What, compared, readable},
 };
 use crate::{
     backends::redis::{failure, history::to_json, names::Names, reply},
@@ -39,15 +40,20 @@ fn remember(pipeline: &mut Pipeline, names: &Names, line: &str, bad: bool) {
 
 /// Notes a hold that has begun, or changed.
 pub(super) fn note_begun(pipeline: &mut Pipeline, names: &Names, record: &Record) -> Result<()> {
-    let fence = record.fence.map(|fence| fence.to_string()).unwrap_or_default();
-    pipeline.cmd("HSET").arg(&names.record).arg(fence).arg(to_json(&record.vanished())?);
+    note_hold(pipeline, names, Fence(record.fence.unwrap_or_default()), &record.vanished())
+}
+
+/// Notes what is to be remembered of a hold should it vanish.
+pub(super) fn note_hold(pipeline: &mut Pipeline, names: &Names, fence: Fence, vanished: &Past) -> Result<()> {
+    pipeline.cmd("HSET").arg(&names.record).arg(fence.0).arg(to_json(vanished)?);
     pipeline.cmd("PEXPIRE").arg(&names.record).arg(KEEP);
     Ok(())
 }
 
-/// Remembers holds that vanished, of all that are noted in the reply to [`read_begun`].
-pub(super) fn note_vanished(pipeline: &mut Pipeline, names: &Names, begun: &Value) {
-    for (fence, line) in reply::pairs(begun).unwrap_or_default() {
+/// Remembers holds that vanished, of all that are noted in the reply to [`read_begun`], but for those who have the lock.
+pub(super) fn note_vanished(pipeline: &mut Pipeline, names: &Names, begun: &Value, there: &[Fence]) {
+    let noted = reply::pairs(begun).unwrap_or_default().into_iter();
+    for (fence, line) in noted.filter(|(fence, _)| there.iter().all(|other| other.to_string() != *fence)) {
         remember(pipeline, names, &line, true);
         pipeline.cmd("HDEL").arg(&names.record).arg(fence);
     }
@@ -80,6 +86,16 @@ pub(super) fn note_over(
     Ok(said)
 }
 
+/// Remembers how a share ended, if it is told; returns the line that [`take_back`] removes.
+pub(super) fn note_end(pipeline: &mut Pipeline, names: &Names, fence: Fence, past: Option<&Past>) -> Result<Option<String>> {
+    let line = past.map(to_json).transpose()?;
+    if let (Some(past), Some(line)) = (past, &line) {
+        remember(pipeline, names, line, past.end.is_bad());
+    }
+    pipeline.cmd("HDEL").arg(&names.record).arg(fence.0);
+    Ok(line)
+}
+
 /// Forgets the end of a hold that did not end so.
 pub(super) fn take_back(pipeline: &mut Pipeline, names: &Names, line: &str) {
     for list in [&names.runs, &names.bad_runs] {
@@ -99,9 +115,14 @@ impl Tair {
         let (reads, rest) = replies.split_at_checked(READS).ok_or_else(failure::unreadable)?;
         let [runs, bad, begun, skips, starts] = rest else { return Err(failure::unreadable()) };
         let seen = Seen::read(self.options.mode, reads)?;
-        let held = match &seen.what {
-            What::Ours(record, _) => record.fence.map(Fence),
-            _ => None,
+        let held: Vec<Fence> = match &seen.what {
+            What::Ours(record, _) => record.fence.map(Fence).into_iter().collect(),
+            What::Shared(crowd, _) => {
+                let mut crowd = crowd.clone();
+                crowd.settle(seen.now.and_then(|(ms, _)| u64::try_from(ms).ok()).unwrap_or_default());
+                crowd.fences().collect()
+            }
+            _ => Vec::new(),
         };
         let mut lines: Vec<String> = Vec::new();
         for list in [runs, bad] {
@@ -114,7 +135,7 @@ impl Tair {
         let now = seen.now.and_then(|(ms, _)| u64::try_from(ms).ok());
         // A line that a newer version wrote in another way is one that is not known.
         let mut past: Vec<Past> = lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        past.retain(|past| held.is_none() || past.fence != held);
+        past.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
         for one in past.iter_mut().filter(|one| one.end == End::Expired) {
             // A lease that ended early would have ended later.
             one.ended_ms = one.ended_ms.map(|ended| now.map_or(ended, |now| ended.min(now)));
@@ -156,7 +177,11 @@ impl Tair {
 
     pub(super) async fn mark_hold(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
         let names = self.names(key);
-        let Some((mut record, stored, now, left)) = self.find_fence(&names, fence).await? else { return Ok(Marking::Changed) };
+        let seen = match self.mark_share(&names, fence, mark).await? {
+            Step::Done(answer) => return Ok(answer),
+            Step::Apart(seen) => seen,
+        };
+        let Some((mut record, stored, now, left)) = of_fence(seen, fence)? else { return Ok(Marking::Changed) };
         let seen = record.mark.as_ref().is_some_and(|known| known.seen);
         record.mark = Some(Break { seen, ..mark.clone() });
         let mut swap = ::redis::pipe();
@@ -171,7 +196,11 @@ impl Tair {
 
     pub(super) async fn evict_hold(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
         let names = self.names(key);
-        let Some((record, stored, now, _)) = self.find_fence(&names, fence).await? else { return Ok(Marking::Changed) };
+        let seen = match self.evict_share(&names, fence, mark).await? {
+            Step::Done(answer) => return Ok(answer),
+            Step::Apart(seen) => seen,
+        };
+        let Some((record, stored, now, _)) = of_fence(seen, fence)? else { return Ok(Marking::Changed) };
         let mut delete = ::redis::pipe();
         self.options.mode.delete(&mut delete, &names.lock, &stored);
         match self.compare(&delete).await? {
@@ -187,17 +216,13 @@ impl Tair {
         let _ = self.run(&over, false).await;
         Ok(Marking::Done)
     }
+}
 
-    /// The record of the hold with this fence, as [`Tair::find`].
-    async fn find_fence(&mut self, names: &Names, fence: Fence) -> Result<Option<(Record, super::value::Stored, i64, i64)>> {
-        let mut look = ::redis::pipe();
-        self.options.mode.read(&mut look, names);
-        let replies = self.look(&look).await?;
-        let seen = Seen::read(self.options.mode, &replies)?;
-        let What::Ours(record, stored) = seen.what else { return Ok(None) };
-        let Some((now, _)) = seen.now else { return Err(failure::unreadable()) };
-        Ok((record.fence == Some(fence.0)).then_some((*record, stored, now, seen.left)))
-    }
+/// The record of the hold with this fence, as [`Tair::find`].
+fn of_fence(seen: Seen, fence: Fence) -> Result<Option<(Record, Stored, i64, i64)>> {
+    let What::Ours(record, stored) = seen.what else { return Ok(None) };
+    let Some((now, _)) = seen.now else { return Err(failure::unreadable()) };
+    Ok((record.fence == Some(fence.0)).then_some((*record, stored, now, seen.left)))
 }
 
 fn read_skips(fields: &[(String, String)]) -> Vec<Skips> {

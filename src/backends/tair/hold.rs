@@ -7,35 +7,35 @@ use super::{
     acquire::millis,
     changed_meanwhile, history,
     record::Record,
+    shares::Step,
     value::{Compared, Seen, Stored, What},
 };
 use crate::{
-    backends::redis::{failure, names::Names},
+    backends::redis::failure,
     lock::{Extension, Fence, Holding, Key, Parting, Purpose, Release, Renewal, Result, Scope, Token, Ttl},
 };
 
-impl Tair {
-    /// The owner's record as it stands, with the time and what is left of the lock; `None` if the hold is not there.
-    async fn find(&mut self, names: &Names, token: &Token) -> Result<Option<(Record, Stored, i64, i64)>> {
-        let mut look = ::redis::pipe();
-        self.options.mode.read(&mut look, names);
-        let replies = self.look(&look).await?;
-        let seen = Seen::read(self.options.mode, &replies)?;
-        let What::Ours(record, stored) = seen.what else { return Ok(None) };
-        let Some((now, _)) = seen.now else { return Err(failure::unreadable()) };
-        let hold = token.hold_text();
-        // An attempt that has not counted has no holds yet; it can be undone.
-        let is_there = record.live(&hold, now).is_some() || (record.fence.is_none() && record.root == hold);
-        Ok((is_there && record.is_of(token)).then_some((*record, stored, now, seen.left)))
-    }
+/// The owner's record as it stands, with the time and what is left of the lock; `None` if the hold is not there.
+fn find(seen: Seen, token: &Token) -> Result<Option<(Record, Stored, i64, i64)>> {
+    let What::Ours(record, stored) = seen.what else { return Ok(None) };
+    let Some((now, _)) = seen.now else { return Err(failure::unreadable()) };
+    let hold = token.hold_text();
+    // An attempt that has not counted has no holds yet; it can be undone.
+    let is_there = record.live(&hold, now).is_some() || (record.fence.is_none() && record.root == hold);
+    Ok((is_there && record.is_of(token)).then_some((*record, stored, now, seen.left)))
+}
 
+impl Tair {
     pub(super) async fn compare(&mut self, pipeline: &::redis::Pipeline) -> Result<Compared> {
         let replies = self.run(pipeline, false).await?;
         history::first(&replies)
     }
 
     pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
-        let found = self.find(&self.names(key), token).await?;
+        let found = match self.verify_share(&self.names(key), token).await? {
+            Step::Done(answer) => return Ok(answer),
+            Step::Apart(seen) => find(seen, token)?,
+        };
         Ok(match found.and_then(|(record, _, now, _)| record.fence.and(record.live(&token.hold_text(), now)).map(|(ends, _)| ends - now)) {
             Some(left) => Holding::Held { expires_in: Some(Duration::from_millis(u64::try_from(left).unwrap_or(0))) },
             None => Holding::NotHeld,
@@ -48,7 +48,11 @@ impl Tair {
         }
         let names = self.names(key);
         let hold = token.hold_text();
-        let Some((mut record, stored, now, left)) = self.find(&names, token).await? else { return Ok(Renewal::NotHeld) };
+        let seen = match self.renew_share(&names, token, extension).await? {
+            Step::Done(answer) => return Ok(answer),
+            Step::Apart(seen) => seen,
+        };
+        let Some((mut record, stored, now, left)) = find(seen, token)? else { return Ok(Renewal::NotHeld) };
         let (Some((held_until, taken_with)), Some(fence)) = (record.live(&hold, now), record.fence) else { return Ok(Renewal::NotHeld) };
         if let Some(mark) = &mut record.mark {
             if extension.purpose == Purpose::GoOn {
@@ -114,7 +118,15 @@ impl Tair {
             }
         }
         let hold = token.hold_text();
-        let Some((mut record, stored, now, _)) = self.find(&names, token).await? else { return Ok(Release::NotHeld) };
+        let unsure = self.unanswered.as_ref().is_some_and(|(k, t)| (k, t) == (key, token));
+        let seen = match self.release_share(&names, token, parting, unsure).await? {
+            Step::Done(answer) => {
+                self.unanswered = None;
+                return Ok(answer);
+            }
+            Step::Apart(seen) => seen,
+        };
+        let Some((mut record, stored, now, _)) = find(seen, token)? else { return Ok(Release::NotHeld) };
         if starts.is_none()
             && let Some(stage) = parting.became
         {

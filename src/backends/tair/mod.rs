@@ -28,10 +28,12 @@ mod acquire;
 mod examine;
 mod history;
 mod hold;
+mod line;
 mod options;
 mod queue;
 mod reading;
 mod record;
+mod shares;
 mod starts;
 mod value;
 
@@ -51,8 +53,16 @@ use crate::lock::{
     Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities =
-    Capabilities { notification: false, history: true, terms: true, breakable: true, ..Capabilities::usual("tair") };
+const CAPABILITIES: Capabilities = Capabilities {
+    shared: true,
+    permits: true,
+    fair: true,
+    notification: false,
+    history: true,
+    terms: true,
+    breakable: true,
+    ..Capabilities::usual("tair")
+};
 
 /// Locks on one Tair.
 ///
@@ -67,12 +77,16 @@ pub struct Tair {
     written: Option<(Key, Token, Stored)>,
     /// The lock that was last found busy was so in passing.
     passing: bool,
+    /// Whoever waits for it may have a turn, which passes.
+    in_line: bool,
+    /// A share that was asked for, and may be granted late.
+    unanswered: Option<(Key, Token)>,
 }
 
 impl Tair {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
-        Self { options, connection: None, queued: Vec::new(), written: None, passing: false }
+        Self { options, connection: None, queued: Vec::new(), written: None, passing: false, in_line: false, unanswered: None }
     }
 
     fn names(&self, key: &Key) -> Names {
@@ -155,7 +169,8 @@ impl Backend for Tair {
     }
 
     async fn wait(&mut self, _: &Request, at_most: Duration) -> Result<Wake> {
-        Ok(pause(self.options.retry_delay, self.passing, at_most).await)
+        let delay = if self.in_line { self.options.retry_delay.min(line::LOOK) } else { self.options.retry_delay };
+        Ok(pause(delay, self.passing, at_most).await)
     }
 
     async fn abandon(&mut self, request: &Request) -> Result<()> {

@@ -1,11 +1,11 @@
-//! Who waits: told to those who look, and of no consequence for who comes next.
+//! Who waits for the lock for itself alone and in no order: told to those who look, and of no consequence but to readers (see `line.rs`).
 
-use ::redis::Value;
+use ::redis::{Pipeline, Value};
 
-use super::{Tair, value::readable};
+use super::{Tair, line, value::readable};
 use crate::{
     backends::redis::{names::Names, reply},
-    lock::{Error, Kind, Request, Result},
+    lock::{Metadata, Request, Result},
 };
 
 /// A waiter that has not been heard of for so long is gone.
@@ -15,19 +15,10 @@ impl Tair {
     /// Joins the queue, or says that it is still there; its place from 1, if it is known.
     pub(super) async fn join(&mut self, request: &Request, names: &Names, now: Option<(i64, u64)>) -> Result<Option<u32>> {
         let (true, Some((ms, micros))) = (request.waiting, now) else { return Ok(None) };
-        if !self.is_queued(request) {
-            self.queued.push((request.key.clone(), request.token));
-        }
+        self.note_queued(request);
         let hold = request.token.hold_text();
-        let metadata = match &request.metadata {
-            Some(metadata) => serde_json::to_string(metadata)
-                .map_err(|error| Error::new(Kind::Internal, "the metadata can't be written").source(error))?,
-            None => String::new(),
-        };
         let mut join = ::redis::pipe();
-        join.cmd("ZADD").arg(&names.queue).arg("NX").arg(micros).arg(&hold);
-        join.cmd("HSET").arg(&names.waiters).arg(&hold).arg(format!("{ms}:{metadata}"));
-        join.cmd("PEXPIRE").arg(&names.queue).arg(20_000).cmd("PEXPIRE").arg(&names.waiters).arg(20_000);
+        add(&mut join, names, request, (u64::try_from(ms).unwrap_or_default(), micros));
         join.cmd("ZRANK").arg(&names.queue).arg(&hold).cmd("ZRANGE").arg(&names.queue).arg(0).arg(0);
         // The queue only informs: no failure here may hide that the lock is busy.
         let Ok(replies) = self.look(&join).await else { return Ok(None) };
@@ -54,7 +45,14 @@ impl Tair {
         }
     }
 
-    fn is_queued(&self, request: &Request) -> bool {
+    /// Before asking, since an unanswered request may have been served.
+    pub(super) fn note_queued(&mut self, request: &Request) {
+        if !self.is_queued(request) {
+            self.queued.push((request.key.clone(), request.token));
+        }
+    }
+
+    pub(super) fn is_queued(&self, request: &Request) -> bool {
         self.queued.iter().any(|(key, token)| *key == request.key && *token == request.token)
     }
 
@@ -65,7 +63,7 @@ impl Tair {
         let names = self.names(&request.key);
         let hold = request.token.hold_text();
         let mut leave = ::redis::pipe();
-        leave.cmd("ZREM").arg(&names.queue).arg(&hold).cmd("HDEL").arg(&names.waiters).arg(&hold);
+        line::drop(&mut leave, &names, &hold, !line::by_rule(request));
         self.look(&leave).await?;
         self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
         Ok(())
@@ -75,4 +73,20 @@ impl Tair {
     pub(super) async fn leave_as_holder(&mut self, request: &Request) {
         let _ = self.leave(request).await;
     }
+}
+
+/// Joins the queue, or says that it is still there.
+pub(super) fn add(pipeline: &mut Pipeline, names: &Names, request: &Request, (ms, micros): (u64, u64)) {
+    let hold = request.token.hold_text();
+    // Of texts and numbers, which can always be written.
+    let metadata = request.metadata.as_ref().and_then(|metadata| serde_json::to_string(metadata).ok()).unwrap_or_default();
+    pipeline.cmd("ZADD").arg(&names.queue).arg("NX").arg(micros).arg(&hold);
+    pipeline.cmd("HSET").arg(&names.waiters).arg(&hold).arg(format!("{ms}:{metadata}"));
+    pipeline.cmd("PEXPIRE").arg(&names.queue).arg(20_000).cmd("PEXPIRE").arg(&names.waiters).arg(20_000);
+}
+
+/// When somebody in the queue was last heard of, and what it says of itself.
+pub(super) fn said_of(said: &[(String, String)], hold: &str) -> Option<(u64, Option<Metadata>)> {
+    let (seen, metadata) = said.iter().find(|(who, _)| who == hold)?.1.split_once(':')?;
+    Some((seen.parse().ok()?, serde_json::from_str(metadata).ok()))
 }

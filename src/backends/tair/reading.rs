@@ -6,28 +6,30 @@ use ::redis::{Pipeline, Value};
 
 use super::{
     Tair,
+    line::{self, Line},
     options::Mode,
-    value::{READS, Seen, What, readable},
+    value::{READS, Seen, What},
 };
 use crate::{
     backends::redis::{
         failure,
         names::{ENCODING, Names, key_of, pattern, prefix},
         reply,
-        state::{foreign, waiters},
+        state::foreign,
     },
     lock::{Fence, Key, Kind, LockState, Mode as Held, Result},
 };
 
 /// How many commands one lock takes.
-const PER_LOCK: usize = READS + 2;
+const PER_LOCK: usize = READS + 3;
 
 /// How many locks are read in one packet.
 const BATCH: usize = 50;
 
 fn add_reads(mode: Mode, pipeline: &mut Pipeline, names: &Names) {
     mode.read(pipeline, names);
-    pipeline.cmd("ZRANGE").arg(&names.queue).arg(0).arg(-1).arg("WITHSCORES").cmd("HGETALL").arg(&names.waiters);
+    line::read_turns(pipeline, names);
+    line::read_queue(pipeline, names);
 }
 
 impl Tair {
@@ -96,22 +98,32 @@ impl Tair {
 
 fn read_state(mode: Mode, key: Key, names: &Names, replies: &[Value]) -> Result<LockState> {
     let (reads, rest) = replies.split_at_checked(READS).ok_or_else(failure::unreadable)?;
-    let [queue, said] = rest else { return Err(failure::unreadable()) };
+    let [turns, queue @ ..] = rest else { return Err(failure::unreadable()) };
     let seen = Seen::read(mode, reads)?;
     let now = seen.now.map(|(ms, _)| ms);
+    let time = now.and_then(|now| u64::try_from(now).ok());
     let left = u64::try_from(seen.left).ok().map(Duration::from_millis);
     let holders = match seen.what {
         What::Nothing => Vec::new(),
         What::Ours(record, _) => vec![record.holder(now, left)],
+        What::Shared(mut crowd, _) => {
+            // The key lasts as long as the last share, if we may not ask for the time.
+            let now =
+                time.or(crowd.ends().zip(u64::try_from(seen.left).ok()).map(|(ends, left)| ends.saturating_sub(left))).unwrap_or_default();
+            crowd.settle(now);
+            crowd.holders(now)
+        }
         What::Foreign => vec![foreign(Held::Exclusive, left)],
         What::NoLock(kind) => return Err(failure::no_lock(&format!("a {kind}"))),
     };
-    let none = Value::Nil;
     Ok(LockState {
         key,
         stored_as: names.lock.clone(),
         holders,
-        waiters: waiters(now, readable(queue)?.and_then(reply::pairs).unwrap_or_default(), readable(said)?.unwrap_or(&none)),
+        waiters: match time {
+            Some(now) => Line::read(turns, queue)?.waiters(now),
+            None => Vec::new(),
+        },
         last_fence: seen.counter.map(Fence),
         nodes: Vec::new(),
     })

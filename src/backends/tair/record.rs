@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The newest layout that this version can read, up to any minor version.
-const MAJOR: u32 = 1;
+pub(super) const MAJOR: u32 = 1;
 
 /// The value of a lock that dlock has. Times are ms of the server's clock.
 #[derive(Clone, Debug, Serialize, Deserialize)]

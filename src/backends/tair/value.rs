@@ -6,10 +6,10 @@
 
 use redis::{Pipeline, ServerErrorKind, Value};
 
-use super::{options::Mode, record::Record};
+use super::{options::Mode, record::Record, shares};
 use crate::{
     backends::redis::{failure, names::Names, reading::read_time, reply},
-    lock::{Result, random},
+    lock::{Error, Kind, Result, crowd::Crowd, random},
 };
 
 /// A value, and its version where there is one.
@@ -76,12 +76,14 @@ impl Mode {
 
     /// Reads all that is stored of one lock but its queue, in [`READS`] commands.
     pub(super) fn read(self, pipeline: &mut Pipeline, names: &Names) {
-        pipeline.cmd("TIME").cmd("TYPE").arg(&names.lock).cmd("PTTL").arg(&names.lock).cmd("GET").arg(&names.fence);
+        pipeline.cmd("TIME").cmd("TYPE").arg(&names.lock).cmd("PTTL").arg(&names.lock);
         match self {
             // Bounded: with an empty namespace the name may be any program's huge value.
             Self::Plain => pipeline.cmd("GETRANGE").arg(&names.lock).arg(0).arg((1 << 20) - 1),
             Self::Version => pipeline.cmd("EXGET").arg(&names.lock),
         };
+        // After the value: whatever was counted before that was written is in it.
+        pipeline.cmd("GET").arg(&names.fence);
     }
 }
 
@@ -133,16 +135,28 @@ pub(super) struct Seen {
 pub(super) enum What {
     Nothing,
     Ours(Box<Record>, Stored),
+    /// Shares, of which some may be over.
+    Shared(Box<Crowd>, Stored),
     /// A lock of another library, or of dlock in another mode: it ends by itself.
     Foreign,
     /// Nothing that a lock is stored as.
     NoLock(String),
 }
 
+impl What {
+    /// What dlock wrote; `None` if it is not of dlock.
+    fn ours(stored: Stored) -> Result<Option<Self>> {
+        Ok(match Record::read(&stored.value)? {
+            Some(record) => Some(Self::Ours(Box::new(record), stored)),
+            None => shares::read(&stored.value)?.map(|crowd| Self::Shared(Box::new(crowd), stored)),
+        })
+    }
+}
+
 impl Seen {
     /// From the replies to [`Mode::read`].
     pub(super) fn read(mode: Mode, replies: &[Value]) -> Result<Self> {
-        let [time, kind, left, counter, value] = replies else { return Err(failure::unreadable()) };
+        let [time, kind, left, value, counter] = replies else { return Err(failure::unreadable()) };
         let (now, micros) = (readable(time)?.and_then(read_time), readable(time)?.and_then(read_micros));
         if let Value::ServerError(error) = kind {
             // Without this right nothing is known, which must not read as free.
@@ -163,22 +177,32 @@ impl Seen {
             _ => None,
         };
         let ours = match stored.filter(|_| kind == mode.kind()) {
-            Some(stored) => Record::read(&stored.value)?.map(|record| (record, stored)),
+            Some(stored) => What::ours(stored)?,
             None => None,
         };
         let what = match ours {
             _ if kind == "none" || left == -2 => What::Nothing,
-            Some((record, stored)) => What::Ours(Box::new(record), stored),
+            Some(ours) => ours,
             None if left >= 0 => What::Foreign,
             None => What::NoLock(kind),
         };
         Ok(Self { now: now.zip(micros), left, counter, what })
     }
+
+    /// The server's time in ms and µs.
+    ///
+    /// # Errors
+    /// If we may not ask for it: nothing can be decided without.
+    pub(super) fn time(&self) -> Result<(u64, u64)> {
+        let (now, micros) = self
+            .now
+            .ok_or_else(|| Error::new(Kind::Denied, "the user may not ask the server for its time").hint("ACL SETUSER USER +time"))?;
+        Ok((u64::try_from(now).unwrap_or_default(), micros))
+    }
 }
 
-pub(super) fn not_a_counter() -> crate::lock::Error {
-    crate::lock::Error::new(crate::lock::Kind::Data, "the fence counter is not a number, or beyond 2^53")
-        .hint("somebody wrote it; delete redisson_lock_token:{…}")
+pub(super) fn not_a_counter() -> Error {
+    Error::new(Kind::Data, "the fence counter is not a number, or beyond 2^53").hint("somebody wrote it; delete redisson_lock_token:{…}")
 }
 
 fn read_micros(reply: &Value) -> Option<u64> {

@@ -9,6 +9,7 @@
 //! no call lies in the future); a waiter died (see [`queue`]); an answer is lost (asked again with the same token, all is as it was).
 
 mod living;
+mod parts;
 mod queue;
 mod share;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::parts::Place;
 use self::{
     queue::{Queue, Queued},
     share::{Held, Share},

@@ -57,7 +57,7 @@ impl Queued {
         }
     }
 
-    fn is_plain(&self) -> bool {
+    pub fn is_plain(&self) -> bool {
         self.mode == Mode::Exclusive && !self.fair
     }
 
@@ -71,8 +71,16 @@ impl Queue {
         self.0.is_empty()
     }
 
+    pub fn all(&self) -> &[Queued] {
+        &self.0
+    }
+
     pub fn find(&self, hold: &str) -> Option<&Queued> {
         self.0.iter().find(|queued| queued.hold == hold)
+    }
+
+    pub fn find_mut(&mut self, hold: &str) -> Option<&mut Queued> {
+        self.0.iter_mut().find(|queued| queued.hold == hold)
     }
 
     /// Drops who is gone; whether anybody was.

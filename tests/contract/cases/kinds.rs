@@ -248,7 +248,7 @@ async fn who_crashed_is_not_taken_for_somebody_else(lab: &Lab) {
         b.take(&Request { mode, ..lab.expiring(&job, SHORT) }).await;
         lab.outlast(SHORT).await;
         let busy = c.refused(&request(&job, LONG)).await;
-        assert!(busy.holders.len() == 1 && !busy.holders[0].foreign && busy.notifies, "{busy:?}");
+        assert!(busy.holders.len() == 1 && !busy.holders[0].foreign && busy.notifies == lab.kind.notifies(), "{busy:?}");
         assert_eq!(c.inspect(&job).await.holders.len(), 1);
     }
 }

@@ -32,6 +32,7 @@ mod residue;
 mod sentinel;
 mod shared;
 mod tair;
+mod tair_shares;
 mod terms;
 mod terms_faults;
 mod terms_sql;
@@ -97,6 +98,7 @@ pub fn all() -> Vec<Case> {
         postgres_shares::all(),
         postgres_many::all(),
         tair::all(),
+        tair_shares::all(),
         model::all(),
         mysql::all(),
         mysql_history::all(),

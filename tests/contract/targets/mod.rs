@@ -215,19 +215,47 @@ impl Kind {
     pub fn shared(self) -> bool {
         matches!(
             self,
-            Self::Memory | Self::Sqlite | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresLease | Self::PostgresAdvisory
+            Self::Memory
+                | Self::Sqlite
+                | Self::Redis
+                | Self::Sentinel
+                | Self::Cluster
+                | Self::PostgresLease
+                | Self::PostgresAdvisory
+                | Self::Tair
+                | Self::TairVersion
         ) || self.is_etcd()
             || self.is_zookeeper()
     }
 
     /// Whether up to so many hold together, likewise.
     pub fn permits(self) -> bool {
-        matches!(self, Self::Memory | Self::Sqlite | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresLease)
+        matches!(
+            self,
+            Self::Memory
+                | Self::Sqlite
+                | Self::Redis
+                | Self::Sentinel
+                | Self::Cluster
+                | Self::PostgresLease
+                | Self::Tair
+                | Self::TairVersion
+        )
     }
 
     /// Whether those who wait can ask to be served in their order, likewise.
     pub fn fair(self) -> bool {
-        matches!(self, Self::Memory | Self::Sqlite | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresLease)
+        matches!(
+            self,
+            Self::Memory
+                | Self::Sqlite
+                | Self::Redis
+                | Self::Sentinel
+                | Self::Cluster
+                | Self::PostgresLease
+                | Self::Tair
+                | Self::TairVersion
+        )
     }
 
     /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.

@@ -1,0 +1,346 @@
+//! Shares in a Tair's value: what others do to it at the wrong moment, and what comes late.
+
+use std::time::Duration;
+
+use dlock::{
+    backends::tair::Mode as TairMode,
+    lock::{Attempt, Break, Fence, Holding, Marking, Mode, Release, Renewal, Request, Scope},
+};
+use redis::Value;
+
+use super::{Case, cases, history::history};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, waiting, who},
+    support::proxy::{Fault, Proxy},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    cases![|kind| matches!(kind, Kind::Tair | Kind::TairVersion) =>
+        a_share_whose_answer_was_lost_is_granted_once,
+        a_share_that_is_granted_late_is_nobodys,
+        a_share_that_others_get_in_before_is_granted_all_the_same,
+        an_attempt_to_share_that_is_asked_again_is_one,
+        a_renewal_of_a_share_that_comes_late_does_not_revive_it,
+        a_renewal_of_a_share_whose_answer_was_lost_is_asked_again,
+        a_release_of_a_share_that_comes_late_leaves_the_others,
+        a_release_of_a_share_whose_answer_was_lost_frees_it_once,
+        others_are_kept_out_by_shares,
+        others_go_while_nobody_has_the_lock,
+        a_lock_that_others_took_is_no_reader_s,
+        shares_have_an_end,
+        a_break_that_others_get_in_before_is_of_one_share,
+        nothing_of_shares_stays,
+        who_looks_at_a_lock_changes_nothing_of_it,
+    ]
+}
+
+const NAME: &str = "dlock:job";
+
+fn reader(lease: Duration) -> Request {
+    Request { mode: Mode::Shared, ..request(&key("job"), lease) }
+}
+
+/// A client behind a proxy, with its connection open.
+async fn warm(lab: &Lab) -> (Proxy, Client) {
+    let proxy = Proxy::to(lab.tair().server().port());
+    let mut client = Client(lab.tair().client(proxy.port, "dlock"));
+    client.inspect(&key("warm")).await;
+    (proxy, client)
+}
+
+/// A reader who stays.
+async fn other(lab: &Lab) -> (Client, Request, Fence) {
+    let (mut client, held) = (lab.client().await, reader(LONG));
+    let fence = client.take(&held).await.fence;
+    (client, held, fence)
+}
+
+async fn fences(lab: &Lab) -> Vec<Fence> {
+    let mut fences: Vec<_> = lab.client().await.inspect(&key("job")).await.holders.iter().filter_map(|holder| holder.fence).collect();
+    fences.sort_unstable();
+    fences
+}
+
+fn left(lab: &Lab) -> Duration {
+    let left: u64 = redis::from_redis_value(lab.tair().server().command(&["PTTL", NAME])).expect("an end");
+    Duration::from_millis(left)
+}
+
+async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
+    for fault in [Fault::CutAfter, Fault::Swallow] {
+        let (mut b, there, fence) = other(lab).await;
+        let (proxy, mut a) = warm(lab).await;
+        proxy.trap("INCRBY", fault);
+        let held = reader(LONG);
+        let lost = tokio::time::timeout(SLACK, a.0.try_acquire(&held)).await;
+        assert!(!matches!(lost, Ok(Ok(_))) && proxy.sprung() == 1, "{lost:?}");
+        let grant = a.take(&held).await;
+        assert_eq!((grant.holds, fences(lab).await), (1, vec![fence, grant.fence]));
+        a.free(&held).await;
+        b.free(&there).await;
+        lab.client().await.hold(&key("job")).await;
+        lab.target.lose_data().await;
+    }
+}
+
+async fn a_share_that_is_granted_late_is_nobodys(lab: &Lab) {
+    let (_b, _, fence) = other(lab).await;
+    let (proxy, mut a) = warm(lab).await;
+    proxy.trap("INCRBY", Fault::Late(SLACK * 3));
+    let held = reader(LONG);
+    let given_up = tokio::time::timeout(SLACK, a.0.try_acquire(&held)).await;
+    assert!(given_up.is_err() && proxy.sprung() == 1, "{given_up:?}");
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
+    lab.pass(SLACK * 4).await;
+    assert_eq!(fences(lab).await, [fence]);
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    // The next one is above what was counted for nobody.
+    let counter: u64 = redis::from_redis_value(lab.tair().server().command(&["GET", "redisson_lock_token:{dlock:job}"])).expect("a number");
+    assert!(lab.client().await.take(&reader(LONG)).await.fence.0 > counter);
+}
+
+async fn a_share_that_others_get_in_before_is_granted_all_the_same(lab: &Lab) {
+    let (mut b, there, _) = other(lab).await;
+    let (proxy, mut a) = warm(lab).await;
+    proxy.trap("INCRBY", Fault::Late(SLACK * 2));
+    let held = reader(LONG);
+    let meanwhile = async {
+        lab.pass(SLACK).await;
+        let next = reader(LONG);
+        let fence = lab.client().await.take(&next).await.fence;
+        b.free(&there).await;
+        fence
+    };
+    let (grant, next) = tokio::join!(a.take(&held), meanwhile);
+    assert_eq!(proxy.sprung(), 1);
+    assert!(grant.fence > next);
+    assert_eq!(fences(lab).await, [next, grant.fence]);
+    let past = history(&mut b, &key("job")).await.past;
+    assert_eq!(past.len(), 1, "who was not granted is not remembered: {past:?}");
+}
+
+/// The first packet was served, and nothing else.
+async fn an_attempt_to_share_that_is_asked_again_is_one(lab: &Lab) {
+    let (proxy, mut a) = warm(lab).await;
+    proxy.trap("INCRBY", Fault::CutBefore);
+    let held = Request { mode: Mode::Permits(2), ..request(&key("job"), LONG) };
+    a.0.try_acquire(&held).await.expect_err("no answer");
+    assert!(lab.client().await.refused(&reader(LONG)).await.passing);
+    let grant = a.take(&held).await;
+    assert_eq!((grant.permit, fences(lab).await), (Some(0), vec![grant.fence]));
+    a.free(&held).await;
+    lab.client().await.hold(&key("job")).await;
+}
+
+async fn a_renewal_of_a_share_that_comes_late_does_not_revive_it(lab: &Lab) {
+    for told in ["itself", "a writer"] {
+        let (_b, _, fence) = other(lab).await;
+        let (proxy, mut a) = warm(lab).await;
+        let held = reader(SHORT);
+        a.take(&held).await;
+        let over = SHORT + SLACK;
+        proxy.trap_nth("", 1, 1, Fault::Late(over + SLACK * 2));
+        let unanswered = tokio::time::timeout(over, a.renew(&held, Some(LONG))).await;
+        assert!(unanswered.is_err() && proxy.sprung() == 1, "{unanswered:?}");
+        if told == "itself" {
+            assert_eq!(lab.client().await.0.verify(&held.key, &held.token).await.expect("verify"), Holding::NotHeld);
+        } else {
+            assert_eq!(lab.client().await.refused(&request(&key("job"), LONG)).await.holders.len(), 1);
+        }
+        lab.pass(SLACK * 4).await;
+        assert_eq!(fences(lab).await, [fence], "{told}");
+        assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+        lab.target.lose_data().await;
+    }
+}
+
+async fn a_renewal_of_a_share_whose_answer_was_lost_is_asked_again(lab: &Lab) {
+    for fault in [Fault::CutBefore, Fault::CutAfter] {
+        let (mut b, there, fence) = other(lab).await;
+        let (proxy, mut a) = warm(lab).await;
+        let held = reader(LONG);
+        let own = a.take(&held).await.fence;
+        proxy.trap_nth("", 1, 1, fault);
+        // Within the same ms there would be nothing to write.
+        lab.pass(Duration::from_millis(2)).await;
+        a.0.renew(&held.key, &held.token, None.into()).await.expect_err("no answer");
+        assert_eq!((a.renewed(&held, None).await, proxy.sprung()), (own, 1));
+        assert_eq!(fences(lab).await, [fence, own]);
+        a.free(&held).await;
+        b.free(&there).await;
+    }
+}
+
+async fn a_release_of_a_share_that_comes_late_leaves_the_others(lab: &Lab) {
+    let (mut b, there, fence) = other(lab).await;
+    let (proxy, mut a) = warm(lab).await;
+    let held = reader(LONG);
+    a.take(&held).await;
+    proxy.trap_nth("", 1, 1, Fault::Late(SLACK * 3));
+    let unanswered = tokio::time::timeout(SLACK, a.release(&held, Scope::Tree)).await;
+    assert!(unanswered.is_err() && proxy.sprung() == 1, "{unanswered:?}");
+    let mut c = lab.client().await;
+    let next = reader(LONG);
+    let later = c.take(&next).await.fence;
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::Released);
+    lab.pass(SLACK * 4).await;
+    assert_eq!(fences(lab).await, [fence, later]);
+    b.renewed(&there, None).await;
+    c.renewed(&next, None).await;
+    let past = history(&mut c, &key("job")).await.past;
+    assert_eq!(past.len(), 1, "{past:?}");
+}
+
+async fn a_release_of_a_share_whose_answer_was_lost_frees_it_once(lab: &Lab) {
+    for fault in [Fault::CutBefore, Fault::CutAfter] {
+        let (mut b, there, fence) = other(lab).await;
+        let (proxy, mut a) = warm(lab).await;
+        let held = reader(LONG);
+        a.take(&held).await;
+        proxy.trap_nth("", 1, 1, fault);
+        a.0.release(&held.key, &held.token, &Scope::Tree.into()).await.expect_err("no answer");
+        let expected = if matches!(fault, Fault::CutBefore) { Release::Released } else { Release::NotHeld };
+        assert_eq!((a.release(&held, Scope::Tree).await, proxy.sprung()), (expected, 1));
+        assert_eq!(fences(lab).await, [fence]);
+        let past = history(&mut b, &key("job")).await.past;
+        assert_eq!(past.len(), 1, "{past:?}");
+        b.free(&there).await;
+        lab.target.lose_data().await;
+    }
+}
+
+async fn others_are_kept_out_by_shares(lab: &Lab) {
+    let server = lab.tair().server();
+    let (mut b, there, _) = other(lab).await;
+    let (mut c, next, _) = other(lab).await;
+    for step in 0..3 {
+        assert_eq!(server.command(&["SET", NAME, "theirs", "NX", "PX", "5000"]), Value::Nil, "{step}");
+        if lab.tair().mode == TairMode::Plain {
+            assert_eq!(server.command(&["CAS", NAME, "theirs", "x", "PX", "5000"]), Value::Int(0));
+            assert_eq!(server.command(&["CAD", NAME, "theirs"]), Value::Int(0));
+        } else {
+            assert_eq!(server.command(&["EXSET", NAME, "theirs", "NX", "PX", "5000"]), Value::Nil);
+            assert_eq!(server.command(&["EXCAD", NAME, "1"]), Value::Int(0));
+        }
+        match step {
+            0 => drop(c.renewed(&next, None).await),
+            1 => b.free(&there).await,
+            _ => {}
+        }
+    }
+    c.free(&next).await;
+    let theirs = if lab.tair().mode == TairMode::Plain { "SET" } else { "EXSET" };
+    assert_eq!(server.command(&[theirs, NAME, "theirs", "NX", "PX", "5000"]), Value::Okay);
+    for mode in [Mode::Shared, Mode::Permits(2), Mode::Exclusive] {
+        let busy = c.refused(&Request { mode, fair: true, ..waiting(&key("job"), LONG) }).await;
+        assert!(busy.holders[0].foreign && !busy.passing && busy.expires_in.is_some_and(|left| left <= Duration::from_secs(5)), "{busy:?}");
+    }
+}
+
+/// Only who has the lock keeps others out, and never who waits.
+async fn others_go_while_nobody_has_the_lock(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let held = a.hold(&key("job")).await;
+    let first = Request { fair: true, ..waiting(&key("job"), LONG) };
+    b.refused(&first).await;
+    a.free(&held).await;
+    assert!(c.refused(&reader(LONG)).await.passing);
+    assert_eq!(lab.tair().server().command(&["SET", NAME, "theirs", "NX", "PX", "5000"]), Value::Okay);
+    assert!(b.refused(&first).await.holders[0].foreign);
+    lab.tair().server().command(&["DEL", NAME]);
+    assert!(c.refused(&reader(LONG)).await.passing, "it has kept its place");
+    b.take(&first).await;
+}
+
+async fn a_lock_that_others_took_is_no_reader_s(lab: &Lab) {
+    let (mut b, there, _) = other(lab).await;
+    let server = lab.tair().server();
+    server.command(&["DEL", NAME]);
+    let theirs = if lab.tair().mode == TairMode::Plain { "SET" } else { "EXSET" };
+    server.command(&[theirs, NAME, "theirs", "NX", "PX", "5000"]);
+    assert_eq!(b.renew(&there, None).await, Renewal::NotHeld);
+    assert_eq!(b.0.verify(&there.key, &there.token).await.expect("verify"), Holding::NotHeld);
+    assert_eq!(b.release(&there, Scope::Tree).await, Release::NotHeld);
+    assert!(b.inspect(&key("job")).await.holders[0].foreign);
+}
+
+/// The commands take it away unless they are told one.
+async fn shares_have_an_end(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let (short, long) = (reader(LONG), reader(LONG * 2));
+    a.take(&short).await;
+    assert!(left(lab) <= LONG);
+    b.take(&long).await;
+    assert!(left(lab) > LONG && left(lab) <= LONG * 2);
+    a.renewed(&short, Some(LONG * 3)).await;
+    assert!(left(lab) > LONG * 2 && left(lab) <= LONG * 3);
+    let inner = nested(&long);
+    b.take(&inner).await;
+    assert!(left(lab) > LONG * 2, "entering shortened it");
+    a.free(&short).await;
+    assert!(left(lab) > LONG && left(lab) <= LONG * 2, "what is left lasts as long as the others");
+    assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
+    assert!(left(lab) <= LONG * 2);
+    b.free(&long).await;
+}
+
+async fn a_break_that_others_get_in_before_is_of_one_share(lab: &Lab) {
+    let (mut b, there, fence) = other(lab).await;
+    let (mut c, next, other) = other(lab).await;
+    let (proxy, mut a) = warm(lab).await;
+    let mark = Break { by: "ana@ops1".into(), why: None, seen: false };
+    for evicts in [false, true] {
+        proxy.trap_nth("", 1, 1, Fault::Late(SLACK * 2));
+        let job = key("job");
+        let breaking = async { if evicts { a.0.evict(&job, fence, &mark).await } else { a.0.mark(&job, fence, &mark).await } };
+        let meanwhile = async {
+            lab.pass(SLACK).await;
+            c.renewed(&next, None).await;
+        };
+        let (answer, ()) = tokio::join!(breaking, meanwhile);
+        assert_eq!(answer.expect("break"), Marking::Done);
+        let expected = if evicts { Renewal::NotHeld } else { Renewal::Broken(mark.clone()) };
+        assert_eq!(b.renew(&there, None).await, expected);
+        c.renewed(&next, None).await;
+    }
+    assert_eq!((proxy.sprung(), fences(lab).await), (2, vec![other]));
+    let past = history(&mut c, &key("job")).await.past;
+    assert!(past.len() == 1 && past[0].fence == Some(fence), "{past:?}");
+}
+
+async fn nothing_of_shares_stays(lab: &Lab) {
+    let (mut b, there, _) = other(lab).await;
+    let (mut c, mut d) = (lab.client().await, lab.client().await);
+    let writer = Request { metadata: Some(who("web1")), ..waiting(&key("job"), LONG) };
+    let behind = Request { fair: true, waiting: true, ..reader(LONG) };
+    c.refused(&writer).await;
+    assert_eq!(d.refused(&behind).await.position, Some(2));
+    b.free(&there).await;
+    assert!(d.refused(&behind).await.passing, "it is the writer's turn");
+    let endless = lab.tair().server().keys().into_iter().filter(|(_, left)| *left < 0).count();
+    assert_eq!(endless, 1, "only the counter has no end");
+    c.take(&writer).await;
+    c.abandon(&writer).await;
+    d.abandon(&behind).await;
+    c.free(&writer).await;
+    let names: Vec<String> = lab.tair().server().keys().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["dlock:{dlock:job}:runs", "redisson_lock_token:{dlock:job}"]);
+}
+
+/// Not even what is over, which others are told of when they ask for the lock.
+async fn who_looks_at_a_lock_changes_nothing_of_it(lab: &Lab) {
+    let (mut b, there, fence) = other(lab).await;
+    b.take(&reader(SHORT)).await;
+    lab.outlast(SHORT).await;
+    let words = if lab.tair().mode == TairMode::Plain { ["GET", NAME] } else { ["EXGET", NAME] };
+    let before = lab.tair().server().command(&words);
+    let mut looks = lab.client().await;
+    assert_eq!(fences(lab).await, [fence]);
+    assert_eq!(looks.keys("").await, ["job"]);
+    assert_eq!(history(&mut looks, &key("job")).await.past.len(), 1);
+    assert!(matches!(looks.0.verify(&there.key, &there.token).await, Ok(Holding::Held { .. })));
+    assert_eq!(lab.tair().server().command(&words), before);
+    assert!(matches!(looks.attempt(&request(&key("job"), LONG)).await, Attempt::Busy(busy) if busy.holders.len() == 1));
+    assert_ne!(lab.tair().server().command(&words), before);
+}
