@@ -1,6 +1,6 @@
 //! What is asked for when a lock is to be taken.
 
-use super::{Key, Metadata, Terms, Token, Ttl};
+use super::{Error, Key, Kind, Metadata, Result, Terms, Token, Ttl};
 
 /// How a lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +11,23 @@ pub enum Mode {
     Shared,
     /// By up to so many holders.
     Permits(u32),
+}
+
+impl Mode {
+    /// Whether one who asks for `inner` can enter a hold of this mode, which stays as it is.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if others may hold the lock beside who asks not to have them.
+    pub fn check_nested(self, inner: Self) -> Result<()> {
+        let outer = match (self, inner) {
+            (Self::Shared, Self::Exclusive | Self::Permits(_)) => "a shared hold",
+            (Self::Permits(2..), Self::Exclusive) => "one of several permits",
+            _ => return Ok(()),
+        };
+        let inner = if inner == Self::Exclusive { "an exclusive one" } else { "a permit" };
+        let error = Error::new(Kind::Usage, format!("this command runs under {outer} of the lock, which can't become {inner}"));
+        Err(error.hint("take it so from the start, or another key"))
+    }
 }
 
 /// Whether a request takes the lock anew or enters a hold that an ancestor process has.
