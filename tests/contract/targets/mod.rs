@@ -220,12 +220,12 @@ impl Kind {
 
     /// Whether up to so many hold together, likewise.
     pub fn permits(self) -> bool {
-        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster) || self.is_etcd()
+        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster) || self.keeps_places()
     }
 
     /// Whether those who wait can ask to be served in their order, likewise.
     pub fn fair(self) -> bool {
-        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster) || self.is_etcd()
+        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster) || self.keeps_places()
     }
 
     /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.
