@@ -400,13 +400,15 @@ async fn still_queued(client: &mut Client, names: &Names, queued: &mut Queued) -
         return Ok(None);
     }
     queued.checks += 1;
-    let keys: Vec<_> = [&queued.own].into_iter().chain(&queued.before.key).collect();
+    let Before { key, record, .. } = &queued.before;
+    let keys: Vec<_> = [&queued.own].into_iter().chain(key).chain(record).collect();
     let mut ops: Vec<_> = keys.iter().map(|key| ops::peek(key)).collect();
     ops.push(ops::count(&names.numbers()));
     let mut answers = Answers::of(client.txn(ops::read(ops)).await?)?;
     let mut unchanged = true;
     for _ in keys {
-        unchanged &= answers.one()?.is_some();
+        // None of them was put since, the record neither.
+        unchanged &= answers.one()?.is_some_and(|kv| kv.mod_revision <= queued.seen);
     }
     let permits = answers.last_count();
     unchanged &= queued.permits.is_none_or(|before| before == permits);

@@ -259,7 +259,8 @@ impl Look {
         };
         let before = &self.contenders[..place];
         let waits = |one: &&Contender| one.class == Class::Permit && self.number_of(one).is_none();
-        let last = before.last().filter(|one| one.class != Class::Permit || waits(one));
+        // One in between may have been granted a permit out of turn.
+        let last = before.iter().rfind(|one| one.class != Class::Permit || waits(one));
         let asks_for_fewer = |one: &Contender| matches!(self.mode_of(one), Mode::Permits(other) if other < most);
         let first = self.blocker(mode, place).is_none() && before.iter().filter(waits).all(asks_for_fewer);
         Before {

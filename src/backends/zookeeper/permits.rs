@@ -52,7 +52,8 @@ impl Seen {
     /// A permit is granted as soon as there is room for all who were there before and for itself, in whichever order they come
     /// for it. What is held is counted, not which numbers those are: a lower number of permits rules for who asks for that.
     pub(super) fn lets(&self, most: u32, own: Option<&Contender>, has: bool) -> bool {
-        let held = self.numbers().len().saturating_sub(usize::from(has));
+        // Who has a grant and no number, since somebody removed that, has not stopped yet.
+        let held = self.numbers().len().max(self.with_permits().len()).saturating_sub(usize::from(has));
         let waiting = self.before(own).filter(|other| self.waits(other)).count();
         self.before(own).all(|other| matches!(other.class, Class::Permit(_)))
             && held + waiting < usize::try_from(most).unwrap_or(usize::MAX)
@@ -145,7 +146,8 @@ impl Hold {
     /// Watches what has to happen before it is one's turn. False if the line has to be looked at again.
     async fn watch_for_permit(&mut self, ensemble: &Ensemble, own: &Contender, most: u32, seen: &Seen) -> Asked<bool> {
         let asks = |other: &Contender| if let Class::Permit(other) = other.class { Some(other) } else { None };
-        let last = seen.before(Some(own)).last().filter(|other| asks(other).is_none() || seen.waits(other));
+        // One in between may have been granted a permit out of turn.
+        let last = seen.before(Some(own)).filter(|other| asks(other).is_none() || seen.waits(other)).last();
         let waiting = seen.before(Some(own)).filter(|other| seen.waits(other));
         let first = blocker(&seen.line, own).is_none() && waiting.filter_map(asks).all(|other| other < most);
         let meta = self.names.meta.clone();
