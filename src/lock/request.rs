@@ -1,6 +1,6 @@
 //! What is asked for when a lock is to be taken.
 
-use super::{Error, Key, Kind, Metadata, Terms, Token, Ttl};
+use super::{Error, Key, Kind, Metadata, Result, Terms, Token, Ttl};
 
 /// How a lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,14 @@ impl Mode {
             Self::Shared => matches!(other, Self::Shared),
             Self::Permits(_) => matches!(other, Self::Permits(_)),
         }
+    }
+
+    /// Whether one who asks for `inner` can enter a hold of this mode, which stays as it is.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if this is not all that it needs.
+    pub fn check_nested(self, inner: Self) -> Result<()> {
+        if self.covers(inner) { Ok(()) } else { Err(self.not_enough()) }
     }
 
     /// That an ancestor holds the lock in this mode, which is not what is asked for.

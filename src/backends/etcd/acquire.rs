@@ -20,16 +20,19 @@ use super::{
     client::{Answer, Client},
     failure::{self, Trouble},
     history,
-    holders::{self, position},
-    messages::{RequestOp, TxnRequest},
+    hold::TRIES,
+    holders,
+    messages::{Compare, RequestOp, TxnRequest},
+    names::Names,
     ops::{self, Answers},
-    queue::Look,
+    permits,
+    queue::{Before, Look},
     record::{Held, Record},
-    session::{Hold, Inner, Nested, Queued, Session, Stage, seconds, ttl},
+    session::{Hold, Queued, Session, Stage, seconds, ttl},
     starts::{self, Leases, Starts},
     value::Value,
 };
-use crate::lock::{Attempt, Busy, Error, Grant, Kind, Mode, Refusal, Request, Result, Ttl};
+use crate::lock::{Attempt, Busy, Grant, Mode, Refusal, Request, Ttl};
 
 /// What a holder that vanished is left to stop what it ran.
 pub(super) const SETTLE: Duration = Duration::from_millis(500);
@@ -39,7 +42,7 @@ const CHECKS: u32 = 5;
 /// Takes the lock for a token of its own.
 pub(super) async fn take(client: &mut Client, session: &mut Session, request: &Request) -> Answer<Attempt> {
     if let Stage::Queued(queued) = &mut session.stage
-        && let Some(busy) = still_queued(client, queued).await?
+        && let Some(busy) = still_queued(client, &session.names, queued).await?
     {
         return Ok(Attempt::Busy(busy));
     }
@@ -67,9 +70,16 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
         }
         answer => answer?,
     };
-    let Some(place) = look.find(&own) else { return declined(client, session, request, &look, leases).await };
-    if let Some(blocker) = look.blocker(request.mode, place) {
-        if blocker.lease == 0 {
+    let (look, stands) = match request.mode {
+        Mode::Permits(_) => permits::grant(client, session, request, look).await?,
+        mode => {
+            let stands = look.find(&own).map(|place| (place, look.lets(mode, place)));
+            (look, stands)
+        }
+    };
+    let Some((place, first)) = stands else { return declined(client, session, request, &look, leases).await };
+    if !first {
+        if let Some(blocker) = look.blocker(request.mode, place).filter(|blocker| blocker.lease == 0) {
             return Err(failure::no_end(&blocker.name).into());
         }
         if !request.waiting {
@@ -78,12 +88,13 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
         if let Some(leases) = leases {
             leases.end(client).await;
         }
-        let before = blocker.name.clone();
-        let busy = Busy { position: Some(position(&look, place)), ..told(client, session, &look).await? };
+        let before = look.before(&session.names, request.mode, place);
+        let busy = Busy { position: Some(look.position(place)), ..told(client, session, request.mode, &look).await? };
         let ttl = granted.unwrap_or(request.ttl);
         let alive_until = was_alive.filter(|_| granted.is_none()).unwrap_or_else(|| super::waiting::fresh_until(granted));
         let (created, seen) = (look.contenders[place].created, look.revision);
-        session.stage = Stage::Queued(Queued { own, created, before, seen, busy: busy.clone(), checks: 0, ttl, alive_until });
+        let permits = matches!(request.mode, Mode::Permits(_)).then_some(look.numbers.len());
+        session.stage = Stage::Queued(Queued { own, created, before, permits, seen, busy: busy.clone(), checks: 0, ttl, alive_until });
         return Ok(Attempt::Busy(busy));
     }
     let ttl = match granted {
@@ -105,7 +116,8 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
             Err(refusal) => {
                 let seen = look.revision;
                 let queued = Queued {
-                    before: own.clone(),
+                    before: Before { key: Some(own.clone()), ..Before::default() },
+                    permits: None,
                     own,
                     created: look.contenders[place].created,
                     seen,
@@ -123,18 +135,19 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
         leases.freshen(client).await;
     }
     let (created, dying) = (look.contenders[place].created, look.dying(request.mode));
+    let number = look.number_of(&look.contenders[place]).cloned();
     let grant = Grant {
         fence,
         ttl,
-        holds: look.holds(session.lease),
+        holds: look.holds_of(session.lease),
         settle: if dying.is_empty() { Duration::ZERO } else { SETTLE },
         session: None,
-        permit: None,
+        permit: number.as_ref().map(|number| number.number),
     };
     history::bury_old(client, &session.names, &look).await;
     let settled_at = super::waiting::after(SETTLE);
     let (since_ms, metadata) = (held.since_ms, held.metadata);
-    let hold = Hold { own, created, seen: look.revision, nested: None, since_ms, metadata, starts, dying, settled_at };
+    let hold = Hold { own, created, seen: look.revision, nested: None, since_ms, metadata, starts, number, dying, settled_at };
     session.stage = Stage::Held(hold);
     Ok(Attempt::Granted(grant))
 }
@@ -182,9 +195,12 @@ async fn put(client: &mut Client, session: &Session, request: &Request, own: &st
     let (names, terms) = (&session.names, request.terms.as_ref());
     let value = Value::of(request)?;
     let record = |says: Vec<u8>| ops::put(&names.open_of(session.lease), says, 0);
-    let held = |starts: &Starts| {
+    let held = |look: &Look| {
         let mut ops = vec![record(Held::of(request, None).write())];
-        ops.extend(starts.begin(names, request, None, leases));
+        if let Mode::Permits(_) = request.mode {
+            ops.push(permits::take(names, look, session.lease));
+        }
+        ops.extend(look.starts.begin(names, request, None, leases));
         ops
     };
     let puts = |record: RequestOp| {
@@ -194,28 +210,37 @@ async fn put(client: &mut Client, session: &Session, request: &Request, own: &st
     };
     let mut free = ops::free_for(names, request.mode);
     free.extend(Starts::default().unchanged(names, terms));
+    let nobody = Look::new(names, 0, Vec::new(), Vec::new(), Vec::new());
+    let counted = |look: &Look| -> Vec<Compare> {
+        if matches!(request.mode, Mode::Permits(_)) { permits::as_counted(names, look) } else { Vec::new() }
+    };
     // Readers come beside others, and one of those may be ourselves.
     let mut compare = vec![ops::absent(own)];
     let success = if request.waiting {
-        puts(ops::when(free, held(&Starts::default()), vec![record(Record::waiting(request.mode).into())]))
+        puts(ops::when(free, held(&nobody), vec![record(Record::waiting(request.mode))]))
     } else {
         compare.extend(free);
-        puts(ops::when(Vec::new(), held(&Starts::default()), Vec::new()))
+        puts(ops::when(Vec::new(), held(&nobody), Vec::new()))
     };
-    let look = looked(client, session, TxnRequest { compare, success, failure: ops::look(names, ops::SOME) }).await?;
-    let nobody = || look.find(own).is_none() && look.blocker(request.mode, look.contenders.len()).is_none();
-    if request.waiting || !nobody() || look.starts.judge(terms).is_some() {
-        return Ok(look);
+    let mut look = looked(client, session, TxnRequest { compare, success, failure: ops::look(names, ops::SOME) }).await?;
+    for _ in 0..TRIES {
+        let free = look.find(own).is_none() && look.lets(request.mode, look.contenders.len());
+        if request.waiting || !free || look.starts.judge(terms).is_some() {
+            break;
+        }
+        // What is in the folder has no part in the lock, or leaves room, or what is recorded does not keep us from it. Nobody may
+        // have come since.
+        let mut compare = vec![ops::absent(own), ops::nothing_newer_under(&names.folder, look.revision)];
+        compare.extend(counted(&look));
+        compare.extend(look.starts.unchanged(names, terms));
+        let success = puts(ops::when(Vec::new(), held(&look), Vec::new()));
+        let then = looked(client, session, TxnRequest { compare, success, failure: ops::look(names, ops::SOME) }).await?;
+        if then.find(own).is_some() {
+            look.starts.end_before(client, leases).await;
+        }
+        look = then;
     }
-    // What is in the folder has no part in the lock, or what is recorded does not keep us from it. Nobody may have come since.
-    let mut compare = vec![ops::absent(own), ops::nothing_newer_under(&names.folder, look.revision)];
-    compare.extend(look.starts.unchanged(names, terms));
-    let success = puts(ops::when(Vec::new(), held(&look.starts), Vec::new()));
-    let then = looked(client, session, TxnRequest { compare, success, failure: ops::look(names, ops::SOME) }).await?;
-    if then.find(own).is_some() {
-        look.starts.end_before(client, leases).await;
-    }
-    Ok(then)
+    Ok(look)
 }
 
 /// Looks whether it is our turn; in the same step our record becomes that of a hold if it is, and has no start to go with it.
@@ -224,8 +249,10 @@ async fn turn(client: &mut Client, session: &Session, request: &Request) -> Answ
     let look = ops::look(names, ops::SOME);
     let mut txn = ops::read(look.clone());
     let mut puts = 0;
+    // Which permit it would be is not known before it was looked.
     if let Stage::Queued(queued) = &session.stage
         && !starts::records(request)
+        && !matches!(request.mode, Mode::Permits(_))
     {
         let held = ops::put(&names.open_of(session.lease), Held::of(request, Some(queued.created)).write(), 0);
         let held = ops::when(vec![ops::absent(&names.least())], vec![held], Vec::new());
@@ -299,7 +326,7 @@ async fn looked(client: &mut Client, session: &Session, txn: TxnRequest) -> Answ
 
 /// It is not ours, and we don't wait.
 async fn declined(client: &mut Client, session: &mut Session, request: &Request, look: &Look, leases: Option<Leases>) -> Answer<Attempt> {
-    let nobody = look.contenders.iter().take(look.holding()).all(|one| one.lease == session.lease);
+    let nobody = (0..look.contenders.len()).filter(|place| look.has(*place)).all(|place| look.contenders[place].lease == session.lease);
     if let Some(refusal) = look.starts.judge(request.terms.as_ref()).filter(|_| nobody) {
         return refused(client, session, request, look, (refusal, leases)).await;
     }
@@ -344,83 +371,49 @@ async fn go(client: &mut Client, session: &mut Session, request: &Request, look:
 async fn busy(client: &mut Client, session: &mut Session, request: &Request, look: &Look) -> Answer<Attempt> {
     let blocker = look.blocker(request.mode, look.contenders.len());
     let endless = blocker.filter(|one| one.lease == 0).map(|one| failure::no_end(&one.name));
-    let passing = blocker.is_none();
-    let told = told(client, session, look).await;
+    let free = look.lets(request.mode, look.contenders.len());
+    let told = told(client, session, request.mode, look).await;
     go(client, session, request, look).await?;
     match endless {
         Some(error) => Err(error.into()),
-        None => Ok(Attempt::Busy(Busy { passing, ..told? })),
+        None => told.map(|told| Attempt::Busy(Busy { passing: told.passing || free, ..told })),
     }
 }
 
 /// Who holds the lock.
-async fn told(client: &mut Client, session: &Session, look: &Look) -> Answer<Busy> {
-    let others = look.contenders[..look.holding()].iter().filter(|one| one.lease != session.lease);
+async fn told(client: &mut Client, session: &Session, mode: Mode, look: &Look) -> Answer<Busy> {
+    let others = look.holders().filter(|one| one.lease != session.lease);
     let holders = holders::tell(client, look, others).await?;
     // The queue passes the lock on in order: only who comes next can tell when.
-    let next = look.contenders.get(look.holding()).is_none_or(|one| one.lease == session.lease);
+    let next = look.waiters().next().is_none_or(|one| one.lease == session.lease);
     let ends: Option<Vec<Duration>> = holders.iter().map(|holder| holder.expires_in).collect();
-    let expires_in = ends.and_then(|ends| ends.into_iter().max()).filter(|_| next);
+    // Whichever permit comes back first is enough.
+    let end = |ends: Vec<Duration>| if matches!(mode, Mode::Permits(_)) { ends.into_iter().min() } else { ends.into_iter().max() };
+    let expires_in = ends.and_then(end).filter(|_| next);
     // Whoever they are: etcd tells when a key is gone.
-    Ok(Busy { holders, expires_in, notifies: true, passing: false, position: None })
+    Ok(Busy { expires_in, notifies: true, passing: holders.is_empty(), position: None, holders })
 }
 
 /// What a place in the queue answers without reading all of it; `None` if something happened.
-async fn still_queued(client: &mut Client, queued: &mut Queued) -> Answer<Option<Busy>> {
+async fn still_queued(client: &mut Client, names: &Names, queued: &mut Queued) -> Answer<Option<Busy>> {
     if queued.checks >= CHECKS || queued.busy.position == Some(1) {
         return Ok(None);
     }
     queued.checks += 1;
-    let answers = client.txn(ops::read(vec![ops::peek(&queued.own), ops::peek(&queued.before)])).await?;
-    let mut answers = Answers::of(answers)?;
-    let both = answers.one()?.is_some() && answers.one()?.is_some();
-    if both {
+    let Before { key, record, .. } = &queued.before;
+    let keys: Vec<_> = [&queued.own].into_iter().chain(key).chain(record).collect();
+    let mut ops: Vec<_> = keys.iter().map(|key| ops::peek(key)).collect();
+    ops.push(ops::count(&names.numbers()));
+    let mut answers = Answers::of(client.txn(ops::read(ops)).await?)?;
+    let mut unchanged = true;
+    for _ in keys {
+        // None of them was put since, the record neither.
+        unchanged &= answers.one()?.is_some_and(|kv| kv.mod_revision <= queued.seen);
+    }
+    let permits = answers.last_count();
+    unchanged &= queued.permits.is_none_or(|before| before == permits);
+    if unchanged {
         queued.seen = answers.revision;
     }
-    Ok(both.then(|| queued.busy.clone()))
-}
-
-/// Enters the hold that an ancestor process has.
-///
-/// The nested hold is a key of its own with a lease of its own, beside the lock's folder, so that it ends by itself. It
-/// lasts no longer than the lock's own lease, whose length can't be changed any more.
-pub(super) async fn enter(client: &mut Client, session: &mut Session, request: &Request) -> Answer<Attempt> {
-    let Some(found) = super::hold::find(client, session).await? else { return Ok(Attempt::NotHeld) };
-    if found.mode == Mode::Shared && request.mode != Mode::Shared {
-        let error = Error::new(Kind::Usage, "this command runs under a shared hold of the lock, which can't become an exclusive one");
-        return Err(error.hint("take it exclusively from the start, or another key").into());
-    }
-    let Some(outer) = client.keep_alive(session.lease).await? else { return Ok(Attempt::NotHeld) };
-    let granted = |length| -> Result<Grant> {
-        Ok(Grant { fence: found.fence(), ttl: ttl(length)?, holds: found.holds, settle: Duration::ZERO, session: None, permit: None })
-    };
-    if found.is_root {
-        session.stage = Stage::Held(found.hold());
-        return Ok(Attempt::Granted(granted(outer)?));
-    }
-    let Inner { name, lease } = session.inner();
-    let length = match client.grant(lease, seconds(request.ttl).min(outer)).await {
-        Ok(length) => length,
-        Err(Trouble::LeaseExists) => client.keep_alive(lease).await?.ok_or_else(failure::lease_gone)?,
-        Err(trouble) => return Err(trouble),
-    };
-    let folder = session.names.nested(session.lease);
-    let txn = TxnRequest {
-        compare: vec![ops::created_at(&found.own, found.created)],
-        success: vec![ops::put(&name, "", lease), ops::peek(&name), ops::under(&folder, true)],
-        failure: Vec::new(),
-    };
-    let mut answers = Answers::of(client.txn(txn).await?)?;
-    if !answers.succeeded {
-        client.revoke(lease).await?;
-        return Ok(Attempt::NotHeld);
-    }
-    answers.skip(1);
-    let created = answers.one()?.ok_or_else(failure::unreadable)?.create_revision;
-    let left = session.names.left(session.lease);
-    let (marks, holds): (Vec<_>, Vec<_>) = answers.keys()?.into_iter().partition(|kv| kv.key == left.as_bytes());
-    let holds = u32::try_from(holds.len() + usize::from(marks.is_empty())).unwrap_or(u32::MAX);
-    let hold = Hold { seen: answers.revision, nested: Some(Nested { name, lease, created }), ..found.hold() };
-    session.stage = Stage::Held(hold);
-    Ok(Attempt::Granted(Grant { holds, ..granted(length.min(outer))? }))
+    Ok(unchanged.then(|| queued.busy.clone()))
 }

@@ -19,15 +19,17 @@ use super::{
     messages::TxnRequest,
     names::Names,
     ops::{self, Answers},
+    permits,
     queue::{Contender, Look},
     record::{Held, Record},
     value::Value,
 };
-use crate::lock::{Break, End, Error, Fence, Key, Kind, Marking, Mode, Past};
+use crate::lock::{Break, End, Error, Fence, Key, Kind, Marking, Past};
 
 /// The holder with this fence; one who waits is none.
 fn holder(look: &Look, fence: Fence) -> Option<&Contender> {
-    look.contenders[..look.holding()].iter().find(|one| one.fence() == fence)
+    let place = look.contenders.iter().position(|one| one.fence() == fence)?;
+    look.has(place).then(|| &look.contenders[place])
 }
 
 /// What dlock said with a holder's key.
@@ -53,10 +55,9 @@ pub(super) async fn mark(client: &mut Client, key: &Key, fence: Fence, mark: &Br
         let record = look.record_of(one);
         // Where the store had no space for it, or somebody deleted it, it is written now.
         let held = record.and_then(Record::with_fence).unwrap_or_else(|| Held {
-            shared: one.class.mode() == Mode::Shared,
             fence: Some(one.created),
             metadata: value.metadata,
-            ..Held::default()
+            ..Held::in_mode(look.mode_of(one))
         });
         let seen = held.mark.as_ref().is_some_and(|known| known.seen);
         let held = Held { mark: Some(Break { seen, ..mark.clone() }), ..held };
@@ -90,7 +91,8 @@ pub(super) async fn evict(client: &mut Client, key: &Key, fence: Fence, mark: &B
     let since_ms = record.and_then(|record| record.held.as_ref()?.since_ms);
     let past = Past { fence: Some(fence), started_ms: since_ms, ended_ms: None, end, why, metadata };
     let compare = vec![ops::created_at(&one.name, one.created)];
-    let gone = vec![ops::delete_under(&names.nested(one.lease)), ops::delete(&one.name)];
+    let mut gone = vec![ops::delete_under(&names.nested(one.lease)), ops::delete(&one.name)];
+    gone.extend(look.number_of(one).map(|number| permits::give_back(&names, number)));
     let mut says = vec![ops::put(&names.last(), one.created.to_string(), 0)];
     says.extend(record.map(|record| ops::put(&record.name, Record::waiting(record.mode), 0)));
     let says = Said { beside: says, ..Said::default() };

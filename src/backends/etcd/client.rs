@@ -21,6 +21,7 @@ use super::{
         LeaseRevokeResponse, LeaseTimeToLiveResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
     },
     options::Options,
+    queue::Before,
 };
 use crate::lock::{Effect, Error, Kind, Result};
 
@@ -305,7 +306,7 @@ impl Client {
         let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
         let opened = connection.grpc.streaming(request, path, ProstCodec::<WatchRequest, WatchResponse>::default()).await;
         match opened {
-            Ok(answers) => Ok(Watches { wanted, answers: answers.into_inner(), before: String::new() }),
+            Ok(answers) => Ok(Watches { wanted, answers: answers.into_inner(), before: Before::default() }),
             Err(status) => {
                 let trouble = failure::of(status);
                 match trouble {
@@ -322,8 +323,8 @@ impl Client {
 pub(super) struct Watches {
     pub wanted: mpsc::UnboundedSender<WatchRequest>,
     pub answers: Streaming<WatchResponse>,
-    /// The key that is waited for, which is one of those watched.
-    pub before: String,
+    /// What is waited for, which is among what is watched.
+    pub before: Before,
 }
 
 /// How a question crosses the network.

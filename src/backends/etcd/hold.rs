@@ -17,7 +17,8 @@ use super::{
     holders::{self, Left},
     messages::{Compare, TxnRequest},
     ops::{self, Answers},
-    queue,
+    permits,
+    queue::{self, Number},
     record::Record,
     session::{Hold, Nested, Session, Stage, ttl},
     starts::Starts,
@@ -25,6 +26,8 @@ use super::{
 };
 use crate::lock::{Fence, Holding, Metadata, Mode, Parting, Purpose, Release, Renewal, Scope};
 
+/// All that there are; of permits, whichever number.
+const MODES: [Mode; 3] = [Mode::Exclusive, Mode::Shared, Mode::Permits(1)];
 /// So often nested holds may change beside a release before it is given up for now.
 pub(super) const TRIES: u32 = 4;
 
@@ -44,6 +47,8 @@ pub(super) struct Found {
     marked: bool,
     /// The other nested holds.
     others: Vec<queue::Inner>,
+    /// Which of the permits it is.
+    pub number: Option<Number>,
     /// What stands beside the own key.
     record: Option<Record>,
     metadata: Option<Metadata>,
@@ -66,6 +71,7 @@ impl Found {
             since_ms: self.record.as_ref().and_then(|record| record.held.as_ref()?.since_ms),
             metadata: self.metadata.clone(),
             starts: self.starts.clone(),
+            number: self.number.clone(),
             dying: self.dying.clone(),
             settled_at: super::waiting::after(std::time::Duration::ZERO),
         }
@@ -80,20 +86,26 @@ impl Found {
 /// Looks for what the token's owner holds.
 pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Option<Found>> {
     let names = &session.names;
-    let mine = [Mode::Exclusive, Mode::Shared].map(|mode| names.own(mode, session.lease));
+    let mine = MODES.map(|mode| names.own(mode, session.lease));
     let mut ops = ops::look(names, 1);
     ops.extend(mine.iter().map(|own| ops::get(own)));
     let mut answers = Answers::of(client.txn(ops::read(ops)).await?)?;
     let look = answers.look(names)?;
-    let (write, read) = (answers.one()?, answers.one()?);
-    let Some((mode, kv)) = write.map(|kv| (Mode::Exclusive, kv)).or_else(|| read.map(|kv| (Mode::Shared, kv))) else {
-        return Ok(None);
-    };
-    let own = if mode == Mode::Shared { &mine[1] } else { &mine[0] };
+    let mut found = None;
+    for own in &mine {
+        found = answers.one()?.map(|kv| (own, kv)).or(found);
+    }
+    let Some((own, kv)) = found else { return Ok(None) };
     let Some(place) = look.find(own) else { return Ok(None) };
     let Some(value) = Value::read(&kv.value)? else { return Ok(None) };
+    let one = &look.contenders[place];
+    let (mode, record) = (look.mode_of(one), look.record_of(one).cloned());
     // Who is first may still wait for what keeps everybody.
-    if look.blocker(mode, place).is_some() || place >= look.holding() {
+    if !look.has(place) {
+        return Ok(None);
+    }
+    // And one that this process only waits for has its turn by its grant, of which the answer may have been lost.
+    if matches!(session.stage, Stage::Queued(_)) && record.as_ref().is_some_and(|record| record.held.is_none()) {
         return Ok(None);
     }
     let name = names.nested_hold(session.lease, &session.token.hold_text());
@@ -117,11 +129,12 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
         created: kv.create_revision,
         seen: look.revision,
         is_root,
-        holds: look.holds(session.lease),
+        holds: look.holds_of(session.lease),
         nested,
         marked,
         others,
-        record: look.record_of(&look.contenders[place]).cloned(),
+        number: look.number_of(one).cloned(),
+        record,
         metadata: value.metadata,
         starts: look.starts,
         dying,
@@ -140,8 +153,9 @@ pub(super) async fn renew(client: &mut Client, session: &mut Session, purpose: P
     let mut hold = hold.clone();
     let token_name = hold.nested.as_ref().map_or(&hold.own, |nested| &nested.name);
     let names = &session.names;
-    let reads =
+    let mut reads =
         vec![ops::peek(&hold.own), ops::peek(token_name), ops::peek(&names.left(session.lease)), ops::get(&names.open_of(session.lease))];
+    reads.extend(hold.number.iter().map(|number| ops::peek(&names.number(number.number))));
     let dead = hold.dead().len();
     let mut ops = reads.clone();
     if dead > 0 {
@@ -160,7 +174,11 @@ pub(super) async fn renew(client: &mut Client, session: &mut Session, purpose: P
     let mut answers = Answers::of(answer)?;
     let (own, token, left) = (answers.one()?, answers.one()?, answers.one()?);
     let record = answers.one()?.and_then(Record::read);
-    let ours = own.is_some_and(|kv| kv.create_revision == hold.created);
+    let mut ours = own.is_some_and(|kv| kv.create_revision == hold.created);
+    if let Some(number) = &hold.number {
+        // Without its number others count one less than there are.
+        ours &= answers.one()?.is_some_and(|kv| kv.create_revision == number.created);
+    }
     let given_back = hold.nested.is_none() && left.is_some();
     if !ours || token.is_none() || given_back {
         return Ok(Renewal::NotHeld);
@@ -247,7 +265,7 @@ pub(super) async fn release(client: &mut Client, session: &mut Session, parting:
 async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release> {
     if session.taking && !matches!(session.stage, Stage::Queued(_)) {
         // Either of them: which one was asked for is not known any more.
-        for mode in [Mode::Exclusive, Mode::Shared] {
+        for mode in MODES {
             leave(client, session, mode).await?;
         }
     }
@@ -314,7 +332,9 @@ async fn free(
     parting: &Parting,
 ) -> Answer<Option<Release>> {
     let names = &session.names;
-    let gone = vec![ops::delete_under(&names.nested(session.lease)), ops::delete(&hold.own), ops::delete(&names.open_of(session.lease))];
+    let mut gone =
+        vec![ops::delete_under(&names.nested(session.lease)), ops::delete(&hold.own), ops::delete(&names.open_of(session.lease))];
+    gone.extend(hold.number.as_ref().map(|number| permits::give_back(names, number)));
     let mut said: Vec<_> = hold.dead().iter().map(|record| history::bury(names, record)).collect();
     said.push(ops::put(&names.last(), hold.created.to_string(), 0));
     // What becomes of a nested hold is nothing to the run around it.

@@ -10,11 +10,6 @@ use super::{
 };
 use crate::lock::{Holder, Metadata, Result, Waiter};
 
-/// The place of the one at `place` among those who wait, from 1.
-pub(super) fn position(look: &Look, place: usize) -> u32 {
-    u32::try_from(place.saturating_sub(look.holding()) + 1).unwrap_or(u32::MAX)
-}
-
 /// `holders` with their leases.
 ///
 /// etcd has no clock that could tell since when, and counts leases in whole seconds.
@@ -30,8 +25,8 @@ pub(super) async fn tell<'a>(client: &mut Client, look: &Look, holders: impl Ite
             },
         };
         told.push(Holder {
-            permit: None,
-            mode: one.class.mode(),
+            permit: look.number_of(one).map(|number| number.number),
+            mode: look.mode_of(one),
             foreign: one.value.is_some() && value.is_none(),
             detached: value.as_ref().is_some_and(|value| value.detached),
             metadata: value.and_then(|value| value.metadata),
@@ -39,7 +34,7 @@ pub(super) async fn tell<'a>(client: &mut Client, look: &Look, holders: impl Ite
             held_for: None,
             renewed_ago: lease.map(|(_, ago)| ago),
             expires_in: lease.map(|(left, _)| left),
-            holds: look.holds(one.lease),
+            holds: look.holds_of(one.lease),
             broken: look.record_of(one).and_then(|record| record.held.as_ref()?.mark.clone()),
         });
     }
@@ -49,7 +44,7 @@ pub(super) async fn tell<'a>(client: &mut Client, look: &Look, holders: impl Ite
 /// Those who wait, by what they said of themselves.
 pub(super) fn waiters(look: &Look) -> Result<Vec<Waiter>> {
     let waiter = |one: &Contender| -> Result<Waiter> { Ok(Waiter { metadata: metadata(one)?, waiting_for: None }) };
-    look.contenders[look.holding()..].iter().map(waiter).collect()
+    look.waiters().map(waiter).collect()
 }
 
 fn metadata(one: &Contender) -> Result<Option<Metadata>> {

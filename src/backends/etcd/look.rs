@@ -19,8 +19,7 @@ pub(super) async fn inspect(client: &mut Client, key: &Key) -> Answer<LockState>
     let mut answers = Answers::of(client.txn(ops::read(ops)).await?)?;
     let look = answers.look(&names)?;
     let last = answers.one()?.and_then(|kv| str::from_utf8(&kv.value).ok()?.parse().ok()).map(Fence);
-    let holding = &look.contenders[..look.holding()];
-    let holders = holders::tell(client, &look, holding.iter()).await?;
+    let holders = holders::tell(client, &look, look.holders()).await?;
     Ok(LockState {
         nodes: Vec::new(),
         key: key.clone(),

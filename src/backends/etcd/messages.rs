@@ -246,6 +246,9 @@ pub(super) struct WatchRequest {
 pub(super) struct WatchCreateRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
+    /// Empty for the key alone.
+    #[prost(bytes = "vec", tag = "2")]
+    pub range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub start_revision: i64,
     /// [`NO_PUT`] leaves out changes that are no deletions.

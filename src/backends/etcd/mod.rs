@@ -14,6 +14,7 @@ mod acquire;
 mod breaking;
 mod client;
 mod connection;
+mod enter;
 pub mod examine;
 mod failure;
 mod gc;
@@ -25,6 +26,7 @@ mod messages;
 mod names;
 mod ops;
 mod options;
+mod permits;
 mod queue;
 mod record;
 mod session;
@@ -48,6 +50,8 @@ use crate::lock::{
 
 const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
+    permits: true,
+    // Who waits has a place in the order of the coming, which nobody can go past.
     fair: true,
     history: true,
     terms: true,
@@ -143,7 +147,7 @@ impl Backend for Etcd {
         }
         let outcome = match request.entry {
             Entry::Fresh => acquire::take(&mut self.client, session, request).await,
-            Entry::Reenter => acquire::enter(&mut self.client, session, request).await,
+            Entry::Reenter => enter::enter(&mut self.client, session, request).await,
         };
         match &outcome {
             Ok(Attempt::Granted(grant)) => self.note_length(request, grant),

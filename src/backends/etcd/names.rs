@@ -5,6 +5,7 @@
 //! | key | by |
 //! |---|---|
 //! | `write/<lease>` | who wants it alone: dlock, and etcd's own read-write lock recipe |
+//! | `write/permit-<lease>` | who wants one of several permits: to all others one who wants it alone |
 //! | `read/<lease>` | who shares it |
 //! | `<lease>` | `etcdctl lock`, Go's `concurrency.Mutex` and `Election`, the server's lock service; dlock reads them only |
 //!
@@ -20,6 +21,7 @@
 //! | `%last/<key>` | the last fence |
 //! | `%last/<key>/least`, `…/guard`, `…/once` | what the last runs keep later ones from, each as long as its lease ([`super::starts`]) |
 //! | `%last/<key>/warned` | how long the hold there is was warned of, on that hold's lease |
+//! | `%last/<key>/permit/<number>` | a permit that is held, on the lease of who has it ([`super::permits`]) |
 //! | `%fine/<key>/<fence>`, `%bad/<key>/<fence>` | a hold that is over ([`super::history`]) |
 //! | `%skips/<key>/…` | a host that did without, and since when that is counted |
 
@@ -49,13 +51,31 @@ impl Names {
 
     /// The key of the hold with this lease.
     pub(super) fn own(&self, mode: Mode, lease: i64) -> String {
-        let class = if mode == Mode::Shared { READ } else { WRITE };
+        let class = match mode {
+            Mode::Exclusive => WRITE,
+            Mode::Shared => READ,
+            Mode::Permits(_) => PERMIT,
+        };
         format!("{}{class}{lease:x}", self.folder)
     }
 
-    /// Where those who share the lock are.
-    pub(super) fn readers(&self) -> String {
-        format!("{}{READ}", self.folder)
+    /// What the keys of those begin with whom one of `mode` doesn't mind, if there are such.
+    pub(super) fn alike(&self, mode: Mode) -> Option<String> {
+        match mode {
+            Mode::Exclusive => None,
+            Mode::Shared => Some(format!("{}{READ}", self.folder)),
+            Mode::Permits(_) => Some(format!("{}{PERMIT}", self.folder)),
+        }
+    }
+
+    /// The folder of the permits that are held.
+    pub(super) fn numbers(&self) -> String {
+        self.starts() + "permit/"
+    }
+
+    /// The permit with this number.
+    pub(super) fn number(&self, number: u32) -> String {
+        format!("{}{number}", self.numbers())
     }
 
     /// The folder of those who have not left by themselves: see [`super::queue::Look::vanished`].
@@ -114,7 +134,7 @@ impl Names {
         format!("{}{LAST}{}", self.side, self.encoded)
     }
 
-    /// The folder of what the last runs have left.
+    /// The folder of what the last runs have left, and of the permits.
     pub(super) fn starts(&self) -> String {
         self.last() + "/"
     }
@@ -142,6 +162,8 @@ impl Names {
 
 pub(super) const WRITE: &str = "write/";
 pub(super) const READ: &str = "read/";
+/// Among the writers, since that is where readers of other libraries look for whom they have to wait for.
+pub(super) const PERMIT: &str = "write/permit-";
 /// The last part of [`Names::left`]; holds have sixteen digits.
 pub(super) const LEFT: &str = "left";
 const OPEN: &str = "%open/";
@@ -211,7 +233,9 @@ mod tests {
         ) {
             let (first, second) = (names(&one, &a), names(&other, &b));
             let run = first.run(true, Fence(1));
-            let sides = [first.open_of(1), first.nested_hold(1, "00"), first.left(1), first.last(), first.skips(), run, first.once()];
+            let sides = [
+                first.open_of(1), first.nested_hold(1, "00"), first.left(1), first.last(), first.skips(), run, first.once(), first.number(0)
+            ];
             for side in &sides {
                 // Not by its folder, and not as a contender of it.
                 prop_assert!(!second.folder.starts_with(side.as_str()));
@@ -234,6 +258,7 @@ mod tests {
     fn names_are_where_other_libraries_look() {
         assert_eq!(names("", "job").own(Mode::Exclusive, 0x1234_abcd), "job/write/1234abcd");
         assert_eq!(names("dlock", "a/b").own(Mode::Shared, 1), "dlock/a%2Fb/read/1");
+        assert_eq!(names("dlock", "job").own(Mode::Permits(3), 0x2f), "dlock/job/write/permit-2f");
         assert_eq!(names("dlock", "job").open_of(1), "dlock.meta/%open/job/1");
         assert_eq!(range_end("dlock/"), b"dlock0");
     }

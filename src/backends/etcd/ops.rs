@@ -7,7 +7,7 @@ use super::{
         SortTarget, Target, TxnRequest, TxnResponse,
     },
     names::{self, Names},
-    queue::Look,
+    queue::{Look, Number},
     starts::Starts,
 };
 use crate::lock::{Mode, Result};
@@ -142,18 +142,19 @@ pub(super) fn nothing_under(start: &str) -> Compare {
 
 /// The ranges of the folder in which those lie who keep one of `mode` from having the lock: the first key of each, and the end.
 fn blocking(names: &Names, mode: Mode) -> Vec<(String, Vec<u8>)> {
-    let (folder, readers) = (&names.folder, names.readers());
+    let folder = &names.folder;
     let end = names::range_end(folder);
-    if mode != Mode::Shared {
-        return vec![(folder.clone(), end)];
-    }
-    // What comes before those who share it, and after them.
-    let after = String::from_utf8(names::range_end(&readers)).unwrap_or_else(|_| folder.clone());
-    vec![(folder.clone(), readers.into_bytes()), (after, end)]
+    let Some(alike) = names.alike(mode) else { return vec![(folder.clone(), end)] };
+    // What comes before those who can have it beside this one, and after them.
+    let after = String::from_utf8(names::range_end(&alike)).unwrap_or_else(|_| folder.clone());
+    vec![(folder.clone(), alike.into_bytes()), (after, end)]
 }
 
-/// Nothing is in the folder that keeps one of `mode` from having the lock.
+/// Nothing is in the folder that keeps one of `mode` from having the lock. For a permit that is nothing at all.
 pub(super) fn free_for(names: &Names, mode: Mode) -> Vec<Compare> {
+    if matches!(mode, Mode::Permits(_)) {
+        return vec![nothing_under(&names.folder), nothing_under(&names.numbers())];
+    }
     blocking(names, mode).into_iter().map(|(start, end)| compare(&start, end, Is::Equal, 0)).collect()
 }
 
@@ -234,7 +235,9 @@ impl Answers {
     pub(super) fn look(&mut self, names: &Names) -> Result<Look> {
         let (keys, values, open, nested) = (self.keys()?, self.keys()?, self.keys()?, self.keys()?);
         let mut look = Look::new(names, self.revision, keys, values, open).with_nested(names, nested);
-        look.starts = self.starts(names)?;
+        let beside = self.keys()?;
+        look.numbers = Number::read(names, &beside);
+        look.starts = Starts::read(names, beside)?;
         Ok(look)
     }
 }

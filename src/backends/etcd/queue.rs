@@ -19,12 +19,17 @@ pub(super) enum Class {
     Read,
     /// Alone, in the layout of `etcdctl lock`.
     Plain,
+    /// Beside so many others of its kind.
+    Permit,
 }
 
 impl Class {
     /// What the rest of a key's name after its lock's folder makes it; `None` for what is no part of this lock.
     pub(super) fn of(rest: &str) -> Option<Self> {
         let one = |id: &str| !id.is_empty() && !id.contains('/');
+        if let Some(id) = rest.strip_prefix(names::PERMIT) {
+            return one(id).then_some(Self::Permit);
+        }
         if let Some(id) = rest.strip_prefix(names::WRITE) {
             return one(id).then_some(Self::Write);
         }
@@ -35,13 +40,10 @@ impl Class {
         lease.then_some(Self::Plain)
     }
 
-    pub(super) fn mode(self) -> Mode {
-        if self == Self::Read { Mode::Shared } else { Mode::Exclusive }
-    }
-
-    /// Whether one of this class that came before keeps one of `mode` from having the lock.
+    /// Whether one of this class that came before keeps one of `mode` from having the lock. Of permits that depends on how
+    /// many there are.
     fn blocks(self, mode: Mode) -> bool {
-        mode != Mode::Shared || self != Self::Read
+        !matches!((self, mode), (Self::Read, Mode::Shared) | (Self::Permit, Mode::Permits(_)))
     }
 }
 
@@ -63,9 +65,10 @@ impl Contender {
         Fence(u64::try_from(self.created).unwrap_or_default())
     }
 
-    /// The last part of its name.
+    /// The last part of its name, which is its lease if it is one of dlock's.
     pub(super) fn id(&self) -> &str {
-        self.name.rsplit('/').next().unwrap_or_default()
+        let last = self.name.rsplit('/').next().unwrap_or_default();
+        if self.class == Class::Permit { last.rsplit('-').next().unwrap_or_default() } else { last }
     }
 }
 
@@ -81,8 +84,43 @@ pub(super) struct Look {
     records: Vec<Record>,
     /// What is nested in holds.
     pub nested: Vec<Inner>,
+    /// The permits that are held.
+    pub numbers: Vec<Number>,
     /// What the last runs have left.
     pub starts: Starts,
+}
+
+/// A permit that is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Number {
+    pub number: u32,
+    /// The revision that it was taken with.
+    pub created: i64,
+    /// Of who has it, with which it ends.
+    pub lease: i64,
+}
+
+impl Number {
+    /// Those of a lock, from the keys beside its last fence.
+    pub(super) fn read(names: &Names, keys: &[KeyValue]) -> Vec<Self> {
+        let folder = names.numbers();
+        let number = |kv: &KeyValue| {
+            let number = str::from_utf8(&kv.key).ok()?.strip_prefix(&*folder)?.parse().ok()?;
+            Some(Self { number, created: kv.create_revision, lease: kv.lease })
+        };
+        keys.iter().filter_map(number).collect()
+    }
+}
+
+/// What one in the queue waits for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Before {
+    /// The key before it, to go.
+    pub key: Option<String>,
+    /// The record of that, to change: it is of one who waits for a permit too, and goes on when that is granted.
+    pub record: Option<String>,
+    /// The folder of the permits, for any of them to come back.
+    pub numbers: Option<String>,
 }
 
 /// A hold nested in another, or the mark of an outer hold that was given back.
@@ -119,7 +157,8 @@ impl Look {
             }
         }
         let records = open.into_iter().filter_map(Record::read).collect();
-        Self { revision, contenders, open: names.open(), records, nested: Vec::new(), starts: Starts::default() }
+        let (nested, numbers) = (Vec::new(), Vec::new());
+        Self { revision, contenders, open: names.open(), records, nested, numbers, starts: Starts::default() }
     }
 
     /// The record beside a key.
@@ -147,6 +186,22 @@ impl Look {
         self
     }
 
+    /// The permit that one has.
+    pub(super) fn number_of(&self, one: &Contender) -> Option<&Number> {
+        self.numbers.iter().find(|number| one.class == Class::Permit && number.lease == one.lease)
+    }
+
+    /// How one wants the lock, or has it.
+    pub(super) fn mode_of(&self, one: &Contender) -> Mode {
+        match (one.class, self.record_of(one).map(|record| record.mode)) {
+            (Class::Read, _) => Mode::Shared,
+            (Class::Write | Class::Plain, _) => Mode::Exclusive,
+            (Class::Permit, Some(mode @ Mode::Permits(_))) => mode,
+            // Without its record no more is known than that there must be so many.
+            (Class::Permit, _) => Mode::Permits(self.number_of(one).map_or(1, |number| number.number.saturating_add(1))),
+        }
+    }
+
     /// What is nested in the hold with this lease, the mark that it was given back included.
     pub(super) fn nested_in(&self, lease: i64) -> impl Iterator<Item = &Inner> {
         let outer = format!("{lease:x}");
@@ -154,7 +209,7 @@ impl Look {
     }
 
     /// How many holds the owner with this lease has.
-    pub(super) fn holds(&self, lease: i64) -> u32 {
+    pub(super) fn holds_of(&self, lease: i64) -> u32 {
         let (mut holds, mut outer) = (0, 1);
         for inner in self.nested_in(lease) {
             if inner.is_mark() {
@@ -175,24 +230,85 @@ impl Look {
         self.contenders[..place].iter().rev().find(|one| one.class.blocks(mode))
     }
 
-    /// Whether the first one only waits, since a run before keeps everybody from the lock for a while.
-    fn first_is_kept(&self) -> bool {
-        let record = self.contenders.first().and_then(|one| self.record_of(one));
-        self.starts.keeps_everybody() && record.is_some_and(|record| record.held.is_none())
+    /// Whether one of `mode` at `place`, or who would come to it, can have the lock by those who are there.
+    ///
+    /// A permit is granted as soon as there is room for all who were there before and for itself, in whichever order they come
+    /// for it. What is held is counted, not which numbers those are: a lower number of permits rules for who asks for that.
+    pub(super) fn lets(&self, mode: Mode, place: usize) -> bool {
+        let Mode::Permits(most) = mode else { return self.blocker(mode, place).is_none() };
+        let before = &self.contenders[..place];
+        let waiting = before.iter().filter(|one| self.number_of(one).is_none()).count();
+        self.blocker(mode, place).is_none() && self.numbers.len() + waiting < usize::try_from(most).unwrap_or(usize::MAX)
     }
 
-    /// How many, from the first on, have the lock.
-    pub(super) fn holding(&self) -> usize {
-        if self.first_is_kept() {
-            return 0;
+    /// The lowest number that no permit has.
+    pub(super) fn free_number(&self) -> u32 {
+        let mut taken: Vec<_> = self.numbers.iter().map(|number| number.number).collect();
+        taken.sort_unstable();
+        taken.into_iter().fold(0, |free, number| if number == free { free + 1 } else { free })
+    }
+
+    /// What one of `mode` at `place` waits for, whom the lock isn't for yet.
+    ///
+    /// Of those who wait for permits only the first one watches what is held. Each one behind watches the one before, who
+    /// is granted a permit or goes, so that one that comes back wakes one. Whoever asks for more permits than all before
+    /// may be let when they are not, and watches what is held too.
+    pub(super) fn before(&self, names: &Names, mode: Mode, place: usize) -> Before {
+        let Mode::Permits(most) = mode else {
+            return Before { key: self.blocker(mode, place).map(|one| one.name.clone()), ..Before::default() };
+        };
+        let before = &self.contenders[..place];
+        let waits = |one: &&Contender| one.class == Class::Permit && self.number_of(one).is_none();
+        // One in between may have been granted a permit out of turn.
+        let last = before.iter().rfind(|one| one.class != Class::Permit || waits(one));
+        let asks_for_fewer = |one: &Contender| matches!(self.mode_of(one), Mode::Permits(other) if other < most);
+        let first = self.blocker(mode, place).is_none() && before.iter().filter(waits).all(asks_for_fewer);
+        Before {
+            key: last.map(|one| one.name.clone()),
+            record: last.filter(waits).map(|one| names.open_as(one.id())),
+            numbers: first.then(|| names.numbers()),
         }
-        match self.contenders.first() {
-            Some(Contender { class: Class::Read, .. }) => {
-                self.contenders.iter().position(|one| one.class != Class::Read).unwrap_or(self.contenders.len())
+    }
+
+    /// Whether the first one only waits, since a run before keeps everybody from the lock for a while.
+    fn first_is_kept(&self) -> bool {
+        self.starts.keeps_everybody() && self.contenders.first().is_some_and(|one| self.only_waits(one))
+    }
+
+    /// Whether its record says that it was not granted the lock so far; in a store that is full it goes on saying so.
+    fn only_waits(&self, one: &Contender) -> bool {
+        self.record_of(one).is_some_and(|record| record.held.is_none())
+    }
+
+    /// Whether the one at `place` has the lock, be it that it doesn't know yet.
+    pub(super) fn has(&self, place: usize) -> bool {
+        let one = &self.contenders[place];
+        match one.class {
+            Class::Permit => self.number_of(one).is_some(),
+            class => {
+                self.contenders[..place].iter().all(|before| before.class == Class::Read && class == Class::Read) && !self.first_is_kept()
             }
-            Some(_) => 1,
-            None => 0,
         }
+    }
+
+    /// Whether the one at `place` was granted the lock, as far as is known.
+    fn holds(&self, place: usize) -> bool {
+        self.has(place) && !self.only_waits(&self.contenders[place])
+    }
+
+    /// Those who were granted the lock.
+    pub(super) fn holders(&self) -> impl Iterator<Item = &Contender> {
+        (0..self.contenders.len()).filter(|place| self.holds(*place)).map(|place| &self.contenders[place])
+    }
+
+    /// Those who wait.
+    pub(super) fn waiters(&self) -> impl Iterator<Item = &Contender> {
+        (0..self.contenders.len()).filter(|place| !self.holds(*place)).map(|place| &self.contenders[place])
+    }
+
+    /// The place of the one at `place` among those who wait, from 1.
+    pub(super) fn position(&self, place: usize) -> u32 {
+        u32::try_from((0..place).filter(|before| !self.holds(*before)).count() + 1).unwrap_or(u32::MAX)
     }
 
     /// The records of those whom one of `mode` has to leave time to die.
@@ -229,7 +345,7 @@ mod tests {
     #[test]
     fn writers_wait_for_all_before_them_and_readers_for_writers() {
         let look = look(&[("read/5", 9), ("write/4", 7), ("read/3", 5), ("6f", 11), ("read/2", 4), ("read/7", 12)], &[]);
-        assert_eq!(look.holding(), 2);
+        assert_eq!(look.holders().count(), 2);
         for (mode, rest, expected) in [
             (Mode::Shared, "read/2", None),
             (Mode::Shared, "read/3", None),

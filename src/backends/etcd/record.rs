@@ -10,6 +10,8 @@ use crate::lock::{Break, End, Fence, Metadata, Mode, Past, Request};
 
 /// What the record of a reader says who only waits, as far as is known; that of a writer is empty.
 const READS: &[u8] = b"read";
+/// What that of one begins with who waits for one of so many permits.
+const PERMIT: &str = "permit ";
 
 /// What the record of a hold says: JSON, whose short names are part of the layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +19,9 @@ const READS: &[u8] = b"read";
 pub(super) struct Held {
     #[serde(rename = "r", skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
+    /// How many permits there are to be; `None` unless it is one of them.
+    #[serde(rename = "n", skip_serializing_if = "Option::is_none")]
+    pub permits: Option<u32>,
     /// The revision that its key came with; `None` while that is the record's own.
     #[serde(rename = "f", skip_serializing_if = "Option::is_none")]
     pub fence: Option<i64>,
@@ -33,7 +38,21 @@ pub(super) struct Held {
 impl Held {
     /// The hold that `request` asks for; the fence is `None` if its key is put in the same step.
     pub(super) fn of(request: &Request, fence: Option<i64>) -> Self {
-        Self { shared: request.mode == Mode::Shared, fence, since_ms: request.at_ms, metadata: request.metadata.clone(), mark: None }
+        Self { fence, since_ms: request.at_ms, metadata: request.metadata.clone(), ..Self::in_mode(request.mode) }
+    }
+
+    /// One of which only the kind is known.
+    pub(super) fn in_mode(mode: Mode) -> Self {
+        let permits = if let Mode::Permits(most) = mode { Some(most) } else { None };
+        Self { shared: mode == Mode::Shared, permits, ..Self::default() }
+    }
+
+    fn mode(&self) -> Mode {
+        match self {
+            Self { permits: Some(most), .. } => Mode::Permits(*most),
+            Self { shared: true, .. } => Mode::Shared,
+            _ => Mode::Exclusive,
+        }
     }
 
     pub(super) fn write(&self) -> Vec<u8> {
@@ -56,14 +75,25 @@ pub(super) struct Record {
 impl Record {
     pub(super) fn read(kv: KeyValue) -> Option<Self> {
         let held: Option<Held> = serde_json::from_slice(&kv.value).ok();
-        let shared = kv.value == READS || held.as_ref().is_some_and(|held| held.shared);
-        let mode = if shared { Mode::Shared } else { Mode::Exclusive };
+        let waits = || {
+            let most = str::from_utf8(&kv.value).ok()?.strip_prefix(PERMIT)?.parse().ok()?;
+            Some(Mode::Permits(most))
+        };
+        let mode = match &held {
+            Some(held) => held.mode(),
+            None if kv.value == READS => Mode::Shared,
+            None => waits().unwrap_or(Mode::Exclusive),
+        };
         Some(Self { name: String::from_utf8(kv.key).ok()?, revision: kv.mod_revision, mode, held })
     }
 
     /// What one who waits writes.
-    pub(super) fn waiting(mode: Mode) -> &'static [u8] {
-        if mode == Mode::Shared { READS } else { b"" }
+    pub(super) fn waiting(mode: Mode) -> Vec<u8> {
+        match mode {
+            Mode::Exclusive => Vec::new(),
+            Mode::Shared => READS.into(),
+            Mode::Permits(most) => format!("{PERMIT}{most}").into(),
+        }
     }
 
     /// What the record of a hold says, with its fence.
@@ -96,9 +126,14 @@ mod tests {
 
     #[test]
     fn only_what_was_granted_is_a_hold() {
-        for (value, mode) in [(&b""[..], Mode::Exclusive), (READS, Mode::Shared), (b"{", Mode::Exclusive)] {
-            let record = read(value);
+        for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits(3)] {
+            let record = read(&Record::waiting(mode));
             assert_eq!((record.mode, record.past()), (mode, None));
+            let held = read(&Held { since_ms: Some(1), ..Held::in_mode(mode) }.write());
+            assert_eq!((held.mode, held.held.is_some()), (mode, true));
+        }
+        for unreadable in [&b"{"[..], b"permit", b"permit x"] {
+            assert_eq!((read(unreadable).mode, read(unreadable).past()), (Mode::Exclusive, None));
         }
         let held = Held { shared: true, since_ms: Some(5), ..Held::default() };
         let past = read(&held.write()).past().unwrap();

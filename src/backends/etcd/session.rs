@@ -7,7 +7,15 @@ use std::time::Duration;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use super::{client::Watches, failure, names::Names, ops::MOST_OPS, record::Record, starts::Starts};
+use super::{
+    client::Watches,
+    failure,
+    names::Names,
+    ops::MOST_OPS,
+    queue::{Before, Number},
+    record::Record,
+    starts::Starts,
+};
 use crate::lock::{Busy, Fence, Key, Metadata, Namespace, Result, Token, Ttl};
 
 /// One token's hold of one lock.
@@ -52,9 +60,11 @@ pub(super) struct Queued {
     pub own: String,
     /// The revision that it came with.
     pub created: i64,
-    /// The key that is waited for.
-    pub before: String,
-    /// The revision that it was seen at.
+    /// What is waited for.
+    pub before: Before,
+    /// How many permits were held; `None` if it waits for none.
+    pub permits: Option<usize>,
+    /// The revision that this was seen at.
     pub seen: i64,
     /// What was found then.
     pub busy: Busy,
@@ -82,6 +92,8 @@ pub(super) struct Hold {
     pub metadata: Option<Metadata>,
     /// What it and those before it have left for those after.
     pub starts: Starts,
+    /// The permit that it is.
+    pub number: Option<Number>,
     /// Records of those who vanished before this hold began.
     pub dying: Vec<Record>,
     /// When they have had the time to die, by the runtime's clock.

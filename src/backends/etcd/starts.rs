@@ -290,7 +290,8 @@ pub(super) async fn claim_warning(client: &mut Client, key: &Key, fence: Fence, 
         asked.push(ops::get(&warned));
         let mut answers = Answers::of(client.txn(ops::read(asked)).await?)?;
         let (look, known) = (answers.look(&names)?, answers.one()?);
-        let Some(one) = look.contenders[..look.holding()].iter().find(|one| one.fence() == fence) else { return Ok(false) };
+        let place = look.contenders.iter().position(|one| one.fence() == fence).filter(|place| look.has(*place));
+        let Some(one) = place.map(|place| &look.contenders[place]) else { return Ok(false) };
         let said: Option<(Fence, u32)> = known.as_ref().and_then(|kv| serde_json::from_slice(&kv.value).ok());
         if said.is_some_and(|said| said >= (fence, level)) {
             return Ok(false);

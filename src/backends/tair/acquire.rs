@@ -152,14 +152,14 @@ impl Tair {
         }
         match what {
             What::Ours(record, stored) if record.is_of(&request.token) && record.fence.is_some() => {
-                covers(Mode::Exclusive, request)?;
+                Mode::Exclusive.check_nested(request.mode)?;
                 let Found { seen: Seen { now, left, .. }, kept, .. } = found;
                 self.complete(request, names, &record, now, &kept).await?;
                 self.enter(request, names, *record, stored, now, left).await.map(Some)
             }
             What::Shared(crowd, stored) => {
                 if let Some(mode) = crowd.mode_of(&request.token) {
-                    covers(mode, request)?;
+                    mode.check_nested(request.mode)?;
                 }
                 self.in_line = true;
                 self.decide(request, names, Found { stored: Some(stored), shares: Some(crowd), ..found }).await
@@ -348,11 +348,6 @@ impl Tair {
         }
         let _ = self.run(&delete, false).await.map_err(|error| error.effect(Effect::Unknown));
     }
-}
-
-/// A nested hold is no more than its owner has.
-fn covers(mode: Mode, request: &Request) -> Result<()> {
-    if mode.covers(request.mode) { Ok(()) } else { Err(mode.not_enough().effect(Effect::NotApplied)) }
 }
 
 pub(super) fn millis(ms: u64) -> i64 {

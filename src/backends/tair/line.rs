@@ -189,6 +189,7 @@ impl Tair {
                 None => Ok(None),
             },
             Answer::NotHeld => Ok(Some(Attempt::NotHeld)),
+            Answer::Otherwise(mode) => Err(mode.not_enough()),
             Answer::Refused(refusal) => {
                 self.undo_found(names, &found).await;
                 Ok(Some(Attempt::Refused(refusal)))

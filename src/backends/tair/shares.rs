@@ -199,7 +199,7 @@ impl Tair {
         let ((now, _), mut crowd) = (time?, before.clone());
         crowd.settle(now);
         let answer = crowd.verify(token, now);
-        if answer == Holding::NotHeld && before.has(token) {
+        if answer == Holding::NotHeld && before.lasts(token).is_some() {
             match self.drop_shares(names, &stored, (&before, &crowd), now).await {
                 // Who may only look changes nothing.
                 Err(error) if error.kind != Kind::Denied => return Err(error),

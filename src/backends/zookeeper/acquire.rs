@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     CAPABILITIES, ZooKeeper,
-    contender::{self, Contender, blocker},
+    contender::{self, Class, Contender, blocker},
     failure::{self, Asked, Fault},
     hold::{Hold, Place, Seen, Way, unexpected},
     look::{Clock, Look, fence, look},
@@ -56,7 +56,7 @@ impl ZooKeeper {
             }
             match hold.stand(&self.ensemble, request).await {
                 Ok(Standing::First) => return hold.grant_of(),
-                Ok(Standing::Behind(line)) => return hold.busy(&self.ensemble, request, &line).await,
+                Ok(Standing::Behind(seen)) => return hold.busy(&self.ensemble, request, &seen).await,
                 Ok(Standing::Kept(refusal)) => return Ok(Attempt::Refused(refusal)),
                 Err(Fault::Expired) => hold.forget(),
                 Err(Fault::Error(error)) => return Err(error),
@@ -111,11 +111,11 @@ pub(super) async fn negotiate(ensemble: &Ensemble, request: &Request) -> Result<
 }
 
 /// Where one stands in the line.
-enum Standing {
+pub(super) enum Standing {
     /// Nobody has to be waited for; the grant is marked and confirmed.
     First,
     /// Somebody has.
-    Behind(Vec<Contender>),
+    Behind(Box<Seen>),
     /// Nobody has, but an earlier run keeps the lock from this one.
     Kept(Box<Refusal>),
 }
@@ -140,16 +140,19 @@ impl Hold {
             // Deleted from outside: a new place at the end of the line.
             (self.granted, self.place, self.maybe_placed) = (false, None, true);
         }
-        let mut make_ways = false;
+        let (mut make_ways, mut conflicts) = (false, 0);
         for _ in 0..LOOKS {
             let mut seen = self.read_all(ensemble, request).await?;
             if self.place.is_none() && self.maybe_placed {
                 self.find_place(ensemble, &seen.line).await?;
             }
             if self.place.is_none() {
-                let shared = request.mode == Mode::Shared;
                 let mut basis = seen.basis.take().unwrap_or_default();
-                let free = seen.line.iter().all(|other| shared && other.shared);
+                let class = Class::of(request.mode);
+                let free = match request.mode {
+                    Mode::Permits(most) => seen.lets(most, None, false),
+                    _ => seen.line.iter().all(|other| class.goes_with(other.class)),
+                };
                 let refusal = if free {
                     self.judge(ensemble, request.terms.as_ref(), &mut basis).await?
                 } else if !request.waiting && seen.nobody_has_it() {
@@ -163,20 +166,23 @@ impl Hold {
                     return Ok(Standing::Kept(refusal));
                 }
                 if !free && !request.waiting {
-                    return Ok(Standing::Behind(seen.line));
+                    return Ok(Standing::Behind(Box::new(seen)));
                 }
                 let ways = if seen.missing || make_ways { self.ways(ensemble) } else { Vec::new() };
                 // One who waits and is refused joins the line all the same. And what is recorded of a start is to be true: so that is
                 // left until we are known to be first.
-                let at_once = free && !refused && !records(request);
-                let goes_by = if at_once { Some(basis) } else { None };
-                match self.join(ensemble, request, goes_by.as_ref(), &ways).await? {
+                let at_once = free && !refused && !records(request) && (conflicts == 0 || !request.waiting);
+                let goes_by = at_once.then(|| (basis.version, seen.free_number()));
+                match self.join(ensemble, request, goes_by, &ways).await? {
                     Joined::Seen(joined) => seen = *joined,
                     Joined::NoWay => {
                         make_ways = true;
                         continue;
                     }
-                    Joined::Changed => continue,
+                    Joined::Changed => {
+                        conflicts += 1;
+                        continue;
+                    }
                 }
             }
             let Some(place) = self.place.clone() else { continue };
@@ -186,6 +192,16 @@ impl Hold {
                 continue;
             }
             let own = guid(&self.token);
+            if let Some(double) = seen.line.iter().find(|other| other.before(&place.contender) && other.guid() == Some(&*own)) {
+                self.drop_double(ensemble, double).await?;
+                continue;
+            }
+            if let Mode::Permits(most) = request.mode {
+                match self.ask_for_permit(ensemble, request, (&place, most), seen, &mut conflicts).await? {
+                    Some(standing) => return Ok(standing),
+                    None => continue,
+                }
+            }
             match blocker(&seen.line, &place.contender) {
                 None => {
                     // Marked together with its making, it is confirmed, unless the answer to that was lost.
@@ -207,7 +223,6 @@ impl Hold {
                         return Ok(Standing::First);
                     }
                 }
-                Some(other) if other.guid() == Some(&*own) => self.drop_double(ensemble, other).await?,
                 Some(_) if seen.is_marked(&own) => self.unmark(ensemble).await?,
                 Some(other) if request.waiting => {
                     let path = self.names.contender(&other.name);
@@ -216,13 +231,14 @@ impl Hold {
                         let Some(watch) = session.watch(ensemble, &path).await? else { continue };
                         self.blocker = Some((path, watch));
                     }
-                    return Ok(Standing::Behind(seen.line));
+                    return Ok(Standing::Behind(Box::new(seen)));
                 }
                 Some(_) => {
                     // Somebody came first between the look and the joining, and nobody waits for this try.
                     self.remove(ensemble, &[&place.path]).await?;
                     self.place = None;
-                    return Ok(Standing::Behind(seen.line.into_iter().filter(|other| other.name != place.contender.name).collect()));
+                    seen.line.retain(|other| other.name != place.contender.name);
+                    return Ok(Standing::Behind(Box::new(seen)));
                 }
             }
         }
@@ -232,19 +248,21 @@ impl Hold {
     /// Puts a node at the end of the line.
     ///
     /// If nobody seems to stand in line, by what was looked at before, the grant is marked in the same transaction: it is confirmed by
-    /// it if nobody does, and taken back otherwise. What one first in line is judged by is read after that.
-    async fn join(&mut self, ensemble: &Ensemble, request: &Request, goes_by: Option<&Basis>, ways: &[Way]) -> Asked<Joined> {
+    /// it if nobody does, and taken back otherwise. What one first in line is judged by is read after that. `goes_by` is the version
+    /// that the record beside the lock had before that look, and the number that a permit would have.
+    async fn join(&mut self, ensemble: &Ensemble, request: &Request, goes_by: Option<(i32, u32)>, ways: &[Way]) -> Asked<Joined> {
         let (names, own, beat) = (self.names.clone(), guid(&self.token), self.beat());
         let (path, mark) = (names.contender(&contender::name(&own, request.mode)), names.mark(&own));
         let data = Said::write(request.detached, request.metadata.as_ref());
         let (record, ttl) = (Record::write(Last::Here), self.ttl());
-        let grant = Granted::of(request, Last::Here);
+        let number = goes_by.map(|(_, number)| number).unwrap_or_default();
+        let (grant, numbered) = (Granted::of(request, Last::Here, number), names.permit(number));
         let says = grant.write();
         let [paced, once] = Starts::paths(&names);
         let mut requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create { path, data, node: *node }).collect();
         let create = Ask::Create { path: &path, data: &data, node: Node::Contender };
-        requests.push(if let Some(basis) = goes_by {
-            Ask::All(vec![
+        requests.push(if let Some((version, _)) = goes_by {
+            let mut steps = vec![
                 create,
                 Ask::Create { path: &mark, data: &says, node: Node::Persistent },
                 Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral },
@@ -252,9 +270,13 @@ impl Hold {
                 if request.mode == Mode::Shared {
                     Ask::Write { path: &names.meta, data: &record }
                 } else {
-                    Ask::WriteSince { path: &names.meta, data: &record, version: basis.version }
+                    Ask::WriteSince { path: &names.meta, data: &record, version }
                 },
-            ])
+            ];
+            if grant.number().is_some() {
+                steps.push(Ask::Create { path: &numbered, data: own.as_bytes(), node: Node::Ephemeral });
+            }
+            Ask::All(steps)
         } else {
             create
         });
@@ -307,12 +329,13 @@ impl Hold {
             self.unmark(ensemble).await?;
             seen.joined = false;
         }
-        seen.basis = Some(basis);
+        // A permit goes by how all was before it was counted, which is to be looked at then.
+        seen.basis = Some(basis).filter(|_| free || !matches!(request.mode, Mode::Permits(_)));
         Ok(Joined::Seen(Box::new(seen)))
     }
 
     /// Takes the lock at the head of the line. False if the line has to be looked at again.
-    async fn take(&mut self, ensemble: &Ensemble, request: &Request, place: &Place, seen: &Seen, marked: bool) -> Asked<bool> {
+    pub(super) async fn take(&mut self, ensemble: &Ensemble, request: &Request, place: &Place, seen: &Seen, marked: bool) -> Asked<bool> {
         let stale = seen.stale();
         // A reader may have come or gone between the two looks.
         let stale = if stale.is_empty() { Vec::new() } else { self.still_stale(ensemble, stale).await? };
@@ -349,13 +372,16 @@ impl Hold {
     }
 
     /// Takes back a mark that proved too early.
-    async fn unmark(&mut self, ensemble: &Ensemble) -> Asked<()> {
-        let (mark, beat) = (self.names.mark(&guid(&self.token)), self.beat());
-        self.remove(ensemble, &[&mark, &beat]).await
+    pub(super) async fn unmark(&mut self, ensemble: &Ensemble) -> Asked<()> {
+        let (mark, beat, number) = (self.names.mark(&guid(&self.token)), self.beat(), self.number());
+        let paths: Vec<_> = [&mark, &beat].into_iter().chain(&number).map(String::as_str).collect();
+        self.remove(ensemble, &paths).await?;
+        self.grant = None;
+        Ok(())
     }
 
     /// Removes nodes, if they are there.
-    async fn remove(&mut self, ensemble: &Ensemble, paths: &[&str]) -> Asked<()> {
+    pub(super) async fn remove(&mut self, ensemble: &Ensemble, paths: &[&str]) -> Asked<()> {
         let requests: Vec<_> = paths.iter().map(|path| Ask::Delete { path }).collect();
         for answer in self.ask(ensemble, &requests).await? {
             if !matches!(answer, Ok(_) | Err(Code::NoNode)) {
@@ -370,15 +396,25 @@ impl Hold {
         let (names, beat, mark) = (self.names.clone(), self.beat(), self.names.mark(&guid(&self.token)));
         let fence = Last::Fence(place.fence.0);
         let (record, ttl) = (Record::write(fence), self.ttl());
-        let grant = Granted::of(request, fence);
-        let says = grant.write();
+        let number = seen.free_number();
+        let (grant, numbered) = (Granted::of(request, fence, number), names.permit(number));
+        let (says, own) = (grant.write(), guid(&self.token));
+        let data = Said::write(request.detached, request.metadata.as_ref());
         let beginning = seen.basis.as_ref().map(|basis| basis.begin(&names, request, place.fence)).unwrap_or_default();
         let mut steps = vec![
             Ask::Check { path: &place.path },
             Ask::Create { path: &mark, data: &says, node: Node::Persistent },
             Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral },
-            Ask::Write { path: &names.meta, data: &record },
+            match (&seen.basis, request.mode) {
+                (Some(basis), Mode::Permits(_)) => Ask::WriteSince { path: &names.meta, data: &record, version: basis.version },
+                _ => Ask::Write { path: &names.meta, data: &record },
+            },
         ];
+        if grant.number().is_some() {
+            steps.push(Ask::Create { path: &numbered, data: own.as_bytes(), node: Node::Ephemeral });
+            // Which tells who stands behind.
+            steps.push(Ask::Write { path: &place.path, data: &data });
+        }
         steps.extend(beginning.steps());
         match self.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
             Some(Ok(Reply::AllDone { made })) => {
@@ -421,27 +457,38 @@ impl Hold {
             holds: 1,
             settle: if self.stale.is_empty() { Duration::ZERO } else { SETTLE },
             session: session.hand_over(),
-            permit: None,
+            permit: self.grant.as_ref().and_then(Granted::number),
         };
         session.let_go();
         Ok(Attempt::Granted(grant))
     }
 
-    /// Who has the lock, for somebody who stands in `line` or only looked at it.
-    async fn busy(&mut self, ensemble: &Ensemble, request: &Request, line: &[Contender]) -> Result<Attempt> {
+    /// Who has the lock, for somebody who stands in line or only looked at it.
+    async fn busy(&mut self, ensemble: &Ensemble, request: &Request, seen: &Seen) -> Result<Attempt> {
         let folder = meta_folder(&ensemble.options.chroot, &ensemble.options.namespace);
         // Who stands in line is told the time by what the others do: one write less for each look.
         let clock = if self.place.is_some() { Clock::Known(0) } else { Clock::Make(&folder) };
         let Some(session) = &mut self.session else { return Err(failure::unsettled()) };
-        let Look { holders, .. } = look(session, ensemble, &self.names, line, false, clock).await.map_err(Fault::into_error)?;
+        let line = &seen.line;
+        // Who waits for a permit may stand before one who has one.
+        let permits = matches!(line.first().map(|first| first.class), Some(Class::Permit(_)));
+        let with_permits = if permits { seen.with_permits() } else { Vec::new() };
+        let told = if permits { &with_permits } else { line };
+        let Look { holders, .. } = look(session, ensemble, &self.names, told, false, clock).await.map_err(Fault::into_error)?;
         let position = self.place.as_ref().filter(|_| request.waiting).and_then(|place| {
+            if permits {
+                return Some(seen.place_for_permit(&place.contender));
+            }
             let at = line.iter().position(|other| other.name == place.contender.name)?;
             u32::try_from(at + 1 - holders.len().min(at)).ok()
         });
         let soonest = if request.waiting { SOONEST } else { Duration::ZERO };
         let head = position.is_none_or(|position| position == 1);
         let known = |holder: &Holder| holder.expires_in;
-        let expires_in = holders.iter().filter_map(known).max().filter(|_| head && holders.iter().all(|h| h.expires_in.is_some()));
+        let ends = holders.iter().filter_map(known);
+        // Whichever permit comes back first is enough.
+        let expires_in = if matches!(request.mode, Mode::Permits(_)) { ends.min() } else { ends.max() };
+        let expires_in = expires_in.filter(|_| head && holders.iter().all(|h| h.expires_in.is_some()));
         // Nobody has it just now; who waits is told of its turn.
         let expires_in = if holders.is_empty() && head { Some(soonest) } else { expires_in };
         Ok(Attempt::Busy(Busy {

@@ -35,6 +35,8 @@ struct Target {
     mark: String,
     granted: Granted,
     stat: Stat,
+    /// The node of its permit.
+    number: Option<String>,
 }
 
 impl ZooKeeper {
@@ -74,7 +76,8 @@ async fn find(session: &mut Session, ensemble: &Ensemble, names: &Names, fence: 
             let granted = Granted::read(&data).unwrap_or_default();
             let granted =
                 Granted { fence: if matches!(granted.fence, Last::None) { Last::Fence(fence.0) } else { granted.fence }, ..granted };
-            return Ok(Some(Target { path, mark, granted, stat }));
+            let number = granted.number().map(|number| names.permit(number));
+            return Ok(Some(Target { path, mark, granted, stat, number }));
         }
     }
     Ok(None)
@@ -97,7 +100,7 @@ async fn put_mark(session: &mut Session, ensemble: &Ensemble, names: &Names, fen
 }
 
 async fn evict(session: &mut Session, ensemble: &Ensemble, names: &Names, fence: Fence, mark: &Break) -> Asked<Marking> {
-    let mut remember = true;
+    let (mut remember, mut numbered) = (true, true);
     for _ in 0..LOOKS {
         let Some(target) = find(session, ensemble, names, fence).await? else { return Ok(Marking::Changed) };
         let (end, why) = mark.into();
@@ -106,10 +109,15 @@ async fn evict(session: &mut Session, ensemble: &Ensemble, names: &Names, fence:
         let mut steps =
             vec![Ask::Delete { path: &target.path }, Ask::WriteSince { path: &target.mark, data: &[], version: target.stat.version }];
         let run = run.as_ref().filter(|_| remember);
+        let number = target.number.as_ref().filter(|_| numbered);
+        steps.extend(number.map(|path| Ask::Delete { path }));
+        let (at_number, at_run) = (2, steps.len());
         steps.extend(run.map(|(path, data)| Ask::Create { path, data, node: Node::Persistent }));
         match session.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
             Some(Ok(Reply::AllDone { .. })) => return Ok(Marking::Done),
-            Some(Ok(Reply::RolledBack { at: 2, code })) => {
+            // Somebody removed it.
+            Some(Ok(Reply::RolledBack { at, code: Code::NoNode })) if number.is_some() && at == at_number => numbered = false,
+            Some(Ok(Reply::RolledBack { at, code })) if run.is_some() && at == at_run => {
                 // The first bad end of this lock; or one that can't be written, or was told by the holder already.
                 let bad = way_to(&names.memory(Memory::Bad));
                 let made = session.ask(ensemble, &make(&bad)).await?;

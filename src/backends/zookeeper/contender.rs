@@ -5,6 +5,7 @@
 //! | name | who |
 //! |---|---|
 //! | `…-read-lock-N` | dlock, shared. To Curator's mutex it is one of its own, so that the two exclude each other |
+//! | `…-permit-M-lock-N` | dlock, for one of M permits. To all others it wants the lock alone |
 //! | `…lock-N` | dlock, exclusive; Curator's mutex, go-zookeeper, the Rust client |
 //! | `…__WRIT__N`, `…__READ__N` | Curator's read-write lock: waited for, but it waits for dlock's readers and writers as little as for Curator's mutex |
 //! | `…__lock__N`, `…__rlock__N` | kazoo, which waits for dlock if told so (`extra_lock_patterns=["-lock-"]`) |
@@ -19,33 +20,70 @@ pub(super) struct Contender {
     /// Its place. The server counts on from 2^31-1 with -2^31, so that only differences mean something.
     sequence: i32,
     /// How it wants the lock.
-    pub(super) shared: bool,
+    pub(super) class: Class,
+}
+
+/// How one wants the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    Alone,
+    /// Beside other readers.
+    Reader,
+    /// One of so many of its kind.
+    Permit(u32),
+}
+
+impl Class {
+    pub(super) fn of(mode: Mode) -> Self {
+        match mode {
+            Mode::Exclusive => Self::Alone,
+            Mode::Shared => Self::Reader,
+            Mode::Permits(most) => Self::Permit(most),
+        }
+    }
+
+    /// Whether two can have the lock together. Of permits that depends on how many there are.
+    pub(super) fn goes_with(self, other: Self) -> bool {
+        matches!((self, other), (Self::Reader, Self::Reader) | (Self::Permit(_), Self::Permit(_)))
+    }
 }
 
 /// Beginnings of dlock's names, before the public id.
 const PREFIX: &str = "_c_";
 
-/// What stands between a name's beginning and its number, and whether it is a reader's; longer ones first.
-const FAMILIES: [(&str, bool); 6] =
-    [("-read-lock-", true), ("lock-", false), ("__WRIT__", false), ("__READ__", true), ("__rlock__", true), ("__lock__", false)];
+/// What stands before the number of permits that one asks for.
+const PERMIT: &str = "-permit-";
+
+/// What stands between a name's beginning and its number; longer ones first.
+const FAMILIES: [(&str, Class); 6] = [
+    ("-read-lock-", Class::Reader),
+    ("lock-", Class::Alone),
+    ("__WRIT__", Class::Alone),
+    ("__READ__", Class::Reader),
+    ("__rlock__", Class::Reader),
+    ("__lock__", Class::Alone),
+];
 
 /// The name of a contender of dlock's, without the number that the server adds.
 pub(super) fn name(guid: &str, mode: Mode) -> String {
     match mode {
         Mode::Shared => format!("{PREFIX}{guid}-read-lock-"),
-        Mode::Exclusive | Mode::Permits(_) => format!("{PREFIX}{guid}-lock-"),
+        Mode::Exclusive => format!("{PREFIX}{guid}-lock-"),
+        Mode::Permits(most) => format!("{PREFIX}{guid}{PERMIT}{most}-lock-"),
     }
 }
 
 impl Contender {
     /// Reads a node's name; `None` if it is no contender's.
     pub(super) fn parse(name: &str) -> Option<Self> {
-        FAMILIES.into_iter().find_map(|(family, shared)| {
-            let (_, number) = name.rsplit_once(family)?;
+        FAMILIES.into_iter().find_map(|(family, class)| {
+            let (start, number) = name.rsplit_once(family)?;
             // Ten places, filled with zeros; a sign takes one of them, or is an eleventh.
             let digits = number.strip_prefix('-').unwrap_or(number);
             let plain = (9..=10).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
-            Some(Self { name: name.to_owned(), sequence: plain.then(|| number.parse().ok())??, shared })
+            let most = || start.strip_suffix('-')?.rsplit_once(PERMIT)?.1.parse().ok();
+            let class = if family == "lock-" { most().map_or(class, Class::Permit) } else { class };
+            Some(Self { name: name.to_owned(), sequence: plain.then(|| number.parse().ok())??, class })
         })
     }
 
@@ -78,18 +116,19 @@ pub(super) fn line(children: &[String]) -> Result<Vec<Contender>, String> {
     Ok(line)
 }
 
-/// How many at the head of the line hold the lock together: one writer, or all readers before the first writer.
+/// How many at the head of the line hold the lock together: one writer, or all readers before the first who is none. Of
+/// permits these are those who may have one.
 pub(super) fn heads(line: &[Contender]) -> usize {
     match line.first() {
         None => 0,
-        Some(first) if !first.shared => 1,
-        Some(_) => line.iter().take_while(|c| c.shared).count(),
+        Some(first) if first.class == Class::Alone => 1,
+        Some(first) => line.iter().take_while(|c| first.class.goes_with(c.class)).count(),
     }
 }
 
-/// The last of those in `line` that `own` has to wait for.
+/// The last of those in `line` that `own` has to wait for, whatever number of permits there is.
 pub(super) fn blocker<'a>(line: &'a [Contender], own: &Contender) -> Option<&'a Contender> {
-    line.iter().rev().find(|other| other.before(own) && !(own.shared && other.shared))
+    line.iter().rev().find(|other| other.before(own) && !own.class.goes_with(other.class))
 }
 
 #[cfg(test)]
@@ -115,11 +154,14 @@ mod tests {
             "_c_8743c9c0079549078 7fd6c719a6b4586-lock-0000000004",
             "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-read-lock-0000000005",
             "a__rlock__0000000002",
+            "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-permit-3-lock-0000000006",
             "lock-0000000000",
         ]);
-        assert_eq!(names(&line), ["000", "001", "002", "003", "004", "005", "010"]);
-        assert_eq!(line.iter().map(|c| c.shared).collect::<Vec<_>>(), [false, false, true, false, false, true, false]);
-        assert_eq!((line[6].guid(), line[3].guid()), (Some(GUID), None));
+        assert_eq!(names(&line), ["000", "001", "002", "003", "004", "005", "006", "010"]);
+        let (alone, reader) = (Class::Alone, Class::Reader);
+        let classes = [alone, alone, reader, alone, alone, reader, Class::Permit(3), alone];
+        assert!(line.iter().map(|c| c.class).eq(classes));
+        assert_eq!((line[7].guid(), line[3].guid()), (Some(GUID), None));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::{
     session::{Ensemble, Session},
     wire::{Code, Node, Reply, Request as Ask, Stat},
 };
-use crate::lock::{self, Attempt, Grant, Purpose, Request, Result, Token, Ttl};
+use crate::lock::{self, Attempt, Grant, Mode, Purpose, Request, Result, Token, Ttl};
 
 impl ZooKeeper {
     pub(super) async fn enter(&mut self, request: &Request) -> Result<Attempt> {
@@ -44,7 +44,7 @@ impl ZooKeeper {
             if hold.session.is_none() {
                 hold.session = Some(negotiate(&self.ensemble, request).await?);
             }
-            match hold.note(&self.ensemble).await {
+            match hold.note(&self.ensemble, request.mode).await {
                 Err(Fault::Expired) => hold.forget(),
                 Err(Fault::Error(error)) => return Err(error),
                 Ok(attempt) => return Ok(attempt),
@@ -93,7 +93,7 @@ impl Heirloom {
 
 impl Hold {
     /// Notes this hold beside the lock, if its owner has the lock.
-    async fn note(&mut self, ensemble: &Ensemble) -> Asked<Attempt> {
+    async fn note(&mut self, ensemble: &Ensemble, mode: Mode) -> Asked<Attempt> {
         let (beat, mark) = (self.beat(), self.names.mark(&guid(&self.token)));
         let ttl = self.session.as_ref().map(|session| session.timeout.as_millis().to_string()).unwrap_or_default();
         for _ in 0..LOOKS {
@@ -101,6 +101,8 @@ impl Hold {
             let Some(place) = self.owners_place(ensemble, &seen).await? else { return Ok(Attempt::NotHeld) };
             let kept = self.kept(ensemble, false).await?;
             let Some(remark) = kept.remark(&mark, None) else { return Ok(Attempt::NotHeld) };
+            let granted = kept.granted().map(|(granted, _)| granted).unwrap_or_default();
+            granted.mode().check_nested(mode)?;
             // Asked again, it is there already.
             let step = if kept.holds.contains(&beat) {
                 Ask::Write { path: &beat, data: ttl.as_bytes() }
@@ -111,7 +113,8 @@ impl Hold {
             match self.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
                 Some(Ok(Reply::AllDone { .. })) => {
                     self.outer = self.shortest(ensemble, &kept).await?;
-                    return self.entered(place, kept.holds.iter().filter(|hold| **hold != beat).count());
+                    let others = kept.holds.iter().filter(|hold| **hold != beat).count();
+                    return self.entered(place, granted, others);
                 }
                 Some(Ok(Reply::RolledBack { at: 0 | 1, code: Code::NoNode })) => return Ok(Attempt::NotHeld),
                 Some(Ok(Reply::RolledBack { code: Code::BadVersion | Code::NodeExists | Code::NoNode, .. })) => {}
@@ -134,7 +137,7 @@ impl Hold {
         Ok(told.chain(handed_down).min().map_or(Duration::MAX, Duration::from_millis))
     }
 
-    fn entered(&mut self, place: Place, others: usize) -> Asked<Attempt> {
+    fn entered(&mut self, place: Place, granted: Granted, others: usize) -> Asked<Attempt> {
         let Some(session) = &mut self.session else { return Err(Fault::Expired) };
         let grant = Grant {
             fence: place.fence,
@@ -142,10 +145,10 @@ impl Hold {
             holds: u32::try_from(others + 1).unwrap_or(u32::MAX),
             settle: Duration::ZERO,
             session: session.hand_over(),
-            permit: None,
+            permit: granted.number(),
         };
         session.let_go();
-        (self.granted, self.place) = (true, Some(place));
+        (self.granted, self.place, self.grant) = (true, Some(place), Some(granted));
         Ok(Attempt::Granted(grant))
     }
 

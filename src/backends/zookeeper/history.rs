@@ -24,7 +24,7 @@ use super::{
     starts::Starts,
     wire::{Answer, Code, Node, Reply, Request as Ask, Stat},
 };
-use crate::lock::{End, History, Key, Note, Parting, Past, REMEMBERED, Result, SKIPPING_HOSTS, Skips};
+use crate::lock::{End, History, Key, Mode, Note, Parting, Past, REMEMBERED, Result, SKIPPING_HOSTS, Skips};
 
 /// How many runs more than needed there may be before the oldest are removed.
 const SPARE: usize = 16;
@@ -133,9 +133,9 @@ impl Hold {
         for ((name, path), answer) in marks.iter().zip(paths).zip(answers) {
             if still.contains(name) {
                 let granted = marked(Some(answer))?.and_then(|(data, stat)| Some((Granted::read(&data)?, stat)));
-                let shared = granted.as_ref().is_some_and(|(granted, _)| granted.shared);
+                let alone = granted.as_ref().is_some_and(|(granted, _)| granted.mode() == Mode::Exclusive);
                 let past = granted.and_then(|(granted, stat)| granted.past(stat.czxid, stat.ctime));
-                let alone = past.as_ref().and_then(|past| past.fence).filter(|_| !shared);
+                let alone = past.as_ref().and_then(|past| past.fence).filter(|_| alone);
                 stale.push(Stale { path, run: past.and_then(|past| Run::from(past).node(&self.names)), alone });
             }
         }

@@ -8,7 +8,7 @@ use super::{
     failure::{self, Asked, Fault},
     history::Made,
     look::{children, fence},
-    names::{MARK, Memory, Names, guid, way_to},
+    names::{MARK, Memory, Names, PERMIT, guid, way_to},
     record::{Granted, Heirloom, Last, Record},
     session::{Ensemble, Purpose, Session, VISIT, Watch},
     starts::{Basis, Starts},
@@ -125,7 +125,10 @@ impl Hold {
     pub(super) async fn confirm_and_read(&mut self, ensemble: &Ensemble) -> Asked<Option<Marked>> {
         let (Some(place), Some(session)) = (self.place.clone(), &self.session) else { return Ok(None) };
         let (beat, ttl, mark) = (self.beat(), session.timeout.as_millis().to_string(), self.names.mark(&guid(&self.token)));
-        let steps = vec![Ask::Check { path: &place.path }, Ask::Write { path: &beat, data: ttl.as_bytes() }];
+        // Without its number others count one permit less than there are.
+        let number = self.number();
+        let mut steps = vec![Ask::Check { path: &place.path }, Ask::Write { path: &beat, data: ttl.as_bytes() }];
+        steps.extend(number.iter().map(|path| Ask::Check { path }));
         let mut answers = self.ask(ensemble, &[Ask::All(steps), Ask::Read { path: &mark }]).await?;
         let marked = marked(answers.pop())?;
         match answers.pop() {
@@ -137,6 +140,11 @@ impl Hold {
             self.note_mark(data, stat);
         }
         Ok(Some(marked))
+    }
+
+    /// The node of the permit that it has, as far as is known.
+    pub(super) fn number(&self) -> Option<String> {
+        self.grant.as_ref().and_then(Granted::number).map(|number| self.names.permit(number))
     }
 
     /// Keeps what the mark of the grant says.
@@ -268,6 +276,11 @@ impl Seen {
     /// Whether a grant to the owner of this public id is marked.
     pub(super) fn is_marked(&self, guid: &str) -> bool {
         self.beside.iter().any(|name| name.strip_prefix(MARK) == Some(guid))
+    }
+
+    /// The numbers of the permits that are held.
+    pub(super) fn numbers(&self) -> Vec<u32> {
+        self.beside.iter().filter_map(|name| name.strip_prefix(PERMIT)?.parse().ok()).collect()
     }
 
     /// Whether those at the head of the line only wait, as far as they mark their grants.

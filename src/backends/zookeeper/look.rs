@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::{
-    contender::{Contender, heads},
+    contender::{Class, Contender, heads},
     failure::Asked,
     names::{MARK, Names, holds_of},
     record::{Granted, Record, Said},
@@ -43,7 +43,8 @@ struct Entry<'a> {
     stat: Stat,
 }
 
-/// Reads what the contenders of `line` said: of those who hold the lock, or with `whole` of all.
+/// Reads what the contenders of `line` said: of those who hold the lock, or with `whole` of all. Of those who may have permits
+/// that is everybody who is asked about.
 pub(super) async fn look(
     session: &mut Session,
     ensemble: &Ensemble,
@@ -111,7 +112,11 @@ async fn holder(
     beside: &[String],
     newest: &mut i64,
 ) -> Asked<Holder> {
-    let mode = if entry.contender.shared { Mode::Shared } else { Mode::Exclusive };
+    let mode = match entry.contender.class {
+        Class::Alone => Mode::Exclusive,
+        Class::Reader => Mode::Shared,
+        Class::Permit(most) => Mode::Permits(most),
+    };
     let unknown = Holder {
         permit: None,
         mode,
@@ -134,7 +139,9 @@ async fn holder(
     let mut answers = session.ask(ensemble, &requests).await?.into_iter();
     let mark = data(answers.next());
     let granted = mark.as_ref().map(|(_, mark)| mark.ctime);
-    let Granted { heirloom, broken, .. } = mark.as_ref().and_then(|(says, _)| Granted::read(says)).unwrap_or_default();
+    let says = mark.as_ref().and_then(|(says, _)| Granted::read(says)).unwrap_or_default();
+    let permit = says.number();
+    let Granted { heirloom, broken, .. } = says;
     let holds: Vec<(i64, u64)> = answers
         .filter_map(|answer| data(Some(answer)))
         .map(|(data, stat)| (stat.mtime, std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).unwrap_or_default()))
@@ -147,6 +154,7 @@ async fn holder(
     let now = *newest;
     let left = |(renewed, ttl): &(i64, u64)| Duration::from_millis(*ttl).saturating_sub(between(*renewed, now));
     Ok(Holder {
+        permit,
         metadata: said.metadata.clone(),
         fence: fence(&entry.stat),
         foreign: false,

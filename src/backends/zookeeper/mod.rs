@@ -36,6 +36,7 @@ mod keep;
 mod look;
 mod names;
 mod options;
+mod permits;
 mod reading;
 mod record;
 mod relay;
@@ -61,6 +62,8 @@ use crate::lock::{
 
 const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
+    permits: true,
+    // Who waits has a place in the order of the coming, which nobody can go past.
     fair: true,
     history: true,
     terms: true,

@@ -5,6 +5,7 @@
 //! <chroot>/<namespace>.meta/<key>                             the last fence, and below it:
 //!                                 /held-<guid>                there from the grant to the clean release: whose hold it is
 //!                                 /hold-<guid>-<hold>         one for each hold of an owner; what renewals write
+//!                                 /permit-<number>            a permit that is held, as long as the session of who has it
 //!                                 /paced, /once               what the last runs keep later ones from: see [`super::starts`]
 //!                                 /warned                     which hold was last warned about, and up to which level
 //! <chroot>/<namespace>.meta/%now-…                            made and dropped to learn the time
@@ -88,6 +89,11 @@ impl Names {
         format!("{}/{MARK}{guid}", self.meta)
     }
 
+    /// The permit with this number.
+    pub(super) fn permit(&self, number: u32) -> String {
+        format!("{}/{PERMIT}{number}", self.meta)
+    }
+
     /// The node that renewals of this hold write.
     pub(super) fn hold(&self, token: &Token) -> String {
         format!("{}/{}{}", self.meta, holds_of(&guid(token)), hold_id(token))
@@ -125,6 +131,8 @@ pub(super) fn lasting(meta: &str) -> [String; 3] {
 
 /// What the names of marks begin with.
 pub(super) const MARK: &str = "held-";
+/// What those of permits begin with.
+pub(super) const PERMIT: &str = "permit-";
 
 /// All nodes on the way to one, and itself.
 pub(super) fn way_to(path: &str) -> Vec<String> {

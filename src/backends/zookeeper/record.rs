@@ -95,6 +95,9 @@ pub(super) struct Granted {
     pub(super) fence: Last,
     #[serde(default, rename = "r", skip_serializing_if = "std::ops::Not::not")]
     pub(super) shared: bool,
+    /// Which permit it is.
+    #[serde(default, rename = "p", skip_serializing_if = "Option::is_none")]
+    pub(super) permit: Option<Permit>,
     #[serde(default, rename = "m", skip_serializing_if = "Option::is_none")]
     pub(super) metadata: Option<Metadata>,
     /// Who is breaking it.
@@ -106,8 +109,23 @@ pub(super) struct Granted {
 }
 
 impl Granted {
-    pub(super) fn of(request: &Request, fence: Last) -> Self {
-        Self { fence, shared: request.mode == Mode::Shared, metadata: request.metadata.clone(), ..Self::default() }
+    pub(super) fn of(request: &Request, fence: Last, number: u32) -> Self {
+        let permit = if let Mode::Permits(of) = request.mode { Some(Permit { number, of }) } else { None };
+        Self { fence, shared: request.mode == Mode::Shared, permit, metadata: request.metadata.clone(), ..Self::default() }
+    }
+
+    /// How the lock is held.
+    pub(super) fn mode(&self) -> Mode {
+        match self {
+            Self { permit: Some(permit), .. } => Mode::Permits(permit.of),
+            Self { shared: true, .. } => Mode::Shared,
+            _ => Mode::Exclusive,
+        }
+    }
+
+    /// The number of the permit.
+    pub(super) fn number(&self) -> Option<u32> {
+        self.permit.map(|permit| permit.number)
     }
 
     pub(super) fn write(&self) -> Vec<u8> {
@@ -131,6 +149,16 @@ impl Granted {
         let fence = Some(self.fence.given(made)?);
         Some(Past { fence, started_ms: u64::try_from(since).ok(), ended_ms: None, end, why, metadata: self.metadata })
     }
+}
+
+/// One of several permits.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(super) struct Permit {
+    #[serde(rename = "i")]
+    pub(super) number: u32,
+    /// How many there were to be when it was granted.
+    #[serde(rename = "n")]
+    pub(super) of: u32,
 }
 
 /// What the mark holds once the hold that the lock was taken with was given back, and nested ones keep it: the session

@@ -83,7 +83,7 @@ impl Hold {
         let Some(place) = self.place.clone() else { return Ok(Release::NotHeld) };
         let (beat, mark, meta) = (self.beat(), self.names.mark(&guid(&self.token)), self.names.meta.clone());
         let memories = [Memory::Fine, Memory::Bad].map(|what| (what, self.names.memory(what)));
-        let (mut remember, mut made) = (true, false);
+        let (mut remember, mut made, mut numbered) = (true, false, true);
         // Who entered whom is not recorded: only the first hold is known to enclose all others.
         let whole = self.root && parting.scope == Scope::Tree;
         for nth in 0..LOOKS {
@@ -100,6 +100,11 @@ impl Hold {
                 Some(kept) if others == 0 => kept.unmark(&mark),
                 Some(kept) => kept.remark(&mark, says.as_deref()),
             });
+            let granted = kept.as_ref().and_then(Kept::granted).map(|(granted, _)| granted).or_else(|| self.grant.clone());
+            let number = granted.and_then(|granted| granted.number()).filter(|_| others == 0 && numbered);
+            let number = number.map(|number| self.names.permit(number));
+            let at_number = steps.len();
+            steps.extend(number.iter().map(|path| Ask::Delete { path }));
             let run = if others == 0 && remember { self.run(parting, kept.as_ref().and_then(Kept::granted)) } else { None };
             let run = run.and_then(|run| run.node(&self.names));
             let changes = self.ending(ensemble, parting.became).await?;
@@ -123,6 +128,8 @@ impl Hold {
                     }
                     return Ok(Release::Released);
                 }
+                // Somebody removed it.
+                Some(Ok(Reply::RolledBack { at, code: Code::NoNode })) if number.is_some() && at == at_number => numbered = false,
                 // No history keeps a lock: it can't be written, or its end was told already.
                 Some(Ok(Reply::RolledBack { at, code })) if run.is_some() && at == last => {
                     remember = code == Code::NoNode && !made;

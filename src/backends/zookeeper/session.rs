@@ -239,6 +239,21 @@ impl Session {
         watch
     }
 
+    /// Watches what lies in a directory, which is to be there: the names, and what tells that they are others.
+    pub(super) async fn watch_children(&mut self, ensemble: &Ensemble, path: &str) -> Asked<(Vec<String>, Watch)> {
+        let reached = self.reach(ensemble).await?;
+        let answer = reached.client()?.list_and_watch_children(path).await;
+        let watch = match answer {
+            Ok((names, watcher)) => Ok((names, Box::pin(something(watcher)) as Watch)),
+            Err(error) => match refusal(error) {
+                Ok(code) => Err(failure::refused(&code).into()),
+                Err(fault) => Err(fault),
+            },
+        };
+        reached.answered();
+        watch
+    }
+
     /// Ends the session and all that is ephemeral of it, in the background: only one that holds nothing any more, so that
     /// nobody needs to know that it is done.
     pub(super) fn close(self, ensemble: &Ensemble) {

@@ -98,7 +98,7 @@ async fn share(lab: &Lab, user: &str, open: &impl Fn(&str) -> Client) {
         let (mut a, mut b, mut c) = (open(user), open(user), open(user));
         let one = dlock::lock::Request { mode, ..request(&job, LONG) };
         a.take(&one).await;
-        b.take(&dlock::lock::Request { mode, ..request(&job, SHORT) }).await;
+        b.take(&dlock::lock::Request { mode, ..lab.expiring(&job, SHORT) }).await;
         let writer = dlock::lock::Request { fair: true, ..waiting(&job, LONG) };
         c.refused(&writer).await;
         b.refused(&dlock::lock::Request { mode, ..waiting(&job, LONG) }).await;

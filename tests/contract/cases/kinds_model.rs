@@ -1,6 +1,11 @@
-//! Random holds of all kinds, some of which are never given back, with the in-memory store as the reference.
+//! Random holds of all kinds, some of which are never given back, with the in-memory store as the reference; or where who
+//! waits has a place that nobody else can take, a line of such places.
 
-use std::{collections::HashMap, env, fmt::Write as _};
+use std::{
+    collections::{HashMap, HashSet},
+    env,
+    fmt::Write as _,
+};
 
 use dlock::{
     backends::memory::{Memory, Store},
@@ -39,11 +44,13 @@ struct Side {
     fences: Fences,
     /// The number of each hold that was ever seen.
     permits: HashMap<Fence, Option<u32>>,
+    /// Those who have a place of their own, where there are such. What is told them is read again only now and then.
+    in_line: Option<HashSet<String>>,
 }
 
 impl Side {
-    fn new(clients: Vec<Client>) -> Self {
-        Self { clients, fences: Fences::default(), permits: HashMap::new() }
+    fn new(clients: Vec<Client>, in_line: Option<HashSet<String>>) -> Self {
+        Self { clients, fences: Fences::default(), permits: HashMap::new(), in_line }
     }
 
     fn words(&mut self, holders: &[Holder]) -> String {
@@ -65,6 +72,11 @@ impl Side {
                 Attempt::Granted(grant) => {
                     client.abandon(request).await;
                     format!("granted, fence {}, permit {:?}", self.fences.place("job", grant.fence), grant.permit)
+                }
+                Attempt::Busy(_)
+                    if request.waiting && self.in_line.as_mut().is_some_and(|line| !line.insert(request.token.hold_text())) =>
+                {
+                    "busy still".into()
                 }
                 Attempt::Busy(busy) => {
                     format!("busy, {}, passing {}, place {:?}", self.words(&busy.holders), busy.passing, busy.position)
@@ -107,6 +119,127 @@ impl Side {
     }
 }
 
+/// What answers are compared with.
+enum Reference {
+    Memory(Side),
+    Line(Line),
+}
+
+impl Reference {
+    async fn ask(&mut self, client: usize, operation: &Operation) -> String {
+        match self {
+            Self::Memory(side) => side.ask(client, operation).await,
+            Self::Line(line) => line.ask(operation),
+        }
+    }
+
+    async fn look(&mut self) -> String {
+        match self {
+            Self::Memory(side) => side.look().await,
+            Self::Line(line) => line.look(),
+        }
+    }
+}
+
+/// A line of those who hold and those who wait, in the order of their coming. Whoever waits is granted what they want when
+/// they ask for it and there is room for them and for all before.
+#[derive(Default)]
+struct Line {
+    places: Vec<Place>,
+    came: u64,
+    fences: Fences,
+}
+
+struct Place {
+    request: Request,
+    fence: Fence,
+    granted: bool,
+    permit: Option<u32>,
+    crashes: bool,
+}
+
+impl Line {
+    fn lets(&self, mode: Mode, place: usize) -> bool {
+        let before = &self.places[..place];
+        match mode {
+            Mode::Exclusive => before.is_empty(),
+            Mode::Shared => before.iter().all(|one| one.request.mode == Mode::Shared),
+            Mode::Permits(most) => {
+                let held = self.places.iter().filter(|one| one.granted).count();
+                let wait = before.iter().filter(|one| !one.granted).count();
+                before.iter().all(|one| matches!(one.request.mode, Mode::Permits(_))) && held + wait < most as usize
+            }
+        }
+    }
+
+    fn find(&self, request: &Request) -> Option<usize> {
+        self.places.iter().position(|one| one.request.token == request.token)
+    }
+
+    fn acquire(&mut self, request: &Request, crashes: bool) -> String {
+        let known = self.find(request);
+        let place = known.unwrap_or(self.places.len());
+        let granted = self.places.get(place).is_some_and(|one| one.granted) || self.lets(request.mode, place);
+        if known.is_none() && (granted || request.waiting) {
+            self.came += 1;
+            let (request, fence) = (request.clone(), Fence(self.came));
+            self.places.push(Place { request, fence, granted: false, permit: None, crashes });
+        }
+        if !granted && known.is_some() {
+            return "busy still".into();
+        }
+        if !granted {
+            let position = request.waiting.then(|| self.places[..place].iter().filter(|one| !one.granted).count() + 1);
+            let holders = self.words();
+            return format!("busy, {holders}, passing {}, place {position:?}", self.places.iter().all(|one| !one.granted));
+        }
+        if !self.places[place].granted {
+            let free = |number: &u32| self.places.iter().all(|one| one.permit != Some(*number));
+            let permit = if let Mode::Permits(most) = request.mode { (0..most).find(free) } else { None };
+            (self.places[place].granted, self.places[place].permit) = (true, permit);
+        }
+        let Place { fence, permit, .. } = self.places[place];
+        format!("granted, fence {}, permit {permit:?}", self.fences.place("job", fence))
+    }
+
+    fn ask(&mut self, operation: &Operation) -> String {
+        match operation {
+            Operation::Acquire(request) => self.acquire(request, false),
+            Operation::Crash(request) => self.acquire(request, true),
+            Operation::Renew(request) => match self.find(request).map(|at| &self.places[at]) {
+                Some(&Place { granted: true, fence, .. }) => format!("renewed, fence {}", self.fences.place("job", fence)),
+                _ => "not held".into(),
+            },
+            Operation::Release(request) => match self.find(request).filter(|at| self.places[*at].granted) {
+                Some(at) => {
+                    self.places.remove(at);
+                    "released".into()
+                }
+                None => "not held".into(),
+            },
+            Operation::Abandon(request) => {
+                self.places.retain(|one| one.granted || one.request.token != request.token);
+                String::new()
+            }
+        }
+    }
+
+    fn words(&mut self) -> String {
+        let mut words = Vec::new();
+        for Place { request, fence, permit, .. } in self.places.iter().filter(|one| one.granted) {
+            words.push((self.fences.place("job", *fence), format!("{:?} {permit:?}", request.mode)));
+        }
+        words.sort_unstable();
+        format!("{words:?}")
+    }
+
+    /// After whoever crashed is gone.
+    fn look(&mut self) -> String {
+        self.places.retain(|one| !one.crashes);
+        format!("{}, {} wait", self.words(), self.places.iter().filter(|one| !one.granted).count())
+    }
+}
+
 async fn random_kinds_are_answered_as_by_the_reference(lab: &Lab) {
     let given = env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let first = given.unwrap_or_else(dlock::lock::random);
@@ -124,7 +257,9 @@ async fn play(lab: &Lab, seed: u64) {
         reference.push(Client(Box::new(Memory::new(store.clone(), Namespace::default()))));
         tried.push(lab.client().await);
     }
-    let (mut reference, mut tried) = (Side::new(reference), Side::new(tried));
+    let places = lab.kind.keeps_places();
+    let mut tried = Side::new(tried, places.then(HashSet::new));
+    let mut reference = if places { Reference::Line(Line::default()) } else { Reference::Memory(Side::new(reference, None)) };
     let mut made: Vec<(usize, Request)> = Vec::new();
     let mut told = String::new();
     for step in 0..STEPS {
@@ -174,7 +309,9 @@ fn next(dice: &mut Dice, made: &mut Vec<(usize, Request)>, kind: Kind) -> (usize
         _ => {
             // A released hold is not asked for again.
             made.remove(at);
-            (client, if request.waiting && dice.roll(2) == 0 { Operation::Abandon(request) } else { Operation::Release(request) })
+            // Who waits and is not asked for again is gone soon; but where places are kept, only with its lease.
+            let leaves = dice.roll(2) == 0 || kind.keeps_places();
+            (client, if request.waiting && leaves { Operation::Abandon(request) } else { Operation::Release(request) })
         }
     }
 }

@@ -21,6 +21,7 @@ mod mysql;
 mod mysql_history;
 mod mysql_server;
 mod names;
+mod permits;
 mod postgres;
 mod postgres_many;
 mod postgres_shares;
@@ -76,6 +77,7 @@ pub fn all() -> Vec<Case> {
         shared::all(),
         kinds::all(),
         kinds_model::all(),
+        permits::all(),
         names::all(),
         report::all(),
         refusal::all(),

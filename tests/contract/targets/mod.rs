@@ -240,7 +240,7 @@ impl Kind {
                 | Self::PostgresLease
                 | Self::Tair
                 | Self::TairVersion
-        )
+        ) || self.keeps_places()
     }
 
     /// Whether those who wait can ask to be served in their order, likewise.
@@ -255,7 +255,7 @@ impl Kind {
                 | Self::PostgresLease
                 | Self::Tair
                 | Self::TairVersion
-        )
+        ) || self.keeps_places()
     }
 
     /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.

@@ -1,0 +1,452 @@
+//! Permits where those who wait stand in a line of their own places: the worst that can come between a place and its number.
+
+use std::{future::pending, time::Duration};
+
+use dlock::{
+    lease::{self, BootClock, Limits, Outcome, Patience},
+    lock::{Attempt, Key, Mode, Release, Renewal, Request, Scope, Wake},
+};
+use futures_util::future::join_all;
+use tokio::time::{Instant, timeout};
+
+use super::{Case, cases};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, ttl, waiting},
+    support::proxy::{Fault, Mode as Line, Proxy},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![Kind::keeps_places =>
+        permits_that_are_asked_for_at_once_are_each_somebodys,
+        a_crowd_of_permits_never_has_one_too_many,
+        a_permit_that_comes_back_beside_a_look_is_not_missed,
+        fewer_permits_wait_until_enough_came_back,
+        who_asks_for_more_permits_is_woken_by_its_own_room,
+        who_dies_in_line_for_permits_is_gone_past,
+        one_behind_another_kind_goes_on_when_that_goes,
+        a_number_that_was_deleted_ends_its_hold,
+        permits_are_not_entered_exclusively,
+    ];
+    all.extend(cases![|kind| kind.keeps_places() && kind.has_server() =>
+        a_number_whose_answer_was_lost_is_taken_once,
+        a_place_that_was_lost_takes_no_number,
+        a_permit_that_comes_back_costs_as_much_with_many_who_wait,
+    ]);
+    // A session is kept alive beside what it asks for, by way of another connection.
+    all.extend(cases![|kind| kind == Kind::Etcd => a_number_that_is_taken_too_late_is_not_taken]);
+    all
+}
+
+/// So late nobody looks by itself: who isn't woken fails the case.
+const NEVER: Duration = Duration::from_secs(20);
+const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+
+fn permit(most: u32, of: Request) -> Request {
+    Request { mode: Mode::Permits(most), ..of }
+}
+
+/// Holds so many of so many permits.
+async fn hold(lab: &Lab, job: &Key, count: u32, most: u32) -> Vec<(Client, Request)> {
+    let mut holders = Vec::new();
+    for number in 0..count {
+        let (mut client, request) = (lab.client().await, permit(most, request(job, LONG)));
+        assert_eq!(client.take(&request).await.permit, Some(number));
+        holders.push((client, request));
+    }
+    holders
+}
+
+/// One who waits for one of so many permits.
+async fn queue(lab: &Lab, job: &Key, most: u32) -> (Client, Request) {
+    let (mut client, wanted) = (lab.client().await, permit(most, waiting(job, LONG)));
+    client.refused(&wanted).await;
+    (client, wanted)
+}
+
+async fn give_back((mut client, held): (Client, Request)) {
+    client.free(&held).await;
+}
+
+/// The numbers that are held, in order.
+async fn numbers(lab: &Lab, job: &Key) -> Vec<u32> {
+    let state = lab.client().await.inspect(job).await;
+    let mut numbers: Vec<_> = state.holders.iter().map(|holder| holder.permit.expect("a number")).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+async fn core_acquire(client: &mut Client, wanted: Request, patience: Patience) -> Outcome<()> {
+    let taken = lease::acquire(&mut *client.0, &BootClock, wanted, patience, LIMITS, pending::<()>(), |_| {}).await;
+    taken.unwrap_or_else(|error| panic!("{error:?}"))
+}
+
+async fn permits_that_are_asked_for_at_once_are_each_somebodys(lab: &Lab) {
+    for patience in [Patience::Try, Patience::For(LONG)] {
+        let job = key(&format!("{patience:?}"));
+        let mut clients = Vec::new();
+        for _ in 0..6 {
+            clients.push(lab.client().await);
+        }
+        let all = clients.iter_mut().map(|client| {
+            let waits = matches!(patience, Patience::For(_));
+            core_acquire(client, permit(6, Request { waiting: waits, ..request(&job, LONG) }), patience)
+        });
+        let outcomes = join_all(all).await;
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Granted(_))), "{outcomes:?}");
+        assert_eq!(numbers(lab, &job).await, [0, 1, 2, 3, 4, 5]);
+    }
+}
+
+async fn a_crowd_of_permits_never_has_one_too_many(lab: &Lab) {
+    const MOST: u32 = 3;
+    let (job, inside) = (key("job"), std::cell::RefCell::new(Vec::new()));
+    let one = async |patience: Duration| {
+        let mut client = lab.client().await;
+        for _ in 0..3 {
+            let wanted = permit(MOST, waiting(&job, LONG));
+            let mut taken = timeout(patience, client.wait_for(&wanted, NEVER)).await;
+            if taken.is_err() {
+                // It gives up at any moment, also while it is granted one.
+                client.abandon(&wanted).await;
+                let given_back = client.release(&wanted, Scope::Tree).await;
+                assert!(matches!(given_back, Release::Released | Release::NotHeld), "{given_back:?}");
+                let again = permit(MOST, waiting(&job, LONG));
+                taken = Ok(client.wait_for(&again, NEVER).await);
+                held(lab, &inside, taken.expect("a grant").permit).await;
+                client.free(&again).await;
+                continue;
+            }
+            held(lab, &inside, taken.expect("a grant").permit).await;
+            client.free(&wanted).await;
+        }
+    };
+    let began = Instant::now();
+    join_all((0..12_u64).map(|n| one(Duration::from_millis(4 + n * 9)))).await;
+    assert!(began.elapsed() < NEVER, "{:?}", began.elapsed());
+    assert_eq!(numbers(lab, &job).await, [0; 0]);
+}
+
+/// Has a permit for a moment.
+async fn held(lab: &Lab, inside: &std::cell::RefCell<Vec<u32>>, number: Option<u32>) {
+    let number = number.expect("a number");
+    {
+        let mut inside = inside.borrow_mut();
+        assert!(!inside.contains(&number) && inside.len() < 3 && number < 3, "{number} beside {inside:?}");
+        inside.push(number);
+    }
+    lab.pass(Duration::from_millis(5)).await;
+    inside.borrow_mut().retain(|other| *other != number);
+}
+
+async fn a_permit_that_comes_back_beside_a_look_is_not_missed(lab: &Lab) {
+    let job = key("job");
+    let mut holders = hold(lab, &job, 2, 2).await;
+    for step in 0..24_u64 {
+        let (mut client, wanted) = (lab.client().await, permit(2, waiting(&job, LONG)));
+        let leaving = holders.remove(usize::from(step % 2 == 0));
+        let free = async {
+            lab.pass(Duration::from_micros(step * 200)).await;
+            give_back(leaving).await;
+        };
+        let began = Instant::now();
+        let (grant, ()) = tokio::join!(client.wait_for(&wanted, NEVER), free);
+        assert!(began.elapsed() < SOON && grant.permit < Some(2), "step {step}: {:?} {grant:?}", began.elapsed());
+        holders.push((client, wanted));
+        assert_eq!(numbers(lab, &job).await, [0, 1]);
+    }
+}
+
+async fn fewer_permits_wait_until_enough_came_back(lab: &Lab) {
+    let job = key("job");
+    let mut holders = hold(lab, &job, 4, 4).await;
+    let (mut client, wanted) = queue(lab, &job, 2).await;
+    let last = holders.pop().expect("a holder");
+    let free = async {
+        for (place, holder) in holders.into_iter().enumerate() {
+            lab.pass(SLACK).await;
+            let wait = lab.client().await.inspect(&job).await.waiters.len();
+            assert_eq!(wait, 1, "granted with {} held", 4 - place);
+            give_back(holder).await;
+        }
+        Instant::now()
+    };
+    let (grant, freed) = tokio::join!(client.wait_for(&wanted, NEVER), free);
+    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+    assert_eq!((grant.permit, numbers(lab, &job).await), (Some(0), vec![0, 3]));
+    lab.client().await.refused(&permit(2, request(&job, LONG))).await;
+    give_back(last).await;
+    assert_eq!(lab.client().await.take(&permit(2, request(&job, LONG))).await.permit, Some(1));
+}
+
+async fn who_asks_for_more_permits_is_woken_by_its_own_room(lab: &Lab) {
+    let job = key("job");
+    let mut holders = hold(lab, &job, 3, 3).await;
+    let (mut few, wants_few) = queue(lab, &job, 1).await;
+    let (mut more, wants_more) = queue(lab, &job, 4).await;
+    let free = async |holder| {
+        lab.pass(SLACK).await;
+        give_back(holder).await;
+        Instant::now()
+    };
+    // There is room for both of them as the second counts, and for none as the first one does.
+    let (grant, freed) = tokio::join!(more.wait_for(&wants_more, NEVER), free(holders.remove(0)));
+    assert!(freed.elapsed() < SOON && grant.permit == Some(0), "{:?} {grant:?}", freed.elapsed());
+    few.refused(&wants_few).await;
+    let free_all = async {
+        give_back((more, wants_more)).await;
+        give_back(holders.remove(0)).await;
+        few_waits(lab, &job).await;
+        free(holders.remove(0)).await
+    };
+    let (grant, freed) = tokio::join!(few.wait_for(&wants_few, NEVER), free_all);
+    assert!(freed.elapsed() < SOON && grant.permit == Some(0), "{:?} {grant:?}", freed.elapsed());
+}
+
+async fn few_waits(lab: &Lab, job: &Key) {
+    lab.pass(SLACK).await;
+    assert_eq!(lab.client().await.inspect(job).await.waiters.len(), 1);
+}
+
+async fn who_dies_in_line_for_permits_is_gone_past(lab: &Lab) {
+    let job = key("job");
+    let mut holders = hold(lab, &job, 2, 2).await;
+    {
+        let mut dying = lab.client().await;
+        dying.refused(&permit(2, Request { ttl: ttl(SHORT), ..waiting(&job, LONG) })).await;
+    }
+    let (mut client, wanted) = queue(lab, &job, 2).await;
+    let began = Instant::now();
+    give_back(holders.remove(0)).await;
+    client.wait_for(&wanted, NEVER).await;
+    assert!(began.elapsed() < SHORT + lab.kind.late() + SOON, "{:?}", began.elapsed());
+    // And one that leaves by itself, and one behind it.
+    let (mut leaving, unwanted) = queue(lab, &job, 2).await;
+    let (mut last, wanted) = queue(lab, &job, 2).await;
+    let free = async {
+        lab.pass(SLACK).await;
+        leaving.abandon(&unwanted).await;
+        give_back(holders.remove(0)).await;
+        Instant::now()
+    };
+    let (_, freed) = tokio::join!(last.wait_for(&wanted, NEVER), free);
+    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+}
+
+async fn one_behind_another_kind_goes_on_when_that_goes(lab: &Lab) {
+    let job = key("job");
+    for other in [Mode::Exclusive, Mode::Shared] {
+        let mut holders = hold(lab, &job, 1, 2).await;
+        let (mut middle, wanted) = (lab.client().await, Request { mode: other, ..waiting(&job, LONG) });
+        middle.refused(&wanted).await;
+        // There are permits left, and not for who comes after another kind.
+        let mut behind = Vec::new();
+        for _ in 0..3 {
+            behind.push(queue(lab, &job, 2).await);
+        }
+        let state = lab.client().await.inspect(&job).await;
+        assert_eq!((state.holders.len(), state.waiters.len()), (1, 4), "{state:?}");
+        give_back(holders.remove(0)).await;
+        middle.wait_for(&wanted, NEVER).await;
+        lab.client().await.refused(&permit(9, request(&job, LONG))).await;
+        let free = async {
+            lab.pass(SLACK).await;
+            middle.free(&wanted).await;
+            Instant::now()
+        };
+        let [first, second, _] = &mut behind[..] else { panic!("three") };
+        let (one, two, freed) = tokio::join!(first.0.wait_for(&first.1, NEVER), second.0.wait_for(&second.1, NEVER), free);
+        assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+        assert_eq!((one.permit, two.permit), (Some(0), Some(1)));
+        for (mut client, request) in behind {
+            client.abandon(&request).await;
+            client.release(&request, Scope::Tree).await;
+        }
+    }
+}
+
+/// Removes the number of a permit, as an administrator might.
+async fn delete_number(lab: &Lab, job: &str, number: u32) {
+    if lab.kind.is_zookeeper() {
+        let path = format!("{}/dlock.meta/{job}/permit-{number}", lab.zookeeper().chroot);
+        lab.zookeeper().admin().await.delete(&path, None).await.expect("its node");
+    } else {
+        let name = format!("{}.meta/%last/{job}/permit/{number}", lab.etcd().namespace("dlock"));
+        assert_eq!(lab.etcd().etcd().ctl(&["del", &name]).trim(), "1");
+    }
+}
+
+async fn a_number_that_was_deleted_ends_its_hold(lab: &Lab) {
+    let job = key("job");
+    let mut holders = hold(lab, &job, 2, 2).await;
+    let (mut a, first) = holders.remove(0);
+    a.renewed(&first, None).await;
+    delete_number(lab, "job", 0).await;
+    // What it was taken for may still run.
+    let (mut b, second) = (lab.client().await, permit(2, request(&job, LONG)));
+    b.refused(&second).await;
+    assert_eq!(a.renew(&first, None).await, Renewal::NotHeld);
+    a.release(&first, Scope::Tree).await;
+    assert_eq!(b.take(&second).await.permit, Some(0));
+    b.free(&second).await;
+    let (mut c, held) = holders.remove(0);
+    c.renewed(&held, None).await;
+    assert_eq!(numbers(lab, &job).await, [1]);
+    c.free(&held).await;
+    lab.client().await.hold(&job).await;
+}
+
+async fn permits_are_not_entered_exclusively(lab: &Lab) {
+    let job = key("job");
+    for (outer, inner) in [(Mode::Permits(2), Mode::Exclusive), (Mode::Shared, Mode::Exclusive), (Mode::Shared, Mode::Permits(2))] {
+        let (mut a, held) = (lab.client().await, Request { mode: outer, ..request(&job, LONG) });
+        a.take(&held).await;
+        let wanted = Request { mode: inner, ..nested(&held) };
+        let error = lab.client().await.0.try_acquire(&wanted).await.expect_err("others may hold it too");
+        assert_eq!(error.kind, dlock::lock::Kind::Usage, "{error:?}");
+        a.renewed(&held, None).await;
+        a.free(&held).await;
+    }
+    // One permit is as good as the lock.
+    let (mut a, held) = (lab.client().await, permit(1, request(&job, LONG)));
+    a.take(&held).await;
+    let inner = Request { mode: Mode::Exclusive, ..nested(&held) };
+    assert!(matches!(a.attempt(&inner).await, Attempt::Granted(grant) if grant.permit == Some(0)));
+}
+
+/// What stands in the step that takes the first number, and in nothing before.
+fn number_mark(lab: &Lab) -> &'static str {
+    if lab.kind.is_zookeeper() { "/permit-0" } else { "permit/0" }
+}
+
+async fn a_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
+    for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
+        for waits in [true, false] {
+            let job = key(&format!("{fault:?} {waits}"));
+            let proxy = Proxy::to(lab.server().port());
+            let mut a = Client(lab.server().through(proxy.port).await);
+            // The next request is the one that counts.
+            let warm = permit(2, request(&key("warm"), LONG));
+            a.take(&warm).await;
+            a.free(&warm).await;
+            let holders = if waits { hold(lab, &job, 2, 2).await } else { Vec::new() };
+            proxy.trap(number_mark(lab), fault);
+            let patience = if waits { Patience::For(LONG) } else { Patience::Try };
+            let free = async {
+                lab.pass(SLACK).await;
+                for holder in holders {
+                    give_back(holder).await;
+                }
+            };
+            let wanted = permit(2, Request { waiting: waits, ..request(&job, LONG) });
+            let (outcome, ()) = tokio::join!(core_acquire(&mut a, wanted, patience), free);
+            let Outcome::Granted(lease) = outcome else { panic!("{fault:?} {waits}: {outcome:?}") };
+            assert_eq!((proxy.sprung(), lease.holds, numbers(lab, &job).await), (1, 1, vec![0]), "{fault:?} {waits}");
+            let state = a.inspect(&job).await;
+            assert_eq!((state.holders[0].fence, state.waiters.len()), (Some(lease.fence), 0), "{state:?}");
+            assert_eq!(a.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
+            lab.client().await.hold(&job).await;
+        }
+    }
+}
+
+async fn a_number_that_is_taken_too_late_is_not_taken(lab: &Lab) {
+    let job = key("job");
+    let mut holders = hold(lab, &job, 1, 1).await;
+    let proxy = Proxy::to(lab.server().port());
+    let mut a = Client(lab.server().through(proxy.port).await);
+    let wanted = permit(1, Request { ttl: ttl(SHORT), ..waiting(&job, LONG) });
+    a.refused(&wanted).await;
+    let (mut b, next) = queue(lab, &job, 1).await;
+    // The lease is over when the server is asked for the number.
+    proxy.trap(number_mark(lab), Fault::Late(SHORT * 2 + SLACK));
+    give_back(holders.remove(0)).await;
+    let late = async {
+        let answer = timeout(SHORT * 4, a.0.try_acquire(&wanted)).await;
+        assert!(!matches!(answer, Ok(Ok(Attempt::Granted(_)))), "{answer:?}");
+    };
+    let ((), grant) = tokio::join!(late, b.wait_for(&next, NEVER));
+    assert_eq!((proxy.sprung(), grant.permit), (1, Some(0)));
+    lab.pass(SHORT).await;
+    let state = lab.client().await.inspect(&job).await;
+    assert_eq!((state.holders.len(), state.holders[0].fence), (1, Some(grant.fence)), "{state:?}");
+    b.renewed(&next, None).await;
+}
+
+async fn a_place_that_was_lost_takes_no_number(lab: &Lab) {
+    let job = key("job");
+    let mut holders = hold(lab, &job, 1, 1).await;
+    let mut proxy = Proxy::to(lab.server().port());
+    let mut a = Client(lab.server().through(proxy.port).await);
+    let wanted = permit(1, Request { ttl: ttl(SHORT), ..waiting(&job, LONG) });
+    a.refused(&wanted).await;
+    let (mut b, next) = queue(lab, &job, 1).await;
+    proxy.set(Line::BlackHole);
+    lab.outlast(SHORT * 2).await;
+    proxy.set(Line::Pass);
+    proxy.cut();
+    give_back(holders.remove(0)).await;
+    assert_eq!(b.wait_for(&next, NEVER).await.permit, Some(0));
+    let began = Instant::now();
+    while !matches!(a.0.try_acquire(&wanted).await, Ok(Attempt::Busy(_))) {
+        assert!(began.elapsed() < SHORT * 3);
+        lab.pass(SLACK).await;
+    }
+    assert_eq!(numbers(lab, &job).await, [0]);
+    let free = async {
+        lab.pass(SLACK).await;
+        b.free(&next).await;
+    };
+    let (grant, ()) = tokio::join!(a.wait_for(&wanted, NEVER), free);
+    assert_eq!(grant.permit, Some(0));
+}
+
+/// Requests that the server was asked.
+fn asked(lab: &Lab) -> u64 {
+    if lab.kind.is_zookeeper() {
+        lab.zookeeper().servers().nodes[0].counted("zk_packets_received").unwrap_or_default()
+    } else {
+        lab.etcd().etcd().calls().iter().map(|(_, calls)| calls).sum()
+    }
+}
+
+async fn a_permit_that_comes_back_costs_as_much_with_many_who_wait(lab: &Lab) {
+    const HAND_OVERS: u64 = 6;
+    lab.target.isolate().await;
+    let mut costs = Vec::new();
+    for count in [20, 100] {
+        let job = key(&format!("{count}"));
+        let mut holders: std::collections::VecDeque<_> = hold(lab, &job, 3, 3).await.into();
+        let mut waiters = std::collections::VecDeque::new();
+        for _ in 0..count {
+            waiters.push_back(queue(lab, &job, 3).await);
+        }
+        // Who is first has been told of it.
+        for (client, wanted) in &mut waiters {
+            client.wait(wanted, Duration::from_millis(1)).await;
+        }
+        let (began, before) = (Instant::now(), asked(lab));
+        for _ in 0..HAND_OVERS {
+            give_back(holders.pop_front().expect("a holder")).await;
+            let (mut next, wanted) = waiters.pop_front().expect("a waiter");
+            next.wait_for(&wanted, NEVER).await;
+            holders.push_back((next, wanted));
+            lab.pass(SLACK).await;
+            let mut woken = 0;
+            for (client, wanted) in &mut waiters {
+                if client.wait(wanted, Duration::ZERO).await == Wake::Changed {
+                    woken += 1;
+                    client.refused(wanted).await;
+                    // It watches from now on.
+                    assert_eq!(client.wait(wanted, Duration::from_millis(1)).await, Wake::TimedOut);
+                }
+            }
+            assert!(woken <= 1, "{woken} of {count} are woken");
+        }
+        // Each keeps its session or its lease alive meanwhile.
+        let idle = began.elapsed().as_secs_f64() / LONG.as_secs_f64() * 3.0 * f64::from(count);
+        costs.push((asked(lab) - before) as f64 / HAND_OVERS as f64 - idle / HAND_OVERS as f64);
+    }
+    crate::support::say(&format!("{:?}: requests for each permit that came back, with 20 and with 100 who wait: {costs:?}", lab.kind));
+    assert!(costs[1] < costs[0] + 6.0, "{costs:?}");
+}
