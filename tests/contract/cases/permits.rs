@@ -26,7 +26,6 @@ pub fn all() -> Vec<Case> {
         who_dies_in_line_for_permits_is_gone_past,
         one_behind_another_kind_goes_on_when_that_goes,
         a_number_that_was_deleted_ends_its_hold,
-        permits_are_not_entered_exclusively,
     ];
     all.extend(cases![|kind| kind.keeps_places() && kind.has_server() =>
         a_number_whose_answer_was_lost_is_taken_once,
@@ -294,24 +293,6 @@ async fn a_number_that_was_deleted_ends_its_hold(lab: &Lab) {
     assert_eq!(numbers(lab, &job).await, [1]);
     c.free(&held).await;
     lab.client().await.hold(&job).await;
-}
-
-async fn permits_are_not_entered_exclusively(lab: &Lab) {
-    let job = key("job");
-    for (outer, inner) in [(Mode::Permits(2), Mode::Exclusive), (Mode::Shared, Mode::Exclusive), (Mode::Shared, Mode::Permits(2))] {
-        let (mut a, held) = (lab.client().await, Request { mode: outer, ..request(&job, LONG) });
-        a.take(&held).await;
-        let wanted = Request { mode: inner, ..nested(&held) };
-        let error = lab.client().await.0.try_acquire(&wanted).await.expect_err("others may hold it too");
-        assert_eq!(error.kind, dlock::lock::Kind::Usage, "{error:?}");
-        a.renewed(&held, None).await;
-        a.free(&held).await;
-    }
-    // One permit is as good as the lock.
-    let (mut a, held) = (lab.client().await, permit(1, request(&job, LONG)));
-    a.take(&held).await;
-    let inner = Request { mode: Mode::Exclusive, ..nested(&held) };
-    assert!(matches!(a.attempt(&inner).await, Attempt::Granted(grant) if grant.permit == Some(0)));
 }
 
 /// What stands in the step that takes the first number, and in nothing before.
