@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, ttl, waiting},
+    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, request, ttl, waiting},
     support::proxy::{Fault, Mode as Line, Proxy},
     targets::Kind,
 };
