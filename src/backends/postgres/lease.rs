@@ -9,7 +9,7 @@ use crate::{
     backends::sql::{Names, Table as _, Taken, ledger, looks_at_the_end},
     lock::{
         Attempt, Backend, Break, Busy, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Mode, Note, Notice,
-        Parting, Release, Renewal, Request, Result, Token, Waiter, Wake, fingerprint,
+        Parting, Release, Renewal, Request, Result, Token, Waiter, Wake, crowd::TURN, fingerprint,
     },
 };
 
@@ -161,7 +161,8 @@ impl Lease {
                 }
                 let at_the_end = self.gate.is_kept() || looks_at_the_end(busy.position);
                 Attempt::Busy(Busy {
-                    expires_in: busy.expires_in.filter(|_| at_the_end),
+                    // The end of a turn concerns those only who were told of it, or come just then.
+                    expires_in: busy.expires_in.filter(|left| at_the_end || *left <= TURN),
                     notifies: !foreign && !self.gate.is_pooled(),
                     ..busy
                 })

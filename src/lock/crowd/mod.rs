@@ -33,6 +33,8 @@ use super::{
 const LAYOUT: u16 = 100;
 /// From here on a layout is a newer major one, which must not be touched.
 const LAYOUT_REFUSED: u16 = 200;
+/// How long a lock that has room is kept for who is to go first.
+pub const TURN: Duration = Duration::from_millis(queue::TURN);
 /// How many are woken at a time: one of them may be frozen.
 const WOKEN: usize = 2;
 
@@ -50,9 +52,9 @@ pub struct Crowd {
     /// Others may go now.
     #[serde(skip)]
     stirred: bool,
-    /// Whose turn has just begun.
+    /// Whose turn has just begun, or is over.
     #[serde(skip)]
-    called: Vec<String>,
+    called: Vec<Woken>,
 }
 
 impl Default for Crowd {
@@ -292,9 +294,9 @@ impl Crowd {
         let called = std::mem::take(&mut self.called);
         let most = if std::mem::take(&mut self.stirred) { WOKEN } else { 0 };
         let mut woken = self.queue.may_go(|mode| self.room(mode, outside), most);
-        for hold in called {
-            if woken.iter().all(|other| other.hold != hold) {
-                woken.extend(self.queue.find(&hold).map(Queued::woken));
+        for one in called {
+            if !woken.contains(&one) {
+                woken.push(one);
             }
         }
         self.told += u64::from(!woken.is_empty());
@@ -336,10 +338,8 @@ impl Crowd {
     }
 
     fn held_up(&mut self, request: &Request, now: u64, outside: Option<u64>) -> Option<u64> {
-        let Self { queue, shares, .. } = self;
-        let (left, called) = queue.held_up(request, |mode| room(shares, mode, outside), now);
-        self.called.extend(called);
-        left
+        let Self { queue, shares, called, .. } = self;
+        queue.held_up(request, |mode| room(shares, mode, outside), now, called)
     }
 
     /// How many holds of this mode the lock has room for.

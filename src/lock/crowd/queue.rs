@@ -21,7 +21,7 @@ const GONE: u64 = 15_000;
 /// For how many ms a sign of life is as good as a new one.
 const FRESH: u64 = 2_000;
 /// For how many ms a lock that has room is kept for who is to go first.
-const TURN: u64 = 1_000;
+pub(super) const TURN: u64 = 1_000;
 
 /// Who waits, longest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,27 +95,31 @@ impl Queue {
     }
 
     /// For how many ms yet `request` must let others go first, where `room` says how many of a mode can be granted now;
-    /// `None` if it may go. Also whose turn has begun. Whoever has let its turn pass is dropped.
-    pub fn held_up(&mut self, request: &Request, room: impl Fn(Mode) -> usize, now: u64) -> (Option<u64>, Option<String>) {
+    /// `None` if it may go. Whoever has let its turn pass is dropped: that is to be `told` too, if it was only slow, as whose turn has
+    /// begun.
+    pub fn held_up(&mut self, request: &Request, room: impl Fn(Mode) -> usize, now: u64, told: &mut Vec<Woken>) -> Option<u64> {
         loop {
             let end = self.place(&request.token.hold_text()).unwrap_or(self.0.len());
             let mut before = self.0[..end].iter_mut().filter(|queued| queued.goes_before(request.mode));
-            let Some(first) = before.next() else { return (None, None) };
+            let first = before.next()?;
             let alike = |queued: &Queued| matches!(queued.mode, Mode::Permits(_)) && matches!(request.mode, Mode::Permits(_));
             let (all_alike, count) = before.fold((alike(first), 1), |(all, count), queued| (all && alike(queued), count + 1));
             if all_alike && count < room(request.mode) {
-                return (None, None);
+                return None;
             }
             if room(first.mode) == 0 {
-                return (Some(GONE.saturating_sub(now.saturating_sub(first.seen))), None);
+                return Some(GONE.saturating_sub(now.saturating_sub(first.seen)));
             }
-            let called = first.called.is_none().then(|| first.hold.clone());
+            if first.called.is_none() {
+                told.push(first.woken());
+            }
             let left = TURN.saturating_sub(now.saturating_sub(*first.called.get_or_insert(now)));
             if left > 0 {
-                return (Some(left), called);
+                return Some(left);
             }
-            let hold = first.hold.clone();
-            self.leave(&hold);
+            let late = first.woken();
+            self.leave(&late.hold);
+            told.push(late);
         }
     }
 
