@@ -213,8 +213,7 @@ impl Hold {
                         // By our own start, it is of a grant whose answer was lost.
                         if let Some(refusal) = refusal.filter(|refusal| refusal.fence != Some(place.fence)) {
                             if !request.waiting {
-                                self.remove(ensemble, &[&place.path]).await?;
-                                self.place = None;
+                                self.leave(ensemble, &place).await?;
                             }
                             return Ok(Standing::Kept(refusal));
                         }
@@ -235,8 +234,7 @@ impl Hold {
                 }
                 Some(_) => {
                     // Somebody came first between the look and the joining, and nobody waits for this try.
-                    self.remove(ensemble, &[&place.path]).await?;
-                    self.place = None;
+                    self.leave(ensemble, &place).await?;
                     seen.line.retain(|other| other.name != place.contender.name);
                     return Ok(Standing::Behind(Box::new(seen)));
                 }
@@ -261,6 +259,8 @@ impl Hold {
         let [paced, once] = Starts::paths(&names);
         let mut requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create { path, data, node: *node }).collect();
         let create = Ask::Create { path: &path, data: &data, node: Node::Contender };
+        let twin = names.contender(&contender::twin(&own));
+        let twin = (request.mode == Mode::Shared).then_some(Ask::Create { path: &twin, data: &data, node: Node::Contender });
         requests.push(if let Some((version, _)) = goes_by {
             let mut steps = vec![
                 create,
@@ -276,7 +276,10 @@ impl Hold {
             if grant.number().is_some() {
                 steps.push(Ask::Create { path: &numbered, data: own.as_bytes(), node: Node::Ephemeral });
             }
+            steps.extend(twin);
             Ask::All(steps)
+        } else if let Some(twin) = twin {
+            Ask::All(vec![create, twin])
         } else {
             create
         });
@@ -286,9 +289,9 @@ impl Hold {
         let mut answers = self.ask(ensemble, &requests).await?;
         let mut seen = answers.split_off(ways.len() + 1);
         let (once, paced) = (seen.pop(), seen.pop());
-        let (path, stat) = match answers.pop() {
-            Some(Ok(Reply::Made { path, stat })) => (path, Some(stat)),
-            Some(Ok(Reply::AllDone { made: Some(made) })) => made,
+        let ((path, stat), twin) = match answers.pop() {
+            Some(Ok(Reply::Made { path, stat })) => ((path, Some(stat)), None),
+            Some(Ok(Reply::AllDone { made: Some(made), last })) => (made, last.filter(|_| request.mode == Mode::Shared)),
             Some(Err(Code::NoNode) | Ok(Reply::RolledBack { code: Code::NoNode, .. })) => {
                 self.maybe_placed = false;
                 // Containers are newer than 3.4.
@@ -315,7 +318,10 @@ impl Hold {
             Some(stat) => Some(stat),
             None => self.stat(ensemble, &path).await?,
         };
-        let contender = path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
+        let name = |path: &str| path.rsplit_once('/').map(|(_, name)| name.to_owned());
+        let contender = name(&path).and_then(|name| Contender::parse(&name));
+        let twin = twin.as_deref().and_then(name);
+        let contender = contender.map(|contender| contender.with(twin));
         let (Some(contender), Some(stat)) = (contender, stat) else { return Err(failure::unreadable().into()) };
         let fence = fence(&stat).ok_or_else(failure::unreadable)?;
         self.place = Some(Place { contender, path, fence });
@@ -351,7 +357,7 @@ impl Hold {
     pub(super) async fn find_place(&mut self, ensemble: &Ensemble, line: &[Contender]) -> Asked<()> {
         let own = guid(&self.token);
         let session = self.session.as_ref().map(|session| session.id);
-        for contender in line.iter().filter(|contender| contender.guid() == Some(&*own)) {
+        for contender in line.iter().filter(|contender| contender.guid() == Some(&*own) && !contender.is_twin()) {
             let path = self.names.contender(&contender.name);
             let Some(stat) = self.stat(ensemble, &path).await? else { continue };
             // Of an older session that is just ending, it is only in the way.
@@ -367,8 +373,15 @@ impl Hold {
     /// Removes a second node of our own that a late request made before the one that we know. One of another session
     /// of ours is gone soon.
     async fn drop_double(&mut self, ensemble: &Ensemble, double: &Contender) -> Asked<()> {
-        let path = self.names.contender(&double.name);
-        self.remove(ensemble, &[&path]).await
+        let paths: Vec<_> = [&double.name].into_iter().chain(&double.twin).map(|name| self.names.contender(name)).collect();
+        self.remove(ensemble, &paths.iter().map(String::as_str).collect::<Vec<_>>()).await
+    }
+
+    /// Leaves a place in line.
+    pub(super) async fn leave(&mut self, ensemble: &Ensemble, place: &Place) -> Asked<()> {
+        self.drop_double(ensemble, &place.contender).await?;
+        self.place = None;
+        Ok(())
     }
 
     /// Takes back a mark that proved too early.
@@ -417,7 +430,7 @@ impl Hold {
         }
         steps.extend(beginning.steps());
         match self.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
-            Some(Ok(Reply::AllDone { made })) => {
+            Some(Ok(Reply::AllDone { made, .. })) => {
                 (self.grant, self.since) = (Some(grant), made.and_then(|(_, stat)| stat).map(|stat| stat.ctime));
                 self.starts = beginning.done(self.since);
                 Ok(true)

@@ -121,8 +121,7 @@ impl Hold {
 
     async fn leave_unless_waiting(&mut self, ensemble: &Ensemble, request: &Request, place: &Place) -> Asked<()> {
         if !request.waiting {
-            self.remove(ensemble, &[&place.path]).await?;
-            self.place = None;
+            self.leave(ensemble, place).await?;
         }
         Ok(())
     }

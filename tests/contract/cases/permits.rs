@@ -448,5 +448,6 @@ async fn a_permit_that_comes_back_costs_as_much_with_many_who_wait(lab: &Lab) {
         costs.push((asked(lab) - before) as f64 / HAND_OVERS as f64 - idle / HAND_OVERS as f64);
     }
     crate::support::say(&format!("{:?}: requests for each permit that came back, with 20 and with 100 who wait: {costs:?}", lab.kind));
-    assert!(costs[1] < costs[0] + 6.0, "{costs:?}");
+    // If only each of the eighty more was told of it, that would be eighty more.
+    assert!(costs[1] < costs[0] + 30.0, "{costs:?}");
 }
