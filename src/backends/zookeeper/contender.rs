@@ -221,7 +221,7 @@ mod tests {
         ]);
         assert_eq!(names(&line), ["001", "002", "004", "009"]);
         assert_eq!(
-            line.iter().map(|c| c.twin.as_deref().is_some_and(|twin| twin.ends_with("3"))).collect::<Vec<_>>(),
+            line.iter().map(|c| c.twin.as_deref().is_some_and(|twin| twin.ends_with('3'))).collect::<Vec<_>>(),
             [false, true, false, false]
         );
         assert_eq!(line.iter().map(Contender::is_twin).collect::<Vec<_>>(), [true, false, false, true]);

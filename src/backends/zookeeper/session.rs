@@ -458,7 +458,7 @@ fn send<'a>(client: &'a Client, request: &Request<'a>, acls: Acls<'static>) -> S
                         Ok(done) => {
                             let mut all = done.into_iter().filter_map(made);
                             let first = all.next();
-                            Ok(Ok(Reply::AllDone { made: first, last: all.last().map(|(path, _)| path) }))
+                            Ok(Ok(Reply::AllDone { made: first, last: all.next_back().map(|(path, _)| path) }))
                         }
                         Err(MultiWriteError::OperationFailed { index, source }) => {
                             Ok(Ok(Reply::RolledBack { at: index, code: refusal(source)? }))
