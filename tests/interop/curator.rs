@@ -1,4 +1,4 @@
-//! Curator's `InterProcessMutex`, of Debian's package.
+//! Curator's `InterProcessMutex` and `InterProcessReadWriteLock`, of Debian's package.
 
 use std::{path::PathBuf, process::Command, sync::OnceLock};
 
@@ -39,22 +39,52 @@ fn class_path() -> String {
     format!("{}:{}", classes.display(), jars.join(":"))
 }
 
-#[test]
-fn curator_and_dlock_exclude_each_other() {
-    const NAME: &str = "curator_and_dlock_exclude_each_other";
-    if !have(NAME, &["java", "javac"]) {
-        return;
+/// What starts a shell line under a lock of Curator's of this kind; `None` if something isn't installed.
+fn curator(test: &str, kind: &'static str) -> Option<impl Fn(&str, &str, &str) -> Process> {
+    if !have(test, &["java", "javac"]) {
+        return None;
     }
-    if let Some(why) = ZooKeeper::missing() {
-        return support::skip(NAME, &why);
-    }
-    if !jar("curator-recipes.jar").is_file() {
-        return support::skip(NAME, "Curator is not installed");
+    let why = ZooKeeper::missing().or_else(|| (!jar("curator-recipes.jar").is_file()).then(|| "Curator is not installed".to_owned()));
+    if let Some(why) = why {
+        support::skip(test, &why);
+        return None;
     }
     let classes = class_path();
-    crate::zookeeper::exclude_each_other("Curator", &|servers, path, line| {
+    Some(move |servers: &str, path: &str, line: &str| {
         let mut command = process::command("java");
-        command.args(["-XX:TieredStopAtLevel=1", "-cp", &classes, "Curator", servers, path, line]);
+        command.args(["-XX:TieredStopAtLevel=1", "-cp", &classes, "Curator", kind, servers, path, line]);
         Process::collect(command)
-    });
+    })
+}
+
+#[test]
+fn curator_and_dlock_exclude_each_other() {
+    let Some(mutex) = curator("curator_and_dlock_exclude_each_other", "mutex") else { return };
+    crate::zookeeper::exclude_each_other("Curator", &["-x", "-s"], &mutex);
+}
+
+#[test]
+fn curator_and_a_permit_exclude_each_other() {
+    let Some(mutex) = curator("curator_and_a_permit_exclude_each_other", "mutex") else { return };
+    crate::zookeeper::excludes_a_permit("Curator", &mutex);
+}
+
+/// Curator's own mutex and read-write lock don't exclude each other on one path, and so dlock's writers and Curator's readers or
+/// writers do so one way only: dlock waits.
+#[test]
+fn curators_writers_and_readers_of_dlock_exclude_each_other() {
+    let Some(write) = curator("curators_writers_and_readers_of_dlock_exclude_each_other", "write") else { return };
+    crate::zookeeper::exclude_each_other("Curator's writer", &["-s"], &write);
+}
+
+#[test]
+fn curators_readers_and_readers_of_dlock_go_together() {
+    let Some(read) = curator("curators_readers_and_readers_of_dlock_go_together", "read") else { return };
+    crate::zookeeper::go_together("Curator's reader", "-s", &read);
+}
+
+#[test]
+fn dlock_waits_for_curators_readers_to_have_the_lock_alone() {
+    let Some(read) = curator("dlock_waits_for_curators_readers_to_have_the_lock_alone", "read") else { return };
+    crate::zookeeper::waits_for("Curator's reader", "-x", &read);
 }

@@ -8,6 +8,12 @@ use std::{
 
 use rustix::process::Signal;
 
+use ::dlock::{
+    backends::etcd::{Etcd as Store, Options},
+    lock::Backend,
+};
+
+use crate::permit::Asker;
 use crate::support::{
     self,
     dlock::{self, unique},
@@ -122,6 +128,78 @@ fn dlock_keeps_etcdctl_out() {
         assert!(gap > 0, "they overlap by {gap} ns");
         say(&format!("interop: from dlock to etcdctl in {} µs", gap / 1000));
     }
+}
+
+/// As long as any permit is held, etcdctl waits, and the other way round.
+#[test]
+fn etcdctl_and_a_permit_exclude_each_other() {
+    let etcd = etcd_or_return!("etcdctl_and_a_permit_exclude_each_other");
+    let name = &names("permit")[1];
+    let folder = support::folder();
+    let folder = folder.path();
+    let ports = etcd.ports();
+    let make = |namespace| -> Box<dyn Backend> {
+        let hosts = ports.iter().map(|port| ("127.0.0.1".into(), *port)).collect();
+        Box::new(Store::new(Options { namespace, ..Options::new(hosts) }))
+    };
+    let mut permit = Asker::new(make, "dlock", &name.key);
+    assert!(permit.takes());
+    let next = start_etcdctl(&etcd, name, &job(folder, "etcdctl"));
+    must("etcdctl waits", LIMIT, || etcd.keys(&format!("{}/", name.etcdctl)).len() == 2);
+    std::thread::sleep(KEPT_OUT);
+    assert!(!runs(folder, "etcdctl"), "etcdctl started beside a permit");
+    permit.gives_back();
+    must("etcdctl has it", LIMIT, || runs(folder, "etcdctl"));
+    assert!(!permit.takes(), "a permit beside etcdctl");
+    go(folder, "etcdctl");
+    assert_eq!(next.wait(LIMIT).code(), 0);
+    assert!(permit.takes());
+}
+
+/// etcd's read-write lock of the recipes, whose keys anybody can put: its readers and dlock's go together, and its writers and
+/// dlock's readers exclude each other. Where it looks for whom to wait for, dlock's keys are.
+#[test]
+fn the_read_write_lock_of_the_recipes_and_dlock_see_each_other() {
+    let etcd = etcd_or_return!("the_read_write_lock_of_the_recipes_and_dlock_see_each_other");
+    let name = &names("recipes")[1];
+    let put = |what: &str| {
+        let granted = etcd.ctl(&["lease", "grant", "60"]);
+        let lease = granted.split_whitespace().nth(1).unwrap().to_owned();
+        etcd.ctl(&["put", "--lease", &lease, &format!("{}/{what}", name.etcdctl), ""]);
+        lease
+    };
+    let shared = |wait: &str, script: &str| {
+        let mut command = dlock::command();
+        command.arg("run").args(&name.options).args(["-s", "-k", &name.key, "-w", wait, "--", "sh", "-c", script]);
+        command.env("DLOCK_BACKEND", etcd.url());
+        Process::collect(command)
+    };
+    // A reader of theirs: by the nanosecond that it came in.
+    let reader = put("read/1732190000000000000");
+    assert_eq!(shared("0", "exit 3").wait(LIMIT).code(), 3, "readers go together");
+    assert_eq!(start_dlock(&etcd, name, "0", "true").wait(LIMIT).code(), 75, "a reader of theirs keeps a writer out");
+    etcd.ctl(&["lease", "revoke", &reader]);
+    let writer = put("write/1732190000000000001");
+    assert_eq!(shared("0", "true").wait(LIMIT).code(), 75, "a writer of theirs keeps a reader out");
+    let folder = support::folder();
+    let folder = folder.path();
+    let waits = shared("20", &job(folder, "dlock"));
+    std::thread::sleep(KEPT_OUT);
+    assert!(!runs(folder, "dlock"));
+    etcd.ctl(&["lease", "revoke", &writer]);
+    must("dlock has its turn", LIMIT, || runs(folder, "dlock"));
+    // And the other way round: their writers wait for all below the name, their readers for all that begins with `write`.
+    let keys = |what: &str| etcd.keys(&format!("{}/{what}", name.etcdctl)).len();
+    assert_eq!((keys(""), keys("read/"), keys("write")), (1, 1, 0));
+    go(folder, "dlock");
+    assert_eq!(waits.wait(LIMIT).code(), 0);
+    let ports = etcd.ports();
+    let make = |namespace| -> Box<dyn Backend> {
+        let hosts = ports.iter().map(|port| ("127.0.0.1".into(), *port)).collect();
+        Box::new(Store::new(Options { namespace, ..Options::new(hosts) }))
+    };
+    assert!(Asker::new(make, "dlock", &name.key).takes());
+    assert_eq!((keys(""), keys("read/"), keys("write")), (1, 0, 1), "to their readers a permit is a writer");
 }
 
 /// They stand in one queue, and have their turns in the order of their coming.

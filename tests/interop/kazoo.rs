@@ -31,9 +31,11 @@ fn kazoo_and_dlock_exclude_each_other() {
         Ok(python) => python,
         Err(why) => return support::skip(NAME, &why),
     };
-    crate::zookeeper::exclude_each_other("kazoo", &|servers, path, line| {
+    let other = |servers: &str, path: &str, line: &str| {
         let mut command = process::command(&python);
         command.args(["-c", PROGRAM, servers, path, line]);
         Process::collect(command)
-    });
+    };
+    crate::zookeeper::exclude_each_other("kazoo", &["-x", "-s"], &other);
+    crate::zookeeper::excludes_a_permit("kazoo", &other);
 }

@@ -9,5 +9,6 @@ mod support;
 mod curator;
 mod etcdctl;
 mod kazoo;
+mod permit;
 mod redlock;
 mod zookeeper;

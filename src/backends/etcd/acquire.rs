@@ -16,6 +16,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::{
     client::{Answer, Client},
     failure::{self, Trouble},
@@ -79,23 +81,7 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
     };
     let Some((place, first)) = stands else { return declined(client, session, request, &look, leases).await };
     if !first {
-        if let Some(blocker) = look.blocker(request.mode, place).filter(|blocker| blocker.lease == 0) {
-            return Err(failure::no_end(&blocker.name).into());
-        }
-        if !request.waiting {
-            return declined(client, session, request, &look, leases).await;
-        }
-        if let Some(leases) = leases {
-            leases.end(client).await;
-        }
-        let before = look.before(&session.names, request.mode, place);
-        let busy = Busy { position: Some(look.position(place)), ..told(client, session, request.mode, &look).await? };
-        let ttl = granted.unwrap_or(request.ttl);
-        let alive_until = was_alive.filter(|_| granted.is_none()).unwrap_or_else(|| super::waiting::fresh_until(granted));
-        let (created, seen) = (look.contenders[place].created, look.revision);
-        let permits = matches!(request.mode, Mode::Permits(_)).then_some(look.numbers.len());
-        session.stage = Stage::Queued(Queued { own, created, before, permits, seen, busy: busy.clone(), checks: 0, ttl, alive_until });
-        return Ok(Attempt::Busy(busy));
+        return behind(client, session, request, (&look, place, own), (granted, was_alive), leases).await;
     }
     let ttl = match granted {
         Some(ttl) => ttl,
@@ -150,6 +136,34 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
     let hold = Hold { own, created, seen: look.revision, nested: None, since_ms, metadata, starts, number, dying, settled_at };
     session.stage = Stage::Held(hold);
     Ok(Attempt::Granted(grant))
+}
+
+/// It is not our turn: one who waits stays in the queue, with a lease that was granted now or is alive until then.
+async fn behind(
+    client: &mut Client,
+    session: &mut Session,
+    request: &Request,
+    (look, place, own): (&Look, usize, String),
+    (granted, was_alive): (Option<Ttl>, Option<Instant>),
+    leases: Option<Leases>,
+) -> Answer<Attempt> {
+    if let Some(blocker) = look.blocker(request.mode, place).filter(|blocker| blocker.lease == 0) {
+        return Err(failure::no_end(&blocker.name).into());
+    }
+    if !request.waiting {
+        return declined(client, session, request, look, leases).await;
+    }
+    if let Some(leases) = leases {
+        leases.end(client).await;
+    }
+    let before = look.before(&session.names, request.mode, place);
+    let busy = Busy { position: Some(look.position(place)), ..told(client, session, request.mode, look).await? };
+    let ttl = granted.unwrap_or(request.ttl);
+    let alive_until = was_alive.filter(|_| granted.is_none()).unwrap_or_else(|| super::waiting::fresh_until(granted));
+    let (created, seen) = (look.contenders[place].created, look.revision);
+    let permits = matches!(request.mode, Mode::Permits(_)).then_some(look.numbers.len());
+    session.stage = Stage::Queued(Queued { own, created, before, permits, seen, busy: busy.clone(), checks: 0, ttl, alive_until });
+    Ok(Attempt::Busy(busy))
 }
 
 /// Grants the lease, and with it those of a start; `None` if it was there already, from a request whose answer was lost.

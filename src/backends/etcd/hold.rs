@@ -18,7 +18,7 @@ use super::{
     messages::{Compare, TxnRequest},
     ops::{self, Answers},
     permits,
-    queue::{self, Number},
+    queue::{self, Permit},
     record::Record,
     session::{Hold, Nested, Session, Stage, ttl},
     starts::Starts,
@@ -48,7 +48,7 @@ pub(super) struct Found {
     /// The other nested holds.
     others: Vec<queue::Inner>,
     /// Which of the permits it is.
-    pub number: Option<Number>,
+    pub number: Option<Permit>,
     /// What stands beside the own key.
     record: Option<Record>,
     metadata: Option<Metadata>,

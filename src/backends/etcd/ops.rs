@@ -7,7 +7,7 @@ use super::{
         SortTarget, Target, TxnRequest, TxnResponse,
     },
     names::{self, Names},
-    queue::{Look, Number},
+    queue::{Look, Permit},
     starts::Starts,
 };
 use crate::lock::{Mode, Result};
@@ -236,7 +236,7 @@ impl Answers {
         let (keys, values, open, nested) = (self.keys()?, self.keys()?, self.keys()?, self.keys()?);
         let mut look = Look::new(names, self.revision, keys, values, open).with_nested(names, nested);
         let beside = self.keys()?;
-        look.numbers = Number::read(names, &beside);
+        look.numbers = Permit::read(names, &beside);
         look.starts = Starts::read(names, beside)?;
         Ok(look)
     }

@@ -29,7 +29,7 @@ use super::{
     messages::{Compare, RequestOp, TxnRequest},
     names::Names,
     ops::{self, Answers},
-    queue::{Look, Number},
+    queue::{Look, Permit},
     record::Held,
     session::Session,
 };
@@ -49,7 +49,7 @@ pub(super) fn take(names: &Names, look: &Look, lease: i64) -> RequestOp {
 }
 
 /// Gives one back, if it is the one that was taken.
-pub(super) fn give_back(names: &Names, number: &Number) -> RequestOp {
+pub(super) fn give_back(names: &Names, number: &Permit) -> RequestOp {
     let name = names.number(number.number);
     ops::when(vec![ops::created_at(&name, number.created)], vec![ops::delete(&name)], Vec::new())
 }

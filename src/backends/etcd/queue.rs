@@ -85,14 +85,14 @@ pub(super) struct Look {
     /// What is nested in holds.
     pub nested: Vec<Inner>,
     /// The permits that are held.
-    pub numbers: Vec<Number>,
+    pub numbers: Vec<Permit>,
     /// What the last runs have left.
     pub starts: Starts,
 }
 
 /// A permit that is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Number {
+pub(super) struct Permit {
     pub number: u32,
     /// The revision that it was taken with.
     pub created: i64,
@@ -100,7 +100,7 @@ pub(super) struct Number {
     pub lease: i64,
 }
 
-impl Number {
+impl Permit {
     /// Those of a lock, from the keys beside its last fence.
     pub(super) fn read(names: &Names, keys: &[KeyValue]) -> Vec<Self> {
         let folder = names.numbers();
@@ -187,7 +187,7 @@ impl Look {
     }
 
     /// The permit that one has.
-    pub(super) fn number_of(&self, one: &Contender) -> Option<&Number> {
+    pub(super) fn number_of(&self, one: &Contender) -> Option<&Permit> {
         self.numbers.iter().find(|number| one.class == Class::Permit && number.lease == one.lease)
     }
 

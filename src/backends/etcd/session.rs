@@ -12,7 +12,7 @@ use super::{
     failure,
     names::Names,
     ops::MOST_OPS,
-    queue::{Before, Number},
+    queue::{Before, Permit},
     record::Record,
     starts::Starts,
 };
@@ -93,7 +93,7 @@ pub(super) struct Hold {
     /// What it and those before it have left for those after.
     pub starts: Starts,
     /// The permit that it is.
-    pub number: Option<Number>,
+    pub number: Option<Permit>,
     /// Records of those who vanished before this hold began.
     pub dying: Vec<Record>,
     /// When they have had the time to die, by the runtime's clock.

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use super::{
     CAPABILITIES, ZooKeeper,
-    contender::{self, Class, Contender, blocker},
+    contender::{Class, Contender, blocker},
     failure::{self, Asked, Fault},
-    hold::{Hold, Place, Seen, Way, unexpected},
+    hold::{Hold, Place, Seen, unexpected},
+    join::Joined,
     look::{Clock, Look, fence, look},
     names::{guid, meta_folder},
     record::{Granted, Last, Record, Said},
     session::{Ensemble, LONGEST, Purpose, Session},
-    starts::{Basis, Starts, records},
+    starts::records,
     wire::{Code, Node, Reply, Request as Ask},
 };
 use crate::lock::{Attempt, Busy, Entry, Error, Grant, Holder, Kind, Mode, Refusal, Request, Result, Ttl, Wake};
@@ -120,16 +121,6 @@ pub(super) enum Standing {
     Kept(Box<Refusal>),
 }
 
-/// What came of joining the line.
-enum Joined {
-    /// The line after that.
-    Seen(Box<Seen>),
-    /// A directory was not there.
-    NoWay,
-    /// Something has changed since the last look.
-    Changed,
-}
-
 impl Hold {
     /// Takes a place in line if there is none yet, and the lock if nobody stands before it.
     async fn stand(&mut self, ensemble: &Ensemble, request: &Request) -> Asked<Standing> {
@@ -148,11 +139,7 @@ impl Hold {
             }
             if self.place.is_none() {
                 let mut basis = seen.basis.take().unwrap_or_default();
-                let class = Class::of(request.mode);
-                let free = match request.mode {
-                    Mode::Permits(most) => seen.lets(most, None, false),
-                    _ => seen.line.iter().all(|other| class.goes_with(other.class)),
-                };
+                let free = seen.is_free_for(request.mode);
                 let refusal = if free {
                     self.judge(ensemble, request.terms.as_ref(), &mut basis).await?
                 } else if !request.waiting && seen.nobody_has_it() {
@@ -213,8 +200,7 @@ impl Hold {
                         // By our own start, it is of a grant whose answer was lost.
                         if let Some(refusal) = refusal.filter(|refusal| refusal.fence != Some(place.fence)) {
                             if !request.waiting {
-                                self.remove(ensemble, &[&place.path]).await?;
-                                self.place = None;
+                                self.leave(ensemble, &place).await?;
                             }
                             return Ok(Standing::Kept(refusal));
                         }
@@ -235,103 +221,13 @@ impl Hold {
                 }
                 Some(_) => {
                     // Somebody came first between the look and the joining, and nobody waits for this try.
-                    self.remove(ensemble, &[&place.path]).await?;
-                    self.place = None;
+                    self.leave(ensemble, &place).await?;
                     seen.line.retain(|other| other.name != place.contender.name);
                     return Ok(Standing::Behind(Box::new(seen)));
                 }
             }
         }
         Err(failure::unsettled().into())
-    }
-
-    /// Puts a node at the end of the line.
-    ///
-    /// If nobody seems to stand in line, by what was looked at before, the grant is marked in the same transaction: it is confirmed by
-    /// it if nobody does, and taken back otherwise. What one first in line is judged by is read after that. `goes_by` is the version
-    /// that the record beside the lock had before that look, and the number that a permit would have.
-    async fn join(&mut self, ensemble: &Ensemble, request: &Request, goes_by: Option<(i32, u32)>, ways: &[Way]) -> Asked<Joined> {
-        let (names, own, beat) = (self.names.clone(), guid(&self.token), self.beat());
-        let (path, mark) = (names.contender(&contender::name(&own, request.mode)), names.mark(&own));
-        let data = Said::write(request.detached, request.metadata.as_ref());
-        let (record, ttl) = (Record::write(Last::Here), self.ttl());
-        let number = goes_by.map(|(_, number)| number).unwrap_or_default();
-        let (grant, numbered) = (Granted::of(request, Last::Here, number), names.permit(number));
-        let says = grant.write();
-        let [paced, once] = Starts::paths(&names);
-        let mut requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create { path, data, node: *node }).collect();
-        let create = Ask::Create { path: &path, data: &data, node: Node::Contender };
-        requests.push(if let Some((version, _)) = goes_by {
-            let mut steps = vec![
-                create,
-                Ask::Create { path: &mark, data: &says, node: Node::Persistent },
-                Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral },
-                // Readers come together.
-                if request.mode == Mode::Shared {
-                    Ask::Write { path: &names.meta, data: &record }
-                } else {
-                    Ask::WriteSince { path: &names.meta, data: &record, version }
-                },
-            ];
-            if grant.number().is_some() {
-                steps.push(Ask::Create { path: &numbered, data: own.as_bytes(), node: Node::Ephemeral });
-            }
-            Ask::All(steps)
-        } else {
-            create
-        });
-        requests.extend([Ask::Children { path: &names.lock }, Ask::Children { path: &names.meta }]);
-        requests.extend([Ask::Read { path: &paced }, Ask::Read { path: &once }]);
-        self.maybe_placed = true;
-        let mut answers = self.ask(ensemble, &requests).await?;
-        let mut seen = answers.split_off(ways.len() + 1);
-        let (once, paced) = (seen.pop(), seen.pop());
-        let (path, stat) = match answers.pop() {
-            Some(Ok(Reply::Made { path, stat })) => (path, Some(stat)),
-            Some(Ok(Reply::AllDone { made: Some(made) })) => made,
-            Some(Err(Code::NoNode) | Ok(Reply::RolledBack { code: Code::NoNode, .. })) => {
-                self.maybe_placed = false;
-                // Containers are newer than 3.4.
-                self.no_containers = answers.contains(&Err(Code::Unimplemented));
-                if answers.contains(&Err(Code::NoAuth)) {
-                    return Err(failure::refused(&Code::NoAuth).into());
-                }
-                return Ok(Joined::NoWay);
-            }
-            // An earlier session of ours left its mark.
-            Some(Ok(Reply::RolledBack { at: 0..=2, code: Code::NodeExists })) => {
-                self.maybe_placed = false;
-                self.remove(ensemble, &[&mark]).await?;
-                return Ok(Joined::Changed);
-            }
-            // Somebody was granted the lock since we looked.
-            Some(Ok(Reply::RolledBack { code: Code::BadVersion | Code::NodeExists, .. })) => {
-                self.maybe_placed = false;
-                return Ok(Joined::Changed);
-            }
-            answer => return Err(unexpected(answer).into()),
-        };
-        let stat = match stat {
-            Some(stat) => Some(stat),
-            None => self.stat(ensemble, &path).await?,
-        };
-        let contender = path.rsplit_once('/').and_then(|(_, name)| Contender::parse(name));
-        let (Some(contender), Some(stat)) = (contender, stat) else { return Err(failure::unreadable().into()) };
-        let fence = fence(&stat).ok_or_else(failure::unreadable)?;
-        self.place = Some(Place { contender, path, fence });
-        let free = goes_by.is_some();
-        (self.grant, self.since) = (Some(grant), free.then_some(stat.ctime));
-        self.starts = free.then(Starts::default);
-        let mut basis = Basis::at(Starts::read(paced, once)?, &stat);
-        let mut seen = Seen { joined: free, ..Seen::read(seen)? };
-        // Somebody may have come and gone since what was left was read.
-        if free && request.mode == Mode::Shared && self.judge(ensemble, None, &mut basis).await?.is_some() {
-            self.unmark(ensemble).await?;
-            seen.joined = false;
-        }
-        // A permit goes by how all was before it was counted, which is to be looked at then.
-        seen.basis = Some(basis).filter(|_| free || !matches!(request.mode, Mode::Permits(_)));
-        Ok(Joined::Seen(Box::new(seen)))
     }
 
     /// Takes the lock at the head of the line. False if the line has to be looked at again.
@@ -351,7 +247,7 @@ impl Hold {
     pub(super) async fn find_place(&mut self, ensemble: &Ensemble, line: &[Contender]) -> Asked<()> {
         let own = guid(&self.token);
         let session = self.session.as_ref().map(|session| session.id);
-        for contender in line.iter().filter(|contender| contender.guid() == Some(&*own)) {
+        for contender in line.iter().filter(|contender| contender.guid() == Some(&*own) && !contender.is_twin()) {
             let path = self.names.contender(&contender.name);
             let Some(stat) = self.stat(ensemble, &path).await? else { continue };
             // Of an older session that is just ending, it is only in the way.
@@ -367,8 +263,15 @@ impl Hold {
     /// Removes a second node of our own that a late request made before the one that we know. One of another session
     /// of ours is gone soon.
     async fn drop_double(&mut self, ensemble: &Ensemble, double: &Contender) -> Asked<()> {
-        let path = self.names.contender(&double.name);
-        self.remove(ensemble, &[&path]).await
+        let paths: Vec<_> = [&double.name].into_iter().chain(&double.twin).map(|name| self.names.contender(name)).collect();
+        self.remove(ensemble, &paths.iter().map(String::as_str).collect::<Vec<_>>()).await
+    }
+
+    /// Leaves a place in line.
+    pub(super) async fn leave(&mut self, ensemble: &Ensemble, place: &Place) -> Asked<()> {
+        self.drop_double(ensemble, &place.contender).await?;
+        self.place = None;
+        Ok(())
     }
 
     /// Takes back a mark that proved too early.
@@ -417,7 +320,7 @@ impl Hold {
         }
         steps.extend(beginning.steps());
         match self.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
-            Some(Ok(Reply::AllDone { made })) => {
+            Some(Ok(Reply::AllDone { made, .. })) => {
                 (self.grant, self.since) = (Some(grant), made.and_then(|(_, stat)| stat).map(|stat| stat.ctime));
                 self.starts = beginning.done(self.since);
                 Ok(true)
@@ -445,7 +348,7 @@ impl Hold {
         }
     }
 
-    fn ttl(&self) -> String {
+    pub(super) fn ttl(&self) -> String {
         self.session.as_ref().map(|session| session.timeout.as_millis().to_string()).unwrap_or_default()
     }
 

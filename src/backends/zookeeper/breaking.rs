@@ -35,7 +35,7 @@ struct Target {
     mark: String,
     granted: Granted,
     stat: Stat,
-    /// The node of its permit.
+    /// The node of its permit, or the second one of a reader.
     number: Option<String>,
 }
 
@@ -63,20 +63,21 @@ async fn find(session: &mut Session, ensemble: &Ensemble, names: &Names, fence: 
     let seen = Seen { line, beside, missing: false, joined: false, basis: None };
     let holders: Vec<_> = seen.line[..heads(&seen.line)]
         .iter()
-        .filter_map(|one| one.guid().filter(|guid| seen.is_marked(guid)).map(|guid| (names.contender(&one.name), names.mark(guid))))
+        .filter_map(|one| one.guid().filter(|guid| seen.is_marked(guid)).map(|guid| (one, names.contender(&one.name), names.mark(guid))))
         .collect();
     let mut asked = Vec::new();
-    for (path, mark) in &holders {
+    for (_, path, mark) in &holders {
         asked.extend([Ask::Exists { path }, Ask::Read { path: mark }]);
     }
     let mut answers = session.ask(ensemble, &asked).await?.into_iter();
-    for (path, mark) in holders {
+    for (one, path, mark) in holders {
         let (Some(Ok(Reply::Stat(own))), Some(Ok(Reply::Data { data, stat }))) = (answers.next(), answers.next()) else { continue };
         if fence_of(&own) == Some(fence) {
             let granted = Granted::read(&data).unwrap_or_default();
             let granted =
                 Granted { fence: if matches!(granted.fence, Last::None) { Last::Fence(fence.0) } else { granted.fence }, ..granted };
             let number = granted.number().map(|number| names.permit(number));
+            let number = number.or_else(|| one.twin.as_ref().map(|twin| names.contender(twin)));
             return Ok(Some(Target { path, mark, granted, stat, number }));
         }
     }

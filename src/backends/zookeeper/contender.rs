@@ -5,10 +5,13 @@
 //! | name | who |
 //! |---|---|
 //! | `…-read-lock-N` | dlock, shared. To Curator's mutex it is one of its own, so that the two exclude each other |
+//! | `…-__READ__N` of the same id | made together with that, so that nobody is between the two: what writers of Curator's read-write lock wait for. It is the same contender |
 //! | `…-permit-M-lock-N` | dlock, for one of M permits. To all others it wants the lock alone |
 //! | `…lock-N` | dlock, exclusive; Curator's mutex, go-zookeeper, the Rust client |
-//! | `…__WRIT__N`, `…__READ__N` | Curator's read-write lock: waited for, but it waits for dlock's readers and writers as little as for Curator's mutex |
+//! | `…__WRIT__N`, `…__READ__N` | Curator's read-write lock: waited for. Its writers wait for dlock's readers, but neither waits for who wants the lock alone or for a permit, as little as for Curator's mutex |
 //! | `…__lock__N`, `…__rlock__N` | kazoo, which waits for dlock if told so (`extra_lock_patterns=["-lock-"]`) |
+
+use std::collections::HashMap;
 
 use crate::lock::Mode;
 
@@ -21,6 +24,8 @@ pub(super) struct Contender {
     sequence: i32,
     /// How it wants the lock.
     pub(super) class: Class,
+    /// The node that it has besides, for those who see no other.
+    pub(super) twin: Option<String>,
 }
 
 /// How one wants the lock.
@@ -51,6 +56,8 @@ impl Class {
 /// Beginnings of dlock's names, before the public id.
 const PREFIX: &str = "_c_";
 
+/// What stands before the number in the second node of a reader.
+const TWIN: &str = "-__READ__";
 /// What stands before the number of permits that one asks for.
 const PERMIT: &str = "-permit-";
 
@@ -73,6 +80,11 @@ pub(super) fn name(guid: &str, mode: Mode) -> String {
     }
 }
 
+/// The name of the second node of one of dlock's, without the number.
+pub(super) fn twin(guid: &str) -> String {
+    format!("{PREFIX}{guid}{TWIN}")
+}
+
 impl Contender {
     /// Reads a node's name; `None` if it is no contender's.
     pub(super) fn parse(name: &str) -> Option<Self> {
@@ -83,13 +95,23 @@ impl Contender {
             let plain = (9..=10).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
             let most = || start.strip_suffix('-')?.rsplit_once(PERMIT)?.1.parse().ok();
             let class = if family == "lock-" { most().map_or(class, Class::Permit) } else { class };
-            Some(Self { name: name.to_owned(), sequence: plain.then(|| number.parse().ok())??, class })
+            Some(Self { name: name.to_owned(), sequence: plain.then(|| number.parse().ok())??, class, twin: None })
         })
+    }
+
+    /// With its second node.
+    pub(super) fn with(self, twin: Option<String>) -> Self {
+        Self { twin, ..self }
     }
 
     /// Whether this one came before `other`.
     pub(super) fn before(&self, other: &Self) -> bool {
         self.sequence != other.sequence && other.sequence.wrapping_sub(self.sequence) > 0
+    }
+
+    /// Whether its name is that of a second node, of dlock's or of Curator's own.
+    pub(super) fn is_twin(&self) -> bool {
+        self.guid().is_some_and(|guid| self.name.starts_with(&twin(guid)))
     }
 
     /// The public id of its owner, if the name is one of dlock's or Curator's.
@@ -105,6 +127,7 @@ pub(super) fn line(children: &[String]) -> Result<Vec<Contender>, String> {
     for child in children {
         line.push(Contender::parse(child).ok_or_else(|| child.clone())?);
     }
+    let mut line = paired(line);
     // Not a comparison by number: around the overflow the smallest numbers came last.
     let newest = line.iter().fold(None::<i32>, |newest, c| match newest {
         Some(newest) if newest.wrapping_sub(c.sequence) > 0 => Some(newest),
@@ -114,6 +137,28 @@ pub(super) fn line(children: &[String]) -> Result<Vec<Contender>, String> {
         line.sort_by_key(|c| std::cmp::Reverse(newest.wrapping_sub(c.sequence)));
     }
     Ok(line)
+}
+
+/// Takes second nodes out, for those that they belong to.
+fn paired(all: Vec<Contender>) -> Vec<Contender> {
+    let (twins, mut line): (Vec<_>, Vec<_>) = all.into_iter().partition(Contender::is_twin);
+    if twins.is_empty() {
+        return line;
+    }
+    let readers = line.iter_mut().filter(|one| one.class == Class::Reader);
+    let mut readers: HashMap<_, _> =
+        readers.filter_map(|one| Some(((one.guid()?.to_owned(), one.sequence.wrapping_add(1)), &mut one.twin))).collect();
+    let mut others = Vec::new();
+    for twin in twins {
+        let id = twin.guid().map(|guid| (guid.to_owned(), twin.sequence));
+        match id.and_then(|id| readers.remove(&id)) {
+            Some(of) => *of = Some(twin.name),
+            // Curator's own.
+            None => others.push(twin),
+        }
+    }
+    line.append(&mut others);
+    line
 }
 
 /// How many at the head of the line hold the lock together: one writer, or all readers before the first who is none. Of
@@ -162,6 +207,24 @@ mod tests {
         let classes = [alone, alone, reader, alone, alone, reader, Class::Permit(3), alone];
         assert!(line.iter().map(|c| c.class).eq(classes));
         assert_eq!((line[7].guid(), line[3].guid()), (Some(GUID), None));
+    }
+
+    #[test]
+    fn a_reader_and_its_second_node_are_one() {
+        let line = of(&[
+            "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-read-lock-0000000002",
+            "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-__READ__0000000003",
+            "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-__READ__0000000001",
+            "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-__WRIT__0000000004",
+            // What is left of one whose first node was removed.
+            "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-__READ__0000000009",
+        ]);
+        assert_eq!(names(&line), ["001", "002", "004", "009"]);
+        assert_eq!(
+            line.iter().map(|c| c.twin.as_deref().is_some_and(|twin| twin.ends_with('3'))).collect::<Vec<_>>(),
+            [false, true, false, false]
+        );
+        assert_eq!(line.iter().map(Contender::is_twin).collect::<Vec<_>>(), [true, false, false, true]);
     }
 
     #[test]

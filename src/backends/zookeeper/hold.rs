@@ -24,6 +24,13 @@ pub(super) struct Place {
     pub(super) fence: Fence,
 }
 
+impl Place {
+    /// The path of its second node, in the same directory.
+    pub(super) fn twin(&self, names: &Names) -> Option<String> {
+        self.contender.twin.as_ref().map(|twin| names.contender(twin))
+    }
+}
+
 /// One hold that was asked for.
 #[allow(clippy::struct_excessive_bools)] // what may have happened, each by itself
 pub(super) struct Hold {
@@ -207,7 +214,7 @@ impl Hold {
         if !seen.is_marked(&guid) {
             return Ok(None);
         }
-        let Some(contender) = seen.line.iter().find(|c| c.guid() == Some(&*guid)) else { return Ok(None) };
+        let Some(contender) = seen.line.iter().find(|c| c.guid() == Some(&*guid) && !c.is_twin()) else { return Ok(None) };
         let path = self.names.contender(&contender.name);
         let stat = self.stat(ensemble, &path).await?;
         Ok(stat.and_then(|stat| fence(&stat)).map(|fence| Place { contender: contender.clone(), path, fence }))

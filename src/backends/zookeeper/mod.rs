@@ -32,6 +32,7 @@ pub mod examine;
 mod failure;
 mod history;
 mod hold;
+mod join;
 mod keep;
 mod look;
 mod names;

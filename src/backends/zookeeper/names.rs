@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! <chroot>/<namespace>/<key>/_c_<guid>-lock-NNNNNNNNNN        who holds the lock or waits for it; a directory of nothing else
+//!                                                             (for other kinds see [`super::contender`])
 //! <chroot>/<namespace>.meta/<key>                             the last fence, and below it:
 //!                                 /held-<guid>                there from the grant to the clean release: whose hold it is
 //!                                 /hold-<guid>-<hold>         one for each hold of an owner; what renewals write

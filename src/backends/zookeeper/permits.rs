@@ -35,7 +35,7 @@ use super::{
     names::{PERMIT, guid},
     session::Ensemble,
 };
-use crate::lock::Request;
+use crate::lock::{Mode, Request};
 
 impl Seen {
     /// Those before one in line, or all of them.
@@ -57,6 +57,14 @@ impl Seen {
         let waiting = self.before(own).filter(|other| self.waits(other)).count();
         self.before(own).all(|other| matches!(other.class, Class::Permit(_)))
             && held + waiting < usize::try_from(most).unwrap_or(usize::MAX)
+    }
+
+    /// Whether one who comes to the line can have the lock at once.
+    pub(super) fn is_free_for(&self, mode: Mode) -> bool {
+        match mode {
+            Mode::Permits(most) => self.lets(most, None, false),
+            _ => self.line.iter().all(|other| Class::of(mode).goes_with(other.class)),
+        }
     }
 
     /// The lowest number that no permit has.
@@ -121,8 +129,7 @@ impl Hold {
 
     async fn leave_unless_waiting(&mut self, ensemble: &Ensemble, request: &Request, place: &Place) -> Asked<()> {
         if !request.waiting {
-            self.remove(ensemble, &[&place.path]).await?;
-            self.place = None;
+            self.leave(ensemble, place).await?;
         }
         Ok(())
     }

@@ -102,7 +102,9 @@ impl Hold {
             });
             let granted = kept.as_ref().and_then(Kept::granted).map(|(granted, _)| granted).or_else(|| self.grant.clone());
             let number = granted.and_then(|granted| granted.number()).filter(|_| others == 0 && numbered);
-            let number = number.map(|number| self.names.permit(number));
+            // Of a reader that is its second node.
+            let twin = place.twin(&self.names).filter(|_| others == 0 && numbered);
+            let number = number.map(|number| self.names.permit(number)).or(twin);
             let at_number = steps.len();
             steps.extend(number.iter().map(|path| Ask::Delete { path }));
             let run = if others == 0 && remember { self.run(parting, kept.as_ref().and_then(Kept::granted)) } else { None };
@@ -172,7 +174,9 @@ impl Hold {
         let mut requests: Vec<_> = changes.iter().map(Change::step).collect();
         let ended = requests.len();
         requests.push(Ask::Delete { path: &beat });
+        let twin = place.as_ref().and_then(|place| place.twin(&self.names));
         requests.extend(place.iter().map(|place| Ask::Delete { path: &place.path }));
+        requests.extend(twin.iter().map(|path| Ask::Delete { path }));
         requests.extend(mark.iter().map(|path| Ask::Delete { path }));
         let answers = self.ask(ensemble, &requests).await?;
         if let Some(answer) = answers.iter().find(|answer| !matches!(answer, Ok(_) | Err(Code::NoNode | Code::BadVersion))) {

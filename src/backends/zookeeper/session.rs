@@ -455,7 +455,11 @@ fn send<'a>(client: &'a Client, request: &Request<'a>, acls: Acls<'static>) -> S
                 match done {
                     Err(error) => answer(Err(error)),
                     Ok(done) => match done.await {
-                        Ok(done) => Ok(Ok(Reply::AllDone { made: done.into_iter().find_map(made) })),
+                        Ok(done) => {
+                            let mut all = done.into_iter().filter_map(made);
+                            let first = all.next();
+                            Ok(Ok(Reply::AllDone { made: first, last: all.next_back().map(|(path, _)| path) }))
+                        }
                         Err(MultiWriteError::OperationFailed { index, source }) => {
                             Ok(Ok(Reply::RolledBack { at: index, code: refusal(source)? }))
                         }

@@ -98,9 +98,10 @@ pub(super) struct Stat {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     Done,
-    /// A transaction was done, which made the first of these nodes.
+    /// A transaction was done, which made this node first, and this one last if it made several.
     AllDone {
         made: Option<(String, Option<Stat>)>,
+        last: Option<String>,
     },
     Made {
         path: String,

@@ -383,16 +383,17 @@ async fn a_place_that_was_lost_takes_no_number(lab: &Lab) {
 }
 
 /// Requests that the server was asked.
-fn asked(lab: &Lab) -> u64 {
-    if lab.kind.is_zookeeper() {
+fn asked(lab: &Lab) -> f64 {
+    let count: u64 = if lab.kind.is_zookeeper() {
         lab.zookeeper().servers().nodes[0].counted("zk_packets_received").unwrap_or_default()
     } else {
         lab.etcd().etcd().calls().iter().map(|(_, calls)| calls).sum()
-    }
+    };
+    u32::try_from(count).expect("a case's").into()
 }
 
 async fn a_permit_that_comes_back_costs_as_much_with_many_who_wait(lab: &Lab) {
-    const HAND_OVERS: u64 = 6;
+    const HAND_OVERS: u32 = 6;
     lab.target.isolate().await;
     let mut costs = Vec::new();
     for count in [20, 100] {
@@ -426,8 +427,9 @@ async fn a_permit_that_comes_back_costs_as_much_with_many_who_wait(lab: &Lab) {
         }
         // Each keeps its session or its lease alive meanwhile.
         let idle = began.elapsed().as_secs_f64() / LONG.as_secs_f64() * 3.0 * f64::from(count);
-        costs.push((asked(lab) - before) as f64 / HAND_OVERS as f64 - idle / HAND_OVERS as f64);
+        costs.push((asked(lab) - before - idle) / f64::from(HAND_OVERS));
     }
     crate::support::say(&format!("{:?}: requests for each permit that came back, with 20 and with 100 who wait: {costs:?}", lab.kind));
-    assert!(costs[1] < costs[0] + 6.0, "{costs:?}");
+    // If only each of the eighty more was told of it, that would be eighty more.
+    assert!(costs[1] < costs[0] + 30.0, "{costs:?}");
 }
