@@ -42,14 +42,14 @@ impl Base {
     pub(super) fn counts(&self, fence: Fence) -> u64 {
         fence.0 - self.counter.unwrap_or(0)
     }
+}
 
-    /// Whether it was raised. Others may have counted as well, before they found that the lock isn't theirs: then it is more.
-    pub(super) fn counted(&self, fence: Fence, reply: &Value) -> Result<()> {
-        match reply {
-            Value::ServerError(error) => Err(failure::refused(error)),
-            reply if reply::int(reply).and_then(|counted| u64::try_from(counted).ok()).is_some_and(|counted| counted >= fence.0) => Ok(()),
-            _ => Err(Error::new(Kind::Unavailable, "the fence counter was set back meanwhile")),
-        }
+/// Whether the counter was raised. Others may have counted as well, before they found that the lock isn't theirs: then it is more.
+pub(super) fn counted(fence: Fence, reply: &Value) -> Result<()> {
+    match reply {
+        Value::ServerError(error) => Err(failure::refused(error)),
+        reply if reply::int(reply).and_then(|counted| u64::try_from(counted).ok()).is_some_and(|counted| counted >= fence.0) => Ok(()),
+        _ => Err(Error::new(Kind::Unavailable, "the fence counter was set back meanwhile")),
     }
 }
 
@@ -64,10 +64,13 @@ pub(super) struct Obstacle {
 
 /// What a lock looks like to who asks for it.
 pub(super) struct Found {
-    /// What a grant would be written on top of, but its place: nothing is stored if that is missing.
+    /// What a grant would be written on top of: our attempt, or shares.
     pub stored: Option<Stored>,
+    /// It is our attempt.
     pub made: bool,
+    /// That of the attempt, or of the next one.
     pub record: Record,
+    /// With those that are over.
     pub shares: Option<Box<Crowd>>,
     pub obstacle: Option<Obstacle>,
     pub seen: Seen,
@@ -116,8 +119,7 @@ impl Tair {
         let mode = self.options.mode;
         let mut record = Record::new(request);
         let mut first = ::redis::pipe();
-        let ours =
-            if creates { Some(mode.create(&mut first, &names.lock, &record.write()?, request.ttl.as_millis())) } else { None };
+        let ours = if creates { Some(mode.create(&mut first, &names.lock, &record.write()?, request.ttl.as_millis())) } else { None };
         mode.read(&mut first, names);
         history::read_begun(&mut first, names);
         starts::read(mode, &mut first, names);
@@ -224,14 +226,7 @@ impl Tair {
     }
 
     /// Writes the start of a hold that is asked for again, if the packet that granted it was not executed to its end.
-    async fn complete(
-        &mut self,
-        request: &Request,
-        names: &Names,
-        record: &Record,
-        now: Option<(i64, u64)>,
-        kept: &Value,
-    ) -> Result<()> {
+    async fn complete(&mut self, request: &Request, names: &Names, record: &Record, now: Option<(i64, u64)>, kept: &Value) -> Result<()> {
         let (Some(terms), Entry::Fresh, Some(fence), Some((now, _))) = (&request.terms, request.entry, record.fence.map(Fence), now) else {
             return Ok(());
         };
@@ -291,7 +286,7 @@ impl Tair {
                 return Ok(self.busy_in_passing());
             }
         }
-        if let Err(error) = base.counted(Fence(fence), counted) {
+        if let Err(error) = self::counted(Fence(fence), counted) {
             self.undo(names, &written).await;
             return Err(error);
         }

@@ -108,7 +108,8 @@ fn read_state(mode: Mode, key: Key, names: &Names, replies: &[Value]) -> Result<
         What::Ours(record, _) => vec![record.holder(now, left)],
         What::Shared(mut crowd, _) => {
             // The key lasts as long as the last share, if we may not ask for the time.
-            let now = time.or(crowd.ends().zip(u64::try_from(seen.left).ok()).map(|(ends, left)| ends.saturating_sub(left))).unwrap_or_default();
+            let now =
+                time.or(crowd.ends().zip(u64::try_from(seen.left).ok()).map(|(ends, left)| ends.saturating_sub(left))).unwrap_or_default();
             crowd.settle(now);
             crowd.holders(now)
         }

@@ -202,8 +202,7 @@ impl Seen {
 }
 
 pub(super) fn not_a_counter() -> Error {
-    Error::new(Kind::Data, "the fence counter is not a number, or beyond 2^53")
-        .hint("somebody wrote it; delete redisson_lock_token:{…}")
+    Error::new(Kind::Data, "the fence counter is not a number, or beyond 2^53").hint("somebody wrote it; delete redisson_lock_token:{…}")
 }
 
 fn read_micros(reply: &Value) -> Option<u64> {

@@ -216,8 +216,7 @@ impl Kind {
         matches!(
             self,
             Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresAdvisory | Self::Tair | Self::TairVersion
-        )
-            || self.is_etcd()
+        ) || self.is_etcd()
             || self.is_zookeeper()
     }
 
