@@ -12,7 +12,6 @@
 //! - *A lock of another library*: it can't be there while shares are, nor they while it is.
 
 use ::redis::Pipeline;
-use serde::Deserialize;
 
 use super::{
     Tair,
@@ -37,13 +36,10 @@ const MOST: usize = 1 << 19;
 
 /// The shares in a lock's value; `None` if it has none.
 pub(super) fn read(value: &str) -> Result<Option<Crowd>> {
-    #[derive(Deserialize)]
-    struct Shared {
-        crowd: serde_json::Value,
-    }
-    match serde_json::from_str::<Shared>(value) {
-        Ok(Shared { crowd }) => Crowd::read(Some(&crowd.to_string())).map(Some),
-        Err(_) => Ok(None),
+    let Ok(fields) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(value) else { return Ok(None) };
+    match (fields.get("dlock"), fields.get("crowd")) {
+        (Some(_), Some(crowd)) => Crowd::read(Some(&crowd.to_string())).map(Some),
+        _ => Ok(None),
     }
 }
 
@@ -295,7 +291,7 @@ mod tests {
 
     #[test]
     fn what_others_store_is_no_share_and_a_newer_layout_is_refused() {
-        for value in ["", "7", "{}", r#"{"dlock":"1.0"}"#, r#"["crowd"]"#] {
+        for value in ["", "7", "{}", r#"{"dlock":"1.0"}"#, r#"["crowd"]"#, r#"{"crowd":7}"#] {
             assert!(read(value).unwrap().is_none(), "{value}");
         }
         for (crowd, kind) in [(r#"{"v":200}"#, Kind::Layout), ("7", Kind::Data)] {
