@@ -42,7 +42,7 @@ pub(in crate::backends) struct Names {
     pub wake: String,
     /// What the lists begin with that those in the line block on, each on its own.
     pub wakes: String,
-    /// Of those in a Tair's queue, what each says who has others let it go first or lets others.
+    /// On Tair, who waits for a share or in fair order, and whose turn it is.
     pub turns: String,
     /// Where those wait who want Redisson's plain lock.
     pub channel: String,

@@ -42,14 +42,14 @@ impl Base {
     pub(super) fn counts(&self, fence: Fence) -> u64 {
         fence.0 - self.counter.unwrap_or(0)
     }
+}
 
-    /// Whether it was raised. Others may have counted as well, before they found that the lock isn't theirs: then it is more.
-    pub(super) fn counted(&self, fence: Fence, reply: &Value) -> Result<()> {
-        match reply {
-            Value::ServerError(error) => Err(failure::refused(error)),
-            reply if reply::int(reply).and_then(|counted| u64::try_from(counted).ok()).is_some_and(|counted| counted >= fence.0) => Ok(()),
-            _ => Err(Error::new(Kind::Unavailable, "the fence counter was set back meanwhile")),
-        }
+/// Whether the counter was raised. Others may have counted as well, before they found that the lock isn't theirs: then it is more.
+pub(super) fn counted(fence: Fence, reply: &Value) -> Result<()> {
+    match reply {
+        Value::ServerError(error) => Err(failure::refused(error)),
+        reply if reply::int(reply).and_then(|counted| u64::try_from(counted).ok()).is_some_and(|counted| counted >= fence.0) => Ok(()),
+        _ => Err(Error::new(Kind::Unavailable, "the fence counter was set back meanwhile")),
     }
 }
 
@@ -64,10 +64,13 @@ pub(super) struct Obstacle {
 
 /// What a lock looks like to who asks for it.
 pub(super) struct Found {
-    /// What a grant would be written on top of, but its place: nothing is stored if that is missing.
+    /// What a grant would be written on top of: our attempt, or shares.
     pub stored: Option<Stored>,
+    /// It is our attempt.
     pub made: bool,
+    /// That of the attempt, or of the next one.
     pub record: Record,
+    /// With those that are over.
     pub shares: Option<Box<Crowd>>,
     pub obstacle: Option<Obstacle>,
     pub seen: Seen,
@@ -283,7 +286,7 @@ impl Tair {
                 return Ok(self.busy_in_passing());
             }
         }
-        if let Err(error) = base.counted(Fence(fence), counted) {
+        if let Err(error) = self::counted(Fence(fence), counted) {
             self.undo(names, &written).await;
             return Err(error);
         }

@@ -5,7 +5,14 @@
 //! either kind has others let it go first. Each writes only what it says of itself, whom it called, and who is gone: that needs no comparing.
 //! The lock itself is granted by comparing alone, whoever waits.
 //!
-//! Nobody is woken: each looks by itself, and is found dead by those whom it holds up.
+//! Nobody is woken: each looks by itself, sooner than a turn is over, and is found dead by those whom it holds up. Nor does anybody keep
+//! users of other libraries out by waiting.
+//!
+//! # Worst cases
+//! - *Somebody joins or leaves while another one decides*: it came or went later. Who waits is asked about the moment of the decision.
+//! - *Two write of the same waiter*: what it says of itself and who called it are two fields. One that was taken out and is alive comes
+//!   again, with its place if it spoke last.
+//! - *A turn that was granted is called again late*: the call names a hold that is in no queue any more.
 
 use std::time::Duration;
 
@@ -148,7 +155,7 @@ impl Line {
             pipeline.cmd("HSET").arg(&names.turns).arg(&own).arg(format!("{arrived}:{}", place.json));
             pipeline.cmd("PEXPIRE").arg(&names.turns).arg(KEEP);
         }
-        drop_gone(pipeline, names, &own, before, after);
+        remove_gone(pipeline, names, &own, before, after);
     }
 
     fn arrival(&self, hold: &str) -> Option<u64> {
@@ -157,14 +164,14 @@ impl Line {
 }
 
 /// Takes out who died in line, or has let its turn pass.
-fn drop_gone(pipeline: &mut Pipeline, names: &Names, own: &str, before: &[Place], after: &[Place]) {
+fn remove_gone(pipeline: &mut Pipeline, names: &Names, own: &str, before: &[Place], after: &[Place]) {
     for gone in before.iter().filter(|known| known.hold != own && after.iter().all(|place| place.hold != known.hold)) {
-        drop(pipeline, names, &gone.hold, gone.plain);
+        remove(pipeline, names, &gone.hold, gone.plain);
     }
 }
 
 /// Takes somebody out.
-pub(super) fn drop(pipeline: &mut Pipeline, names: &Names, hold: &str, plain: bool) {
+pub(super) fn remove(pipeline: &mut Pipeline, names: &Names, hold: &str, plain: bool) {
     if plain {
         pipeline.cmd("ZREM").arg(&names.queue).arg(hold).cmd("HDEL").arg(&names.waiters).arg(hold);
     } else {
@@ -188,8 +195,13 @@ impl Tair {
                 Some(stored) => self.enter_share(request, names, (&crowd, stored), grant, time.0).await,
                 None => Ok(None),
             },
-            Answer::NotHeld => Ok(Some(Attempt::NotHeld)),
             Answer::Otherwise(mode) => Err(mode.not_enough()),
+            Answer::NotHeld => {
+                if let (Some(stored), Some(shares)) = (&found.stored, &found.shares) {
+                    self.drop_shares(names, stored, (shares, &crowd), time.0).await?;
+                }
+                Ok(Some(Attempt::NotHeld))
+            }
             Answer::Refused(refusal) => {
                 self.undo_found(names, &found).await;
                 Ok(Some(Attempt::Refused(refusal)))
@@ -197,7 +209,7 @@ impl Tair {
             Answer::Go => {
                 let Some(mut base) = found.base()? else { return Ok(None) };
                 found.line.clear(&mut base.line, names);
-                drop_gone(&mut base.line, names, &request.token.hold_text(), &before, &crowd.places());
+                remove_gone(&mut base.line, names, &request.token.hold_text(), &before, &crowd.places());
                 if request.mode == Mode::Exclusive {
                     self.count(request, names, found.record, &base).await.map(Some)
                 } else {
@@ -276,5 +288,41 @@ impl Tair {
             [turns, queue @ ..] => Line::read(turns, queue),
             [] => Err(failure::unreadable()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(of: &[(&str, &str)]) -> Vec<(String, String)> {
+        of.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
+    }
+
+    #[test]
+    fn all_who_wait_stand_in_one_line() {
+        let reader = r#"{"h":"bb","m":"s","b":1000,"l":1500}"#;
+        let fair = r#"{"h":"dd","m":"x","f":true,"b":1000,"l":1000}"#;
+        let line = Line {
+            turns: pairs(&[
+                ("dd", &format!("1000900:{fair}")),
+                ("c:cc", "1600"),
+                ("bb", &format!("1000100:{reader}")),
+                ("ee", "1000200:of a newer dlock"),
+                ("c:zz", "1600"),
+            ]),
+            queue: pairs(&[("aa", "1000300"), ("cc", "1000400"), ("ff", "1000500")]),
+            said: pairs(&[("cc", "1500:"), ("aa", "1700:")]),
+        };
+        let mut crowd = Crowd::default();
+        line.fill(&mut crowd);
+        let places = crowd.places();
+        let told: Vec<_> = places.iter().map(|place| (&*place.hold, place.plain, place.called)).collect();
+        assert_eq!(told, [("bb", false, None), ("aa", true, None), ("cc", true, Some(1600)), ("dd", false, None)]);
+        assert_eq!((&*places[0].json, line.arrival("bb")), (reader, Some(1_000_100)));
+        assert_eq!(line.waiters(16_200).len(), 3, "who has not asked for so long is gone");
+        let mut clear = Pipeline::new();
+        line.clear(&mut clear, &Names::new(&crate::lock::Namespace::default(), &crate::lock::Key::new("job").unwrap()));
+        assert_eq!(clear.len(), 1);
     }
 }

@@ -14,6 +14,9 @@
 //! before f is published, so that whatever is published later is above it. Counting first and taking then would not do:
 //! of two who counted, the later could take first.
 //!
+//! A share is granted in the same way, on top of the value that says who shares the lock, if there is one: that is compared as an attempt is.
+//! See `shares.rs`; who waits, and for whom, is in `queue.rs` and `line.rs`.
+//!
 //! # Worst cases
 //! - *The answer to 1 is lost.* Asked again, the value is found to be of this owner and without a fence: on with 2.
 //! - *The answer to 2 is lost.* Asked again, the value is found to be of this owner, with its fence: entered like a nested hold.

@@ -45,7 +45,7 @@ impl Tair {
         }
     }
 
-    /// Before asking, since an unanswered request may have been served.
+    /// Noted before asking, since an unanswered request may have been served.
     pub(super) fn note_queued(&mut self, request: &Request) {
         if !self.is_queued(request) {
             self.queued.push((request.key.clone(), request.token));
@@ -63,10 +63,14 @@ impl Tair {
         let names = self.names(&request.key);
         let hold = request.token.hold_text();
         let mut leave = ::redis::pipe();
-        line::drop(&mut leave, &names, &hold, !line::by_rule(request));
+        line::remove(&mut leave, &names, &hold, !line::by_rule(request));
         self.look(&leave).await?;
-        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
+        self.forget_queued(request);
         Ok(())
+    }
+
+    pub(super) fn forget_queued(&mut self, request: &Request) {
+        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
     }
 
     /// Leaves with the lock in hand; whether that works is of no matter, since the entry ends by itself.

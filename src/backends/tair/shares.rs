@@ -7,19 +7,19 @@
 //!   written anew, and what comes late finds another one.
 //! - *A renewal comes late*, when its share is over but the value is as it was: nobody acted on the end of the share, or the value would be
 //!   another one. Whoever is told that it is over, or finds the lock busy without it, writes that down first.
+//! - *It is granted, and the next packet is lost*, which notes it for the history: its renewals note it as well.
 //! - *A share ends beside others*: what is left of the key's time is that of the others; each end is in the value.
 //! - *A lock of another library*: it can't be there while shares are, nor they while it is.
 
 use ::redis::Pipeline;
-use serde::Deserialize;
 
 use super::{
     Tair,
-    acquire::{Base, millis},
-    changed_meanwhile, history,
+    acquire::{self, Base, millis},
+    changed_meanwhile, history, line,
     options::Mode,
     record::MAJOR,
-    value::{Compared, Seen, Stored, What},
+    value::{Compared, Seen, Stored, What, compared},
 };
 use crate::{
     backends::redis::{failure, names::Names},
@@ -36,13 +36,10 @@ const MOST: usize = 1 << 19;
 
 /// The shares in a lock's value; `None` if it has none.
 pub(super) fn read(value: &str) -> Result<Option<Crowd>> {
-    #[derive(Deserialize)]
-    struct Shared {
-        crowd: serde_json::Value,
-    }
-    match serde_json::from_str::<Shared>(value) {
-        Ok(Shared { crowd }) => Crowd::read(Some(&crowd.to_string())).map(Some),
-        Err(_) => Ok(None),
+    let Ok(fields) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(value) else { return Ok(None) };
+    match (fields.get("dlock"), fields.get("crowd")) {
+        (Some(_), Some(crowd)) => Crowd::read(Some(&crowd.to_string())).map(Some),
+        _ => Ok(None),
     }
 }
 
@@ -133,31 +130,34 @@ impl Tair {
         let mut second = ::redis::pipe();
         second.cmd("INCRBY").arg(&names.fence).arg(base.counts(fence));
         let written = put(self.options.mode, &mut second, names, &base.stored, &crowd, now);
-        note(&mut second, names, &crowd, fence)?;
-        let there: Vec<Fence> = crowd.fences().collect();
-        history::note_vanished(&mut second, names, &base.begun, &there);
-        append(&mut second, &base.line);
         // Until there is an answer, it may come late.
         self.unanswered = Some((request.key.clone(), request.token));
         let replies = self.run(&second, true).await?;
         self.unanswered = None;
-        let [counted, swapped, ..] = &*replies else { return Err(failure::unreadable()) };
-        if super::value::compared(swapped)? != Compared::Done {
-            let mut never = ::redis::pipe();
-            never.cmd("HDEL").arg(&names.record).arg(fence.0);
-            self.run(&never, false).await?;
+        let [counted, swapped] = &*replies else { return Err(failure::unreadable()) };
+        if compared(swapped)? != Compared::Done {
             return Ok(None);
         }
-        if let Err(error) = base.counted(fence, counted) {
+        if let Err(error) = acquire::counted(fence, counted) {
             if let Some(written) = written {
                 let mut undo = ::redis::pipe();
                 put(self.options.mode, &mut undo, names, &written, &before, now);
-                undo.cmd("HDEL").arg(&names.record).arg(fence.0);
                 let _ = self.run(&undo, false).await;
             }
             return Err(error);
         }
-        self.leave_as_holder(request).await;
+        // Only now: others write at the same time, and nobody may take for a hold what was not granted.
+        let mut third = ::redis::pipe();
+        note(&mut third, names, &crowd, fence)?;
+        history::note_vanished(&mut third, names, &base.begun, &crowd.fences().collect::<Vec<_>>());
+        append(&mut third, &base.line);
+        if self.is_queued(request) {
+            line::remove(&mut third, names, &request.token.hold_text(), false);
+        }
+        // Whether that works is of no matter to who has the lock; its place in the queue ends by itself.
+        if self.run(&third, false).await.is_ok() {
+            self.forget_queued(request);
+        }
         Ok(Some(Attempt::Granted(grant)))
     }
 
@@ -268,5 +268,35 @@ fn note(pipeline: &mut Pipeline, names: &Names, crowd: &Crowd, fence: Fence) -> 
 pub(super) fn append(pipeline: &mut Pipeline, more: &Pipeline) {
     for command in more.cmd_iter() {
         pipeline.add_command(command.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backends::tair::record::Record;
+
+    const SHARES: &str = r#"{"v":100,"s":[{"o":"o","r":"r","h":{"r":{"t":5,"e":9}},"m":"s","f":7,"b":1,"l":2}]}"#;
+
+    #[test]
+    fn shares_come_back_and_no_value_is_written_twice() {
+        let value = format!(r#"{{"dlock":"1.7","nonce":"n","crowd":{SHARES},"new":1}}"#);
+        let crowd = read(&value).unwrap().unwrap();
+        assert_eq!((crowd.ends(), crowd.fences().collect::<Vec<_>>()), (Some(9), vec![Fence(7)]));
+        let (one, two) = (write(&crowd).unwrap(), write(&crowd).unwrap());
+        assert!(one != two && read(&one).unwrap().unwrap() == crowd && one.contains(SHARES), "{one}");
+        assert!(Record::read(&one).unwrap().is_none(), "it is no exclusive hold");
+        assert!(write(&Crowd::default()).is_none());
+    }
+
+    #[test]
+    fn what_others_store_is_no_share_and_a_newer_layout_is_refused() {
+        for value in ["", "7", "{}", r#"{"dlock":"1.0"}"#, r#"["crowd"]"#, r#"{"crowd":7}"#] {
+            assert!(read(value).unwrap().is_none(), "{value}");
+        }
+        for (crowd, kind) in [(r#"{"v":200}"#, Kind::Layout), ("7", Kind::Data)] {
+            assert_eq!(read(&format!(r#"{{"dlock":"1.0","crowd":{crowd}}}"#)).unwrap_err().kind, kind);
+        }
+        assert_eq!(Record::read(r#"{"dlock":"2.0","crowd":{}}"#).unwrap_err().kind, Kind::Layout);
     }
 }

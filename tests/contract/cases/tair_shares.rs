@@ -1,12 +1,14 @@
 //! Shares in a Tair's value: what others do to it at the wrong moment, and what comes late.
 
-use std::time::Duration;
+use std::{cell::RefCell, rc::Rc, time::Duration};
 
 use dlock::{
     backends::tair::Mode as TairMode,
-    lock::{Attempt, Break, Fence, Holding, Marking, Mode, Release, Renewal, Request, Scope},
+    lease::{self, BootClock, Limits, Outcome, Patience, Released},
+    lock::{Attempt, Break, End, Fence, Holding, Marking, Mode, Release, Renewal, Request, Scope},
 };
 use redis::Value;
+use tokio::task::{LocalSet, spawn_local};
 
 use super::{Case, cases, history::history};
 use crate::{
@@ -32,6 +34,7 @@ pub fn all() -> Vec<Case> {
         a_break_that_others_get_in_before_is_of_one_share,
         nothing_of_shares_stays,
         who_looks_at_a_lock_changes_nothing_of_it,
+        many_of_all_kinds_at_once_have_their_turns,
     ]
 }
 
@@ -343,4 +346,73 @@ async fn who_looks_at_a_lock_changes_nothing_of_it(lab: &Lab) {
     assert_eq!(lab.tair().server().command(&words), before);
     assert!(matches!(looks.attempt(&request(&key("job"), LONG)).await, Attempt::Busy(busy) if busy.holders.len() == 1));
     assert_ne!(lab.tair().server().command(&words), before);
+}
+
+/// Who is inside at the moment, and what was handed out.
+#[derive(Default)]
+struct Inside {
+    holds: Vec<(Mode, Option<u32>, Fence)>,
+    fences: Vec<Fence>,
+}
+
+impl Inside {
+    fn check(&self) {
+        for (at, (mode, permit, _)) in self.holds.iter().enumerate() {
+            for (other, taken, _) in &self.holds[..at] {
+                let together = match (mode, other) {
+                    (Mode::Shared, Mode::Shared) => true,
+                    (Mode::Permits(_), Mode::Permits(_)) => permit != taken,
+                    _ => false,
+                };
+                assert!(together, "{:?}", self.holds);
+            }
+        }
+    }
+}
+
+async fn come_and_go(mut client: Client, kinds: Vec<(Mode, bool)>, inside: Rc<RefCell<Inside>>) {
+    let limits = Limits { answer: Duration::from_secs(5) };
+    for (mode, fair) in kinds {
+        let wanted = Request { mode, fair, ..waiting(&key("job"), LONG) };
+        let never = std::future::pending::<()>();
+        let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, Patience::For(LONG), limits, never, |_| {}).await;
+        let Ok(Outcome::Granted(lease)) = outcome else { panic!("{mode:?} {fair}: {outcome:?}") };
+        {
+            let mut inside = inside.borrow_mut();
+            inside.holds.push((mode, lease.permit, lease.fence));
+            inside.fences.push(lease.fence);
+            inside.check();
+        }
+        tokio::time::sleep(Duration::from_millis(dlock::lock::random() % 8)).await;
+        assert!(matches!(client.0.renew(&lease.key, &lease.token, None.into()).await, Ok(Renewal::Renewed { .. })));
+        inside.borrow_mut().holds.retain(|(_, _, fence)| *fence != lease.fence);
+        let released = lease::give_back(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), limits).await;
+        assert!(matches!(released, Released::Free), "{released:?}");
+    }
+}
+
+async fn many_of_all_kinds_at_once_have_their_turns(lab: &Lab) {
+    const CLIENTS: usize = 12;
+    let kinds = [Mode::Shared, Mode::Permits(2), Mode::Exclusive, Mode::Shared];
+    let inside = Rc::new(RefCell::new(Inside::default()));
+    LocalSet::new()
+        .run_until(async {
+            let mut all = Vec::new();
+            for n in 0..CLIENTS {
+                let turns = (0..4).map(|turn| (kinds[(n + turn) % kinds.len()], (n / 4 + turn) % 2 == 0)).collect();
+                all.push(spawn_local(come_and_go(lab.client().await, turns, Rc::clone(&inside))));
+            }
+            for one in all {
+                one.await.expect("all turns");
+            }
+        })
+        .await;
+    let mut fences = std::mem::take(&mut inside.borrow_mut().fences);
+    fences.sort_unstable();
+    fences.dedup();
+    assert_eq!(fences.len(), CLIENTS * 4, "a fence twice");
+    let state = lab.client().await.inspect(&key("job")).await;
+    assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");
+    let past = history(&mut lab.client().await, &key("job")).await.past;
+    assert!(past.len() == CLIENTS * 4 && past.iter().all(|past| past.end == End::Released), "{past:?}");
 }
