@@ -30,8 +30,8 @@
 //! counts for the later. That needs no span, and is all the order that holds at the same time can have. *No two have the same:* the highest count
 //! of two readers can be the same number, from different nodes (3 and 4 on two nodes, 4 and 3 the other way round). So a node knows which fences
 //! were committed since readers have it, and refuses one that it knows; any two majorities meet, and the second there has to count
-//! anew. It need not know more than some: below those, it refuses all. As with counters, this asks that what was committed survives. `tests/ordering.rs` tries every order of what few clients
-//! can do, and finds the repeated fence at once if this is left out.
+//! anew. It need not know more than some: below those, it refuses all. As with counters, this asks that what was committed survives.
+//! `tests/ordering.rs` tries every order of what few clients can do, and finds the repeated fence at once if this is left out.
 //!
 //! **Writers don't starve.** A writer that waits stands in the queue of each node that it found busy, and a reader that came later is refused
 //! there, until the writer has the lock, leaves, or has not asked for 15 s. It waits for those who have the lock only, never for one that
