@@ -33,16 +33,17 @@ pub(super) struct Snapshot {
 }
 
 /// The record of a share, as of a lock.
-pub(super) struct Share(pub Vec<(String, String)>);
+#[derive(Clone, Debug)]
+pub(in crate::backends) struct Share(pub Vec<(String, String)>);
 
 /// A list of them as JSON. What a newer version wrote in another way is left out.
-pub(super) fn read_shares(reply: &Value) -> Vec<Share> {
+pub(in crate::backends) fn read_shares(reply: &Value) -> Vec<Share> {
     let read = |json: &Value| serde_json::from_str::<BTreeMap<String, String>>(&reply::text(json)?).ok();
     reply::items(reply).unwrap_or_default().iter().filter_map(read).map(|share| Share(share.into_iter().collect())).collect()
 }
 
 impl Share {
-    pub(super) fn of(&self, name: &str) -> Option<&str> {
+    pub(in crate::backends) fn of(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
     }
 
@@ -52,12 +53,12 @@ impl Share {
         format!("{}:1{kind}", self.of("owner").unwrap_or_default())
     }
 
-    fn ends(&self) -> i64 {
+    pub(in crate::backends) fn ends(&self) -> i64 {
         let holds = self.0.iter().filter(|(field, _)| field.starts_with("hold:"));
         holds.filter_map(|(_, value)| value.split(':').next()?.parse().ok()).max().unwrap_or_default()
     }
 
-    pub(super) fn is_live(&self, now: i64) -> bool {
+    pub(in crate::backends) fn is_live(&self, now: i64) -> bool {
         self.ends() > now
     }
 }

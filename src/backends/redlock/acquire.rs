@@ -7,13 +7,13 @@ use ::redis::Value;
 use super::{
     CAPABILITIES, Failures, Redlock, flag, most,
     nodes::Answers,
-    script,
+    release_keys, script,
     view::{Picture, Seen},
     word,
 };
 use crate::{
     backends::redis::{failure, history::to_json, reply, starts},
-    lock::{Attempt, Busy, Effect, Entry, Error, Fence, Grant, Kind, Notice, Refusal, Request, Result, Stage, random},
+    lock::{Attempt, Busy, Effect, Entry, Error, Fence, Grant, Kind, Mode, Notice, Refusal, Request, Result, Stage, random},
 };
 
 /// What the nodes answered to phase 1.
@@ -24,6 +24,8 @@ struct Votes {
     /// Those that the owner has already, committed: attempt, fence, and holds.
     entered: Vec<(String, u64, u32)>,
     not_held: usize,
+    /// Those where the owner that is to be entered only reads.
+    otherwise: usize,
     /// What each node that somebody else has says of it; `None` for those that did not answer.
     seen: Vec<Option<Seen>>,
     places: Vec<i64>,
@@ -46,10 +48,13 @@ impl Redlock {
             && count >= needed
         {
             let holds = votes.entered.iter().map(|(_, _, holds)| *holds).max().unwrap_or(1);
-            self.forget_queued(request);
+            self.leave_behind(request, count);
             return Ok(granted(request, fence, holds));
         }
         if request.entry == Entry::Reenter {
+            if votes.otherwise >= needed {
+                return Err(Mode::Shared.not_enough().effect(Effect::NotApplied));
+            }
             if votes.not_held > self.nodes.len() - needed {
                 return Ok(Attempt::NotHeld);
             }
@@ -99,8 +104,11 @@ impl Redlock {
             flag(request.detached),
             metadata,
         ];
-        let arguments = [arguments, starts::arguments(request.terms.as_ref()).into()].concat();
-        let keys = vec![names.lock, names.fence, names.record, names.queue, names.waiters, names.runs, names.bad_runs, names.starts];
+        let reads = flag(request.mode == Mode::Shared);
+        let arguments = [arguments, starts::arguments(request.terms.as_ref()).into(), vec![reads]].concat();
+        let waiting = [names.queue, names.waiters];
+        let keys = [vec![names.lock, names.fence, names.record], waiting.into(), vec![names.runs, names.bad_runs, names.starts]];
+        let keys = [keys.concat(), vec![names.shares, names.ends, names.line]].concat();
         let answers = self.ask(bound, &script::TAKE, keys, |_| Some(arguments.clone())).await;
         let votes = Votes::count(answers);
         for node in &votes.twins {
@@ -124,13 +132,15 @@ impl Redlock {
         let names = self.names(&request.key);
         let owner = request.token.owner.to_string();
         let terms = starts::arguments(request.terms.as_ref());
+        let place = [request.token.hold_text(), flag(self.is_queued(request))];
         // Only where it was counted: a node that was taken without our knowing its count may have a higher one.
         let arguments = |n| {
             let (_, count) = votes.counted.iter().find(|(node, _)| *node == n)?;
             let counted = vec![owner.clone(), attempt.to_owned(), count.to_string(), fence.to_string()];
-            Some([counted, terms.to_vec()].concat())
+            Some([counted, terms.to_vec(), place.to_vec()].concat())
         };
-        let answers = self.ask(bound, &script::COMMIT, vec![names.lock, names.fence, names.record, names.starts], arguments).await;
+        let keys = vec![names.lock, names.fence, names.record, names.starts, names.shares, names.queue, names.waiters, names.line];
+        let answers = self.ask(bound, &script::COMMIT, keys, arguments).await;
         let mut committed = 0;
         let mut failures = Vec::new();
         for (n, answer) in answers.into_iter().enumerate() {
@@ -141,7 +151,7 @@ impl Redlock {
             }
         }
         if committed >= self.nodes.majority() {
-            self.forget_queued(request);
+            self.leave_behind(request, committed);
             return Ok(granted(request, fence, 1));
         }
         self.undo(request, bound).await;
@@ -164,8 +174,10 @@ impl Redlock {
             String::new(),
             flag(false),
             Stage::Undone.as_str().into(),
+            // Who waits keeps its place, and readers out by it.
+            flag(false),
         ];
-        let keys = vec![names.lock, names.record, names.runs, names.bad_runs, names.starts];
+        let keys = release_keys(names);
         let answers = self.ask(bound, &script::RELEASE, keys, |_| Some(arguments.clone())).await;
         answers.into_iter().flatten().all(|answer| match answer {
             Ok(_) => true,
@@ -193,7 +205,7 @@ impl Redlock {
         places.sort_unstable();
         let position = places.get(places.len() / 2).and_then(|place| u32::try_from(*place).ok());
         Ok(Attempt::Busy(Busy {
-            holders: picture.holder.into_iter().collect(),
+            holders: picture.holders,
             expires_in: picture.free_in,
             notifies: false,
             passing: picture.passing,
@@ -203,6 +215,14 @@ impl Redlock {
 
     fn is_queued(&self, request: &Request) -> bool {
         self.queued.iter().any(|(key, token)| *key == request.key && *token == request.token)
+    }
+
+    /// It was granted on so many nodes. On the others it may be in the queue still, and is until it is given back.
+    fn leave_behind(&mut self, request: &Request, granted: usize) {
+        if self.is_queued(request) && granted < self.nodes.len() {
+            self.left_behind.push((request.key.clone(), request.token));
+        }
+        self.forget_queued(request);
     }
 
     fn forget_queued(&mut self, request: &Request) {
@@ -216,7 +236,8 @@ impl Redlock {
         let names = self.names(&request.key);
         let bound = self.options.bound(None, 1);
         let arguments = vec![request.token.hold_text()];
-        let answers = self.ask(bound, &script::ABANDON, vec![names.queue, names.waiters], |_| Some(arguments.clone())).await;
+        let keys = vec![names.queue, names.waiters, names.line];
+        let answers = self.ask(bound, &script::ABANDON, keys, |_| Some(arguments.clone())).await;
         let failures: Failures = answers.into_iter().enumerate().filter_map(|(n, answer)| Some((n, answer?.err()?))).collect();
         if self.nodes.len() - failures.len() < self.nodes.majority() {
             return Err(self.nodes.too_few(self.nodes.len() - failures.len(), failures));
@@ -261,6 +282,7 @@ impl Votes {
                 return Ok(Some(seen));
             }
             ("not-held", []) => self.not_held += 1,
+            ("otherwise", []) => self.otherwise += 1,
             ("refused", rest) => self.refusals.push(starts::read_refusal(rest)?),
             ("twice", []) => {
                 self.twins.push(n);

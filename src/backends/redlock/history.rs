@@ -10,6 +10,7 @@ use crate::{
     backends::redis::{
         failure,
         history::{HISTORY_READS, add_history_reads, how, read_history, to_json},
+        names::Names,
         reply,
     },
     lock::{Break, Effect, Fence, History, Key, Marking, Note, Record, Result, SKIPPING_HOSTS, Skips, Stage, Start},
@@ -18,7 +19,7 @@ use crate::{
 impl Redlock {
     pub(super) async fn remember(&mut self, key: &Key, note: &Note) -> Result<()> {
         let names = self.names(key);
-        let keys = vec![names.lock, names.record, names.runs, names.bad_runs, names.skips, names.starts];
+        let keys = note_keys(names);
         let arguments = match note {
             Note::Skipped { host, reason, .. } => vec!["skipped".into(), host.clone(), reason.clone(), SKIPPING_HOSTS.to_string()],
             Note::Lost(past) => {
@@ -39,7 +40,7 @@ impl Redlock {
         let mut failures: Failures = Vec::new();
         for first in 0..self.nodes.len() {
             let names = self.names(key);
-            let keys = vec![names.lock, names.record, names.runs, names.bad_runs, names.skips, names.starts];
+            let keys = note_keys(names);
             let answers = self.ask(bound, &script::NOTE, keys, |n| (n == first).then(|| arguments.clone())).await;
             match answers.into_iter().flatten().next() {
                 Some(Ok(reply)) => return Ok(reply::int(&reply) == Some(1)),
@@ -53,7 +54,7 @@ impl Redlock {
     /// Marked on a majority, a renewal meets the mark on one of its own majority at least; evicted from one, the hold has none.
     pub(super) async fn break_hold(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<Marking> {
         let names = self.names(key);
-        let keys = vec![names.lock, names.record, names.runs, names.bad_runs];
+        let keys = vec![names.lock, names.record, names.runs, names.bad_runs, names.shares, names.ends];
         let (end, why) = mark.into();
         let arguments = vec![fence.to_string(), to_json(mark)?, how(&end, why.as_deref())?, flag(at_once)];
         let bound = self.options.bound(None, 1);
@@ -112,4 +113,8 @@ impl Redlock {
         found.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
         Ok(History { record, ..History::new(found, skips.into_values().collect()) })
     }
+}
+
+fn note_keys(names: Names) -> Vec<String> {
+    vec![names.lock, names.record, names.runs, names.bad_runs, names.skips, names.starts, names.shares, names.ends]
 }

@@ -1,6 +1,6 @@
 //! Extending a hold and giving it back.
 
-use super::{CAPABILITIES, Failures, Redlock, flag, most, script, word};
+use super::{CAPABILITIES, Failures, Redlock, flag, most, release_keys, script, word};
 use crate::{
     backends::redis::{failure, history::how, reply},
     lock::{Effect, End, Extension, Fence, Holding, Key, Parting, Purpose, Release, Renewal, Result, Scope, Token, Ttl},
@@ -37,7 +37,8 @@ impl Redlock {
     async fn extend_by(&mut self, key: &Key, token: &Token, wanted: String, purpose: &str, bound: Duration) -> Result<Renewal> {
         let names = self.names(key);
         let arguments = vec![token.owner.to_string(), token.hold_text(), wanted, purpose.to_owned()];
-        let answers = self.ask(bound, &script::RENEW, vec![names.lock, names.record], |_| Some(arguments.clone())).await;
+        let answers =
+            self.ask(bound, &script::RENEW, vec![names.lock, names.record, names.shares, names.ends], |_| Some(arguments.clone())).await;
         let mut not_held = 0;
         let mut extended = Vec::new();
         let mut shorter = Vec::new();
@@ -100,13 +101,14 @@ impl Redlock {
         let bad = flag(parting.end.as_ref().is_some_and(End::is_bad));
         let became = parting.became.map_or_else(String::new, |stage| stage.as_str().to_owned());
         let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree), how, bad, became];
+        let is_this = |one: &(Key, Token)| (&one.0, &one.1) == (key, token);
+        let arguments = [arguments, vec![flag(self.left_behind.iter().any(is_this))]].concat();
         let bound = self.options.bound(None, 1);
         let mut done = match self.releasing.take() {
             Some((k, t, s, done)) if (&k, &t, s) == (key, token, scope) => done,
             _ => vec![false; self.nodes.len()],
         };
-        let keys = vec![names.lock, names.record, names.runs, names.bad_runs, names.starts];
-        let answers = self.ask(bound, &script::RELEASE, keys, |_| Some(arguments.clone())).await;
+        let answers = self.ask(bound, &script::RELEASE, release_keys(names), |_| Some(arguments.clone())).await;
         let (mut not_held, mut holds) = (0, Vec::new());
         let mut failures: Failures = Vec::new();
         for (n, answer) in answers.into_iter().enumerate() {
@@ -132,6 +134,7 @@ impl Redlock {
         }
         if released + holds.len() >= needed {
             self.leases.retain(|(known, _)| known != token);
+            self.left_behind.retain(|one| !is_this(one));
             return Ok(Release::Released);
         }
         if not_held > self.nodes.len() - needed {

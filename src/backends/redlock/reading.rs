@@ -1,6 +1,6 @@
 //! Looking at locks: plain read commands to every node, so that a user with read rights only can do it.
 
-use std::{collections::BTreeSet, rc::Rc};
+use std::{collections::BTreeSet, rc::Rc, time::Duration};
 
 use ::redis::{Pipeline, Value};
 
@@ -17,13 +17,13 @@ use crate::{
         names::{ENCODING, Names, key_of, pattern, prefix},
         reading::{read_time, readable},
         reply,
-        state::waiters,
+        state::{read_shares, waiters},
     },
     lock::{Effect, Error, Key, Kind, LockState, NodeView, Result, Waiter},
 };
 
 /// How many commands one lock takes.
-pub(super) const PER_LOCK: usize = 8;
+pub(super) const PER_LOCK: usize = 11;
 
 /// How many locks are read in one packet.
 const BATCH: usize = 50;
@@ -50,7 +50,17 @@ pub(super) fn add_reads(pipeline: &mut Pipeline, names: &Names) {
         .cmd("HGETALL")
         .arg(&names.waiters)
         .cmd("GET")
-        .arg(&names.fence);
+        .arg(&names.fence)
+        .cmd("HGET")
+        .arg(&names.shares)
+        .arg("lock")
+        .cmd("HVALS")
+        .arg(&names.shares)
+        .cmd("ZRANGE")
+        .arg(&names.line)
+        .arg(0)
+        .arg(-1)
+        .arg("WITHSCORES");
 }
 
 /// What one node says of a lock.
@@ -203,7 +213,7 @@ impl Redlock {
         Ok(LockState {
             key,
             stored_as: names.lock.clone(),
-            holders: picture.holder.into_iter().collect(),
+            holders: picture.holders,
             waiters: reads.into_iter().flatten().map(|read| read.waiters).max_by_key(Vec::len).unwrap_or_default(),
             last_fence: last_fence(counters, unknown, needed),
             nodes,
@@ -226,7 +236,9 @@ impl Redlock {
 }
 
 pub(super) fn read_one(replies: &[Value]) -> Result<Read> {
-    let [time, kind, value, pttl, record, queue, said, counter] = replies else { return Err(failure::unreadable()) };
+    let [time, kind, value, pttl, record, queue, said, counter, shared_as, shares, line] = replies else {
+        return Err(failure::unreadable());
+    };
     let now = readable(time)?.and_then(read_time);
     if let Value::ServerError(error) = kind {
         return Err(failure::refused(error));
@@ -237,12 +249,20 @@ pub(super) fn read_one(replies: &[Value]) -> Result<Read> {
         kind: reply::text(kind).ok_or_else(failure::unreadable)?,
         value: readable(value)?.and_then(reply::text).unwrap_or_default(),
         record: readable(record)?.and_then(reply::pairs).unwrap_or_default(),
+        shared_as: readable(shared_as)?.and_then(reply::text).unwrap_or_default(),
+        shares: readable(shares)?.map(read_shares).unwrap_or_default(),
+        kept: Duration::ZERO,
     };
     seen.check()?;
+    let mut waiting = Vec::new();
+    for queue in [queue, line] {
+        waiting.extend(readable(queue)?.and_then(reply::pairs).unwrap_or_default());
+    }
+    waiting.sort_by_key(|(_, arrival)| arrival.parse::<i64>().ok());
     let none = Value::Nil;
     Ok(Read {
         seen,
-        waiters: waiters(now, readable(queue)?.and_then(reply::pairs).unwrap_or_default(), readable(said)?.unwrap_or(&none)),
+        waiters: waiters(now, waiting, readable(said)?.unwrap_or(&none)),
         counter: readable(counter)?.and_then(reply::int).and_then(|count| u64::try_from(count).ok()),
     })
 }

@@ -11,13 +11,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static TAKE: Script = script!("lua/take.lua", "70cff5f40edfbbddc96f5f8b8a67d0bbb63a330b");
-pub(super) static COMMIT: Script = script!("lua/commit.lua", "e9061fd4969b16aa013fe82eb78dba54bea04ba0");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "e81ccaec38f3d2f9b390f8fa96fb39443a9c0c63");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "362973e0f1178a1c7af7fde71c70462ea9360735");
-pub(super) static BREAK: Script = script!("lua/break.lua", "4b9461242db400123a460bd40586736e767ac2c5");
-pub(super) static NOTE: Script = script!("lua/note.lua", "e16c143d05e344bce651681efd1a16ef79d727ce");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "d0b65c5be866e72d831f65fdfb29bc7eb4fec152");
+pub(super) static TAKE: Script = script!("lua/take.lua", "6b37a0bcc9084d9845e5464133f7c223026de56c");
+pub(super) static COMMIT: Script = script!("lua/commit.lua", "1f6db7c796d09a55ef40b8cd54b693c8db583312");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "df913d42532e2b30f37bb549b9cd1a1ea5485ac3");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "61e9cfbebf24b535ac16229cd1ea045c52319c3b");
+pub(super) static BREAK: Script = script!("lua/break.lua", "7bc88026d0d5db4ccb58931a53d23f6884c879bb");
+pub(super) static NOTE: Script = script!("lua/note.lua", "0836a03590419692da175778976057b88a1cb598");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "b1c4ff0b958448a27dc97c3625635c059bd61e41");
 
 #[cfg(test)]
 mod tests {

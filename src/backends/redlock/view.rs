@@ -5,7 +5,12 @@ use std::time::Duration;
 use ::redis::Value;
 
 use crate::{
-    backends::redis::{failure, history::vanished, reply, state::foreign},
+    backends::redis::{
+        failure,
+        history::vanished,
+        reply,
+        state::{Share, foreign, read_shares},
+    },
     lock::{Break, Fence, Holder, Mode, Past, Result},
 };
 
@@ -25,18 +30,29 @@ pub(super) struct Seen {
     pub value: String,
     /// dlock's record beside it.
     pub record: Vec<(String, String)>,
+    /// The string that readers have the node by, or had.
+    pub shared_as: String,
+    /// What is known of those readers, or of some.
+    pub shares: Vec<Share>,
+    /// For so long one who asks to read is kept out for a writer that came before, whoever has it.
+    pub kept: Duration,
 }
 
 impl Seen {
-    /// From `{"busy", now, pttl, type, value, record, place}`.
+    /// From `{"busy", now, pttl, type, value, record, place, shares, kept}`.
     pub(super) fn of_busy(rest: &[Value]) -> Option<(Self, i64)> {
-        let [now, pttl, kind, value, record, place] = rest else { return None };
+        let [now, pttl, kind, value, record, place, shares, kept] = rest else { return None };
+        let value = reply::text(value)?;
         let seen = Self {
             now: reply::int(now),
             pttl: reply::int(pttl),
             kind: reply::text(kind)?,
-            value: reply::text(value)?,
             record: reply::pairs(record)?,
+            // Of others none are told.
+            shared_as: value.clone(),
+            value,
+            shares: read_shares(shares),
+            kept: Duration::from_millis(u64::try_from(reply::int(kept)?).ok()?),
         };
         Some((seen, reply::int(place)?))
     }
@@ -62,44 +78,50 @@ impl Seen {
         !self.is_free() && holder.is_some_and(|(owner, attempt)| self.value == format!("{owner}:{attempt}"))
     }
 
+    /// Whether readers have it.
+    fn is_shared(&self) -> bool {
+        !self.is_free() && self.value.starts_with("shared:") && self.shared_as == self.value
+    }
+
+    /// Those who have shares.
+    fn readers(&self) -> impl Iterator<Item = &Share> {
+        self.shares.iter().filter(|share| self.is_shared() && self.now.is_none_or(|now| share.is_live(now)))
+    }
+
+    /// The highest there is.
     pub(super) fn fence(&self) -> Option<Fence> {
-        let fence = self.of_record("fence").filter(|_| self.is_ours())?;
-        fence.parse().ok().map(Fence)
+        let alone = self.of_record("fence").filter(|_| self.is_ours());
+        alone
+            .into_iter()
+            .chain(self.readers().filter_map(|share| share.of("fence")))
+            .filter_map(|fence| fence.parse().ok())
+            .max()
+            .map(Fence)
     }
 
     /// # Errors
     /// For a layout newer than ours.
     pub(super) fn check(&self) -> Result<()> {
-        let Some(version) = self.of_record("v").filter(|_| self.is_ours()) else { return Ok(()) };
-        let major = version.split('.').next().and_then(|major| major.parse().ok());
-        if major.is_none_or(|major: u32| major > MAJOR) { Err(failure::newer_layout(version)) } else { Ok(()) }
+        let alone = self.of_record("v").filter(|_| self.is_ours());
+        for version in alone.into_iter().chain(self.readers().filter_map(|share| share.of("v"))) {
+            let major = version.split('.').next().and_then(|major| major.parse().ok());
+            if major.is_none_or(|major: u32| major > MAJOR) {
+                return Err(failure::newer_layout(version));
+            }
+        }
+        Ok(())
     }
 
-    /// Who is breaking it.
-    fn mark(&self) -> Option<Break> {
-        serde_json::from_str(self.of_record("mark")?).ok()
-    }
-
-    /// The committed hold that the record tells of, if the node is not its any more.
-    pub(super) fn vanished(&self) -> Option<Past> {
-        if self.is_ours() { None } else { vanished(|name| self.of_record(name), &self.record) }
+    /// The committed holds that are known here and that don't have the node any more.
+    pub(super) fn vanished(&self) -> Vec<Past> {
+        let alone = if self.is_ours() { None } else { vanished(|name| self.of_record(name), &self.record) };
+        let over = |share: &&Share| !self.is_shared() || self.now.is_some_and(|now| !share.is_live(now));
+        let shares = self.shares.iter().filter(over).filter_map(|share| vanished(|name| share.of(name), &share.0));
+        alone.into_iter().chain(shares).collect()
     }
 
     fn of_record(&self, name: &str) -> Option<&str> {
         self.record.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
-    }
-
-    fn ago(&self, field: &str) -> Option<Duration> {
-        let then: i64 = self.of_record(field)?.parse().ok()?;
-        Some(Duration::from_millis(u64::try_from(self.now? - then).unwrap_or(0)))
-    }
-
-    fn holds(&self) -> usize {
-        let is_live = |(field, value): &&(String, String)| {
-            let ends = value.split(':').next().and_then(|ends| ends.parse::<i64>().ok());
-            field.starts_with("hold:") && ends.is_some_and(|ends| self.now.is_none_or(|now| ends > now))
-        };
-        self.record.iter().filter(is_live).count()
     }
 }
 
@@ -107,8 +129,8 @@ impl Seen {
 #[derive(Debug)]
 pub(super) struct Picture {
     /// Who has a majority of the nodes, or may have it if some did not answer.
-    pub holder: Option<Holder>,
-    /// The nodes that are the holder's.
+    pub holders: Vec<Holder>,
+    /// The nodes that are the holders'.
     pub held_on: Vec<usize>,
     /// When a majority of the nodes will be free, if nobody does anything.
     pub free_in: Option<Duration>,
@@ -120,53 +142,110 @@ impl Picture {
     /// From what each node says, `None` where one didn't.
     pub(super) fn of(seen: &[Option<Seen>], majority: usize) -> Self {
         let unknown = seen.iter().filter(|seen| seen.is_none()).count();
-        let held = |seen: &&Seen| !seen.is_free();
-        let mut groups: Vec<(&str, Vec<usize>)> = Vec::new();
-        for (n, seen) in seen.iter().enumerate().filter_map(|(n, seen)| Some((n, seen.as_ref().filter(held)?))) {
-            // What is no string has no value to tell one from another by.
-            let value = if seen.kind == "string" { seen.value.as_str() } else { seen.kind.as_str() };
-            match groups.iter_mut().find(|(known, _)| *known == value) {
-                Some((_, nodes)) => nodes.push(n),
-                None => groups.push((value, vec![n])),
+        let mut alone: Vec<(&str, Vec<Part<'_>>)> = Vec::new();
+        let mut shares: Vec<(String, Vec<Part<'_>>)> = Vec::new();
+        for (n, seen) in seen.iter().enumerate().filter_map(|(n, seen)| Some((n, seen.as_ref().filter(|seen| !seen.is_free())?))) {
+            for share in seen.readers() {
+                let left = seen.now.and_then(|now| u64::try_from(share.ends() - now).ok()).map(Duration::from_millis);
+                let part = Part { n, seen, record: Some(&share.0), left };
+                add(&mut shares, format!("{}:{}", part.of("owner").unwrap_or_default(), part.of("attempt").unwrap_or_default()), part);
+            }
+            if !seen.is_shared() {
+                // What is no string has no value to tell one from another by.
+                let value = if seen.kind == "string" { seen.value.as_str() } else { seen.kind.as_str() };
+                let record = seen.is_ours().then_some(&*seen.record);
+                add(&mut alone, value, Part { n, seen, record, left: seen.left() });
             }
         }
-        groups.sort_by_key(|(_, nodes)| std::cmp::Reverse(nodes.len()));
-        let largest = groups.into_iter().next().map(|(_, nodes)| nodes).filter(|nodes| nodes.len() + unknown >= majority);
-        let held_on = largest.unwrap_or_default();
-        let of_holder: Vec<&Seen> = held_on.iter().filter_map(|n| seen.get(*n)?.as_ref()).collect();
-        let holder = holder(&of_holder, majority);
-        let passing = holder.as_ref().is_none_or(|holder| !holder.foreign && holder.fence.is_none());
-        let mut ends: Vec<_> = seen.iter().flatten().filter_map(Seen::left).collect();
+        let enough = |parts: &Vec<Part<'_>>| parts.len() + unknown >= majority;
+        let largest = alone.into_iter().map(|(_, parts)| parts).max_by_key(Vec::len).filter(enough);
+        let mut readers: Vec<_> = shares.into_iter().map(|(_, parts)| parts).filter(enough).collect();
+        // Not both, whatever those may have that did not answer.
+        let most = readers.iter().map(Vec::len).max().unwrap_or_default();
+        let (groups, mode) = match largest {
+            Some(parts) if parts.len() >= most => (vec![parts], Mode::Exclusive),
+            _ => (std::mem::take(&mut readers), Mode::Shared),
+        };
+        let mut held_on: Vec<usize> = groups.iter().flatten().map(|part| part.n).collect();
+        held_on.sort_unstable();
+        held_on.dedup();
+        let mut holders: Vec<Holder> = groups.iter().map(|parts| holder(parts, mode, majority)).collect();
+        holders.sort_by_key(|holder| holder.fence);
+        let passing = holders.iter().all(|holder| !holder.foreign && holder.fence.is_none());
+        let mut ends: Vec<_> = seen.iter().flatten().filter_map(|seen| Some(seen.left()?.max(seen.kept))).collect();
         ends.sort_unstable();
-        Self { holder, held_on, free_in: ends.get(majority - 1).copied(), passing }
+        Self { holders, held_on, free_in: ends.get(majority - 1).copied(), passing }
+    }
+}
+
+fn add<'a, T: PartialEq>(groups: &mut Vec<(T, Vec<Part<'a>>)>, of: T, part: Part<'a>) {
+    match groups.iter_mut().find(|(known, _)| *known == of) {
+        Some((_, parts)) => parts.push(part),
+        None => groups.push((of, vec![part])),
+    }
+}
+
+/// What a holder has on one node.
+struct Part<'a> {
+    n: usize,
+    seen: &'a Seen,
+    /// `None` for somebody else's lock.
+    record: Option<&'a [(String, String)]>,
+    left: Option<Duration>,
+}
+
+impl Part<'_> {
+    fn of(&self, name: &str) -> Option<&str> {
+        self.record?.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
+    }
+
+    fn fence(&self) -> Option<Fence> {
+        self.of("fence")?.parse().ok().map(Fence)
+    }
+
+    /// Who is breaking it.
+    fn mark(&self) -> Option<Break> {
+        serde_json::from_str(self.of("mark")?).ok()
+    }
+
+    fn ago(&self, field: &str) -> Option<Duration> {
+        let then: i64 = self.of(field)?.parse().ok()?;
+        Some(Duration::from_millis(u64::try_from(self.seen.now? - then).unwrap_or(0)))
+    }
+
+    fn holds(&self) -> usize {
+        let is_live = |(field, value): &&(String, String)| {
+            let ends = value.split(':').next().and_then(|ends| ends.parse::<i64>().ok());
+            field.starts_with("hold:") && ends.is_some_and(|ends| self.seen.now.is_none_or(|now| ends > now))
+        };
+        self.record.unwrap_or_default().iter().filter(is_live).count()
     }
 }
 
 /// The holder of these nodes, from its records on them.
-fn holder(nodes: &[&Seen], majority: usize) -> Option<Holder> {
-    let mut ends: Vec<_> = nodes.iter().filter_map(|seen| seen.left()).collect();
+fn holder(parts: &[Part<'_>], mode: Mode, majority: usize) -> Holder {
+    let mut ends: Vec<_> = parts.iter().filter_map(|part| part.left).collect();
     ends.sort_unstable_by(|a, b| b.cmp(a));
     // It holds the lock for as long as it has a majority.
     let expires_in = ends.get(majority - 1).or(ends.last()).copied();
-    let any = nodes.first()?;
-    let Some(ours) = nodes.iter().filter(|seen| seen.is_ours()).max_by_key(|seen| seen.fence()) else {
-        let ends = expires_in.filter(|_| !any.is_no_lock());
-        return Some(foreign(Mode::Exclusive, ends));
+    let Some(ours) = parts.iter().filter(|part| part.record.is_some()).max_by_key(|part| part.fence()) else {
+        let lasting = parts.first().is_some_and(|part| part.seen.is_no_lock());
+        return foreign(mode, expires_in.filter(|_| !lasting));
     };
-    let each = || nodes.iter().filter(|seen| seen.is_ours());
-    Some(Holder {
+    let each = || parts.iter().filter(|part| part.record.is_some());
+    Holder {
         permit: None,
-        mode: Mode::Exclusive,
-        metadata: ours.of_record("meta").and_then(|json| serde_json::from_str(json).ok()),
+        mode,
+        metadata: ours.of("meta").and_then(|json| serde_json::from_str(json).ok()),
         fence: ours.fence(),
         foreign: false,
-        detached: ours.of_record("detached") == Some("1"),
-        held_for: each().filter_map(|seen| seen.ago("since")).max(),
-        renewed_ago: each().filter_map(|seen| seen.ago("renewed")).min(),
+        detached: ours.of("detached") == Some("1"),
+        held_for: each().filter_map(|part| part.ago("since")).max(),
+        renewed_ago: each().filter_map(|part| part.ago("renewed")).min(),
         expires_in,
-        holds: each().map(|seen| u32::try_from(seen.holds()).unwrap_or(u32::MAX)).max().unwrap_or(1).max(1),
-        broken: each().find_map(|seen| seen.mark()).map(|mark| Break { seen: each().any(|seen| seen.of_record("seen").is_some()), ..mark }),
-    })
+        holds: each().map(|part| u32::try_from(part.holds()).unwrap_or(u32::MAX)).max().unwrap_or(1).max(1),
+        broken: each().find_map(Part::mark).map(|mark| Break { seen: each().any(|part| part.of("seen").is_some()), ..mark }),
+    }
 }
 
 /// The last fence that was published, or more: published ones are on a majority of the counters, and those of nodes that are not
@@ -184,7 +263,7 @@ mod tests {
     fn node(attempt: &str, fence: Option<&str>, pttl: i64) -> Option<Seen> {
         let mut record = vec![("v".into(), "1.0".into()), ("owner".into(), "me".into()), ("attempt".into(), attempt.into())];
         record.extend(fence.map(|fence| ("fence".into(), fence.into())));
-        Some(Seen { now: Some(1000), pttl: Some(pttl), kind: "string".into(), value: format!("me:{attempt}"), record })
+        Some(Seen { now: Some(1000), pttl: Some(pttl), kind: "string".into(), value: format!("me:{attempt}"), record, ..Seen::default() })
     }
 
     #[allow(clippy::unnecessary_wraps)] // as the nodes have it
@@ -199,27 +278,64 @@ mod tests {
     #[test]
     fn a_majority_holds_and_a_minority_is_left_over() {
         let held = of(&[node("a", Some("7"), 300), node("a", Some("7"), 100), node("a", Some("7"), 200), free(), free()]);
-        let holder = held.holder.unwrap();
+        let holder = &held.holders[0];
         assert_eq!((holder.fence, holder.expires_in), (Some(Fence(7)), Some(Duration::from_millis(100))));
         assert_eq!((held.held_on, held.free_in, held.passing), (vec![0, 1, 2], Some(Duration::from_millis(100)), false));
         let left_over = of(&[node("a", Some("7"), 300), node("a", Some("7"), 100), free(), free(), free()]);
-        assert!(left_over.holder.is_none() && left_over.passing);
+        assert!(left_over.holders.is_empty() && left_over.passing);
         assert_eq!(left_over.free_in, Some(Duration::ZERO));
     }
 
     #[test]
     fn nodes_that_do_not_answer_may_be_the_holders() {
         let held = of(&[node("a", Some("7"), 300), node("a", Some("7"), 100), None, None, free()]);
-        assert_eq!((held.holder.unwrap().fence, held.free_in), (Some(Fence(7)), Some(Duration::from_millis(300))));
-        assert!(of(&[node("a", Some("7"), 300), free(), free(), free(), None]).holder.is_none());
+        assert_eq!((held.holders[0].fence, held.free_in), (Some(Fence(7)), Some(Duration::from_millis(300))));
+        assert!(of(&[node("a", Some("7"), 300), free(), free(), free(), None]).holders.is_empty());
     }
 
     #[test]
     fn attempts_that_share_the_nodes_pass() {
         let split = of(&[node("a", None, 300), node("a", None, 300), node("b", None, 300), node("b", None, 300), node("c", None, 300)]);
-        assert!(split.holder.is_none() && split.passing);
+        assert!(split.holders.is_empty() && split.passing);
         let between = of(&[node("a", None, 300), node("a", None, 300), node("a", None, 300)]);
-        assert!(between.passing && between.holder.unwrap().fence.is_none());
+        assert!(between.passing && between.holders[0].fence.is_none());
+    }
+
+    /// A node that readers have: who, by which attempt, with which fence, and for how long.
+    #[allow(clippy::unnecessary_wraps)] // as the nodes have it
+    fn shared(first: &str, readers: &[(&str, &str, Option<&str>, i64)]) -> Option<Seen> {
+        let share = |(owner, attempt, fence, left): &(&str, &str, Option<&str>, i64)| {
+            let mut share: Vec<(String, String)> = vec![("owner".into(), (*owner).into()), ("attempt".into(), (*attempt).into())];
+            share.push(("hold:1".into(), format!("{}:1", 1000 + left)));
+            share.extend(fence.map(|fence| ("fence".into(), fence.into())));
+            Share(share)
+        };
+        let value = format!("shared:{first}");
+        let shares = readers.iter().map(share).collect();
+        Some(Seen { now: Some(1000), pttl: Some(900), kind: "string".into(), shared_as: value.clone(), value, shares, ..Seen::default() })
+    }
+
+    #[test]
+    fn each_reader_needs_a_majority_of_its_own() {
+        let (one, other) = (("one", "a", Some("7"), 300), ("other", "b", Some("8"), 200));
+        let seen = [shared("a", &[one, other]), shared("b", &[other, one]), shared("a", &[one]), free(), free()];
+        let held = of(&seen);
+        assert_eq!(held.holders.iter().map(|holder| (holder.mode, holder.fence)).collect::<Vec<_>>(), [(Mode::Shared, Some(Fence(7)))]);
+        assert_eq!((held.holders[0].expires_in, held.held_on), (Some(Duration::from_millis(300)), vec![0, 1, 2]));
+        let ended = ("one", "a", Some("7"), 0);
+        let left = of(&[shared("a", &[ended, other]), shared("b", &[other]), shared("a", &[ended, other]), free(), None]);
+        assert_eq!(left.holders.iter().map(|holder| holder.fence).collect::<Vec<_>>(), [Some(Fence(8))]);
+        let taken_anew = Some(Seen { value: "shared:c".into(), ..shared("a", &[one]).unwrap() });
+        assert!(of(&[taken_anew.clone(), taken_anew.clone(), taken_anew]).holders.iter().all(|holder| holder.foreign));
+    }
+
+    #[test]
+    fn a_writer_and_readers_that_share_the_nodes_pass() {
+        let reader = ("one", "a", None, 300);
+        let split = of(&[shared("a", &[reader]), shared("a", &[reader]), node("w", None, 300), node("w", None, 300), free()]);
+        assert!(split.holders.is_empty() && split.passing);
+        let written = of(&[shared("a", &[reader]), node("w", Some("9"), 300), node("w", Some("9"), 300), None, None]);
+        assert_eq!(written.holders.iter().map(|holder| holder.mode).collect::<Vec<_>>(), [Mode::Exclusive]);
     }
 
     #[test]

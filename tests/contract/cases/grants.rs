@@ -82,7 +82,7 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
         let skip = Note::Skipped { host: "web3".into(), reason: "busy".into(), at_ms: 1_700_000_000_000 };
         can_or_nobody_can(a.0.note(&job, &skip).await.map(|()| Marking::Done));
         b.free(&second).await;
-        if lab.kind.permits() {
+        if lab.kind.permits() || lab.kind == Kind::Redlock {
             share(lab, user, &open).await;
         }
         if user == "dlock-break" {
@@ -93,13 +93,13 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
 
 /// Readers and permits, one of which crashes, and who waits for them in order.
 async fn share(lab: &Lab, user: &str, open: &impl Fn(&str) -> Client) {
-    for mode in [Mode::Shared, Mode::Permits(2)] {
+    for mode in [Mode::Shared, Mode::Permits(2)].into_iter().filter(|mode| *mode == Mode::Shared || lab.kind.permits()) {
         let job = key(&format!("{mode:?} of {user}"));
         let (mut a, mut b, mut c) = (open(user), open(user), open(user));
         let one = dlock::lock::Request { mode, ..request(&job, LONG) };
         a.take(&one).await;
         b.take(&dlock::lock::Request { mode, ..lab.expiring(&job, SHORT) }).await;
-        let writer = dlock::lock::Request { fair: true, ..waiting(&job, LONG) };
+        let writer = dlock::lock::Request { fair: lab.kind.fair(), ..waiting(&job, LONG) };
         c.refused(&writer).await;
         b.refused(&dlock::lock::Request { mode, ..waiting(&job, LONG) }).await;
         lab.outlast(SHORT).await;

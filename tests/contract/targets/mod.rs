@@ -221,6 +221,7 @@ impl Kind {
                 | Self::Sentinel
                 | Self::Cluster
                 | Self::PostgresLease
+                | Self::Redlock
                 | Self::PostgresAdvisory
                 | Self::Tair
                 | Self::TairVersion

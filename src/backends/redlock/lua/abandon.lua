@@ -1,9 +1,9 @@
--- Leaves the queue on one node. Nobody is woken: who waits looks by itself.
+-- Leaves the queue or the line on one node, and lets in by that whom it kept out. Nobody is woken: who waits looks by itself.
 --
--- KEYS  1 queue  2 waiters
+-- KEYS  1 queue  2 waiters  3 line
 -- ARGV  1 hold
 -- Reply 1
 
-redis.call('ZREM', KEYS[1], ARGV[1])
-redis.call('HDEL', KEYS[2], ARGV[1])
+leave_queue(KEYS[1], KEYS[2], ARGV[1])
+leave_queue(KEYS[3], KEYS[2], ARGV[1])
 return 1

@@ -1,28 +1,40 @@
 -- Gives a hold back on one node; frees the node with the last one.
 --
--- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 starts
+-- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 starts  6 shares  7 their ends  8 queue  9 waiters  10 line
 -- ARGV  1 owner  2 hold  3 "1": also the holds nested in this one
 --       4 how it ended, as the end of a line of the history, or "" to remember nothing  5 "1": badly
---       6 what became of its start, or ""
+--       6 what became of its start, or ""  7 "1": it may be in the queue still, of a node that it had to do without
 -- Reply {"released"} | {"still-held", count} | {"not-held"} | {"layout", version}
 
-local lock, record_key = KEYS[1], KEYS[2]
+local lock, record_key, shares, ends_key = KEYS[1], KEYS[2], KEYS[6], KEYS[7]
 local owner, hold = ARGV[1], ARGV[2]
+if ARGV[7] == '1' then
+  leave_queue(KEYS[8], KEYS[9], hold)
+  leave_queue(KEYS[10], KEYS[9], hold)
+end
 local _, value = read_lock(lock)
-if string.sub(value, 1, #owner + 1) ~= owner .. ':' then
+local share = share_of(value, shares, owner)
+if not share and string.sub(value, 1, #owner + 1) ~= owner .. ':' then
   return { 'not-held' }
 end
-local record = read_record(record_key)
+local record = share or read_record(record_key)
 if is_newer(record) then
   return { 'layout', record.v }
 end
 local now = clock()
-if not is_ours(record, value, owner) or not live_hold(record, hold, now) then
+if not (share or is_ours(record, value, owner)) or not live_hold(record, hold, now) then
   return { 'not-held' }
 end
 -- Who entered whom is not recorded: only the first hold is known to enclose all others.
 local whole_tree = ARGV[3] == '1' and record.root == hold
 local others, latest = other_holds(record, hold, now)
+if share and others > 0 and not whole_tree then
+  share['hold:' .. hold] = nil
+  save_share(shares, ends_key, share, latest)
+  settle(lock, shares, ends_key, KEYS[3], KEYS[4], now)
+  became(KEYS[5], record.fence, ARGV[6])
+  return { 'still-held', others }
+end
 if others > 0 and not whole_tree then
   redis.call('HDEL', record_key, 'hold:' .. hold)
   -- What is left lasts as long as its own holds: an inner one that is killed must not keep the outer one's time.
@@ -31,8 +43,12 @@ if others > 0 and not whole_tree then
   became(KEYS[5], record.fence, ARGV[6])
   return { 'still-held', others }
 end
-redis.call('DEL', lock)
-redis.pcall('DEL', record_key)
+if share then
+  drop_share(lock, shares, ends_key, share, KEYS[3], KEYS[4], now)
+else
+  redis.call('DEL', lock)
+  redis.pcall('DEL', record_key)
+end
 became(KEYS[5], record.fence, ARGV[6])
 if ARGV[4] ~= '' and record.fence then
   remember(KEYS[3], KEYS[4], past(record, now, ARGV[4]), ARGV[5] == '1')

@@ -1,6 +1,6 @@
 -- Extends a hold on one node; never creates one, and never moves its end or the lock's backwards.
 --
--- KEYS  1 lock  2 record
+-- KEYS  1 lock  2 record  3 shares  4 their ends
 -- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the one that the hold was taken with
 --       4 "go-on"; "stop": also if the hold is to be broken, which its holder has seen; "look": likewise, and it has not
 -- Reply {"renewed", ttl, attempt, fence or ""} | {"shorter", ms left, attempt, fence or ""} | {"broken", mark} | {"not-held"} | {"layout", version}
@@ -10,23 +10,29 @@
 local lock, record_key = KEYS[1], KEYS[2]
 local owner, hold = ARGV[1], ARGV[2]
 local _, value = read_lock(lock)
-if string.sub(value, 1, #owner + 1) ~= owner .. ':' then
+local share = share_of(value, KEYS[3], owner)
+if not share and string.sub(value, 1, #owner + 1) ~= owner .. ':' then
   return { 'not-held' }
 end
-local record = read_record(record_key)
+local record = share or read_record(record_key)
 if is_newer(record) then
   return { 'layout', record.v }
 end
 local now = clock()
 local held_until, taken_with = live_hold(record, hold, now)
-if not is_ours(record, value, owner) or not held_until then
+if not (share or is_ours(record, value, owner)) or not held_until then
   return { 'not-held' }
 end
 if record.mark then
   if ARGV[4] == 'go-on' then
     return { 'broken', record.mark }
   elseif ARGV[4] == 'stop' and not record.seen then
-    redis.call('HSET', record_key, 'seen', '1')
+    record.seen = '1'
+    if share then
+      redis.call('HSET', KEYS[3], owner, cjson.encode(share))
+    else
+      redis.call('HSET', record_key, 'seen', '1')
+    end
   end
 end
 local ttl = tonumber(ARGV[3]) or taken_with
@@ -36,6 +42,13 @@ if ends < held_until then
 end
 local latest = math.max(ends, now + redis.call('PTTL', lock))
 redis.call('PEXPIREAT', lock, whole(latest))
+if share then
+  redis.call('PEXPIREAT', KEYS[3], whole(latest + KEEP))
+  redis.call('PEXPIREAT', KEYS[4], whole(latest + KEEP))
+  share['hold:' .. hold], share.renewed = whole(ends) .. ':' .. whole(taken_with), whole(now)
+  save_share(KEYS[3], KEYS[4], share, share_ends(share, now))
+  return { 'renewed', ttl, share.attempt, share.fence or '' }
+end
 redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
 -- Only a value: the fields are there. Were it to fail, the caller would be told so, and would not count on the time.
 redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. whole(taken_with), 'renewed', whole(now))

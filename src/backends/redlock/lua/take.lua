@@ -1,60 +1,121 @@
--- Phase 1 on one node: takes it if it is free, enters it for its owner, or says who has it and joins the queue.
+-- Phase 1 on one node: takes it if it is free, or readers have it and so will this one; enters it for its owner; or says who has it and
+-- joins those who wait.
 --
 -- KEYS  1 lock  2 fence counter  3 record  4 queue (zset: hold by arrival in us)  5 waiters (hash: hold -> refreshed:JSON)
---       6 runs   7 runs that ended badly   8 starts
+--       6 runs   7 runs that ended badly   8 starts   9 shares  10 their ends  11 line (as the queue, of those who want to read)
 -- ARGV  1 owner  2 hold  3 attempt, never sent twice  4 ttl in ms  5 "1": enter the owner's hold only
 --       6 "1": join the queue if busy  7 "1": this hold may be in the queue  8 "1": detached  9 metadata as JSON, or ""
 --       10 place  11 skew guard in ms  12 at-least in ms  13 once: window in ms  14 retries of failed runs  15 "1": of crashed ones
+--       16 "1": to read
 -- Reply {"taken", count}
 --       {"entered", attempt, fence, holds}   the owner has it, committed
---       {"busy", now, pttl, type, value, {field, value, ...} of the record, place or 0}
+--       {"busy", now, pttl, type, value, {field, value, ...} of the record, place or 0, {JSON of some shares}, for how many ms readers
+--        are kept out for a writer}
 --       {"refused", …}            as `judge` says
 --       {"not-held"}              ARGV[5] was set and the owner does not hold it
+--       {"otherwise"}             the owner that is to be entered only reads
 --       {"twice"}                 this very attempt has it: two of the nodes are one server
 --       {"layout", version}       a newer dlock's
 --
--- Worst cases: an earlier attempt of this owner whose answer was lost took the node and was never committed (it is taken over,
--- with a new count, so that a commit of the earlier one is refused); the server is out of memory half-way (nothing is rolled
--- back: the string is written last, together with its end).
+-- Worst cases:
+-- - An earlier attempt of this owner whose answer was lost took the node and was never committed: it is taken over, with a new
+--   count, so that a commit of the earlier one is refused.
+-- - The server is out of memory half-way. Nothing is rolled back: the string is written last, together with its end; where there is
+--   one, it gets its end before there is a share that needs it.
+-- - Readers come in a stream: one who waits for the whole lock keeps out all who come after it, until it leaves or has given no sign for 15 s.
+--   One that came before it on some nodes and after it on others is kept out by the latter: the writer waits for those only
+--   who have the lock, so that nobody waits for each other.
 
 local lock, counter, record_key, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local shares, ends_key, line = KEYS[9], KEYS[10], KEYS[11]
 local owner, hold, attempt, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local reenter, join, queued = ARGV[5] == '1', ARGV[6] == '1', ARGV[7] == '1'
+local reenter, join, queued, reads = ARGV[5] == '1', ARGV[6] == '1', ARGV[7] == '1', ARGV[16] == '1'
 local now, us = clock()
 local ends = now + ttl
+local mine_queue, other_queue = reads and line or queue, reads and queue or line
 
 local kind, value = read_lock(lock)
+local readers = kind ~= 'none' and has_readers(value, shares)
+local own = readers and share_of(value, shares, owner)
+local record, flat
+if own then
+  record = own
+elseif kind ~= 'none' then
+  record, flat = read_record(record_key)
+end
+
+-- For how many ms a writer that came before keeps readers out.
+local function kept_out()
+  local mine = redis.call('ZSCORE', line, hold) or whole(us)
+  for _ = 1, 8 do
+    local first = redis.call('ZRANGEBYSCORE', queue, '-inf', '(' .. mine, 'LIMIT', 0, 1)[1]
+    if not first then
+      break
+    end
+    local seen = tonumber(string.match(redis.call('HGET', waiters, first) or '', '^%d+')) or 0
+    if seen + 15000 > now then
+      return math.min(seen + 15000 - now, 15000)
+    end
+    leave_queue(queue, waiters, first)
+  end
+  return 0
+end
+
+local function busy(kept)
+  local left, place, some = redis.call('PTTL', lock), 0, {}
+  if join and (left > 0 or kept > 0) then
+    place = join_queue(mine_queue, waiters, hold, ARGV[9], now, us)
+    -- And who came before it in the other one. It only informs.
+    local since = place > 0 and redis.pcall('ZSCORE', mine_queue, hold)
+    local before = type(since) == 'string' and redis.pcall('ZCOUNT', other_queue, '-inf', '(' .. since)
+    place = type(before) == 'number' and place + before or place
+  end
+  local owners = readers and redis.call('ZRANGE', ends_key, 0, 31, 'REV') or {}
+  if #owners > 0 then
+    some = redis.call('HMGET', shares, unpack(owners))
+  end
+  return { 'busy', now, left, kind, value, flat or {}, place, some, kept }
+end
+
 local mine = string.sub(value, 1, #owner + 1) == owner .. ':'
 if kind ~= 'none' then
-  if value == owner .. ':' .. attempt then
+  if value == owner .. ':' .. attempt or (own and own.attempt == attempt) then
     return { 'twice' }
   end
-  local record, flat = read_record(record_key)
   if is_newer(record) then
     return { 'layout', record.v }
   end
-  if is_ours(record, value, owner) and record.fence then
-    local others, _, ended = other_holds(record, hold, now)
-    local latest = math.max(ends, now + redis.call('PTTL', lock))
+  if own and own.fence and not reads and share_ends(own, now) > now then
+    return { 'otherwise' }
+  end
+  if record.fence and (own and share_ends(own, now) > now or is_ours(record, value, owner)) then
+    local others, latest, ended = other_holds(record, hold, now)
     -- Asked again after it was extended, the hold keeps what it was given.
     ends = math.max(ends, (live_hold(record, hold, now)) or 0)
-    redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. ARGV[4])
-    redis.call('PEXPIREAT', lock, whole(latest))
-    redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
-    if #ended > 0 then
-      redis.pcall('HDEL', record_key, unpack(ended))
+    if own then
+      for _, field in ipairs(ended) do
+        own[field] = nil
+      end
+      own['hold:' .. hold] = whole(ends) .. ':' .. ARGV[4]
+      redis.call('PEXPIREAT', lock, whole(math.max(ends, now + redis.call('PTTL', lock))))
+      save_share(shares, ends_key, own, math.max(ends, latest))
+      settle(lock, shares, ends_key, KEYS[6], KEYS[7], now)
+    else
+      latest = math.max(ends, now + redis.call('PTTL', lock))
+      redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. ARGV[4])
+      redis.call('PEXPIREAT', lock, whole(latest))
+      redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
+      if #ended > 0 then
+        redis.pcall('HDEL', record_key, unpack(ended))
+      end
     end
     if queued then
-      leave_queue(queue, waiters, hold)
+      leave_queue(mine_queue, waiters, hold)
     end
     return { 'entered', record.attempt, record.fence, others + 1 }
   end
-  if not mine then
-    if reenter then
-      return { 'not-held' }
-    end
-    local left = redis.call('PTTL', lock)
-    return { 'busy', now, left, kind, value, flat, (join and left > 0) and join_queue(queue, waiters, hold, ARGV[9], now, us) or 0 }
+  if not mine and not (reads and readers) then
+    return reenter and { 'not-held' } or busy(0)
   end
 end
 if reenter then
@@ -64,6 +125,12 @@ end
 local refused = judge(read_record(KEYS[8]), read_terms(10), now)
 if refused then
   return refused
+end
+if reads and not own and not mine then
+  local kept = kept_out()
+  if kept > 0 then
+    return busy(kept)
+  end
 end
 
 -- Never below the time in us, so that a node that lost its data doesn't repeat a count.
@@ -75,22 +142,43 @@ end
 if count >= 9007199254740992 then
   return redis.error_reply('FENCE the counter is beyond 2^53')
 end
-local record = {
-  'v', MAJOR .. '.0', 'owner', owner, 'attempt', attempt, 'count', whole(count), 'since', whole(now), 'renewed', whole(now),
-  'root', hold, 'detached', ARGV[8], 'hold:' .. hold, whole(ends) .. ':' .. ARGV[4],
-}
-if ARGV[9] ~= '' then
-  record[#record + 1] = 'meta'
-  record[#record + 1] = ARGV[9]
-end
 -- Whatever else lies under that name is nobody's record.
 local vanished = kind == 'none' and redis.call('TYPE', record_key).ok == 'hash' and read_record(record_key) or {}
-redis.call('DEL', record_key)
-redis.call('HSET', record_key, unpack(record))
-redis.call('PEXPIREAT', record_key, whole(ends + KEEP))
-redis.call('SET', lock, owner .. ':' .. attempt, 'PXAT', whole(ends))
-if queued then
-  leave_queue(queue, waiters, hold)
+local gone = take_out(shares, ends_key, now, not readers)
+if reads then
+  local share = {
+    v = MAJOR .. '.1', owner = owner, attempt = attempt, count = whole(count), since = whole(now), renewed = whole(now),
+    root = hold, detached = ARGV[8], ['hold:' .. hold] = whole(ends) .. ':' .. ARGV[4], meta = ARGV[9] ~= '' and ARGV[9] or nil,
+  }
+  if readers then
+    redis.call('PEXPIREAT', lock, whole(math.max(ends, now + redis.call('PTTL', lock))))
+    save_share(shares, ends_key, share, ends)
+    settle(lock, shares, ends_key, KEYS[6], KEYS[7], now)
+  else
+    redis.call('DEL', record_key)
+    value = 'shared:' .. attempt
+    redis.call('HSET', shares, 'lock', value)
+    save_share(shares, ends_key, share, ends)
+    redis.call('PEXPIREAT', shares, whole(ends + KEEP))
+    redis.call('PEXPIREAT', ends_key, whole(ends + KEEP))
+    redis.call('SET', lock, value, 'PXAT', whole(ends))
+  end
+else
+  local fields = {
+    'v', MAJOR .. '.0', 'owner', owner, 'attempt', attempt, 'count', whole(count), 'since', whole(now), 'renewed', whole(now),
+    'root', hold, 'detached', ARGV[8], 'hold:' .. hold, whole(ends) .. ':' .. ARGV[4],
+  }
+  if ARGV[9] ~= '' then
+    fields[#fields + 1] = 'meta'
+    fields[#fields + 1] = ARGV[9]
+  end
+  redis.call('DEL', record_key)
+  redis.call('HSET', record_key, unpack(fields))
+  redis.call('PEXPIREAT', record_key, whole(ends + KEEP))
+  redis.call('SET', lock, owner .. ':' .. attempt, 'PXAT', whole(ends))
 end
 remember_vanished(vanished, KEYS[6], KEYS[7], now)
+for _, share in ipairs(gone) do
+  remember_vanished(share, KEYS[6], KEYS[7], now)
+end
 return { 'taken', whole(count) }

@@ -3,7 +3,8 @@
 //! **The model.** An attempt is one client's: ids are never sent twice, so a client that tries again is another attempt. Its requests
 //! reach nodes in any order, at any time or never; so a node that crashes and comes back with its data is one that some requests
 //! don't reach. Of the answers to phase 1, any majority or more is heard. With clocks that do what they like, a node may forget a
-//! holder at any moment; with honest ones, only once that holder counts on nothing any more. What is *not* in it: counters that are lost.
+//! holder at any moment; with honest ones, only once that holder counts on nothing any more. Some clients may be readers: those share a
+//! node, whose committed fences it knows until the last of them is gone. What is *not* in it: counters that are lost.
 //!
 //! **What keeps it small.** Nodes are alike and so are clients: states that differ by a permutation are one. A holder that is forgotten
 //! matters only to who takes the node next and to a commit that finds another there, so forgetting is part of the taking. A refused
@@ -18,10 +19,12 @@ const CLIENTS: usize = 3;
 
 /// What is left out of the algorithm.
 #[derive(Clone, Copy, Default)]
+#[allow(clippy::struct_excessive_bools)] // independent omissions
 struct Without {
     second_phase: bool,
     owner_check: bool,
     counted_only: bool,
+    distinct: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,6 +54,9 @@ enum View {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Node {
     owner: Option<u8>,
+    /// Instead: the readers, as bits, and what was committed since they have it, likewise.
+    readers: u8,
+    fences: u32,
     counter: u8,
     views: [View; CLIENTS],
 }
@@ -72,7 +78,9 @@ enum Client {
 struct State {
     nodes: Vec<Node>,
     clients: [Client; CLIENTS],
-    published: Vec<u8>,
+    reads: [bool; CLIENTS],
+    /// Fences, and whether readers have them.
+    published: Vec<(u8, bool)>,
 }
 
 impl State {
@@ -81,10 +89,17 @@ impl State {
         const ORDERS: [[usize; CLIENTS]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
         let renamed = ORDERS.into_iter().map(|order| {
             let name = |old: u8| u8::try_from(order.iter().position(|o| *o == usize::from(old)).unwrap()).unwrap();
-            let node = |node: &Node| Node { owner: node.owner.map(name), views: order.map(|old| node.views[old]), ..*node };
+            let readers = |old: u8| (0..CLIENTS).filter(|new| old >> order[*new] & 1 == 1).map(|new| 1 << new).sum();
+            let node = |node: &Node| Node {
+                owner: node.owner.map(name),
+                readers: readers(node.readers),
+                views: order.map(|old| node.views[old]),
+                ..*node
+            };
             let mut nodes: Vec<Node> = self.nodes.iter().map(node).collect();
             nodes.sort_unstable();
-            Self { nodes, clients: order.map(|old| self.clients[old]), published: self.published.clone() }
+            let (clients, reads) = (order.map(|old| self.clients[old]), order.map(|old| self.reads[old]));
+            Self { nodes, clients, reads, published: self.published.clone() }
         });
         renamed.min().unwrap()
     }
@@ -96,19 +111,29 @@ impl State {
             if node.owner == Some(u8::try_from(client).unwrap()) {
                 node.owner = None;
             }
+            node.readers &= !(1 << client);
+            if node.readers == 0 {
+                node.fences = 0;
+            }
         }
         self
     }
 
+    fn last(&self) -> u8 {
+        self.published.iter().map(|(fence, _)| *fence).max().unwrap_or(0)
+    }
+
     /// A fence is published: what is wrong with that, if anything.
-    fn publish(&mut self, fence: u8, before: u8, clocks: Clocks) -> Result<(), String> {
-        let last = self.published.iter().copied().max().unwrap_or(0);
+    fn publish(&mut self, i: usize, fence: u8, before: u8, clocks: Clocks) -> Result<(), String> {
+        // Readers that overlap have no order.
+        let excluded = self.published.iter().filter(|(_, reads)| !(*reads && self.reads[i])).map(|(fence, _)| *fence);
+        let last = excluded.max().unwrap_or(0);
         // Where leases end at any moment, a holder can publish after its successor; but never what is its successor's, and what
         // was published before it began is below.
-        if self.published.contains(&fence) || fence <= before || (clocks == Clocks::Honest && fence <= last) {
+        if self.published.iter().any(|(known, _)| *known == fence) || fence <= before || (clocks == Clocks::Honest && fence <= last) {
             return Err(format!("{fence} is published after {:?}, {before} before it began", self.published));
         }
-        self.published.push(fence);
+        self.published.push((fence, self.reads[i]));
         self.published.sort_unstable();
         Ok(())
     }
@@ -155,7 +180,7 @@ impl State {
                 }
             }
             if without.second_phase {
-                next.publish(fence, before, clocks)?;
+                next.publish(i, fence, before, clocks)?;
                 next.clients[i] = Client::Published(fence);
             }
             found.push(next);
@@ -168,7 +193,7 @@ impl State {
         let Client::Committing(fence, before) = self.clients[i] else { return Ok(()) };
         if self.nodes.iter().filter(|node| node.views[i] == View::Committed).count() >= majority(self.nodes.len()) {
             let mut next = self.clone();
-            next.publish(fence, before, clocks)?;
+            next.publish(i, fence, before, clocks)?;
             next.clients[i] = Client::Published(fence);
             for node in &mut next.nodes {
                 if node.views[i] == View::Committed {
@@ -183,39 +208,57 @@ impl State {
     /// The client's next request arrives at a node.
     fn arrive(&self, i: usize, n: usize, clocks: Clocks, without: Without, found: &mut Vec<Self>) {
         let me = u8::try_from(i).unwrap();
-        let mut next = self.clone();
-        let node = &mut next.nodes[n];
-        match (self.clients[i], node.views[i]) {
-            (client, View::Ahead) if node.owner.is_none() || clocks == Clocks::Any => {
-                node.owner = Some(me);
-                node.counter += 1;
-                node.views[i] = match client {
-                    Client::Idle | Client::Counting(_) => View::Taken(node.counter),
-                    // An answer after the decision counts for nothing.
-                    _ if without.counted_only => View::Due,
-                    _ => View::Past,
-                };
-                if client == Client::Idle {
-                    next.clients[i] = Client::Counting(self.published.iter().copied().max().unwrap_or(0));
+        let old = self.nodes[n];
+        match (self.clients[i], old.views[i]) {
+            (client, View::Ahead) => {
+                let is_free = clocks == Clocks::Any || (old.owner.is_none() && old.readers == 0);
+                let alone = Node { owner: Some(me), readers: 0, fences: 0, ..old };
+                let first = Node { owner: None, readers: 1 << i, fences: 0, ..old };
+                let joined = Node { readers: old.readers | 1 << i, ..old };
+                let may_join = self.reads[i] && old.owner.is_none() && old.readers != 0;
+                let taken = [(is_free, if self.reads[i] { first } else { alone }), (may_join, joined)];
+                for (_, mut node) in taken.into_iter().filter(|(may, _)| *may) {
+                    let mut next = self.clone();
+                    node.counter += 1;
+                    node.views[i] = match client {
+                        Client::Idle | Client::Counting(_) => View::Taken(node.counter),
+                        // An answer after the decision counts for nothing.
+                        _ if without.counted_only => View::Due,
+                        _ => View::Past,
+                    };
+                    if client == Client::Idle {
+                        next.clients[i] = Client::Counting(self.last());
+                    }
+                    next.nodes[n] = node;
+                    found.push(next);
                 }
             }
-            (Client::Committing(fence, _), View::Due) if node.owner == Some(me) || without.owner_check => {
+            (client @ (Client::Committing(fence, _) | Client::Published(fence)), View::Due) => {
+                let has = old.owner == Some(me) || old.readers >> i & 1 == 1 || without.owner_check;
+                let known = self.reads[i] && old.fences >> fence & 1 == 1 && !without.distinct;
+                if !has || known {
+                    return;
+                }
+                let mut next = self.clone();
+                let node = &mut next.nodes[n];
                 node.counter = node.counter.max(fence);
-                node.views[i] = View::Committed;
+                node.fences |= u32::from(self.reads[i]) << fence;
+                node.views[i] = if matches!(client, Client::Published(_)) { View::Past } else { View::Committed };
+                found.push(next);
             }
-            (Client::Published(fence), View::Due) if node.owner == Some(me) || without.owner_check => {
-                node.counter = node.counter.max(fence);
-                node.views[i] = View::Past;
-            }
-            _ => return,
+            _ => {}
         }
-        found.push(next);
     }
 }
 
+fn start(nodes: usize, readers: usize) -> State {
+    let reads = std::array::from_fn(|i| i < readers);
+    State { nodes: vec![Node::default(); nodes], clients: Default::default(), reads, published: Vec::new() }
+}
+
 /// How many states there are, or what goes wrong in one of them.
-fn explore(nodes: usize, clients: usize, clocks: Clocks, without: Without) -> Result<usize, String> {
-    let mut first = State { nodes: vec![Node::default(); nodes], clients: Default::default(), published: Vec::new() };
+fn explore(nodes: usize, clients: usize, readers: usize, clocks: Clocks, without: Without) -> Result<usize, String> {
+    let mut first = start(nodes, readers);
     first.clients[clients..].fill(Client::Over);
     let mut known = HashSet::from([first.clone()]);
     let mut open = vec![first];
@@ -233,8 +276,8 @@ fn explore(nodes: usize, clients: usize, clocks: Clocks, without: Without) -> Re
 }
 
 /// One way through, by chance; how many fences it published.
-fn wander(nodes: usize, clocks: Clocks, without: Without) -> Result<usize, String> {
-    let mut state = State { nodes: vec![Node::default(); nodes], clients: Default::default(), published: Vec::new() };
+fn wander(nodes: usize, readers: usize, clocks: Clocks, without: Without) -> Result<usize, String> {
+    let mut state = start(nodes, readers);
     let mut found = Vec::new();
     loop {
         state.next(clocks, without, &mut found).map_err(|why| format!("{why}: {state:?}"))?;
@@ -247,26 +290,26 @@ fn wander(nodes: usize, clocks: Clocks, without: Without) -> Result<usize, Strin
     }
 }
 
-const WHOLE: Without = Without { second_phase: false, owner_check: false, counted_only: false };
+const WHOLE: Without = Without { second_phase: false, owner_check: false, counted_only: false, distinct: false };
 
 #[test]
 fn fences_rise_on_three_nodes_whatever_the_clocks_do() {
-    let states = explore(3, CLIENTS, Clocks::Any, WHOLE).unwrap();
+    let states = explore(3, CLIENTS, 0, Clocks::Any, WHOLE).unwrap();
     assert!(states > 100_000, "{states}");
 }
 
 #[test]
 fn fences_rise_on_five_nodes_with_honest_clocks() {
-    let states = explore(5, CLIENTS, Clocks::Honest, WHOLE).unwrap();
+    let states = explore(5, CLIENTS, 0, Clocks::Honest, WHOLE).unwrap();
     assert!(states > 5_000, "{states}");
 }
 
 /// All that two attempts can do on five nodes, and some of what three can.
 #[test]
 fn fences_rise_on_five_nodes_whatever_the_clocks_do() {
-    let states = explore(5, 2, Clocks::Any, WHOLE).unwrap();
+    let states = explore(5, 2, 0, Clocks::Any, WHOLE).unwrap();
     assert!(states > 20_000, "{states}");
-    let published: usize = (0..1500).map(|_| wander(5, Clocks::Any, WHOLE).unwrap()).sum();
+    let published: usize = (0..1500).map(|_| wander(5, 0, Clocks::Any, WHOLE).unwrap()).sum();
     assert!(published > 100, "{published} were published, too few to tell");
 }
 
@@ -276,9 +319,31 @@ fn without_any_of_its_parts_the_algorithm_repeats_a_fence() {
     let owner_check = Without { owner_check: true, ..WHOLE };
     let counted_only = Without { counted_only: true, ..WHOLE };
     for nodes in [3, 5] {
-        assert!(explore(nodes, CLIENTS, Clocks::Honest, second_phase).is_err(), "even with honest clocks");
-        assert!(explore(nodes, CLIENTS, Clocks::Any, second_phase).is_err());
-        assert!(explore(nodes, CLIENTS, Clocks::Any, counted_only).is_err());
+        assert!(explore(nodes, CLIENTS, 0, Clocks::Honest, second_phase).is_err(), "even with honest clocks");
+        assert!(explore(nodes, CLIENTS, 0, Clocks::Any, second_phase).is_err());
+        assert!(explore(nodes, CLIENTS, 0, Clocks::Any, counted_only).is_err());
     }
-    assert!(explore(3, CLIENTS, Clocks::Any, owner_check).is_err());
+    assert!(explore(3, CLIENTS, 0, Clocks::Any, owner_check).is_err());
+}
+
+/// All that three can do of whom one or two read, with honest clocks; and that two can, and some of what three can, with any.
+#[test]
+fn fences_rise_over_readers_and_writers() {
+    for (readers, least) in [(1, 2_000), (2, 20_000)] {
+        let states = explore(3, CLIENTS, readers, Clocks::Honest, WHOLE).unwrap();
+        assert!(states > least, "{states}");
+        explore(3, 2, readers, Clocks::Any, WHOLE).unwrap();
+    }
+    for (nodes, readers) in [(3, 1), (3, 2), (3, 3), (5, 1), (5, 2), (5, 3)] {
+        let published: usize = (0..1000).map(|_| wander(nodes, readers, Clocks::Any, WHOLE).unwrap()).sum();
+        assert!(published > 100, "{published} were published, too few to tell");
+    }
+}
+
+#[test]
+fn two_readers_that_do_not_look_at_fences_have_the_same() {
+    let distinct = Without { distinct: true, ..WHOLE };
+    for clocks in [Clocks::Honest, Clocks::Any] {
+        assert!(explore(3, 2, 2, clocks, distinct).is_err());
+    }
 }

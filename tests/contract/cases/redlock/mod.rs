@@ -3,6 +3,7 @@
 mod answers;
 mod nodes;
 mod others;
+mod readers;
 
 use std::{future::pending, time::Duration};
 
@@ -19,7 +20,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    [nodes::all(), answers::all(), others::all()].concat()
+    [nodes::all(), answers::all(), others::all(), readers::all()].concat()
 }
 
 const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
