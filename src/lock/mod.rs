@@ -5,6 +5,7 @@
 mod backend;
 mod breaking;
 mod capabilities;
+pub mod crowd;
 mod encoding;
 mod error;
 mod examine;

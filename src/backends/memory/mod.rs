@@ -1,27 +1,26 @@
 //! A store in this process's memory: the reference that other backends are compared with, and what the
 //! lease core is tested on. Never offered to users, since no other process can see it.
 //!
-//! Time is tokio's, so that a paused runtime controls leases and waits alike.
+//! Time is tokio's, so that a paused runtime controls leases and waits alike. Who has a lock and who goes first is for
+//! [`Crowd`] to say; here all holds are its shares.
 
 mod examine;
-mod queue;
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{HashMap, VecDeque},
     rc::Rc,
     time::Duration,
 };
 
 use async_trait::async_trait;
 use tokio::{sync::Notify, time::Instant};
-use uuid::Uuid;
 
-use self::queue::Queue;
 use crate::lock::{
-    Attempt, Backend, Break, Busy, Capabilities, End, Entry, Extension, Fence, Grant, History, Holder, Holding, Init, Key, LockState,
-    Marking, Metadata, Mode, Namespace, Note, Parting, Past, Purpose, REMEMBERED, Record, Release, Renewal, Request, Result,
-    SKIPPING_HOSTS, Scope, Skips, Token, Ttl, Wake, fingerprint, whole_ms,
+    Attempt, Backend, Break, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Mode, Namespace, Note,
+    Parting, Past, REMEMBERED, Record, Release, Renewal, Request, Result, SKIPPING_HOSTS, Skips, Token, Wake,
+    crowd::{Answer, Crowd},
+    fingerprint, whole_ms,
 };
 
 /// What several [`Memory`] backends share.
@@ -39,24 +38,31 @@ impl Default for Store {
 }
 
 impl Store {
+    /// Its time in ms.
+    #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
+    fn now(&self) -> u64 {
+        whole_ms(Instant::now() - self.born)
+    }
+
     /// Forgets every lock and every fence, as a store that lost its disk.
     pub fn lose_data(&self) {
         for slot in self.slots.borrow_mut().values_mut() {
-            slot.leases.clear();
-            slot.queue = Queue::default();
+            slot.crowd = Crowd::default();
             slot.last_fence = 0;
             slot.wake.notify_waiters();
+            slot.waiting.values().for_each(|wake| wake.notify_one());
         }
     }
 }
 
-/// One lock: free, one exclusive lease, any number of shared ones, or some permits.
 #[derive(Default)]
 struct Slot {
-    leases: Vec<Lease>,
+    crowd: Crowd,
     last_fence: u64,
-    queue: Queue,
+    /// What wakes one of those who want the lock for themselves alone and in no order.
     wake: Rc<Notify>,
+    /// What wakes each of the others, by hold.
+    waiting: HashMap<String, Rc<Notify>>,
     /// The latest first, and those of them that ended badly.
     past: [VecDeque<Past>; 2],
     skips: Vec<Skips>,
@@ -65,70 +71,9 @@ struct Slot {
     warned: (u64, u32),
 }
 
-struct Lease {
-    mode: Mode,
-    permit: Option<u32>,
-    owner: Uuid,
-    /// The hold that the lock was taken with.
-    root: u64,
-    holds: BTreeMap<u64, Hold>,
-    fence: u64,
-    since: Instant,
-    renewed: Instant,
-    metadata: Option<Metadata>,
-    detached: bool,
-    broken: Option<Break>,
-}
-
-#[derive(Clone, Copy)]
-struct Hold {
-    ttl: Ttl,
-    expires: Instant,
-}
-
-impl Lease {
-    fn expires(&self) -> Option<Instant> {
-        self.holds.values().map(|hold| hold.expires).max()
-    }
-
-    fn holder(&self, now: Instant) -> Holder {
-        Holder {
-            mode: self.mode,
-            permit: self.permit,
-            metadata: self.metadata.clone(),
-            fence: Some(Fence(self.fence)),
-            foreign: false,
-            detached: self.detached,
-            held_for: Some(now - self.since),
-            renewed_ago: Some(now - self.renewed),
-            expires_in: self.expires().map(|at| at - now),
-            holds: u32::try_from(self.holds.len()).unwrap_or(u32::MAX),
-            broken: self.broken.clone(),
-        }
-    }
-
-    /// What is remembered of it.
-    fn past(&self, ended: Instant, born: Instant, end: End, why: Option<String>) -> Past {
-        let ms = |at| Some(ms_since(born, at));
-        Past { fence: Some(Fence(self.fence)), started_ms: ms(self.since), ended_ms: ms(ended), end, why, metadata: self.metadata.clone() }
-    }
-}
-
 impl Slot {
-    /// Ends what has expired; a lease ends with its last hold.
-    fn settle(&mut self, now: Instant, born: Instant) {
-        let mut over = Vec::new();
-        for lease in &mut self.leases {
-            let last = lease.expires().unwrap_or(now);
-            lease.holds.retain(|_, hold| hold.expires > now);
-            if lease.holds.is_empty() {
-                let (end, why) = lease.broken.as_ref().map_or((End::Expired, None), Into::into);
-                over.push(lease.past(last, born, end, why));
-            }
-        }
-        self.leases.retain(|lease| !lease.holds.is_empty());
-        self.queue.settle(now);
-        for past in over {
+    fn settle(&mut self, now: u64) {
+        for past in self.crowd.settle(now) {
             self.remember(past);
         }
     }
@@ -143,98 +88,25 @@ impl Slot {
         all.truncate(REMEMBERED);
     }
 
-    fn of(&mut self, owner: Uuid) -> Option<&mut Lease> {
-        self.leases.iter_mut().find(|lease| lease.owner == owner)
-    }
-
-    /// How many holds of this mode the lock has room for.
-    fn room(&self, mode: Mode) -> usize {
-        room(&self.leases, mode)
-    }
-
-    /// Grants a lock that has room for it.
-    fn grant(&mut self, request: &Request, now: Instant, now_ms: u64) {
-        // Never below the store's time, so that a store that lost its data doesn't repeat a fence.
-        self.last_fence = (self.last_fence + 1).max(now_ms * 1000);
-        self.record.begin(request, Fence(self.last_fence), now_ms);
-        self.queue.granted(&request.token);
-        self.leases.push(Lease {
-            mode: request.mode,
-            permit: self.permit(request.mode),
-            owner: request.token.owner,
-            root: request.token.hold,
-            holds: BTreeMap::new(),
-            fence: self.last_fence,
-            since: now,
-            renewed: now,
-            metadata: request.metadata.clone(),
-            detached: request.detached,
-            broken: None,
-        });
-    }
-
-    /// Says who has the lock to who can't have it, `held_up` by the queue or not.
-    fn busy(&mut self, request: &Request, held_up: Option<Duration>, now: Instant) -> Busy {
-        let position = self.queue.join(request, now);
-        let holders: Vec<_> = self.leases.iter().map(|lease| lease.holder(now)).collect();
-        let ends = holders.iter().filter_map(|holder| holder.expires_in);
-        Busy {
-            // Whichever permit comes back first is enough.
-            expires_in: held_up.or(if matches!(request.mode, Mode::Permits(_)) { ends.min() } else { ends.max() }),
-            passing: holders.is_empty(),
-            holders,
-            notifies: true,
-            position,
+    fn pass_on(&mut self) {
+        for woken in self.crowd.woken(None) {
+            let wake = if woken.plain { Some(&self.wake) } else { self.waiting.get(&woken.hold) };
+            if let Some(wake) = wake {
+                wake.notify_one();
+            }
         }
     }
 
-    /// The lowest number that no permit has.
-    fn permit(&self, mode: Mode) -> Option<u32> {
-        let Mode::Permits(most) = mode else { return None };
-        (0..most).find(|number| self.leases.iter().all(|lease| lease.permit != Some(*number)))
-    }
-
-    /// Wakes one who waits, or all if that may be the wrong one or one too few.
-    fn pass_on(&self) {
-        if self.queue.wants_all_woken() {
-            self.wake.notify_waiters();
-        }
-        self.wake.notify_one();
-    }
-
-    fn hold(&mut self, token: &Token) -> Option<(&mut Lease, Hold)> {
-        let lease = self.of(token.owner)?;
-        let hold = *lease.holds.get(&token.hold)?;
-        Some((lease, hold))
-    }
-
-    fn state(&self, key: &Key, now: Instant) -> LockState {
+    fn state(&self, key: &Key, now: u64) -> LockState {
         LockState {
             key: key.clone(),
             stored_as: key.to_string(),
-            holders: self.leases.iter().map(|lease| lease.holder(now)).collect(),
-            waiters: self.queue.waiters(now),
+            holders: self.crowd.holders(now),
+            waiters: self.crowd.waiters(now).into_iter().map(|(_, waiter)| waiter).collect(),
             last_fence: (self.last_fence > 0).then_some(Fence(self.last_fence)),
             nodes: Vec::new(),
         }
     }
-}
-
-/// How many holds of `mode` there is room for beside `leases`. A new number of permits rules for new ones.
-fn room(leases: &[Lease], mode: Mode) -> usize {
-    match mode {
-        Mode::Exclusive => usize::from(leases.is_empty()),
-        Mode::Shared if leases.iter().all(|lease| lease.mode == Mode::Shared) => usize::MAX,
-        Mode::Permits(most) if leases.iter().all(|lease| lease.permit.is_some()) => {
-            usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(leases.len())
-        }
-        Mode::Shared | Mode::Permits(_) => 0,
-    }
-}
-
-/// The store's time in ms.
-fn ms_since(born: Instant, now: Instant) -> u64 {
-    whole_ms(now - born)
 }
 
 /// One client of a [`Store`].
@@ -262,14 +134,15 @@ impl Memory {
         }
     }
 
-    /// Answers from a lock's settled state.
-    #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
-    fn with<T>(&self, key: &Key, answer: impl FnOnce(&mut Slot, Instant) -> T) -> T {
-        let now = Instant::now();
+    /// Answers from a lock's settled state, at the store's time in ms, and wakes who is to be woken by that.
+    fn with<T>(&self, key: &Key, answer: impl FnOnce(&mut Slot, u64) -> T) -> T {
+        let now = self.store.now();
         let mut slots = self.store.slots.borrow_mut();
         let slot = slots.entry((self.namespace.as_str().to_owned(), key.clone())).or_default();
-        slot.settle(now, self.store.born);
-        answer(slot, now)
+        slot.settle(now);
+        let answer = answer(slot, now);
+        slot.pass_on();
+        answer
     }
 }
 
@@ -288,115 +161,58 @@ impl Backend for Memory {
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        let born = self.store.born;
         Ok(self.with(&request.key, |slot, now| {
-            let hold = Hold { ttl: request.ttl, expires: now + request.ttl.get() };
-            let ours = slot.of(request.token.owner).is_some();
-            if !ours && request.entry == Entry::Reenter {
-                return Attempt::NotHeld;
-            }
-            let mut held_up = None;
-            if !ours && slot.room(request.mode) > 0 {
-                let now_ms = ms_since(born, now);
-                if let Some(refusal) = slot.record.judge(request.terms.as_ref(), now_ms) {
-                    return Attempt::Refused(Box::new(refusal));
-                }
-                let Slot { queue, leases, .. } = slot;
-                held_up = queue.held_up(request, |mode| room(leases, mode), now);
-                if held_up.is_none() {
-                    slot.grant(request, now, now_ms);
+            let Slot { crowd, record, last_fence, .. } = slot;
+            match crowd.ask(request, now, None, || record.judge(request.terms.as_ref(), now)) {
+                Answer::Has(grant) => Attempt::Granted(grant),
+                Answer::Busy(busy) => Attempt::Busy(busy),
+                Answer::Refused(refusal) => Attempt::Refused(refusal),
+                Answer::NotHeld => Attempt::NotHeld,
+                Answer::Go => {
+                    // Never below the store's time, so that a store that lost its data doesn't repeat a fence.
+                    *last_fence = (*last_fence + 1).max(now * 1000);
+                    record.begin(request, Fence(*last_fence), now);
+                    Attempt::Granted(crowd.grant(request, Fence(*last_fence), now))
                 }
             }
-            let Some(lease) = slot.leases.iter_mut().find(|lease| lease.owner == request.token.owner) else {
-                return Attempt::Busy(slot.busy(request, held_up, now));
-            };
-            let before = lease.holds.get(&request.token.hold).map_or(now, |hold| hold.expires);
-            lease.holds.insert(request.token.hold, Hold { expires: hold.expires.max(before), ..hold });
-            lease.renewed = now;
-            slot.queue.leave(&request.token);
-            Attempt::Granted(Grant {
-                fence: Fence(lease.fence),
-                permit: lease.permit,
-                ttl: request.ttl,
-                holds: u32::try_from(lease.holds.len()).unwrap_or(u32::MAX),
-                settle: Duration::ZERO,
-                session: None,
-            })
         }))
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let wake = self.with(&request.key, |slot, _| Rc::clone(&slot.wake));
+        let plain = request.mode == Mode::Exclusive && !request.fair;
+        let wake = self.with(&request.key, |slot, _| {
+            Rc::clone(if plain { &slot.wake } else { slot.waiting.entry(request.token.hold_text()).or_default() })
+        });
         let woken = tokio::time::timeout(at_most, wake.notified()).await;
         Ok(if woken.is_ok() { Wake::Changed } else { Wake::TimedOut })
     }
 
     async fn abandon(&mut self, request: &Request) -> Result<()> {
         self.with(&request.key, |slot, _| {
-            // Who leaves may have held others up.
-            if slot.queue.leave(&request.token) || slot.leases.is_empty() {
-                slot.pass_on();
-            }
+            slot.crowd.leave(&request.token);
+            slot.waiting.remove(&request.token.hold_text());
         });
         Ok(())
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        Ok(self.with(key, |slot, now| {
-            let Some((lease, hold)) = slot.hold(token) else {
-                return Renewal::NotHeld;
-            };
-            if let Some(mark) = &mut lease.broken {
-                if extension.purpose == Purpose::GoOn {
-                    return Renewal::Broken(mark.clone());
-                }
-                mark.seen = true;
-            }
-            let ttl = extension.ttl.unwrap_or(hold.ttl);
-            let expires = now + ttl.get();
-            if expires < hold.expires {
-                return Renewal::WouldShorten { expires_in: hold.expires - now };
-            }
-            lease.holds.insert(token.hold, Hold { ttl: hold.ttl, expires });
-            lease.renewed = now;
-            Renewal::Renewed { ttl, fence: Fence(lease.fence) }
-        }))
+        Ok(self.with(key, |slot, now| slot.crowd.renew(token, extension, now)))
     }
 
     async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
-        Ok(self.with(key, |slot, now| match slot.hold(token) {
-            Some((_, hold)) => Holding::Held { expires_in: Some(hold.expires - now) },
-            None => Holding::NotHeld,
-        }))
+        Ok(self.with(key, |slot, now| slot.crowd.verify(token, now)))
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let born = self.store.born;
         Ok(self.with(key, |slot, now| {
-            let Some(fence) = slot.hold(token).map(|(lease, _)| lease.fence) else {
-                return Release::NotHeld;
-            };
-            if let Some(stage) = parting.became {
-                slot.record.end(Fence(fence), stage);
+            if let (Some(stage), Some(fence)) = (parting.became, slot.crowd.fence(token)) {
+                slot.record.end(fence, stage);
             }
-            let Some((lease, _)) = slot.hold(token) else {
-                return Release::NotHeld;
-            };
-            lease.holds.remove(&token.hold);
-            // Who entered whom is not recorded: only the first hold is known to enclose all others.
-            if parting.scope == Scope::Tree && lease.root == token.hold {
-                lease.holds.clear();
-            }
-            if !lease.holds.is_empty() {
-                return Release::StillHeld(u32::try_from(lease.holds.len()).unwrap_or(u32::MAX));
-            }
-            let past = parting.end.clone().map(|end| lease.past(now, born, end, parting.why.clone()));
-            slot.leases.retain(|lease| lease.owner != token.owner);
+            let (answer, past) = slot.crowd.release(token, parting, now);
             if let Some(past) = past {
                 slot.remember(past);
             }
-            slot.pass_on();
-            Release::Released
+            answer
         }))
     }
 
@@ -408,11 +224,10 @@ impl Backend for Memory {
     }
 
     async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let born = self.store.born;
         self.with(key, |slot, now| match note {
             Note::Lost(past) => slot.remember(past.clone()),
             Note::Skipped { host, reason, .. } => {
-                let now = Some(ms_since(born, now));
+                let now = Some(now);
                 let known = slot.skips.iter_mut().find(|skips| skips.host == *host);
                 if let Some(skips) = known {
                     *skips = Skips { count: skips.count + 1, last_ms: now, reason: reason.clone(), ..skips.clone() };
@@ -433,24 +248,13 @@ impl Backend for Memory {
     }
 
     async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        Ok(self.with(key, |slot, _| match slot.leases.iter_mut().find(|lease| lease.fence == fence.0) {
-            Some(lease) => {
-                let seen = lease.broken.as_ref().is_some_and(|known| known.seen);
-                lease.broken = Some(Break { seen, ..mark.clone() });
-                Marking::Done
-            }
-            None => Marking::Changed,
-        }))
+        Ok(self.with(key, |slot, _| slot.crowd.mark(fence, mark)))
     }
 
     async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let born = self.store.born;
-        Ok(self.with(key, |slot, now| match slot.leases.iter().position(|lease| lease.fence == fence.0) {
-            Some(at) => {
-                let (end, why) = mark.into();
-                let past = slot.leases.remove(at).past(now, born, end, why);
+        Ok(self.with(key, |slot, now| match slot.crowd.evict(fence, mark, now) {
+            Some(past) => {
                 slot.remember(past);
-                slot.pass_on();
                 Marking::Done
             }
             None => Marking::Changed,
@@ -461,9 +265,8 @@ impl Backend for Memory {
         Ok(self.with(key, |slot, now| slot.state(key, now)))
     }
 
-    #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let now = Instant::now();
+        let now = self.store.now();
         let mut found: Vec<_> = self
             .store
             .slots
@@ -471,7 +274,7 @@ impl Backend for Memory {
             .iter_mut()
             .filter(|((namespace, key), _)| namespace == self.namespace.as_str() && key.as_str().starts_with(start) && *key != Key::probe())
             .map(|((_, key), slot)| {
-                slot.settle(now, self.store.born);
+                slot.settle(now);
                 slot.state(key, now)
             })
             .filter(|state| !state.holders.is_empty())

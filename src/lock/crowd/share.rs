@@ -1,0 +1,138 @@
+//! One share of a lock: an owner's, with all of its holds.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+use super::super::{Break, End, Fence, Holder, Metadata, Mode, Past, Request, Token};
+
+/// Times are ms of the store's clock; the short names are part of the layout.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Share {
+    #[serde(rename = "o")]
+    pub owner: String,
+    /// The hold that it was taken with.
+    #[serde(rename = "r")]
+    pub root: String,
+    /// By their text form.
+    #[serde(rename = "h")]
+    pub holds: BTreeMap<String, Held>,
+    #[serde(rename = "m", with = "self")]
+    pub mode: Mode,
+    /// Which of the permits it has.
+    #[serde(rename = "n", default, skip_serializing_if = "Option::is_none")]
+    pub permit: Option<u32>,
+    #[serde(rename = "f")]
+    pub fence: u64,
+    #[serde(rename = "b")]
+    pub since: u64,
+    #[serde(rename = "l")]
+    pub renewed: u64,
+    #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Metadata>,
+    #[serde(rename = "d", default, skip_serializing_if = "std::ops::Not::not")]
+    pub detached: bool,
+    /// Who is breaking it.
+    #[serde(rename = "k", default, skip_serializing_if = "Option::is_none")]
+    pub mark: Option<Break>,
+}
+
+/// One hold of an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Held {
+    /// The TTL in ms that it was taken with.
+    #[serde(rename = "t")]
+    pub ttl: u64,
+    #[serde(rename = "e")]
+    pub ends: u64,
+}
+
+impl Share {
+    pub fn new(request: &Request, permit: Option<u32>, fence: Fence, now: u64, ends: u64) -> Self {
+        let hold = request.token.hold_text();
+        Self {
+            owner: request.token.owner.to_string(),
+            holds: BTreeMap::from([(hold.clone(), Held { ttl: request.ttl.as_millis(), ends })]),
+            root: hold,
+            mode: request.mode,
+            permit,
+            fence: fence.0,
+            since: now,
+            renewed: now,
+            metadata: request.metadata.clone(),
+            detached: request.detached,
+            mark: None,
+        }
+    }
+
+    pub fn is_of(&self, token: &Token) -> bool {
+        self.owner == token.owner.to_string()
+    }
+
+    /// When the last of its holds ends.
+    pub fn ends(&self) -> u64 {
+        self.holds.values().map(|hold| hold.ends).max().unwrap_or_default()
+    }
+
+    pub fn count(&self) -> u32 {
+        u32::try_from(self.holds.len()).unwrap_or(u32::MAX)
+    }
+
+    pub fn holder(&self, now: u64) -> Holder {
+        let ago = |then: u64| Some(Duration::from_millis(now.saturating_sub(then)));
+        Holder {
+            mode: self.mode,
+            permit: self.permit,
+            metadata: self.metadata.clone(),
+            fence: Some(Fence(self.fence)),
+            foreign: false,
+            detached: self.detached,
+            held_for: ago(self.since),
+            renewed_ago: ago(self.renewed),
+            expires_in: Some(Duration::from_millis(self.ends().saturating_sub(now))),
+            holds: self.count(),
+            broken: self.mark.clone(),
+        }
+    }
+
+    /// What is remembered of it.
+    pub fn past(&self, ended: u64, end: End, why: Option<String>) -> Past {
+        Past {
+            fence: Some(Fence(self.fence)),
+            started_ms: Some(self.since),
+            ended_ms: Some(ended),
+            end,
+            why,
+            metadata: self.metadata.clone(),
+        }
+    }
+
+    /// The same, where it was never given back.
+    pub fn vanished(&self, ended: u64) -> Past {
+        let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
+        self.past(ended, end, why)
+    }
+}
+
+/// A mode as a text: `x` for the whole lock, `s` to read, `p<n>` for one of n permits.
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+pub(super) fn serialize<S: Serializer>(mode: &Mode, to: S) -> Result<S::Ok, S::Error> {
+    match mode {
+        Mode::Exclusive => to.serialize_str("x"),
+        Mode::Shared => to.serialize_str("s"),
+        Mode::Permits(most) => to.collect_str(&format_args!("p{most}")),
+    }
+}
+
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Mode, D::Error> {
+    let text = String::deserialize(from)?;
+    match &*text {
+        "x" => Ok(Mode::Exclusive),
+        "s" => Ok(Mode::Shared),
+        _ => text
+            .strip_prefix('p')
+            .and_then(|most| most.parse().ok())
+            .map(Mode::Permits)
+            .ok_or_else(|| D::Error::custom("a mode that no dlock of this layout writes")),
+    }
+}

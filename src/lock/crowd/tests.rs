@@ -1,0 +1,283 @@
+use super::*;
+use crate::lock::Key;
+
+const SECOND: u64 = 1000;
+
+/// A crowd with a clock and a counter, that is written down and read again before each step.
+struct World {
+    crowd: Crowd,
+    now: u64,
+    fence: u64,
+    outside: Option<u64>,
+}
+
+fn request(mode: Mode) -> Request {
+    Request {
+        key: Key::new("job").unwrap(),
+        token: Token::random(),
+        ttl: Ttl::new(Duration::from_secs(60)).unwrap(),
+        ttl_asked: true,
+        mode,
+        fair: false,
+        entry: Entry::Fresh,
+        detached: false,
+        waiting: false,
+        metadata: Some(Metadata { host: Some("web1".into()), ..Metadata::default() }),
+        at_ms: None,
+        terms: None,
+    }
+}
+
+fn waiting(mode: Mode) -> Request {
+    Request { waiting: true, ..request(mode) }
+}
+
+fn fair(mode: Mode) -> Request {
+    Request { fair: true, ..waiting(mode) }
+}
+
+impl World {
+    fn new() -> Self {
+        Self { crowd: Crowd::default(), now: 1_700_000_000_000, fence: 0, outside: None }
+    }
+
+    fn step(&mut self) -> Vec<Past> {
+        let mut read = Crowd::read(self.crowd.write().as_deref()).unwrap();
+        (read.stirred, read.called) = (self.crowd.stirred, std::mem::take(&mut self.crowd.called));
+        assert_eq!(read.write(), self.crowd.write());
+        self.crowd = read;
+        self.crowd.settle(self.now)
+    }
+
+    fn ask(&mut self, request: &Request) -> std::result::Result<Grant, Busy> {
+        self.step();
+        match self.crowd.ask(request, self.now, self.outside, || None) {
+            Answer::Has(grant) => Ok(grant),
+            Answer::Go => {
+                self.fence += 1;
+                Ok(self.crowd.grant(request, Fence(self.fence), self.now))
+            }
+            Answer::Busy(busy) => Err(busy),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn take(&mut self, request: &Request) -> Grant {
+        self.ask(request).unwrap()
+    }
+
+    fn busy(&mut self, request: &Request) -> Busy {
+        self.ask(request).unwrap_err()
+    }
+
+    fn free(&mut self, request: &Request) {
+        self.step();
+        assert_eq!(self.crowd.release(&request.token, &Scope::Hold.into(), self.now).0, Release::Released);
+    }
+
+    fn woken(&mut self) -> Vec<String> {
+        self.crowd.woken(self.outside).into_iter().map(|woken| woken.hold).collect()
+    }
+}
+
+fn holds(requests: &[&Request]) -> Vec<String> {
+    requests.iter().map(|request| request.token.hold_text()).collect()
+}
+
+#[test]
+fn nobody_is_written_as_nothing() {
+    let mut world = World::new();
+    assert_eq!(world.crowd.write(), None);
+    let one = request(Mode::Shared);
+    world.take(&one);
+    assert!(world.crowd.write().is_some());
+    world.free(&one);
+    assert_eq!(world.crowd.write(), None);
+}
+
+#[test]
+fn newer_minor_layouts_are_read_and_newer_majors_refused() {
+    let mut world = World::new();
+    world.take(&request(Mode::Permits(3)));
+    world.busy(&fair(Mode::Exclusive));
+    let text = world.crowd.write().unwrap();
+    assert!(text.starts_with(r#"{"v":100,"s":[{"o":""#) && text.contains(r#""m":"p3","n":0,"f":1,"#), "{text}");
+    let newer = text.replace(r#""v":100"#, r#""v":107,"new":[1]"#).replace(r#""n":0"#, r#""n":0,"new":{}"#);
+    assert_eq!(Crowd::read(Some(&newer)).unwrap().holders(world.now), world.crowd.holders(world.now));
+    assert_eq!(Crowd::read(Some(r#"{"v":200,"s":7}"#)).unwrap_err().kind, Kind::Layout);
+    for bad in ["", "[]", "{}", r#"{"v":100,"s":7}"#, &text.replace("p3", "z")] {
+        assert_eq!(Crowd::read(Some(bad)).unwrap_err().kind, Kind::Data);
+    }
+}
+
+#[test]
+fn a_share_asked_again_is_one_and_nested_ones_end_by_themselves() {
+    let mut world = World::new();
+    let outer = request(Mode::Permits(2));
+    let inner =
+        Request { token: outer.token.nested(), entry: Entry::Reenter, ttl: Ttl::new(Duration::from_secs(5)).unwrap(), ..outer.clone() };
+    assert!(matches!(world.crowd.ask(&inner, world.now, None, || None), Answer::NotHeld));
+    let first = world.take(&outer);
+    assert_eq!(world.take(&outer), first);
+    assert_eq!((world.take(&inner).holds, world.take(&inner).permit), (2, Some(0)));
+    world.now += 6 * SECOND;
+    world.step();
+    assert_eq!(world.crowd.renew(&inner.token, None.into(), world.now), Renewal::NotHeld);
+    assert_eq!(world.crowd.verify(&outer.token, world.now), Holding::Held { expires_in: Some(Duration::from_secs(54)) });
+    world.take(&inner);
+    let parting = Parting::from(Scope::Tree);
+    assert_eq!(world.crowd.clone().release(&inner.token, &parting, world.now).0, Release::StillHeld(1));
+    assert_eq!(world.crowd.release(&outer.token, &parting, world.now).0, Release::Released);
+}
+
+#[test]
+fn each_share_ends_by_its_own_time_and_is_remembered() {
+    let mut world = World::new();
+    let (short, long) = (request(Mode::Shared), Request { ttl: Ttl::new(Duration::from_secs(90)).unwrap(), ..request(Mode::Shared) });
+    world.take(&short);
+    world.take(&long);
+    world.now += 70 * SECOND;
+    let past = world.step();
+    assert_eq!((past.len(), past[0].fence, past[0].ended_ms), (1, Some(Fence(1)), Some(world.now - 10 * SECOND)));
+    assert_eq!(world.crowd.ends(), Some(world.now + 20 * SECOND));
+    let past = world.crowd.lose(world.now);
+    assert_eq!((past.len(), past[0].ended_ms, world.crowd.is_shared()), (1, Some(world.now), false));
+}
+
+#[test]
+fn who_waits_for_a_hold_outside_goes_when_that_is_over() {
+    let mut world = World::new();
+    world.outside = Some(world.now + 7 * SECOND);
+    let (writer, reader) = (waiting(Mode::Exclusive), waiting(Mode::Shared));
+    let busy = world.busy(&writer);
+    assert_eq!((busy.position, busy.expires_in, busy.passing), (Some(1), Some(Duration::from_secs(7)), false));
+    assert_eq!(world.busy(&reader).position, Some(2));
+    assert!(world.woken().is_empty());
+    world.outside = None;
+    world.crowd.stirred = true;
+    assert_eq!(world.woken(), holds(&[&writer, &reader]));
+    let busy = world.busy(&reader);
+    assert_eq!((busy.passing, busy.expires_in), (true, Some(Duration::from_secs(1))));
+    assert_eq!(world.woken(), holds(&[&writer]), "its turn has begun");
+    world.take(&writer);
+    assert!(world.woken().is_empty());
+}
+
+#[test]
+fn those_who_came_before_it_was_shared_keep_their_places() {
+    let mut world = World::new();
+    let reader = waiting(Mode::Shared);
+    world.take(&request(Mode::Exclusive));
+    world.busy(&reader);
+    let now = world.now;
+    world.crowd.absorb("0000000000000001".into(), None, now - 5, now);
+    world.crowd.absorb("0000000000000002".into(), None, now + 5, now);
+    world.crowd.absorb("0000000000000001".into(), None, now - 7, now);
+    let order: Vec<_> = world.crowd.waiters(now).into_iter().map(|(hold, _)| hold.to_owned()).collect();
+    assert_eq!(order, ["0000000000000001", &*reader.token.hold_text(), "0000000000000002"]);
+}
+
+#[test]
+fn a_granted_reader_lets_the_next_be_woken_and_a_writer_lets_nobody() {
+    let mut world = World::new();
+    let writer = request(Mode::Exclusive);
+    world.take(&writer);
+    let readers: Vec<_> = (0..4).map(|_| waiting(Mode::Shared)).collect();
+    for reader in &readers {
+        world.busy(reader);
+    }
+    let last = waiting(Mode::Exclusive);
+    world.busy(&last);
+    assert!(world.woken().is_empty());
+    world.free(&writer);
+    assert_eq!(world.woken(), holds(&[&readers[0], &readers[1]]));
+    world.take(&readers[0]);
+    assert_eq!(world.woken(), holds(&[&readers[1], &readers[2]]));
+    for reader in &readers[1..] {
+        world.take(reader);
+    }
+    assert!(world.woken().is_empty(), "the writer has to wait for all of them");
+    for reader in &readers {
+        world.free(reader);
+    }
+    assert_eq!(world.woken(), holds(&[&last]));
+}
+
+#[test]
+fn one_is_woken_of_those_who_are_alike() {
+    let mut world = World::new();
+    let holder = request(Mode::Exclusive);
+    world.take(&holder);
+    let all = [waiting(Mode::Exclusive), waiting(Mode::Exclusive), fair(Mode::Permits(2))];
+    for one in &all {
+        world.busy(one);
+    }
+    world.free(&holder);
+    assert_eq!(world.woken(), holds(&[&all[0], &all[2]]));
+}
+
+#[test]
+fn who_is_held_up_is_not_woken() {
+    let mut world = World::new();
+    world.take(&request(Mode::Shared));
+    let (writer, reader) = (waiting(Mode::Exclusive), waiting(Mode::Shared));
+    world.busy(&writer);
+    let busy = world.busy(&reader);
+    assert_eq!((busy.expires_in, busy.position), (Some(Duration::from_secs(15)), Some(2)));
+    world.woken();
+    world.crowd.stirred = true;
+    assert!(world.woken().is_empty());
+    world.crowd.leave(&writer.token);
+    assert_eq!(world.woken(), holds(&[&reader]));
+}
+
+#[test]
+fn who_does_not_come_loses_its_turn_and_a_clock_set_back_makes_it_no_longer() {
+    let mut world = World::new();
+    let holder = request(Mode::Exclusive);
+    world.take(&holder);
+    let (dead, next) = (fair(Mode::Exclusive), fair(Mode::Exclusive));
+    world.busy(&dead);
+    world.busy(&next);
+    world.free(&holder);
+    assert_eq!(world.busy(&next).expires_in, Some(Duration::from_secs(1)));
+    world.now -= 3600 * SECOND;
+    assert_eq!(world.busy(&next).expires_in, Some(Duration::from_secs(1)));
+    world.now += SECOND;
+    world.take(&next);
+    assert!(world.crowd.waiters(world.now).is_empty());
+}
+
+#[test]
+fn a_waiter_without_a_sign_is_gone() {
+    let mut world = World::new();
+    let holder = request(Mode::Shared);
+    world.take(&holder);
+    world.busy(&waiting(Mode::Exclusive));
+    let reader = waiting(Mode::Shared);
+    world.busy(&reader);
+    world.now += 14 * SECOND;
+    world.busy(&reader);
+    world.woken();
+    world.now += SECOND;
+    world.step();
+    assert_eq!(world.woken(), holds(&[&reader]));
+    world.take(&reader);
+}
+
+#[test]
+fn a_break_is_of_one_share_and_stays_seen() {
+    let mut world = World::new();
+    let (one, two) = (request(Mode::Shared), request(Mode::Shared));
+    let (fence, _) = (world.take(&one).fence, world.take(&two));
+    let mark = Break { by: "ann@desk".into(), why: None, seen: false };
+    assert_eq!(world.crowd.mark(fence, &mark), Marking::Done);
+    assert_eq!(world.crowd.renew(&one.token, None.into(), world.now), Renewal::Broken(mark.clone()));
+    let stop = Extension { ttl: None, purpose: Purpose::Stop };
+    assert!(matches!(world.crowd.renew(&one.token, stop, world.now), Renewal::Renewed { .. }));
+    assert_eq!(world.crowd.mark(fence, &mark), Marking::Done);
+    assert!(world.crowd.holders(world.now)[0].broken.as_ref().unwrap().seen);
+    assert!(matches!(world.crowd.renew(&two.token, None.into(), world.now), Renewal::Renewed { .. }));
+    assert!(world.crowd.evict(fence, &mark, world.now).is_some() && world.crowd.evict(fence, &mark, world.now).is_none());
+    assert_eq!(world.crowd.holders(world.now).len(), 1);
+}
