@@ -32,6 +32,7 @@ mod keeper;
 mod lease;
 mod names;
 mod options;
+mod readers;
 mod reading;
 mod relay;
 mod schema;

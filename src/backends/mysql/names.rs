@@ -17,6 +17,7 @@ pub(super) struct Tables {
     runs: String,
     skips: String,
     marks: String,
+    readers: String,
 }
 
 impl Tables {
@@ -30,6 +31,7 @@ impl Tables {
             runs: with("_runs"),
             skips: with("_skips"),
             marks: with("_marks"),
+            readers: with("_readers"),
         }
     }
 
@@ -43,7 +45,7 @@ impl Tables {
         &self.sessions
     }
 
-    fn names(&self) -> [(&str, Value<'_>); 8] {
+    fn names(&self) -> [(&str, Value<'_>); 9] {
         [
             ("table", Value::Name(&self.table)),
             ("waiters", Value::Name(&self.waiters)),
@@ -52,6 +54,7 @@ impl Tables {
             ("runs", Value::Name(&self.runs)),
             ("skips", Value::Name(&self.skips)),
             ("marks", Value::Name(&self.marks)),
+            ("readers", Value::Name(&self.readers)),
             ("starts", Value::Sql(STARTS)),
         ]
     }

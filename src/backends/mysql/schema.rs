@@ -80,7 +80,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
         None => (Value::Sql("DATABASE()"), tables.table()),
     };
     let question = super::statement::fill(
-        "SELECT table_name, column_name, column_type, character_set_name FROM information_schema.columns WHERE table_schema = :database AND table_name IN (:table, :waiters, :rows, :sessions, :runs, :skips, :marks);",
+        "SELECT table_name, column_name, column_type, character_set_name FROM information_schema.columns WHERE table_schema = :database AND table_name IN (:table, :waiters, :rows, :sessions, :runs, :skips, :marks, :readers);",
         &[
             ("database", database),
             ("table", Value::Text(table)),
@@ -90,6 +90,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
             ("runs", Value::Text(&format!("{table}_runs"))),
             ("skips", Value::Text(&format!("{table}_skips"))),
             ("marks", Value::Text(&format!("{table}_marks"))),
+            ("readers", Value::Text(&format!("{table}_readers"))),
         ],
     );
     let answers = session.ask(&question).await?;
@@ -135,7 +136,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
         changes += &alter("ALTER TABLE :sessions", &lacks);
     }
     let changes = Some(changes).filter(|changes| !changes.is_empty());
-    Ok(Found { complete: changes.is_none() && others.len() == 6, changes })
+    Ok(Found { complete: changes.is_none() && others.len() == 7, changes })
 }
 
 /// Removes rows that were last used so long ago, and those who wait no more.

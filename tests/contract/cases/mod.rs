@@ -29,6 +29,7 @@ mod report;
 mod residue;
 mod sentinel;
 mod shared;
+mod sql_sessions;
 mod tair;
 mod terms;
 mod terms_faults;
@@ -84,6 +85,7 @@ pub fn all() -> Vec<Case> {
         terms::all(),
         terms_faults::all(),
         terms_sql::all(),
+        sql_sessions::all(),
         zookeeper_line::all(),
         zookeeper_ways::all(),
         lost_reply::all(),

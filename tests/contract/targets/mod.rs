@@ -214,6 +214,7 @@ impl Kind {
     /// Whether readers hold together: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
     pub fn shared(self) -> bool {
         matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresRow | Self::PostgresAdvisory)
+            || matches!(self, Self::MariadbRow | Self::MysqlRow)
             || self.is_etcd()
             || self.is_zookeeper()
     }

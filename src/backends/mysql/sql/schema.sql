@@ -110,3 +110,15 @@ CREATE TABLE IF NOT EXISTS :sessions (
     warned_level    BIGINT NULL,
     PRIMARY KEY (name)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+-- Who shares a row in mode=row.
+CREATE TABLE IF NOT EXISTS :readers (
+    name       VARBINARY(320) NOT NULL,
+    root       CHAR(16) NOT NULL,
+    fence      BIGINT NOT NULL,
+    session    BIGINT NOT NULL,
+    since      DATETIME(6) NOT NULL,
+    renewed_at DATETIME(6) NOT NULL,
+    ttl_ms     BIGINT NOT NULL,
+    metadata   MEDIUMTEXT NULL,
+    PRIMARY KEY (name, root)
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
