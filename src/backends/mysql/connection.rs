@@ -81,6 +81,8 @@ pub(super) struct Connection {
     pub server: Checked,
     /// The gates that this session has.
     pub gates: Vec<String>,
+    /// The ropes that it has, as SQL names them.
+    pub ropes: Vec<String>,
     /// After so many seconds without a question the server ends the session.
     pub idle_limit: Option<u32>,
 }
@@ -109,6 +111,7 @@ impl Connection {
             at_rest: true,
             server: Checked::default(),
             gates: Vec::new(),
+            ropes: Vec::new(),
             idle_limit: None,
         };
         // Whatever is refused here, nothing has happened to any lock.

@@ -22,6 +22,7 @@
 //!   gates are gone, and are taken again with the next renewal.
 //! - *The server's clock is stepped.* Forward ends leases early, back keeps them longer; fences go on rising either way.
 
+mod bell;
 mod checks;
 mod connection;
 pub mod examine;

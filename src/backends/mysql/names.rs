@@ -76,6 +76,12 @@ impl Tables {
         let print = fingerprint(&["gate", &self.table, name]);
         format!("CONCAT('dlock.gate.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 16), '.{print:016x}')")
     }
+
+    /// What says which session waits in a lock's crowd for this hold, likewise.
+    pub(super) fn rope(&self, name: &str, hold: &str) -> String {
+        let print = fingerprint(&["rope", &self.table, name, hold]);
+        format!("CONCAT('dlock.rope.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 16), '.{print:016x}')")
+    }
 }
 
 /// The most that MySQL takes as a lock's name.

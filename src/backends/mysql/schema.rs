@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use super::{connection::Connection, names::Tables, reading::Fields, statement::Value};
-use crate::lock::{Error, Init, Kind, Result};
+use crate::{
+    backends::sql::SHARED_BY,
+    lock::{Error, Init, Kind, Result},
+};
 
 /// What the lock table's columns are, as `information_schema` writes it, and how they are added or changed to be so.
-const COLUMNS: [(&str, &str, &str); 14] = [
+const COLUMNS: [(&str, &str, &str); 16] = [
     ("name", "varbinary(320)", "VARBINARY(320) NOT NULL"),
     ("lock_until", "datetime(6)", "DATETIME(6) NOT NULL"),
     ("locked_at", "datetime(6)", "DATETIME(6) NOT NULL"),
@@ -21,6 +24,8 @@ const COLUMNS: [(&str, &str, &str); 14] = [
     ("renewed_at", "datetime(6)", "DATETIME(6) NULL"),
     ("metadata", "mediumtext", "MEDIUMTEXT NULL"),
     ("revision", "bigint", "BIGINT NOT NULL DEFAULT 0"),
+    ("crowd", "mediumtext", "MEDIUMTEXT NULL"),
+    ("bell", "bigint", "BIGINT NOT NULL DEFAULT 0"),
 ];
 
 /// What the table of sessions has as well.
@@ -145,7 +150,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
 /// below the time in µs before which it was last used: a clock would have to be set back by all of `unused_for` for a fence
 /// to repeat.
 pub(super) async fn collect(session: &mut Connection, tables: &Tables, unused_for: Duration) -> Result<u64> {
-    let shared = session.ask(&tables.fill("SELECT 1 FROM :table WHERE owner IS NULL OR owner <> locked_by LIMIT 1;", &[])).await?;
+    let shared = session.ask(&tables.fill("SELECT 1 FROM :table WHERE (owner IS NULL OR owner <> locked_by) AND locked_by <> :shared LIMIT 1;", &[("shared", Value::Text(SHARED_BY))])).await?;
     if shared.first().is_some_and(|answer| !answer.rows.is_empty()) {
         return Err(Error::new(
             Kind::Unsupported,

@@ -6,6 +6,7 @@
 use async_trait::async_trait;
 
 use super::{
+    bell,
     connection::{Answer, Answers, Connection, Row},
     failure, history,
     names::Tables,
@@ -14,12 +15,15 @@ use super::{
     statement::Value,
 };
 use crate::{
-    backends::sql::{self, Begin, Record, locked_by, micros},
-    lock::{Break, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Stage, Token, Ttl, Waiter},
+    backends::sql::{self, Begin, Change, Plain, Record, SHARED_BY, locked_by, micros},
+    lock::{Break, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Token, Ttl, Waiter},
 };
 
 /// The end of what was given back, as SQL: before any clock's now, and in the range of each type that ShedLock's column may have.
 const ENDED: &str = "'2000-01-01 00:00:00.000000'";
+
+/// The answer to what writes a row that says whether it was written.
+const WRITTEN: usize = 3;
 
 /// A lock table over a session.
 pub(super) struct LockTable<'a> {
@@ -31,6 +35,10 @@ pub(super) struct LockTable<'a> {
     pub seen: Seen,
     /// The place in the queue that was found out on the way.
     pub place: Option<u32>,
+    /// What the bell of the row said that was read last, or written.
+    pub bell: i64,
+    /// Nobody has the lock any more who had it for itself alone.
+    pub freed: bool,
 }
 
 /// What was seen of a row.
@@ -74,6 +82,7 @@ impl LockTable<'_> {
         if fields.int_or_null()? == Some(1) {
             self.session.gates.push(name.to_owned());
         }
+        self.bell = fields.int()?;
         Ok(Some(record))
     }
 
@@ -128,15 +137,22 @@ impl LockTable<'_> {
         Ok(())
     }
 
-    /// Takes a waiter out of the queue, and opens its gate if it has that.
-    pub(super) async fn leave(&mut self, name: &str, token: &Token, gate: bool) -> Result<()> {
-        let open = if gate { format!("DO {};\n", self.open_gate(name)) } else { String::new() };
-        let batch = open + &leaving(self.tables, name, token);
-        self.session.ask(&batch).await?;
+    /// Takes a waiter out of the queue, and opens its gate if it has that. Whether there is a crowd where it may wait as well.
+    pub(super) async fn leave(&mut self, name: &str, token: &Token, gate: bool) -> Result<bool> {
+        let mut batch = if gate { format!("DO {};\n", self.open_gate(name)) } else { String::new() };
+        let rope = self.tables.rope(name, &token.hold_text());
+        if self.session.ropes.contains(&rope) {
+            batch += &format!("DO RELEASE_LOCK({rope});\n");
+        }
+        let crowd = "SELECT 1 FROM :table WHERE name = :name AND crowd IS NOT NULL;";
+        batch += &self.tables.fill(crowd, &[("name", Value::Bytes(name))]);
+        let first = batch.lines().count() - 1;
+        let answers = self.session.ask(&(batch + &leaving(self.tables, name, token))).await?;
+        self.session.ropes.retain(|other| *other != rope);
         if gate {
             self.gate_is_open(name);
         }
-        Ok(())
+        Ok(!rows(&answers, first)?.is_empty())
     }
 
     /// Runs a batch that changes a row by its second statement, and remembers something at its end. What can't be remembered is no
@@ -173,6 +189,9 @@ impl sql::Table for LockTable<'_> {
             ("start_columns", Value::Sql(&starts.columns)),
             ("start_values", Value::Sql(&starts.values)),
             ("clear", Value::Sql(&clear)),
+            ("crowd", Value::text_or_null(judged.and_then(|record| record.crowd.as_deref()))),
+            // While there is a crowd, its rules are asked before.
+            ("nobody_first", Value::Sql(if judged.is_some() { "1" } else { "crowd IS NULL" })),
             ("metadata", Value::text_or_null(metadata.as_deref())),
         ];
         let mut batch = self.before(idle);
@@ -273,31 +292,89 @@ impl sql::Table for LockTable<'_> {
         self.noted(name, answers.first())
     }
 
-    async fn write(&mut self, record: &Record, parting: Option<&Parting>, became: Option<Stage>) -> Result<bool> {
-        let became = starts::became(became);
-        let (until, open) = if record.is_held() {
-            (format!("TIMESTAMPADD(MICROSECOND, {}, '1970-01-01 00:00:00.000000')", record.lock_until_us), "0".into())
-        } else {
-            (ENDED.into(), self.open_gate(&record.name))
+    async fn create(&mut self, name: &str) -> Result<()> {
+        let values = [("name", Value::Bytes(name)), ("shared", Value::Text(SHARED_BY))];
+        self.session.ask(&self.tables.fill(include_str!("sql/create.sql"), &values)).await.map(|_| ())
+    }
+
+    async fn plain_waiters(&mut self, name: &str) -> Result<Vec<Plain>> {
+        let answers = self.session.ask(&self.tables.fill(include_str!("sql/plain_waiters.sql"), &[("name", Value::Bytes(name))])).await?;
+        let read = |row| {
+            let mut fields = Fields::of(row);
+            let (hold, since, seen) = (fields.text()?, fields.int()?, fields.int()?);
+            let ms = |at| u64::try_from(at).unwrap_or_default();
+            Ok(Plain { hold, since_ms: ms(since), seen_ms: ms(seen), metadata: fields.text_or_null()? })
         };
+        rows(&answers, 0)?.iter().map(read).collect()
+    }
+
+    async fn write(&mut self, change: &Change<'_>) -> Result<bool> {
+        let Change { was, is, .. } = change;
+        let name = &*was.name;
+        let time = |us: i64| format!("TIMESTAMPADD(MICROSECOND, {us}, '1970-01-01 00:00:00.000000')");
+        let freed = was.is_held() && !is.is_held();
+        let open = if freed { self.open_gate(name) } else { "0".into() };
+        let wake = change.wake.iter().chain(&change.plain).map(String::as_str);
+        let ring = i64::from(wake.clone().next().is_some());
+        let ropes = if self.gated { bell::ropes(self.tables, name, wake) } else { String::new() };
+        let (is_at, is_until, was_until) = (time(is.locked_at_us), time(is.lock_until_us), time(was.lock_until_us));
+        let (renewed, became) = (time(is.renewed_us), starts::became(change.became));
+        let in_time = change.by_us.map_or("1".into(), |by| format!("UTC_TIMESTAMP(6) < {}", time(by)));
         let values = [
-            ("name", Value::Bytes(&record.name)),
-            ("owner", Value::Text(&record.locked_by)),
-            ("root", Value::text_or_null(record.root.as_deref())),
-            ("ttl", Value::Int(record.ttl_ms)),
-            ("holds", Value::text_or_null(record.holds.as_deref())),
-            ("renewed", Value::Int(record.renewed_us)),
-            ("until", Value::Sql(&until)),
+            ("name", Value::Bytes(name)),
+            ("was_by", Value::Text(&was.locked_by)),
+            ("was_until", Value::Sql(&was_until)),
+            ("revision", Value::Int(was.revision)),
+            ("in_time", Value::Sql(&in_time)),
+            ("is_by", Value::Text(&is.locked_by)),
+            ("is_at", Value::Sql(&is_at)),
+            ("is_until", Value::Sql(&is_until)),
+            ("root", Value::text_or_null(is.root.as_deref())),
+            ("ttl", Value::Int(is.ttl_ms)),
+            ("holds", Value::text_or_null(is.holds.as_deref())),
+            ("fence", Value::Int(is.fence)),
+            ("renewed", Value::Sql(&renewed)),
+            ("crowd", Value::text_or_null(is.crowd.as_deref())),
             ("became", Value::Sql(&became)),
-            ("revision", Value::Int(record.revision)),
+            ("ring", Value::Int(ring)),
             ("open", Value::Sql(&open)),
+            ("ropes", Value::Sql(&ropes)),
         ];
-        let batch = self.tables.fill(include_str!("sql/write.sql"), &values) + &history::remember(self.tables, &record.name, parting);
-        let written = self.freed(&batch).await?;
-        if written && !record.is_held() {
-            self.gate_is_open(&record.name);
+        let mut batch = self.tables.fill(include_str!("sql/write.sql"), &values) + &history::ended(self.tables, name, change.past)?;
+        for hold in change.absorbed {
+            let values = [("name", Value::Bytes(name)), ("hold", Value::Text(hold))];
+            batch += &self.tables.fill("DELETE FROM :waiters WHERE name = :name AND hold = :hold AND @dlock_written > 0;", &values);
         }
-        Ok(written)
+        // As with `grant`: a share that is given up must not be taken when nobody waits for the answer any more.
+        let grants = is.fence != was.fence;
+        self.session.drop_unsent_on_close(grants);
+        let Answers { answers, refusal } = self.session.try_ask(&batch).await?;
+        if grants {
+            self.session.drop_unsent_on_close(false);
+        }
+        let Some(row) = answers.get(WRITTEN).and_then(|answer| answer.rows.first()) else {
+            let begun = !answers.is_empty();
+            return Err(refusal.map_or_else(failure::unreadable, |refusal| failure::refused(&refusal, begun)));
+        };
+        // What comes after it is remembered and forgotten, which is no failure of the rest.
+        let mut fields = Fields::of(row);
+        if fields.int()? <= 0 {
+            return Ok(false);
+        }
+        self.bell += ring;
+        self.freed |= freed && was.locked_by != SHARED_BY;
+        if freed {
+            self.gate_is_open(name);
+        }
+        let mut asleep = Vec::new();
+        while let Ok(number) = fields.int_or_null() {
+            asleep.extend(number.filter(|number| *number != self.session.server.session));
+        }
+        if !asleep.is_empty() {
+            // Done is what was asked for, whatever becomes of this.
+            let _ = bell::ring(self.session, &asleep).await;
+        }
+        Ok(true)
     }
 
     async fn mark(&mut self, name: &str, fence: Fence, mark: &Break) -> Result<bool> {
