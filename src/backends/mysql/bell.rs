@@ -1,13 +1,14 @@
 //! Waiting in a lock's crowd, where the rules say who goes next and others are not to be woken.
 //!
-//! Who waits sleeps in the server, by a `GET_LOCK` of its hold, the rope, that says which session it is. Whoever changes the row so that
-//! others may go counts up the bell in it, in the same statement, and then ends the sleep of those whom the rules name: at most a few,
-//! however many wait. The sleep begins by looking at the bell, and the rope is there before the row is asked: nothing is missed.
+//! Who waits sleeps in the server, and has a `GET_LOCK` of its hold meanwhile, the rope, that says which session it is. Whoever changes the
+//! row so that others may go counts up the bell in it, in the same statement, and then ends the sleep of those whom the rules name: at
+//! most a few, however many wait. The sleep begins by looking at the bell, which must be as it was when the row was asked, once the rope
+//! is there: nothing is missed.
 //!
 //! The row decides; the bell only wakes. Worst cases: a waiter is frozen or dead (another one is woken with it; its place is another matter,
 //! for the rules); whoever woke dies before it did, or may not end another user's sleep (the first two look at the bell four times a second, all
-//! others ask again every few seconds); a sleep is ended that is over already (the server forgets that with the next statement, or that one
-//! fails, and is asked again); a server has no `GET_LOCK` for all clients, or a proxy before it (everybody looks after pauses).
+//! others ask again every few seconds); a sleep is ended that is over already (the server forgets that with the next question, or ends
+//! that one, which is asked again); a server has no `GET_LOCK` for all clients, or a proxy before it (everybody looks after pauses).
 
 use std::time::Duration;
 
@@ -26,12 +27,10 @@ const LOOK: Duration = Duration::from_millis(250);
 const LOOKING: u32 = 2;
 
 /// What a waiter of a crowd was told when it asked.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Told {
     /// What the bell said then.
     pub bell: i64,
-    /// Its rope, if its session had that.
-    pub rope: Option<String>,
     /// Its place.
     pub place: Option<u32>,
 }
@@ -59,27 +58,23 @@ impl Lease {
     /// Sleeps until the bell is rung, in the server.
     pub(super) async fn await_bell(&mut self, name: &str, hold: &str, told: Told, at_most: Duration) -> Result<Wake> {
         let mut session = self.take_session().await?;
-        if told.rope.is_none_or(|rope| !session.ropes.contains(&rope)) {
-            // From now on: what was said before may be over.
-            let rope = self.tables.rope(name, hold);
-            session.ask(&format!("DO GET_LOCK({rope}, 0)")).await?;
-            session.ropes.push(rope);
-            self.session = Some(session);
-            return Ok(Wake::Changed);
-        }
         if session.gates.iter().any(|gate| gate == name) {
             // Who waits for it would wait for nothing.
             session.ask(&format!("DO RELEASE_LOCK({})", self.tables.gate(name))).await?;
             session.gates.retain(|gate| gate != name);
         }
         let slice = if told.place.is_some_and(|place| place <= LOOKING) { LOOK } else { at_most };
-        let mut rest = at_most;
+        let (mut rest, rope) = (at_most, self.tables.rope(name, hold));
         while !rest.is_zero() {
             let length = rest.min(slice).max(Duration::from_millis(1));
             let values = [("name", Value::Bytes(name)), ("bell", Value::Int(told.bell))];
             let sleep = format!("SELECT SLEEP({:.3}) FROM :table WHERE name = :name AND bell = :bell;", length.as_secs_f64());
-            let answers = session.try_ask(&self.tables.fill(&sleep, &values)).await?;
-            let slept = match (&answers.refusal, answers.answers.first()) {
+            let sleep = format!("DO GET_LOCK({rope}, 0);\n{}DO RELEASE_LOCK({rope});\n", self.tables.fill(&sleep, &values));
+            let answers = session.try_ask(&sleep).await?;
+            if answers.refusal.is_some() {
+                session.ask(&format!("DO RELEASE_LOCK({rope})")).await?;
+            }
+            let slept = match (&answers.refusal, answers.answers.get(1)) {
                 (None, Some(answer)) => is_whole(answer)?,
                 _ => false,
             };

@@ -164,6 +164,8 @@ pub(super) fn unreadable() -> Error {
 
 /// The number of the error that there is no such session.
 pub(super) const NO_SESSION: u16 = 1094;
+/// The number of the error that a statement was ended, and its session was not.
+pub(super) const INTERRUPTED: u16 = 1317;
 /// The number of the error that a row of that key is there already.
 pub(super) const DUPLICATE: u16 = 1062;
 /// The number of the error that the server undid a transaction because of a deadlock.

@@ -21,7 +21,8 @@ use crate::{
     },
 };
 
-const CAPABILITIES: Capabilities = Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("mysql") };
+const CAPABILITIES: Capabilities =
+    Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("mysql") };
 
 /// Leases in a table.
 ///
@@ -58,7 +59,17 @@ impl Lease {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
         let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
-        Self { options, tables, names, session: None, unanswered: None, shares: Vec::new(), queued: Vec::new(), gates_fail: false, notices: Vec::new() }
+        Self {
+            options,
+            tables,
+            names,
+            session: None,
+            unanswered: None,
+            shares: Vec::new(),
+            queued: Vec::new(),
+            gates_fail: false,
+            notices: Vec::new(),
+        }
     }
 
     /// The session, to be put back when it is at rest again.
@@ -75,7 +86,8 @@ impl Lease {
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.take_session().await?;
         let gated = !self.gates_fail && session.server.has_gates();
-        let mut table = LockTable { session: &mut session, tables: &self.tables, gated, seen: Seen::No, place: None, bell: 0, freed: false };
+        let mut table =
+            LockTable { session: &mut session, tables: &self.tables, gated, seen: Seen::No, place: None, bell: 0, freed: false };
         self.unanswered = Some(table.session.server.session);
         let answer = question(&mut table).await;
         self.unanswered = self.unanswered.filter(|_| !session.is_open());
@@ -126,16 +138,18 @@ impl Lease {
         if request.waiting && self.queued(&request.key, &request.token).is_none() {
             self.queued.push(Queued { key: request.key.clone(), token: request.token, granted: false, told: None });
         }
-        let (taken, position, bell, rope) = self
+        let (taken, position, bell) = self
             .ask_for_good(async |table| {
-                let rope = table.tables.rope(&name, &request.token.hold_text());
-                let rope = table.session.ropes.contains(&rope).then_some(rope);
-                let taken = ledger::take(table, &name, request).await?;
-                Ok((taken, table.place, table.bell, rope))
+                let mut taken = ledger::take(table, &name, request).await;
+                if taken.is_err() && table.session.interrupted {
+                    // Somebody woke a waiter that was awake.
+                    taken = ledger::take(table, &name, request).await;
+                }
+                Ok((taken?, table.place, table.bell))
             })
             .await?;
         let told = match &taken {
-            Taken::Queued { busy, .. } => Some(Told { bell, rope, place: busy.position }),
+            Taken::Queued { busy, .. } => Some(Told { bell, place: busy.position }),
             _ => None,
         };
         if let Some(queued) = self.queued(&request.key, &request.token) {
@@ -251,7 +265,7 @@ impl Backend for Lease {
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
         let name = self.names.of(&request.key);
-        let told = self.queued(&request.key, &request.token).and_then(|queued| queued.told.clone());
+        let told = self.queued(&request.key, &request.token).and_then(|queued| queued.told);
         let outcome = match told.filter(|_| self.has_gates()) {
             Some(told) => self.await_bell(&name, &request.token.hold_text(), told, at_most).await,
             None => self.await_change(&name, at_most).await,

@@ -150,7 +150,12 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
 /// below the time in µs before which it was last used: a clock would have to be set back by all of `unused_for` for a fence
 /// to repeat.
 pub(super) async fn collect(session: &mut Connection, tables: &Tables, unused_for: Duration) -> Result<u64> {
-    let shared = session.ask(&tables.fill("SELECT 1 FROM :table WHERE (owner IS NULL OR owner <> locked_by) AND locked_by <> :shared LIMIT 1;", &[("shared", Value::Text(SHARED_BY))])).await?;
+    let shared = session
+        .ask(&tables.fill(
+            "SELECT 1 FROM :table WHERE (owner IS NULL OR owner <> locked_by) AND locked_by <> :shared LIMIT 1;",
+            &[("shared", Value::Text(SHARED_BY))],
+        ))
+        .await?;
     if shared.first().is_some_and(|answer| !answer.rows.is_empty()) {
         return Err(Error::new(
             Kind::Unsupported,

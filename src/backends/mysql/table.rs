@@ -140,15 +140,10 @@ impl LockTable<'_> {
     /// Takes a waiter out of the queue, and opens its gate if it has that. Whether there is a crowd where it may wait as well.
     pub(super) async fn leave(&mut self, name: &str, token: &Token, gate: bool) -> Result<bool> {
         let mut batch = if gate { format!("DO {};\n", self.open_gate(name)) } else { String::new() };
-        let rope = self.tables.rope(name, &token.hold_text());
-        if self.session.ropes.contains(&rope) {
-            batch += &format!("DO RELEASE_LOCK({rope});\n");
-        }
         let crowd = "SELECT 1 FROM :table WHERE name = :name AND crowd IS NOT NULL;";
         batch += &self.tables.fill(crowd, &[("name", Value::Bytes(name))]);
         let first = batch.lines().count() - 1;
         let answers = self.session.ask(&(batch + &leaving(self.tables, name, token))).await?;
-        self.session.ropes.retain(|other| *other != rope);
         if gate {
             self.gate_is_open(name);
         }

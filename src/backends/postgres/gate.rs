@@ -4,6 +4,10 @@
 //! listens for the notification that each release sends, and his core's timer covers holders that vanish. All others
 //! are blocked on the gate in the server, so that a release wakes one session however many wait.
 //!
+//! Who waits in a lock's crowd ([`crate::lock::crowd`]), for a share or in fair order, listens on a channel of its own, and is told by
+//! the step that lets it go. Those who want the whole lock in no order stand at the gate in any case: whichever of them is its head
+//! goes in the place of all.
+//!
 //! Whoever is frozen with the gate keeps the others from being woken, not from the lock: nobody is blocked for longer
 //! than his core lets him wait, and then tries the row.
 
@@ -27,6 +31,10 @@ pub(super) struct Gate {
     pub asked: Option<Key>,
     /// The one who has it tells nobody.
     pub foreign: bool,
+    /// The channel of who asked, if it waits in the crowd, and the revision of the row as it was found.
+    pub own: Option<(String, i64)>,
+    /// The channel of that kind to which this session listens.
+    listens: Option<String>,
     /// The lock whose gate this session has, and to whose releases it listens.
     kept: Option<Key>,
     /// Whether something between us and the server hands its sessions out by the transaction, so that neither is possible.
@@ -43,6 +51,11 @@ impl Gate {
         self.kept.is_some()
     }
 
+    /// It is to be waited for.
+    pub(super) fn found_busy(&mut self, key: &Key, foreign: bool) {
+        (self.asked, self.foreign, self.own) = (Some(key.clone()), foreign, None);
+    }
+
     /// It went with the grant. The session may still listen, which tells it of nothing but its own release.
     pub(super) fn is_left(&mut self) {
         (self.asked, self.kept) = (None, None);
@@ -51,9 +64,10 @@ impl Gate {
     /// What undoes it all in the session.
     pub(super) fn leave(&mut self) -> &'static str {
         self.asked = None;
-        match self.kept.take() {
-            Some(_) => "UNLISTEN *; SELECT pg_advisory_unlock_all();",
-            None => "",
+        match (self.kept.take(), self.listens.take()) {
+            (Some(_), _) => "UNLISTEN *; SELECT pg_advisory_unlock_all();",
+            (None, Some(_)) => "UNLISTEN *;",
+            (None, None) => "",
         }
     }
 
@@ -93,7 +107,22 @@ impl Lease {
                 () = pause(POLL.saturating_sub(spread)) => Wake::Changed,
             });
         }
-        if self.gate.kept.as_ref() != Some(key) {
+        if let Some((channel, revision)) = self.gate.own.clone() {
+            if self.gate.listens.as_ref() != Some(&channel) {
+                let mut session = self.take_session().await?;
+                let unlock = if self.gate.kept.take().is_some() { "SELECT pg_advisory_unlock_all();" } else { "" };
+                // Listen first, then look: what was told in between has changed the row.
+                let look = format!(
+                    "BEGIN; {unlock} UNLISTEN *; LISTEN {channel}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND revision = $2"
+                );
+                let same = session.query(&self.tables.fill(&look), &[Value::Text(name), Value::Int(revision)]).await?;
+                self.session = Some(session);
+                self.gate.listens = Some(channel);
+                if same.is_empty() {
+                    return Ok(Wake::Changed);
+                }
+            }
+        } else if self.gate.kept.as_ref() != Some(key) {
             let mut session = self.take_session().await?;
             if self.gate.kept.take().is_some() {
                 session.run("SELECT pg_advisory_unlock_all()").await?;
@@ -122,7 +151,7 @@ impl Lease {
             );
             let held = session.query(&self.tables.fill(&look), &[Value::Text(name)]).await?;
             self.session = Some(session);
-            self.gate.kept = Some(key.clone());
+            (self.gate.kept, self.gate.listens) = (Some(key.clone()), None);
             if held.is_empty() {
                 return Ok(Wake::Changed);
             }

@@ -2,8 +2,8 @@
 
 use sqlx::{Row as _, postgres::PgRow};
 
-use super::{connection::Session, failure, names::Tables, statement::Value, table::json};
-use crate::lock::{End, Fence, Note, Past, Result, SKIPPING_HOSTS, Skips};
+use super::{connection::Session, failure, names::Tables, statement::Value, table};
+use crate::lock::{End, Error, Fence, Kind, Note, Past, Result, SKIPPING_HOSTS, Skips};
 
 /// The holds that are over, the latest first, and who did without.
 pub(super) async fn read(session: &mut Session, tables: &Tables, name: &str) -> Result<(Vec<Past>, Vec<Skips>)> {
@@ -37,7 +37,7 @@ pub(super) async fn note(session: &mut Session, tables: &Tables, name: &str, not
         }
         Note::Lost(past) => {
             let ms = |at: Option<u64>| at.and_then(|at| i64::try_from(at).ok());
-            let (metadata, end) = (json(past.metadata.as_ref())?, past.end.to_string());
+            let (metadata, end) = (table::json(past.metadata.as_ref())?, past.end.to_string());
             let values = [
                 Value::Text(name),
                 Value::Int(past.fence.map_or(0, |fence| i64::try_from(fence.0).unwrap_or(i64::MAX))),
@@ -51,6 +51,18 @@ pub(super) async fn note(session: &mut Session, tables: &Tables, name: &str, not
         }
     }
     Ok(())
+}
+
+/// Holds that are over, as a statement takes several.
+pub(super) fn json(past: &[Past]) -> Result<String> {
+    let mut rows = Vec::new();
+    for past in past {
+        rows.push(serde_json::json!({
+            "fence": past.fence, "since": past.started_ms, "ended": past.ended_ms, "how": past.end, "why": past.why,
+            "metadata": table::json(past.metadata.as_ref())?,
+        }));
+    }
+    serde_json::to_string(&rows).map_err(|error| Error::new(Kind::Internal, "the history can't be written").source(error))
 }
 
 fn ms(row: &PgRow, column: &str) -> Result<Option<u64>, sqlx::Error> {

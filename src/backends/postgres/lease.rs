@@ -6,14 +6,22 @@ use async_trait::async_trait;
 
 use super::{checks, connection::Session, gate::Gate, history, names::Tables, options::Options, schema, table::LockTable};
 use crate::{
-    backends::sql::{Names, Record, Table as _, Taken, ledger, looks_at_the_end},
+    backends::sql::{Names, Table as _, Taken, ledger, looks_at_the_end},
     lock::{
-        Attempt, Backend, Break, Busy, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Note, Notice,
+        Attempt, Backend, Break, Busy, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Mode, Note, Notice,
         Parting, Release, Renewal, Request, Result, Token, Waiter, Wake, fingerprint,
     },
 };
 
-const CAPABILITIES: Capabilities = Capabilities { history: true, terms: true, breakable: true, ..Capabilities::usual("postgres") };
+const CAPABILITIES: Capabilities = Capabilities {
+    shared: true,
+    permits: true,
+    fair: true,
+    history: true,
+    terms: true,
+    breakable: true,
+    ..Capabilities::usual("postgres")
+};
 
 /// Leases in a table.
 ///
@@ -30,6 +38,8 @@ pub struct Lease {
     pub(super) gate: Gate,
     /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
+    /// The holds that were granted here as shares, for which no other way need be tried.
+    shares: Vec<u64>,
     notices: Vec<Notice>,
 }
 
@@ -37,7 +47,17 @@ impl Lease {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
         let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
-        Self { options, tables, names, session: None, unanswered: None, gate: Gate::default(), queued: Vec::new(), notices: Vec::new() }
+        Self {
+            options,
+            tables,
+            names,
+            session: None,
+            unanswered: None,
+            gate: Gate::default(),
+            queued: Vec::new(),
+            shares: Vec::new(),
+            notices: Vec::new(),
+        }
     }
 
     pub(super) fn options(&self) -> &Options {
@@ -109,8 +129,15 @@ impl Lease {
                 taken => Ok(((taken, None), table.left)),
             })
             .await?;
+        let shared = request.mode != Mode::Exclusive && matches!(taken, (Taken::Granted(_), _));
+        if shared && !self.shares.contains(&request.token.hold) {
+            self.shares.push(request.token.hold);
+        }
         if left {
             self.gate.is_left();
+        }
+        // The step that grants takes who was granted out of the queue.
+        if left || shared {
             self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
         }
         Ok(match taken {
@@ -119,9 +146,20 @@ impl Lease {
             (Taken::Refused(refusal), _) => Attempt::Refused(refusal),
             // Free already, though perhaps nobody told: not to be waited for, but to be asked for again.
             (Taken::Passing, _) => Attempt::Busy(Busy { notifies: true, passing: true, ..Busy::default() }),
+            (Taken::Queued { busy, foreign, revision }, _) => {
+                self.gate.found_busy(&request.key, foreign);
+                if !is_plain(request) {
+                    self.gate.own = Some((self.tables.waiter(&name, &request.token.hold_text()), revision));
+                }
+                let at_the_end = self.gate.is_kept() || looks_at_the_end(busy.position);
+                Attempt::Busy(Busy {
+                    expires_in: busy.expires_in.filter(|_| at_the_end),
+                    notifies: !foreign && !self.gate.is_pooled(),
+                    ..busy
+                })
+            }
             (Taken::Held(record), position) => {
-                self.gate.asked = Some(request.key.clone());
-                self.gate.foreign = !record.is_ours();
+                self.gate.found_busy(&request.key, !record.is_ours());
                 Attempt::Busy(Busy {
                     holders: record.holder()?.into_iter().collect(),
                     expires_in: Some(record.expires_in()).filter(|_| self.gate.is_kept() || looks_at_the_end(position)),
@@ -139,13 +177,22 @@ impl Lease {
         }
         let name = self.names.of(&request.key);
         let first = self.gate.leave();
-        self.ask(async |table| table.leave_queue(first, &name, &request.token).await).await?;
+        self.ask(async |table| {
+            if table.leave_queue(first, &name, &request.token).await? {
+                ledger::leave(table, &name, &request.token).await?;
+            }
+            Ok(())
+        })
+        .await?;
         self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
         Ok(())
     }
 
     async fn ask_release(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<Release> {
-        self.ask_for_good(async |table| ledger::release(table, name, token, parting).await).await
+        let shared = self.shares.contains(&token.hold);
+        let released = self.ask_for_good(async |table| ledger::release(table, name, token, parting, shared).await).await?;
+        self.shares.retain(|hold| *hold != token.hold);
+        Ok(released)
     }
 
     async fn look_at(&mut self, key: &Key) -> Result<LockState> {
@@ -207,7 +254,8 @@ impl Backend for Lease {
             CAPABILITIES.check_ttl(ttl)?;
         }
         let name = self.names.of(key);
-        let outcome = self.ask(async |table| ledger::renew(table, &name, token, extension).await).await;
+        let shared = self.shares.contains(&token.hold);
+        let outcome = self.ask(async |table| ledger::renew(table, &name, token, extension, shared).await).await;
         self.about(outcome, "renew", Some(key))
     }
 
@@ -245,7 +293,10 @@ impl Backend for Lease {
             .ask(async |table| {
                 let record = table.read(&name).await?;
                 let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
-                past.extend(record.as_ref().and_then(Record::vanished));
+                if let Some(record) = &record {
+                    past.extend(record.vanished());
+                    past.extend(record.crowd()?.1);
+                }
                 Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })
             })
             .await;
@@ -266,8 +317,8 @@ impl Backend for Lease {
 
     async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
         let name = self.names.of(key);
-        let outcome = self.ask(async |table| table.mark(&name, fence, mark).await).await;
-        self.about(outcome.map(|done| if done { Marking::Done } else { Marking::Changed }), "break", Some(key))
+        let outcome = self.ask(async |table| ledger::mark(table, &name, fence, mark).await).await;
+        self.about(outcome, "break", Some(key))
     }
 
     async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
@@ -302,4 +353,9 @@ impl Backend for Lease {
         let outcome = work.await;
         self.about(outcome, "gc", None)
     }
+}
+
+/// Whether a request wants the lock for itself alone and in no order, so that any other such waiter is as good.
+fn is_plain(request: &Request) -> bool {
+    request.mode == Mode::Exclusive && !request.fair
 }

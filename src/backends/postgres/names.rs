@@ -21,6 +21,7 @@ impl Tables {
     /// The statement with the names put in. They are quoted, and have no quotes themselves.
     pub(super) fn fill(&self, sql: &str) -> String {
         sql.replace("{remember}", include_str!("sql/remember.sql"))
+            .replace("{trimmed}", include_str!("sql/trimmed.sql").trim_end())
             .replace("{columns}", include_str!("sql/columns.sql").trim_end())
             .replace("{starts}", include_str!("sql/starts.sql").trim_end())
             .replace("{starts_schema}", include_str!("sql/starts_schema.sql"))
@@ -43,6 +44,11 @@ impl Tables {
     /// Where a lock's release is told.
     pub(super) fn channel(&self, name: &str) -> String {
         format!("dlock_{:016x}", fingerprint(&["channel", &self.plain, name]))
+    }
+
+    /// Where one who waits in a lock's crowd is told that it may go.
+    pub(super) fn waiter(&self, name: &str, hold: &str) -> String {
+        format!("dlock_{:016x}", fingerprint(&["waiter", &self.plain, name, hold]))
     }
 
     /// The advisory lock that picks the one who watches a lock's row.

@@ -5,7 +5,10 @@ use std::time::Duration;
 use sqlx::Row as _;
 
 use super::{connection::Session, names::Tables, statement::Value};
-use crate::lock::{Error, Init, Kind, Result};
+use crate::{
+    backends::sql::SHARED_BY,
+    lock::{Error, Init, Kind, Result},
+};
 
 /// All columns that must be there, by table.
 const COLUMNS: &str = "SELECT c.column_name::text, c.data_type::text, c.collation_name::text FROM information_schema.columns AS c
@@ -58,6 +61,7 @@ pub(super) async fn is_complete(session: &mut Session, tables: &Tables) -> Resul
         && wide("locked_by")
         && column("mode").is_some()
         && column("revision").is_some()
+        && column("crowd").is_some()
         && column("warned_level").is_some();
     let sides: Vec<String> =
         ["_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"].map(|suffix| tables.quoted(suffix)).into();
@@ -73,8 +77,8 @@ pub(super) async fn is_complete(session: &mut Session, tables: &Tables) -> Resul
 /// below the time in µs before which it was last used: a clock would have to be set back by all of `unused_for` for a fence
 /// to repeat.
 pub(super) async fn collect(session: &mut Session, tables: &Tables, unused_for: Duration) -> Result<u64> {
-    let shared = tables.fill("SELECT 1 FROM {table} WHERE owner IS DISTINCT FROM locked_by LIMIT 1");
-    if !session.query(&shared, &[]).await?.is_empty() {
+    let shared = tables.fill("SELECT 1 FROM {table} WHERE owner IS DISTINCT FROM locked_by AND locked_by <> $1 LIMIT 1");
+    if !session.query(&shared, &[Value::Text(SHARED_BY)]).await?.is_empty() {
         return Err(Error::new(
             Kind::Unsupported,
             "other programs than dlock keep locks in this table, and some remember which rows exist",

@@ -8,8 +8,8 @@ use sqlx::{Row as _, postgres::PgRow};
 
 use super::{connection::Session, failure, history, names::Tables, starts, statement::Value};
 use crate::{
-    backends::sql::{self, Begin, Record, locked_by, micros},
-    lock::{Break, Effect, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Stage, Token, Ttl, Waiter},
+    backends::sql::{self, Begin, Change, Plain, Record, SHARED_BY, locked_by, micros},
+    lock::{Break, Effect, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Token, Ttl, Waiter},
 };
 
 /// A lock table over a session.
@@ -31,6 +31,8 @@ impl sql::Table for LockTable<'_> {
         let begin = Begin::of(request, known.as_ref().map(|(known, now_ms)| (known, *now_ms)));
         let sql = self.tables.fill(include_str!("sql/grant.sql"));
         let sql = starts::granting(&sql, &begin, judged.map(|_| "AND l.revision = $16"), "excluded.locked_at");
+        // While there is a crowd, its rules are asked before.
+        let sql = sql.replace("{nobody_first}", if judged.is_some() { "" } else { "AND l.crowd IS NULL" });
         let [place, guard, at_least, window, tries, who, revision] =
             starts::values(&begin, metadata.as_deref(), judged.map(|record| record.revision));
         // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
@@ -53,6 +55,7 @@ impl sql::Table for LockTable<'_> {
                 tries,
                 who,
                 revision,
+                Value::Maybe(judged.and_then(|record| record.crowd.as_deref())),
             ]
         };
         let mut rows = self.session.query(&sql, &values(true)).await;
@@ -110,32 +113,59 @@ impl sql::Table for LockTable<'_> {
         rows.first().map(|row| record(row).map_err(failure::malformed)).transpose()
     }
 
-    async fn write(&mut self, record: &Record, parting: Option<&Parting>, became: Option<Stage>) -> Result<bool> {
-        let channel = (!record.is_held()).then(|| self.tables.channel(&record.name));
-        let until = if record.is_held() { record.lock_until_us } else { sql::ENDED_US };
-        let how = parting.and_then(|parting| parting.end.as_ref()).map(ToString::to_string);
-        let sql = self.tables.fill(include_str!("sql/write.sql")).replace("{became}", &starts::became(became, "l.fence"));
-        let values = |how| {
+    async fn create(&mut self, name: &str) -> Result<()> {
+        self.session
+            .query(&self.tables.fill(include_str!("sql/create.sql")), &[Value::Text(name), Value::Text(SHARED_BY)])
+            .await
+            .map(|_| ())
+    }
+
+    async fn plain_waiters(&mut self, name: &str) -> Result<Vec<Plain>> {
+        let rows = self.session.query(&self.tables.fill(include_str!("sql/plain_waiters.sql")), &[Value::Text(name)]).await?;
+        let read = |row: &PgRow| {
+            let ms = |column| Ok::<_, sqlx::Error>(u64::try_from(row.try_get::<i64, _>(column)?).unwrap_or_default());
+            Ok(Plain { hold: row.try_get("hold")?, since_ms: ms("since_ms")?, seen_ms: ms("seen_ms")?, metadata: row.try_get("metadata")? })
+        };
+        rows.iter().map(|row| read(row).map_err(failure::malformed)).collect()
+    }
+
+    async fn write(&mut self, change: &Change<'_>) -> Result<bool> {
+        let Change { was, is, .. } = change;
+        let mut channels: Vec<_> = change.wake.iter().map(|hold| self.tables.waiter(&was.name, hold)).collect();
+        if change.wake_plain {
+            channels.push(self.tables.channel(&was.name));
+        }
+        let past = history::json(change.past)?;
+        let sql = self.tables.fill(include_str!("sql/write.sql")).replace("{became}", &starts::became(change.became, "l.fence"));
+        let values = |past| {
             [
-                Value::Text(&record.name),
-                Value::Text(&record.locked_by),
-                Value::Int(record.revision),
-                Value::Int(until),
-                Value::Maybe(how),
-                Value::Maybe(parting.and_then(|parting| parting.why.as_deref())),
-                Value::Maybe(record.holds.as_deref()),
-                Value::Maybe(record.root.as_deref()),
-                Value::Int(record.renewed_us),
-                Value::Maybe(channel.as_deref()),
-                Value::Int(record.ttl_ms),
+                Value::Text(&was.name),
+                Value::Text(&was.locked_by),
+                Value::Int(was.revision),
+                Value::Int(was.lock_until_us),
+                Value::MaybeInt(change.by_us),
+                Value::Int(is.lock_until_us),
+                Value::Int(is.locked_at_us),
+                Value::Text(&is.locked_by),
+                Value::Maybe(is.root.as_deref()),
+                Value::Int(is.ttl_ms),
+                Value::Maybe(is.holds.as_deref()),
+                Value::Int(is.fence),
+                Value::Int(is.renewed_us),
+                Value::Maybe(is.crowd.as_deref()),
+                Value::Text(past),
+                Value::Texts(&channels),
+                Value::Texts(change.absorbed),
             ]
         };
-        let mut rows = self.session.query(&sql, &values(how.as_deref())).await;
-        if how.is_some() && self.may_be_the_history(&rows) {
-            rows = self.session.query(&sql, &values(None)).await;
+        // As with `grant`: a share that is given up must not be taken when nobody waits for the answer any more.
+        self.session.drop_unsent = is.fence != was.fence;
+        let mut rows = self.session.query(&sql, &values(&past)).await;
+        if !change.past.is_empty() && self.may_be_the_history(&rows) {
+            rows = self.session.query(&sql, &values("[]")).await;
         }
-        let rows = rows?;
-        Ok(!rows.is_empty())
+        self.session.drop_unsent = false;
+        Ok(!rows?.is_empty())
     }
 
     async fn mark(&mut self, name: &str, fence: Fence, mark: &Break) -> Result<bool> {
@@ -188,10 +218,10 @@ impl<'a> LockTable<'a> {
         Ok(!self.session.query(&sql, &[Value::Text(name), Value::Int(fence), Value::Int(level.into())]).await?.is_empty())
     }
 
-    /// Takes a waiter out of the queue, after what `first` does.
-    pub(super) async fn leave_queue(&mut self, first: &str, name: &str, token: &Token) -> Result<()> {
+    /// Takes a waiter out of the queue, after what `first` does; whether there is a crowd that it may be in.
+    pub(super) async fn leave_queue(&mut self, first: &str, name: &str, token: &Token) -> Result<bool> {
         let sql = format!("{first}\n{}", self.tables.fill(include_str!("sql/leave.sql")));
-        self.session.query(&sql, &[Value::Text(name), Value::Text(&token.hold_text())]).await.map(|_| ())
+        Ok(!self.session.query(&sql, &[Value::Text(name), Value::Text(&token.hold_text())]).await?.is_empty())
     }
 
     /// Who waits for the lock `name`, or for all whose names start with it, longest first.
@@ -239,6 +269,8 @@ fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
         metadata: row.try_get("metadata")?,
         mark: row.try_get("mark")?,
         seen: row.try_get("seen")?,
+        crowd: row.try_get("crowd")?,
+        waited: row.try_get("waited")?,
         revision: row.try_get("revision")?,
         starts: starts::read(row)?,
     })

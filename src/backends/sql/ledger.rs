@@ -1,15 +1,18 @@
 //! Taking, extending and giving back a row, made of a dialect's atomic statements.
 //!
 //! The usual case of each is one statement: take a free row, extend or free a hold that has no other beside it. What
-//! is left (nested holds, a request asked again, and all refusals) reads the row, works out how it should be, and
-//! writes it back if nobody changed it meanwhile and it is still held; otherwise the question is to be asked again.
+//! is left (nested holds, a request asked again, shared locks, and all refusals) reads the row, works out how it should be, and
+//! writes it back if nobody changed it meanwhile and what that goes by still lasts; otherwise it is read again.
 
 use async_trait::async_trait;
 
-use super::{Record, micros};
+use super::{
+    Record, micros,
+    shares::{self, Plain, Step},
+};
 use crate::lock::{
-    Break, Effect, Entry, Error, Extension, Fence, Grant, Holding, Kind, Marking, Parting, Purpose, Refusal, Release, Renewal, Request,
-    Result, Scope, Stage, Token, Ttl,
+    Break, Busy, Effect, Entry, Error, Extension, Fence, Grant, Holding, Kind, Marking, Mode, Parting, Past, Purpose, Refusal, Release,
+    Renewal, Request, Result, Stage, Token, Ttl,
 };
 
 /// What a dialect answers, each question in one atomic statement that is judged by the server's clock.
@@ -22,7 +25,8 @@ pub trait Table {
     /// fence is one more than the last one, and never below the server's time in µs; from [`LAST_FENCE`] on there is none.
     ///
     /// Nor is it taken if one of the starts in its columns may be in the way, unless it was `judged` as it is: its revision is that of
-    /// this record. The start is written down by the same statement.
+    /// this record. The start is written down by the same statement. Nor, unless `judged`, while there is a crowd in its row; that
+    /// becomes what this record has.
     async fn grant(&mut self, name: &str, request: &Request, judged: Option<&Record>) -> Result<Option<Fence>>;
 
     /// Extends the hold that the lock was taken with, if the lock is held with this token and no other hold is beside
@@ -30,23 +34,51 @@ pub trait Table {
     /// is noted with the mark. `None` if there is no such row.
     async fn extend(&mut self, name: &str, token: &Token, extension: Extension) -> Result<Option<(Ttl, Fence)>>;
 
-    /// Frees the row, if the lock is held with this token and no other hold is beside it (`holds` is null). Wakes who waits, and
+    /// Frees the row, if the lock is held with this token, no other hold is beside it (`holds` is null), and no crowd. Wakes who waits, and
     /// remembers how it ended, and what became of its start.
     async fn free(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<bool>;
 
     /// The row as it is.
     async fn read(&mut self, name: &str) -> Result<Option<Record>>;
 
-    /// Writes back `lock_until`, `root`, `ttl_ms`, `holds` and `renewed_at` if the row's owner and revision are
-    /// as they were read and it is still held. Wakes who waits if it is free by that. False if it is not as it was.
-    /// Remembers how it ended, and what became of its start, if that is given.
-    async fn write(&mut self, record: &Record, parting: Option<&Parting>, became: Option<Stage>) -> Result<bool>;
+    /// Makes a row for a lock that was never taken, which is free; nothing if there is one.
+    async fn create(&mut self, name: &str) -> Result<()>;
+
+    /// Those who wait for the whole lock and are not in its row, longest first.
+    async fn plain_waiters(&mut self, name: &str) -> Result<Vec<Plain>>;
+
+    /// Writes a row back as [`Change`] says. False, and nothing was done, if it is not as it was read, or too late.
+    async fn write(&mut self, change: &Change<'_>) -> Result<bool>;
 
     /// Marks the hold with this fence, if it has the lock.
     async fn mark(&mut self, name: &str, fence: Fence, mark: &Break) -> Result<bool>;
 
     /// Notes that the holder knows of the mark.
     async fn see(&mut self, name: &str, fence: Fence) -> Result<()>;
+}
+
+/// What is to become of a row. `lock_until`, `locked_at`, `locked_by`, `layout` (which is kept if there is one), `root`, `ttl_ms`, `holds`,
+/// `fence`, `renewed_at` and `crowd` are written.
+#[derive(Debug)]
+pub struct Change<'a> {
+    /// As it was read: it must have that `revision`, `locked_by` and `lock_until` still. ShedLock changes the last two only.
+    pub was: &'a Record,
+    /// As it is to be.
+    pub is: &'a Record,
+    /// When what it goes by is over, by the server's clock: it is not to be written any more then.
+    pub by_us: Option<i64>,
+    /// Holds that are over, to be remembered.
+    pub past: &'a [Past],
+    /// What became of the start of the hold that had the lock.
+    pub became: Option<Stage>,
+    /// Who is in the row's crowd now, and so no plain waiter any more.
+    pub absorbed: &'a [String],
+    /// Whether to wake one of those who wait for the whole lock in no order.
+    pub wake_plain: bool,
+    /// Which of those in the row's crowd that may be; any other is as good.
+    pub plain: Option<String>,
+    /// The holds of others who are to be woken.
+    pub wake: Vec<String>,
 }
 
 /// The last fence that may be given out: above it, not every program can count.
@@ -57,8 +89,17 @@ pub const LAST_FENCE: i64 = (1 << 53) - 2;
 pub enum Taken {
     /// It is ours.
     Granted(Grant),
-    /// Somebody else has it.
+    /// Somebody else has it, and there is no crowd: waiters are all alike.
     Held(Box<Record>),
+    /// Others have it, or go first, as the crowd in its row says, where this waiter is as well.
+    Queued {
+        /// Who has it, and what to wait for.
+        busy: Busy,
+        /// Who has it is no dlock.
+        foreign: bool,
+        /// The row's revision then.
+        revision: i64,
+    },
     /// Nobody has it, but a run before keeps it from this one.
     Refused(Box<Refusal>),
     /// It was free again when it was looked at.
@@ -67,31 +108,56 @@ pub enum Taken {
     NotHeld,
 }
 
-/// Takes the row, or enters it for its owner.
+/// How often a row is read anew that others changed before it was written back. Each time one of them got on.
+const ROUNDS: u32 = 100;
+
+/// Takes the row or a share of it, or enters it for its owner.
 ///
 /// # Errors
 /// The dialect's, and those of a row that can't be understood.
 pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Request) -> Result<Taken> {
-    let granted = |fence, holds| {
-        Taken::Granted(Grant { fence, ttl: request.ttl, holds, settle: std::time::Duration::ZERO, session: None, permit: None })
-    };
     let nested = request.entry == Entry::Reenter;
-    if !nested && let Some(fence) = table.grant(name, request, None).await? {
-        return Ok(granted(fence, 1));
+    if !nested
+        && request.mode == Mode::Exclusive
+        && let Some(fence) = table.grant(name, request, None).await?
+    {
+        return Ok(granted(request, fence, 1));
     }
-    let Some(mut record) = table.read(name).await? else {
-        return Ok(if nested { Taken::NotHeld } else { Taken::Passing });
-    };
-    record.check_layout()?;
-    if record.is_held_by(&request.token) {
-        let holds = record.enter(&request.token, request.ttl)?;
-        write(table, &record, None, None).await?;
-        return Ok(granted(record.fence(), holds));
+    for _ in 0..ROUNDS {
+        let Some(record) = table.read(name).await? else {
+            if nested {
+                return Ok(Taken::NotHeld);
+            }
+            if request.mode == Mode::Exclusive {
+                return Ok(Taken::Passing);
+            }
+            table.create(name).await?;
+            continue;
+        };
+        record.check_layout()?;
+        let taken = if record.is_held_by(&request.token) {
+            let mut step = held(record)?;
+            let holds = step.is.enter(&request.token, request.ttl)?;
+            let fence = step.is.fence();
+            step.write(table).await?.map(|_| granted(request, fence, holds))
+        } else if shares::rule(&record, request) {
+            shares::take(table, record, request).await?
+        } else {
+            Some(take_plain(table, record, request).await?)
+        };
+        if let Some(taken) = taken {
+            return Ok(taken);
+        }
     }
+    Err(contended())
+}
+
+/// Takes a row that nobody shares.
+async fn take_plain(table: &mut (impl Table + ?Sized), record: Record, request: &Request) -> Result<Taken> {
     if !record.is_held() && record.fence >= LAST_FENCE {
-        return Err(Error::new(Kind::Data, "the fence in the lock's row is beyond 2^53").hint("somebody wrote it: set it to what it was"));
+        return Err(beyond());
     }
-    if nested {
+    if request.entry == Entry::Reenter {
         return Ok(Taken::NotHeld);
     }
     if record.is_held() {
@@ -102,35 +168,48 @@ pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Reque
         return Ok(Taken::Refused(Box::new(refusal)));
     }
     // Given back since, or what was in the way is not in the way of this one.
-    Ok(table.grant(name, request, Some(&record)).await?.map_or(Taken::Passing, |fence| granted(fence, 1)))
+    let fence = table.grant(&record.name, request, Some(&record)).await?;
+    Ok(fence.map_or(Taken::Passing, |fence| granted(request, fence, 1)))
 }
 
-/// Extends a hold.
+/// Extends a hold: of one that is `shared`, as far as is known, there is no need to ask for another.
 ///
 /// # Errors
 /// As [`take`].
-pub async fn renew(table: &mut (impl Table + ?Sized), name: &str, token: &Token, extension: Extension) -> Result<Renewal> {
-    if let Some((ttl, fence)) = table.extend(name, token, extension).await? {
+pub async fn renew(table: &mut (impl Table + ?Sized), name: &str, token: &Token, extension: Extension, shared: bool) -> Result<Renewal> {
+    if !shared && let Some((ttl, fence)) = table.extend(name, token, extension).await? {
         return Ok(Renewal::Renewed { ttl, fence });
     }
-    let Some(mut record) = table.read(name).await? else { return Ok(Renewal::NotHeld) };
-    if !record.is_held_by(token) {
-        return Ok(Renewal::NotHeld);
+    for _ in 0..ROUNDS {
+        let Some(record) = table.read(name).await? else { return Ok(Renewal::NotHeld) };
+        record.check_layout()?;
+        let renewed = if record.is_held_by(token) {
+            renew_held(table, record, token, extension).await?
+        } else {
+            shares::renew(table, record, token, extension).await?
+        };
+        if let Some(renewed) = renewed {
+            return Ok(renewed);
+        }
     }
-    record.check_layout()?;
+    Err(contended())
+}
+
+async fn renew_held(table: &mut (impl Table + ?Sized), record: Record, token: &Token, extension: Extension) -> Result<Option<Renewal>> {
     if !record.live_holds()?.contains_key(&token.hold_text()) {
-        return Ok(Renewal::NotHeld);
+        return Ok(Some(Renewal::NotHeld));
     }
     match record.broken() {
-        Some(mark) if extension.purpose == Purpose::GoOn => return Ok(Renewal::Broken(mark)),
-        Some(mark) if !mark.seen => table.see(name, record.fence()).await?,
+        Some(mark) if extension.purpose == Purpose::GoOn => return Ok(Some(Renewal::Broken(mark))),
+        Some(mark) if !mark.seen => table.see(&record.name, record.fence()).await?,
         _ => {}
     }
-    let answer = record.renew(token, extension.ttl)?;
-    if matches!(answer, Renewal::Renewed { .. }) {
-        write(table, &record, None, None).await?;
+    let mut step = held(record)?;
+    let answer = step.is.renew(token, extension.ttl)?;
+    if !matches!(answer, Renewal::Renewed { .. }) {
+        return Ok(Some(answer));
     }
-    Ok(answer)
+    Ok(step.write(table).await?.map(|_| answer))
 }
 
 /// Whether the token holds the lock.
@@ -138,32 +217,75 @@ pub async fn renew(table: &mut (impl Table + ?Sized), name: &str, token: &Token,
 /// # Errors
 /// As [`take`].
 pub async fn verify(table: &mut (impl Table + ?Sized), name: &str, token: &Token) -> Result<Holding> {
-    let Some(record) = table.read(name).await?.filter(|record| record.is_held_by(token)) else { return Ok(Holding::NotHeld) };
+    let Some(record) = table.read(name).await? else { return Ok(Holding::NotHeld) };
     record.check_layout()?;
+    if !record.is_held_by(token) {
+        return Ok(record.crowd()?.0.verify(token, record.now_ms()));
+    }
     Ok(match record.live_holds()?.get(&token.hold_text()) {
         Some(hold) => Holding::Held { expires_in: Some(micros(hold.ends - record.now_us)) },
         None => Holding::NotHeld,
     })
 }
 
-/// Gives a hold back.
+/// Gives a hold back: one that is `shared`, as [`renew`] has it.
 ///
 /// # Errors
 /// As [`take`].
-pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Token, parting: &Parting) -> Result<Release> {
-    if table.free(name, token, parting).await? {
+pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Token, parting: &Parting, shared: bool) -> Result<Release> {
+    if !shared && table.free(name, token, parting).await? {
         return Ok(Release::Released);
     }
-    let Some(mut record) = table.read(name).await? else { return Ok(Release::NotHeld) };
-    if !record.is_held_by(token) {
-        return Ok(Release::NotHeld);
+    for _ in 0..ROUNDS {
+        let Some(record) = table.read(name).await? else { return Ok(Release::NotHeld) };
+        record.check_layout()?;
+        let released = if record.is_held_by(token) {
+            release_held(table, record, token, parting).await?
+        } else {
+            shares::release(table, record, token, parting).await?
+        };
+        if let Some(released) = released {
+            return Ok(released);
+        }
     }
-    record.check_layout()?;
-    let answer = record.release(token, parting.scope)?;
-    if answer != Release::NotHeld {
-        write(table, &record, Some(parting).filter(|_| answer == Release::Released), parting.became).await?;
+    Err(contended())
+}
+
+async fn release_held(table: &mut (impl Table + ?Sized), record: Record, token: &Token, parting: &Parting) -> Result<Option<Release>> {
+    let mut step = held(record)?;
+    let answer = step.is.release(token, parting.scope)?;
+    match (&answer, &parting.end) {
+        (Release::NotHeld, _) => return Ok(Some(answer)),
+        (Release::Released, Some(end)) => step.past.push(step.is.past(step.is.now_us, end.clone(), parting.why.clone())),
+        _ => {}
     }
-    Ok(answer)
+    if answer == Release::Released {
+        step.crowd.freed();
+    }
+    step.became = parting.became;
+    Ok(step.write(table).await?.map(|_| answer))
+}
+
+/// Marks the hold with this fence as to be broken.
+///
+/// # Errors
+/// As [`take`].
+pub async fn mark(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, mark: &Break) -> Result<Marking> {
+    if table.mark(name, fence, mark).await? {
+        return Ok(Marking::Done);
+    }
+    for _ in 0..ROUNDS {
+        let Some(record) = table.read(name).await? else { return Ok(Marking::Changed) };
+        record.check_layout()?;
+        let mut step = Step::from(record)?;
+        if step.crowd.mark(fence, mark) == Marking::Changed {
+            return Ok(Marking::Changed);
+        }
+        if step.write(table).await?.is_some() {
+            return Ok(Marking::Done);
+        }
+    }
+    Err(contended())
 }
 
 /// Takes the lock away from the hold with this fence.
@@ -171,22 +293,59 @@ pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Toke
 /// # Errors
 /// As [`take`].
 pub async fn evict(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, mark: &Break) -> Result<Marking> {
-    let Some(mut record) = table.read(name).await?.filter(|record| record.is_held() && record.is_ours()) else {
-        return Ok(Marking::Changed);
-    };
-    record.check_layout()?;
-    if record.fence() != fence {
-        return Ok(Marking::Changed);
+    for _ in 0..ROUNDS {
+        let Some(record) = table.read(name).await? else { return Ok(Marking::Changed) };
+        record.check_layout()?;
+        let is_ours = record.is_held() && record.is_ours() && record.fence() == fence;
+        let mut step = if is_ours { held(record)? } else { Step::from(record)? };
+        if is_ours {
+            let (end, why) = mark.into();
+            step.past.push(step.is.past(step.is.now_us, end, why));
+            step.is.evict();
+            step.crowd.freed();
+        } else {
+            let now = step.is.now_ms();
+            let Some(past) = step.crowd.evict(fence, mark, now) else { return Ok(Marking::Changed) };
+            step.past.push(past);
+        }
+        if step.write(table).await?.is_some() {
+            return Ok(Marking::Done);
+        }
     }
-    record.evict();
-    let (end, why) = mark.into();
-    write(table, &record, Some(&Parting { end: Some(end), why, ..Scope::Tree.into() }), None).await?;
-    Ok(Marking::Done)
+    Err(contended())
 }
 
-async fn write(table: &mut (impl Table + ?Sized), record: &Record, parting: Option<&Parting>, became: Option<Stage>) -> Result<()> {
-    if table.write(record, parting, became).await? {
-        return Ok(());
+/// Takes a waiter out of the row's queue, if it is there, and lets others go whom it held up.
+///
+/// # Errors
+/// As [`take`].
+pub async fn leave(table: &mut (impl Table + ?Sized), name: &str, token: &Token) -> Result<()> {
+    for _ in 0..ROUNDS {
+        let Some(record) = table.read(name).await?.filter(|record| record.crowd.is_some()) else { return Ok(()) };
+        record.check_layout()?;
+        let mut step = Step::from(record)?;
+        if !step.crowd.leave(token) || step.write(table).await?.is_some() {
+            return Ok(());
+        }
     }
-    Err(Error::new(Kind::Unavailable, "the lock's row was changed by somebody else at the same moment").effect(Effect::NotApplied))
+    Err(contended())
+}
+
+/// A step about the hold that has the row, which may not be taken once that is over.
+fn held(record: Record) -> Result<Step> {
+    let mut step = Step::from(record)?;
+    step.by_us = Some(step.is.lock_until_us);
+    Ok(step)
+}
+
+pub(super) fn granted(request: &Request, fence: Fence, holds: u32) -> Taken {
+    Taken::Granted(Grant { fence, ttl: request.ttl, holds, settle: std::time::Duration::ZERO, session: None, permit: None })
+}
+
+pub(super) fn beyond() -> Error {
+    Error::new(Kind::Data, "the fence in the lock's row is beyond 2^53").hint("somebody wrote it: set it to what it was")
+}
+
+fn contended() -> Error {
+    Error::new(Kind::Unavailable, "the lock's row was changed by others again and again").effect(Effect::NotApplied)
 }

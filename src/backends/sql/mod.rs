@@ -5,7 +5,8 @@
 //! never deleted by a release: ShedLock's nodes remember that it exists, and the fence in it must not start again.
 //!
 //! [`Table`] is what a dialect answers, each question in one atomic statement: take a free row, extend or free a plain
-//! hold, read a row, write back a row that nobody changed meanwhile. [`ledger`] makes the answers of a backend of them.
+//! hold, read a row, write back a row that nobody changed meanwhile. [`ledger`] makes the answers of a backend of them. Who shares a lock
+//! with others, or waits by rules, is in a column of its row ([`Record::crowd`]): what is decided there is written back with the row.
 //! No transaction spans a round trip, so that a client which is frozen never blocks the others.
 //!
 //! This module may not: know a driver, speak SQL, do I/O by itself but read certificates.
@@ -15,14 +16,16 @@ mod names;
 mod options;
 mod record;
 pub(super) mod rights;
+mod shares;
 mod starts;
 pub mod tls;
 
 pub use self::{
-    ledger::{Table, Taken},
+    ledger::{Change, Table, Taken},
     names::{Names, locked_by},
     options::{Options, Server, TlsMode},
     record::{ENDED_US, Hold, Holds, LAYOUT, LAYOUT_REFUSED, Record, micros, ms},
+    shares::{Plain, SHARED_BY},
     starts::{Begin, Columns},
 };
 

@@ -53,6 +53,10 @@ pub struct Record {
     pub mark: Option<String>,
     /// See `mark`.
     pub seen: bool,
+    /// Who shares the lock, and who waits by rules, as [`Crowd`](crate::lock::crowd::Crowd) writes it; `None` if nobody does.
+    pub crowd: Option<String>,
+    /// Somebody waits for the whole lock who is not in there.
+    pub waited: bool,
     /// Counts the changes: whoever writes a row back must find it as it was read.
     pub revision: i64,
     /// The starts that later runs go by.
@@ -101,15 +105,20 @@ impl Record {
         }
         let mark = self.broken();
         let (end, why) = mark.as_ref().map_or((End::Expired, None), Into::into);
+        Some(self.past(self.lock_until_us, end, why))
+    }
+
+    /// What is remembered of the hold that our columns speak of.
+    pub fn past(&self, ended_us: i64, end: End, why: Option<String>) -> Past {
         let ms = |us: i64| u64::try_from(us / 1000).ok();
-        Some(Past {
+        Past {
             fence: Some(self.fence()),
             started_ms: ms(self.locked_at_us),
-            ended_ms: ms(self.lock_until_us),
+            ended_ms: ms(ended_us),
             end,
             why,
             metadata: self.metadata.as_deref().and_then(|json| serde_json::from_str(json).ok()),
-        })
+        }
     }
 
     /// What a fresh request of this token is to be judged by, and when. What was begun for the same hold, and nobody was told, is no
@@ -210,12 +219,12 @@ impl Record {
         Fence(u64::try_from(self.fence).unwrap_or_default())
     }
 
-    /// Who has the lock, if anybody has.
+    /// Who has the lock for itself alone, if anybody has.
     ///
     /// # Errors
     /// As [`Record::check_layout`] and [`Record::live_holds`].
     pub fn holder(&self) -> Result<Option<Holder>> {
-        if !self.is_held() {
+        if !self.is_held() || self.is_shared() {
             return Ok(None);
         }
         let foreign = Holder {
@@ -249,15 +258,18 @@ impl Record {
         }))
     }
 
-    /// All that is known of the lock.
+    /// All that is known of the lock, with those who wait for it beside those in its row.
     ///
     /// # Errors
     /// As [`Record::holder`].
-    pub fn state(&self, key: crate::lock::Key, waiters: Vec<Waiter>) -> Result<LockState> {
+    pub fn state(&self, key: crate::lock::Key, mut waiters: Vec<Waiter>) -> Result<LockState> {
+        let (crowd, _) = self.crowd()?;
+        waiters.extend(crowd.waiters(self.now_ms()).into_iter().map(|(_, waiter)| waiter));
+        waiters.sort_by_key(|waiter| std::cmp::Reverse(waiter.waiting_for));
         Ok(LockState {
             key,
             stored_as: self.name.clone(),
-            holders: self.holder()?.into_iter().collect(),
+            holders: self.holder()?.into_iter().chain(crowd.holders(self.now_ms())).collect(),
             waiters,
             last_fence: (self.fence > 0).then(|| self.fence()),
             nodes: Vec::new(),
@@ -277,7 +289,7 @@ impl Record {
     /// Writes the holds down: in full only if there are others than the first one.
     fn put(&mut self, holds: &Holds) {
         self.renewed_us = self.now_us;
-        self.lock_until_us = holds.values().map(|hold| hold.ends).max().unwrap_or(self.now_us);
+        self.lock_until_us = holds.values().map(|hold| hold.ends).max().unwrap_or(ENDED_US);
         // Given back or over, it encloses nothing any more.
         self.root.take_if(|root| !holds.contains_key(root));
         let root = self.root.as_ref().and_then(|root| holds.get(root));
@@ -336,6 +348,8 @@ mod tests {
             metadata: Some(r#"{"host":"web1","new":1}"#.into()),
             mark: None,
             seen: false,
+            crowd: None,
+            waited: false,
             revision: 1,
             starts: lock::Record::default(),
         }

@@ -121,9 +121,9 @@ impl Crowd {
         self.shares.iter().map(Share::ends).max()
     }
 
-    /// Whether this token's owner has a share.
-    pub fn has(&self, token: &Token) -> bool {
-        self.share(token).is_some()
+    /// Until when this token's owner has a share; `None` if it has none.
+    pub fn lasts(&self, token: &Token) -> Option<u64> {
+        self.share(token).map(Share::ends)
     }
 
     /// The fence of this token's hold, if it lasts.
@@ -263,6 +263,11 @@ impl Crowd {
     pub fn evict(&mut self, fence: Fence, mark: &Break, now: u64) -> Option<Past> {
         let (end, why) = mark.into();
         Some(self.remove(fence.0)?.past(now, end, why))
+    }
+
+    /// The exclusive hold outside was given back.
+    pub fn freed(&mut self) {
+        self.stirred = true;
     }
 
     /// Puts somebody into the queue, at the place that it had elsewhere: who waited for the whole lock, in no order, while nobody

@@ -18,6 +18,8 @@ use super::{
 
 /// A waiter that has not asked for so many ms is gone: the core asks every five seconds.
 const GONE: u64 = 15_000;
+/// For how many ms a sign of life is as good as a new one.
+const FRESH: u64 = 2_000;
 /// For how many ms a lock that has room is kept for who is to go first.
 const TURN: u64 = 1_000;
 
@@ -126,8 +128,11 @@ impl Queue {
                 self.0.len() - 1
             })
         })?;
-        self.0[place].seen = now;
-        self.0[place].called = None;
+        let queued = &mut self.0[place];
+        // What was heard of a moment ago need not be written again.
+        if queued.called.take().is_some() || now.saturating_sub(queued.seen) >= FRESH {
+            queued.seen = now;
+        }
         u32::try_from(place + 1).ok()
     }
 

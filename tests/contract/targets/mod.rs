@@ -213,20 +213,27 @@ impl Kind {
 
     /// Whether readers hold together: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
     pub fn shared(self) -> bool {
-        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresRow | Self::PostgresAdvisory)
-            || matches!(self, Self::MariadbRow | Self::MysqlRow)
+        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster)
+            || self.is_postgres()
+            || matches!(self, Self::MariadbLease | Self::MysqlLease | Self::MariadbRow | Self::MysqlRow)
             || self.is_etcd()
             || self.is_zookeeper()
     }
 
     /// Whether up to so many hold together, likewise.
     pub fn permits(self) -> bool {
-        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster)
+        matches!(
+            self,
+            Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresLease | Self::MariadbLease | Self::MysqlLease
+        )
     }
 
     /// Whether those who wait can ask to be served in their order, likewise.
     pub fn fair(self) -> bool {
-        matches!(self, Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster)
+        matches!(
+            self,
+            Self::Memory | Self::Redis | Self::Sentinel | Self::Cluster | Self::PostgresLease | Self::MariadbLease | Self::MysqlLease
+        )
     }
 
     /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.

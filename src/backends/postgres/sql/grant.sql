@@ -1,15 +1,16 @@
 -- Takes the lock if it is free, creating its row if need be. No row comes back if it is held, or of a newer layout, or if a start
--- in its row may be in the way.
+-- in its row may be in the way, or others may go first.
 -- The end is judged and set by one reading of the server's clock. If the row is locked by another statement, that reading
 -- is older than the wait: the lease is then shorter, never longer, than was asked for. Who was granted it waits no more, and
 -- lets the next one through the gate, who so listens before the lock is given back.
 -- $1 name, $2 locked_by, $3 root, $4 ttl_ms, $5 detached, $6 metadata, $7 whether it may have waited,
--- $8 whether this session has the gate, $9 whether to remember who vanished, $10 and so on see starts.rs
+-- $8 whether this session has the gate, $9 whether to remember who vanished, $10 and so on see starts.rs,
+-- $17 its crowd
 WITH granted AS (
     INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, layout, owner, root, ttl_ms, holds, fence, detached,
-                              renewed_at, metadata, revision{start_columns})
+                              renewed_at, metadata, revision, crowd{start_columns})
     SELECT $1, t.now + $4 * interval '1 millisecond', t.now, $2, 100, $2, $3, $4, NULL,
-           (extract(epoch FROM t.now) * 1000000)::bigint, $5, t.now, $6, 1{start_values}
+           (extract(epoch FROM t.now) * 1000000)::bigint, $5, t.now, $6, 1, $17{start_values}
       FROM (SELECT timezone('utc', clock_timestamp()) AS now) AS t
     ON CONFLICT (name) DO UPDATE SET
         lock_until = excluded.lock_until,
@@ -25,10 +26,12 @@ WITH granted AS (
         detached = excluded.detached,
         renewed_at = excluded.renewed_at,
         metadata = excluded.metadata,
+        crowd = excluded.crowd,
         revision = l.revision + 1{start_set}
     WHERE l.lock_until <= excluded.locked_at
       AND coalesce(l.layout, 0) < 200
       AND l.fence < 9007199254740990
+      {nobody_first}
       {nothing_in_the_way}
     RETURNING l.fence
 ), waited AS (

@@ -2,12 +2,4 @@ remembered AS (
     INSERT INTO {runs} (name, fence, since, ended, how, why, metadata)
     SELECT $1, f.fence, f.locked_at, f.ended, $5, $6, f.metadata FROM freed AS f WHERE $5 IS NOT NULL
     ON CONFLICT (name, fence) DO NOTHING
-), trimmed AS (
-    -- Now and then all but the last hundred go, and all but the last hundred of those that ended badly.
-    DELETE FROM {runs} AS r USING freed AS f
-     WHERE f.fence % 4 = 0 AND r.name = $1
-       AND r.fence < (SELECT o.fence FROM {runs} AS o WHERE o.name = $1 ORDER BY o.fence DESC OFFSET 99 LIMIT 1)
-       AND (r.how IN ('ok', 'released')
-            OR r.fence < (SELECT o.fence FROM {runs} AS o WHERE o.name = $1 AND o.how NOT IN ('ok', 'released')
-                           ORDER BY o.fence DESC OFFSET 99 LIMIT 1))
-)
+), {trimmed}

@@ -1,0 +1,220 @@
+//! Locks that are shared, and those who wait by rules: a column of the lock's row.
+//!
+//! While it is empty, a lock is had by one hold or by nobody, and those who wait are all alike. Whatever else is
+//! asked goes by [`Crowd`]: the row is read, decided upon here by the server's time, and written back if nobody changed it meanwhile. So
+//! no client keeps the row locked while it thinks, and what was decided too late comes to nothing.
+//!
+//! To ShedLock, and to a dlock that knows of no shares, the lock is held until its last share ends, by [`SHARED_BY`], which is no hold's.
+//! That it still says so tells that nobody took the lock since: shares beside another name are lost.
+
+use super::{
+    ledger::{Change, LAST_FENCE, Table, Taken, beyond, granted},
+    record::{ENDED_US, LAYOUT, Record},
+};
+use crate::lock::{
+    Extension, Fence, Holding, Mode, Parting, Past, Release, Renewal, Request, Result, Stage, Token,
+    crowd::{Answer, Crowd},
+};
+
+/// What stands in `locked_by` while a lock is shared.
+pub const SHARED_BY: &str = "dlock:shared";
+
+/// Somebody who waits for the whole lock, in no order, and is not in its row: who came when nobody shared it. Times are ms since 1970.
+#[derive(Clone, Debug)]
+pub struct Plain {
+    /// The hold, as [`Token::hold_text`] has it.
+    pub hold: String,
+    /// Since when.
+    pub since_ms: u64,
+    /// When it was last heard of.
+    pub seen_ms: u64,
+    /// Who, as JSON.
+    pub metadata: Option<String>,
+}
+
+impl Record {
+    /// When it was read, in ms.
+    pub fn now_ms(&self) -> u64 {
+        u64::try_from(self.now_us / 1000).unwrap_or_default()
+    }
+
+    /// Whether shares have the lock.
+    pub fn is_shared(&self) -> bool {
+        self.is_held() && self.locked_by == SHARED_BY
+    }
+
+    /// Until when somebody has the lock for itself alone, in ms.
+    pub fn outside(&self) -> Option<u64> {
+        let until = u64::try_from(self.lock_until_us).unwrap_or_default().div_ceil(1000);
+        (self.is_held() && !self.is_shared()).then_some(until)
+    }
+
+    /// Who shares the lock and who waits, as it is now, and what is to be remembered of shares that are over.
+    ///
+    /// # Errors
+    /// As [`Crowd::read`].
+    pub fn crowd(&self) -> Result<(Crowd, Vec<Past>)> {
+        let mut crowd = Crowd::read(self.crowd.as_deref())?;
+        let mut past = if self.locked_by == SHARED_BY { Vec::new() } else { crowd.lose(self.now_ms()) };
+        past.extend(crowd.settle(self.now_ms()));
+        Ok((crowd, past))
+    }
+
+    /// Writes down who shares the lock and who waits; with no share left, a lock that was shared is free.
+    fn put_crowd(&mut self, crowd: &Crowd) {
+        let crowd_text = crowd.write();
+        if crowd_text == self.crowd {
+            return;
+        }
+        self.crowd = crowd_text;
+        if let Some(ends) = crowd.ends() {
+            if !self.is_shared() {
+                self.locked_at_us = self.now_us;
+            }
+            SHARED_BY.clone_into(&mut self.locked_by);
+            self.layout = self.layout.or(Some(LAYOUT));
+            (self.root, self.holds) = (None, None);
+            self.renewed_us = self.now_us;
+            self.lock_until_us = i64::try_from(ends.saturating_mul(1000)).unwrap_or(i64::MAX);
+        } else if self.locked_by == SHARED_BY {
+            self.lock_until_us = ENDED_US;
+        }
+    }
+}
+
+/// A row as it was read, and what it is to be.
+pub(super) struct Step {
+    was: Record,
+    pub is: Record,
+    pub crowd: Crowd,
+    pub past: Vec<Past>,
+    pub became: Option<Stage>,
+    /// See [`Change::by_us`].
+    pub by_us: Option<i64>,
+    absorbed: Vec<String>,
+}
+
+impl Step {
+    pub fn from(was: Record) -> Result<Self> {
+        let (crowd, past) = was.crowd()?;
+        Ok(Self { is: was.clone(), was, crowd, past, became: None, by_us: None, absorbed: Vec::new() })
+    }
+
+    /// Writes it down, if there is anything to be written; the row's revision then. `None`, and nothing was done, if the row is not as
+    /// it was any more.
+    pub async fn write(mut self, table: &mut (impl Table + ?Sized)) -> Result<Option<i64>> {
+        let outside = self.is.outside();
+        self.is.put_crowd(&self.crowd);
+        if self.is == self.was && self.past.is_empty() && self.became.is_none() {
+            return Ok(Some(self.was.revision));
+        }
+        let mut change = Change {
+            was: &self.was,
+            is: &self.is,
+            by_us: self.by_us,
+            past: &self.past,
+            became: self.became,
+            absorbed: &self.absorbed,
+            wake_plain: self.was.is_held() && !self.is.is_held(),
+            plain: None,
+            wake: Vec::new(),
+        };
+        for woken in self.crowd.woken(outside) {
+            if woken.plain {
+                (change.wake_plain, change.plain) = (true, Some(woken.hold));
+            } else {
+                change.wake.push(woken.hold);
+            }
+        }
+        Ok(table.write(&change).await?.then_some(self.was.revision + 1))
+    }
+
+    /// What it goes by ends with this token's share.
+    fn while_held(&mut self, token: &Token) {
+        self.by_us = self.crowd.lasts(token).map(|ends| i64::try_from(ends.saturating_mul(1000)).unwrap_or(i64::MAX));
+    }
+}
+
+/// Whether a request is to be judged by who shares the lock and who waits.
+pub(super) fn rule(record: &Record, request: &Request) -> bool {
+    record.crowd.is_some() || request.mode != Mode::Exclusive || (request.fair && request.waiting && record.is_held())
+}
+
+/// Takes the lock, a share of it, or a place in its queue. `None` if it was changed meanwhile.
+pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, request: &Request) -> Result<Option<Taken>> {
+    let mut step = Step::from(record)?;
+    if step.was.waited {
+        for plain in table.plain_waiters(&step.was.name).await? {
+            let metadata = plain.metadata.and_then(|json| serde_json::from_str(&json).ok());
+            step.crowd.absorb(plain.hold.clone(), metadata, plain.since_ms, plain.seen_ms);
+            step.absorbed.push(plain.hold);
+        }
+    }
+    if request.mode == Mode::Exclusive && !(step.past.is_empty() && step.absorbed.is_empty()) {
+        // The statement that grants knows nothing of these: they come first, and then it is asked again.
+        step.write(table).await?;
+        return Ok(None);
+    }
+    step.while_held(&request.token);
+    let (known, now_ms) = step.was.known(&request.token);
+    let outside = step.was.outside();
+    match step.crowd.ask(request, now_ms, outside, || known.judge(request.terms.as_ref(), now_ms)) {
+        Answer::Has(grant) => Ok(step.write(table).await?.map(|_| Taken::Granted(grant))),
+        Answer::NotHeld => Ok(Some(Taken::NotHeld)),
+        Answer::Refused(refusal) => Ok(Some(Taken::Refused(refusal))),
+        Answer::Go if step.was.fence >= LAST_FENCE => Err(beyond()),
+        Answer::Go if request.mode == Mode::Exclusive => {
+            step.is.put_crowd(&step.crowd);
+            let judged = Record { crowd: step.is.crowd, ..step.was };
+            let fence = table.grant(&judged.name, request, Some(&judged)).await?;
+            Ok(fence.map(|fence| granted(request, fence, 1)))
+        }
+        Answer::Go => {
+            // Never below the time, so that a lost table does not repeat fences.
+            step.is.fence = (step.was.fence + 1).max(step.was.now_us);
+            step.past.extend(step.was.vanished());
+            let grant = step.crowd.grant(request, Fence(u64::try_from(step.is.fence).unwrap_or_default()), now_ms);
+            Ok(step.write(table).await?.map(|_| Taken::Granted(grant)))
+        }
+        Answer::Busy(mut busy) => {
+            busy.holders.extend(step.was.holder()?);
+            let foreign = outside.is_some() && !step.was.is_ours();
+            Ok(step.write(table).await?.map(|revision| Taken::Queued { busy, foreign, revision }))
+        }
+    }
+}
+
+/// Extends a share. `None` if the row was changed meanwhile.
+pub(super) async fn renew(
+    table: &mut (impl Table + ?Sized),
+    record: Record,
+    token: &Token,
+    extension: Extension,
+) -> Result<Option<Renewal>> {
+    let mut step = Step::from(record)?;
+    let now = step.was.now_ms();
+    let Holding::Held { expires_in: Some(left) } = step.crowd.verify(token, now) else { return Ok(Some(Renewal::NotHeld)) };
+    step.by_us = Some(step.was.now_us.saturating_add(i64::try_from(left.as_micros()).unwrap_or(i64::MAX)));
+    let answer = step.crowd.renew(token, extension, now);
+    if matches!(answer, Renewal::Broken(_)) {
+        return Ok(Some(answer));
+    }
+    Ok(step.write(table).await?.map(|_| answer))
+}
+
+/// Gives a share back, or a hold of it. `None` if the row was changed meanwhile.
+pub(super) async fn release(
+    table: &mut (impl Table + ?Sized),
+    record: Record,
+    token: &Token,
+    parting: &Parting,
+) -> Result<Option<Release>> {
+    let mut step = Step::from(record)?;
+    step.while_held(token);
+    let (answer, past) = step.crowd.release(token, parting, step.was.now_ms());
+    if answer == Release::NotHeld {
+        return Ok(Some(answer));
+    }
+    step.past.extend(past);
+    Ok(step.write(table).await?.map(|_| answer))
+}
