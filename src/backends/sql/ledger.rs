@@ -324,6 +324,8 @@ pub async fn leave(table: &mut (impl Table + ?Sized), name: &str, token: &Token)
         let Some(record) = table.read(name).await?.filter(|record| record.crowd.is_some()) else { return Ok(()) };
         record.check_layout()?;
         let mut step = Step::from(record)?;
+        // Somebody may have come in between who is not in there yet.
+        step.wake_plain = !step.is.is_held();
         if !step.crowd.leave(token) || step.write(table).await?.is_some() {
             return Ok(());
         }

@@ -91,13 +91,15 @@ pub(super) struct Step {
     pub became: Option<Stage>,
     /// See [`Change::by_us`].
     pub by_us: Option<i64>,
+    /// See [`Change::wake_plain`]; told in any case when the lock becomes free.
+    pub wake_plain: bool,
     absorbed: Vec<String>,
 }
 
 impl Step {
     pub fn from(was: Record) -> Result<Self> {
         let (crowd, past) = was.crowd()?;
-        Ok(Self { is: was.clone(), was, crowd, past, became: None, by_us: None, absorbed: Vec::new() })
+        Ok(Self { is: was.clone(), was, crowd, past, became: None, by_us: None, wake_plain: false, absorbed: Vec::new() })
     }
 
     /// Writes it down, if there is anything to be written; the row's revision then. `None`, and nothing was done, if the row is not as
@@ -115,7 +117,7 @@ impl Step {
             past: &self.past,
             became: self.became,
             absorbed: &self.absorbed,
-            wake_plain: self.was.is_held() && !self.is.is_held(),
+            wake_plain: self.wake_plain || (self.was.is_held() && !self.is.is_held()),
             plain: None,
             wake: Vec::new(),
         };
@@ -143,7 +145,8 @@ pub(super) fn rule(record: &Record, request: &Request) -> bool {
 /// Takes the lock, a share of it, or a place in its queue. `None` if it was changed meanwhile.
 pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, request: &Request) -> Result<Option<Taken>> {
     let mut step = Step::from(record)?;
-    if step.was.waited {
+    // Who neither waits nor can be granted anything goes past nobody.
+    if step.was.waited && (request.waiting || step.was.outside().is_none()) {
         for plain in table.plain_waiters(&step.was.name).await? {
             let metadata = plain.metadata.and_then(|json| serde_json::from_str(&json).ok());
             step.crowd.absorb(plain.hold.clone(), metadata, plain.since_ms, plain.seen_ms);

@@ -22,6 +22,7 @@ mod mysql_history;
 mod mysql_server;
 mod names;
 mod postgres;
+mod postgres_shares;
 mod redlock;
 mod reentry;
 mod refusal;
@@ -94,6 +95,7 @@ pub fn all() -> Vec<Case> {
         transport::all(),
         redlock::all(),
         postgres::all(),
+        postgres_shares::all(),
         tair::all(),
         model::all(),
         mysql::all(),

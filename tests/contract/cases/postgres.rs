@@ -63,7 +63,7 @@ pub fn all() -> Vec<Case> {
 }
 
 /// What ShedLock's PostgreSQL provider sends with `usingDbTime`, for lockAtMostFor and lockAtLeastFor of these lengths.
-fn shedlock(table: &str, name: &str, by: &str, most: &str) -> String {
+pub fn shedlock(table: &str, name: &str, by: &str, most: &str) -> String {
     format!(
         "INSERT INTO {table}(name, lock_until, locked_at, locked_by) \
          VALUES('{name}', timezone('utc', CURRENT_TIMESTAMP) + cast('{most}' as interval), timezone('utc', CURRENT_TIMESTAMP), '{by}') \

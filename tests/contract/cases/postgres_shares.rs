@@ -1,0 +1,355 @@
+//! Shared locks in PostgreSQL's lock table: what others do to the row at the wrong moment.
+
+use std::{
+    future::pending,
+    time::{Duration, Instant},
+};
+
+use dlock::{
+    lease::{self, BootClock, Limits, Outcome, Patience},
+    lock::{Attempt, Busy, End, Init, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope},
+};
+use futures_util::future::join_all;
+
+use super::{Case, cases, history::history, postgres::shedlock};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting},
+    support::proxy::{Fault, Proxy},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    cases![|kind| kind == Kind::PostgresLease =>
+        a_share_whose_answer_was_lost_is_granted_once,
+        a_share_that_arrives_late_ends_with_its_lease,
+        a_share_that_arrives_too_late_changes_nothing,
+        a_share_is_not_revived_by_a_late_renewal,
+        shares_keep_shedlock_out_until_the_last_ends,
+        what_shedlock_took_over_is_nobodys_share,
+        a_fair_waiter_who_comes_during_a_grant_goes_first,
+        a_reader_who_comes_during_a_release_is_woken,
+        who_waited_before_it_was_shared_keeps_its_place,
+        a_waiter_is_out_of_the_row_when_it_leaves,
+        a_share_is_renewed_in_two_round_trips,
+        many_readers_come_in_at_once,
+        many_readers_are_let_in_by_one_release,
+        a_table_without_the_column_is_a_mistake_with_a_hint,
+        a_newer_layout_of_shares_is_refused,
+        rows_that_were_shared_are_collected,
+    ]
+}
+
+/// What stands in the statement that writes a row back, and in no other.
+const WRITE: &str = "json_to_recordset";
+const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+
+fn reader(of: Request) -> Request {
+    Request { mode: Mode::Shared, ..of }
+}
+
+fn fair(of: Request) -> Request {
+    Request { fair: true, waiting: true, ..of }
+}
+
+fn column(lab: &Lab, what: &str) -> Option<String> {
+    lab.postgres().sql(&format!("SELECT {what} FROM dlock WHERE name = 'dlock:job'"))[0][0].clone()
+}
+
+/// A client whose next statements go through a proxy, over a session that is there.
+async fn through(lab: &Lab) -> (Proxy, Client) {
+    let proxy = Proxy::to(lab.postgres().server().port);
+    let mut client = lab.postgres().through(&proxy);
+    client.inspect(&key("warm")).await;
+    (proxy, client)
+}
+
+async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
+    for fault in [Fault::CutAfter, Fault::Swallow] {
+        for mode in [Mode::Shared, Mode::Permits(2)] {
+            let (proxy, mut a) = through(lab).await;
+            let job = key(&format!("{fault:?} {mode:?}"));
+            let wanted = Request { mode, ..request(&job, LONG) };
+            proxy.trap(WRITE, fault);
+            let outcome = lease::acquire(&mut *a.0, &BootClock, wanted.clone(), Patience::Try, LIMITS, pending::<()>(), |_| {}).await;
+            let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
+            assert_eq!((proxy.sprung(), lease.holds), (1, 1));
+            let state = lab.client().await.inspect(&job).await;
+            assert_eq!((state.holders.len(), state.last_fence), (1, Some(lease.fence)));
+            // And the same of its release, which is done.
+            proxy.trap(WRITE, fault);
+            let lost = tokio::time::timeout(SOON, a.0.release(&job, &wanted.token, &Scope::Hold.into())).await;
+            assert!(!matches!(lost, Ok(Ok(_))), "{lost:?}");
+            assert_eq!(a.release(&wanted, Scope::Hold).await, Release::NotHeld);
+            assert_eq!(history(&mut a, &job).await.past.len(), 1);
+        }
+    }
+}
+
+async fn a_share_that_arrives_late_ends_with_its_lease(lab: &Lab) {
+    let (proxy, mut a) = through(lab).await;
+    let job = key("job");
+    proxy.trap(WRITE, Fault::Late(Duration::from_millis(400)));
+    let late = reader(request(&job, SHORT));
+    let given_up = tokio::time::timeout(Duration::from_millis(150), a.0.try_acquire(&late)).await;
+    assert!(given_up.is_err(), "{given_up:?}");
+    assert_eq!(a.release(&late, Scope::Hold).await, Release::NotHeld, "it has not arrived yet");
+    lab.pass(Duration::from_millis(400)).await;
+    if let Some(holder) = lab.client().await.inspect(&job).await.holders.first() {
+        assert!(holder.expires_in.expect("an end") <= SHORT);
+        lab.outlast(SHORT).await;
+    }
+    lab.client().await.hold(&job).await;
+}
+
+/// It was decided by the row as it was.
+async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
+    let (proxy, mut a) = through(lab).await;
+    let (mut b, job) = (lab.client().await, key("job"));
+    let first = reader(request(&job, LONG));
+    b.take(&first).await;
+    b.free(&first).await;
+    proxy.trap(WRITE, Fault::Late(Duration::from_millis(400)));
+    let late = reader(request(&job, LONG));
+    let attempt = a.0.try_acquire(&late);
+    let meanwhile = async {
+        lab.pass(Duration::from_millis(150)).await;
+        b.hold(&job).await
+    };
+    let (attempt, writer) = tokio::join!(attempt, meanwhile);
+    assert!(matches!(attempt, Ok(Attempt::Busy(_))), "{attempt:?}");
+    let holders = b.inspect(&job).await.holders;
+    assert!(holders.len() == 1 && holders[0].mode == Mode::Exclusive, "{holders:?}");
+    b.free(&writer).await;
+}
+
+/// Nobody took it meanwhile: what is lost is lost all the same.
+async fn a_share_is_not_revived_by_a_late_renewal(lab: &Lab) {
+    let (proxy, mut a) = through(lab).await;
+    let job = key("job");
+    let (short, long) = (reader(request(&job, SHORT)), reader(request(&job, LONG)));
+    a.take(&short).await;
+    lab.client().await.take(&long).await;
+    proxy.trap(WRITE, Fault::Late(SHORT));
+    lab.pass(SHORT / 5).await;
+    assert_eq!(a.renew(&short, None).await, Renewal::NotHeld);
+    assert_eq!(a.inspect(&job).await.holders.len(), 1);
+}
+
+async fn shares_keep_shedlock_out_until_the_last_ends(lab: &Lab) {
+    let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
+    let (one, two) = (reader(request(&job, LONG)), reader(request(&job, LONG * 2)));
+    a.take(&one).await;
+    b.take(&two).await;
+    let take = shedlock("dlock", "dlock:job", "web7", "30 seconds");
+    assert!(lab.postgres().sql(&take).is_empty(), "ShedLock took a lock that is shared");
+    let left = "extract(epoch FROM lock_until - timezone('utc', clock_timestamp()))::int > 70";
+    assert_eq!(column(lab, left).as_deref(), Some("t"), "the latest of all");
+    b.free(&two).await;
+    assert_eq!(column(lab, left).as_deref(), Some("f"), "the one that is left");
+    assert!(lab.postgres().sql(&take).is_empty());
+    a.free(&one).await;
+    assert_eq!(lab.postgres().sql(&take).len(), 1, "ShedLock did not get a lock that was given back");
+    let busy = a.refused(&reader(waiting(&job, LONG))).await;
+    assert!(busy.holders.len() == 1 && busy.holders[0].foreign && !busy.notifies, "{busy:?}");
+}
+
+async fn what_shedlock_took_over_is_nobodys_share(lab: &Lab) {
+    let (mut a, job) = (lab.client().await, key("job"));
+    let (held, wanted) = (reader(request(&job, SHORT)), reader(waiting(&job, LONG)));
+    let fence = a.take(&held).await.fence;
+    lab.outlast(SHORT).await;
+    assert_eq!(lab.postgres().sql(&shedlock("dlock", "dlock:job", "web7", "30 seconds")).len(), 1);
+    // Even if its clock was ahead, and the share is not over by its own time.
+    lab.postgres().sql("UPDATE dlock SET crowd = regexp_replace(crowd, '\"e\":\\d+', '\"e\":4000000000000')");
+    let before = lab.postgres().sql("SELECT * FROM dlock");
+    assert_eq!(a.renew(&held, Some(LONG)).await, Renewal::NotHeld);
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
+    assert!(matches!(a.attempt(&nested(&held)).await, Attempt::NotHeld));
+    assert!(a.inspect(&job).await.holders.iter().all(|holder| holder.foreign), "our share was taken for a hold");
+    assert_eq!(lab.postgres().sql("SELECT * FROM dlock"), before);
+    a.refused(&wanted).await;
+    lab.postgres().sql("UPDATE dlock SET lock_until = timezone('utc', clock_timestamp()) WHERE locked_by = 'web7'");
+    let grant = a.take(&wanted).await;
+    let past = history(&mut a, &job).await.past;
+    assert!(grant.fence > fence && past.len() == 1 && (past[0].fence, &past[0].end) == (Some(fence), &End::Expired), "{past:?}");
+}
+
+/// What the crowd is with this waiter in it, taken out of the row again.
+async fn crowd_with(lab: &Lab, client: &mut Client, wanted: &Request) -> String {
+    client.refused(wanted).await;
+    let crowd = column(lab, "crowd").expect("a crowd");
+    lab.postgres().sql("UPDATE dlock SET crowd = NULL, revision = revision + 1");
+    crowd
+}
+
+async fn a_fair_waiter_who_comes_during_a_grant_goes_first(lab: &Lab) {
+    let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
+    let held = a.hold(&job).await;
+    let first = fair(request(&job, LONG));
+    let crowd = crowd_with(lab, &mut b, &first).await;
+    a.free(&held).await;
+    let coming = lab
+        .postgres()
+        .meanwhile(&format!("BEGIN; UPDATE dlock SET crowd = '{crowd}', revision = revision + 1; SELECT pg_sleep(0.5); COMMIT"));
+    lab.pass(SLACK).await;
+    let began = Instant::now();
+    let busy = c.refused(&request(&job, LONG)).await;
+    assert!(began.elapsed() > SLACK && busy.passing, "it has waited for the row: {busy:?}");
+    coming.join().expect("the other session");
+    b.take(&first).await;
+}
+
+async fn a_reader_who_comes_during_a_release_is_woken(lab: &Lab) {
+    let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
+    let held = a.hold(&job).await;
+    let wanted = reader(waiting(&job, LONG));
+    b.refused(&wanted).await;
+    b.wait(&wanted, SLACK).await;
+    let crowd = crowd_with(lab, &mut b, &wanted).await;
+    let coming = lab
+        .postgres()
+        .meanwhile(&format!("BEGIN; UPDATE dlock SET crowd = '{crowd}', revision = revision + 1; SELECT pg_sleep(0.5); COMMIT"));
+    lab.pass(SLACK).await;
+    let release = async {
+        a.free(&held).await;
+        Instant::now()
+    };
+    let (_, freed) = tokio::join!(b.wait(&wanted, Duration::from_secs(20)), release);
+    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+    coming.join().expect("the other session");
+    b.take(&wanted).await;
+}
+
+async fn who_waited_before_it_was_shared_keeps_its_place(lab: &Lab) {
+    let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
+    let held = a.hold(&job).await;
+    let (writer, reading) = (waiting(&job, LONG), reader(waiting(&job, LONG)));
+    assert_eq!(b.refused(&writer).await.position, Some(1));
+    // Who does not wait changes nothing for those who do.
+    c.refused(&reader(request(&job, LONG))).await;
+    assert_eq!(column(lab, "crowd"), None);
+    assert_eq!(c.refused(&reading).await.position, Some(2));
+    assert_eq!(b.refused(&writer).await.position, Some(1));
+    assert_eq!(a.inspect(&job).await.waiters.len(), 2);
+    let release = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    // Of all who want it alone one is woken, wherever they wait.
+    let (_, freed) = tokio::join!(b.wait_for(&writer, Duration::from_secs(20)), release);
+    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+    c.refused(&reading).await;
+    b.free(&writer).await;
+    c.take(&reading).await;
+    c.free(&reading).await;
+    assert_eq!(column(lab, "crowd"), None);
+}
+
+async fn a_waiter_is_out_of_the_row_when_it_leaves(lab: &Lab) {
+    let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
+    let held = a.hold(&job).await;
+    for wanted in [reader(waiting(&job, LONG)), fair(request(&job, LONG)), Request { mode: Mode::Permits(2), ..waiting(&job, LONG) }] {
+        b.refused(&wanted).await;
+        assert!(column(lab, "crowd").is_some());
+        b.abandon(&wanted).await;
+        assert_eq!(column(lab, "crowd"), None);
+    }
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+}
+
+async fn a_share_is_renewed_in_two_round_trips(lab: &Lab) {
+    let (proxy, mut a) = through(lab).await;
+    let held = reader(request(&key("job"), LONG));
+    a.take(&held).await;
+    let before = proxy.requests();
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+    assert_eq!(proxy.requests() - before, 4);
+}
+
+const MANY: usize = 60;
+
+async fn many_readers_come_in_at_once(lab: &Lab) {
+    let job = key("job");
+    let mut clients = Vec::new();
+    for _ in 0..MANY {
+        let mut client = lab.client().await;
+        client.inspect(&job).await;
+        clients.push((client, reader(request(&job, LONG))));
+    }
+    let began = Instant::now();
+    join_all(clients.iter_mut().map(async |(client, request)| client.take(request).await)).await;
+    assert_eq!(lab.client().await.inspect(&job).await.holders.len(), MANY);
+    join_all(clients.iter_mut().map(async |(client, request)| client.renewed(request, None).await)).await;
+    join_all(clients.iter_mut().map(async |(client, request)| client.free(request).await)).await;
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert_eq!(column(lab, "crowd"), None);
+}
+
+async fn many_readers_are_let_in_by_one_release(lab: &Lab) {
+    let (mut a, job) = (lab.client().await, key("job"));
+    let held = a.hold(&job).await;
+    let mut clients = Vec::new();
+    for _ in 0..MANY {
+        let (mut client, wanted) = (lab.client().await, reader(waiting(&job, LONG)));
+        client.refused(&wanted).await;
+        clients.push((client, wanted));
+    }
+    let release = async {
+        lab.pass(SLACK * 2).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    // Nobody looks by itself before the case is over.
+    let never = Duration::from_secs(60);
+    let all = join_all(clients.iter_mut().map(async |(client, wanted)| client.wait_for(wanted, never).await));
+    let (_, released) = tokio::join!(all, release);
+    assert!(released.elapsed() < Duration::from_secs(10), "{:?}", released.elapsed());
+    assert_eq!(a.inspect(&job).await.holders.len(), MANY);
+}
+
+async fn a_table_without_the_column_is_a_mistake_with_a_hint(lab: &Lab) {
+    lab.postgres().sql("ALTER TABLE dlock DROP COLUMN crowd");
+    let mut a = lab.client().await;
+    for wanted in [request(&key("job"), LONG), reader(request(&key("job"), LONG))] {
+        let error = a.0.try_acquire(&wanted).await.expect_err("an older table");
+        assert_eq!(error.kind, ErrorKind::Config, "{error:?}");
+        assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
+    }
+    assert_eq!(a.0.init().await.expect("init"), Init::Created);
+    a.take(&reader(request(&key("job"), LONG))).await;
+}
+
+async fn a_newer_layout_of_shares_is_refused(lab: &Lab) {
+    let (mut a, job) = (lab.client().await, key("job"));
+    let held = reader(request(&job, LONG));
+    a.take(&held).await;
+    lab.postgres().sql("UPDATE dlock SET crowd = replace(crowd, '\"v\":100', '\"v\":200')");
+    let mut errors = Vec::new();
+    errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
+    errors.extend(a.0.try_acquire(&reader(request(&job, LONG))).await.err());
+    errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
+    errors.extend(a.0.release(&job, &held.token, &Scope::Tree.into()).await.err());
+    errors.extend(a.0.verify(&job, &held.token).await.err());
+    errors.extend(a.0.inspect(&job).await.err());
+    assert!(errors.len() == 6 && errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
+    lab.postgres().sql("UPDATE dlock SET crowd = replace(crowd, '\"v\":200', '\"v\":199')");
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+}
+
+async fn rows_that_were_shared_are_collected(lab: &Lab) {
+    let (mut a, job) = (lab.client().await, key("job"));
+    let held = reader(request(&job, LONG));
+    a.take(&held).await;
+    let old = "UPDATE dlock SET lock_until = '2001-01-01', locked_at = '2001-01-01', renewed_at = '2001-01-01', fence = 1";
+    assert_eq!(a.0.collect(Duration::from_secs(60)).await.expect("gc"), 0);
+    a.free(&held).await;
+    lab.postgres().sql(old);
+    assert_eq!(a.0.collect(Duration::from_secs(60)).await.expect("gc"), 1);
+    let Attempt::Granted(_) = a.attempt(&held).await else { panic!("a row that is gone is made anew") };
+    let busy: Busy = a.refused(&request(&job, LONG)).await;
+    assert_eq!(busy.holders.len(), 1);
+}
