@@ -33,6 +33,8 @@ pub(super) struct Told {
     pub bell: i64,
     /// Its place.
     pub place: Option<u32>,
+    /// Who has the lock rings no bell.
+    pub foreign: bool,
 }
 
 /// Further columns that say which sessions have the ropes of these holds, if something was written.
@@ -68,7 +70,8 @@ impl Lease {
         while !rest.is_zero() {
             let length = rest.min(slice).max(Duration::from_millis(1));
             let values = [("name", Value::Bytes(name)), ("bell", Value::Int(told.bell))];
-            let sleep = format!("SELECT SLEEP({:.3}) FROM :table WHERE name = :name AND bell = :bell;", length.as_secs_f64());
+            let held = if told.foreign { "AND lock_until > UTC_TIMESTAMP(6)" } else { "" };
+            let sleep = format!("SELECT SLEEP({:.3}) FROM :table WHERE name = :name AND bell = :bell {held};", length.as_secs_f64());
             let sleep = format!("DO GET_LOCK({rope}, 0);\n{}DO RELEASE_LOCK({rope});\n", self.tables.fill(&sleep, &values));
             let answers = session.try_ask(&sleep).await?;
             if answers.refusal.is_some() {

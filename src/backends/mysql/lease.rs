@@ -149,7 +149,7 @@ impl Lease {
             })
             .await?;
         let told = match &taken {
-            Taken::Queued { busy, .. } => Some(Told { bell, place: busy.position }),
+            Taken::Queued { busy, foreign, .. } => Some(Told { bell, place: busy.position, foreign: *foreign }),
             _ => None,
         };
         if let Some(queued) = self.queued(&request.key, &request.token) {

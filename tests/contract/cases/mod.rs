@@ -22,7 +22,6 @@ mod mysql_history;
 mod mysql_server;
 mod names;
 mod postgres;
-mod postgres_shares;
 mod redlock;
 mod reentry;
 mod refusal;
@@ -31,6 +30,7 @@ mod residue;
 mod sentinel;
 mod shared;
 mod sql_sessions;
+mod sql_shares;
 mod tair;
 mod terms;
 mod terms_faults;
@@ -95,7 +95,7 @@ pub fn all() -> Vec<Case> {
         transport::all(),
         redlock::all(),
         postgres::all(),
-        postgres_shares::all(),
+        sql_shares::all(),
         tair::all(),
         model::all(),
         mysql::all(),
