@@ -6,25 +6,24 @@
 //! is there: nothing is missed.
 //!
 //! The row decides; the bell only wakes. Worst cases: a waiter is frozen or dead (another one is woken with it; its place is another matter,
-//! for the rules); whoever woke dies before it did, or may not end another user's sleep (the first two look at the bell four times a second, all
-//! others ask again every few seconds); a sleep is ended that is over already (the server forgets that with the next question, or ends
+//! for the rules); whoever woke dies before it did, or may not end another user's sleep (the first two look at the bell four times a second, those who
+//! come next each second, and all others ask again every few seconds); a sleep is ended that is over already (the server forgets that with the next question, or ends
 //! that one, which is asked again); a server has no `GET_LOCK` for all clients, or a proxy before it (everybody looks after pauses).
 
 use std::time::Duration;
 
-use super::{
-    connection::{Answer, Connection},
-    lease::Lease,
-    names::Tables,
-    reading::Fields,
-    statement::Value,
+use super::{connection::Answer, failure, lease::Lease, names::Tables, reading::Fields, statement::Value};
+use crate::{
+    backends::sql::NEAR,
+    lock::{Result, Wake},
 };
-use crate::lock::{Result, Wake};
 
 /// How often the first ones look by themselves.
 const LOOK: Duration = Duration::from_millis(250);
 /// How many of them do: as many as are woken at a time.
 const LOOKING: u32 = 2;
+/// How often those look who come next.
+const LOOK_NOW_AND_THEN: Duration = Duration::from_secs(1);
 
 /// What a waiter of a crowd was told when it asked.
 #[derive(Clone, Copy, Debug)]
@@ -37,23 +36,10 @@ pub(super) struct Told {
     pub foreign: bool,
 }
 
-/// Further columns that say which sessions have the ropes of these holds, if something was written.
-pub(super) fn ropes<'a>(tables: &Tables, name: &str, holds: impl Iterator<Item = &'a str>) -> String {
-    holds.map(|hold| format!(", IF(@dlock_written > 0, IS_USED_LOCK({}), NULL)", tables.rope(name, hold))).collect()
-}
-
-/// Ends the sleeps of these sessions. One that may not be ended, or is gone, finds out by itself.
-pub(super) async fn ring(session: &mut Connection, sessions: &[i64]) -> Result<()> {
-    let mut rest = sessions;
-    while !rest.is_empty() {
-        let batch: String = rest.iter().map(|number| format!("KILL QUERY {number};\n")).collect();
-        let answers = session.try_ask(&batch).await?;
-        if answers.refusal.is_none() {
-            break;
-        }
-        rest = rest.get(answers.answers.len() + 1..).unwrap_or_default();
-    }
-    Ok(())
+/// Ends the sleep of whoever waits for this hold, if something was written, as SQL. It fails where nobody sleeps, or may not be woken: nothing
+/// may come after it. All of it is one question, so that who is awake already is hardly ever hit.
+pub(super) fn ring(tables: &Tables, name: &str, hold: &str) -> String {
+    format!("SET @dlock_asleep = IF(@dlock_written > 0, IS_USED_LOCK({}), NULL);\nKILL QUERY @dlock_asleep;\n", tables.rope(name, hold))
 }
 
 impl Lease {
@@ -65,7 +51,11 @@ impl Lease {
             session.ask(&format!("DO RELEASE_LOCK({})", self.tables.gate(name))).await?;
             session.gates.retain(|gate| gate != name);
         }
-        let slice = if told.place.is_some_and(|place| place <= LOOKING) { LOOK } else { at_most };
+        let slice = match told.place {
+            Some(..=LOOKING) => LOOK,
+            Some(..=NEAR) => LOOK_NOW_AND_THEN,
+            _ => at_most,
+        };
         let (mut rest, rope) = (at_most, self.tables.rope(name, hold));
         while !rest.is_zero() {
             let length = rest.min(slice).max(Duration::from_millis(1));
@@ -74,12 +64,16 @@ impl Lease {
             let sleep = format!("SELECT SLEEP({:.3}) FROM :table WHERE name = :name AND bell = :bell {held};", length.as_secs_f64());
             let sleep = format!("DO GET_LOCK({rope}, 0);\n{}DO RELEASE_LOCK({rope});\n", self.tables.fill(&sleep, &values));
             let answers = session.try_ask(&sleep).await?;
-            if answers.refusal.is_some() {
-                session.ask(&format!("DO RELEASE_LOCK({rope})")).await?;
-            }
-            let slept = match (&answers.refusal, answers.answers.get(1)) {
-                (None, Some(answer)) => is_whole(answer)?,
-                _ => false,
+            let slept = match answers.refusal.map(|refusal| refusal.number) {
+                None => answers.answers.get(1).map(is_whole).transpose()? == Some(true),
+                Some(failure::INTERRUPTED | failure::TOO_LONG | failure::TOO_LONG_FOR_MYSQL) => {
+                    session.ask(&format!("DO RELEASE_LOCK({rope})")).await?;
+                    false
+                }
+                Some(_) => {
+                    self.gates_fail = true;
+                    false
+                }
             };
             if !slept {
                 self.session = Some(session);

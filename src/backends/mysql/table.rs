@@ -23,7 +23,7 @@ use crate::{
 const ENDED: &str = "'2000-01-01 00:00:00.000000'";
 
 /// The answer to what writes a row that says whether it was written.
-const WRITTEN: usize = 3;
+const WRITTEN: usize = 2;
 
 /// A lock table over a session.
 pub(super) struct LockTable<'a> {
@@ -309,9 +309,10 @@ impl sql::Table for LockTable<'_> {
         let time = |us: i64| format!("TIMESTAMPADD(MICROSECOND, {us}, '1970-01-01 00:00:00.000000')");
         let freed = was.is_held() && !is.is_held();
         let open = if freed { self.open_gate(name) } else { "0".into() };
-        let wake = change.wake.iter().chain(&change.plain).map(String::as_str);
-        let ring = i64::from(wake.clone().next().is_some());
-        let ropes = if self.gated { bell::ropes(self.tables, name, wake) } else { String::new() };
+        let wake: Vec<_> = change.wake.iter().chain(&change.plain).collect();
+        let ring = i64::from(!wake.is_empty());
+        let (tables, gated) = (self.tables, self.gated);
+        let mut bells = wake.into_iter().filter(|_| gated).map(|hold| bell::ring(tables, name, hold));
         let (is_at, is_until, was_until) = (time(is.locked_at_us), time(is.lock_until_us), time(was.lock_until_us));
         let (renewed, became) = (time(is.renewed_us), starts::became(change.became));
         let in_time = change.by_us.map_or("1".into(), |by| format!("UTC_TIMESTAMP(6) < {}", time(by)));
@@ -333,27 +334,32 @@ impl sql::Table for LockTable<'_> {
             ("became", Value::Sql(&became)),
             ("ring", Value::Int(ring)),
             ("open", Value::Sql(&open)),
-            ("ropes", Value::Sql(&ropes)),
         ];
-        let mut batch = self.tables.fill(include_str!("sql/write.sql"), &values) + &history::ended(self.tables, name, change.past)?;
+        let fill = |template: &str| self.tables.fill(template, &values);
+        let mut rest = fill("SELECT @dlock_written;\nDO IF(@dlock_written > 0, :open, 0);\n");
+        rest += &history::ended(self.tables, name, change.past)?;
         for hold in change.absorbed {
             let values = [("name", Value::Bytes(name)), ("hold", Value::Text(hold))];
-            batch += &self.tables.fill("DELETE FROM :waiters WHERE name = :name AND hold = :hold AND @dlock_written > 0;", &values);
+            rest += &self.tables.fill("DELETE FROM :waiters WHERE name = :name AND hold = :hold AND @dlock_written > 0;", &values);
         }
         // As with `grant`: a share that is given up must not be taken when nobody waits for the answer any more.
         let grants = is.fence != was.fence;
         self.session.drop_unsent_on_close(grants);
-        let Answers { answers, refusal } = self.session.try_ask(&batch).await?;
+        rest.extend(bells.next());
+        let mut answered = self.session.try_ask(&(fill(include_str!("sql/write.sql")) + &rest)).await?;
+        if answered.answers.get(WRITTEN).is_none() && self.session.interrupted {
+            answered = self.session.try_ask(&(fill(include_str!("sql/written.sql")) + &rest)).await?;
+        }
         if grants {
             self.session.drop_unsent_on_close(false);
         }
+        let Answers { answers, refusal } = answered;
         let Some(row) = answers.get(WRITTEN).and_then(|answer| answer.rows.first()) else {
             let begun = !answers.is_empty();
             return Err(refusal.map_or_else(failure::unreadable, |refusal| failure::refused(&refusal, begun)));
         };
-        // What comes after it is remembered and forgotten, which is no failure of the rest.
-        let mut fields = Fields::of(row);
-        if fields.int()? <= 0 {
+        // What comes after it is remembered, forgotten and woken, which is no failure of the rest.
+        if Fields::of(row).int()? <= 0 {
             return Ok(false);
         }
         self.bell += ring;
@@ -361,13 +367,9 @@ impl sql::Table for LockTable<'_> {
         if freed {
             self.gate_is_open(name);
         }
-        let mut asleep = Vec::new();
-        while let Ok(number) = fields.int_or_null() {
-            asleep.extend(number.filter(|number| *number != self.session.server.session));
-        }
-        if !asleep.is_empty() {
+        for bell in bells {
             // Done is what was asked for, whatever becomes of this.
-            let _ = bell::ring(self.session, &asleep).await;
+            let _ = self.session.try_ask(&bell).await;
         }
         Ok(true)
     }

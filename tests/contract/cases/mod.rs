@@ -29,6 +29,7 @@ mod report;
 mod residue;
 mod sentinel;
 mod shared;
+mod sql_line;
 mod sql_sessions;
 mod sql_shares;
 mod tair;
@@ -86,6 +87,7 @@ pub fn all() -> Vec<Case> {
         terms::all(),
         terms_faults::all(),
         terms_sql::all(),
+        sql_line::all(),
         sql_sessions::all(),
         zookeeper_line::all(),
         zookeeper_ways::all(),

@@ -1,9 +1,7 @@
--- Writes a row back if nobody changed it since it was read and it is not too late. If it is free by that, lets the next one through the
--- gate; and counts the bell up if others who wait in its crowd are to ask again.
+-- Writes a row back if nobody changed it since it was read and it is not too late; counts the bell up if others who wait in its crowd are
+-- to ask again.
 UPDATE :table
    SET :became locked_by = :is_by, locked_at = :is_at, lock_until = :is_until, layout = COALESCE(layout, 100), root = :root, ttl_ms = :ttl,
        holds = :holds, fence = :fence, renewed_at = :renewed, crowd = :crowd, bell = bell + :ring, revision = revision + 1
  WHERE name = :name AND locked_by = :was_by AND lock_until = :was_until AND revision = :revision AND :in_time;
 SET @dlock_written = ROW_COUNT();
-DO IF(@dlock_written > 0, :open, 0);
-SELECT @dlock_written:ropes;
