@@ -81,6 +81,8 @@ pub(super) struct Connection {
     pub server: Checked,
     /// The gates that this session has.
     pub gates: Vec<String>,
+    /// The ropes that it has, as SQL.
+    pub ropes: Vec<String>,
     /// The last question was ended by somebody, and the session was not.
     pub interrupted: bool,
     /// After so many seconds without a question the server ends the session.
@@ -111,6 +113,7 @@ impl Connection {
             at_rest: true,
             server: Checked::default(),
             gates: Vec::new(),
+            ropes: Vec::new(),
             interrupted: false,
             idle_limit: None,
         };

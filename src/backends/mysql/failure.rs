@@ -175,6 +175,9 @@ pub(super) const DUPLICATE: u16 = 1062;
 /// The number of the error that the server undid a transaction because of a deadlock.
 pub(super) const DEADLOCK: u16 = 1213;
 
+/// The same of sessions that wait for each other's `GET_LOCK`, on MySQL.
+pub(super) const GATE_DEADLOCK: u16 = 3058;
+
 /// What a newer dlock wrote is not to be touched.
 pub(super) fn check_layout(layout: i64) -> Result<()> {
     if layout < i64::from(LAYOUT_REFUSED) {

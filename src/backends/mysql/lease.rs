@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    bell::Told,
+    bell::{Told, behind},
     connection::Connection,
     history,
     names::Tables,
@@ -86,8 +86,17 @@ impl Lease {
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.take_session().await?;
         let gated = !self.gates_fail && session.server.has_gates();
-        let mut table =
-            LockTable { session: &mut session, tables: &self.tables, gated, seen: Seen::No, place: None, bell: 0, freed: false };
+        let mut table = LockTable {
+            session: &mut session,
+            tables: &self.tables,
+            gated,
+            seen: Seen::No,
+            place: None,
+            bell: 0,
+            crowd: (None, None),
+            rope: None,
+            freed: false,
+        };
         self.unanswered = Some(table.session.server.session);
         let answer = question(&mut table).await;
         self.unanswered = self.unanswered.filter(|_| !session.is_open());
@@ -138,18 +147,22 @@ impl Lease {
         if request.waiting && self.queued(&request.key, &request.token).is_none() {
             self.queued.push(Queued { key: request.key.clone(), token: request.token, granted: false, told: None });
         }
-        let (taken, position, bell) = self
+        let (taken, position, (bell, (crowd, root))) = self
             .ask_for_good(async |table| {
+                table.rope = Some(table.tables.rope(&name, &request.token.hold_text())).filter(|_| !request.detached);
                 let mut taken = ledger::take(table, &name, request).await;
                 if taken.is_err() && table.session.interrupted {
                     // Somebody woke a waiter that was awake.
                     taken = ledger::take(table, &name, request).await;
                 }
-                Ok((taken?, table.place, table.bell))
+                Ok((taken?, table.place, (table.bell, table.crowd.clone())))
             })
             .await?;
         let told = match &taken {
-            Taken::Queued { busy, foreign, .. } => Some(Told { bell, place: busy.position, foreign: *foreign }),
+            Taken::Queued { busy, foreign, .. } => {
+                let behind = behind(&self.tables, &name, &request.token.hold_text(), crowd.as_deref(), root.as_deref());
+                Some(Told { bell, place: busy.position, foreign: *foreign, behind })
+            }
             _ => None,
         };
         if let Some(queued) = self.queued(&request.key, &request.token) {
@@ -209,8 +222,13 @@ impl Lease {
                 // The lock is given back already: nobody waits for what follows, and nothing hangs on it.
                 if queued {
                     let _ = table.leave(&name, token, !matches!(release, Release::StillHeld(_))).await;
-                } else if release == Release::NotHeld {
-                    let _ = table.pass_on(&name).await;
+                } else {
+                    if !matches!(release, Release::StillHeld(_)) {
+                        let _ = table.drop_rope(&name, token).await;
+                    }
+                    if release == Release::NotHeld {
+                        let _ = table.pass_on(&name).await;
+                    }
                 }
                 Ok(release)
             })
@@ -265,7 +283,7 @@ impl Backend for Lease {
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
         let name = self.names.of(&request.key);
-        let told = self.queued(&request.key, &request.token).and_then(|queued| queued.told);
+        let told = self.queued(&request.key, &request.token).and_then(|queued| queued.told.clone());
         let outcome = match told.filter(|_| self.has_gates()) {
             Some(told) => self.await_bell(&name, &request.token.hold_text(), told, at_most).await,
             None => self.await_change(&name, at_most).await,

@@ -77,10 +77,16 @@ impl Tables {
         format!("CONCAT('dlock.gate.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 16), '.{print:016x}')")
     }
 
-    /// What says which session waits in a lock's crowd for this hold, likewise.
+    /// What whoever waits in a lock's crowd with this hold has until its turn is over, likewise.
     pub(super) fn rope(&self, name: &str, hold: &str) -> String {
         let print = fingerprint(&["rope", &self.table, name, hold]);
         format!("CONCAT('dlock.rope.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 16), '.{print:016x}')")
+    }
+
+    /// What it has while it sleeps.
+    pub(super) fn bed(&self, name: &str, hold: &str) -> String {
+        let print = fingerprint(&["bed", &self.table, name, hold]);
+        format!("CONCAT('dlock.bed.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 16), '.{print:016x}')")
     }
 }
 

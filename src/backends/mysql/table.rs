@@ -37,6 +37,10 @@ pub(super) struct LockTable<'a> {
     pub place: Option<u32>,
     /// What the bell of the row said that was read last, or written.
     pub bell: i64,
+    /// What its crowd was then, and the hold that has the lock for itself alone.
+    pub crowd: (Option<String>, Option<String>),
+    /// Whose rope is to be taken with a share.
+    pub rope: Option<String>,
     /// Nobody has the lock any more who had it for itself alone.
     pub freed: bool,
 }
@@ -83,6 +87,7 @@ impl LockTable<'_> {
             self.session.gates.push(name.to_owned());
         }
         self.bell = fields.int()?;
+        self.crowd = (record.crowd.clone(), record.root.clone());
         Ok(Some(record))
     }
 
@@ -137,15 +142,30 @@ impl LockTable<'_> {
         Ok(())
     }
 
+    /// Lets go of the rope of a hold that is over.
+    pub(super) async fn drop_rope(&mut self, name: &str, token: &Token) -> Result<()> {
+        let rope = self.tables.rope(name, &token.hold_text());
+        if self.session.ropes.contains(&rope) {
+            self.session.ask(&format!("DO RELEASE_LOCK({rope})")).await?;
+            self.session.ropes.retain(|other| *other != rope);
+        }
+        Ok(())
+    }
+
     /// Takes a waiter out of the queue, and opens its gate if it has that. Whether there is a crowd where it may wait as well.
     pub(super) async fn leave(&mut self, name: &str, token: &Token, gate: bool) -> Result<bool> {
         let mut batch = if gate { format!("DO {};\n", self.open_gate(name)) } else { String::new() };
+        let rope = self.tables.rope(name, &token.hold_text());
+        if gate && self.session.ropes.contains(&rope) {
+            batch += &format!("DO RELEASE_LOCK({rope});\n");
+        }
         let crowd = "SELECT 1 FROM :table WHERE name = :name AND crowd IS NOT NULL;";
         batch += &self.tables.fill(crowd, &[("name", Value::Bytes(name))]);
         let first = batch.lines().count() - 1;
         let answers = self.session.ask(&(batch + &leaving(self.tables, name, token))).await?;
         if gate {
             self.gate_is_open(name);
+            self.session.ropes.retain(|other| *other != rope);
         }
         Ok(!rows(&answers, first)?.is_empty())
     }
@@ -336,6 +356,7 @@ impl sql::Table for LockTable<'_> {
             ("open", Value::Sql(&open)),
         ];
         let fill = |template: &str| self.tables.fill(template, &values);
+        let grants = is.fence != was.fence;
         let mut rest = fill("SELECT @dlock_written;\nDO IF(@dlock_written > 0, :open, 0);\n");
         rest += &history::ended(self.tables, name, change.past)?;
         for hold in change.absorbed {
@@ -343,8 +364,11 @@ impl sql::Table for LockTable<'_> {
             rest += &self.tables.fill("DELETE FROM :waiters WHERE name = :name AND hold = :hold AND @dlock_written > 0;", &values);
         }
         // As with `grant`: a share that is given up must not be taken when nobody waits for the answer any more.
-        let grants = is.fence != was.fence;
         self.session.drop_unsent_on_close(grants);
+        let rope = self.rope.clone().filter(|rope| grants && self.gated && !self.session.ropes.contains(rope));
+        if let Some(rope) = &rope {
+            rest += &format!("DO IF(@dlock_written > 0, GET_LOCK({rope}, 0), 0);\n");
+        }
         rest.extend(bells.next());
         let mut answered = self.session.try_ask(&(fill(include_str!("sql/write.sql")) + &rest)).await?;
         if answered.answers.get(WRITTEN).is_none() && self.session.interrupted {
@@ -362,7 +386,9 @@ impl sql::Table for LockTable<'_> {
         if Fields::of(row).int()? <= 0 {
             return Ok(false);
         }
+        self.session.ropes.extend(rope);
         self.bell += ring;
+        self.crowd = (is.crowd.clone(), is.root.clone());
         self.freed |= freed && was.locked_by != SHARED_BY;
         if freed {
             self.gate_is_open(name);

@@ -289,6 +289,14 @@ impl Crowd {
         woken
     }
 
+    /// Behind whom this hold waits: the one in front of it in the queue, or some who have shares, by the holds that they were taken with.
+    pub fn before(&self, hold: &str) -> Vec<&str> {
+        match self.queue.in_front_of(hold) {
+            Some(other) => vec![other],
+            None => self.shares.iter().take(WOKEN).map(|share| &*share.root).collect(),
+        }
+    }
+
     /// Each share.
     pub fn holders(&self, now: u64) -> Vec<Holder> {
         self.shares.iter().map(|share| share.holder(now)).collect()
