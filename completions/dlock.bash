@@ -122,20 +122,12 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__acquire)
-            opts="-k -w -n -s -E -e -x -b -o -q -v -h --key --ttl --while-pid --wait --nonblock --shared --conflict-exit-code --describe --no-metadata --exclusive --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            opts="-k -w -n -s -e -x -E -b -o -q -v -h --ttl --while-pid --key --wait --nonblock --shared --permits --fair --exclusive --conflict-exit-code --describe --no-metadata --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --key)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -k)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --ttl)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -144,11 +136,23 @@ _dlock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --key)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -k)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --wait)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 -w)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --permits)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -526,7 +530,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__hold)
-            opts="-k -w -n -s -E -e -x -b -o -q -v -h --key --wait --nonblock --shared --until-signal --while-pid --conflict-exit-code --ttl --describe --no-metadata --exclusive --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            opts="-k -w -n -s -e -x -E -b -o -q -v -h --key --wait --nonblock --shared --permits --fair --exclusive --conflict-exit-code --describe --no-metadata --until-signal --while-pid --ttl --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -548,7 +552,7 @@ _dlock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --while-pid)
+                --permits)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -560,11 +564,15 @@ _dlock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --ttl)
+                --describe)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --describe)
+                --while-pid)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --ttl)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -996,7 +1004,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-k -w -n -s -E -c -e -x -b -o -q -v -h --key --wait --nonblock --shared --conflict-exit-code --ttl --grace --max-runtime --once-per --skew-guard --at-least --once --keep --retry-failed --retry-crashed --warn-held --describe --status-file --metrics-file --on-lost --leftover --contain --no-metadata --no-reentrant --log --exclusive --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            opts="-k -w -n -s -e -x -E -c -b -o -q -v -h --key --wait --nonblock --shared --permits --fair --exclusive --conflict-exit-code --ttl --grace --max-runtime --once-per --skew-guard --at-least --once --keep --retry-failed --retry-crashed --warn-held --describe --status-file --metrics-file --on-lost --leftover --contain --no-metadata --no-reentrant --log --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1015,6 +1023,10 @@ _dlock() {
                     return 0
                     ;;
                 -w)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --permits)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -56,8 +56,9 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "init" -d 'Create what t
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "gc" -d 'Remove what no lock has used for long'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print the completions of a shell'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "man" -d 'Print a man page'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name; -k again for more, all or none' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l permits -d 'Be one of at most N holders (= --limit)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l ttl -d 'The length of the lease, renewed all along [60s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'Time between TERM and KILL [10s]' -r
@@ -95,20 +96,22 @@ always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Hold it together with other readers'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l fair -d 'Wait in line; otherwise a newcomer may overtake'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l once -d 'Run it to success once, and never again while that is remembered'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l retry-crashed -d 'Repeat a run of which nobody knows how it ended (--once-per, --once)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-metadata -d 'Leave out who holds the lock'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-reentrant -d 'Refuse to run inside of a `dlock run` of the same key, instead of entering its lock'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l ttl -d 'How long it is held unless renewed or released' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l while-pid -d 'Keep it while PID lives; TERM to it on loss' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The name of one of several locks, which are had all or none' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l permits -d 'Be one of at most N holders (= --limit)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l describe -d 'A note for those who look at the lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
@@ -124,8 +127,9 @@ always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s s -l shared -d 'Hold it together with other readers'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l no-metadata -d 'Leave out who holds the lock'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l fair -d 'Wait in line; otherwise a newcomer may overtake'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l no-metadata -d 'Leave out who holds the lock'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'No notices'
@@ -191,12 +195,13 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -l json -d 'Print o
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s k -l key -d 'The name of one of several locks, which are had all or none' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l while-pid -d 'Hold it for as long as this process lives' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l permits -d 'Be one of at most N holders (= --limit)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l ttl -d 'The length of the lease, renewed all along [60s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l describe -d 'A note for those who look at the lock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l while-pid -d 'Hold it for as long as this process lives' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l ttl -d 'The length of the lease, renewed all along [60s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l password-file -d 'A file that holds the store\'s password' -r
@@ -210,9 +215,10 @@ always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s s -l shared -d 'Hold it together with other readers'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l until-signal -d 'Hold it until a signal comes instead'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l no-metadata -d 'Leave out who holds the lock'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l fair -d 'Wait in line; otherwise a newcomer may overtake'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l no-metadata -d 'Leave out who holds the lock'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l until-signal -d 'Hold it until a signal comes instead'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s q -l quiet -d 'No notices'

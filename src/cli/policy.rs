@@ -31,7 +31,7 @@ pub fn policy(args: &PolicyArgs, mode: Mode, patience: Patience, layers: &Layers
     let retry_failed = layers.get("retry_failed", args.retry_failed.as_deref())?;
     let retry_crashed = said(layers.get("retry_crashed", yes(args.retry_crashed))?)?;
     let at_least = layers.get("at_least", args.at_least.as_deref())?;
-    if mode == Mode::Shared
+    if mode != Mode::Exclusive
         && let Some(setting) = [&once, &once_per, &at_least].into_iter().flatten().next()
     {
         return Err(setting.refuse("it is not for a lock that is shared").hint("-x, the default, holds it alone"));
@@ -86,7 +86,7 @@ fn skew_guard(args: &PolicyArgs, often: Often, mode: Mode, patience: Patience, l
             format!("at most {most}")
         }));
     }
-    if mode == Mode::Shared || !matches!(patience, Patience::Try) {
+    if mode != Mode::Exclusive || !matches!(patience, Patience::Try) {
         return match given {
             Some(setting) if matches!(setting.origin, Origin::Flag(_)) && guard != Some(Duration::ZERO) => {
                 Err(setting.refuse("it is for runs that neither wait nor share").hint("who waits gets the lock as soon as it is free"))

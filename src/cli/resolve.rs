@@ -22,8 +22,8 @@ use super::{
 };
 use crate::{
     commands::{
-        Context, KeyArg, TokenArg, Work, acquire, breaking, doctor, gc, history, hold, hold::HoldUntil, init, inspect, list, release,
-        renew, verify,
+        Context, KeyArg, ModeArgs, TokenArg, Wanted, WantedArgs, Work, acquire, breaking, doctor, gc, history, hold, hold::HoldUntil, init,
+        inspect, list, release, renew, verify,
     },
     exit,
     lease::{Held, Limits, Patience},
@@ -35,6 +35,10 @@ use crate::{
 pub const TTLS: &str = "a TTL is between 1s and 365d";
 /// A note longer than this is not a note.
 const DESCRIPTION: usize = 500;
+/// So many locks can be taken together.
+const KEYS: usize = 32;
+/// More holders of one lock than this are no use, and much work for its store.
+const PERMITS: u32 = 1000;
 /// A name longer than this is no host's.
 const HOST: usize = 255;
 
@@ -76,12 +80,15 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
 fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)> {
     match command {
         Command::Run(args) => {
-            let Some(key) = &args.key else { return Err(no_key("-k KEY names the lock: dlock run -k sms-job -- ./send_sms.sh")) };
+            let Some(key) = args.key.first() else { return Err(no_key("-k KEY names the lock: dlock run -k sms-job -- ./send_sms.sh")) };
             Ok((Some(Key::from_os(key)?), None))
         }
-        Command::Acquire(args) => Ok((Some(key(&args.key)?), None)),
+        Command::Acquire(acquire::Args { wanted, .. }) | Command::Hold(hold::Args { wanted, .. }) => {
+            let first = wanted.keys.key.as_ref().or(wanted.keys.key_flags.first());
+            let first = first.ok_or_else(|| no_key("the key is the lock's name, as in: dlock acquire sms-job --ttl 5m"))?;
+            Ok((Some(Key::from_os(first)?), None))
+        }
         Command::Inspect(args) => Ok((Some(key(&args.key)?), None)),
-        Command::Hold(args) => Ok((Some(key(&args.key)?), None)),
         // Whether an ancestor holds it: DLOCK_HELD has the token.
         Command::Verify(args) if given(&args.key).is_some() && args.token.token.is_none() => Ok((Some(key(&args.key)?), None)),
         Command::Verify(args) => pair(&args.key, &args.token, env),
@@ -173,16 +180,8 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
                 return Err(Error::new(Kind::Usage, "acquire needs a --ttl: nobody renews the lock once dlock has returned")
                     .hint("--ttl 5m holds it for 5 minutes; --while-pid $$ for as long as this shell lives"));
             }
-            Work::Acquire(acquire::AcquireSettings {
-                key: key()?,
-                mode: if args.shared { Mode::Shared } else { Mode::Exclusive },
-                ttl,
-                while_pid,
-                patience: patience(args.wait.as_deref(), args.nonblock, layers)?,
-                conflict_status: conflict_status(args.conflict_exit_code.as_deref(), layers)?,
-                describe: describe(args.describe.as_deref(), layers)?,
-                metadata: !layers.yes("no_metadata", args.no_metadata)?,
-            })
+            let wanted = wanted(key()?, &args.wanted, ttl, layers)?;
+            Work::Acquire(Box::new(acquire::AcquireSettings { wanted, while_pid }))
         }
         Command::Renew(args) => {
             // Only the flag: the default of `run` is no reason to change the length of this lease.
@@ -205,16 +204,8 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
         }
         Command::Hold(args) => {
             let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| self::ttl(&setting)).transpose()?;
-            Work::Hold(hold::HoldSettings {
-                key: key()?,
-                mode: if args.shared { Mode::Shared } else { Mode::Exclusive },
-                ttl,
-                patience: patience(args.wait.as_deref(), args.nonblock, layers)?,
-                until: hold_until(args.until_signal, args.while_pid.as_deref())?,
-                conflict_status: conflict_status(args.conflict_exit_code.as_deref(), layers)?,
-                describe: describe(args.describe.as_deref(), layers)?,
-                metadata: !layers.yes("no_metadata", args.no_metadata)?,
-            })
+            let wanted = wanted(key()?, &args.wanted, ttl, layers)?;
+            Work::Hold(Box::new(hold::HoldSettings { wanted, until: hold_until(args.until_signal, args.while_pid.as_deref())? }))
         }
         Command::Completions(_) | Command::Man(_) | Command::Verify(_) | Command::Doctor(_) => {
             return Err(Error::new(Kind::Internal, "this command needs no store"));
@@ -282,6 +273,62 @@ fn process(text: &str) -> Result<i32> {
 /// If it is none, or out of range.
 pub fn ttl(setting: &Setting) -> Result<Ttl> {
     Ttl::new(setting.duration(TTLS)?).map_err(|_| setting.refuse(format!("{:?} is out of range", setting.text)).hint(TTLS))
+}
+
+fn wanted(key: Key, args: &WantedArgs, ttl: Option<Ttl>, layers: &Layers<'_>) -> Result<Wanted> {
+    let also = also(&key, &args.keys.key_flags)?;
+    Ok(Wanted {
+        mode: mode(&args.mode, &also, layers)?,
+        key,
+        also,
+        fair: layers.yes("fair", args.mode.fair)?,
+        ttl,
+        patience: patience(args.wait.as_deref(), args.nonblock, layers)?,
+        conflict_status: conflict_status(args.conflict_exit_code.as_deref(), layers)?,
+        describe: describe(args.describe.as_deref(), layers)?,
+        metadata: !layers.yes("no_metadata", args.no_metadata)?,
+    })
+}
+
+/// The locks that are taken with the first, which is named first.
+///
+/// # Errors
+/// If one is no key, or is named twice, or there are too many.
+pub fn also(first: &Key, named: &[OsString]) -> Result<Vec<Key>> {
+    let mut also = Vec::new();
+    for name in named.iter().skip(1) {
+        let key = Key::from_os(name)?;
+        if key == *first || also.contains(&key) {
+            return Err(Error::new(Kind::Usage, "this key is given twice").key(&key).hint("each lock is taken once"));
+        }
+        also.push(key);
+    }
+    if also.len() < KEYS {
+        Ok(also)
+    } else {
+        Err(Error::new(Kind::Usage, format!("{} keys are given", also.len() + 1)).hint(format!("{KEYS} locks can be taken together")))
+    }
+}
+
+/// How the lock is held, beside so many others.
+///
+/// # Errors
+/// For a number of permits that can't be, or several locks of them.
+pub fn mode(args: &ModeArgs, also: &[Key], layers: &Layers<'_>) -> Result<Mode> {
+    if args.shared {
+        return Ok(Mode::Shared);
+    }
+    let Some(setting) = layers.get("permits", args.permits.as_deref())?.filter(|_| !args.exclusive) else { return Ok(Mode::Exclusive) };
+    let most = setting.text.parse().ok().filter(|most| (1..=PERMITS).contains(most));
+    let Some(most) = most else {
+        let why = format!("{:?} is no number of permits", super::setting::short(&setting.text));
+        return Err(setting.refuse(why).hint(format!("so many hold it at once: 1 to {PERMITS}")));
+    };
+    if !also.is_empty() {
+        // Which of several permits DLOCK_PERMIT is could not be told, nor for which lock the number goes.
+        return Err(setting.refuse("it is for one key").hint("a run inside of a run takes permits of another lock"));
+    }
+    Ok(Mode::Permits(most))
 }
 
 /// How long to wait: `-n` and `-w` from the command line, else the next layer's.

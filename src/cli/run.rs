@@ -11,7 +11,7 @@ use super::{
 use crate::{
     commands::run::{Args, RunSettings},
     lease::Budget,
-    lock::{Error, Key, Kind, Mode, Pace, Result, Ttl},
+    lock::{Error, Key, Kind, Pace, Result, Ttl},
     output::{MetricsFile, StatusFile, SyslogPolicy},
     supervise::{Contain, Leftover, OnLost},
 };
@@ -36,14 +36,17 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         Some(setting) => Some(setting.duration("a limit is 0, for none, or more")?).filter(|most| !most.is_zero()),
         None => None,
     };
-    let mode = if args.shared { Mode::Shared } else { Mode::Exclusive };
+    let also = resolve::also(&key, &args.key)?;
+    let mode = resolve::mode(&args.mode, &also, layers)?;
     let policy = policy::policy(&args.policy, mode, patience, layers)?;
     let leftover = [("wait", Leftover::Wait), ("kill", Leftover::Kill), ("leave", Leftover::Leave)];
     let contain = [("auto", Contain::Auto), ("group", Contain::Group), ("cgroup", Contain::Cgroup)];
     let log = [("auto", SyslogPolicy::Auto), ("off", SyslogPolicy::Off), ("json", SyslogPolicy::Json)];
     Ok(RunSettings {
         key,
+        also,
         mode,
+        fair: layers.yes("fair", args.mode.fair)?,
         command,
         ttl,
         grace,

@@ -54,6 +54,8 @@ pub const SETTINGS: &[Spec] = &[
     spec("verbose", "--verbose", "t", false, "what lies under an error, and why a run is skipped"),
     spec("ttl", "--ttl", "tbk", false, "the length of a lease"),
     spec("wait", "--wait", "tk", false, "how long to wait for a busy lock"),
+    spec("fair", "--fair", "tk", false, "whether it is waited in the order of asking"),
+    of_job("permits", "--permits", "how many hold the lock at once"),
     spec("conflict_exit_code", "--conflict-exit-code", "tk", false, "the status when the lock is busy"),
     spec("grace", "--grace", "tk", false, "the time between TERM and KILL"),
     spec("max_runtime", "--max-runtime", "tk", false, "how long a command may run"),

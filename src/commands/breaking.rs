@@ -142,7 +142,8 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
         let waited = BootClock.now().since(began);
         return Ok(out.finish(out.json(&json::WasBroken::new(&settings.key, &store, fence, how, waited)), exit::OK));
     }
-    out.notice(&format!("{}: broken, the lock is free", settings.key.escaped()));
+    let rest = if state.holders.len() > 1 { "that hold is over, the others have the lock" } else { "the lock is free" };
+    out.notice(&format!("{}: broken, {rest}", settings.key.escaped()));
     Ok(exit::OK)
 }
 

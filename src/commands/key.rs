@@ -13,6 +13,60 @@ pub struct KeyArg {
     pub key_flag: Option<OsString>,
 }
 
+/// Keys of locks that are taken together: one by position, or any number by flag.
+#[derive(clap::Args, Debug, Default)]
+pub struct KeysArg {
+    /// The lock's name; -k KEY for each of several, had all or none
+    #[arg(value_name = "KEY")]
+    pub key: Option<OsString>,
+    /// The name of one of several locks, which are had all or none
+    #[arg(short = 'k', long = "key", value_name = "KEY", conflicts_with = "key", hide_short_help = true)]
+    pub key_flags: Vec<OsString>,
+}
+
+/// How a lock is held, and in which order it is waited for.
+#[derive(clap::Args, Debug, Default)]
+pub struct ModeArgs {
+    /// Hold it together with other readers
+    #[arg(short, long, conflicts_with_all = ["exclusive", "permits"])]
+    pub shared: bool,
+    /// Be one of at most N holders (= --limit)
+    #[arg(long, alias = "limit", value_name = "N", allow_negative_numbers = true, conflicts_with = "exclusive")]
+    pub permits: Option<String>,
+    /// Wait in line; otherwise a newcomer may overtake
+    #[arg(long)]
+    pub fair: bool,
+    /// Hold the lock alone (the default)
+    #[arg(short = 'x', visible_short_alias = 'e', long, hide_short_help = true)]
+    pub exclusive: bool,
+}
+
+/// What is to be taken by whoever works under it elsewhere.
+#[derive(clap::Args, Debug, Default)]
+pub struct WantedArgs {
+    /// The keys.
+    #[command(flatten)]
+    pub keys: KeysArg,
+    /// Wait so long for the lock: 30s, 5m, forever
+    #[arg(short, long, value_name = "D", allow_negative_numbers = true)]
+    pub wait: Option<String>,
+    /// Do not wait (the default, and -w 0)
+    #[arg(short, long, hide_short_help = true)]
+    pub nonblock: bool,
+    /// How it is held.
+    #[command(flatten)]
+    pub mode: ModeArgs,
+    /// The status when somebody else holds it [75]
+    #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
+    pub conflict_exit_code: Option<String>,
+    /// A note for those who look at the lock
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
+    pub describe: Option<String>,
+    /// Leave out who holds the lock
+    #[arg(long, hide_short_help = true)]
+    pub no_metadata: bool,
+}
+
 /// The secret that a hold was given.
 #[derive(clap::Args, Debug, Default)]
 pub struct TokenArg {

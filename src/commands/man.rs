@@ -69,6 +69,8 @@ fn subcommand(name: &str, page: clap::Command, out: &mut Vec<u8>) -> std::io::Re
     man.render_options_section(out)?;
     if name == "run" {
         section("HOW IT WORKS", RUN, out)?;
+        section("READERS, PERMITS AND ORDER", KINDS, out)?;
+        section("SEVERAL LOCKS", SEVERAL, out)?;
         section("CRON", CRON, out)?;
         section("EXAMPLES", RUN_EXAMPLES, out)?;
     }
@@ -200,6 +202,8 @@ All but DLOCK_BACKEND, DLOCK_CONFIG, DLOCK_PASSWORD_FILE, DLOCK_SENTINEL_PASSWOR
 const OUTPUTS: &[(&str, &str)] = &[
     ("DLOCK_KEY, DLOCK_TOKEN", "the lock and the secret that holds it; renew, verify and release without arguments use them"),
     ("DLOCK_FENCE", "the number of this hold, higher than that of every hold before: the protected resource refuses lower ones"),
+    ("DLOCK_FENCES", "in place of these three, where several locks are held: a line KEY=FENCE for each"),
+    ("DLOCK_PERMIT", "with --permits, which one it is, from 0; nobody else has it for as long as it is held"),
     (
         "DLOCK_HELD",
         "the locks of all runs around it, so that a nested dlock run of the same key enters instead of deadlocking; dlock verify KEY looks here",
@@ -207,7 +211,7 @@ const OUTPUTS: &[(&str, &str)] = &[
 ];
 
 const FILES: &str = "\
-$XDG_CONFIG_HOME/dlock/config.toml (~/.config/dlock/config.toml), or else /etc/dlock/config.toml; they are not merged. Every setting of the environment is a key here, in lower case and without DLOCK_; once_per, once, keep, retry_failed and retry_crashed stand in [keys.\"KEY\"] alone. An unknown key is an error. A file with a password in it must not be readable by everybody.
+$XDG_CONFIG_HOME/dlock/config.toml (~/.config/dlock/config.toml), or else /etc/dlock/config.toml; they are not merged. Every setting of the environment is a key here, in lower case and without DLOCK_; once_per, once, keep, retry_failed, retry_crashed and permits stand in [keys.\"KEY\"] alone. An unknown key is an error. A file with a password in it must not be readable by everybody.
 
     backend = \"prod\"
 
@@ -228,7 +232,7 @@ const JSON: &str = "\
 --json prints exactly one object on one line of stdout, on failure too; run prints it as the last line of stderr, since stdout is the command's. Times are RFC 3339 in UTC, lengths of time whole milliseconds, and what is unknown is null. Every object has schema (dlock/1), result and status (the exit status). dlock.schema.json, beside these pages, is its JSON schema.
 
     result       of             further fields
-    ok           acquire hold   key backend token fence ttl_ms
+    ok           acquire hold   key backend token fence permit ttl_ms keys
     ok           verify         key backend expires_in_ms
     ok           renew          key backend fence ttl_ms
     ok           release        key backend holds
@@ -241,8 +245,9 @@ const JSON: &str = "\
                  doctor         backend name from findings round_trip_us
                                 hand_over_us settings error
     ok lost broken timed_out
-                 run            key backend fence started waited_ms ran_ms
-                                command released holders error
+                 run            key backend fence keys permit by started
+                                waited_ms ran_ms command released holders
+                                error
     busy         acquire        key backend waited_ms expires_in_ms position
                                 holders
     not_held     renew verify release break
@@ -251,7 +256,7 @@ const JSON: &str = "\
     interrupted  acquire        key signal
     error        all            error
 
-A lock has key, stored_as, held, last_fence, holders and waiters. A holder has mode, host, user, pid, boot_id, pid_ns, command, description, fence, foreign, detached, since, held_for_ms, renewed_ago_ms, expires_in_ms, holds and broken (by, reason and seen, while somebody breaks it). A run of a history has fence, host, user, pid, command, description, started, ended, ran_ms, end (running, ok, exit N, signal N, not started, released, expired, lost or broken), bad and reason; skips have host, count, since, last and reason. A waiter has host, user, pid, command, description and waiting_for_ms. An error has kind, message, hint, operation, key, backend, effect (not_applied, applied or unknown: whether the step happened in the store all the same) and causes. The command of a run has status or signal; released is yes, nested, not_held or unknown.";
+A lock has key, stored_as, held, last_fence, holders and waiters. A holder has mode (exclusive, shared or permits), permit and permits (which of how many), host, user, pid, boot_id, pid_ns, command, description, fence, foreign, detached, since, held_for_ms, renewed_ago_ms, expires_in_ms, holds and broken (by, reason and seen, while somebody breaks it). A run of a history has fence, host, user, pid, command, description, started, ended, ran_ms, end (running, ok, exit N, signal N, not started, released, expired, lost or broken), bad and reason; skips have host, count, since, last and reason. A waiter has host, user, pid, command, description and waiting_for_ms. An error has kind, message, hint, operation, key, backend, effect (not_applied, applied or unknown: whether the step happened in the store all the same) and causes. The keys of a run have key and fence, those of acquire and hold a token as well; by is the key that kept a run from running. The command of a run has status or signal; released is yes, nested, not_held or unknown.";
 
 const EXAMPLES: &str = "\
 In the crontab of every node; one runs the job, the others skip:
@@ -313,6 +318,24 @@ Unless root runs it, a setuid command is refused, because it could not be killed
 
 Nothing saves a host that freezes as a whole: only the protected resource can refuse a command that wakes up too late, by its DLOCK_FENCE.";
 
+const KINDS: &str = "\
+A lock is held by one run alone (-x, the default), by any number of readers (-s), or by at most N at a time (--permits N). The three exclude each other: a lock that readers have is busy for permits. Each holder has a lease, a token and a fence of its own; one that crashes ends with its own lease, whatever the others do. dlock(1) says which store can do what; what it can't is refused before it is asked.
+
+Readers come and go as long as no writer waits: one that does keeps later readers out, until it had its turn.
+
+Of permits each has a number, DLOCK_PERMIT, from 0 to N-1, which nobody else has for as long as it is held: for a port, a shard or a GPU. N is what this run goes by: it is granted one while fewer than N are held. So N can be changed at any time; who holds one keeps it, and who skips because others asked for another N is told so.
+
+With --fair those who wait are served in the order of asking, and whoever comes later lets them go first. One that died in line costs the others up to a second. Without it whoever asks when the lock is free gets it, and a newcomer may overtake. ZooKeeper and etcd keep the order anyway.
+
+A nested run enters what the run around it has, and can't ask for more: -x inside of -s is refused, and so is one kind inside of another, but for -s inside of -x.";
+
+const SEVERAL: &str = "\
+With several --key all of the locks are had, or none. They are taken in the order of their names, whatever the order of the command line, so that two such runs don't wait for each other; nested runs that take them in another order may. --wait counts for all of it. What is taken already is renewed while the next one is waited for. If one of them is lost, the command is stopped as usual, and the others are given back when nothing of it is left.
+
+The first key that is named is the job's own: --skew-guard, --at-least, --once-per, --once and its policy in the configuration file go by it alone, as do the metrics and the line for syslog. DLOCK_FENCES has a line KEY=FENCE for each lock. DLOCK_KEY, DLOCK_TOKEN and DLOCK_FENCE are not set; dlock verify KEY finds each of them all the same.
+
+acquire prints a line TOKEN KEY for each, in the order in which they were named.";
+
 const CRON: &str = "\
 The same line stands in the crontab of every node. One gets the lock and runs the job; the others skip with 75, print nothing, and send a line to syslog. What goes for a job wherever it is started from stands in the configuration file, under the names of the options:
 
@@ -353,4 +376,10 @@ Skip if another node runs it; wait for the turn; run a line of a shell:
 
     dlock run -k sms-job -- ./send_sms.sh
     dlock run -k deploy -w 10m --ttl 2m --grace 20s -- ./deploy.sh
-    dlock run -k report -c 'make report | gzip > /srv/report.gz'";
+    dlock run -k report -c 'make report | gzip > /srv/report.gz'
+
+Many may read while none writes; three at a time, each with a port of its own; two locks at once:
+
+    dlock run -k catalog -s -- ./serve-snapshot
+    dlock run -k encode --permits 3 -w 1h -- sh -c './encode --port 900$DLOCK_PERMIT'
+    dlock run -k deploy -k schema -w 10m -- ./deploy.sh";

@@ -18,14 +18,16 @@ mod metadata;
 pub mod release;
 pub mod renew;
 pub mod run;
+mod take;
 mod target;
 pub mod verify;
 
 use std::future::Future;
 
 pub use crate::backends::CHECKS;
-pub use key::{KeyArg, TokenArg};
+pub use key::{KeyArg, KeysArg, ModeArgs, TokenArg, WantedArgs};
 pub use metadata::{collect as collect_metadata, user as user_name};
+pub use take::Wanted;
 pub use target::{
     Address, AdvisoryKey, BackendConfig, EtcdOptions, MysqlMode, MysqlOptions, PostgresMode, PostgresOptions, RedisOptions, RedlockOptions,
     Replicas, Secret, Sentinel, Server, SqlOptions, SqlServer, SqliteOptions, TairMode, TairOptions, Target, Tls, TlsMode,
@@ -75,7 +77,7 @@ pub enum Work {
     /// `dlock run`
     Run(Box<run::RunSettings>),
     /// `dlock acquire`
-    Acquire(acquire::AcquireSettings),
+    Acquire(Box<acquire::AcquireSettings>),
     /// `dlock renew`
     Renew(renew::RenewSettings),
     /// `dlock verify`
@@ -83,7 +85,7 @@ pub enum Work {
     /// `dlock release`
     Release(release::ReleaseSettings),
     /// `dlock hold`
-    Hold(hold::HoldSettings),
+    Hold(Box<hold::HoldSettings>),
     /// `dlock inspect`
     Inspect(inspect::InspectSettings),
     /// `dlock list`
@@ -109,10 +111,10 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
         // Makes its own runtime: the guardian is forked before.
         Work::Run(settings) => Ok(run::run(&settings, context)),
         // May leave a process behind, which is forked before a runtime exists.
-        Work::Acquire(settings) => acquire::run(settings, context),
+        Work::Acquire(settings) => acquire::run(&settings, context),
         Work::Renew(settings) => block_on(renew::run(settings, context)),
         Work::Verify(settings) => block_on(verify::run(settings, context)),
-        Work::Hold(settings) => block_on(hold::run(settings, context)),
+        Work::Hold(settings) => block_on(hold::run(&settings, context)),
         Work::Release(settings) => block_on(release::run(settings, context)),
         Work::Inspect(settings) => block_on(inspect::run(settings, context)),
         Work::List(settings) => block_on(list::run(settings, context)),

@@ -4,17 +4,17 @@ mod job;
 mod policy;
 mod watch;
 
-use std::{ffi::OsString, io, time::Duration};
+use std::{ffi::OsString, io, iter, time::Duration};
 
 pub use self::policy::{Again, Often, Policy, PolicyArgs};
 use clap::builder::PossibleValuesParser;
 
 use self::job::{Done, Job};
-use super::Context;
+use super::{Context, ModeArgs};
 use crate::{
     exit,
-    lease::{Budget, Held, Patience},
-    lock::{Backend, Entry, Error, Key, Kind, Mode, Request, Result, Token, Ttl},
+    lease::{Budget, Claim, Held, Patience, in_order},
+    lock::{Backend, Entry, Error, Key, Kind, LastResort, Mode, Request, Result, Token, Ttl},
     output::{MetricsFile, Outcome, StatusFile, Syslog, SyslogPolicy, Verdict, plain},
     supervise::{self, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
 };
@@ -23,22 +23,22 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock run -k KEY [OPTIONS] -- COMMAND [ARG]...",
-    after_help = "More in man dlock-run: --skew-guard --at-least --once --keep --retry-failed\n  --retry-crashed --warn-held --metrics-file --status-file --log --describe -s\n  --on-lost --leftover --contain --no-metadata --no-reentrant --host ...\nExample:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
+    after_help = "More in man dlock-run: -n --grace --max-runtime --skew-guard --at-least --once\n  --keep --retry-failed --retry-crashed --warn-held --metrics-file --status-file\n  --log --describe --on-lost --leftover --contain --no-reentrant --host ...\nExample:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
 )]
 #[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
-    /// The lock's name
+    /// The lock's name; -k again for more, all or none
     #[arg(short, long, value_name = "KEY")]
-    pub key: Option<OsString>,
+    pub key: Vec<OsString>,
     /// Wait so long for the lock: 30s, 5m, forever
     #[arg(short, long, value_name = "D", allow_negative_numbers = true)]
     pub wait: Option<String>,
     /// Do not wait (the default, and -w 0)
-    #[arg(short, long)]
+    #[arg(short, long, hide_short_help = true)]
     pub nonblock: bool,
-    /// Hold it together with other readers
-    #[arg(short, long, conflicts_with = "exclusive", hide_short_help = true)]
-    pub shared: bool,
+    /// How it is held.
+    #[command(flatten)]
+    pub mode: ModeArgs,
     /// The status when somebody else holds it [75]
     #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
     pub conflict_exit_code: Option<String>,
@@ -46,10 +46,10 @@ pub struct Args {
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
     /// Time between TERM and KILL [10s]
-    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
     pub grace: Option<String>,
     /// Stop the command after so long; status 124
-    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
     pub max_runtime: Option<String>,
     /// What cron needs.
     #[command(flatten)]
@@ -84,9 +84,6 @@ pub struct Args {
     /// Lines for syslog: auto is when stderr is no terminal
     #[arg(long, value_name = "WHEN", value_parser = PossibleValuesParser::new(["auto", "off", "json"]), hide_short_help = true)]
     pub log: Option<String>,
-    /// Hold the lock alone (the default)
-    #[arg(short = 'x', visible_short_alias = 'e', long, hide_short_help = true)]
-    pub exclusive: bool,
     /// The command and its arguments, untouched
     #[arg(value_name = "COMMAND", trailing_var_arg = true, hide_short_help = true)]
     pub command: Vec<OsString>,
@@ -96,10 +93,14 @@ pub struct Args {
 #[derive(Clone, Debug)]
 #[allow(clippy::struct_excessive_bools)] // independent wishes
 pub struct RunSettings {
-    /// Which lock.
+    /// The job's own lock, which it is known by.
     pub key: Key,
-    /// How it is held.
+    /// What else it needs, distinct: all are had together, or none.
+    pub also: Vec<Key>,
+    /// How they are held.
     pub mode: Mode,
+    /// Whether it waits in the order of asking.
+    pub fair: bool,
     /// What to run: a program and its arguments. `-c STRING` has become `/bin/sh -c STRING`.
     pub command: Vec<OsString>,
     /// The lease that was asked for; `None` for the default, which the backend may move into its range.
@@ -176,7 +177,7 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
 }
 
 /// All that can be refused without a store is refused first; then the guardian is forked, and the rest is asynchronous.
-fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backend>) -> Result<Done> {
+fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>) -> Result<Done> {
     let ttl = match settings.ttl {
         Some(ttl) => {
             backend.capabilities().check_ttl(ttl)?;
@@ -186,10 +187,30 @@ fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backe
     };
     let budget = Budget::new(ttl, settings.grace, backend.capabilities().pace)?;
     let held = std::env::var(Held::VARIABLE).map(|value| Held::parse(&value)).unwrap_or_default();
-    let outer = held.find(backend.fingerprint(), &settings.key);
-    if outer.is_some() && !settings.reentrant {
-        let why = "this would deadlock: a `dlock run` that this one runs under holds the lock";
-        return Err(Error::new(Kind::Usage, why).key(&settings.key).hint("without --no-reentrant the lock is entered"));
+    let mut claims = Vec::new();
+    let backends = iter::once(backend).chain(iter::repeat_with(|| super::open_as_it_is(context)));
+    for (key, backend) in iter::once(&settings.key).chain(&settings.also).zip(backends) {
+        let outer = held.find(backend.fingerprint(), key);
+        if outer.is_some() && !settings.reentrant {
+            let why = "this would deadlock: a `dlock run` that this one runs under holds the lock";
+            return Err(Error::new(Kind::Usage, why).key(key).hint("without --no-reentrant the lock is entered"));
+        }
+        let request = Request {
+            key: key.clone(),
+            token: outer.map_or_else(Token::random, Token::nested),
+            ttl,
+            ttl_asked: settings.ttl.is_some(),
+            mode: settings.mode,
+            fair: settings.fair,
+            entry: if outer.is_some() { Entry::Reenter } else { Entry::Fresh },
+            detached: false,
+            waiting: false,
+            metadata: None,
+            at_ms: None,
+            terms: None,
+        };
+        backend.capabilities().check(&request)?;
+        claims.push(Claim { backend, request });
     }
     let plan = Plan {
         command: settings.command.clone(),
@@ -201,32 +222,29 @@ fn attempt(settings: &RunSettings, context: &Context, mut backend: Box<dyn Backe
         kept_variables: settings.kept_variables.clone(),
     };
     plan.check()?;
-    let last_resort = backend.prepare()?;
-    let guardian = fork_guardian(plan, last_resort).map_err(|error| cannot_supervise(&error))?;
+    let resorts = claims.iter_mut().map(|claim| claim.backend.prepare()).collect::<Result<Vec<_>>>()?;
+    let guardian = fork_guardian(plan, all_of(resorts)).map_err(|error| cannot_supervise(&error))?;
     let program = settings.command.first().map(OsString::as_os_str);
-    let describe_us = || super::collect_metadata(context.host.as_deref(), program, settings.describe.clone());
-    let us = describe_us();
+    let us = super::collect_metadata(context.host.as_deref(), program, settings.describe.clone());
     let terms = settings.policy.terms(us.place());
     let metadata = settings.metadata.then_some(us);
-    let request = Request {
-        key: settings.key.clone(),
-        token: outer.map_or_else(Token::random, Token::nested),
-        ttl,
-        ttl_asked: settings.ttl.is_some(),
-        mode: settings.mode,
-        fair: false,
-        entry: if outer.is_some() { Entry::Reenter } else { Entry::Fresh },
-        detached: false,
-        waiting: false,
-        metadata: metadata.clone(),
-        at_ms: None,
-        terms,
-    };
+    for Claim { request, .. } in &mut claims {
+        request.metadata.clone_from(&metadata);
+        // The other locks are what the job needs: how often it runs goes by its own.
+        request.terms = terms.clone().filter(|_| request.key == settings.key);
+    }
+    in_order(&mut claims);
     super::block_on(async {
         let supervisor = guardian.attach().map_err(|error| cannot_supervise(&error))?;
         let signals = Signals::new().map_err(|error| cannot_supervise(&error))?;
-        Job { settings, context, budget, held, backend, supervisor, signals, metadata }.run(request).await
+        Job { settings, context, budget, held, supervisor, signals, metadata }.run(claims).await
     })
+}
+
+/// One for all of them.
+fn all_of(resorts: Vec<Option<LastResort>>) -> Option<LastResort> {
+    let resorts: Vec<_> = resorts.into_iter().flatten().collect();
+    (!resorts.is_empty()).then(|| Box::new(|| resorts.into_iter().for_each(|resort| resort())) as LastResort)
 }
 
 fn cannot_supervise(error: &io::Error) -> Error {

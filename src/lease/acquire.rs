@@ -45,7 +45,7 @@ const POLL: Duration = Duration::from_millis(250);
 /// How long who doesn't wait still waits for a lock that nobody has, or only for a moment.
 const PASSING: Duration = Duration::from_millis(100);
 /// How long to try to undo what may have happened, once we have given up anyway.
-const UNDO: Duration = Duration::from_secs(1);
+pub(super) const UNDO: Duration = Duration::from_secs(1);
 
 /// Takes the lock that `request` describes, waiting as long as `patience` says.
 ///
@@ -157,6 +157,7 @@ impl Pursuit {
                             ttl: grant.ttl,
                             t0: sent,
                             holds: grant.holds,
+                            permit: grant.permit,
                         }));
                     }
                     self.unsure = true;

@@ -12,6 +12,7 @@ mod clock;
 mod held;
 mod keep;
 mod note;
+mod together;
 
 pub use acquire::{Outcome, Patience, acquire};
 pub use ask::{Limits, Released, ask, give_back};
@@ -21,6 +22,7 @@ pub use clock::{BootClock, Clock, bounded, wall_ms};
 pub use held::Held;
 pub use keep::{Loss, keep};
 pub use note::{may_warn, note, note_skip};
+pub use together::{Claim, Together, acquire_all, in_order, keep_all};
 
 use crate::lock::{BootTime, Fence, Key, Token, Ttl};
 
@@ -39,6 +41,8 @@ pub struct Lease {
     pub t0: BootTime,
     /// How many holds the owner had when this one was granted: 1 unless it was entered.
     pub holds: u32,
+    /// Which permit it is, from 0; only of a lock that is held by permits.
+    pub permit: Option<u32>,
 }
 
 #[cfg(test)]

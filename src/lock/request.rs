@@ -1,6 +1,6 @@
 //! What is asked for when a lock is to be taken.
 
-use super::{Key, Metadata, Terms, Token, Ttl};
+use super::{Error, Key, Kind, Metadata, Terms, Token, Ttl};
 
 /// How a lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +11,28 @@ pub enum Mode {
     Shared,
     /// By up to so many holders.
     Permits(u32),
+}
+
+impl Mode {
+    /// Whether a hold of this mode is all that who wants `other` needs, as a nested run does.
+    pub const fn covers(self, other: Self) -> bool {
+        match self {
+            Self::Exclusive => matches!(other, Self::Exclusive | Self::Shared),
+            Self::Shared => matches!(other, Self::Shared),
+            Self::Permits(_) => matches!(other, Self::Permits(_)),
+        }
+    }
+
+    /// That an ancestor holds the lock in this mode, which is not what is asked for.
+    pub fn not_enough(self) -> Error {
+        let has = match self {
+            Self::Exclusive => "has the lock alone, and no permit of it",
+            Self::Shared => "has the lock together with other readers",
+            Self::Permits(_) => "has one of several permits of the lock",
+        };
+        Error::new(Kind::Usage, format!("this would deadlock: a `dlock run` that this one runs under {has}"))
+            .hint("take it that way from the start, or another key")
+    }
 }
 
 /// Whether a request takes the lock anew or enters a hold that an ancestor process has.

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use super::{Look, Now, age, json, who};
-use crate::lock::{Holder, LockState, NodeView};
+use crate::lock::{Holder, LockState, Mode, NodeView};
 
 /// More waiters than this are counted, not shown.
 const WAITERS: usize = 10;
+/// Likewise of those who hold a lock together.
+const HOLDERS: usize = 10;
 
 /// One lock, in at most 80 columns where its names allow it.
 pub fn view(state: &LockState, name: Option<&str>, backend: &str, now: &Now, look: Look) -> String {
@@ -21,10 +23,12 @@ pub fn view(state: &LockState, name: Option<&str>, backend: &str, now: &Now, loo
             lines.push(row("fence", &format!("{fence:<10}  stored as  {stored_as}")));
         }
         holders => {
-            let modes = holders.first().map_or("", |holder| json::mode(holder.mode));
-            lines.push(format!("{key}   {}   {modes}   {store}", look.paint("1;33", "HELD")));
-            for holder in holders {
-                held(holder, &stored_as, now, &mut lines);
+            lines.push(format!("{key}   {}   {}   {store}", look.paint("1;33", "HELD"), kind(holders)));
+            for (index, holder) in holders.iter().take(HOLDERS).enumerate() {
+                held(holder, (index == 0).then_some(&stored_as), now, &mut lines);
+            }
+            if holders.len() > HOLDERS {
+                lines.push(row("", &format!("and {} more", holders.len() - HOLDERS)));
             }
         }
     }
@@ -41,6 +45,20 @@ pub fn view(state: &LockState, name: Option<&str>, backend: &str, now: &Now, loo
         lines.push(row(if index == 0 { "nodes" } else { "" }, &on_node(node)));
     }
     lines.iter().flat_map(|line| [line.trim_end(), "\n"]).collect()
+}
+
+/// How it is held, and by how many.
+fn kind(holders: &[Holder]) -> String {
+    match (holders.first().map(|holder| holder.mode), holders.len()) {
+        (Some(Mode::Permits(_)), many) => {
+            // The largest number is the one that rules for whom there is still room.
+            let most = holders.iter().map(|holder| if let Mode::Permits(most) = holder.mode { most } else { 0 }).max().unwrap_or_default();
+            format!("{many} of {most} permits")
+        }
+        (Some(Mode::Shared), 1) => "shared by 1 reader".into(),
+        (Some(Mode::Shared), many) => format!("shared by {many} readers"),
+        (mode, _) => mode.map_or("", json::mode).into(),
+    }
 }
 
 fn on_node(node: &NodeView) -> String {
@@ -60,9 +78,12 @@ fn on_node(node: &NodeView) -> String {
     format!("{:<22}  {what}", who::clean(&node.node, 40))
 }
 
-fn held(holder: &Holder, stored_as: &str, now: &Now, lines: &mut Vec<String>) {
+fn held(holder: &Holder, stored_as: Option<&String>, now: &Now, lines: &mut Vec<String>) {
     let metadata = holder.metadata.as_ref();
     let mut parts = vec![who::holder(holder)];
+    if let Some(permit) = holder.permit {
+        parts.push(format!("permit {permit}"));
+    }
     if let Some(pid) = metadata.and_then(|m| m.pid) {
         let kept = who::command(metadata).is_some();
         parts.push(if holder.detached && !kept { format!("acquired by pid {pid}") } else { format!("dlock pid {pid}") });
@@ -91,7 +112,8 @@ fn held(holder: &Holder, stored_as: &str, now: &Now, lines: &mut Vec<String>) {
         lines.push(row("break", &format!("{}: {seen}", who::mark(mark))));
     }
     let fence = holder.fence.map_or_else(|| "none".into(), |fence| fence.to_string());
-    lines.push(row("fence", &format!("{fence:<10}  stored as  {stored_as}")));
+    let stored_as = stored_as.map(|name| format!("  stored as  {name}")).unwrap_or_default();
+    lines.push(row("fence", &format!("{fence:<10}{stored_as}")));
 }
 
 fn lease(holder: &Holder) -> String {
@@ -129,7 +151,7 @@ mod tests {
     use jiff::tz::{TimeZone, offset};
 
     use super::*;
-    use crate::lock::{Fence, Key, Metadata, Mode, Waiter};
+    use crate::lock::{Fence, Key, Metadata, Waiter};
 
     #[allow(clippy::unnecessary_wraps)] // as the fields have it
     fn secs(seconds: u64) -> Option<Duration> {
@@ -182,6 +204,20 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
   waiting  1. deploy@web1, 2m
 ";
         assert_eq!(shown(&state()), expected);
+    }
+
+    #[test]
+    fn those_who_hold_together_are_counted_and_shown() {
+        let mut lock = LockState { waiters: vec![], ..state() };
+        let permit = |number: u32, of| Holder { mode: Mode::Permits(of), permit: Some(number), ..lock.holders[0].clone() };
+        lock.holders = vec![permit(0, 3), permit(2, 4)];
+        let text = shown(&lock);
+        assert!(text.starts_with("nightly   HELD   2 of 4 permits   prod"), "{text}");
+        assert!(text.contains("holder   app@web3   permit 2   dlock pid 48121"), "{text}");
+        assert_eq!(text.matches("stored as").count(), 1, "{text}");
+        lock.holders = vec![Holder { mode: Mode::Shared, permit: None, ..lock.holders[0].clone() }; 12];
+        let text = shown(&lock);
+        assert!(text.starts_with("nightly   HELD   shared by 12 readers   prod") && text.ends_with("           and 2 more\n"), "{text}");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //!
 //! | result | status | other fields |
 //! |---|---|---|
-//! | `ok` of acquire, hold | 0 | `key backend token fence ttl_ms`; hold prints it when the lock is taken, not at its end |
+//! | `ok` of acquire, hold | 0 | `key backend token fence permit ttl_ms keys`, with each of several `keys` as `key token fence`; hold prints it when the lock is taken, not at its end |
 //! | `ok` of verify | 0 | `key backend expires_in_ms` |
 //! | `ok` of renew | 0 | `key backend fence ttl_ms`; no fence if the lease was longer already |
 //! | `ok` of release | 0 | `key backend holds`: of the same owner, that keep the lock |
@@ -15,7 +15,7 @@
 //! | `ok` of history | 0 | `key backend runs skips` |
 //! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (or its lease ended) or `evicted` |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
-//! | `ok` of run | the command's | `key backend fence started waited_ms ran_ms command released holders error` |
+//! | `ok` of run | the command's | `key backend fence keys permit by started waited_ms ran_ms command released holders error`: `keys` with a `fence` each, and `by` the one that kept it from running |
 //! | `ok`, `warn`, `unsafe` of doctor | 0, 1, 2; 69, 78 | `backend name from findings round_trip_us hand_over_us settings error` ([`super::doctor`]) |
 //! | `busy` | 75 or `-E` | `key backend waited_ms expires_in_ms position holders`; of run as `ok` |
 //! | `lost` of run | 76 | as `ok` of run |
@@ -26,7 +26,7 @@
 //! | `error` | 64 to 78, 126, 127 | `error`; of run, once it began, as `ok` |
 //!
 //! A lock: `key stored_as held last_fence holders waiters nodes`. A node, of a store of several that decide together: `node held others
-//! fence expires_in_ms error`; `others` if it is held there by somebody else than the holder. A holder: `mode host user pid boot_id pid_ns command description fence
+//! fence expires_in_ms error`; `others` if it is held there by somebody else than the holder. A holder: `mode permit permits host user pid boot_id pid_ns command description fence
 //! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if somebody is breaking it: `by reason seen`. A run: `fence host user pid command description started ended ran_ms end bad reason`, where `end` is `running`,
 //! `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost` or `broken`. Skips of a host: `host count since last reason`. A waiter: `host user pid command description
 //! waiting_for_ms`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
@@ -87,8 +87,16 @@ macro_rules! report {
 }
 
 report!(
-    /// `acquire` took the lock.
-    Acquired { key: &'a str, backend: &'a str, token: String, fence: u64, ttl_ms: u64 }
+    /// `acquire` took the lock, or all of them; the first that was named stands before them.
+    Acquired {
+        key: &'a str,
+        backend: String,
+        token: String,
+        fence: u64,
+        permit: Option<u32>,
+        ttl_ms: u64,
+        keys: Vec<AcquiredKey<'a>>,
+    }
 );
 report!(
     /// `renew` extended the lease.
@@ -158,11 +166,29 @@ report!(
     Failed { error: ErrorReport<'a> }
 );
 
+/// One of the locks that were taken.
+#[derive(Debug, Serialize)]
+struct AcquiredKey<'a> {
+    key: &'a str,
+    token: String,
+    fence: u64,
+}
+
 impl<'a> Acquired<'a> {
-    /// Of a new lease.
-    pub fn new(lease: &'a Lease, backend: &'a str) -> Self {
-        let token = lease.token.reveal();
-        Self { head: head("ok", exit::OK), key: lease.key.as_str(), backend, token, fence: lease.fence.0, ttl_ms: lease.ttl.as_millis() }
+    /// Of new leases, one at least.
+    pub fn new(leases: &[&'a Lease], backend: String) -> Self {
+        let first = leases[0];
+        let key = |lease: &&'a Lease| AcquiredKey { key: lease.key.as_str(), token: lease.token.reveal(), fence: lease.fence.0 };
+        Self {
+            head: head("ok", exit::OK),
+            key: first.key.as_str(),
+            backend,
+            token: first.token.reveal(),
+            fence: first.fence.0,
+            permit: first.permit,
+            ttl_ms: first.ttl.as_millis(),
+            keys: leases.iter().map(key).collect(),
+        }
     }
 }
 
@@ -364,6 +390,8 @@ impl<'a> Listed<'a> {
 #[derive(Debug, Serialize)]
 pub struct HolderReport<'a> {
     mode: &'static str,
+    permit: Option<u32>,
+    permits: Option<u32>,
     host: Option<&'a str>,
     user: Option<&'a str>,
     pid: Option<u32>,
@@ -488,6 +516,8 @@ impl<'a> HolderReport<'a> {
         let metadata = holder.metadata.as_ref();
         Self {
             mode: mode(holder.mode),
+            permit: holder.permit,
+            permits: if let Mode::Permits(most) = holder.mode { Some(most) } else { None },
             host: metadata.and_then(|m| m.host.as_deref()),
             user: metadata.and_then(|m| m.user.as_deref()),
             pid: metadata.and_then(|m| m.pid),

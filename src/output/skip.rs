@@ -3,13 +3,15 @@
 use std::{fmt::Write as _, time::Duration};
 
 use super::{age, who};
-use crate::lock::{Busy, Key, Refusal, Rule, Stage};
+use crate::lock::{Busy, Key, Mode, Refusal, Rule, Stage};
 
 /// A lock that was not taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Skip<'a> {
     /// Which.
     pub key: &'a Key,
+    /// How it was asked for.
+    pub mode: Mode,
     /// Why.
     pub cause: Cause<'a>,
     /// How long it was waited for.
@@ -87,8 +89,18 @@ impl Skip<'_> {
     /// What to do about it.
     pub fn hint(&self) -> String {
         let tells = format!("dlock inspect {} tells more", who::shell(self.key));
-        let Cause::Refused(refusal, _) = self.cause else {
-            return if self.waited.is_zero() { format!("-w 30s waits; {tells}") } else { tells };
+        let refusal = match self.cause {
+            Cause::Refused(refusal, _) => refusal,
+            Cause::Busy(busy) => {
+                return match (busy.holders.first().map(|holder| holder.mode), self.mode) {
+                    // Somebody changed the number, or has it wrong.
+                    (Some(Mode::Permits(theirs)), Mode::Permits(ours)) if theirs != ours => {
+                        format!("who has it asked for one of {theirs} permits, and this for one of {ours}; {tells}")
+                    }
+                    _ if self.waited.is_zero() => format!("-w 30s waits; {tells}"),
+                    _ => tells,
+                };
+            }
         };
         let history = format!("dlock history {} tells more", who::shell(self.key));
         let again = refusal.again_in.map(|left| format!("free again in {}; ", age(left))).unwrap_or_default();
@@ -104,7 +116,7 @@ impl Skip<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::{Holder, Metadata, Mode};
+    use crate::lock::{Holder, Metadata};
 
     fn holder(metadata: Option<Metadata>) -> Holder {
         Holder {
@@ -133,18 +145,30 @@ mod tests {
             ..Metadata::default()
         };
         let mut busy = Busy { holders: vec![holder(Some(ana))], ..Busy::default() };
-        let skip = Skip { key: &key, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not run" };
+        let skip = Skip { key: &key, mode: Mode::Exclusive, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not run" };
         assert_eq!(skip.text(), "demo is held by ana@lap, pid 4711, for 3s (sleep): not run");
         assert_eq!(skip.hint(), "-w 30s waits; dlock inspect demo tells more");
         let skip = Skip { waited: Duration::from_secs(30), ..skip };
         assert_eq!(skip.text(), "demo is still held by ana@lap, pid 4711, for 3s (sleep), after a wait of 30s: not run");
         busy.holders = vec![holder(None)];
-        let skip = Skip { key: &key, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not taken" };
+        let skip = Skip { key: &key, mode: Mode::Exclusive, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not taken" };
         assert_eq!(skip.text(), "demo is held by somebody for 3s: not taken");
         busy.holders.clear();
-        let skip = Skip { key: &key, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not taken" };
+        let skip = Skip { key: &key, mode: Mode::Exclusive, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not taken" };
         assert_eq!(skip.text(), "demo is held by somebody else: not taken");
     }
+
+    #[test]
+    fn who_asks_for_another_number_of_permits_is_told() {
+        let key = Key::new("pool").unwrap();
+        let busy = Busy { holders: vec![Holder { mode: Mode::Permits(5), ..holder(None) }; 3], ..Busy::default() };
+        let skip = Skip { key: &key, mode: Mode::Permits(3), cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not run" };
+        assert_eq!(skip.text(), "pool is held by somebody for 3s and 2 more: not run");
+        assert_eq!(skip.hint(), "who has it asked for one of 5 permits, and this for one of 3; dlock inspect pool tells more");
+        let alike = Skip { mode: Mode::Permits(5), ..skip };
+        assert_eq!(alike.hint(), "-w 30s waits; dlock inspect pool tells more");
+    }
+
     #[test]
     fn a_refusal_names_its_option() {
         let key = Key::new("demo").unwrap();
@@ -157,7 +181,13 @@ mod tests {
         };
         let said = |rule, option| {
             let refusal = refusal(rule);
-            let skip = Skip { key: &key, cause: Cause::Refused(&refusal, option), waited: Duration::ZERO, outcome: "not run" };
+            let skip = Skip {
+                key: &key,
+                mode: Mode::Exclusive,
+                cause: Cause::Refused(&refusal, option),
+                waited: Duration::ZERO,
+                outcome: "not run",
+            };
             (skip.text(), skip.hint())
         };
         let (text, hint) = said(Rule::SkewGuard(Duration::from_secs(5)), "skew guard 5s");

@@ -46,18 +46,18 @@ impl From<crate::supervise::Outcome> for CommandEnd {
     }
 }
 
-/// Whether the lock is free after the run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// Whether the lock is free after the run. Of several locks, what counts is the worst: the last of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GivenBack {
     /// It was given back.
     Yes,
     /// An outer `dlock run` keeps it.
     Nested,
-    /// It was not ours any more.
-    NotHeld,
     /// The store did not say; the lease ends by itself.
     Unknown,
+    /// It was not ours any more.
+    NotHeld,
 }
 
 /// How a run ended. What did not happen is `None`.
@@ -65,7 +65,7 @@ pub enum GivenBack {
 pub struct Verdict {
     /// In a word.
     pub outcome: Outcome,
-    /// Which lock.
+    /// Which lock; of several, the job's own.
     pub key: Key,
     /// The store, without secrets.
     pub backend: String,
@@ -75,6 +75,12 @@ pub struct Verdict {
     pub command: Option<CommandEnd>,
     /// The hold's number.
     pub fence: Option<Fence>,
+    /// All locks of the run in the order of their keys, each with its hold's number; empty if they were not taken.
+    pub keys: Vec<(Key, Fence)>,
+    /// Which permit it had.
+    pub permit: Option<u32>,
+    /// The lock that kept it from running, if one did.
+    pub by: Option<Key>,
     /// When the command was started.
     pub started: Option<Timestamp>,
     /// How long it was waited for the lock.
@@ -101,6 +107,9 @@ impl Verdict {
             status,
             command: None,
             fence: None,
+            keys: Vec::new(),
+            permit: None,
+            by: None,
             started: None,
             waited: Duration::ZERO,
             ran: None,
@@ -138,6 +147,9 @@ impl Verdict {
                     let holder = self.holders.first();
                     (holder.and_then(|holder| holder.metadata.as_ref()), holder.and_then(|holder| holder.fence))
                 };
+                if let Some(by) = self.by.as_ref().filter(|by| **by != self.key) {
+                    add(format!("key={}", word(by.as_str())));
+                }
                 if self.refused.is_some() || !self.holders.is_empty() {
                     let host = metadata.and_then(|m| m.host.as_deref());
                     add(format!("holder={}", host.map_or("?".into(), |host| word(&who::clean(host, 64)))));
@@ -182,6 +194,9 @@ impl Verdict {
             key: self.key.as_str(),
             backend: &self.backend,
             fence: self.fence.map(|fence| fence.0),
+            keys: self.keys.iter().map(|(key, fence)| KeyReport { key: key.as_str(), fence: fence.0 }).collect(),
+            permit: self.permit,
+            by: self.by.as_ref().map(Key::as_str),
             started: self.started.map(time::rfc3339),
             waited_ms: time::millis(self.waited),
             ran_ms: self.ran.map(time::millis),
@@ -202,6 +217,9 @@ struct Run<'a> {
     key: &'a str,
     backend: &'a str,
     fence: Option<u64>,
+    keys: Vec<KeyReport<'a>>,
+    permit: Option<u32>,
+    by: Option<&'a str>,
     started: Option<String>,
     waited_ms: u64,
     ran_ms: Option<u64>,
@@ -210,6 +228,12 @@ struct Run<'a> {
     holders: Vec<json::HolderReport<'a>>,
     refused: Option<json::RefusedReport<'a>>,
     error: Option<json::ErrorReport<'a>>,
+}
+
+#[derive(Serialize)]
+struct KeyReport<'a> {
+    key: &'a str,
+    fence: u64,
 }
 
 #[derive(Serialize)]

@@ -10,27 +10,26 @@ use crate::{
 
 /// A wait in progress.
 pub struct Waiting<'a> {
-    key: &'a Key,
     patience: Patience,
     clock: &'a dyn Clock,
     began: BootTime,
     shown: bool,
-    /// Who was waited for when the store last said so, and when that was.
-    last: RefCell<Option<(Busy, BootTime)>>,
+    /// Which lock, and who was waited for when the store last said so, and when that was.
+    last: RefCell<Option<(Key, Busy, BootTime)>>,
 }
 
 impl<'a> Waiting<'a> {
     /// A wait that begins now. Nothing is drawn unless somebody looks.
-    pub fn new(out: &Output, key: &'a Key, patience: Patience, clock: &'a dyn Clock) -> Self {
+    pub fn new(out: &Output, patience: Patience, clock: &'a dyn Clock) -> Self {
         let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
         let shown = out.attended() && !out.quiet && !out.json && !dumb;
-        Self { key, patience, clock, began: clock.now(), shown, last: RefCell::default() }
+        Self { patience, clock, began: clock.now(), shown, last: RefCell::default() }
     }
 
     /// Shows who is waited for.
-    pub fn update(&self, busy: &Busy) {
+    pub fn update(&self, key: &Key, busy: &Busy) {
         if self.shown {
-            *self.last.borrow_mut() = Some((busy.clone(), self.clock.now()));
+            *self.last.borrow_mut() = Some((key.clone(), busy.clone(), self.clock.now()));
             self.draw();
         }
     }
@@ -50,12 +49,12 @@ impl<'a> Waiting<'a> {
 
     fn draw(&self) {
         let now = self.clock.now();
-        if let Some((busy, told)) = &*self.last.borrow() {
+        if let Some((key, busy, told)) = &*self.last.borrow() {
             let mut busy = busy.clone();
             for holder in &mut busy.holders {
                 holder.held_for = holder.held_for.map(|held| held.saturating_add(now.since(*told)));
             }
-            let text = line(self.key, &busy, now.since(self.began), self.patience);
+            let text = line(key, &busy, now.since(self.began), self.patience);
             let text = who::cut(&text, columns(io::stderr().as_fd()).saturating_sub(1));
             stderr_lines(&format!("\r\x1b[K{text}"));
         }

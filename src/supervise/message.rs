@@ -28,7 +28,7 @@ use crate::lock::BootTime;
 /// The longest datagram: the kernel's default socket buffer holds it with room to spare.
 const MAX: usize = 128 * 1024;
 /// The most descriptors beside one datagram.
-const MAX_DESCRIPTORS: usize = 8;
+const MAX_DESCRIPTORS: usize = 64;
 
 /// What dlock tells the guardian.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use crate::{drain::Crowd, lockers::Stores, table};
 const SIZES: [usize; 3] = [1, 20, 100];
 
 /// What clients send; the rest of the server's count is what scripts call.
-const FROM_CLIENTS: [&str; 9] = ["eval", "evalsha", "blpop", "hello", "auth", "select", "client", "ping", "script"];
+pub const FROM_CLIENTS: [&str; 9] = ["eval", "evalsha", "blpop", "hello", "auth", "select", "client", "ping", "script"];
 
 pub fn run(stores: &Stores) {
     of_redis(stores);

@@ -73,8 +73,8 @@ pub struct Stores {
     pub lockers: Vec<Locker>,
     _sentinel: Option<Deployment>,
     _cluster: Option<Cluster>,
-    _postgres: Option<Postgres>,
-    _mariadb: Option<MariaDb>,
+    pub postgres: Option<Postgres>,
+    pub mariadb: Option<MariaDb>,
 }
 
 /// The stores that can be asked for, beside `sqlite` and `redis`, which are compared unless others are named.
@@ -139,7 +139,7 @@ impl Stores {
             lockers.push(Locker::new("dlock run, ZooKeeper", How::Dlock(servers.url())));
         }
         let me = env::current_exe().expect("this program");
-        Self { redis, etcd, zookeeper, folder, me, lockers, _sentinel: sentinel, _cluster: cluster, _postgres: postgres, _mariadb: mariadb }
+        Self { redis, etcd, zookeeper, folder, me, lockers, _sentinel: sentinel, _cluster: cluster, postgres, mariadb }
     }
 
     /// Those that can wait for the lock, flock(1) first.
@@ -147,8 +147,18 @@ impl Stores {
         self.lockers.iter().filter(|locker| locker.waits).collect()
     }
 
+    /// Those of them that are dlock.
+    pub fn own(&self) -> impl Iterator<Item = &Locker> {
+        self.lockers.iter().filter(|locker| matches!(locker.how, How::Dlock(_)))
+    }
+
     /// `words` under the lock `key`; `wait` says whether to wait for it.
     pub fn command(&self, locker: &Locker, key: &str, wait: bool, words: &[&str]) -> Command {
+        self.command_with(locker, &[], key, wait, words)
+    }
+
+    /// As [`Stores::command`], with options for `dlock run`.
+    pub fn command_with(&self, locker: &Locker, options: &[&str], key: &str, wait: bool, words: &[&str]) -> Command {
         let mut command = match &locker.how {
             How::None => Command::new(words[0]),
             How::Flock => {
@@ -166,7 +176,7 @@ impl Stores {
             }
             How::Dlock(_) => {
                 let mut command = Command::new(dlock::binary());
-                command.args(["run", "-k", key]);
+                command.args(["run", "-k", key]).args(options);
                 if wait {
                     command.args(["-w", "forever"]);
                 }

@@ -1,7 +1,7 @@
 //! Whole processes, timed one after the other in turns (A B C A B C …), so that a slower moment of the machine
 //! falls on all of them. Prints tables; proves nothing and fails for nothing.
 //!
-//! `cargo bench --bench whole_process`, with `-- processes`, `handoff`, `drain` or `commands` for a part of it, and with
+//! `cargo bench --bench whole_process`, with `-- processes`, `handoff`, `drain`, `commands` or `kinds` for a part of it, and with
 //! the names of stores for those instead of SQLite and Redis.
 #![allow(missing_docs, reason = "a program of its own")]
 #![allow(clippy::disallowed_methods, reason = "it measures real time")]
@@ -15,6 +15,7 @@ mod commands;
 mod drain;
 mod floor;
 mod handoff;
+mod kinds;
 mod lockers;
 mod processes;
 #[path = "../support/mod.rs"]
@@ -37,8 +38,13 @@ fn main() {
         _ => {
             let (named, asked): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| lockers::NAMES.contains(word));
             let wanted = |part: &str| asked.is_empty() || asked.contains(&part);
-            let parts: [(&str, Part); 4] =
-                [("processes", processes::run), ("handoff", handoff::run), ("drain", drain::run), ("commands", commands::run)];
+            let parts: [(&str, Part); 5] = [
+                ("processes", processes::run),
+                ("handoff", handoff::run),
+                ("drain", drain::run),
+                ("commands", commands::run),
+                ("kinds", kinds::run),
+            ];
             let stores = lockers::Stores::start(if named.is_empty() { &["sqlite", "redis"] } else { &named });
             for (name, run) in parts {
                 if wanted(name) {

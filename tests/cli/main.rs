@@ -14,5 +14,6 @@ mod hold;
 mod keeper;
 mod lab;
 mod schema;
+mod several;
 mod streams;
 mod usage;

@@ -11,7 +11,7 @@ fn arguments() {
     let mut lab = Lab::new();
     lab.say("").say("bogus").say("rnu").say("verify x").say("run").say("run -k").say("run -k x").say("run -k x --");
     lab.say_args(&["run", "-k", "x", "--", ""]);
-    lab.say("run -k x --bogus -- true").say("run -k x --tll 5 -- true").say("run -k x -k y -- true").say("run x true");
+    lab.say("run -k x --bogus -- true").say("run -k x --tll 5 -- true").say("run -k x -k y -k x -- true").say("run x true");
     lab.say("run -k x -w 5 -n -- true").say("run -k x -w soon -- true").say("run -k x -w -1 -- true");
     lab.say("run -k x -E 256 -- true").say("run -k x -E -1 -- true");
     lab.say("run -k x --leftover foo -- true").say("run -k x --contain foo -- true").say("run -k x --log foo -- true");
@@ -32,7 +32,10 @@ fn arguments() {
     lab.say("run -k x --at-least -1 -- true").say("run -k x --at-least 367d -- true").say("run -k x --warn-held soon -- true");
     lab.say("run -k x --max-runtime soon -- true").say("run -k x --max-runtime -1 -- true");
     lab.say("inspect").say("inspect x y").say("inspect x -k y").say("inspect x --ttl 5").say("list a b");
-    lab.say("acquire x").say("acquire x --ttl 5 -w 5 -n");
+    lab.say("acquire x").say("acquire x --ttl 5 -w 5 -n").say("acquire -k x -k y -k x --ttl 5").say("acquire x -k y --ttl 5");
+    lab.say("run -k x --permits 0 -- true").say("run -k x --permits 1001 -- true").say("run -k x --limit many -- true");
+    lab.say("run -k x -s --permits 2 -- true").say("run -k x -x --permits 2 -- true").say("run -k x -k y --permits 2 -- true");
+    lab.say("run -k x --permits 2 --once-per 1m -- true");
     lab.say("renew").say("renew x").say("renew --token T").say("release x").say("renew x --token T").say("release x --token @/nonexistent");
     lab.say("completions").say("completions tcsh").say("man bogus").say("inspect x -o yaml").say("inspect x --json -o json");
     lab.say("inspect x --color sometimes").say("inspect x --backend-timeout 0");

@@ -161,21 +161,22 @@ impl Backend for Memory {
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        Ok(self.with(&request.key, |slot, now| {
+        self.with(&request.key, |slot, now| {
             let Slot { crowd, record, last_fence, .. } = slot;
-            match crowd.ask(request, now, None, || record.judge(request.terms.as_ref(), now)) {
+            Ok(match crowd.ask(request, now, None, || record.judge(request.terms.as_ref(), now)) {
                 Answer::Has(grant) => Attempt::Granted(grant),
                 Answer::Busy(busy) => Attempt::Busy(busy),
                 Answer::Refused(refusal) => Attempt::Refused(refusal),
                 Answer::NotHeld => Attempt::NotHeld,
+                Answer::Otherwise(mode) => return Err(mode.not_enough()),
                 Answer::Go => {
                     // Never below the store's time, so that a store that lost its data doesn't repeat a fence.
                     *last_fence = (*last_fence + 1).max(now * 1000);
                     record.begin(request, Fence(*last_fence), now);
                     Attempt::Granted(crowd.grant(request, Fence(*last_fence), now))
                 }
-            }
-        }))
+            })
+        })
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {

@@ -94,7 +94,7 @@ impl Lease {
             place: None,
             bell: 0,
             crowd: (None, None),
-            rope: None,
+            share: None,
             freed: false,
         };
         self.unanswered = Some(table.session.server.session);
@@ -147,13 +147,14 @@ impl Lease {
         if request.waiting && self.queued(&request.key, &request.token).is_none() {
             self.queued.push(Queued { key: request.key.clone(), token: request.token, granted: false, told: None });
         }
+        let crowded = self.queued(&request.key, &request.token).is_some_and(|queued| queued.told.is_some());
         let (taken, position, (bell, (crowd, root))) = self
             .ask_for_good(async |table| {
-                table.rope = Some(table.tables.rope(&name, &request.token.hold_text())).filter(|_| !request.detached);
-                let mut taken = ledger::take(table, &name, request).await;
+                table.share = Some(request.token.hold_text()).filter(|_| !request.detached && request.mode != Mode::Exclusive);
+                let mut taken = ledger::take(table, &name, request, crowded).await;
                 if taken.is_err() && table.session.interrupted {
                     // Somebody woke a waiter that was awake.
-                    taken = ledger::take(table, &name, request).await;
+                    taken = ledger::take(table, &name, request, crowded).await;
                 }
                 Ok((taken?, table.place, (table.bell, table.crowd.clone())))
             })
@@ -218,17 +219,13 @@ impl Lease {
         let (queued, shared) = (self.queued(key, token).is_some_and(|queued| queued.granted), self.is_share(key, token));
         let release = self
             .ask_for_good(async |table| {
+                table.share = Some(token.hold_text()).filter(|_| shared);
                 let release = ledger::release(table, &name, token, parting, shared).await?;
                 // The lock is given back already: nobody waits for what follows, and nothing hangs on it.
                 if queued {
                     let _ = table.leave(&name, token, !matches!(release, Release::StillHeld(_))).await;
-                } else {
-                    if !matches!(release, Release::StillHeld(_)) {
-                        let _ = table.drop_rope(&name, token).await;
-                    }
-                    if release == Release::NotHeld {
-                        let _ = table.pass_on(&name).await;
-                    }
+                } else if release == Release::NotHeld {
+                    let _ = table.pass_on(&name).await;
                 }
                 Ok(release)
             })
@@ -334,7 +331,7 @@ impl Backend for Lease {
         let name = self.names.of(key);
         let outcome = self
             .ask(async |table| {
-                let record = table.read(&name).await?;
+                let record = table.read(&name, Duration::ZERO).await?;
                 let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
                 if let Some(record) = &record {
                     past.extend(record.vanished());

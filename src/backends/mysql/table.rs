@@ -3,6 +3,8 @@
 //! All of them judge by `UTC_TIMESTAMP(6)`, which is what ShedLock compares with and no time zone changes. Assignments are
 //! in an order in which none reads a column that was assigned before it, since MySQL sees the new value then.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
 use super::{
@@ -39,8 +41,8 @@ pub(super) struct LockTable<'a> {
     pub bell: i64,
     /// What its crowd was then, and the hold that has the lock for itself alone.
     pub crowd: (Option<String>, Option<String>),
-    /// Whose rope is to be taken with a share.
-    pub rope: Option<String>,
+    /// Whose rope is to be taken and let go with a share.
+    pub share: Option<String>,
     /// Nobody has the lock any more who had it for itself alone.
     pub freed: bool,
 }
@@ -138,16 +140,6 @@ impl LockTable<'_> {
             let open = format!("DO {}", self.open_gate(name));
             self.session.ask(&open).await?;
             self.gate_is_open(name);
-        }
-        Ok(())
-    }
-
-    /// Lets go of the rope of a hold that is over.
-    pub(super) async fn drop_rope(&mut self, name: &str, token: &Token) -> Result<()> {
-        let rope = self.tables.rope(name, &token.hold_text());
-        if self.session.ropes.contains(&rope) {
-            self.session.ask(&format!("DO RELEASE_LOCK({rope})")).await?;
-            self.session.ropes.retain(|other| *other != rope);
         }
         Ok(())
     }
@@ -297,7 +289,7 @@ impl sql::Table for LockTable<'_> {
         Ok(freed)
     }
 
-    async fn read(&mut self, name: &str) -> Result<Option<Record>> {
+    async fn read(&mut self, name: &str, _: Duration) -> Result<Option<Record>> {
         match std::mem::replace(&mut self.seen, Seen::No) {
             Seen::Row(record) => return Ok(Some(*record)),
             Seen::Nothing => return Ok(None),
@@ -365,9 +357,16 @@ impl sql::Table for LockTable<'_> {
         }
         // As with `grant`: a share that is given up must not be taken when nobody waits for the answer any more.
         self.session.drop_unsent_on_close(grants);
-        let rope = self.rope.clone().filter(|rope| grants && self.gated && !self.session.ropes.contains(rope));
-        if let Some(rope) = &rope {
-            rest += &format!("DO IF(@dlock_written > 0, GET_LOCK({rope}, 0), 0);\n");
+        let share = self.share.clone().filter(|_| self.gated).map(|hold| {
+            let (shares, rope) = (is.crowd.as_ref().is_some_and(|crowd| crowd.contains(&hold)), self.tables.rope(name, &hold));
+            let has = self.session.ropes.contains(&rope);
+            (rope, has, if grants { true } else { has && shares })
+        });
+        if let Some((rope, has, keeps)) = &share
+            && has != keeps
+        {
+            let function = if *keeps { format!("GET_LOCK({rope}, 0)") } else { format!("RELEASE_LOCK({rope})") };
+            rest += &format!("DO IF(@dlock_written > 0, {function}, 0);\n");
         }
         rest.extend(bells.next());
         let mut answered = self.session.try_ask(&(fill(include_str!("sql/write.sql")) + &rest)).await?;
@@ -386,7 +385,12 @@ impl sql::Table for LockTable<'_> {
         if Fields::of(row).int()? <= 0 {
             return Ok(false);
         }
-        self.session.ropes.extend(rope);
+        if let Some((rope, has, keeps)) = share
+            && has != keeps
+        {
+            self.session.ropes.retain(|other| *other != rope);
+            self.session.ropes.extend(keeps.then_some(rope));
+        }
         self.bell += ring;
         self.crowd = (is.crowd.clone(), is.root.clone());
         self.freed |= freed && was.locked_by != SHARED_BY;

@@ -31,8 +31,8 @@ pub(super) struct Gate {
     pub asked: Option<Key>,
     /// The one who has it tells nobody.
     pub foreign: bool,
-    /// The channel of who asked, if it waits in the crowd, and the revision of the row as it was found.
-    pub own: Option<(String, i64)>,
+    /// The channel of who asked, if it waits in the crowd, and how often somebody had been woken there.
+    pub own: Option<(String, u64)>,
     /// The channel of that kind to which this session listens.
     listens: Option<String>,
     /// The lock whose gate this session has, and to whose releases it listens.
@@ -107,15 +107,17 @@ impl Lease {
                 () = pause(POLL.saturating_sub(spread)) => Wake::Changed,
             });
         }
-        if let Some((channel, revision)) = self.gate.own.clone() {
+        if let Some((channel, told)) = self.gate.own.clone() {
             if self.gate.listens.as_ref() != Some(&channel) {
                 let mut session = self.take_session().await?;
                 let unlock = if self.gate.kept.take().is_some() { "SELECT pg_advisory_unlock_all();" } else { "" };
-                // Listen first, then look: what was told in between has changed the row.
+                // Listen first, then look whether anybody was woken in between.
                 let look = format!(
-                    "BEGIN; {unlock} UNLISTEN *; LISTEN {channel}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND revision = $2"
+                    "BEGIN; {unlock} UNLISTEN *; LISTEN {channel}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND coalesce((crowd::json->>'n')::bigint, 0) = $2 AND crowd IS NOT NULL"
                 );
-                let same = session.query(&self.tables.fill(&look), &[Value::Text(name), Value::Int(revision)]).await?;
+                let same = session
+                    .query(&self.tables.fill(&look), &[Value::Text(name), Value::Int(i64::try_from(told).unwrap_or(i64::MAX))])
+                    .await?;
                 self.session = Some(session);
                 self.gate.listens = Some(channel);
                 if same.is_empty() {

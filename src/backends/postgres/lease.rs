@@ -38,8 +38,9 @@ pub struct Lease {
     pub(super) gate: Gate,
     /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
-    /// The holds that were granted here as shares, for which no other way need be tried.
-    shares: Vec<u64>,
+    /// The holds whose lock had a crowd when they were last asked for, and whether they were granted as shares: what is quicker without
+    /// need not be tried for them.
+    crowded: Vec<(u64, bool)>,
     notices: Vec<Notice>,
 }
 
@@ -55,7 +56,7 @@ impl Lease {
             unanswered: None,
             gate: Gate::default(),
             queued: Vec::new(),
-            shares: Vec::new(),
+            crowded: Vec::new(),
             notices: Vec::new(),
         }
     }
@@ -109,6 +110,10 @@ impl Lease {
         })
     }
 
+    fn crowd_of(&self, token: &Token) -> Option<bool> {
+        self.crowded.iter().find(|(hold, _)| *hold == token.hold).map(|(_, shared)| *shared)
+    }
+
     fn is_queued(&self, key: &Key, token: &Token) -> bool {
         self.queued.iter().any(|(of, who)| of == key && who == token)
     }
@@ -120,8 +125,9 @@ impl Lease {
             self.queued.push((request.key.clone(), request.token));
         }
         self.gate.asked = None;
+        let crowded = self.crowd_of(&request.token);
         let (taken, left) = self
-            .ask_for_good(async |table| match ledger::take(table, &name, request).await? {
+            .ask_for_good(async |table| match ledger::take(table, &name, request, crowded.is_some()).await? {
                 Taken::Held(record) if request.waiting => {
                     let place = table.join_queue(&name, request).await?;
                     Ok(((Taken::Held(record), Some(place)), false))
@@ -130,8 +136,10 @@ impl Lease {
             })
             .await?;
         let shared = request.mode != Mode::Exclusive && matches!(taken, (Taken::Granted(_), _));
-        if shared && !self.shares.contains(&request.token.hold) {
-            self.shares.push(request.token.hold);
+        let still = matches!(taken, (Taken::Queued { .. }, _)) || (crowded.is_some() && matches!(taken, (Taken::Granted(_), _)));
+        self.crowded.retain(|(hold, _)| *hold != request.token.hold);
+        if still || shared {
+            self.crowded.push((request.token.hold, shared));
         }
         if left {
             self.gate.is_left();
@@ -146,10 +154,10 @@ impl Lease {
             (Taken::Refused(refusal), _) => Attempt::Refused(refusal),
             // Free already, though perhaps nobody told: not to be waited for, but to be asked for again.
             (Taken::Passing, _) => Attempt::Busy(Busy { notifies: true, passing: true, ..Busy::default() }),
-            (Taken::Queued { busy, foreign, revision }, _) => {
+            (Taken::Queued { busy, foreign, told }, _) => {
                 self.gate.found_busy(&request.key, foreign);
                 if !is_plain(request) {
-                    self.gate.own = Some((self.tables.waiter(&name, &request.token.hold_text()), revision));
+                    self.gate.own = Some((self.tables.waiter(&name, &request.token.hold_text()), told));
                 }
                 let at_the_end = self.gate.is_kept() || looks_at_the_end(busy.position);
                 Attempt::Busy(Busy {
@@ -185,19 +193,21 @@ impl Lease {
         })
         .await?;
         self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
+        self.crowded.retain(|(hold, _)| *hold != request.token.hold);
         Ok(())
     }
 
     async fn ask_release(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<Release> {
-        let shared = self.shares.contains(&token.hold);
-        let released = self.ask_for_good(async |table| ledger::release(table, name, token, parting, shared).await).await?;
-        self.shares.retain(|hold| *hold != token.hold);
+        let crowded = self.crowd_of(token).is_some();
+        let released = self.ask_for_good(async |table| ledger::release(table, name, token, parting, crowded).await).await?;
+        self.crowded.retain(|(hold, _)| *hold != token.hold);
         Ok(released)
     }
 
     async fn look_at(&mut self, key: &Key) -> Result<LockState> {
         let name = self.names.of(key);
-        let (record, queue) = self.ask(async |table| Ok((table.read(&name).await?, table.queue(&name, true).await?))).await?;
+        let (record, queue) =
+            self.ask(async |table| Ok((table.read(&name, Duration::ZERO).await?, table.queue(&name, true).await?))).await?;
         let waiters: Vec<Waiter> = queue.into_iter().map(|(_, waiter)| waiter).collect();
         match record {
             Some(record) => record.state(key.clone(), waiters),
@@ -254,7 +264,7 @@ impl Backend for Lease {
             CAPABILITIES.check_ttl(ttl)?;
         }
         let name = self.names.of(key);
-        let shared = self.shares.contains(&token.hold);
+        let shared = self.crowd_of(token) == Some(true);
         let outcome = self.ask(async |table| ledger::renew(table, &name, token, extension, shared).await).await;
         self.about(outcome, "renew", Some(key))
     }
@@ -291,7 +301,7 @@ impl Backend for Lease {
         let name = self.names.of(key);
         let outcome = self
             .ask(async |table| {
-                let record = table.read(&name).await?;
+                let record = table.read(&name, Duration::ZERO).await?;
                 let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
                 if let Some(record) = &record {
                     past.extend(record.vanished());

@@ -3,6 +3,8 @@
 //! All of them judge by `clock_timestamp()`, since `now()` stands still in a transaction, as UTC without a time zone, which is
 //! what ShedLock compares with. Nothing here waits but for another statement on the same row.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use sqlx::{Row as _, postgres::PgRow};
 
@@ -108,8 +110,10 @@ impl sql::Table for LockTable<'_> {
         Ok(!rows.is_empty())
     }
 
-    async fn read(&mut self, name: &str) -> Result<Option<Record>> {
-        let rows = self.session.query(&self.tables.fill(include_str!("sql/read.sql")), &[Value::Text(name)]).await?;
+    async fn read(&mut self, name: &str, pause: Duration) -> Result<Option<Record>> {
+        let first = if pause.is_zero() { String::new() } else { format!("SELECT pg_sleep({:.4});\n", pause.as_secs_f64()) };
+        let sql = first + &self.tables.fill(include_str!("sql/read.sql"));
+        let rows = self.session.query(&sql, &[Value::Text(name)]).await?;
         rows.first().map(|row| record(row).map_err(failure::malformed)).transpose()
     }
 

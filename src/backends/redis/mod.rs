@@ -177,11 +177,11 @@ impl Redis {
         loop {
             let (script, arguments) = if exclusive { (&script::ACQUIRE, &alone) } else { (&script::SHARE, &share) };
             (line, reply) = self.eval_over(line, script, &keys, arguments).await?;
-            // Whoever is entered holds it in the other way. It can't be the other way round again but for a miracle.
-            if !is_otherwise(&reply) || exclusive != (request.mode == Mode::Exclusive) {
+            // Whoever is entered holds it in another way: alone, which is as good for a reader.
+            if request.mode != Mode::Shared || exclusive || otherwise(&reply) != Some("exclusive".into()) {
                 break;
             }
-            exclusive = !exclusive;
+            exclusive = true;
         }
         let attempt = match &reply {
             Value::ServerError(error) => Err(self.servers.refused(error)),
@@ -432,7 +432,15 @@ fn answer(reply: &Value) -> Result<(String, &[Value])> {
 
 /// Whether the hold that was asked about is of the other sort: a share, or of the whole lock.
 fn is_otherwise(reply: &Value) -> bool {
-    matches!(answer(reply), Ok((word, [])) if word == "otherwise")
+    matches!(answer(reply), Ok((word, _)) if word == "otherwise")
+}
+
+/// In which other way the owner that was to be entered holds the lock.
+fn otherwise(reply: &Value) -> Option<String> {
+    match answer(reply) {
+        Ok((word, [kind])) if word == "otherwise" => reply::text(kind),
+        _ => None,
+    }
 }
 
 fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> {
@@ -447,6 +455,11 @@ fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> {
             permit: rest.first().and_then(reply::int).and_then(|number| u32::try_from(number).ok()),
         })),
         ("not-held", []) => Ok(Attempt::NotHeld),
+        ("otherwise", [kind]) => Err(match reply::text(kind).as_deref() {
+            Some("exclusive") => Mode::Exclusive.not_enough(),
+            Some("permits") => Mode::Permits(1).not_enough(),
+            _ => Mode::Shared.not_enough(),
+        }),
         ("refused", rest) => starts::read_refusal(rest).map(|refusal| Attempt::Refused(Box::new(refusal))),
         ("busy", [now, pttl, lock, record, place, shares, left]) => {
             let lock = reply::pairs(lock).ok_or_else(failure::unreadable)?;

@@ -14,8 +14,8 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "0e14238f79f925d824a33d4f8d363f8e7bdcd84c");
-pub(super) static SHARE: Script = script!("lua/share.lua", "11798da4f5f00d1511738c40e3caaa5ae7d8df2d");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "bf9afccc679062df236375b8f2764d64d79fff2b");
+pub(super) static SHARE: Script = script!("lua/share.lua", "9002e346c18c40daa91181fc4e0f75085fc106c6");
 pub(super) static RENEW: Script = script!("lua/renew.lua", "0db10a814a1b20738355e8c1421dfce27044199e");
 pub(super) static RELEASE: Script = script!("lua/release.lua", "4177f44361cf6cd3c51e9ec91c53a9f6655b6cb2");
 pub(super) static BREAK: Script = script!("lua/break.lua", "ed22e8401ebfa119f011c86bc95996f0ec575a45");

@@ -4,6 +4,8 @@
 //! is left (nested holds, a request asked again, shared locks, and all refusals) reads the row, works out how it should be, and
 //! writes it back if nobody changed it meanwhile and what that goes by still lasts; otherwise it is read again.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
 use super::{
@@ -12,7 +14,7 @@ use super::{
 };
 use crate::lock::{
     Break, Busy, Effect, Entry, Error, Extension, Fence, Grant, Holding, Kind, Marking, Mode, Parting, Past, Purpose, Refusal, Release,
-    Renewal, Request, Result, Stage, Token, Ttl,
+    Renewal, Request, Result, Stage, Token, Ttl, random,
 };
 
 /// What a dialect answers, each question in one atomic statement that is judged by the server's clock.
@@ -38,8 +40,8 @@ pub trait Table {
     /// remembers how it ended, and what became of its start.
     async fn free(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<bool>;
 
-    /// The row as it is.
-    async fn read(&mut self, name: &str) -> Result<Option<Record>>;
+    /// The row as it is, after a `pause` of the server's.
+    async fn read(&mut self, name: &str, pause: Duration) -> Result<Option<Record>>;
 
     /// Makes a row for a lock that was never taken, which is free; nothing if there is one.
     async fn create(&mut self, name: &str) -> Result<()>;
@@ -97,8 +99,8 @@ pub enum Taken {
         busy: Busy,
         /// Who has it is no dlock.
         foreign: bool,
-        /// The row's revision then.
-        revision: i64,
+        /// [`Crowd::told`](crate::lock::crowd::Crowd::told): a wake-up since is one that may have been missed.
+        told: u64,
     },
     /// Nobody has it, but a run before keeps it from this one.
     Refused(Box<Refusal>),
@@ -111,20 +113,28 @@ pub enum Taken {
 /// How often a row is read anew that others changed before it was written back. Each time one of them got on.
 const ROUNDS: u32 = 100;
 
-/// Takes the row or a share of it, or enters it for its owner.
+/// How long the server is to let the next round wait. Of many who come at once, all but one have read in vain: if they came again at
+/// once, the work would grow with the square of their number.
+fn pause(round: u32) -> Duration {
+    let most = if round == 0 { 1 } else { 2_000 << round.min(9) };
+    Duration::from_micros(random() % most)
+}
+
+/// Takes the row or a share of it, or enters it for its owner. Where there is a crowd, as far as is known, there is no need to try without.
 ///
 /// # Errors
 /// The dialect's, and those of a row that can't be understood.
-pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Request) -> Result<Taken> {
+pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Request, crowded: bool) -> Result<Taken> {
     let nested = request.entry == Entry::Reenter;
     if !nested
+        && !crowded
         && request.mode == Mode::Exclusive
         && let Some(fence) = table.grant(name, request, None).await?
     {
         return Ok(granted(request, fence, 1));
     }
-    for _ in 0..ROUNDS {
-        let Some(record) = table.read(name).await? else {
+    for round in 0..ROUNDS {
+        let Some(record) = table.read(name, pause(round)).await? else {
             if nested {
                 return Ok(Taken::NotHeld);
             }
@@ -136,10 +146,13 @@ pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Reque
         };
         record.check_layout()?;
         let taken = if record.is_held_by(&request.token) {
+            if !Mode::Exclusive.covers(request.mode) {
+                return Err(Mode::Exclusive.not_enough());
+            }
             let mut step = held(record)?;
             let holds = step.is.enter(&request.token, request.ttl)?;
             let fence = step.is.fence();
-            step.write(table).await?.map(|_| granted(request, fence, holds))
+            step.write(table).await?.then(|| granted(request, fence, holds))
         } else if shares::rule(&record, request) {
             shares::take(table, record, request).await?
         } else {
@@ -180,8 +193,8 @@ pub async fn renew(table: &mut (impl Table + ?Sized), name: &str, token: &Token,
     if !shared && let Some((ttl, fence)) = table.extend(name, token, extension).await? {
         return Ok(Renewal::Renewed { ttl, fence });
     }
-    for _ in 0..ROUNDS {
-        let Some(record) = table.read(name).await? else { return Ok(Renewal::NotHeld) };
+    for round in 0..ROUNDS {
+        let Some(record) = table.read(name, pause(round)).await? else { return Ok(Renewal::NotHeld) };
         record.check_layout()?;
         let renewed = if record.is_held_by(token) {
             renew_held(table, record, token, extension).await?
@@ -209,7 +222,7 @@ async fn renew_held(table: &mut (impl Table + ?Sized), record: Record, token: &T
     if !matches!(answer, Renewal::Renewed { .. }) {
         return Ok(Some(answer));
     }
-    Ok(step.write(table).await?.map(|_| answer))
+    Ok(step.write(table).await?.then_some(answer))
 }
 
 /// Whether the token holds the lock.
@@ -217,7 +230,7 @@ async fn renew_held(table: &mut (impl Table + ?Sized), record: Record, token: &T
 /// # Errors
 /// As [`take`].
 pub async fn verify(table: &mut (impl Table + ?Sized), name: &str, token: &Token) -> Result<Holding> {
-    let Some(record) = table.read(name).await? else { return Ok(Holding::NotHeld) };
+    let Some(record) = table.read(name, Duration::ZERO).await? else { return Ok(Holding::NotHeld) };
     record.check_layout()?;
     if !record.is_held_by(token) {
         return Ok(record.crowd()?.0.verify(token, record.now_ms()));
@@ -228,16 +241,16 @@ pub async fn verify(table: &mut (impl Table + ?Sized), name: &str, token: &Token
     })
 }
 
-/// Gives a hold back: one that is `shared`, as [`renew`] has it.
+/// Gives a hold back, in a crowd as far as is known.
 ///
 /// # Errors
 /// As [`take`].
-pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Token, parting: &Parting, shared: bool) -> Result<Release> {
-    if !shared && table.free(name, token, parting).await? {
+pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Token, parting: &Parting, crowded: bool) -> Result<Release> {
+    if !crowded && table.free(name, token, parting).await? {
         return Ok(Release::Released);
     }
-    for _ in 0..ROUNDS {
-        let Some(record) = table.read(name).await? else { return Ok(Release::NotHeld) };
+    for round in 0..ROUNDS {
+        let Some(record) = table.read(name, pause(round)).await? else { return Ok(Release::NotHeld) };
         record.check_layout()?;
         let released = if record.is_held_by(token) {
             release_held(table, record, token, parting).await?
@@ -263,7 +276,7 @@ async fn release_held(table: &mut (impl Table + ?Sized), record: Record, token: 
         step.crowd.freed();
     }
     step.became = parting.became;
-    Ok(step.write(table).await?.map(|_| answer))
+    Ok(step.write(table).await?.then_some(answer))
 }
 
 /// Marks the hold with this fence as to be broken.
@@ -274,14 +287,14 @@ pub async fn mark(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, m
     if table.mark(name, fence, mark).await? {
         return Ok(Marking::Done);
     }
-    for _ in 0..ROUNDS {
-        let Some(record) = table.read(name).await? else { return Ok(Marking::Changed) };
+    for round in 0..ROUNDS {
+        let Some(record) = table.read(name, pause(round)).await? else { return Ok(Marking::Changed) };
         record.check_layout()?;
         let mut step = Step::from(record)?;
         if step.crowd.mark(fence, mark) == Marking::Changed {
             return Ok(Marking::Changed);
         }
-        if step.write(table).await?.is_some() {
+        if step.write(table).await? {
             return Ok(Marking::Done);
         }
     }
@@ -293,8 +306,8 @@ pub async fn mark(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, m
 /// # Errors
 /// As [`take`].
 pub async fn evict(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, mark: &Break) -> Result<Marking> {
-    for _ in 0..ROUNDS {
-        let Some(record) = table.read(name).await? else { return Ok(Marking::Changed) };
+    for round in 0..ROUNDS {
+        let Some(record) = table.read(name, pause(round)).await? else { return Ok(Marking::Changed) };
         record.check_layout()?;
         let is_ours = record.is_held() && record.is_ours() && record.fence() == fence;
         let mut step = if is_ours { held(record)? } else { Step::from(record)? };
@@ -308,7 +321,7 @@ pub async fn evict(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, 
             let Some(past) = step.crowd.evict(fence, mark, now) else { return Ok(Marking::Changed) };
             step.past.push(past);
         }
-        if step.write(table).await?.is_some() {
+        if step.write(table).await? {
             return Ok(Marking::Done);
         }
     }
@@ -320,13 +333,13 @@ pub async fn evict(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, 
 /// # Errors
 /// As [`take`].
 pub async fn leave(table: &mut (impl Table + ?Sized), name: &str, token: &Token) -> Result<()> {
-    for _ in 0..ROUNDS {
-        let Some(record) = table.read(name).await?.filter(|record| record.crowd.is_some()) else { return Ok(()) };
+    for round in 0..ROUNDS {
+        let Some(record) = table.read(name, pause(round)).await?.filter(|record| record.crowd.is_some()) else { return Ok(()) };
         record.check_layout()?;
         let mut step = Step::from(record)?;
         // Somebody may have come in between who is not in there yet.
         step.wake_plain = !step.is.is_held();
-        if !step.crowd.leave(token) || step.write(table).await?.is_some() {
+        if !step.crowd.leave(token) || step.write(table).await? {
             return Ok(());
         }
     }
@@ -341,7 +354,7 @@ fn held(record: Record) -> Result<Step> {
 }
 
 pub(super) fn granted(request: &Request, fence: Fence, holds: u32) -> Taken {
-    Taken::Granted(Grant { fence, ttl: request.ttl, holds, settle: std::time::Duration::ZERO, session: None, permit: None })
+    Taken::Granted(Grant { fence, ttl: request.ttl, holds, settle: Duration::ZERO, session: None, permit: None })
 }
 
 pub(super) fn beyond() -> Error {

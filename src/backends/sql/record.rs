@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(row.lock_until_us, 121 * SECOND);
         assert_eq!((row.release(&token, Scope::Tree).unwrap(), &row.root), (Release::NotHeld, &None));
         assert_eq!(row.release(&one, Scope::Hold).unwrap(), Release::Released);
-        assert!(!row.is_held());
+        assert_eq!(row.lock_until_us, ENDED_US);
     }
 
     #[test]

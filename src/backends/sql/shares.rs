@@ -102,33 +102,26 @@ impl Step {
         Ok(Self { is: was.clone(), was, crowd, past, became: None, by_us: None, wake_plain: false, absorbed: Vec::new() })
     }
 
-    /// Writes it down, if there is anything to be written; the row's revision then. `None`, and nothing was done, if the row is not as
-    /// it was any more.
-    pub async fn write(mut self, table: &mut (impl Table + ?Sized)) -> Result<Option<i64>> {
-        let outside = self.is.outside();
+    /// Writes it down, if there is anything to be written. False, and nothing was done, if the row is not as it was any more.
+    pub async fn write(mut self, table: &mut (impl Table + ?Sized)) -> Result<bool> {
+        let woken = self.crowd.woken(self.is.outside());
         self.is.put_crowd(&self.crowd);
         if self.is == self.was && self.past.is_empty() && self.became.is_none() {
-            return Ok(Some(self.was.revision));
+            return Ok(true);
         }
-        let mut change = Change {
+        let freed = self.was.is_held() && !self.is.is_held();
+        let change = Change {
             was: &self.was,
             is: &self.is,
             by_us: self.by_us,
             past: &self.past,
             became: self.became,
             absorbed: &self.absorbed,
-            wake_plain: self.wake_plain || (self.was.is_held() && !self.is.is_held()),
-            plain: None,
-            wake: Vec::new(),
+            wake_plain: self.wake_plain || freed || woken.iter().any(|woken| woken.plain),
+            plain: woken.iter().find(|woken| woken.plain).map(|woken| woken.hold.clone()),
+            wake: woken.into_iter().filter(|woken| !woken.plain).map(|woken| woken.hold).collect(),
         };
-        for woken in self.crowd.woken(outside) {
-            if woken.plain {
-                (change.wake_plain, change.plain) = (true, Some(woken.hold));
-            } else {
-                change.wake.push(woken.hold);
-            }
-        }
-        Ok(table.write(&change).await?.then_some(self.was.revision + 1))
+        table.write(&change).await
     }
 
     /// What it goes by ends with this token's share.
@@ -162,8 +155,9 @@ pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, requ
     let (known, now_ms) = step.was.known(&request.token);
     let outside = step.was.outside();
     match step.crowd.ask(request, now_ms, outside, || known.judge(request.terms.as_ref(), now_ms)) {
-        Answer::Has(grant) => Ok(step.write(table).await?.map(|_| Taken::Granted(grant))),
+        Answer::Has(grant) => Ok(step.write(table).await?.then_some(Taken::Granted(grant))),
         Answer::NotHeld => Ok(Some(Taken::NotHeld)),
+        Answer::Otherwise(mode) => Err(mode.not_enough()),
         Answer::Refused(refusal) => Ok(Some(Taken::Refused(refusal))),
         Answer::Go if step.was.fence >= LAST_FENCE => Err(beyond()),
         Answer::Go if request.mode == Mode::Exclusive => {
@@ -177,12 +171,13 @@ pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, requ
             step.is.fence = (step.was.fence + 1).max(step.was.now_us);
             step.past.extend(step.was.vanished());
             let grant = step.crowd.grant(request, Fence(u64::try_from(step.is.fence).unwrap_or_default()), now_ms);
-            Ok(step.write(table).await?.map(|_| Taken::Granted(grant)))
+            Ok(step.write(table).await?.then_some(Taken::Granted(grant)))
         }
         Answer::Busy(mut busy) => {
             busy.holders.extend(step.was.holder()?);
             let foreign = outside.is_some() && !step.was.is_ours();
-            Ok(step.write(table).await?.map(|revision| Taken::Queued { busy, foreign, revision }))
+            let told = step.crowd.told();
+            Ok(step.write(table).await?.then_some(Taken::Queued { busy, foreign, told }))
         }
     }
 }
@@ -202,7 +197,7 @@ pub(super) async fn renew(
     if matches!(answer, Renewal::Broken(_)) {
         return Ok(Some(answer));
     }
-    Ok(step.write(table).await?.map(|_| answer))
+    Ok(step.write(table).await?.then_some(answer))
 }
 
 /// Gives a share back, or a hold of it. `None` if the row was changed meanwhile.
@@ -219,5 +214,95 @@ pub(super) async fn release(
         return Ok(Some(answer));
     }
     step.past.extend(past);
-    Ok(step.write(table).await?.map(|_| answer))
+    Ok(step.write(table).await?.then_some(answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        backends::sql::locked_by,
+        lock::{End, Entry, Key, Ttl},
+    };
+
+    const SECOND: i64 = 1_000_000;
+
+    fn request(mode: Mode, seconds: u64) -> Request {
+        Request {
+            key: Key::new("job").unwrap(),
+            token: Token::random(),
+            ttl: Ttl::new(Duration::from_secs(seconds)).unwrap(),
+            ttl_asked: true,
+            mode,
+            fair: false,
+            entry: Entry::Fresh,
+            detached: false,
+            waiting: false,
+            metadata: None,
+            at_ms: None,
+            terms: None,
+        }
+    }
+
+    /// A row whose hold vanished.
+    fn row(token: &Token) -> Record {
+        Record {
+            name: "dlock:job".into(),
+            now_us: ENDED_US + 1000 * SECOND,
+            lock_until_us: ENDED_US + 990 * SECOND,
+            locked_at_us: ENDED_US + 900 * SECOND,
+            locked_by: locked_by(token),
+            layout: None,
+            owner: Some(locked_by(token)),
+            root: Some(token.hold_text()),
+            ttl_ms: 60_000,
+            holds: None,
+            fence: 7,
+            detached: false,
+            renewed_us: ENDED_US + 900 * SECOND,
+            metadata: None,
+            mark: None,
+            seen: false,
+            crowd: None,
+            waited: false,
+            revision: 1,
+            starts: crate::lock::Record::default(),
+        }
+    }
+
+    fn share(row: &mut Record, request: &Request) {
+        let (mut crowd, _) = row.crowd().unwrap();
+        crowd.grant(request, Fence(8), row.now_ms());
+        row.put_crowd(&crowd);
+    }
+
+    #[test]
+    fn a_lock_that_is_shared_ends_with_its_last_share() {
+        let (token, short, long) = (Token::random(), request(Mode::Shared, 10), request(Mode::Shared, 20));
+        let mut row = row(&token);
+        assert!(row.vanished().is_some_and(|past| past.end == End::Expired));
+        share(&mut row, &long);
+        share(&mut row, &short);
+        assert!(row.is_shared() && !row.is_ours() && !row.is_held_by(&token) && row.vanished().is_none());
+        assert_eq!((row.lock_until_us - row.now_us, row.layout, row.outside()), (20 * SECOND, Some(LAYOUT), None));
+        row.now_us += 15 * SECOND;
+        let (mut crowd, past) = row.crowd().unwrap();
+        assert_eq!((past.len(), crowd.holders(row.now_ms()).len()), (1, 1));
+        crowd.release(&long.token, &crate::lock::Scope::Hold.into(), row.now_ms());
+        row.put_crowd(&crowd);
+        assert_eq!((row.is_held(), row.lock_until_us, &row.crowd), (false, ENDED_US, &None));
+    }
+
+    #[test]
+    fn shares_beside_another_name_are_lost() {
+        let mut row = row(&Token::random());
+        share(&mut row, &request(Mode::Permits(2), 10));
+        row.locked_by = "web7".into();
+        let (crowd, past) = row.crowd().unwrap();
+        assert!(!crowd.is_shared() && past.len() == 1 && past[0].ended_ms == Some(row.now_ms()));
+        assert_eq!(row.outside(), Some(u64::try_from(row.lock_until_us / 1000).unwrap()));
+        assert!(row.holder().unwrap().unwrap().foreign);
+    }
 }

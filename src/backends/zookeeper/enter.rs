@@ -109,7 +109,10 @@ impl Hold {
             };
             let steps = vec![Ask::Check { path: &place.path }, remark, step];
             match self.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
-                Some(Ok(Reply::AllDone { .. })) => return self.entered(place, kept.holds.iter().filter(|hold| **hold != beat).count()),
+                Some(Ok(Reply::AllDone { .. })) => {
+                    self.outer = self.shortest(ensemble, &kept).await?;
+                    return self.entered(place, kept.holds.iter().filter(|hold| **hold != beat).count());
+                }
                 Some(Ok(Reply::RolledBack { at: 0 | 1, code: Code::NoNode })) => return Ok(Attempt::NotHeld),
                 Some(Ok(Reply::RolledBack { code: Code::BadVersion | Code::NodeExists | Code::NoNode, .. })) => {}
                 answer => return Err(unexpected(answer).into()),
@@ -118,11 +121,24 @@ impl Hold {
         Err(failure::unsettled().into())
     }
 
+    /// How long the shortest session of the owner's holds lasts: the one that has the lock may be handed down at any time, and then
+    /// has to be kept alive at its own pace.
+    async fn shortest(&mut self, ensemble: &Ensemble, kept: &Kept) -> Asked<Duration> {
+        let reads: Vec<_> = kept.holds.iter().map(|path| Ask::Read { path }).collect();
+        let answers = if reads.is_empty() { Vec::new() } else { self.ask(ensemble, &reads).await? };
+        let told = answers.into_iter().filter_map(|answer| match answer {
+            Ok(Reply::Data { data, .. }) => str::from_utf8(&data).ok()?.parse().ok(),
+            _ => None,
+        });
+        let handed_down = kept.heirloom().map(|heirloom| heirloom.timeout_ms);
+        Ok(told.chain(handed_down).min().map_or(Duration::MAX, Duration::from_millis))
+    }
+
     fn entered(&mut self, place: Place, others: usize) -> Asked<Attempt> {
         let Some(session) = &mut self.session else { return Err(Fault::Expired) };
         let grant = Grant {
             fence: place.fence,
-            ttl: Ttl::new(session.timeout)?,
+            ttl: Ttl::new(session.timeout.min(self.outer))?,
             holds: u32::try_from(others + 1).unwrap_or(u32::MAX),
             settle: Duration::ZERO,
             session: session.hand_over(),

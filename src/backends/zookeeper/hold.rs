@@ -39,6 +39,8 @@ pub(super) struct Hold {
     pub(super) granted: bool,
     /// The place is its own and ends with its session; otherwise it is nested.
     pub(super) root: bool,
+    /// How long the sessions of those last that it is nested in.
+    pub(super) outer: Duration,
     /// It was asked for by somebody who waits, and leaves the line by itself.
     pub(super) waiting: bool,
     /// The servers know none.
@@ -69,6 +71,7 @@ impl Hold {
             maybe_placed: false,
             granted: false,
             root,
+            outer: Duration::MAX,
             waiting: false,
             no_containers: false,
             stale: Vec::new(),

@@ -68,7 +68,7 @@ impl Hold {
         let mut lasts = self.session.as_ref().map(|session| session.timeout).unwrap_or_default();
         if !self.root {
             match self.keep_heirloom(ensemble, mark, purpose).await? {
-                Some(keeps) => lasts = lasts.min(keeps),
+                Some(keeps) => lasts = lasts.min(keeps).min(self.outer),
                 None => return Ok(Renewal::NotHeld),
             }
         }

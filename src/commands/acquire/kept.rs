@@ -7,7 +7,7 @@ use std::{
 
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::{AcquireSettings, Taken, give_back, take};
+use super::{AcquireSettings, Hold, Taken, give_back, take};
 use crate::{
     commands::{
         Context,
@@ -16,9 +16,10 @@ use crate::{
             until::{Over, Until},
         },
         interrupted,
+        take::keep,
     },
     exit,
-    lease::{self, BootClock, Budget, Clock as _, Lease, Limits, Loss, ask, wall_ms},
+    lease::{self, BootClock, Clock as _, Limits, Loss, ask, wall_ms},
     lock::{self, Backend, Break, End, Error, Key, Kind, Parting, Past, Purpose, Result, Scope},
     output::{Syslog, age, mark},
     supervise::{Detach, Keeper, Signals, fork_keeper},
@@ -31,7 +32,7 @@ const ASIDE: Limits = Limits { answer: std::time::Duration::from_secs(2) };
 ///
 /// # Errors
 /// As for a lock that nobody keeps.
-pub fn run(settings: AcquireSettings, pid: i32, context: &Context) -> Result<u8> {
+pub fn run(settings: &AcquireSettings, pid: i32, context: &Context) -> Result<u8> {
     context.out.check_token_has_a_reader()?;
     let forked = fork_keeper().map_err(|error| Error::new(Kind::Unavailable, "no keeper can be started").source(error))?;
     match forked {
@@ -40,68 +41,68 @@ pub fn run(settings: AcquireSettings, pid: i32, context: &Context) -> Result<u8>
     }
 }
 
-async fn work(settings: AcquireSettings, pid: i32, context: &Context, caller: Detach) -> Result<u8> {
+async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: Detach) -> Result<u8> {
     // Before the wait: the process may be gone after it, and its number another's.
     let until = Until::open(HoldUntil::ProcessEnds(pid))?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
-    let mut backend = crate::commands::open(context);
     let program = fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim().to_owned());
     let stop = until.ended_or(interrupted(&mut signals));
-    let lease = match take(&settings, context, &mut *backend, program, stop).await? {
-        Taken::Granted(lease) => lease,
+    let mut holds = match take(&settings.wanted, true, program, context, stop).await? {
+        Taken::Granted(holds) => holds,
         Taken::Stopped(Over::Ended) => return Ok(exit::OK),
-        Taken::Stopped(Over::Signal(signal)) => return Ok(super::stopped(signal, &settings.key, context)),
+        Taken::Stopped(Over::Signal(signal)) => return Ok(super::stopped(signal, &settings.wanted.key, context)),
         Taken::Not(status) => return Ok(status),
     };
-    if let Some(status) = super::print(&lease, &mut *backend, context).await {
+    if let Some(status) = super::print(&mut holds, context).await {
         return Ok(status);
     }
     if let Err(error) = caller.detach(exit::OK) {
-        let _ = give_back(&mut *backend, &lease, context.limits).await;
+        super::undo(&mut holds, context.limits).await;
         return Err(Error::new(Kind::Unavailable, "the keeper can't be left behind").source(error));
     }
-    keep(lease, context, &mut *backend, &until, signals).await;
+    keep_on(holds, context.limits, &until, signals).await;
     Ok(exit::OK)
 }
 
-/// Renews until the process has ended; tells it to end if the lock is lost or broken. Nobody reads what is printed here.
-async fn keep(mut lease: Lease, context: &Context, backend: &mut dyn Backend, until: &Until, mut signals: Signals) {
-    let Ok(budget) = Budget::new(lease.ttl, None, backend.capabilities().pace) else { return };
-    let began = lease.t0;
+/// Renews until the process has ended; tells it to end if a lock is lost or broken. Nobody reads what is printed here.
+async fn keep_on(mut holds: Vec<Hold>, limits: Limits, until: &Until, mut signals: Signals) {
+    let began = BootClock.now();
     let mut purpose = Purpose::GoOn;
     let mut broken: Option<Break> = None;
+    let mut lost = false;
     let mut signalled = false;
-    loop {
-        let over = {
-            let renewals = lease::keep(&mut *backend, &BootClock, &mut lease, budget, context.limits, purpose, |_, _| {});
-            // A keeper that is told to end gives the lock back once; then only the process's end counts.
-            tokio::select! {
-                biased;
-                loss = renewals => Err(loss),
-                over = until.ended_or(interrupted(&mut signals)) => Ok(over),
-            }
+    while !holds.is_empty() {
+        // A keeper that is told to end gives the locks back once; then only the process's end counts.
+        let over = tokio::select! {
+            biased;
+            loss = keep(&mut holds, limits, purpose) => Err(loss),
+            over = until.ended_or(interrupted(&mut signals)) => Ok(over),
         };
         match over {
-            Ok(Over::Signal(_)) if broken.is_some() && !std::mem::replace(&mut signalled, true) => {}
-            Ok(_) => break,
+            Ok(Over::Signal(_)) if (broken.is_some() || lost) && !std::mem::replace(&mut signalled, true) => {}
+            Ok(_) | Err(Err(_)) => break,
             // What protects the lock is dead before it is given back, as with `run`; but nobody kills it here.
-            Err(Loss::Broken(by)) => {
-                say(&lease.key, &format!("broken {}", mark(&by)));
+            Err(Ok((at, Loss::Broken(by)))) => {
+                say(&holds[at].lease.key, &format!("broken {}", mark(&by)));
                 end(until);
                 broken = Some(by);
                 purpose = Purpose::Stop;
             }
-            Err(Loss::NotOwner) => {
-                if !was_released(backend, &lease).await {
-                    say(&lease.key, "lost: the store says that it is not ours any more");
+            // The others are kept until the process has ended.
+            Err(Ok((at, Loss::NotOwner))) => {
+                let mut hold = holds.remove(at);
+                if !was_released(&mut hold).await {
+                    say(&hold.lease.key, "lost: the store says that it is not ours any more");
                     end(until);
+                    lost = true;
                 }
-                return;
             }
-            Err(Loss::Unconfirmed { since, .. }) => {
+            Err(Ok((at, Loss::Unconfirmed { since, .. }))) => {
+                let Hold { mut backend, lease } = holds.remove(at);
                 let how = format!("no renewal for {}", age(since));
                 say(&lease.key, &format!("lost: {how}"));
                 end(until);
+                lost = true;
                 let past = Past {
                     fence: Some(lease.fence),
                     started_ms: None,
@@ -110,8 +111,7 @@ async fn keep(mut lease: Lease, context: &Context, backend: &mut dyn Backend, un
                     why: Some(how),
                     metadata: None,
                 };
-                lease::note(backend, &lease.key, &lock::Note::Lost(past), ASIDE).await;
-                return;
+                lease::note(&mut *backend, &lease.key, &lock::Note::Lost(past), ASIDE).await;
             }
         }
     }
@@ -119,13 +119,13 @@ async fn keep(mut lease: Lease, context: &Context, backend: &mut dyn Backend, un
     let held = BootClock.now().since(began);
     let held_ms = u64::try_from(held.as_millis()).ok();
     let parting = Parting { end: Some(ended), why, at_ms: Some(wall_ms()), held_ms, ..Scope::Tree.into() };
-    lease::give_back(backend, &BootClock, &lease.key, &lease.token, &parting, context.limits).await;
+    give_back(&mut holds, &parting, limits).await;
 }
 
 /// Whether the hold that is gone was given back: by `dlock release`, with the token that was printed.
-async fn was_released(backend: &mut dyn Backend, lease: &Lease) -> bool {
+async fn was_released(Hold { backend, lease }: &mut Hold) -> bool {
     let question = async |backend: &mut dyn Backend| backend.history(&lease.key).await;
-    let told = ask(backend, &BootClock, ASIDE, question).await;
+    let told = ask(&mut **backend, &BootClock, ASIDE, question).await;
     told.is_ok_and(|told| told.past.iter().any(|past| past.fence == Some(lease.fence) && past.end == End::Released))
 }
 

@@ -1,6 +1,8 @@
 //! One run, from the lock to the verdict: keeps the lease and the command's supervision side by side.
 
-use std::{ffi::OsString, time::Duration};
+use std::{cell::RefCell, ffi::OsString, io, time::Duration};
+
+use futures_util::future::join_all;
 
 use jiff::Timestamp;
 use tokio::sync::mpsc;
@@ -12,8 +14,11 @@ use super::{
 use crate::{
     commands::Context,
     exit,
-    lease::{self, BootClock, Budget, Clock, Held, Lease, Limits, Loss, give_back, keep, may_warn, note, note_skip, wall_ms},
-    lock::{self, Backend, Busy, Error, Kind, Metadata, Note, Past, Purpose, Request, Result, Scope},
+    lease::{
+        BootClock, Budget, Claim, Clock, Held, Lease, Limits, Loss, Released, Together, acquire_all, give_back, keep_all, may_warn, note,
+        note_skip, wall_ms,
+    },
+    lock::{self, Backend, BootTime, Busy, Error, Key, Kind, Metadata, Note, Parting, Past, Purpose, Result, Scope},
     output::{self, Cause, CommandEnd, GivenBack, Outcome, Output, Skip, Syslog, Verdict, Waiting, age, plain},
     supervise::{self, Deadlines, Signal, Signals, Supervisor, stop_self},
 };
@@ -29,11 +34,30 @@ pub(super) struct Job<'a> {
     pub context: &'a Context,
     pub budget: Budget,
     pub held: Held,
-    pub backend: Box<dyn Backend>,
     pub supervisor: Supervisor,
     pub signals: Signals,
     /// Who runs it, for people; `None` to leave it out.
     pub metadata: Option<Metadata>,
+}
+
+/// A lock that the command runs under.
+struct Hold {
+    backend: Box<dyn Backend>,
+    lease: Lease,
+    standing: Standing,
+}
+
+/// Whose a lock is that the command runs under.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// Ours, as far as was confirmed in time.
+    Ours,
+    /// Nothing was confirmed for too long.
+    Unsure,
+    /// The store said that it is not ours.
+    Gone,
+    /// Nobody's: it was given back.
+    GivenBack,
 }
 
 /// A verdict, and the signal that dlock is to end by so that a calling shell sees what the terminal did.
@@ -43,62 +67,82 @@ pub(super) struct Done {
 }
 
 impl Job<'_> {
-    /// Takes the lock, then runs the command under it.
-    pub(super) async fn run(mut self, request: Request) -> Result<Done> {
+    /// Takes all that is claimed, then runs the command under it.
+    pub(super) async fn run(mut self, mut claims: Vec<Claim>) -> Result<Done> {
         let (settings, out, clock) = (self.settings, &self.context.out, BootClock);
-        let waiting = Waiting::new(out, &settings.key, settings.patience, &clock);
+        let waiting = Waiting::new(out, settings.patience, &clock);
         let stop = waiting.ticking(wait_ended(&mut self.signals, &mut self.supervisor));
         let limits = self.context.limits;
-        let outcome =
-            lease::acquire(&mut *self.backend, &clock, request, settings.patience, limits, stop, |busy| waiting.update(busy)).await;
+        let outcome = acquire_all(&mut claims, &clock, settings.patience, limits, stop, |key, busy| waiting.update(key, busy)).await;
         waiting.clear();
-        self.context.tell(&mut *self.backend);
-        let waited = waiting.waited();
-        if let Ok(lease::Outcome::Granted(lease)) = outcome {
-            return self.hold(lease, waited).await;
+        for claim in &mut claims {
+            self.context.tell(&mut *claim.backend);
         }
-        self.supervisor.give_up();
-        let store = self.backend.describe();
+        let waited = waiting.waited();
+        let store = claims.first().map(|claim| claim.backend.describe()).unwrap_or_default();
         let verdict = |outcome, status| Verdict { waited, ..Verdict::new(outcome, &settings.key, &*store, status) };
-        match outcome? {
-            lease::Outcome::Busy(busy) => {
-                out.skipped(&Skip { key: &settings.key, cause: Cause::Busy(&busy), waited, outcome: "not run" });
-                note_skip(&mut *self.backend, &settings.key, self.metadata.as_ref(), "busy").await;
-                tell_of_a_hang(&mut *self.backend, settings, out, &busy).await;
-                let verdict = Verdict { holders: busy.holders, ..verdict(Outcome::Busy, settings.conflict_status) };
-                Ok(Done { verdict, reraise: None })
+        let outcome = match outcome {
+            Ok(Together::Granted(leases)) => {
+                let holds = claims
+                    .into_iter()
+                    .zip(leases)
+                    .map(|(Claim { backend, .. }, lease)| Hold { backend, lease, standing: Standing::Ours })
+                    .collect();
+                return self.hold(holds, waited).await;
             }
-            lease::Outcome::Refused(refusal) => {
+            other => other,
+        };
+        self.supervisor.give_up();
+        let verdict = match outcome? {
+            Together::Busy(at, busy) => {
+                let Claim { backend, request } = &mut claims[at];
+                let skip = Skip { key: &request.key, mode: request.mode, cause: Cause::Busy(&busy), waited, outcome: "not run" };
+                out.skipped(&skip);
+                note_skip(&mut **backend, &request.key, self.metadata.as_ref(), "busy").await;
+                tell_of_a_hang(&mut **backend, settings, &request.key, out, &busy).await;
+                let by = Some(request.key.clone());
+                Verdict { by, holders: busy.holders, ..verdict(Outcome::Busy, settings.conflict_status) }
+            }
+            Together::Refused(at, refusal) => {
+                let Claim { backend, request } = &mut claims[at];
                 let option = settings.policy.option(refusal.rule);
-                out.skipped(&Skip { key: &settings.key, cause: Cause::Refused(&refusal, &option), waited, outcome: "not run" });
-                note_skip(&mut *self.backend, &settings.key, self.metadata.as_ref(), &option).await;
-                let verdict = Verdict { refused: Some((refusal, option)), ..verdict(Outcome::Busy, settings.conflict_status) };
-                Ok(Done { verdict, reraise: None })
+                let cause = Cause::Refused(&refusal, &option);
+                out.skipped(&Skip { key: &request.key, mode: request.mode, cause, waited, outcome: "not run" });
+                note_skip(&mut **backend, &request.key, self.metadata.as_ref(), &option).await;
+                let by = Some(request.key.clone());
+                Verdict { by, refused: Some((refusal, option)), ..verdict(Outcome::Busy, settings.conflict_status) }
             }
-            lease::Outcome::Stopped(Some(signal)) => {
+            Together::Stopped(Some(signal)) => {
                 let verdict = verdict(Outcome::Interrupted, exit::signalled(signal.number));
-                Ok(Done { verdict, reraise: Some(signal.number).filter(|_| signal.from_terminal) })
+                return Ok(Done { verdict, reraise: Some(signal.number).filter(|_| signal.from_terminal) });
             }
             _ => {
-                Err(Error::new(Kind::Unavailable, "the guardian was killed while the lock was waited for")
-                    .hint("the command was not started"))
+                return Err(Error::new(Kind::Unavailable, "the guardian was killed while the lock was waited for")
+                    .hint("the command was not started"));
             }
-        }
+        };
+        Ok(Done { verdict, reraise: None })
     }
 
-    /// Has the command run under `lease`, and gives the lease back when nothing of the command is left.
-    async fn hold(mut self, mut lease: Lease, waited: Duration) -> Result<Done> {
+    /// Has the command run under `holds`, and gives them back when nothing of the command is left.
+    async fn hold(mut self, mut holds: Vec<Hold>, waited: Duration) -> Result<Done> {
         let (settings, clock) = (self.settings, BootClock);
         let started = Timestamp::now();
         let began = clock.now();
-        let mut watch = Watch::new(self.settings, self.context, self.budget.for_ttl(lease.ttl));
-        watch.term_at = watch.budget.term_at(lease.t0);
-        let environment = self.environment(&lease);
-        let start_by = watch.budget.start_by(lease.t0);
-        let lifelines = self.backend.lifelines();
-        let launch = lifelines.and_then(|lines| self.supervisor.start(&environment, start_by, deadlines(&lease, &watch.budget), &lines));
+        let mut watch = Watch::new(self.settings, self.context, self.budget);
+        let budgets: Vec<_> = holds.iter().map(|Hold { lease, .. }| (lease, self.budget.for_ttl(lease.ttl))).collect();
+        let start_by = budgets.iter().map(|(lease, budget)| budget.start_by(lease.t0)).min().unwrap_or(began);
+        let deadlines: Vec<_> = budgets.iter().map(|(lease, budget)| deadlines(lease, budget)).collect();
+        let first = earliest(&deadlines);
+        watch.term_at = first.term_at;
+        let environment = self.environment(&holds);
+        let lifelines = holds.iter().map(|hold| hold.backend.lifelines()).collect::<io::Result<Vec<_>>>();
+        let launch = lifelines.and_then(|lines| {
+            let lines: Vec<_> = lines.into_iter().flatten().collect();
+            self.supervisor.start(&environment, start_by, first, &lines)
+        });
         let end = match launch {
-            Ok(()) => self.watch(&mut lease, &mut watch).await,
+            Ok(()) => self.watch(&mut holds, deadlines, &mut watch).await,
             Err(error) => End::NotStarted(exit::CANNOT_EXECUTE, format!("the command can't be started: {}", plain(&error))),
         };
         let ran = clock.now().since(began);
@@ -109,33 +153,34 @@ impl Job<'_> {
         };
         let mut verdict = Verdict {
             waited,
-            fence: Some(lease.fence),
+            fence: holds.iter().find(|hold| hold.lease.key == settings.key).map(|hold| hold.lease.fence),
+            keys: holds.iter().map(|hold| (hold.lease.key.clone(), hold.lease.fence)).collect(),
+            permit: holds.first().and_then(|hold| hold.lease.permit),
             started: Some(started).filter(|_| !matches!(end, End::NotStarted(..))),
             ran: Some(ran).filter(|_| !matches!(end, End::NotStarted(..))),
             command: command.map(CommandEnd::from),
-            ..Verdict::new(Outcome::Ok, &settings.key, self.backend.describe(), command.map_or(exit::LOST, supervise::Outcome::status))
+            ..Verdict::new(Outcome::Ok, &settings.key, holds[0].backend.describe(), command.map_or(exit::LOST, supervise::Outcome::status))
         };
-        // What is still alive keeps the lock.
-        if !matches!(end, End::Unkillable(_)) && watch.owner {
+        // What is still alive keeps the locks.
+        if !matches!(end, End::Unkillable(_)) {
             let left = matches!(&end, End::Ended(ended) if ended.leftover_left);
             let scope = if left { Scope::Hold } else { Scope::Tree };
-            let mut parting = watch.parting(scope, &end, verdict.command, ran);
-            // Who entered a lock is part of the run around it, whose start was recorded.
-            parting.became = parting.became.filter(|_| lease.holds == 1 && settings.policy.often != Often::Always);
-            let limits = match watch.lost {
-                Some(_) => LOST_RELEASE,
-                // What became of it is worth telling for as long as the lock lasts: it may not be run again by mistake, or not at all.
-                None if parting.became.is_some() => {
-                    let left = lease.t0.plus(lease.ttl.get()).since(clock.now());
-                    Limits { answer: self.context.limits.answer.max(left) }
+            let parting = watch.parting(scope, &end, verdict.command, ran);
+            let lost = watch.lost.is_some();
+            let back = join_all(holds.iter_mut().map(|hold| self.release(hold, parting.clone(), lost))).await;
+            for (Hold { lease, standing, .. }, released) in holds.iter_mut().zip(back) {
+                let Some(released) = released else { continue };
+                let given_back = watch.released(&lease.key, released);
+                if given_back == GivenBack::Yes {
+                    *standing = Standing::GivenBack;
                 }
-                None => self.context.limits,
-            };
-            let released = give_back(&mut *self.backend, &clock, &lease.key, &lease.token, &parting, limits).await;
-            verdict.given_back = Some(watch.released(released));
+                verdict.given_back = verdict.given_back.max(Some(given_back));
+            }
         }
-        if let (Some(how), false) = (&watch.lost, verdict.given_back == Some(GivenBack::Yes)) {
-            self.note_loss(&lease, how, ran).await;
+        if let Some(how) = &watch.lost {
+            // The others were told with their release how it ended.
+            let untold = holds.iter_mut().filter(|hold| hold.standing != Standing::GivenBack);
+            join_all(untold.map(|hold| self.note_loss(hold, how, ran))).await;
         }
         match end {
             End::Unkillable(pid) => watch.give_up_on(pid),
@@ -181,61 +226,93 @@ impl Job<'_> {
     }
 
     /// Renews, passes signals on and listens to the guardian until the tree is empty, or can't be emptied.
-    async fn watch(&mut self, lease: &mut Lease, watch: &mut Watch<'_>) -> End {
+    async fn watch(&mut self, holds: &mut [Hold], known: Vec<Deadlines>, watch: &mut Watch<'_>) -> End {
         let clock = BootClock;
         let (extended, mut extensions) = mpsc::unbounded_channel();
+        let known = RefCell::new(known);
+        let told = |at: usize, lease: &Lease, budget: &Budget| {
+            let mut known = known.borrow_mut();
+            known[at] = deadlines(lease, budget);
+            // Its receiver lives as long as this future does.
+            let _ = extended.send(earliest(&known));
+        };
         let mut purpose = Purpose::GoOn;
-        'keeping: loop {
-            let renewals = keep(&mut *self.backend, &clock, lease, watch.budget, self.context.limits, purpose, |lease, budget| {
-                // Its receiver lives as long as this future does.
-                let _ = extended.send(deadlines(lease, budget));
-            });
-            tokio::pin!(renewals);
-            loop {
-                let notice = watch.leftover.as_ref().map(|(at, _)| at.plus(LEFTOVER_NOTICE));
-                tokio::select! {
-                    // The guardian first: after a stop, what it says of the deadline comes before all else.
-                    biased;
-                    event = self.supervisor.next() => {
-                        if let Some(end) = watch.event(event) {
-                            return end;
-                        }
+        loop {
+            let (at, loss) = {
+                let ours = holds.iter_mut().enumerate().filter(|(_, hold)| hold.standing == Standing::Ours);
+                let ours = ours.map(|(at, Hold { backend, lease, .. })| (at, (backend, lease)));
+                let renewals = keep_all(ours, &clock, self.budget, self.context.limits, purpose, &told);
+                tokio::pin!(renewals);
+                loop {
+                    // Whichever came first: with the lock gone there is nothing that waiting for such a process could save.
+                    if let (Some(pid), true) = (watch.stuck, watch.lost.is_some()) {
+                        return End::Unkillable(pid);
                     }
-                    Some(deadlines) = extensions.recv() => {
-                        watch.term_at = deadlines.term_at;
-                        self.supervisor.extend(deadlines);
+                    let notice = watch.leftover.as_ref().map(|(at, _)| at.plus(LEFTOVER_NOTICE));
+                    tokio::select! {
+                        // The guardian first: after a stop, what it says of the deadline comes before all else.
+                        biased;
+                        event = self.supervisor.next() => {
+                            if let Some(end) = watch.event(event) {
+                                return end;
+                            }
+                        }
+                        // Once one lock is lost, nothing that becomes of the others gives the command more time.
+                        Some(deadlines) = extensions.recv(), if watch.lost.is_none() => {
+                            watch.term_at = deadlines.term_at;
+                            self.supervisor.extend(deadlines);
+                        }
+                        signal = self.signals.next() => watch.signal(signal, &mut self.supervisor),
+                        loss = &mut renewals => break loss,
+                        () = clock.sleep_until(notice.unwrap_or(watch.term_at)), if notice.is_some() => watch.tell_leftover(),
                     }
-                    signal = self.signals.next() => watch.signal(signal, &mut self.supervisor),
-                    loss = &mut renewals, if watch.lost.is_none() => match loss {
-                        Loss::NotOwner => {
-                            watch.owner = false;
-                            self.supervisor.lost();
-                            watch.lose("the store says that it is not ours any more");
-                        }
-                        Loss::Unconfirmed { since, last } => {
-                            let last = last.map(|error| format!(" ({error})")).unwrap_or_default();
-                            watch.lose(&format!("no renewal for {}{last}", age(since)));
-                        }
-                        Loss::Broken(mark) => {
-                            watch.broken(mark);
-                            // Goes on renewing until the tree is empty.
-                            self.supervisor.stop(watch.budget.grace());
-                            purpose = Purpose::Stop;
-                            continue 'keeping;
-                        }
-                    },
-                    () = clock.sleep_until(notice.unwrap_or(watch.term_at)), if notice.is_some() => watch.tell_leftover(),
                 }
-                // Whichever came first: with the lock gone there is nothing that waiting for such a process could save.
-                if let (Some(pid), true) = (watch.stuck, watch.lost.is_some()) {
-                    return End::Unkillable(pid);
+            };
+            let Hold { lease, standing, .. } = &mut holds[at];
+            match loss {
+                Loss::NotOwner => {
+                    *standing = Standing::Gone;
+                    self.supervisor.lost();
+                    watch.lose(&lease.key, "the store says that it is not ours any more");
+                }
+                Loss::Unconfirmed { since, last } => {
+                    *standing = Standing::Unsure;
+                    let last = last.map(|error| format!(" ({error})")).unwrap_or_default();
+                    watch.lose(&lease.key, &format!("no renewal for {}{last}", age(since)));
+                }
+                Loss::Broken(mark) => {
+                    watch.broken(&lease.key, mark);
+                    // Goes on renewing until the tree is empty.
+                    self.supervisor.stop(watch.budget.grace());
+                    purpose = Purpose::Stop;
                 }
             }
         }
     }
 
+    /// Gives one of the locks back, unless it is somebody else's already.
+    async fn release(&self, hold: &mut Hold, mut parting: Parting, lost: bool) -> Option<Released> {
+        let Hold { backend, lease, standing } = hold;
+        if *standing == Standing::Gone {
+            return None;
+        }
+        // Starts are recorded with the job's own lock; and who entered it is part of the run around it, whose start was recorded.
+        let recorded = lease.key == self.settings.key && lease.holds == 1 && self.settings.policy.often != Often::Always;
+        parting.became = parting.became.filter(|_| recorded);
+        let limits = if lost {
+            LOST_RELEASE
+        } else if recorded {
+            // What became of it is worth telling for as long as the lock lasts: it may not be run again by mistake, or not at all.
+            let left = lease.t0.plus(lease.ttl.get()).since(BootClock.now());
+            Limits { answer: self.context.limits.answer.max(left) }
+        } else {
+            self.context.limits
+        };
+        Some(give_back(&mut **backend, &BootClock, &lease.key, &lease.token, &parting, limits).await)
+    }
+
     /// Tells the store how the hold was lost, which it can't know by itself. It may not answer: that was the reason perhaps.
-    async fn note_loss(&mut self, lease: &Lease, how: &str, ran: Duration) {
+    async fn note_loss(&self, Hold { backend, lease, .. }: &mut Hold, how: &str, ran: Duration) {
         let ended_ms = wall_ms();
         let past = Past {
             fence: Some(lease.fence),
@@ -245,21 +322,25 @@ impl Job<'_> {
             why: Some(how.to_owned()),
             metadata: self.metadata.clone(),
         };
-        note(&mut *self.backend, &lease.key, &Note::Lost(past), LOST_RELEASE).await;
+        note(&mut **backend, &lease.key, &Note::Lost(past), LOST_RELEASE).await;
     }
 
     /// What the command gets in addition to our environment.
-    fn environment(&self, lease: &Lease) -> Vec<(OsString, OsString)> {
-        let held = self.held.clone().and(self.backend.fingerprint(), &lease.key, lease.token);
-        [
-            ("DLOCK_KEY", lease.key.to_string()),
-            ("DLOCK_TOKEN", lease.token.reveal()),
-            ("DLOCK_FENCE", lease.fence.to_string()),
-            (Held::VARIABLE, held.reveal()),
-        ]
-        .into_iter()
-        .map(|(name, value)| (name.into(), value.into()))
-        .collect()
+    fn environment(&self, holds: &[Hold]) -> Vec<(OsString, OsString)> {
+        let and = |held: Held, Hold { backend, lease, .. }: &Hold| held.and(backend.fingerprint(), &lease.key, lease.token);
+        let held = holds.iter().fold(self.held.clone(), and);
+        let mut environment = vec![(Held::VARIABLE, held.reveal())];
+        if let [Hold { lease, .. }] = holds {
+            environment.push(("DLOCK_KEY", lease.key.to_string()));
+            environment.push(("DLOCK_TOKEN", lease.token.reveal()));
+            environment.push(("DLOCK_FENCE", lease.fence.to_string()));
+            environment.extend(lease.permit.map(|permit| ("DLOCK_PERMIT", permit.to_string())));
+        } else {
+            // No key has a line break, and no fence an equals sign.
+            let pairs: Vec<_> = holds.iter().map(|Hold { lease, .. }| format!("{}={}", lease.key, lease.fence)).collect();
+            environment.push(("DLOCK_FENCES", pairs.join("\n")));
+        }
+        environment.into_iter().map(|(name, value)| (name.into(), value.into())).collect()
     }
 }
 
@@ -294,13 +375,21 @@ fn deadlines(lease: &Lease, budget: &Budget) -> Deadlines {
     Deadlines { term_at: budget.term_at(lease.t0), kill_at: budget.kill_at(lease.t0) }
 }
 
+/// What a command that runs under several locks goes by.
+fn earliest(all: &[Deadlines]) -> Deadlines {
+    let never = BootTime::from_boot(Duration::MAX);
+    let earlier =
+        |one: Deadlines, other: &Deadlines| Deadlines { term_at: one.term_at.min(other.term_at), kill_at: one.kill_at.min(other.kill_at) };
+    all.iter().fold(Deadlines { term_at: never, kill_at: never }, earlier)
+}
+
 /// Warns of a lock that somebody has had for too long, unless somebody else has.
-async fn tell_of_a_hang(backend: &mut dyn Backend, settings: &RunSettings, out: &Output, busy: &Busy) {
+async fn tell_of_a_hang(backend: &mut dyn Backend, settings: &RunSettings, key: &Key, out: &Output, busy: &Busy) {
     let Some(holder) = busy.holders.first() else { return };
     let (Some(after), Some(held), Some(fence)) = (settings.policy.warn_held, holder.held_for, holder.fence) else { return };
-    if may_warn(backend, &settings.key, fence, held, after).await {
-        let text = format!("{}: {} has had the lock for {}: does it hang?", settings.key.escaped(), output::holder(holder), age(held));
-        let key = output::shell(&settings.key);
+    if may_warn(backend, key, fence, held, after).await {
+        let text = format!("{}: {} has had the lock for {}: does it hang?", key.escaped(), output::holder(holder), age(held));
+        let key = output::shell(key);
         out.warn_with_hint(&text, &format!("dlock inspect {key} tells more, dlock break {key} stops it, --warn-held 0 is silent"));
         Syslog::default().warn_of(settings.log, out, &text);
     }

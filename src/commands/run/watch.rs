@@ -10,7 +10,7 @@ use crate::{
     commands::Context,
     exit,
     lease::{BootClock, Budget, Released, wall_ms},
-    lock::{self, BootTime, Break, Parting, Scope, Stage},
+    lock::{self, BootTime, Break, Key, Parting, Scope, Stage},
     output::{CommandEnd, GivenBack, age},
     supervise::{CannotStart, Ended, Event, OnLost, Signal, Supervisor, Why, stop_self},
 };
@@ -38,8 +38,6 @@ pub(super) struct Watch<'a> {
     pub broken: Option<Break>,
     /// Whether the command ran for as long as it may.
     pub timed_out: bool,
-    /// False once the store said that the lock is not ours.
-    pub owner: bool,
     /// Whether nothing of the command is left.
     pub ended: bool,
     /// Since when the command's descendants outlive it, and which they were.
@@ -63,7 +61,6 @@ impl<'a> Watch<'a> {
             lost: None,
             broken: None,
             timed_out: false,
-            owner: true,
             ended: false,
             leftover: None,
             reraise: None,
@@ -86,7 +83,7 @@ impl<'a> Watch<'a> {
             Event::TimeUp => self.time_up(),
             Event::DeadlineTerm => {
                 if self.lost.is_none() {
-                    self.lose("no renewal was confirmed in time: was dlock stopped?");
+                    self.lose(&self.settings.key, "no renewal was confirmed in time: was dlock stopped?");
                 }
             }
             Event::Unkillable { pid, why } => {
@@ -98,11 +95,11 @@ impl<'a> Watch<'a> {
             }
             Event::GuardianLost { frozen } => {
                 let what = if frozen { "did not answer" } else { "was killed" };
-                self.lose(&format!("the guardian {what}, and the command with it"));
+                self.lose(&self.settings.key, &format!("the guardian {what}, and the command with it"));
             }
             Event::Ended(ended) => {
                 if self.lost.is_none() && matches!(ended.stopped, Some(Why::Deadline | Why::Lost | Why::Guardian)) {
-                    self.lose("the command had to be stopped");
+                    self.lose(&self.settings.key, "the command had to be stopped");
                 }
                 if ended.stopped == Some(Why::TimeUp) {
                     self.time_up();
@@ -133,16 +130,16 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Says how the lock was lost. The first reason is the one that counts.
-    pub(super) fn lose(&mut self, how: &str) {
+    /// Says how a lock was lost. The first loss is the one that counts.
+    pub(super) fn lose(&mut self, key: &Key, how: &str) {
         let what = match self.settings.on_lost {
             _ if self.ended => "the command had ended by then",
             OnLost::Continue => "the command goes on without it, as --on-lost continue says",
             OnLost::Kill | OnLost::Signal(_) => "the command is being stopped",
         };
-        let hint = format!("{what}; dlock inspect {} tells who has the lock", crate::output::shell(&self.settings.key));
-        self.context.out.lost(&self.settings.key, how, &hint);
-        self.lost.get_or_insert_with(|| how.to_owned());
+        let hint = format!("{what}; dlock inspect {} tells who has the lock", crate::output::shell(key));
+        self.context.out.lost(key, how, &hint);
+        self.lost.get_or_insert_with(|| if self.settings.also.is_empty() { how.to_owned() } else { format!("{}: {how}", key.escaped()) });
     }
 
     /// Says that the command ran for as long as it may.
@@ -152,9 +149,9 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Says that somebody takes the lock away.
-    pub(super) fn broken(&mut self, mark: Break) {
-        self.context.out.broken(&self.settings.key, &mark);
+    /// Says that somebody takes a lock away.
+    pub(super) fn broken(&mut self, key: &Key, mark: Break) {
+        self.context.out.broken(key, &mark);
         self.broken = Some(mark);
     }
 
@@ -200,13 +197,13 @@ impl<'a> Watch<'a> {
     }
 
     /// What giving the lock back tells.
-    pub(super) fn released(&mut self, released: Released) -> GivenBack {
+    pub(super) fn released(&mut self, key: &Key, released: Released) -> GivenBack {
         match released {
             Released::Free => GivenBack::Yes,
             Released::StillHeld(_) => GivenBack::Nested,
             Released::NotHeld => {
                 if self.lost.is_none() {
-                    self.lose("it was gone when it was to be given back");
+                    self.lose(key, "it was gone when it was to be given back");
                 }
                 GivenBack::NotHeld
             }

@@ -40,6 +40,8 @@ pub struct Crowd {
     layout: u16,
     #[serde(rename = "s", default, skip_serializing_if = "Vec::is_empty")]
     shares: Vec<Share>,
+    #[serde(rename = "n", default, skip_serializing_if = "is_zero")]
+    told: u64,
     #[serde(rename = "q", default, skip_serializing_if = "Queue::is_empty")]
     queue: Queue,
     /// Others may go now.
@@ -52,7 +54,7 @@ pub struct Crowd {
 
 impl Default for Crowd {
     fn default() -> Self {
-        Self { layout: LAYOUT, shares: Vec::new(), queue: Queue::default(), stirred: false, called: Vec::new() }
+        Self { layout: LAYOUT, shares: Vec::new(), told: 0, queue: Queue::default(), stirred: false, called: Vec::new() }
     }
 }
 
@@ -61,6 +63,8 @@ impl Default for Crowd {
 pub enum Answer {
     /// Its owner has the lock already, and now this hold.
     Has(Grant),
+    /// Its owner has the lock in this mode, which is not what is asked for ([`Mode::covers`]).
+    Otherwise(Mode),
     /// It may be granted; it is out of the queue.
     Go,
     /// Others have it, or go first; it is in the queue if it waits. Of holders it knows the shares only.
@@ -156,6 +160,10 @@ impl Crowd {
     /// Asks for the lock, where an exclusive hold outside lasts until `outside`, and `refused` says what keeps a fresh hold from a lock
     /// that has room for it. Whoever may go is to be granted it in the same step: by [`Crowd::grant`], or outside.
     pub fn ask(&mut self, request: &Request, now: u64, outside: Option<u64>, refused: impl FnOnce() -> Option<Refusal>) -> Answer {
+        match self.share(&request.token) {
+            Some(share) if !share.mode.covers(request.mode) => return Answer::Otherwise(share.mode),
+            _ => {}
+        }
         if let Some(grant) = self.enter(request, now) {
             return Answer::Has(grant);
         }
@@ -276,7 +284,7 @@ impl Crowd {
         self.queue.insert(Queued { hold, mode: Mode::Exclusive, fair: false, metadata, since, seen, called: None });
     }
 
-    /// Who should ask now, since this was last asked: not all of those who wait, and who is granted a share lets the next ones be woken.
+    /// Who should ask now, since this was last asked, before it is written: not all of those who wait, and who is granted a share lets the next ones be woken.
     pub fn woken(&mut self, outside: Option<u64>) -> Vec<Woken> {
         let called = std::mem::take(&mut self.called);
         let most = if std::mem::take(&mut self.stirred) { WOKEN } else { 0 };
@@ -286,6 +294,7 @@ impl Crowd {
                 woken.extend(self.queue.find(&hold).map(Queued::woken));
             }
         }
+        self.told += u64::from(!woken.is_empty());
         woken
     }
 
@@ -295,6 +304,11 @@ impl Crowd {
             Some(other) => vec![other],
             None => self.shares.iter().take(WOKEN).map(|share| &*share.root).collect(),
         }
+    }
+
+    /// How often somebody was woken. Who was busy then, and finds more, may have been told before it could hear.
+    pub fn told(&self) -> u64 {
+        self.told
     }
 
     /// Each share.
@@ -357,6 +371,11 @@ impl Crowd {
         self.stirred = true;
         Some(self.shares.remove(at))
     }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// How many holds of `mode` there is room for beside `shares`. A new number of permits rules for new ones.

@@ -190,7 +190,9 @@ fn a_granted_reader_lets_the_next_be_woken_and_a_writer_lets_nobody() {
     world.busy(&last);
     assert!(world.woken().is_empty());
     world.free(&writer);
+    let told = world.crowd.told();
     assert_eq!(world.woken(), holds(&[&readers[0], &readers[1]]));
+    assert!(world.woken().is_empty() && world.crowd.told() == told + 1);
     world.take(&readers[0]);
     assert_eq!(world.woken(), holds(&[&readers[1], &readers[2]]));
     for reader in &readers[1..] {

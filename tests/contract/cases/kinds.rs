@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Attempt, Busy, Key, Mode, Release, Request, Scope};
+use dlock::lock::{Attempt, Busy, Effect, Key, Kind as ErrorKind, Mode, Release, Request, Scope};
 use tokio::time::Instant;
 
 use super::{Case, cases};
@@ -33,6 +33,7 @@ pub fn all() -> Vec<Case> {
         who_waits_fairly_for_permits_goes_as_there_is_room,
         readers_in_line_go_together,
     ]);
+    all.extend(cases![|kind| kind.shared() || kind.permits() => a_nested_hold_is_no_more_than_its_owner_has]);
     all.extend(cases![Kind::shared => a_waiting_writer_keeps_new_readers_out, a_writer_that_leaves_lets_readers_in]);
     all.extend(cases![|kind| kind.shared() && kind.permits() => a_writer_that_died_waiting_keeps_nobody_out_for_long]);
     all
@@ -153,6 +154,33 @@ async fn a_nested_permit_is_one_permit(lab: &Lab) {
     lab.client().await.refused(&permit(1, request(&job, LONG))).await;
     a.free(&outer).await;
     one_of(lab, 1, &job).await;
+}
+
+async fn a_nested_hold_is_no_more_than_its_owner_has(lab: &Lab) {
+    let kinds = [(true, Mode::Exclusive), (lab.kind.shared(), Mode::Shared), (lab.kind.permits(), Mode::Permits(2))];
+    let kinds: Vec<_> = kinds.into_iter().filter(|(has, _)| *has).map(|(_, mode)| mode).collect();
+    if !lab.client().await.capabilities().reentrant {
+        return;
+    }
+    for outer in &kinds {
+        let job = key(&format!("{outer:?}"));
+        let (mut a, mut b) = (lab.client().await, lab.client().await);
+        let held = Request { mode: *outer, ..request(&job, LONG) };
+        let fence = a.take(&held).await.fence;
+        for inner in &kinds {
+            let wanted = Request { mode: *inner, ..nested(&held) };
+            let answer = b.0.try_acquire(&wanted).await;
+            if outer.covers(*inner) {
+                assert!(matches!(&answer, Ok(Attempt::Granted(grant)) if grant.fence == fence && grant.holds == 2), "{answer:?}");
+                assert_eq!(b.release(&wanted, Scope::Hold).await, Release::StillHeld(1));
+            } else {
+                let error = answer.expect_err("another kind");
+                assert_eq!((error.kind, error.effect), (ErrorKind::Usage, Effect::NotApplied), "{outer:?} {inner:?}: {error}");
+            }
+        }
+        a.renewed(&held, None).await;
+        a.free(&held).await;
+    }
 }
 
 async fn a_permit_that_vanished_is_the_next_ones(lab: &Lab) {

@@ -30,6 +30,7 @@ mod residue;
 mod sentinel;
 mod shared;
 mod sql_line;
+mod sql_many;
 mod sql_sessions;
 mod sql_shares;
 mod tair;
@@ -98,6 +99,7 @@ pub fn all() -> Vec<Case> {
         redlock::all(),
         postgres::all(),
         sql_shares::all(),
+        sql_many::all(),
         tair::all(),
         model::all(),
         mysql::all(),

@@ -738,18 +738,23 @@ async fn a_pooler_is_noticed(lab: &Lab) {
         assert!(lab.client().await.inspect(&job).await.holders.is_empty());
         return;
     }
-    let held = a.hold(&job).await;
-    a.renewed(&held, None).await;
-    let never = std::future::pending::<()>();
-    let next = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), Patience::For(LONG), Limits::DEFAULT, never, |_| {});
-    let release = async {
-        lab.pass(Duration::from_millis(400)).await;
-        a.free(&held).await;
-        Instant::now()
-    };
-    let (outcome, released) = tokio::join!(next, release);
-    assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    let plain = waiting(&job, LONG);
+    for wanted in [plain.clone(), Request { mode: dlock::lock::Mode::Shared, ..plain.clone() }, Request { fair: true, ..plain }] {
+        let wanted = Request { token: dlock::lock::Token::random(), ..wanted };
+        let held = a.hold(&job).await;
+        a.renewed(&held, None).await;
+        let never = std::future::pending::<()>();
+        let next = lease::acquire(&mut *b.0, &BootClock, wanted.clone(), Patience::For(LONG), Limits::DEFAULT, never, |_| {});
+        let release = async {
+            lab.pass(Duration::from_millis(400)).await;
+            a.free(&held).await;
+            Instant::now()
+        };
+        let (outcome, released) = tokio::join!(next, release);
+        assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+        assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+        b.free(&wanted).await;
+    }
     assert!(b.0.notices().iter().any(|notice| notice.text.contains("pooler")), "nothing was told");
     let locks = lab.postgres().sql("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())");
     assert!(locks.is_empty(), "a gate was left in a session of the pool");

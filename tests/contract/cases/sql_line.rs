@@ -45,7 +45,7 @@ async fn have_a_turn(mut client: Client, wanted: Request, joined: Rc<Cell<u32>>)
 }
 
 /// How many requests each turn took, and how long.
-async fn drain(lab: &Lab, count: u32, mode: Mode, fair: bool) -> (u64, Duration) {
+async fn drain(lab: &Lab, count: u32, mode: Mode, fair: bool) -> (u32, Duration) {
     let job = key(&format!("{mode:?} {fair} {count}"));
     let port = if lab.kind.is_postgres() { lab.postgres().server().port } else { lab.mariadb().server().port };
     let proxy = Proxy::to(port);
@@ -70,7 +70,7 @@ async fn drain(lab: &Lab, count: u32, mode: Mode, fair: bool) -> (u64, Duration)
             for turn in all {
                 turn.await.expect("a turn");
             }
-            ((proxy.requests() - before).div_ceil(count.into()), began.elapsed() / count)
+            (u32::try_from(proxy.requests() - before).expect("few").div_ceil(count), began.elapsed() / count)
         })
         .await
 }
@@ -81,7 +81,8 @@ async fn turns_cost_the_same_however_many_wait(lab: &Lab) {
         for count in [5, 40] {
             let (requests, each) = drain(lab, count, mode, fair).await;
             told.push(format!("{count}: {requests} requests, {each:.1?}"));
-            assert!(requests <= 24, "{mode:?}: {told:?}");
+            // Some look by themselves meanwhile.
+            assert!(f64::from(requests) <= 20.0 + 40.0 * each.as_secs_f64(), "{mode:?}: {told:?}");
             assert!(each < SOON / 2, "{mode:?}: {told:?}");
         }
         support::say(&format!("{}: {mode:?}, each turn of {}", lab.kind.name(), told.join("; of ")));

@@ -9,7 +9,7 @@
 -- Reply {"granted", fence, holds}
 --       {"busy", now, pttl, {field, value, ...} of the lock, {field, value, ...} of the record, place or 0, {shares}, for how many ms
 --        the lock is kept for who is to go first, or 0}
---       {"otherwise"}             the owner to be entered has a share: ask for one
+--       {"otherwise", kind}       the owner to be entered has a share, "shared" or "permits"
 --       {"refused", …}            as `judge` says
 --       {"not-held"}              ARGV[4] was set and the owner does not hold the lock
 --       {"alien", type, pttl}     something else than a hash is stored there
@@ -73,7 +73,8 @@ if kind == 'hash' then
   -- Ours without its record, which somebody must have deleted: granted anew below, with a new fence.
   if not ours then
     if reenter then
-      return { share_of(lock, KEYS[9], owner) and 'otherwise' or 'not-held' }
+      local share = share_of(lock, KEYS[9], owner)
+      return share and { 'otherwise', share.kind or '' } or { 'not-held' }
     end
     local fields = redis.call('HRANDFIELD', lock, 16, 'WITHVALUES')
     local place = join and wait_in_place() or 0

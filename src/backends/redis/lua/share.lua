@@ -7,7 +7,8 @@
 --       9 how many permits there are, or "" for a reader  10 what the wake-up lists of those in the line begin with
 --       11 "1": in fair order
 -- Reply as acquire.lua, but {"granted", fence, holds, number of the permit or -1}, and the end of "busy" is for how many ms the
---       lock is kept for who is to go first, or 0. {"otherwise"} means: the owner to be entered holds it alone.
+--       lock is kept for who is to go first, or 0. {"otherwise", kind} means: the owner to be entered holds it in
+--       another way, "exclusive", "shared" or "permits".
 --
 -- Worst cases, besides those of acquire.lua:
 -- - A reader crashed. Its share ends by its own time, which the lock's has nothing to do with while others go on; whoever comes
@@ -33,11 +34,14 @@ if kind ~= 'none' and kind ~= 'hash' then
   return { 'alien', kind, redis.call('PTTL', lock) }
 end
 if has_field(lock, owner .. ':1:write') then
-  return { 'otherwise' }
+  return { 'otherwise', 'exclusive' }
 end
 local share = kind == 'hash' and share_of(lock, shares, owner)
 if share and is_newer(share) then
   return { 'layout', share.v }
+end
+if share and share.kind ~= (most and 'permits' or 'shared') then
+  return { 'otherwise', share.kind }
 end
 if sweep(lock, shares, ends_key, runs, bad, now, kind == 'none') then
   kind = 'none'

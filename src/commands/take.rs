@@ -1,0 +1,140 @@
+//! Taking locks for whoever works under them elsewhere: what `acquire` and `hold` have in common.
+
+use std::{future::Future, iter};
+
+use futures_util::future::join_all;
+
+use super::Context;
+use crate::{
+    lease::{self, BootClock, Budget, Claim, Lease, Limits, Loss, Patience, Released, Together, acquire_all, in_order, note_skip},
+    lock::{Backend, Entry, Key, Metadata, Mode, Parting, Purpose, Request, Result, Token, Ttl},
+    output::{Cause, Skip, Waiting},
+};
+
+/// What is to be taken, checked.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Which lock; the first that was named.
+    pub key: Key,
+    /// The others, distinct: all are had together, or none.
+    pub also: Vec<Key>,
+    /// How they are held.
+    pub mode: Mode,
+    /// Whether it waits in the order of asking.
+    pub fair: bool,
+    /// The lease that was asked for; `None` for the default, which the backend may move into its range.
+    pub ttl: Option<Ttl>,
+    /// How long to wait.
+    pub patience: Patience,
+    /// The status when a lock is busy.
+    pub conflict_status: u8,
+    /// The note of the lease.
+    pub describe: Option<String>,
+    /// Whether the lease says who holds it.
+    pub metadata: bool,
+}
+
+/// A lock that is ours, with its store.
+pub struct Hold {
+    pub backend: Box<dyn Backend>,
+    pub lease: Lease,
+}
+
+/// What came of an attempt to take locks.
+pub enum Taken<S> {
+    /// They are ours, in the order in which they were named.
+    Granted(Vec<Hold>),
+    /// Somebody else has one of them, which was said: the status.
+    Not(u8),
+    /// Something else came first.
+    Stopped(S),
+}
+
+/// Takes the locks, or says why not. `program` is what they are held for.
+///
+/// # Errors
+/// What kept the store from answering; nothing is left behind as far as it can be reached.
+pub async fn take<S>(
+    wanted: &Wanted,
+    detached: bool,
+    program: Option<String>,
+    context: &Context,
+    stop: impl Future<Output = S>,
+) -> Result<Taken<S>> {
+    let (out, clock) = (&context.out, BootClock);
+    let us = wanted
+        .metadata
+        .then(|| Metadata { command: program, ..super::metadata::collect(context.host.as_deref(), None, wanted.describe.clone()) });
+    let backends = iter::once_with(|| super::open(context)).chain(iter::repeat_with(|| super::open_as_it_is(context)));
+    let claim = |(key, backend): (&Key, Box<dyn Backend>)| Claim {
+        request: Request {
+            key: key.clone(),
+            token: Token::random(),
+            ttl: wanted.ttl.unwrap_or_else(|| backend.capabilities().clamp_ttl(Ttl::DEFAULT)),
+            ttl_asked: wanted.ttl.is_some(),
+            mode: wanted.mode,
+            fair: wanted.fair,
+            entry: Entry::Fresh,
+            detached,
+            waiting: false,
+            metadata: us.clone(),
+            at_ms: None,
+            terms: None,
+        },
+        backend,
+    };
+    let mut claims: Vec<_> = wanted.keys().zip(backends).map(claim).collect();
+    in_order(&mut claims);
+    let waiting = Waiting::new(out, wanted.patience, &clock);
+    let stop = waiting.ticking(stop);
+    let outcome = acquire_all(&mut claims, &clock, wanted.patience, context.limits, stop, |key, busy| waiting.update(key, busy)).await;
+    waiting.clear();
+    for claim in &mut claims {
+        context.tell(&mut *claim.backend);
+    }
+    let waited = waiting.waited();
+    let not_taken = async |Claim { backend, request }: &mut Claim, cause: Cause<'_>, reason: &str| {
+        note_skip(&mut **backend, &request.key, us.as_ref(), reason).await;
+        let skip = Skip { key: &request.key, mode: request.mode, cause, waited, outcome: "not taken" };
+        Taken::Not(out.busy(&skip, &backend.describe(), wanted.conflict_status))
+    };
+    Ok(match outcome? {
+        Together::Granted(leases) => {
+            let hold = |(Claim { backend, .. }, lease)| Hold { backend, lease };
+            let mut holds: Vec<_> = claims.into_iter().zip(leases).map(hold).collect();
+            holds.sort_by_key(|hold| wanted.keys().position(|key| *key == hold.lease.key));
+            Taken::Granted(holds)
+        }
+        Together::Busy(at, busy) => not_taken(&mut claims[at], Cause::Busy(&busy), "busy").await,
+        Together::Refused(at, refusal) => {
+            let option = refusal.rule.to_string();
+            not_taken(&mut claims[at], Cause::Refused(&refusal, &option), &option).await
+        }
+        Together::Stopped(why) => Taken::Stopped(why),
+    })
+}
+
+impl Wanted {
+    fn keys(&self) -> impl Iterator<Item = &Key> {
+        iter::once(&self.key).chain(&self.also)
+    }
+}
+
+/// Renews all of them until the first is lost: which, and how.
+///
+/// # Errors
+/// If the lease has no room for a command to be stopped in.
+pub async fn keep(holds: &mut [Hold], limits: Limits, purpose: Purpose) -> Result<(usize, Loss)> {
+    let Some(Hold { backend, lease }) = holds.first() else { return std::future::pending().await };
+    let budget = Budget::new(lease.ttl, None, backend.capabilities().pace)?;
+    let each = holds.iter_mut().map(|Hold { backend, lease }| (backend, lease)).enumerate();
+    Ok(lease::keep_all(each, &BootClock, budget, limits, purpose, &|_, _, _| ()).await)
+}
+
+/// Gives all of them back.
+pub async fn give_back(holds: &mut [Hold], parting: &Parting, limits: Limits) -> Vec<Released> {
+    let each = holds
+        .iter_mut()
+        .map(|Hold { backend, lease }| lease::give_back(&mut **backend, &BootClock, &lease.key, &lease.token, parting, limits));
+    join_all(each).await
+}

@@ -1,0 +1,185 @@
+//! Several locks at once, on the in-memory store.
+
+use super::*;
+use crate::lock::Break;
+
+fn named(name: &str) -> Request {
+    Request { key: Key::new(name).unwrap(), ..request() }
+}
+
+fn claim(world: &World, name: &str, faults: &[Option<Fault>]) -> Claim {
+    Claim { backend: Box::new(world.client(faults)), request: named(name) }
+}
+
+fn claims(world: &World, names: &[&str]) -> Vec<Claim> {
+    let mut claims: Vec<_> = names.iter().map(|name| claim(world, name, &[])).collect();
+    in_order(&mut claims);
+    claims
+}
+
+async fn take(world: &World, claims: &mut [Claim], patience: Patience) -> Result<Together<()>> {
+    acquire_all(claims, &world.clock, patience, LIMITS, pending(), |_, _: &Busy| ()).await
+}
+
+async fn held(world: &World, name: &str) -> bool {
+    !world.client(&[]).inspect(&Key::new(name).unwrap()).await.unwrap().holders.is_empty()
+}
+
+async fn hold(world: &World, name: &str) -> (Faulty, Lease) {
+    let mut client = world.client(&[]);
+    let outcome = acquire(&mut client, &world.clock, named(name), Patience::Try, LIMITS, pending::<()>(), |_| ()).await;
+    let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
+    (client, lease)
+}
+
+async fn free(world: &World, (mut client, lease): (Faulty, Lease)) {
+    let parting = Parting::UNDO;
+    give_back(&mut client, &world.clock, &lease.key, &lease.token, &parting, LIMITS).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_are_taken_in_the_order_of_their_keys() {
+    let world = World::new();
+    let mut claims = claims(&world, &["c", "a", "b"]);
+    let Ok(Together::Granted(leases)) = take(&world, &mut claims, Patience::Try).await else { panic!() };
+    let keys: Vec<_> = leases.iter().map(|lease| lease.key.as_str()).collect();
+    assert_eq!(keys, ["a", "b", "c"]);
+    assert!(leases.windows(2).all(|pair| pair[0].token.owner != pair[1].token.owner), "each has a token of its own");
+}
+
+#[tokio::test(start_paused = true)]
+async fn none_is_kept_if_one_is_busy_and_its_start_is_undone() {
+    let world = World::new();
+    let _busy = hold(&world, "b").await;
+    let mut claims = claims(&world, &["a", "b", "c"]);
+    let once = Once { window: secs(3600), retry_failed: 0, retry_crashed: false };
+    claims[0].request.terms = Some(Terms { place: "web1".into(), skew_guard: None, at_least: None, once: Some(once) });
+    let Ok(Together::Busy(1, _)) = take(&world, &mut claims, Patience::Try).await else { panic!() };
+    assert!(!held(&world, "a").await && !held(&world, "c").await);
+    let told = world.client(&[]).inner.history(&Key::new("a").unwrap()).await.unwrap();
+    assert_eq!(told.record.start.map(|start| start.stage), Some(Stage::Undone));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_taken_is_renewed_while_the_next_is_waited_for() {
+    let world = World::new();
+    let busy = hold(&world, "b").await;
+    let mut claims = claims(&world, &["a", "b"]);
+    let first = async {
+        // Its own lease lasts for a minute, and it goes on for three.
+        let mut busy = busy;
+        for _ in 0..18 {
+            tokio::time::sleep(secs(10)).await;
+            let extension = Extension { ttl: None, purpose: Purpose::GoOn };
+            busy.0.renew(&busy.1.key, &busy.1.token, extension).await.unwrap();
+            assert!(held(&world, "a").await);
+        }
+        free(&world, busy).await;
+        world.clock.now()
+    };
+    let (taken, freed) = tokio::join!(take(&world, &mut claims, Patience::Forever), first);
+    let Ok(Together::Granted(leases)) = taken else { panic!() };
+    assert!(leases[0].t0.plus(secs(11)) >= freed && leases[1].t0.plus(secs(1)) >= freed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_lost_meanwhile_is_taken_anew_with_the_others() {
+    let world = World::new();
+    let busy = hold(&world, "b").await;
+    let mut claims = claims(&world, &["a", "b"]);
+    let administrator = async {
+        tokio::time::sleep(secs(5)).await;
+        let key = Key::new("a").unwrap();
+        let mut client = world.client(&[]);
+        let fence = client.inspect(&key).await.unwrap().holders[0].fence.unwrap();
+        let mark = Break { by: "ana@ops1".into(), why: None, seen: false };
+        client.inner.evict(&key, fence, &mark).await.unwrap();
+        let thief = hold(&world, "a").await;
+        tokio::time::sleep(secs(20)).await;
+        free(&world, busy).await;
+        assert!(!held(&world, "b").await, "nothing is kept while the first is waited for again");
+        tokio::time::sleep(secs(5)).await;
+        free(&world, thief).await;
+        fence
+    };
+    let (taken, lost) = tokio::join!(take(&world, &mut claims, Patience::Forever), administrator);
+    let Ok(Together::Granted(leases)) = taken else { panic!() };
+    assert!(leases[0].fence > lost && held(&world, "a").await && held(&world, "b").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_broken_meanwhile_ends_it() {
+    let world = World::new();
+    let _busy = hold(&world, "b").await;
+    let mut claims = claims(&world, &["a", "b"]);
+    let administrator = async {
+        tokio::time::sleep(secs(5)).await;
+        let key = Key::new("a").unwrap();
+        let mut client = world.client(&[]);
+        let fence = client.inspect(&key).await.unwrap().holders[0].fence.unwrap();
+        client.inner.mark(&key, fence, &Break { by: "ana@ops1".into(), why: None, seen: false }).await.unwrap();
+    };
+    let (taken, ()) = tokio::join!(take(&world, &mut claims, Patience::For(secs(40))), administrator);
+    let error = taken.unwrap_err();
+    assert_eq!(
+        (error.kind, error.message.as_str()),
+        (Kind::Unavailable, "somebody broke it while the other locks were taken: none is kept")
+    );
+    assert!(!held(&world, "a").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_the_wait_is_that_of_all_of_it() {
+    let world = World::new();
+    let first = hold(&world, "a").await;
+    let _second = hold(&world, "b").await;
+    let mut claims = claims(&world, &["a", "b"]);
+    let began = world.clock.now();
+    let release = async {
+        tokio::time::sleep(secs(20)).await;
+        free(&world, first).await;
+    };
+    let (taken, ()) = tokio::join!(take(&world, &mut claims, Patience::For(secs(30))), release);
+    let Ok(Together::Busy(1, _)) = taken else { panic!() };
+    assert_about(world.clock.now().since(began), secs(30));
+    assert!(!held(&world, "a").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_gives_back_what_was_taken() {
+    let world = World::new();
+    let _busy = hold(&world, "b").await;
+    let mut claims = claims(&world, &["a", "b"]);
+    let stop = tokio::time::sleep(secs(7));
+    let outcome = acquire_all(&mut claims, &world.clock, Patience::Forever, LIMITS, stop, |_, _| ()).await;
+    assert!(matches!(outcome, Ok(Together::Stopped(()))));
+    assert!(!held(&world, "a").await);
+    assert!(world.client(&[]).inspect(&Key::new("b").unwrap()).await.unwrap().waiters.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_may_have_been_granted_of_the_last_is_undone_with_the_others() {
+    let world = World::new();
+    let mut claims = vec![claim(&world, "a", &[]), claim(&world, "b", &[Some(Fault::AnswerHangs); 9])];
+    assert!(take(&world, &mut claims, Patience::Try).await.is_err());
+    assert!(!held(&world, "a").await && !held(&world, "b").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_that_is_lost_is_told() {
+    let world = World::new();
+    let (a, b) = (hold(&world, "a").await, hold(&world, "b").await);
+    let mut holds = [a, b].map(|(client, lease)| (Box::new(client) as Box<dyn Backend>, lease));
+    let each = holds.iter_mut().map(|(backend, lease)| (backend, lease)).enumerate();
+    let keeping = keep_all(each, &world.clock, budget(), LIMITS, Purpose::GoOn, &|_, _, _| ());
+    let thief = async {
+        tokio::time::sleep(secs(95)).await;
+        let key = Key::new("b").unwrap();
+        let mut client = world.client(&[]);
+        let fence = client.inspect(&key).await.unwrap().holders[0].fence.unwrap();
+        client.inner.evict(&key, fence, &Break { by: "ana@ops1".into(), why: None, seen: false }).await.unwrap();
+    };
+    let ((at, loss), ()) = tokio::join!(keeping, thief);
+    assert!(at == 1 && matches!(loss, Loss::NotOwner), "{at} {loss:?}");
+    assert!(held(&world, "a").await);
+}

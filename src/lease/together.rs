@@ -1,0 +1,164 @@
+//! Several locks that are had together: all of them or none.
+//!
+//! Every command takes its locks in one order, that of their keys, so that no two can wait for each other. What is taken already is
+//! renewed while the next one is waited for. The worst cases: one of them is lost meanwhile (all are given back, and it is begun
+//! again if there is time to wait); the wait ends, or the next one is refused (all are given back); a store that is away when
+//! something is to be given back (its leases end by themselves).
+
+use std::{
+    future::{Future, pending},
+    time::Duration,
+};
+
+use futures_util::future::{join_all, select_all};
+
+use super::{
+    Budget, Clock, Lease, Limits, Loss, Outcome, Patience,
+    acquire::{UNDO, acquire},
+    give_back, keep,
+};
+use crate::lock::{Backend, BootTime, Busy, Entry, Error, Key, Kind, Parting, Purpose, Refusal, Request, Result, Token};
+
+/// A lock that is wanted, with a client of its own: no lock is kept waiting by what another one's store does.
+pub struct Claim {
+    /// Its store.
+    pub backend: Box<dyn Backend>,
+    /// What is asked for.
+    pub request: Request,
+}
+
+/// How an attempt to take several locks ended.
+#[derive(Debug)]
+pub enum Together<S> {
+    /// All are ours, in the order of the claims.
+    Granted(Vec<Lease>),
+    /// Somebody else has the claim with this index, to the end of the wait; none is ours.
+    Busy(usize, Busy),
+    /// Nobody has it, but a run before has left something that keeps it from this one; none is ours.
+    Refused(usize, Box<Refusal>),
+    /// `stop` was ready first; nothing is left behind.
+    Stopped(S),
+}
+
+/// Puts claims into the order in which they are taken, whoever makes them.
+pub fn in_order(claims: &mut [Claim]) {
+    claims.sort_by(|one, other| one.request.key.cmp(&other.request.key));
+}
+
+/// Takes all locks of `claims`, which are [`in_order`], or none, waiting as long as `patience` says for all of it.
+///
+/// Otherwise as [`acquire`](super::acquire()): `busy` is told of each lock that is found held while waiting.
+///
+/// # Errors
+/// As for one lock. Also if one that was taken is broken, or lost with no time to begin again, while the others are taken.
+pub async fn acquire_all<S>(
+    claims: &mut [Claim],
+    clock: &dyn Clock,
+    patience: Patience,
+    limits: Limits,
+    stop: impl Future<Output = S>,
+    mut busy: impl FnMut(&Key, &Busy),
+) -> Result<Together<S>> {
+    for Claim { backend, request } in &*claims {
+        backend.capabilities().check(request)?;
+    }
+    let until = match patience {
+        Patience::Try => Some(clock.now()),
+        Patience::For(length) => Some(clock.now().plus(length)),
+        Patience::Forever => None,
+    };
+    tokio::pin!(stop);
+    loop {
+        let mut leases = Vec::new();
+        let end = loop {
+            let (taken, wanted) = claims.split_at_mut(leases.len());
+            let Some(Claim { backend, request }) = wanted.first_mut() else { return Ok(Together::Granted(leases)) };
+            let patience = if taken.is_empty() { patience } else { what_is_left(until, clock.now()) };
+            let budget = Budget::new(request.ttl, None, backend.capabilities().pace)?;
+            let held = taken.iter_mut().map(|claim| &mut claim.backend).zip(&mut leases).enumerate();
+            let interrupted = async {
+                tokio::select! {
+                    biased;
+                    stopped = &mut stop => End::Stopped(stopped),
+                    (at, loss) = keep_all(held, clock, budget, limits, Purpose::GoOn, &|_, _, _| ()) => End::Lost(at, loss),
+                }
+            };
+            let told = |found: &Busy| busy(&request.key, found);
+            match acquire(&mut **backend, clock, request.clone(), patience, limits, interrupted, told).await {
+                Ok(Outcome::Granted(lease)) => leases.push(lease),
+                Ok(Outcome::Stopped(end)) => break end,
+                Ok(Outcome::Busy(found)) => break End::Not(Together::Busy(leases.len(), found)),
+                Ok(Outcome::Refused(refusal)) => break End::Not(Together::Refused(leases.len(), refusal)),
+                Err(error) => break End::Failed(error),
+            }
+        };
+        let limits = if matches!(end, End::Stopped(_)) { Limits { answer: UNDO.min(limits.answer) } } else { limits };
+        join_all(claims.iter_mut().zip(&leases).map(|(claim, lease)| undo(&mut *claim.backend, clock, lease, limits))).await;
+        match end {
+            End::Not(outcome) => return Ok(outcome),
+            End::Stopped(stopped) => return Ok(Together::Stopped(stopped)),
+            End::Failed(error) => return Err(error),
+            End::Lost(_, Loss::NotOwner | Loss::Unconfirmed { .. }) if until.is_none_or(|end| clock.now() < end) => {
+                for Claim { request, .. } in &mut *claims {
+                    request.token = if request.entry == Entry::Fresh { Token::random() } else { request.token.nested() };
+                }
+            }
+            End::Lost(at, loss) => {
+                let what = if matches!(loss, Loss::Broken(_)) { "somebody broke it" } else { "it was lost" };
+                let hint = format!("dlock history {} tells more", leases[at].key.escaped());
+                let error = Error::new(Kind::Unavailable, format!("{what} while the other locks were taken: none is kept"));
+                return Err(error.during("acquire").key(&leases[at].key).hint(hint));
+            }
+        }
+    }
+}
+
+/// Renews all of `holds` until the first of them is lost: the number that it came with, and how. Never returns otherwise.
+///
+/// Each as [`keep`] does it, at a pace of its own. Cancel safe.
+pub async fn keep_all<'a>(
+    holds: impl IntoIterator<Item = (usize, (&'a mut Box<dyn Backend>, &'a mut Lease))>,
+    clock: &dyn Clock,
+    budget: Budget,
+    limits: Limits,
+    purpose: Purpose,
+    extended: &dyn Fn(usize, &Lease, &Budget),
+) -> (usize, Loss) {
+    let each = |(at, (backend, lease)): (usize, (&'a mut Box<dyn Backend>, &'a mut Lease))| {
+        Box::pin(async move {
+            let told = |lease: &Lease, budget: &Budget| extended(at, lease, budget);
+            (at, keep(&mut **backend, clock, lease, budget, limits, purpose, told).await)
+        })
+    };
+    let kept: Vec<_> = holds.into_iter().map(each).collect();
+    if kept.is_empty() {
+        return pending().await;
+    }
+    select_all(kept).await.0
+}
+
+/// Gives back what nothing was done under.
+async fn undo(backend: &mut dyn Backend, clock: &dyn Clock, lease: &Lease, limits: Limits) {
+    // What becomes of a nested hold is nothing to the run around it.
+    let parting = Parting { became: Parting::UNDO.became.filter(|_| lease.holds == 1), ..Parting::UNDO };
+    // However it goes: the lease ends by itself if this doesn't end it.
+    let _ = give_back(backend, clock, &lease.key, &lease.token, &parting, limits).await;
+}
+
+/// Why not all locks are ours.
+enum End<S> {
+    Not(Together<S>),
+    Stopped(S),
+    Failed(Error),
+    /// The claim with this index is not ours any more.
+    Lost(usize, Loss),
+}
+
+/// For how long yet the others may be waited for.
+fn what_is_left(until: Option<BootTime>, now: BootTime) -> Patience {
+    match until.map(|end| end.since(now)) {
+        None => Patience::Forever,
+        Some(Duration::ZERO) => Patience::Try,
+        Some(left) => Patience::For(left),
+    }
+}

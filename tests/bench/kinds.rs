@@ -1,0 +1,72 @@
+//! What a hand-over costs for each kind of hold, with few and with many waiters: the time, and what the server has to do by its own count.
+
+use crate::{
+    drain::{ALONE, Crowd, Kind},
+    lockers::{Locker, Stores},
+    table::{self, median},
+};
+
+const ROUNDS: usize = 3;
+const SIZES: [usize; 3] = [1, 20, 100];
+const KINDS: [Kind; 4] = [
+    ALONE,
+    Kind { name: "fair", holder: &[], waiters: &["--fair"], alone: true },
+    Kind { name: "readers after a writer", holder: &[], waiters: &["-s"], alone: false },
+    Kind { name: "permits, 1 of 1", holder: &["--permits", "1"], waiters: &["--permits", "1"], alone: true },
+];
+
+pub fn run(stores: &Stores) {
+    let mut rows = Vec::new();
+    for locker in stores.own() {
+        for kind in KINDS {
+            let probe =
+                stores.command_with(locker, kind.waiters, "kinds-probe", false, &["true"]).stderr(std::process::Stdio::null()).status();
+            if !probe.is_ok_and(|status| status.success()) {
+                continue;
+            }
+            for size in SIZES {
+                let (mut times, mut counts) = (Vec::new(), Vec::new());
+                for round in 0..ROUNDS {
+                    let key = format!("kinds-{size}-{round}-{}", kind.name.replace([' ', ','], "-"));
+                    let crowd = Crowd::gather_as(stores, locker, kind, &key, size);
+                    let before = asked(stores, locker);
+                    times.push(crowd.drain() / size as f64);
+                    if let (Some(before), Some(after)) = (before, asked(stores, locker)) {
+                        counts.push((after - before) as f64 / size as f64);
+                    }
+                }
+                let count = if counts.is_empty() { "-".into() } else { format!("{:.1}", median(&mut counts).0) };
+                rows.push(vec![locker.name.clone(), kind.name.into(), size.to_string(), format!("{:.2}", median(&mut times).0), count]);
+            }
+        }
+    }
+    let title = format!("Hand-over by kind, medians of {ROUNDS}; ms and what the server counts, for each waiter");
+    table::print(&title, &["", "", "waiters", "ms", "asked"], &rows);
+    println!(
+        "asked: Redis commands that clients send, etcd requests, ZooKeeper packets, PostgreSQL transactions, MariaDB statements; from the"
+    );
+    println!("first holder's end to the last waiter's, with all that those who still wait ask meanwhile");
+}
+
+/// How much the store's server was asked so far, if it counts that.
+fn asked(stores: &Stores, locker: &Locker) -> Option<u64> {
+    if locker.name.contains("Redis") {
+        let sent = |name: &str| crate::commands::FROM_CLIENTS.contains(&name.split('|').next().unwrap_or(name));
+        return Some(stores.redis.calls().into_iter().filter(|(name, _)| sent(name)).map(|(_, count)| count).sum());
+    }
+    if let (true, Some(etcd)) = (locker.name.contains("etcd"), &stores.etcd) {
+        return Some(etcd.calls().into_iter().map(|(_, count)| count).sum());
+    }
+    if let (true, Some(servers)) = (locker.name.contains("ZooKeeper"), &stores.zookeeper) {
+        return servers.nodes[0].counted("zk_packets_received");
+    }
+    if let (true, Some(server)) = (locker.name.contains("PostgreSQL"), &stores.postgres) {
+        let told = server.text("postgres", "SELECT sum(xact_commit + xact_rollback)::bigint FROM pg_stat_database");
+        return told.trim().parse().ok();
+    }
+    if let (true, Some(server)) = (locker.name.contains("MariaDB"), &stores.mariadb) {
+        let told = server.sql("", "SHOW GLOBAL STATUS LIKE 'Questions'");
+        return told.first()?.get(1)?.parse().ok();
+    }
+    None
+}
