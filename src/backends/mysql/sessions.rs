@@ -21,6 +21,10 @@
 //! - *A mark can't be read.* The holder goes on, and whoever breaks it ends its session when its lease is over. A mark that was heard is
 //!   noted as seen before the hold is extended for that.
 //! - *A hold is evicted that just ended.* Its session keeps no other lock, ever: what it does for its client is asked again.
+//! - *Readers come one after the other while somebody waits to write.* The server lets nobody share a row for which somebody waits alone, not
+//!   even who would not wait. A wait ends every few seconds and begins again: who comes in just that instant gets in.
+//! - *A reader vanishes beside others.* What it wrote counts while its session has its lamp ([`readers`](super::readers)): the next one who
+//!   takes the row writes it down. Who writes has the row alone, and knows that all readers are gone.
 //! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
 
 use std::{io, os::fd::OwnedFd, time::Duration};

@@ -128,14 +128,16 @@ async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
 }
 
 async fn a_share_that_arrives_late_ends_with_its_lease(lab: &Lab) {
+    // Later than another session is made on a machine that is busy.
+    const LATE: Duration = Duration::from_millis(900);
     let (proxy, mut a) = through(lab).await;
     let job = key("job");
-    proxy.trap(write(lab), Fault::Late(Duration::from_millis(400)));
+    proxy.trap(write(lab), Fault::Late(LATE));
     let late = reader(request(&job, SHORT));
     let given_up = tokio::time::timeout(Duration::from_millis(150), a.0.try_acquire(&late)).await;
     assert!(given_up.is_err(), "{given_up:?}");
     assert_eq!(a.release(&late, Scope::Hold).await, Release::NotHeld, "it has not arrived yet");
-    lab.pass(Duration::from_millis(400)).await;
+    lab.pass(LATE).await;
     if let Some(holder) = lab.client().await.inspect(&job).await.holders.first() {
         assert!(holder.expires_in.expect("an end") <= SHORT);
         lab.outlast(SHORT).await;
