@@ -85,7 +85,7 @@ impl Lease {
         let (rope, bed) = (self.tables.rope(name, hold), self.tables.bed(name, hold));
         let mut first = format!("DO GET_LOCK({bed}, 0);\n");
         if !session.ropes.contains(&rope) {
-            first += &format!("DO GET_LOCK({rope}, 0);\n");
+            first.extend([format!("DO GET_LOCK({rope}, 0);\n")]);
             session.ropes.push(rope);
         }
         let mut rest = at_most;
@@ -100,11 +100,11 @@ impl Lease {
             let slept = match answers.refusal.map(|refusal| refusal.number) {
                 None => slept(&answers.answers)?,
                 Some(failure::INTERRUPTED | failure::TOO_LONG | failure::TOO_LONG_FOR_MYSQL) => {
-                    session.ask(&self.rise(&bed, &told)).await?;
+                    session.ask(&rise(&bed, &told)).await?;
                     Slept::Woken
                 }
                 Some(failure::DEADLOCK | failure::GATE_DEADLOCK) => {
-                    session.ask(&self.rise(&bed, &told)).await?;
+                    session.ask(&rise(&bed, &told)).await?;
                     Slept::Not
                 }
                 Some(_) => {
@@ -140,13 +140,14 @@ impl Lease {
         let held = if told.foreign { "AND lock_until > UTC_TIMESTAMP(6)" } else { "" };
         let values =
             [("name", Value::Bytes(name)), ("bell", Value::Int(told.bell)), ("block", Value::Sql(&block)), ("held", Value::Sql(held))];
-        self.tables.fill("SELECT :block FROM :table WHERE name = :name AND bell = :bell :held;", &values) + &self.rise(bed, told)
+        self.tables.fill("SELECT :block FROM :table WHERE name = :name AND bell = :bell :held;", &values) + &rise(bed, told)
     }
+}
 
-    /// What comes after sleep, as SQL.
-    fn rise(&self, bed: &str, told: &Told) -> String {
-        told.behind.iter().map(String::as_str).chain([bed]).map(|lock| format!("DO RELEASE_LOCK({lock});\n")).collect()
-    }
+/// What comes after sleep, as SQL.
+fn rise(bed: &str, told: &Told) -> String {
+    let locks = told.behind.iter().map(String::as_str).chain([bed]);
+    locks.flat_map(|lock| ["DO RELEASE_LOCK(", lock, ");\n"]).collect()
 }
 
 /// How a sleep ended.

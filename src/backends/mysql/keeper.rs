@@ -29,6 +29,7 @@ const UNCLAIMED: Duration = Duration::from_secs(10);
 const LOCKED: u16 = 1205;
 
 /// A session that asks for a lock, waits for it or has it.
+#[allow(clippy::struct_excessive_bools)] // what is known of it, each by itself
 pub(super) struct Keeper {
     pub session: Connection,
     mode: Mode,
@@ -139,7 +140,7 @@ impl Keeper {
         for _ in 0..2 {
             let mut begin = if self.has { String::new() } else { "START TRANSACTION;\n".to_owned() };
             if self.shared {
-                begin += &format!("DO IF(IS_USED_LOCK({0}) <=> CONNECTION_ID(), 1, GET_LOCK({0}, 0));\n", self.lock);
+                begin.extend([format!("DO IF(IS_USED_LOCK({0}) <=> CONNECTION_ID(), 1, GET_LOCK({0}, 0));\n", self.lock)]);
             }
             // The server lets nobody share the row while somebody waits to have it alone.
             let how = match (self.shared, self.session.server.mariadb) {

@@ -149,7 +149,7 @@ impl LockTable<'_> {
         let mut batch = if gate { format!("DO {};\n", self.open_gate(name)) } else { String::new() };
         let rope = self.tables.rope(name, &token.hold_text());
         if gate && self.session.ropes.contains(&rope) {
-            batch += &format!("DO RELEASE_LOCK({rope});\n");
+            batch.extend([format!("DO RELEASE_LOCK({rope});\n")]);
         }
         let crowd = "SELECT 1 FROM :table WHERE name = :name AND crowd IS NOT NULL;";
         batch += &self.tables.fill(crowd, &[("name", Value::Bytes(name))]);
@@ -366,7 +366,7 @@ impl sql::Table for LockTable<'_> {
             && has != keeps
         {
             let function = if *keeps { format!("GET_LOCK({rope}, 0)") } else { format!("RELEASE_LOCK({rope})") };
-            rest += &format!("DO IF(@dlock_written > 0, {function}, 0);\n");
+            rest.extend([format!("DO IF(@dlock_written > 0, {function}, 0);\n")]);
         }
         rest.extend(bells.next());
         let mut answered = self.session.try_ask(&(fill(include_str!("sql/write.sql")) + &rest)).await?;
