@@ -61,11 +61,11 @@ impl Checked {
         !self.proxied && !self.galera
     }
 
-    /// Whether a `GET_LOCK` lasts as long as its session.
+    /// Whether a `GET_LOCK` lasts as long as its session, where it is needed.
     ///
     /// # Errors
     /// Why not.
-    pub(super) fn check_sessions(&self, mode: Mode) -> Result<()> {
+    pub(super) fn check_sessions(&self, mode: Mode, shared: bool) -> Result<()> {
         let refuse = |text: &str, hint: &str| Err(Error::new(Kind::Config, text).hint(hint));
         if self.proxied {
             return refuse(
@@ -75,6 +75,12 @@ impl Checked {
         }
         if self.galera && mode == Mode::Advisory {
             return refuse("MariaDB doesn't support GET_LOCK on the nodes of a Galera cluster", "?mode=lease or ?mode=row");
+        }
+        if self.galera && shared {
+            return refuse(
+                "who shares a row has a GET_LOCK too, which MariaDB doesn't support on the nodes of a Galera cluster",
+                "?mode=lease",
+            );
         }
         Ok(())
     }

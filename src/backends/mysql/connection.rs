@@ -81,6 +81,10 @@ pub(super) struct Connection {
     pub server: Checked,
     /// The gates that this session has.
     pub gates: Vec<String>,
+    /// The ropes that it has, as SQL.
+    pub ropes: Vec<String>,
+    /// The last question was ended by somebody, and the session was not.
+    pub interrupted: bool,
     /// After so many seconds without a question the server ends the session.
     pub idle_limit: Option<u32>,
 }
@@ -109,6 +113,8 @@ impl Connection {
             at_rest: true,
             server: Checked::default(),
             gates: Vec::new(),
+            ropes: Vec::new(),
+            interrupted: false,
             idle_limit: None,
         };
         // Whatever is refused here, nothing has happened to any lock.
@@ -225,6 +231,7 @@ impl Connection {
             }
         }
         self.at_rest = true;
+        self.interrupted = answers.refusal.as_ref().is_some_and(|refusal| refusal.number == failure::INTERRUPTED);
         Ok(answers)
     }
 }

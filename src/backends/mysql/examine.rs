@@ -33,7 +33,7 @@ pub const CHECKS: &[Check] = &[
 ];
 
 /// The lock table and those beside it, by the ends of their names. All modes look at all of them.
-const TABLES: [&str; 7] = ["", "_waiters", "_rows", "_sessions", "_runs", "_skips", "_marks"];
+const TABLES: [&str; 8] = ["", "_waiters", "_rows", "_sessions", "_readers", "_runs", "_skips", "_marks"];
 
 /// A session that is ended sooner than this is made again and again.
 const SHORT: i64 = 60;
@@ -79,7 +79,7 @@ fn refusals(session: &Connection, options: &Options) -> Vec<(&'static str, Findi
         let found = Finding { mend: hint, ..Finding::not_safe(check, message, "dlock takes no lock there") };
         Some((check, found))
     };
-    let sessions = if options.mode == Mode::Lease { Ok(()) } else { session.server.check_sessions(options.mode) };
+    let sessions = if options.mode == Mode::Lease { Ok(()) } else { session.server.check_sessions(options.mode, false) };
     [session.server.check(options), sessions].into_iter().filter_map(of).collect()
 }
 

@@ -164,10 +164,19 @@ pub(super) fn unreadable() -> Error {
 
 /// The number of the error that there is no such session.
 pub(super) const NO_SESSION: u16 = 1094;
+/// The number of the error that a statement was ended, and its session was not.
+pub(super) const INTERRUPTED: u16 = 1317;
+/// The number of the error that a statement took longer than an administrator allows, on MariaDB.
+pub(super) const TOO_LONG: u16 = 1969;
+/// The same on MySQL.
+pub(super) const TOO_LONG_FOR_MYSQL: u16 = 3024;
 /// The number of the error that a row of that key is there already.
 pub(super) const DUPLICATE: u16 = 1062;
 /// The number of the error that the server undid a transaction because of a deadlock.
 pub(super) const DEADLOCK: u16 = 1213;
+
+/// The same of sessions that wait for each other's `GET_LOCK`, on MySQL.
+pub(super) const GATE_DEADLOCK: u16 = 3058;
 
 /// What a newer dlock wrote is not to be touched.
 pub(super) fn check_layout(layout: i64) -> Result<()> {

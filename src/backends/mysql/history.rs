@@ -18,6 +18,51 @@ pub(super) fn remember(tables: &Tables, name: &str, parting: Option<&Parting>) -
     tables.fill(include_str!("sql/remember.sql"), &values) + &trim(tables, name, "@dlock_freed > 0 AND @dlock_fence % 4 = 0")
 }
 
+/// Remembers holds that are over by what was just written, as SQL.
+pub(super) fn ended(tables: &Tables, name: &str, past: &[Past]) -> Result<String> {
+    let mut sql = String::new();
+    for past in past {
+        sql += &tables.fill(include_str!("sql/ended.sql"), &Written::of(past)?.values(name));
+    }
+    Ok(if sql.is_empty() { sql } else { sql + &trim(tables, name, "@dlock_written > 0") })
+}
+
+/// A hold that is over, as columns have it.
+struct Written {
+    fence: i64,
+    since: Option<i64>,
+    ended: Option<i64>,
+    how: String,
+    why: Option<String>,
+    metadata: Option<String>,
+}
+
+impl Written {
+    fn of(past: &Past) -> Result<Self> {
+        let ms = |at: Option<u64>| at.and_then(|at| i64::try_from(at).ok());
+        Ok(Self {
+            fence: past.fence.map_or(0, |fence| i64::try_from(fence.0).unwrap_or(i64::MAX)),
+            since: ms(past.started_ms),
+            ended: ms(past.ended_ms),
+            how: past.end.to_string(),
+            why: past.why.clone(),
+            metadata: json(past.metadata.as_ref())?,
+        })
+    }
+
+    fn values<'a>(&'a self, name: &'a str) -> [(&'a str, Value<'a>); 7] {
+        [
+            ("name", Value::Bytes(name)),
+            ("fence", Value::Int(self.fence)),
+            ("since", self.since.map_or(Value::Null, Value::Int)),
+            ("ended", self.ended.map_or(Value::Null, Value::Int)),
+            ("how", Value::Text(&self.how)),
+            ("why", Value::text_or_null(self.why.as_deref())),
+            ("metadata", Value::text_or_null(self.metadata.as_deref())),
+        ]
+    }
+}
+
 /// Forgets what is beyond the bounds, if it is `due`, as SQL.
 pub(super) fn trim(tables: &Tables, name: &str, due: &str) -> String {
     tables.fill(include_str!("sql/trim.sql"), &[("name", Value::Bytes(name)), ("due", Value::Sql(due))])
@@ -42,20 +87,7 @@ pub(super) async fn note(session: &mut Connection, tables: &Tables, name: &str, 
             ];
             tables.fill(include_str!("sql/skip.sql"), &values)
         }
-        Note::Lost(past) => {
-            let ms = |at: Option<u64>| at.and_then(|at| i64::try_from(at).ok()).map_or(Value::Null, Value::Int);
-            let (metadata, end) = (json(past.metadata.as_ref())?, past.end.to_string());
-            let values = [
-                ("name", Value::Bytes(name)),
-                ("fence", Value::Int(past.fence.map_or(0, |fence| i64::try_from(fence.0).unwrap_or(i64::MAX)))),
-                ("since", ms(past.started_ms)),
-                ("ended", ms(past.ended_ms)),
-                ("how", Value::Text(&end)),
-                ("why", Value::text_or_null(past.why.as_deref())),
-                ("metadata", Value::text_or_null(metadata.as_deref())),
-            ];
-            tables.fill(include_str!("sql/lost.sql"), &values)
-        }
+        Note::Lost(past) => tables.fill(include_str!("sql/lost.sql"), &Written::of(past)?.values(name)),
     };
     session.ask(&batch).await.map(|_| ())
 }

@@ -12,9 +12,10 @@ use super::{
     failure, history,
     names::Tables,
     options::{Mode, Options},
+    readers,
     reading::Fields,
     starts::{self, Granting},
-    statement::Value,
+    statement::{Value, literal},
     table::json,
 };
 use crate::{
@@ -28,12 +29,15 @@ const UNCLAIMED: Duration = Duration::from_secs(10);
 const LOCKED: u16 = 1205;
 
 /// A session that asks for a lock, waits for it or has it.
+#[allow(clippy::struct_excessive_bools)] // what is known of it, each by itself
 pub(super) struct Keeper {
     pub session: Connection,
     mode: Mode,
+    /// It is to share a row.
+    pub shared: bool,
     /// The lock's name in the tables.
     name: String,
-    /// What `GET_LOCK` takes, as SQL.
+    /// What `GET_LOCK` takes, as SQL: for the lock itself, or for the lamp of one who shares a row.
     lock: String,
     tables: Tables,
     /// The session's number in the server.
@@ -65,14 +69,11 @@ pub(super) struct Heard {
 type Begun = (Fence, i64, bool);
 /// `None` if a start of a run before may be in the way, and nothing was done.
 type Counted = Option<Begun>;
-/// How many answers there are to what remembers the holder before, and to what counts the fence.
-const REMEMBERING: usize = 2;
-const BEGINNING: usize = 4;
 
 impl Keeper {
-    pub(super) async fn open(options: &Options, tables: &Tables, name: String, lock: String) -> Result<Self> {
+    pub(super) async fn open(options: &Options, tables: &Tables, name: String, lock: String, shared: bool) -> Result<Self> {
         let session = Connection::open(options).await?;
-        session.server.check_sessions(options.mode)?;
+        session.server.check_sessions(options.mode, shared)?;
         // To hand the socket on is what a session lock needs to outlive a killed dlock; without it there is to be none.
         session.lifeline().map_err(|error| {
             // One that the server has ended already is connected with nobody any more.
@@ -82,6 +83,7 @@ impl Keeper {
         Ok(Self {
             session,
             mode: options.mode,
+            shared,
             name,
             lock,
             tables: tables.clone(),
@@ -133,15 +135,24 @@ impl Keeper {
         Ok(got)
     }
 
-    /// In a transaction of its own, which is over if the row is somebody else's.
+    /// In a transaction of its own, which is over if the row is somebody else's. Who is to share it has its lamp from now on.
     async fn lock_row(&mut self, first: &str) -> Result<bool> {
         for _ in 0..2 {
-            let begin = if self.has { "" } else { "START TRANSACTION;\n" };
+            let mut begin = if self.has { String::new() } else { "START TRANSACTION;\n".to_owned() };
+            if self.shared {
+                begin.extend([format!("DO IF(IS_USED_LOCK({0}) <=> CONNECTION_ID(), 1, GET_LOCK({0}, 0));\n", self.lock)]);
+            }
+            // The server lets nobody share the row while somebody waits to have it alone.
+            let how = match (self.shared, self.session.server.mariadb) {
+                (false, _) => "FOR UPDATE",
+                (true, true) => "LOCK IN SHARE MODE",
+                (true, false) => "FOR SHARE",
+            };
             let batch = self.tables.fill(
-                "SELECT CONNECTION_ID(), @dlock = CONNECTION_ID();\nSELECT 1 FROM :rows WHERE name = :name FOR UPDATE SKIP LOCKED;\nSELECT 1 FROM :rows WHERE name = :name;",
-                &[("name", Value::Bytes(&self.name))],
+                "SELECT CONNECTION_ID(), @dlock = CONNECTION_ID();\nSELECT 1 FROM :rows WHERE name = :name :how SKIP LOCKED;\nSELECT 1 FROM :rows WHERE name = :name;",
+                &[("name", Value::Bytes(&self.name)), ("how", Value::Sql(how))],
             );
-            let at = 1 + usize::from(!self.has);
+            let at = 1 + usize::from(!self.has) + usize::from(self.shared);
             let Answers { answers, refusal } = self.session.try_ask(&format!("{first}{begin}{batch}")).await?;
             if let Some(refusal) = refusal {
                 let error = failure::refused(&refusal, false);
@@ -171,6 +182,16 @@ impl Keeper {
     async fn roll_back(&mut self) -> Result<()> {
         self.has = false;
         self.session.ask("ROLLBACK").await.map(|_| ())
+    }
+
+    /// How many answers there are to what remembers the holders before.
+    fn remembering(&self) -> usize {
+        if self.mode == Mode::Row { 4 } else { 2 }
+    }
+
+    /// How many answers there are to what counts the fence, the last of which says it.
+    fn beginning(&self) -> usize {
+        if self.shared { 5 } else { 4 }
     }
 
     /// Counts the fence of a lock that is ours, over `side` if this session is in a transaction. Who has the lock is alone with the
@@ -213,7 +234,7 @@ impl Keeper {
             }
             self.forgets = false;
         }
-        begun(&over.unwrap_or(&mut self.session).ask(&bare).await?, 0)
+        begun(&over.unwrap_or(&mut self.session).ask(&bare).await?, 0, self.beginning())
     }
 
     /// What was answered from this answer on; `None` if the holder before can't be remembered, so that nothing was done.
@@ -222,8 +243,8 @@ impl Keeper {
         match refusal {
             _ if self.forgets => Ok(None),
             // What comes after it only forgets.
-            Some(refusal) if answers.len() < at + REMEMBERING + BEGINNING => Err(failure::refused(refusal, true)),
-            _ => begun(answers, at + REMEMBERING).map(Some),
+            Some(refusal) if answers.len() < at + self.remembering() + self.beginning() => Err(failure::refused(refusal, true)),
+            _ => begun(answers, at + self.remembering(), self.beginning()).map(Some),
         }
     }
 
@@ -233,9 +254,19 @@ impl Keeper {
         let starts = Granting::of(&Begin::of(request, judged), metadata.as_deref());
         let clear = if judged.is_some() { "1" } else { &starts.clear };
         let has = match self.mode {
+            Mode::Row if self.shared => {
+                format!("IS_USED_LOCK({}) = {number}", readers::lamp(&self.tables, &self.name, number, &literal(Value::Text(&root))))
+            }
             Mode::Row => "1".to_owned(),
             _ => format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock),
         };
+        // Whoever read before vanished, where somebody has the row alone.
+        let read = match self.mode {
+            Mode::Row => self.tables.fill("(SELECT COUNT(*) FROM :readers WHERE name = :name)", &[("name", Value::Bytes(&self.name))]),
+            _ => "0".to_owned(),
+        };
+        let reads = readers::reads(&self.tables, &self.name);
+        let over = if self.shared { format!("NOT {reads}") } else { "1".to_owned() };
         let values = [
             ("name", Value::Bytes(&self.name)),
             ("session", Value::Sql(number)),
@@ -245,12 +276,22 @@ impl Keeper {
             ("has", Value::Sql(&has)),
             ("start_set", Value::Sql(&starts.set)),
             ("clear", Value::Sql(clear)),
+            ("read", Value::Sql(read.trim_end())),
+            ("reads", Value::Sql(&reads)),
+            ("over", Value::Sql(&over)),
         ];
-        let begin = self.tables.fill(include_str!("sql/begin_hold.sql"), &values);
+        let fill = |template: &str| self.tables.fill(template, &values);
+        let mut begin = fill(if self.shared { include_str!("sql/begin_reading.sql") } else { include_str!("sql/begin_hold.sql") });
+        if self.mode == Mode::Row && !self.shared {
+            begin += &fill(include_str!("sql/forget_readers.sql"));
+        }
         if !remembering {
             return Ok(begin);
         }
-        let before = self.tables.fill(include_str!("sql/vanished.sql"), &values);
+        let mut before = fill(include_str!("sql/vanished.sql"));
+        if self.mode == Mode::Row {
+            before += &fill(include_str!("sql/vanished_readers.sql"));
+        }
         Ok(before + &begin + &history::trim(&self.tables, &self.name, "@dlock_vanished > 0"))
     }
 
@@ -292,9 +333,10 @@ impl Keeper {
             self.has = only(&answers, 1)?.int_or_null()? == Some(1);
             return Ok(self.has);
         }
-        let wait = self
-            .tables
-            .fill("START TRANSACTION; SELECT 1 FROM :rows WHERE name = :name FOR UPDATE;", &[("name", Value::Bytes(&self.name))]);
+        // Of both servers.
+        let how = if self.shared { "LOCK IN SHARE MODE" } else { "FOR UPDATE" };
+        let values = [("name", Value::Bytes(&self.name)), ("how", Value::Sql(how))];
+        let wait = self.tables.fill("START TRANSACTION; SELECT 1 FROM :rows WHERE name = :name :how;", &values);
         let usual = "SET SESSION innodb_lock_wait_timeout = 1";
         let batch = format!("{first}SET SESSION innodb_lock_wait_timeout = {seconds:.0};\n{wait}{usual}");
         let answers = self.session.try_ask(&batch).await?;
@@ -360,13 +402,16 @@ impl Keeper {
             Some(Purpose::GoOn) => fill(read),
             Some(Purpose::Stop) => fill(see) + &fill(read),
         };
-        mark + &fill(include_str!("sql/touch_hold.sql"))
+        mark + &fill(if self.shared { include_str!("sql/touch_reading.sql") } else { include_str!("sql/touch_hold.sql") })
     }
 
     /// Gives the lock back that a run before keeps from this one.
     pub(super) async fn let_go(&mut self) -> Result<()> {
         if self.mode == Mode::Row {
-            return self.roll_back().await;
+            self.roll_back().await?;
+            if !self.shared {
+                return Ok(());
+            }
         }
         self.has = false;
         self.session.ask(&format!("DO RELEASE_LOCK({})", self.lock)).await.map(|_| ())
@@ -375,9 +420,16 @@ impl Keeper {
     /// Gives back whatever the session has, having said so and remembered how it ended. Whether the lock was still ours.
     pub(super) async fn give_back(&mut self, token: &Token, fence: Fence, parting: &Parting) -> Result<bool> {
         self.has = false;
+        let own = format!("@dlock = CONNECTION_ID() AND CONNECTION_ID() = {}", self.number);
         let (first, ours, free) = match self.mode {
             // In the transaction that has the lock: all is seen at once.
-            Mode::Row => ("", format!("@dlock = CONNECTION_ID() AND CONNECTION_ID() = {}", self.number), "COMMIT;\n".to_owned()),
+            Mode::Row if self.shared => (
+                // Before it is read: who enters looks at all of them, and two that wait for more than they have are a deadlock.
+                "SELECT 1 FROM :readers WHERE name = :name AND root = :root FOR UPDATE;\n",
+                own,
+                format!("COMMIT; DO RELEASE_LOCK({});\n", self.lock),
+            ),
+            Mode::Row => ("", own, "COMMIT;\n".to_owned()),
             _ => (
                 "START TRANSACTION;\n",
                 format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock),
@@ -396,8 +448,13 @@ impl Keeper {
             ("why", Value::text_or_null(parting.why.as_deref())),
         ];
         let fill = |template: &str| self.tables.fill(template, &values);
-        let remember = how.as_ref().map(|_| fill(include_str!("sql/remember_hold.sql"))).unwrap_or_default();
-        let end = fill(include_str!("sql/end_hold.sql"));
+        let (first, remember, end) = if self.shared {
+            (fill(first), include_str!("sql/remember_reading.sql"), include_str!("sql/end_reading.sql"))
+        } else {
+            (first.to_owned(), include_str!("sql/remember_hold.sql"), include_str!("sql/end_hold.sql"))
+        };
+        let remember = how.as_ref().map(|_| fill(remember)).unwrap_or_default();
+        let end = fill(end);
         // Beyond the bounds now and then.
         let trim = if how.is_some() && fence.0.is_multiple_of(4) { history::trim(&self.tables, &self.name, "1") } else { String::new() };
         let began = 1 + usize::from(!first.is_empty());
@@ -445,9 +502,9 @@ pub(super) fn heard(answers: &[Answer], at: usize, purpose: Option<Purpose>) -> 
 }
 
 /// What was answered to [`Keeper::begin_sql`], from this answer on.
-fn begun(answers: &[Answer], at: usize) -> Result<Counted> {
+fn begun(answers: &[Answer], at: usize, length: usize) -> Result<Counted> {
     let vanished = only(answers, at)?.int()? > 0;
-    let Some(row) = answers.get(at + 3).ok_or_else(failure::unreadable)?.rows.first() else { return Ok(None) };
+    let Some(row) = answers.get(at + length - 1).ok_or_else(failure::unreadable)?.rows.first() else { return Ok(None) };
     let mut fields = Fields::of(row);
     let (fence, layout, now) = (fields.int()?, fields.int()?, fields.int()?);
     failure::check_layout(layout)?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
+    bell::{Told, behind},
     connection::Connection,
     history,
     names::Tables,
@@ -13,14 +14,15 @@ use super::{
     table::{LockTable, Seen},
 };
 use crate::{
-    backends::sql::{Names, Record, Table as _, Taken, ledger, looks_at_the_end},
+    backends::sql::{Names, Table as _, Taken, ledger, looks_at_the_end},
     lock::{
-        Attempt, Backend, Break, Busy, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Note, Notice,
+        Attempt, Backend, Break, Busy, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Mode, Note, Notice,
         Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
     },
 };
 
-const CAPABILITIES: Capabilities = Capabilities { history: true, terms: true, breakable: true, ..Capabilities::usual("mysql") };
+const CAPABILITIES: Capabilities =
+    Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("mysql") };
 
 /// Leases in a table.
 ///
@@ -33,6 +35,8 @@ pub struct Lease {
     pub(super) session: Option<Connection>,
     /// The number of the session that was asked last, if it did not answer.
     unanswered: Option<i64>,
+    /// Which holds of ours are shares of their locks.
+    shares: Vec<(Key, Token)>,
     /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
     queued: Vec<Queued>,
     /// The server, or what stands before it, has no gates.
@@ -47,13 +51,25 @@ struct Queued {
     /// It has the lock now. Its entry is passed over by who looks, and goes when the lock is given back: the command
     /// need not wait for that.
     granted: bool,
+    /// It waits in the lock's crowd.
+    told: Option<Told>,
 }
 
 impl Lease {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
         let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
-        Self { options, tables, names, session: None, unanswered: None, queued: Vec::new(), gates_fail: false, notices: Vec::new() }
+        Self {
+            options,
+            tables,
+            names,
+            session: None,
+            unanswered: None,
+            shares: Vec::new(),
+            queued: Vec::new(),
+            gates_fail: false,
+            notices: Vec::new(),
+        }
     }
 
     /// The session, to be put back when it is at rest again.
@@ -70,7 +86,17 @@ impl Lease {
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.take_session().await?;
         let gated = !self.gates_fail && session.server.has_gates();
-        let mut table = LockTable { session: &mut session, tables: &self.tables, gated, seen: Seen::No, place: None };
+        let mut table = LockTable {
+            session: &mut session,
+            tables: &self.tables,
+            gated,
+            seen: Seen::No,
+            place: None,
+            bell: 0,
+            crowd: (None, None),
+            share: None,
+            freed: false,
+        };
         self.unanswered = Some(table.session.server.session);
         let answer = question(&mut table).await;
         self.unanswered = self.unanswered.filter(|_| !session.is_open());
@@ -102,34 +128,64 @@ impl Lease {
         })
     }
 
+    /// Whether a `GET_LOCK` of one client keeps another one waiting.
+    fn has_gates(&self) -> bool {
+        !self.gates_fail && self.session.as_ref().is_some_and(|session| session.server.has_gates())
+    }
+
     fn queued(&mut self, key: &Key, token: &Token) -> Option<&mut Queued> {
         self.queued.iter_mut().find(|queued| queued.key == *key && queued.token == *token)
+    }
+
+    fn is_share(&self, key: &Key, token: &Token) -> bool {
+        self.shares.iter().any(|(of, who)| of == key && who == token)
     }
 
     async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
         CAPABILITIES.check(request)?;
         let name = self.names.of(&request.key);
         if request.waiting && self.queued(&request.key, &request.token).is_none() {
-            self.queued.push(Queued { key: request.key.clone(), token: request.token, granted: false });
+            self.queued.push(Queued { key: request.key.clone(), token: request.token, granted: false, told: None });
         }
-        let (taken, position) = self
+        let crowded = self.queued(&request.key, &request.token).is_some_and(|queued| queued.told.is_some());
+        let (taken, position, (bell, (crowd, root))) = self
             .ask_for_good(async |table| {
-                let taken = ledger::take(table, &name, request, false).await?;
-                Ok((taken, table.place))
+                table.share = Some(request.token.hold_text()).filter(|_| !request.detached && request.mode != Mode::Exclusive);
+                let mut taken = ledger::take(table, &name, request, crowded).await;
+                if taken.is_err() && table.session.interrupted {
+                    // Somebody woke a waiter that was awake.
+                    taken = ledger::take(table, &name, request, crowded).await;
+                }
+                Ok((taken?, table.place, (table.bell, table.crowd.clone())))
             })
             .await?;
-        let notifies = !self.gates_fail && self.session.as_ref().is_some_and(|session| session.server.has_gates());
+        let told = match &taken {
+            Taken::Queued { busy, foreign, .. } => {
+                let behind = behind(&self.tables, &name, &request.token.hold_text(), crowd.as_deref(), root.as_deref());
+                Some(Told { bell, place: busy.position, foreign: *foreign, behind })
+            }
+            _ => None,
+        };
+        if let Some(queued) = self.queued(&request.key, &request.token) {
+            queued.told = told;
+        }
+        let notifies = self.has_gates();
         Ok(match taken {
             Taken::Granted(grant) => {
                 if let Some(queued) = self.queued(&request.key, &request.token) {
                     queued.granted = !request.detached;
                 }
+                if request.mode != Mode::Exclusive && !self.is_share(&request.key, &request.token) {
+                    self.shares.push((request.key.clone(), request.token));
+                }
                 Attempt::Granted(grant)
+            }
+            Taken::Queued { busy, .. } => {
+                Attempt::Busy(Busy { expires_in: busy.expires_in.filter(|_| looks_at_the_end(busy.position)), notifies, ..busy })
             }
             Taken::NotHeld => Attempt::NotHeld,
             Taken::Refused(refusal) => Attempt::Refused(refusal),
             Taken::Passing => Attempt::Busy(Busy { notifies, passing: true, expires_in: Some(Duration::ZERO), ..Busy::default() }),
-            Taken::Queued { busy, .. } => Attempt::Busy(busy),
             Taken::Held(record) => Attempt::Busy(Busy {
                 holders: record.holder()?.into_iter().collect(),
                 expires_in: Some(record.expires_in()).filter(|_| looks_at_the_end(position)),
@@ -147,17 +203,24 @@ impl Lease {
             Some(queued) if !queued.granted => {}
             _ => return Ok(()),
         }
-        self.ask(async |table| table.leave(&name, &request.token, true).await).await?;
+        self.ask(async |table| {
+            if table.leave(&name, &request.token, true).await? {
+                ledger::leave(table, &name, &request.token).await?;
+            }
+            Ok(())
+        })
+        .await?;
         self.queued.retain(|queued| queued.key != request.key || queued.token != request.token);
         Ok(())
     }
 
     async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         let name = self.names.of(key);
-        let queued = self.queued(key, token).is_some_and(|queued| queued.granted);
+        let (queued, shared) = (self.queued(key, token).is_some_and(|queued| queued.granted), self.is_share(key, token));
         let release = self
             .ask_for_good(async |table| {
-                let release = ledger::release(table, &name, token, parting, false).await?;
+                table.share = Some(token.hold_text()).filter(|_| shared);
+                let release = ledger::release(table, &name, token, parting, shared).await?;
                 // The lock is given back already: nobody waits for what follows, and nothing hangs on it.
                 if queued {
                     let _ = table.leave(&name, token, !matches!(release, Release::StillHeld(_))).await;
@@ -168,6 +231,7 @@ impl Lease {
             })
             .await?;
         self.queued.retain(|queued| !queued.granted || queued.key != *key || queued.token != *token);
+        self.shares.retain(|(of, who)| of != key || who != token);
         Ok(release)
     }
 
@@ -216,7 +280,11 @@ impl Backend for Lease {
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
         let name = self.names.of(&request.key);
-        let outcome = self.await_change(&name, at_most).await;
+        let told = self.queued(&request.key, &request.token).and_then(|queued| queued.told.clone());
+        let outcome = match told.filter(|_| self.has_gates()) {
+            Some(told) => self.await_bell(&name, &request.token.hold_text(), told, at_most).await,
+            None => self.await_change(&name, at_most).await,
+        };
         self.about(outcome, "wait", Some(&request.key))
     }
 
@@ -229,8 +297,8 @@ impl Backend for Lease {
         if let Some(ttl) = extension.ttl {
             CAPABILITIES.check_ttl(ttl)?;
         }
-        let name = self.names.of(key);
-        let outcome = self.ask(async |table| ledger::renew(table, &name, token, extension, false).await).await;
+        let (name, shared) = (self.names.of(key), self.is_share(key, token));
+        let outcome = self.ask(async |table| ledger::renew(table, &name, token, extension, shared).await).await;
         self.about(outcome, "renew", Some(key))
     }
 
@@ -265,7 +333,10 @@ impl Backend for Lease {
             .ask(async |table| {
                 let record = table.read(&name, Duration::ZERO).await?;
                 let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
-                past.extend(record.as_ref().and_then(Record::vanished));
+                if let Some(record) = &record {
+                    past.extend(record.vanished());
+                    past.extend(record.crowd()?.1);
+                }
                 Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })
             })
             .await;
@@ -286,8 +357,8 @@ impl Backend for Lease {
 
     async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
         let name = self.names.of(key);
-        let outcome = self.ask(async |table| table.mark(&name, fence, mark).await).await;
-        self.about(outcome.map(|done| if done { Marking::Done } else { Marking::Changed }), "break", Some(key))
+        let outcome = self.ask(async |table| ledger::mark(table, &name, fence, mark).await).await;
+        self.about(outcome, "break", Some(key))
     }
 
     async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
@@ -296,7 +367,7 @@ impl Backend for Lease {
             .ask(async |table| {
                 let done = ledger::evict(table, &name, fence, mark).await?;
                 // Those who wait are blocked on what its session has: it goes, if it is there still.
-                if done == Marking::Done
+                if table.freed
                     && let Some(number) = table.gate_keeper(&name).await?
                 {
                     table.session.end_other(number).await?;

@@ -17,11 +17,14 @@
 //! - *A run begins and ends while another one's grant waits for the row.* The row is judged as it is then ([`starts`]).
 //! - *A client is frozen in the midst of anything.* No transaction spans a round trip, so that it keeps no row locked. It
 //!   may keep a gate: see [`gate`].
+//! - *Readers, permits and those who wait in order change one row at once.* One of them gets on each time, and the others read it anew.
+//!   Who waits there is told by the one before, or by whoever lets it go: see [`bell`].
 //! - *The row is changed between being read and written back* (nested holds). `revision` tells, and it is asked again.
 //! - *The server is restarted.* Rows and fences are as durable as its commits (`innodb_flush_log_at_trx_commit`). The
 //!   gates are gone, and are taken again with the next renewal.
 //! - *The server's clock is stepped.* Forward ends leases early, back keeps them longer; fences go on rising either way.
 
+mod bell;
 mod checks;
 mod connection;
 pub mod examine;
@@ -32,6 +35,7 @@ mod keeper;
 mod lease;
 mod names;
 mod options;
+mod readers;
 mod reading;
 mod relay;
 mod schema;

@@ -17,6 +17,7 @@ pub(super) struct Tables {
     runs: String,
     skips: String,
     marks: String,
+    readers: String,
 }
 
 impl Tables {
@@ -30,6 +31,7 @@ impl Tables {
             runs: with("_runs"),
             skips: with("_skips"),
             marks: with("_marks"),
+            readers: with("_readers"),
         }
     }
 
@@ -43,7 +45,7 @@ impl Tables {
         &self.sessions
     }
 
-    fn names(&self) -> [(&str, Value<'_>); 8] {
+    fn names(&self) -> [(&str, Value<'_>); 9] {
         [
             ("table", Value::Name(&self.table)),
             ("waiters", Value::Name(&self.waiters)),
@@ -52,6 +54,7 @@ impl Tables {
             ("runs", Value::Name(&self.runs)),
             ("skips", Value::Name(&self.skips)),
             ("marks", Value::Name(&self.marks)),
+            ("readers", Value::Name(&self.readers)),
             ("starts", Value::Sql(STARTS)),
         ]
     }
@@ -72,6 +75,18 @@ impl Tables {
     pub(super) fn gate(&self, name: &str) -> String {
         let print = fingerprint(&["gate", &self.table, name]);
         format!("CONCAT('dlock.gate.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 16), '.{print:016x}')")
+    }
+
+    /// What whoever waits in a lock's crowd with this hold has until its turn is over, likewise.
+    pub(super) fn rope(&self, name: &str, hold: &str) -> String {
+        let print = fingerprint(&["rope", &self.table, name, hold]);
+        format!("CONCAT('dlock.rope.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 16), '.{print:016x}')")
+    }
+
+    /// What it has while it sleeps.
+    pub(super) fn bed(&self, name: &str, hold: &str) -> String {
+        let print = fingerprint(&["bed", &self.table, name, hold]);
+        format!("CONCAT('dlock.bed.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 16), '.{print:016x}')")
     }
 }
 

@@ -12,7 +12,9 @@ pub(super) const RECORD: &str = "name, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', 
     layout, owner, root, ttl_ms, holds, fence, detached, \
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', COALESCE(renewed_at, locked_at)), metadata, revision, \
     (SELECT m.mark FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), \
-    COALESCE((SELECT m.seen FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), 0), :starts";
+    COALESCE((SELECT m.seen FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), 0), crowd, \
+    crowd IS NULL AND EXISTS (SELECT 1 FROM :waiters AS w WHERE w.name = l.name AND ABS(TIMESTAMPDIFF(SECOND, w.seen, UTC_TIMESTAMP(6))) < 15), \
+    :starts";
 
 /// A row's values, one after the other.
 pub(super) struct Fields<'a>(std::slice::Iter<'a, Option<Vec<u8>>>);
@@ -64,8 +66,8 @@ impl<'a> Fields<'a> {
             revision: self.int()?,
             mark: self.text_or_null()?,
             seen: self.int()? != 0,
-            crowd: None,
-            waited: false,
+            crowd: self.text_or_null()?,
+            waited: self.int()? != 0,
             starts: starts::read(self)?,
         })
     }

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use super::{connection::Connection, names::Tables, reading::Fields, statement::Value};
-use crate::lock::{Error, Init, Kind, Result};
+use crate::{
+    backends::sql::SHARED_BY,
+    lock::{Error, Init, Kind, Result},
+};
 
 /// What the lock table's columns are, as `information_schema` writes it, and how they are added or changed to be so.
-const COLUMNS: [(&str, &str, &str); 14] = [
+const COLUMNS: [(&str, &str, &str); 16] = [
     ("name", "varbinary(320)", "VARBINARY(320) NOT NULL"),
     ("lock_until", "datetime(6)", "DATETIME(6) NOT NULL"),
     ("locked_at", "datetime(6)", "DATETIME(6) NOT NULL"),
@@ -21,6 +24,8 @@ const COLUMNS: [(&str, &str, &str); 14] = [
     ("renewed_at", "datetime(6)", "DATETIME(6) NULL"),
     ("metadata", "mediumtext", "MEDIUMTEXT NULL"),
     ("revision", "bigint", "BIGINT NOT NULL DEFAULT 0"),
+    ("crowd", "mediumtext", "MEDIUMTEXT NULL"),
+    ("bell", "bigint", "BIGINT NOT NULL DEFAULT 0"),
 ];
 
 /// What the table of sessions has as well.
@@ -80,7 +85,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
         None => (Value::Sql("DATABASE()"), tables.table()),
     };
     let question = super::statement::fill(
-        "SELECT table_name, column_name, column_type, character_set_name FROM information_schema.columns WHERE table_schema = :database AND table_name IN (:table, :waiters, :rows, :sessions, :runs, :skips, :marks);",
+        "SELECT table_name, column_name, column_type, character_set_name FROM information_schema.columns WHERE table_schema = :database AND table_name IN (:table, :waiters, :rows, :sessions, :runs, :skips, :marks, :readers);",
         &[
             ("database", database),
             ("table", Value::Text(table)),
@@ -90,6 +95,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
             ("runs", Value::Text(&format!("{table}_runs"))),
             ("skips", Value::Text(&format!("{table}_skips"))),
             ("marks", Value::Text(&format!("{table}_marks"))),
+            ("readers", Value::Text(&format!("{table}_readers"))),
         ],
     );
     let answers = session.ask(&question).await?;
@@ -135,7 +141,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
         changes += &alter("ALTER TABLE :sessions", &lacks);
     }
     let changes = Some(changes).filter(|changes| !changes.is_empty());
-    Ok(Found { complete: changes.is_none() && others.len() == 6, changes })
+    Ok(Found { complete: changes.is_none() && others.len() == 7, changes })
 }
 
 /// Removes rows that were last used so long ago, and those who wait no more.
@@ -144,7 +150,12 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
 /// below the time in µs before which it was last used: a clock would have to be set back by all of `unused_for` for a fence
 /// to repeat.
 pub(super) async fn collect(session: &mut Connection, tables: &Tables, unused_for: Duration) -> Result<u64> {
-    let shared = session.ask(&tables.fill("SELECT 1 FROM :table WHERE owner IS NULL OR owner <> locked_by LIMIT 1;", &[])).await?;
+    let shared = session
+        .ask(&tables.fill(
+            "SELECT 1 FROM :table WHERE (owner IS NULL OR owner <> locked_by) AND locked_by <> :shared LIMIT 1;",
+            &[("shared", Value::Text(SHARED_BY))],
+        ))
+        .await?;
     if shared.first().is_some_and(|answer| !answer.rows.is_empty()) {
         return Err(Error::new(
             Kind::Unsupported,

@@ -1,6 +1,6 @@
 //! Taking a lock away from a session.
 
-use super::{connection::Answer, failure, options::Mode, reading::Fields, sessions::Sessions, statement::Value};
+use super::{connection::Answer, failure, options::Mode, readers::reads, reading::Fields, sessions::Sessions, statement::Value};
 use crate::lock::{Break, Effect, End, Error, Fence, Key, Kind, Marking, Result};
 
 /// A hold that was marked.
@@ -20,19 +20,24 @@ impl Sessions {
         let mut session = self.side().await?;
         // A row that readers can lock is nobody's.
         let share = if session.server.mariadb { "LOCK IN SHARE MODE" } else { "FOR SHARE" };
-        let (look, has) = match self.options.mode {
+        let (look, has, holds) = match self.options.mode {
             Mode::Row => (
                 format!("SELECT COUNT(*) INTO @dlock_free FROM :rows WHERE name = :name {share} SKIP LOCKED;\n"),
-                "@dlock_free = 0".to_owned(),
+                "1".to_owned(),
+                "(SELECT name, fence, session FROM :sessions WHERE @dlock_free = 0 \
+                  UNION ALL SELECT r.name, r.fence, r.session FROM :readers AS r WHERE r.name = :name AND :reads)",
             ),
-            _ => ("SET @dlock_free = NULL;\n".to_owned(), format!("IS_USED_LOCK({}) = s.session", self.lock_of(key))),
+            _ => ("SET @dlock_free = NULL;\n".to_owned(), format!("IS_USED_LOCK({}) = s.session", self.lock_of(key)), ":sessions"),
         };
+        let reads = reads(&self.tables, &name);
+        let holds = self.tables.fill(holds, &[("name", Value::Bytes(&name)), ("reads", Value::Sql(&reads))]);
         let values = [
             ("name", Value::Bytes(&name)),
             ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))),
             ("mark", Value::Text(&mark)),
             ("broken", Value::Text(broken.as_deref().unwrap_or_default())),
             ("has", Value::Sql(&has)),
+            ("holds", Value::Sql(holds.trim_end())),
         ];
         let answers = session.ask(&self.tables.fill(&(look + include_str!("sql/mark_hold.sql")), &values)).await;
         self.side = Some(session);

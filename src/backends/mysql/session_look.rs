@@ -2,7 +2,9 @@
 //!
 //! Read only, but that a look at a row in `mode=row` locks it for readers for an instant.
 
-use super::{connection::Answer, failure, history, options::Mode, reading::Fields, sessions::Sessions, starts, statement::Value};
+use super::{
+    connection::Answer, failure, history, options::Mode, readers::reads, reading::Fields, sessions::Sessions, starts, statement::Value,
+};
 use crate::{
     backends::sql::micros,
     lock::{Break, Fence, History, Holder, Holding, Key, LockState, Metadata, Mode as How, Result, Token, Waiter},
@@ -24,7 +26,9 @@ impl Sessions {
         // A row that can't be locked by readers is locked by its holder. They let go of it at once.
         let share = if mariadb { "LOCK IN SHARE MODE" } else { "FOR SHARE" };
         let template = format!("SELECT 1 FROM :rows WHERE name = :name;\nSELECT 1 FROM :rows WHERE name = :name {share} SKIP LOCKED;");
-        look + &self.tables.fill(&template, &values)
+        let reads = reads(&self.tables, &name);
+        let readers = [("name", Value::Bytes(&name)), ("reads", Value::Sql(&reads))];
+        look + &self.tables.fill(&template, &values) + &self.tables.fill(include_str!("sql/look_readers.sql"), &readers)
     }
 
     pub(super) async fn look_at(&mut self, key: &Key) -> Result<LockState> {
@@ -35,7 +39,7 @@ impl Sessions {
         let answers = session.ask(&(self.look_sql(key, session.server.mariadb) + &queue)).await;
         self.side = Some(session);
         let answers = answers?;
-        let (holder, last_fence) = read_holder(&answers, 0)?;
+        let (holders, last_fence) = read_holders(&answers, 0)?;
         let waiter = |row| {
             let mut fields = Fields::of(row);
             fields.text()?;
@@ -43,30 +47,25 @@ impl Sessions {
         };
         let rows = answers.last().map(|answer| &*answer.rows).unwrap_or_default();
         let waiters = rows.iter().map(waiter).collect::<Result<Vec<Waiter>>>()?;
-        Ok(LockState {
-            key: key.clone(),
-            stored_as: name.clone(),
-            holders: holder.into_iter().collect(),
-            waiters,
-            last_fence,
-            nodes: Vec::new(),
-        })
+        Ok(LockState { key: key.clone(), stored_as: name.clone(), holders, waiters, last_fence, nodes: Vec::new() })
     }
 
     pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
         let name = self.names.of(key);
         let mut session = self.side().await?;
         // Last: a holder that is there first and wrote this was there all the time.
-        let hold = self.tables.fill("SELECT root FROM :sessions WHERE name = :name;", &[("name", Value::Bytes(&name))]);
+        let root = token.hold_text();
+        let hold = self.tables.fill(
+            "SELECT fence FROM :sessions WHERE name = :name AND root = :root UNION ALL SELECT fence FROM :readers WHERE name = :name AND root = :root;",
+            &[("name", Value::Bytes(&name)), ("root", Value::Text(&root))],
+        );
         let answers = session.ask(&(self.look_sql(key, session.server.mariadb) + &hold)).await;
         self.side = Some(session);
         let answers = answers?;
-        let (holder, _) = read_holder(&answers, 0)?;
-        let hold = match answers.last().and_then(|answer| answer.rows.first()) {
-            Some(row) => Fields::of(row).text_or_null()?,
-            None => None,
-        };
-        Ok(match holder.filter(|holder| !holder.foreign && hold == Some(token.hold_text())) {
+        let (holders, _) = read_holders(&answers, 0)?;
+        let fence = answers.last().and_then(|answer| answer.rows.first()).map(|row| Fields::of(row).int()).transpose()?;
+        let fence = fence.map(as_fence);
+        Ok(match holders.into_iter().find(|holder| !holder.foreign && fence.is_some() && holder.fence == fence) {
             Some(holder) => Holding::Held { expires_in: holder.expires_in },
             None => Holding::NotHeld,
         })
@@ -83,10 +82,10 @@ impl Sessions {
         let answers = session.ask(&(left + &self.look_sql(key, session.server.mariadb) + &starts)).await?;
         let (mut past, skips) = history::read(&mut session, &self.tables, &name).await?;
         self.side = Some(session);
-        if let Some(row) = answers.first().and_then(|answer| answer.rows.first()) {
+        let (holders, _) = read_holders(&answers, 1)?;
+        for row in answers.first().map(|answer| &*answer.rows).unwrap_or_default() {
             let left = history::past(Fields::of(row))?;
-            let (holder, _) = read_holder(&answers, 1)?;
-            if holder.is_none_or(|holder| holder.fence != left.fence) {
+            if holders.iter().all(|holder| holder.fence != left.fence) {
                 past.push(left);
             }
         }
@@ -96,7 +95,7 @@ impl Sessions {
 
     pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
         let start = self.names.starting_with(start);
-        let sql = "SELECT name FROM :sessions WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND session IS NOT NULL ORDER BY name;";
+        let sql = "SELECT name FROM :sessions WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND (session IS NOT NULL OR name IN (SELECT name FROM :readers)) ORDER BY name;";
         let answers = self.aside(&self.tables.fill(sql, &[("start", Value::Bytes(&start))])).await?;
         let mut states = Vec::new();
         for row in answers.iter().flat_map(|answer| &answer.rows) {
@@ -110,8 +109,12 @@ impl Sessions {
     }
 }
 
-/// Who has the lock, and the last fence given out, from the answers to [`Sessions::look_sql`].
-pub(super) fn read_holder(answers: &[Answer], at: usize) -> Result<(Option<Holder>, Option<Fence>)> {
+fn as_fence(fence: i64) -> Fence {
+    Fence(u64::try_from(fence).unwrap_or_default())
+}
+
+/// Who have the lock, and the last fence given out, from the answers to [`Sessions::look_sql`].
+pub(super) fn read_holders(answers: &[Answer], at: usize) -> Result<(Vec<Holder>, Option<Fence>)> {
     let row = answers.get(at).and_then(|answer| answer.rows.first()).ok_or_else(failure::unreadable)?;
     let mut fields = Fields::of(row);
     let (holder, fence, layout) = (fields.int_or_null()?, fields.int_or_null()?, fields.int_or_null()?);
@@ -119,7 +122,12 @@ pub(super) fn read_holder(answers: &[Answer], at: usize) -> Result<(Option<Holde
     let (ttl, metadata, mark, seen) = (fields.int_or_null()?, fields.text_or_null()?, fields.text_or_null()?, fields.int()? != 0);
     failure::check_layout(layout.unwrap_or_default())?;
     // None was counted yet where a hold was undone before.
-    let fence = fence.filter(|fence| *fence > 0).map(|fence| Fence(u64::try_from(fence).unwrap_or_default()));
+    let fence = fence.filter(|fence| *fence > 0).map(as_fence);
+    // mode=row: who reads is known, and nobody else has the row then. It can't be locked by more of them where somebody waits to write.
+    let readers = answers.get(at + 3).filter(|_| holder == Some(0)).map(|answer| &*answer.rows).unwrap_or_default();
+    if !readers.is_empty() {
+        return Ok((readers.iter().map(|row| reader(Fields::of(row))).collect::<Result<_>>()?, fence));
+    }
     let held_by = match holder {
         // mode=row: whether the row is there, and whether readers can lock it.
         Some(0) => {
@@ -129,10 +137,10 @@ pub(super) fn read_holder(answers: &[Answer], at: usize) -> Result<(Option<Holde
         Some(number) => Some(session.filter(|session| *session == number)),
         None => None,
     };
-    let Some(ours) = held_by else { return Ok((None, fence)) };
+    let Some(ours) = held_by else { return Ok((Vec::new(), fence)) };
     let ours = ours.is_some();
     Ok((
-        Some(Holder {
+        vec![Holder {
             permit: None,
             mode: How::Exclusive,
             // What can't be read is left out, since no decision hangs on it.
@@ -145,7 +153,25 @@ pub(super) fn read_holder(answers: &[Answer], at: usize) -> Result<(Option<Holde
             expires_in: ttl.zip(silent).filter(|_| ours).map(|(ttl, silent)| micros(ttl.saturating_mul(1000) - silent)),
             holds: 1,
             broken: mark.filter(|_| ours).and_then(|json| serde_json::from_str(&json).ok()).map(|mark| Break { seen, ..mark }),
-        }),
+        }],
         fence,
     ))
+}
+
+fn reader(mut fields: Fields<'_>) -> Result<Holder> {
+    let (fence, held, silent, ttl) = (fields.int()?, fields.int()?, fields.int()?, fields.int()?);
+    let (metadata, mark, seen) = (fields.text_or_null()?, fields.text_or_null()?, fields.int()? != 0);
+    Ok(Holder {
+        permit: None,
+        mode: How::Shared,
+        metadata: metadata.and_then(|json| serde_json::from_str::<Metadata>(&json).ok()),
+        fence: Some(as_fence(fence)),
+        foreign: false,
+        detached: false,
+        held_for: Some(micros(held)),
+        renewed_ago: Some(micros(silent)),
+        expires_in: Some(micros(ttl.saturating_mul(1000) - silent)),
+        holds: 1,
+        broken: mark.and_then(|json| serde_json::from_str(&json).ok()).map(|mark| Break { seen, ..mark }),
+    })
 }

@@ -21,6 +21,10 @@
 //! - *A mark can't be read.* The holder goes on, and whoever breaks it ends its session when its lease is over. A mark that was heard is
 //!   noted as seen before the hold is extended for that.
 //! - *A hold is evicted that just ended.* Its session keeps no other lock, ever: what it does for its client is asked again.
+//! - *Readers come one after the other while somebody waits to write.* The server lets nobody share a row for which somebody waits alone, not
+//!   even who would not wait. A wait ends every few seconds and begins again: who comes in just that instant gets in.
+//! - *A reader vanishes beside others.* What it wrote counts while its session has its lamp ([`readers`](super::readers)): the next one who
+//!   takes the row writes it down. Who writes has the row alone, and knows that all readers are gone.
 //! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
@@ -33,9 +37,10 @@ use super::{
     keeper::{Heard, Keeper, heard},
     names::{Tables, advisory},
     options::{Mode, Options},
+    readers::own_lamp,
     reading::Fields,
     schema,
-    session_look::read_holder,
+    session_look::read_holders,
     starts,
     statement::Value,
     table::{join, leaving, place},
@@ -44,11 +49,12 @@ use crate::{
     backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
     lock::{
         Attempt, Backend, Break, Busy, Capabilities, Error, Extension, Fence, Grant, History, Holding, Init, Key, Kind, LockState, Marking,
-        Note, Notice, Parting, Purpose, Refusal, Release, Renewal, Request, Result, Stage, Token, Ttl, Wake, fingerprint,
+        Mode as How, Note, Notice, Parting, Purpose, Refusal, Release, Renewal, Request, Result, Stage, Token, Ttl, Wake, fingerprint,
     },
 };
 
 const ROW: Capabilities = Capabilities {
+    shared: true,
     detached: false,
     reentrant: false,
     history: true,
@@ -56,7 +62,7 @@ const ROW: Capabilities = Capabilities {
     breakable: true,
     ..Capabilities::usual("mysql mode=row")
 };
-const ADVISORY: Capabilities = Capabilities { backend: "mysql mode=advisory", ..ROW };
+const ADVISORY: Capabilities = Capabilities { shared: false, backend: "mysql mode=advisory", ..ROW };
 
 /// What a holder that vanished may need to see that its session is over, and to stop what it ran.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -174,8 +180,8 @@ impl Sessions {
     async fn end_stuck(&mut self) {
         // One is forgotten when it was ended: this may be dropped half-way, and called again.
         while let Some(number) = self.stuck.last().copied() {
-            let waits = if self.options.mode == Mode::Row { "%FOR UPDATE%" } else { "%GET_LOCK(%" };
-            let one = format!("SELECT id INTO @stuck FROM information_schema.processlist WHERE id = {number} AND info LIKE '{waits}'");
+            let waits = if self.options.mode == Mode::Row { "(FOR UPDATE|SHARE MODE)" } else { "GET_LOCK[(]" };
+            let one = format!("SELECT id INTO @stuck FROM information_schema.processlist WHERE id = {number} AND info REGEXP '{waits}'");
             let _ = self.aside(&format!("SET @stuck = NULL; {one}; KILL @stuck")).await;
             self.stuck.retain(|stuck| *stuck != number);
         }
@@ -187,7 +193,9 @@ impl Sessions {
             keeper
         } else {
             self.end_stuck().await;
-            let keeper = Keeper::open(&self.options, &self.tables, self.names.of(&request.key), self.lock_of(&request.key)).await?;
+            let (name, shared) = (self.names.of(&request.key), request.mode == How::Shared);
+            let lock = if shared { own_lamp(&self.tables, &name, &request.token.hold_text()) } else { self.lock_of(&request.key) };
+            let keeper = Keeper::open(&self.options, &self.tables, name, lock, shared).await?;
             self.notices = keeper.session.server.notices();
             keeper
         };
@@ -268,7 +276,7 @@ impl Sessions {
             batch += &place(&self.tables, &name, request);
         }
         let answers = self.tries[at].2.session.ask(&batch).await?;
-        let (holder, _) = read_holder(&answers, 0)?;
+        let (holders, _) = read_holders(&answers, 0)?;
         let position = if request.waiting {
             answers.last().and_then(|answer| answer.rows.first()).map(|row| Fields::of(row).int()).transpose()?
         } else {
@@ -282,9 +290,9 @@ impl Sessions {
             self.side = Connection::open(&self.options).await.ok();
         }
         Ok(Attempt::Busy(Busy {
-            expires_in: holder.as_ref().and_then(|holder| holder.expires_in).filter(|_| looks_at_the_end(position)),
-            passing: holder.is_none(),
-            holders: holder.into_iter().collect(),
+            expires_in: holders.iter().filter_map(|holder| holder.expires_in).max().filter(|_| looks_at_the_end(position)),
+            passing: holders.is_empty(),
+            holders,
             notifies: true,
             position,
         }))
@@ -315,7 +323,7 @@ impl Sessions {
         self.end_stuck().await;
         let mut leave = leaving(&self.tables, &self.names.of(&request.key), &request.token);
         if let Some(keeper) = waited.filter(|keeper| keeper.session.is_alive()) {
-            leave = self.letting_go(&request.key, &self.undoing(&request.key, &request.token, false)) + &leave;
+            leave = self.letting_go(&request.key, &request.token, &keeper, &self.undoing(&request.key, &request.token, false)) + &leave;
             self.side = Some(keeper.session);
         }
         if let Err(error) = self.aside(&leave).await {
@@ -393,7 +401,7 @@ impl Sessions {
         // it doesn't answer, it ends, and the lock with it, and what it wrote is taken out over another one meanwhile.
         if let Some(mut keeper) = self.take_try(key, token) {
             let undo = self.undoing(key, token, parting.end.is_none());
-            let let_go = self.letting_go(key, &undo);
+            let let_go = self.letting_go(key, token, &keeper, &undo);
             let waits = keeper.session.is_open();
             let elsewhere = async {
                 if waits {
@@ -437,8 +445,13 @@ impl Sessions {
     }
 
     /// Gives back whatever a session has of a lock, as if it had never had it.
-    fn letting_go(&self, key: &Key, undo: &str) -> String {
+    fn letting_go(&self, key: &Key, token: &Token, keeper: &Keeper, undo: &str) -> String {
         match self.options.mode {
+            // Without the lamp nothing more is written of the hold.
+            Mode::Row if keeper.shared => {
+                let lamp = own_lamp(&self.tables, &self.names.of(key), &token.hold_text());
+                format!("DO RELEASE_LOCK({lamp});\n{undo}COMMIT;\n")
+            }
             Mode::Row => format!("{undo}COMMIT;\n"),
             _ => format!("{undo}DO RELEASE_LOCK({});\n", self.lock_of(key)),
         }
@@ -449,7 +462,9 @@ impl Sessions {
         let (name, root) = (self.names.of(key), token.hold_text());
         let became = starts::became(Some(Stage::Undone));
         let values = [("name", Value::Bytes(&name)), ("root", Value::Text(&root)), ("became", Value::Sql(&became))];
-        self.tables.fill(if for_good { include_str!("sql/undo_for_good.sql") } else { include_str!("sql/undo_hold.sql") }, &values)
+        let undo = if for_good { include_str!("sql/undo_for_good.sql") } else { include_str!("sql/undo_hold.sql") };
+        let read = if self.options.mode == Mode::Row { "\nDELETE FROM :readers WHERE name = :name AND root = :root;" } else { "" };
+        self.tables.fill(&format!("{undo}{read}"), &values)
     }
 }
 

@@ -47,6 +47,13 @@ impl<'a> Value<'a> {
     }
 }
 
+/// A value by itself, as SQL.
+pub(super) fn literal(value: Value<'_>) -> String {
+    let mut out = String::new();
+    value.write(&mut out);
+    out
+}
+
 fn hex(out: &mut String, charset: &str, text: &str) {
     out.push_str(charset);
     out.push_str("X'");

@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
+    bell,
     connection::{Answer, Answers, Connection, Row},
     failure, history,
     names::Tables,
@@ -16,12 +17,15 @@ use super::{
     statement::Value,
 };
 use crate::{
-    backends::sql::{self, Begin, Change, Plain, Record, locked_by, micros},
-    lock::{Break, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Scope, Token, Ttl, Waiter},
+    backends::sql::{self, Begin, Change, Plain, Record, SHARED_BY, locked_by, micros},
+    lock::{Break, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Token, Ttl, Waiter},
 };
 
 /// The end of what was given back, as SQL: before any clock's now, and in the range of each type that ShedLock's column may have.
 const ENDED: &str = "'2000-01-01 00:00:00.000000'";
+
+/// The answer to what writes a row that says whether it was written.
+const WRITTEN: usize = 2;
 
 /// A lock table over a session.
 pub(super) struct LockTable<'a> {
@@ -33,6 +37,14 @@ pub(super) struct LockTable<'a> {
     pub seen: Seen,
     /// The place in the queue that was found out on the way.
     pub place: Option<u32>,
+    /// What the bell of the row said that was read last, or written.
+    pub bell: i64,
+    /// What its crowd was then, and the hold that has the lock for itself alone.
+    pub crowd: (Option<String>, Option<String>),
+    /// Whose rope is to be taken and let go with a share.
+    pub share: Option<String>,
+    /// Nobody has the lock any more who had it for itself alone.
+    pub freed: bool,
 }
 
 /// What was seen of a row.
@@ -76,6 +88,8 @@ impl LockTable<'_> {
         if fields.int_or_null()? == Some(1) {
             self.session.gates.push(name.to_owned());
         }
+        self.bell = fields.int()?;
+        self.crowd = (record.crowd.clone(), record.root.clone());
         Ok(Some(record))
     }
 
@@ -130,15 +144,22 @@ impl LockTable<'_> {
         Ok(())
     }
 
-    /// Takes a waiter out of the queue, and opens its gate if it has that.
-    pub(super) async fn leave(&mut self, name: &str, token: &Token, gate: bool) -> Result<()> {
-        let open = if gate { format!("DO {};\n", self.open_gate(name)) } else { String::new() };
-        let batch = open + &leaving(self.tables, name, token);
-        self.session.ask(&batch).await?;
+    /// Takes a waiter out of the queue, and opens its gate if it has that. Whether there is a crowd where it may wait as well.
+    pub(super) async fn leave(&mut self, name: &str, token: &Token, gate: bool) -> Result<bool> {
+        let mut batch = if gate { format!("DO {};\n", self.open_gate(name)) } else { String::new() };
+        let rope = self.tables.rope(name, &token.hold_text());
+        if gate && self.session.ropes.contains(&rope) {
+            batch.extend([format!("DO RELEASE_LOCK({rope});\n")]);
+        }
+        let crowd = "SELECT 1 FROM :table WHERE name = :name AND crowd IS NOT NULL;";
+        batch += &self.tables.fill(crowd, &[("name", Value::Bytes(name))]);
+        let first = batch.lines().count() - 1;
+        let answers = self.session.ask(&(batch + &leaving(self.tables, name, token))).await?;
         if gate {
             self.gate_is_open(name);
+            self.session.ropes.retain(|other| *other != rope);
         }
-        Ok(())
+        Ok(!rows(&answers, first)?.is_empty())
     }
 
     /// Runs a batch that changes a row by its second statement, and remembers something at its end. What can't be remembered is no
@@ -175,6 +196,9 @@ impl sql::Table for LockTable<'_> {
             ("start_columns", Value::Sql(&starts.columns)),
             ("start_values", Value::Sql(&starts.values)),
             ("clear", Value::Sql(&clear)),
+            ("crowd", Value::text_or_null(judged.and_then(|record| record.crowd.as_deref()))),
+            // While there is a crowd, its rules are asked before.
+            ("nobody_first", Value::Sql(if judged.is_some() { "1" } else { "crowd IS NULL" })),
             ("metadata", Value::text_or_null(metadata.as_deref())),
         ];
         let mut batch = self.before(idle);
@@ -275,41 +299,109 @@ impl sql::Table for LockTable<'_> {
         self.noted(name, answers.first())
     }
 
-    async fn create(&mut self, _name: &str) -> Result<()> {
-        Err(unshared())
+    async fn create(&mut self, name: &str) -> Result<()> {
+        let values = [("name", Value::Bytes(name)), ("shared", Value::Text(SHARED_BY))];
+        self.session.ask(&self.tables.fill(include_str!("sql/create.sql"), &values)).await.map(|_| ())
     }
 
-    async fn plain_waiters(&mut self, _name: &str) -> Result<Vec<Plain>> {
-        Err(unshared())
+    async fn plain_waiters(&mut self, name: &str) -> Result<Vec<Plain>> {
+        let answers = self.session.ask(&self.tables.fill(include_str!("sql/plain_waiters.sql"), &[("name", Value::Bytes(name))])).await?;
+        let read = |row| {
+            let mut fields = Fields::of(row);
+            let (hold, since, seen) = (fields.text()?, fields.int()?, fields.int()?);
+            let ms = |at| u64::try_from(at).unwrap_or_default();
+            Ok(Plain { hold, since_ms: ms(since), seen_ms: ms(seen), metadata: fields.text_or_null()? })
+        };
+        rows(&answers, 0)?.iter().map(read).collect()
     }
 
     async fn write(&mut self, change: &Change<'_>) -> Result<bool> {
-        let (record, became) = (change.is, starts::became(change.became));
-        let parting = change.past.first().map(|past| Parting { end: Some(past.end.clone()), why: past.why.clone(), ..Scope::Hold.into() });
-        let (until, open) = if record.is_held() {
-            (format!("TIMESTAMPADD(MICROSECOND, {}, '1970-01-01 00:00:00.000000')", record.lock_until_us), "0".into())
-        } else {
-            (ENDED.into(), self.open_gate(&record.name))
-        };
+        let Change { was, is, .. } = change;
+        let name = &*was.name;
+        let time = |us: i64| format!("TIMESTAMPADD(MICROSECOND, {us}, '1970-01-01 00:00:00.000000')");
+        let freed = was.is_held() && !is.is_held();
+        let open = if freed { self.open_gate(name) } else { "0".into() };
+        let wake: Vec<_> = change.wake.iter().chain(&change.plain).collect();
+        let ring = i64::from(!wake.is_empty());
+        let (tables, gated) = (self.tables, self.gated);
+        let mut bells = wake.into_iter().filter(|_| gated).map(|hold| bell::ring(tables, name, hold));
+        let (is_at, is_until, was_until) = (time(is.locked_at_us), time(is.lock_until_us), time(was.lock_until_us));
+        let (renewed, became) = (time(is.renewed_us), starts::became(change.became));
+        let in_time = change.by_us.map_or("1".into(), |by| format!("UTC_TIMESTAMP(6) < {}", time(by)));
         let values = [
-            ("name", Value::Bytes(&record.name)),
-            ("owner", Value::Text(&record.locked_by)),
-            ("root", Value::text_or_null(record.root.as_deref())),
-            ("ttl", Value::Int(record.ttl_ms)),
-            ("holds", Value::text_or_null(record.holds.as_deref())),
-            ("renewed", Value::Int(record.renewed_us)),
-            ("until", Value::Sql(&until)),
+            ("name", Value::Bytes(name)),
+            ("was_by", Value::Text(&was.locked_by)),
+            ("was_until", Value::Sql(&was_until)),
+            ("revision", Value::Int(was.revision)),
+            ("in_time", Value::Sql(&in_time)),
+            ("is_by", Value::Text(&is.locked_by)),
+            ("is_at", Value::Sql(&is_at)),
+            ("is_until", Value::Sql(&is_until)),
+            ("root", Value::text_or_null(is.root.as_deref())),
+            ("ttl", Value::Int(is.ttl_ms)),
+            ("holds", Value::text_or_null(is.holds.as_deref())),
+            ("fence", Value::Int(is.fence)),
+            ("renewed", Value::Sql(&renewed)),
+            ("crowd", Value::text_or_null(is.crowd.as_deref())),
             ("became", Value::Sql(&became)),
-            ("revision", Value::Int(record.revision)),
+            ("ring", Value::Int(ring)),
             ("open", Value::Sql(&open)),
         ];
-        let batch =
-            self.tables.fill(include_str!("sql/write.sql"), &values) + &history::remember(self.tables, &record.name, parting.as_ref());
-        let written = self.freed(&batch).await?;
-        if written && !record.is_held() {
-            self.gate_is_open(&record.name);
+        let fill = |template: &str| self.tables.fill(template, &values);
+        let grants = is.fence != was.fence;
+        let mut rest = fill("SELECT @dlock_written;\nDO IF(@dlock_written > 0, :open, 0);\n");
+        rest += &history::ended(self.tables, name, change.past)?;
+        for hold in change.absorbed {
+            let values = [("name", Value::Bytes(name)), ("hold", Value::Text(hold))];
+            rest += &self.tables.fill("DELETE FROM :waiters WHERE name = :name AND hold = :hold AND @dlock_written > 0;", &values);
         }
-        Ok(written)
+        // As with `grant`: a share that is given up must not be taken when nobody waits for the answer any more.
+        self.session.drop_unsent_on_close(grants);
+        let share = self.share.clone().filter(|_| self.gated).map(|hold| {
+            let (shares, rope) = (is.crowd.as_ref().is_some_and(|crowd| crowd.contains(&hold)), self.tables.rope(name, &hold));
+            let has = self.session.ropes.contains(&rope);
+            (rope, has, if grants { true } else { has && shares })
+        });
+        if let Some((rope, has, keeps)) = &share
+            && has != keeps
+        {
+            let function = if *keeps { format!("GET_LOCK({rope}, 0)") } else { format!("RELEASE_LOCK({rope})") };
+            rest.extend([format!("DO IF(@dlock_written > 0, {function}, 0);\n")]);
+        }
+        rest.extend(bells.next());
+        let mut answered = self.session.try_ask(&(fill(include_str!("sql/write.sql")) + &rest)).await?;
+        if answered.answers.get(WRITTEN).is_none() && self.session.interrupted {
+            answered = self.session.try_ask(&(fill(include_str!("sql/written.sql")) + &rest)).await?;
+        }
+        if grants {
+            self.session.drop_unsent_on_close(false);
+        }
+        let Answers { answers, refusal } = answered;
+        let Some(row) = answers.get(WRITTEN).and_then(|answer| answer.rows.first()) else {
+            let begun = !answers.is_empty();
+            return Err(refusal.map_or_else(failure::unreadable, |refusal| failure::refused(&refusal, begun)));
+        };
+        // What comes after it is remembered, forgotten and woken, which is no failure of the rest.
+        if Fields::of(row).int()? <= 0 {
+            return Ok(false);
+        }
+        if let Some((rope, has, keeps)) = share
+            && has != keeps
+        {
+            self.session.ropes.retain(|other| *other != rope);
+            self.session.ropes.extend(keeps.then_some(rope));
+        }
+        self.bell += ring;
+        self.crowd = (is.crowd.clone(), is.root.clone());
+        self.freed |= freed && was.locked_by != SHARED_BY;
+        if freed {
+            self.gate_is_open(name);
+        }
+        for bell in bells {
+            // Done is what was asked for, whatever becomes of this.
+            let _ = self.session.try_ask(&bell).await;
+        }
+        Ok(true)
     }
 
     async fn mark(&mut self, name: &str, fence: Fence, mark: &Break) -> Result<bool> {
@@ -332,10 +424,6 @@ impl sql::Table for LockTable<'_> {
         let batch = self.tables.fill("UPDATE :marks SET seen = 1 WHERE name = :name AND fence = :fence;", &values);
         self.session.ask(&batch).await.map(|_| ())
     }
-}
-
-fn unshared() -> Error {
-    Error::new(Kind::Internal, "nobody shares a lock in this table")
 }
 
 /// Puts a waiter into the queue: with `leased`, only if the lease is somebody else's.

@@ -179,9 +179,19 @@ async fn pause(length: Duration) {
 /// over. They are to be part of one transaction. One that ran out in the instant in which the wait was over by itself fails as
 /// cancelled, also where both limits were over at once: only one of them is caught.
 pub(super) fn stand_in(line: i64, what: &str, limit: Duration, version: u32) -> String {
-    // Who becomes the head waits anew: one limit for each wait, and one for both.
+    bounded(&block(&format!("PERFORM pg_advisory_xact_lock({line}); {what}"), limit, version), limit)
+}
+
+/// As [`stand_in`], where the transaction goes on and the line is to be left all the same: it is the session's for as long as that blocks. After
+/// a failure all that the session has is to be given back.
+pub(super) fn stand_and_leave(line: i64, what: &str, limit: Duration, version: u32) -> String {
+    let blocked = block(&format!("PERFORM pg_advisory_lock({line}); {what}"), limit, version);
+    bounded(&format!("{blocked}; DO $$BEGIN PERFORM pg_advisory_unlock_all(); END$$"), limit)
+}
+
+/// Who becomes the head waits anew: one limit for each wait, and one for both.
+fn bounded(blocked: &str, limit: Duration) -> String {
     let ms = limit.as_millis().max(1);
-    let blocked = block(&format!("PERFORM pg_advisory_xact_lock({line}); {what}"), limit, version);
     format!("SET LOCAL statement_timeout = '{ms}ms'; {blocked}; SET LOCAL statement_timeout = DEFAULT;")
 }
 

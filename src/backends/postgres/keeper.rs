@@ -10,7 +10,7 @@ use sqlx::{Row as _, postgres::PgRow};
 use super::{
     connection::Session,
     failure,
-    gate::stand_in,
+    gate::{stand_and_leave, stand_in},
     names::Tables,
     options::{AdvisoryKey, Mode, Options},
     session_look::broken,
@@ -139,6 +139,10 @@ impl Keeper {
         if std::mem::replace(&mut self.begun, true) { "" } else { "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;" }
     }
 
+    fn reads_row(&self) -> bool {
+        self.mode == Mode::Row && self.target.how == How::Shared
+    }
+
     /// Of the functions of advisory locks.
     fn suffix(&self) -> &'static str {
         if self.target.how == How::Shared { "_shared" } else { "" }
@@ -157,12 +161,16 @@ impl Keeper {
         row.try_get(1).map_err(failure::malformed)
     }
 
-    /// In a transaction of its own, which is over if the row is somebody else's.
+    /// In a transaction of its own, which is over if the row is somebody else's. Who reads does not if somebody waits to write.
     async fn lock_row(&mut self, first: &str) -> Result<bool> {
-        let lock = self.tables.fill(
+        let how = match self.target.how {
+            How::Shared => format!("AND pg_try_advisory_xact_lock_shared({}) FOR SHARE", self.tables.turn(&self.target.name)),
+            _ => "FOR UPDATE".to_owned(),
+        };
+        let lock = self.tables.fill(&format!(
             "SELECT pg_backend_pid(), locked.name IS NOT NULL FROM (SELECT 1) AS one
-               LEFT JOIN (SELECT name FROM {rows} WHERE name = $1 FOR UPDATE SKIP LOCKED) AS locked ON true",
-        );
+               LEFT JOIN (SELECT name FROM {{rows}} WHERE name = $1 {how} SKIP LOCKED) AS locked ON true",
+        ));
         let rows = self.session.run(&format!("{first}{}", self.of_name(&lock))).await;
         let rows = match rows {
             Ok(rows) => rows,
@@ -197,11 +205,17 @@ impl Keeper {
             first.push_str(self.begin());
         }
         let what = match self.mode {
-            Mode::Row => self.tables.fill("PERFORM 1 FROM {rows} WHERE name = $1 FOR UPDATE;"),
+            Mode::Row => {
+                let lock = if self.target.how == How::Shared { "SHARE" } else { "UPDATE" };
+                let turn = format!("PERFORM pg_advisory_xact_lock{}({});", self.suffix(), self.tables.turn(&self.target.name));
+                self.tables.fill(&format!("{turn} PERFORM 1 FROM {{rows}} WHERE name = $1 FOR {lock};"))
+            }
             Mode::Lease | Mode::Advisory => format!("PERFORM pg_advisory_lock{}({});", self.suffix(), self.arguments()),
         };
         let line = self.tables.line(&self.target.name, self.session.pid());
-        first.push_str(&stand_in(line, &self.of_name(&what), at_most, version));
+        // Of readers all are to go on as soon as one can.
+        let waiting = if self.reads_row() { stand_and_leave } else { stand_in };
+        first.push_str(&waiting(line, &self.of_name(&what), at_most, version));
         let waited = if self.mode == Mode::Row { self.lock_row(&first).await } else { self.lock_key(&first).await };
         self.has = match waited {
             // Nothing is left of a transaction; what a session has got in that instant it is asked for below.
@@ -234,7 +248,8 @@ impl Keeper {
         self.has = false;
         match self.mode {
             Mode::Row => {
-                self.session.run("ROLLBACK").await?;
+                let line = if self.reads_row() { "; SELECT pg_advisory_unlock_all()" } else { "" };
+                self.session.run(&format!("ROLLBACK{line}")).await?;
                 self.begun = false;
             }
             Mode::Lease | Mode::Advisory => {

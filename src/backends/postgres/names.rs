@@ -56,6 +56,12 @@ impl Tables {
         fingerprint(&["gate", &self.plain, name]).cast_signed()
     }
 
+    /// The advisory lock that every reader of a row has beside it, and that a writer waits for first: who comes to read does not get past
+    /// one who waits to write. The server's locks of rows by themselves let readers in as long as there are others.
+    pub(super) fn turn(&self, name: &str) -> i64 {
+        fingerprint(&["turn", &self.plain, name]).cast_signed()
+    }
+
     /// The advisory lock that is the line in which a session of this process of the server waits.
     pub(super) fn line(&self, name: &str, pid: i32) -> i64 {
         let nth = pid.unsigned_abs() % LINES;

@@ -12,6 +12,8 @@
 //!   or the next renewal does, and the command is killed. The next holder may have the lock in that instant: the row that
 //!   the one before left behind tells it to wait a moment before it starts anything.
 //! - *Who waits gets the lock while it is frozen.* The server ends that session after five seconds of silence.
+//! - *Readers come one after the other while somebody waits to write.* The server asks who waits before it lets one in, in `mode=row` by an
+//!   advisory lock beside the row. A wait ends every few seconds and begins again: who comes in just that instant gets in.
 //! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
@@ -37,6 +39,7 @@ use crate::{
 use async_trait::async_trait;
 
 const ROW: Capabilities = Capabilities {
+    shared: true,
     detached: false,
     reentrant: false,
     history: true,
@@ -46,7 +49,7 @@ const ROW: Capabilities = Capabilities {
     ttl_max: Duration::from_secs(24 * 24 * 3600),
     ..Capabilities::usual("postgres mode=row")
 };
-const ADVISORY: Capabilities = Capabilities { shared: true, backend: "postgres mode=advisory", ..ROW };
+const ADVISORY: Capabilities = Capabilities { backend: "postgres mode=advisory", ..ROW };
 
 /// Locks that sessions keep.
 pub struct Sessions {

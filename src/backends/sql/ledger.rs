@@ -77,6 +77,8 @@ pub struct Change<'a> {
     pub absorbed: &'a [String],
     /// Whether to wake one of those who wait for the whole lock in no order.
     pub wake_plain: bool,
+    /// Which of those in the row's crowd that may be; any other is as good.
+    pub plain: Option<String>,
     /// The holds of others who are to be woken.
     pub wake: Vec<String>,
 }

@@ -118,6 +118,7 @@ impl Step {
             became: self.became,
             absorbed: &self.absorbed,
             wake_plain: self.wake_plain || freed || woken.iter().any(|woken| woken.plain),
+            plain: woken.iter().find(|woken| woken.plain).map(|woken| woken.hold.clone()),
             wake: woken.into_iter().filter(|woken| !woken.plain).map(|woken| woken.hold).collect(),
         };
         table.write(&change).await

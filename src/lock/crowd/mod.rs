@@ -303,6 +303,14 @@ impl Crowd {
         woken
     }
 
+    /// Behind whom this hold waits: the one in front of it in the queue, or some who have shares, by the holds that they were taken with.
+    pub fn behind_whom(&self, hold: &str) -> Vec<&str> {
+        match self.queue.in_front_of(hold) {
+            Some(other) => vec![other],
+            None => self.shares.iter().take(WOKEN).map(|share| &*share.root).collect(),
+        }
+    }
+
     /// How often somebody was woken. Who was busy then, and finds more, may have been told before it could hear.
     pub fn told(&self) -> u64 {
         self.told

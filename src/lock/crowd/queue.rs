@@ -206,6 +206,11 @@ impl Queue {
         self.0.iter().map(|queued| (&*queued.hold, waiter(queued))).collect()
     }
 
+    pub fn in_front_of(&self, hold: &str) -> Option<&str> {
+        let at = self.place(hold)?.checked_sub(1)?;
+        Some(&*self.0[at].hold)
+    }
+
     fn place(&self, hold: &str) -> Option<usize> {
         self.0.iter().position(|queued| queued.hold == hold)
     }

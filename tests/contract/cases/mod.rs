@@ -23,8 +23,6 @@ mod mysql_server;
 mod names;
 mod permits;
 mod postgres;
-mod postgres_many;
-mod postgres_shares;
 mod redlock;
 mod reentry;
 mod refusal;
@@ -32,6 +30,10 @@ mod report;
 mod residue;
 mod sentinel;
 mod shared;
+mod sql_line;
+mod sql_many;
+mod sql_sessions;
+mod sql_shares;
 mod tair;
 mod tair_shares;
 mod terms;
@@ -89,6 +91,8 @@ pub fn all() -> Vec<Case> {
         terms::all(),
         terms_faults::all(),
         terms_sql::all(),
+        sql_line::all(),
+        sql_sessions::all(),
         zookeeper_line::all(),
         zookeeper_ways::all(),
         lost_reply::all(),
@@ -97,8 +101,8 @@ pub fn all() -> Vec<Case> {
         transport::all(),
         redlock::all(),
         postgres::all(),
-        postgres_shares::all(),
-        postgres_many::all(),
+        sql_shares::all(),
+        sql_many::all(),
         tair::all(),
         tair_shares::all(),
         model::all(),

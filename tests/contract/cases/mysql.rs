@@ -63,7 +63,7 @@ pub fn all() -> Vec<Case> {
 
 /// What ShedLock's provider for MySQL sends with `usingDbTime`: the row is inserted, or else updated if it is free. True if
 /// it took the lock.
-fn shedlock(lab: &Lab, table: &str, name: &str, by: &str, most: u64) -> bool {
+pub fn shedlock(lab: &Lab, table: &str, name: &str, by: &str, most: u64) -> bool {
     let micros = most * 1_000_000;
     let until = format!("TIMESTAMPADD(MICROSECOND, {micros}, UTC_TIMESTAMP(3))");
     let insert = format!(

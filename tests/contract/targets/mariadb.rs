@@ -120,7 +120,7 @@ impl super::Target for Target {
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
-        self.sql("DELETE FROM dlock; DELETE FROM dlock_waiters; DELETE FROM dlock_sessions");
+        self.sql("DELETE FROM dlock; DELETE FROM dlock_waiters; DELETE FROM dlock_sessions; DELETE FROM dlock_readers");
     }
 
     async fn isolate(&self) {
@@ -204,7 +204,9 @@ impl super::Target for Elsewhere {
 
     async fn lose_data(&self) {
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-        self.server.try_sql(&self.database, "DELETE FROM dlock; DELETE FROM dlock_waiters; DELETE FROM dlock_sessions").expect("lost data");
+        self.server
+            .try_sql(&self.database, "DELETE FROM dlock; DELETE FROM dlock_waiters; DELETE FROM dlock_sessions; DELETE FROM dlock_readers")
+            .expect("lost data");
     }
 }
 

@@ -213,50 +213,17 @@ impl Kind {
 
     /// Whether readers hold together: as [`dlock::lock::Capabilities`] says, which is proven in the cases about refusal.
     pub fn shared(self) -> bool {
-        matches!(
-            self,
-            Self::Memory
-                | Self::Sqlite
-                | Self::Redis
-                | Self::Sentinel
-                | Self::Cluster
-                | Self::PostgresLease
-                | Self::Redlock
-                | Self::PostgresAdvisory
-                | Self::Tair
-                | Self::TairVersion
-        ) || self.is_etcd()
-            || self.is_zookeeper()
+        !matches!(self, Self::MariadbAdvisory | Self::MysqlAdvisory)
     }
 
     /// Whether up to so many hold together, likewise.
     pub fn permits(self) -> bool {
-        matches!(
-            self,
-            Self::Memory
-                | Self::Sqlite
-                | Self::Redis
-                | Self::Sentinel
-                | Self::Cluster
-                | Self::PostgresLease
-                | Self::Tair
-                | Self::TairVersion
-        ) || self.keeps_places()
+        !self.is_a_session() && self != Self::Redlock
     }
 
     /// Whether those who wait can ask to be served in their order, likewise.
     pub fn fair(self) -> bool {
-        matches!(
-            self,
-            Self::Memory
-                | Self::Sqlite
-                | Self::Redis
-                | Self::Sentinel
-                | Self::Cluster
-                | Self::PostgresLease
-                | Self::Tair
-                | Self::TairVersion
-        ) || self.keeps_places()
+        !self.is_a_session() && self != Self::Redlock
     }
 
     /// Whether a release wakes those who wait; elsewhere they look by themselves, after pauses.

@@ -1,7 +1,7 @@
--- Whether the holder before vanished: who gives a lock back takes its session out first. Then counts the fence of a hold
+-- How many holders before vanished: who gives a lock back takes its session out first. Then counts the fence of a hold
 -- that was just taken, and says whose it is, unless a start of a run before may be in the way; asked again it is what it was, and nothing if
 -- it was undone. It is committed by itself while the lock is held, so that it survives however the hold ends.
-SELECT COUNT(*) FROM :sessions WHERE name = :name AND session IS NOT NULL AND root <> :root;
+SELECT COUNT(*) + :read FROM :sessions WHERE name = :name AND session IS NOT NULL AND root <> :root;
 INSERT INTO :sessions (name, layout, fence, session, root, since, renewed_at, ttl_ms)
 SELECT :name, 100, 0, NULL, NULL, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 0 FROM DUAL WHERE :has
     ON DUPLICATE KEY UPDATE layout = layout;

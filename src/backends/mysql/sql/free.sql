@@ -1,4 +1,4 @@
--- Gives the lock back with the hold that it was taken with, if no other is beside it; then lets the next one through the gate, and
+-- Gives the lock back with the hold that it was taken with, if no other is beside it and no crowd; then lets the next one through the gate, and
 -- remembers how it ended, which nobody has to wait for.
 -- It ends long ago and not now: free for ShedLock too, wherever the server's clock is set back to.
 SELECT fence, locked_at, metadata INTO @dlock_fence, @dlock_since, @dlock_who FROM :table WHERE name = :name;
@@ -6,7 +6,7 @@ UPDATE :table
    SET :became root = NULL, holds = NULL, revision = revision + 1,
        renewed_at = UTC_TIMESTAMP(6),
        lock_until = :ended
- WHERE name = :name AND locked_by = :owner AND owner = :owner AND root = :root AND holds IS NULL AND layout < 200
+ WHERE name = :name AND locked_by = :owner AND owner = :owner AND root = :root AND holds IS NULL AND layout < 200 AND crowd IS NULL
    AND lock_until > UTC_TIMESTAMP(6);
 SET @dlock_freed = ROW_COUNT();
 DO IF(@dlock_freed > 0, :open, 0);

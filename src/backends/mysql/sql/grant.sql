@@ -1,6 +1,6 @@
 -- Remembers who had the lock before and never gave it back, if somebody did; then takes it if its row is there and free. The end is
 -- judged and set by one reading of the server's clock, from when the statement began: if it had to wait for another one on the row,
--- the lease is shorter, never longer, than was asked for. Nor is it taken if a start in its row may be in the way.
+-- the lease is shorter, never longer, than was asked for. Nor is it taken if a start in its row may be in the way, or others may go first.
 INSERT IGNORE INTO :runs (name, fence, since, ended, how, why, metadata)
 SELECT l.name, l.fence, l.locked_at, l.lock_until, IF(m.mark IS NULL, 'expired', 'broken'), m.broken, l.metadata
   FROM :table AS l LEFT JOIN :marks AS m ON m.name = l.name AND m.fence = l.fence
@@ -20,6 +20,7 @@ UPDATE :table
        revision = revision + 1,
        locked_at = UTC_TIMESTAMP(6),
        locked_by = :owner,
-       lock_until = TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6))
+       lock_until = TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6)),
+       crowd = :crowd
  WHERE name = :name AND lock_until <= UTC_TIMESTAMP(6) AND COALESCE(layout, 0) < 200 AND fence < 9007199254740990
-   AND :clear;
+   AND :clear AND :nobody_first;

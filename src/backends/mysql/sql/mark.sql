@@ -2,7 +2,8 @@
 -- holds that are over go.
 DELETE FROM :marks
  WHERE name = :name AND fence <> :fence
-   AND fence NOT IN (SELECT fence FROM :table WHERE name = :name) AND fence NOT IN (SELECT fence FROM :sessions WHERE name = :name);
+   AND fence NOT IN (SELECT fence FROM :table WHERE name = :name) AND fence NOT IN (SELECT fence FROM :sessions WHERE name = :name)
+   AND fence NOT IN (SELECT fence FROM :readers WHERE name = :name);
 INSERT INTO :marks (name, fence, mark, broken)
 SELECT l.name, l.fence, :mark, :broken FROM :table AS l
  WHERE l.name = :name AND l.fence = :fence AND l.owner = l.locked_by AND l.lock_until > UTC_TIMESTAMP(6)

@@ -2,9 +2,10 @@
 -- marked before. One that was keeps whether it was seen. Marks of holds that are over go.
 DELETE FROM :marks
  WHERE name = :name AND fence <> :fence
-   AND fence NOT IN (SELECT fence FROM :table WHERE name = :name) AND fence NOT IN (SELECT fence FROM :sessions WHERE name = :name);
+   AND fence NOT IN (SELECT fence FROM :table WHERE name = :name) AND fence NOT IN (SELECT fence FROM :sessions WHERE name = :name)
+   AND fence NOT IN (SELECT fence FROM :readers WHERE name = :name);
 SELECT COUNT(*) FROM :marks WHERE name = :name AND fence = :fence;
 INSERT INTO :marks (name, fence, mark, broken)
-SELECT s.name, s.fence, :mark, :broken FROM :sessions AS s WHERE s.name = :name AND s.fence = :fence AND s.session IS NOT NULL AND :has
+SELECT s.name, s.fence, :mark, :broken FROM :holds AS s WHERE s.name = :name AND s.fence = :fence AND s.session IS NOT NULL AND :has
     ON DUPLICATE KEY UPDATE mark = :mark, broken = :broken;
-SELECT s.session FROM :sessions AS s WHERE s.name = :name AND s.fence = :fence AND s.session IS NOT NULL AND :has;
+SELECT s.session FROM :holds AS s WHERE s.name = :name AND s.fence = :fence AND s.session IS NOT NULL AND :has;

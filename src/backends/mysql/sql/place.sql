@@ -3,4 +3,5 @@ SELECT COUNT(*) FROM :waiters AS me JOIN :waiters AS other ON other.name = me.na
    AND (other.since < me.since OR (other.since = me.since AND other.hold <= me.hold))
    AND other.hold <> COALESCE((SELECT root FROM :table WHERE name = :name), '')
    AND other.hold <> COALESCE((SELECT root FROM :sessions WHERE name = :name), '')
+   AND other.hold NOT IN (SELECT root FROM :readers WHERE name = :name)
  WHERE me.name = :name AND me.hold = :root;

@@ -1,6 +1,6 @@
 -- Locks: a row per key that was ever taken, never deleted by a release. The first four columns are ShedLock's, in UTC, and
 -- of a type that no session's time zone changes; names are told apart by bytes. What follows counts only while owner says
--- what locked_by says; but what is kept of the runs of a lock beyond their holds: of the last one with a skew guard or at-least,
+-- what locked_by says; but who shares the lock and who waits by rules (crowd, JSON) and what wakes them (bell), and what is kept of the runs of a lock beyond their holds: of the last one with a skew guard or at-least,
 -- of the last one with once and what became of it, and which hold was last warned about.
 CREATE TABLE IF NOT EXISTS :table (
     name       VARBINARY(320) NOT NULL,
@@ -17,6 +17,8 @@ CREATE TABLE IF NOT EXISTS :table (
     renewed_at DATETIME(6) NULL,
     metadata   MEDIUMTEXT NULL,
     revision   BIGINT NOT NULL DEFAULT 0,
+    crowd      MEDIUMTEXT NULL,
+    bell       BIGINT NOT NULL DEFAULT 0,
     paced_at        DATETIME(6) NULL,
     paced_fence     BIGINT NULL,
     paced_place     VARBINARY(320) NULL,
@@ -109,4 +111,16 @@ CREATE TABLE IF NOT EXISTS :sessions (
     warned_fence    BIGINT NULL,
     warned_level    BIGINT NULL,
     PRIMARY KEY (name)
+) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;
+-- Who shares a row in mode=row.
+CREATE TABLE IF NOT EXISTS :readers (
+    name       VARBINARY(320) NOT NULL,
+    root       CHAR(16) NOT NULL,
+    fence      BIGINT NOT NULL,
+    session    BIGINT NOT NULL,
+    since      DATETIME(6) NOT NULL,
+    renewed_at DATETIME(6) NOT NULL,
+    ttl_ms     BIGINT NOT NULL,
+    metadata   MEDIUMTEXT NULL,
+    PRIMARY KEY (name, root)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET = utf8mb4;

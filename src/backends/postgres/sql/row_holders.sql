@@ -1,8 +1,9 @@
--- Which session keeps the row locked, and what it said of it. The row names the transaction that locked it last, which
+-- Which sessions keep the row locked, and what they said of it. The row names the transaction that locked it last, which
 -- keeps a lock on its own number for as long as it lasts. Who waited for the row got it in a part of a transaction, whose
--- number is locked no more; but its session has the table, said that it has the row, and never locks another.
+-- number is locked no more, and several readers share a number of another kind; but their sessions have the table, said that
+-- they have the row, and never lock another. Process numbers come again: who said so did in this very session.
 -- $1 name
-SELECT coalesce(l.pid, w.pid) AS pid, false AS shared, s.fence, s.metadata,
+SELECT held.pid, coalesce(s.shared, false) AS shared, s.fence, s.metadata,
        (extract(epoch FROM clock_timestamp() - s.since) * 1000000)::bigint AS held_us,
        -- A session that is just ending keeps its locks for an instant longer than its place among the others.
        CASE WHEN a.pid IS NULL THEN s.ttl_ms * 1000
@@ -10,13 +11,22 @@ SELECT coalesce(l.pid, w.pid) AS pid, false AS shared, s.fence, s.metadata,
        s.ttl_ms, m.mark, m.seen,
        (SELECT f.fence FROM {fences} AS f WHERE f.name = $1) AS last_fence
   FROM (SELECT 1) AS one
-  LEFT JOIN {rows} AS r ON r.name = $1
-  LEFT JOIN pg_locks AS l
-    ON l.locktype = 'transactionid' AND l.granted AND l.mode = 'ExclusiveLock' AND l.transactionid = r.xmax
-  LEFT JOIN (SELECT said.pid FROM {sessions} AS said JOIN pg_locks AS has
-                 ON has.pid = said.pid AND has.granted AND has.locktype = 'relation' AND has.mode = 'RowShareLock'
-                AND has.relation = '{rows}'::regclass
-              WHERE said.name = $1) AS w ON l.pid IS NULL
-  LEFT JOIN {sessions} AS s ON s.name = $1 AND s.pid = coalesce(l.pid, w.pid)
+  LEFT JOIN (
+    WITH named AS (
+        SELECT l.pid FROM {rows} AS r JOIN pg_locks AS l
+            ON l.locktype = 'transactionid' AND l.granted AND l.mode = 'ExclusiveLock' AND l.transactionid = r.xmax
+         WHERE r.name = $1 AND EXISTS (SELECT FROM pg_locks AS has WHERE has.pid = l.pid AND has.relation = '{rows}'::regclass)
+    ), told AS (
+        SELECT said.pid, said.shared FROM {sessions} AS said JOIN pg_locks AS has
+            ON has.pid = said.pid AND has.granted AND has.locktype = 'relation' AND has.mode = 'RowShareLock'
+           AND has.relation = '{rows}'::regclass
+          LEFT JOIN pg_stat_activity AS lives ON lives.pid = said.pid
+         WHERE said.name = $1 AND coalesce(lives.backend_start, said.since) <= said.since
+    )
+    SELECT pid FROM named
+    UNION SELECT pid FROM told WHERE shared OR NOT EXISTS (SELECT FROM named)
+  ) AS held ON true
+  LEFT JOIN {sessions} AS s ON s.name = $1 AND s.pid = held.pid
   LEFT JOIN {marks} AS m ON m.name = $1 AND m.fence = s.fence
-  LEFT JOIN pg_stat_activity AS a ON a.pid = coalesce(l.pid, w.pid)
+  LEFT JOIN pg_stat_activity AS a ON a.pid = held.pid
+ ORDER BY s.since

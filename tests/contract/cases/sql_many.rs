@@ -1,4 +1,4 @@
-//! Many at once who share locks in PostgreSQL's lock table.
+//! Many at once who share locks in SQL servers' lock tables.
 
 use std::{
     cell::RefCell,
@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use super::{
     Case, cases,
     model::Dice,
-    postgres_shares::{column, reader},
+    sql_shares::{column, reader},
 };
 use crate::{
     lab::{LONG, Lab, SLACK, key, request, waiting},
@@ -24,12 +24,13 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![|kind| kind == Kind::PostgresLease =>
+    let mut all = cases![|kind| matches!(kind, Kind::PostgresLease | Kind::MariadbLease) =>
         many_readers_come_in_at_once,
         many_readers_are_let_in_by_one_release,
         all_kinds_at_once_keep_each_other_out_and_nobody_is_forgotten,
-        a_hand_over_costs_the_same_however_many_wait,
-    ]
+    ];
+    all.extend(cases![|kind| kind == Kind::PostgresLease => a_hand_over_costs_the_same_however_many_wait]);
+    all
 }
 
 const MANY: usize = 60;

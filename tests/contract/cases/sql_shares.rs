@@ -1,4 +1,4 @@
-//! Shared locks in PostgreSQL's lock table: what others do to the row at the wrong moment.
+//! Shared locks in SQL servers' lock tables: what others do to the row at the wrong moment.
 
 use std::{
     future::pending,
@@ -10,7 +10,7 @@ use dlock::{
     lock::{Attempt, Busy, End, Init, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope},
 };
 
-use super::{Case, cases, history::history, postgres::shedlock};
+use super::{Case, cases, history::history, mysql, postgres};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting},
     support::proxy::{Fault, Proxy},
@@ -18,7 +18,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![|kind| kind == Kind::PostgresLease =>
+    cases![|kind| matches!(kind, Kind::PostgresLease | Kind::MariadbLease) =>
         a_share_whose_answer_was_lost_is_granted_once,
         a_share_that_arrives_late_ends_with_its_lease,
         a_share_that_arrives_too_late_changes_nothing,
@@ -37,8 +37,6 @@ pub fn all() -> Vec<Case> {
     ]
 }
 
-/// What stands in the statement that writes a row back, and in no other.
-const WRITE: &str = "json_to_recordset";
 const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
 
 pub fn reader(of: Request) -> Request {
@@ -49,14 +47,60 @@ fn fair(of: Request) -> Request {
     Request { fair: true, waiting: true, ..of }
 }
 
+/// What stands in the statement that writes a row back, and in no other.
+fn write(lab: &Lab) -> &'static str {
+    if lab.kind.is_postgres() { "json_to_recordset" } else { "@dlock_written = ROW_COUNT()" }
+}
+
+fn sql(lab: &Lab, sql: &str) -> Vec<Vec<String>> {
+    if lab.kind.is_postgres() {
+        let text = |value: Option<String>| value.unwrap_or_else(|| "NULL".into());
+        lab.postgres().sql(sql).into_iter().map(|row| row.into_iter().map(text).collect()).collect()
+    } else {
+        lab.mariadb().sql(sql)
+    }
+}
+
 pub fn column(lab: &Lab, what: &str) -> Option<String> {
-    lab.postgres().sql(&format!("SELECT {what} FROM dlock WHERE name = 'dlock:job'"))[0][0].clone()
+    Some(sql(lab, &format!("SELECT {what} FROM dlock WHERE name = 'dlock:job'"))[0][0].clone()).filter(|value| value != "NULL")
+}
+
+/// Whether it took the lock.
+fn shedlock(lab: &Lab) -> bool {
+    if lab.kind.is_postgres() {
+        !lab.postgres().sql(&postgres::shedlock("dlock", "dlock:job", "web7", "30 seconds")).is_empty()
+    } else {
+        mysql::shedlock(lab, "dlock", "dlock:job", "web7", 30)
+    }
+}
+
+/// Ends what ShedLock has.
+fn end_shedlock(lab: &Lab) {
+    let now = if lab.kind.is_postgres() { "timezone('utc', clock_timestamp())" } else { "UTC_TIMESTAMP(6)" };
+    sql(lab, &format!("UPDATE dlock SET lock_until = {now} WHERE locked_by = 'web7'"));
+}
+
+/// Somebody's transaction who puts a crowd into the row, and lasts for half a second.
+fn put_crowd(lab: &Lab, crowd: &str) -> std::thread::JoinHandle<()> {
+    let update = format!("UPDATE dlock SET crowd = '{crowd}', revision = revision + 1");
+    if lab.kind.is_postgres() {
+        lab.postgres().meanwhile(&format!("BEGIN; {update}; SELECT pg_sleep(0.5); COMMIT"))
+    } else {
+        lab.mariadb().meanwhile(&format!("START TRANSACTION; {update}; DO SLEEP(0.5); COMMIT"))
+    }
 }
 
 /// A client whose next statements go through a proxy, over a session that is there.
 async fn through(lab: &Lab) -> (Proxy, Client) {
-    let proxy = Proxy::to(lab.postgres().server().port);
-    let mut client = lab.postgres().through(&proxy);
+    let (proxy, mut client) = if lab.kind.is_postgres() {
+        let proxy = Proxy::to(lab.postgres().server().port);
+        let client = lab.postgres().through(&proxy);
+        (proxy, client)
+    } else {
+        let proxy = Proxy::to(lab.mariadb().server().port);
+        let client = lab.mariadb().through_proxy(&proxy);
+        (proxy, client)
+    };
     client.inspect(&key("warm")).await;
     (proxy, client)
 }
@@ -67,14 +111,14 @@ async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
             let (proxy, mut a) = through(lab).await;
             let job = key(&format!("{fault:?} {mode:?}"));
             let wanted = Request { mode, ..request(&job, LONG) };
-            proxy.trap(WRITE, fault);
+            proxy.trap(write(lab), fault);
             let outcome = lease::acquire(&mut *a.0, &BootClock, wanted.clone(), Patience::Try, LIMITS, pending::<()>(), |_| {}).await;
             let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
             assert_eq!((proxy.sprung(), lease.holds), (1, 1));
             let state = lab.client().await.inspect(&job).await;
             assert_eq!((state.holders.len(), state.last_fence), (1, Some(lease.fence)));
             // And the same of its release, which is done.
-            proxy.trap(WRITE, fault);
+            proxy.trap(write(lab), fault);
             let lost = tokio::time::timeout(SOON, a.0.release(&job, &wanted.token, &Scope::Hold.into())).await;
             assert!(!matches!(lost, Ok(Ok(_))), "{lost:?}");
             assert_eq!(a.release(&wanted, Scope::Hold).await, Release::NotHeld);
@@ -84,14 +128,16 @@ async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
 }
 
 async fn a_share_that_arrives_late_ends_with_its_lease(lab: &Lab) {
+    // Later than another session is made on a machine that is busy.
+    const LATE: Duration = Duration::from_millis(900);
     let (proxy, mut a) = through(lab).await;
     let job = key("job");
-    proxy.trap(WRITE, Fault::Late(Duration::from_millis(400)));
+    proxy.trap(write(lab), Fault::Late(LATE));
     let late = reader(request(&job, SHORT));
     let given_up = tokio::time::timeout(Duration::from_millis(150), a.0.try_acquire(&late)).await;
     assert!(given_up.is_err(), "{given_up:?}");
     assert_eq!(a.release(&late, Scope::Hold).await, Release::NotHeld, "it has not arrived yet");
-    lab.pass(Duration::from_millis(400)).await;
+    lab.pass(LATE).await;
     if let Some(holder) = lab.client().await.inspect(&job).await.holders.first() {
         assert!(holder.expires_in.expect("an end") <= SHORT);
         lab.outlast(SHORT).await;
@@ -106,7 +152,7 @@ async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
     let first = reader(request(&job, LONG));
     b.take(&first).await;
     b.free(&first).await;
-    proxy.trap(WRITE, Fault::Late(Duration::from_millis(400)));
+    proxy.trap(write(lab), Fault::Late(Duration::from_millis(400)));
     let late = reader(request(&job, LONG));
     let attempt = a.0.try_acquire(&late);
     let meanwhile = async {
@@ -121,11 +167,11 @@ async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
     // ShedLock counts no revision.
     b.take(&first).await;
     b.free(&first).await;
-    proxy.trap(WRITE, Fault::Late(Duration::from_millis(400)));
+    proxy.trap(write(lab), Fault::Late(Duration::from_millis(400)));
     let attempt = a.0.try_acquire(&late);
     let meanwhile = async {
         lab.pass(Duration::from_millis(150)).await;
-        assert_eq!(lab.postgres().sql(&shedlock("dlock", "dlock:job", "web7", "30 seconds")).len(), 1);
+        assert!(shedlock(lab));
     };
     let (attempt, ()) = tokio::join!(attempt, meanwhile);
     assert!(matches!(&attempt, Ok(Attempt::Busy(busy)) if busy.holders[0].foreign), "{attempt:?}");
@@ -139,7 +185,7 @@ async fn a_share_is_not_revived_by_a_late_renewal(lab: &Lab) {
     let (short, long) = (reader(request(&job, SHORT)), reader(request(&job, LONG)));
     a.take(&short).await;
     lab.client().await.take(&long).await;
-    proxy.trap(WRITE, Fault::Late(SHORT));
+    proxy.trap(write(lab), Fault::Late(SHORT));
     lab.pass(SHORT / 5).await;
     assert_eq!(a.renew(&short, None).await, Renewal::NotHeld);
     assert_eq!(a.inspect(&job).await.holders.len(), 1);
@@ -150,17 +196,32 @@ async fn shares_keep_shedlock_out_until_the_last_ends(lab: &Lab) {
     let (one, two) = (reader(request(&job, LONG)), reader(request(&job, LONG * 2)));
     a.take(&one).await;
     b.take(&two).await;
-    let take = shedlock("dlock", "dlock:job", "web7", "30 seconds");
-    assert!(lab.postgres().sql(&take).is_empty(), "ShedLock took a lock that is shared");
-    let left = "extract(epoch FROM lock_until - timezone('utc', clock_timestamp()))::int > 70";
-    assert_eq!(column(lab, left).as_deref(), Some("t"), "the latest of all");
+    assert!(!shedlock(lab), "ShedLock took a lock that is shared");
+    let left = if lab.kind.is_postgres() {
+        "extract(epoch FROM lock_until - timezone('utc', clock_timestamp()))::int"
+    } else {
+        "TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), lock_until)"
+    };
+    let left = || column(lab, left).expect("an end").parse::<u64>().expect("seconds");
+    assert!(left() > LONG.as_secs() + 10, "the latest of all");
     b.free(&two).await;
-    assert_eq!(column(lab, left).as_deref(), Some("f"), "the one that is left");
-    assert!(lab.postgres().sql(&take).is_empty());
+    assert!(left() <= LONG.as_secs(), "the one that is left");
+    assert!(!shedlock(lab));
     a.free(&one).await;
-    assert_eq!(lab.postgres().sql(&take).len(), 1, "ShedLock did not get a lock that was given back");
-    let busy = a.refused(&reader(waiting(&job, LONG))).await;
-    assert!(busy.holders.len() == 1 && busy.holders[0].foreign && !busy.notifies, "{busy:?}");
+    assert!(shedlock(lab), "ShedLock did not get a lock that was given back");
+    let wanted = reader(waiting(&job, LONG));
+    let busy = a.refused(&wanted).await;
+    assert!(busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
+    // It tells nobody: some look at the row, or the core does.
+    assert_eq!(busy.notifies, lab.kind.is_mariadb());
+    let end = async {
+        lab.pass(SLACK).await;
+        end_shedlock(lab);
+        Instant::now()
+    };
+    let poll = if busy.notifies { LONG } else { SLACK };
+    let (_, ended) = tokio::join!(a.wait_for(&wanted, poll), end);
+    assert!(ended.elapsed() < SOON, "{:?}", ended.elapsed());
 }
 
 async fn what_shedlock_took_over_is_nobodys_share(lab: &Lab) {
@@ -168,17 +229,17 @@ async fn what_shedlock_took_over_is_nobodys_share(lab: &Lab) {
     let (held, wanted) = (reader(request(&job, SHORT)), reader(waiting(&job, LONG)));
     let fence = a.take(&held).await.fence;
     lab.outlast(SHORT).await;
-    assert_eq!(lab.postgres().sql(&shedlock("dlock", "dlock:job", "web7", "30 seconds")).len(), 1);
+    assert!(shedlock(lab));
     // Even if its clock was ahead, and the share is not over by its own time.
-    lab.postgres().sql("UPDATE dlock SET crowd = regexp_replace(crowd, '\"e\":\\d+', '\"e\":4000000000000')");
-    let before = lab.postgres().sql("SELECT * FROM dlock");
+    sql(lab, "UPDATE dlock SET crowd = regexp_replace(crowd, '\"e\":[0-9]+', '\"e\":4000000000000')");
+    let before = sql(lab, "SELECT * FROM dlock");
     assert_eq!(a.renew(&held, Some(LONG)).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     assert!(matches!(a.attempt(&nested(&held)).await, Attempt::NotHeld));
     assert!(a.inspect(&job).await.holders.iter().all(|holder| holder.foreign), "our share was taken for a hold");
-    assert_eq!(lab.postgres().sql("SELECT * FROM dlock"), before);
+    assert_eq!(sql(lab, "SELECT * FROM dlock"), before);
     a.refused(&wanted).await;
-    lab.postgres().sql("UPDATE dlock SET lock_until = timezone('utc', clock_timestamp()) WHERE locked_by = 'web7'");
+    end_shedlock(lab);
     let grant = a.take(&wanted).await;
     let past = history(&mut a, &job).await.past;
     assert!(grant.fence > fence && past.len() == 1 && (past[0].fence, &past[0].end) == (Some(fence), &End::Expired), "{past:?}");
@@ -188,7 +249,7 @@ async fn what_shedlock_took_over_is_nobodys_share(lab: &Lab) {
 async fn crowd_with(lab: &Lab, client: &mut Client, wanted: &Request) -> String {
     client.refused(wanted).await;
     let crowd = column(lab, "crowd").expect("a crowd");
-    lab.postgres().sql("UPDATE dlock SET crowd = NULL, revision = revision + 1");
+    sql(lab, "UPDATE dlock SET crowd = NULL, revision = revision + 1");
     crowd
 }
 
@@ -198,9 +259,7 @@ async fn a_fair_waiter_who_comes_during_a_grant_goes_first(lab: &Lab) {
     let first = fair(request(&job, LONG));
     let crowd = crowd_with(lab, &mut b, &first).await;
     a.free(&held).await;
-    let coming = lab
-        .postgres()
-        .meanwhile(&format!("BEGIN; UPDATE dlock SET crowd = '{crowd}', revision = revision + 1; SELECT pg_sleep(0.5); COMMIT"));
+    let coming = put_crowd(lab, &crowd);
     lab.pass(SLACK).await;
     let began = Instant::now();
     let busy = c.refused(&request(&job, LONG)).await;
@@ -216,9 +275,7 @@ async fn a_reader_who_comes_during_a_release_is_woken(lab: &Lab) {
     b.refused(&wanted).await;
     b.wait(&wanted, SLACK).await;
     let crowd = crowd_with(lab, &mut b, &wanted).await;
-    let coming = lab
-        .postgres()
-        .meanwhile(&format!("BEGIN; UPDATE dlock SET crowd = '{crowd}', revision = revision + 1; SELECT pg_sleep(0.5); COMMIT"));
+    let coming = put_crowd(lab, &crowd);
     lab.pass(SLACK).await;
     let release = async {
         a.free(&held).await;
@@ -302,7 +359,7 @@ async fn a_share_is_renewed_in_two_round_trips(lab: &Lab) {
 }
 
 async fn a_table_without_the_column_is_a_mistake_with_a_hint(lab: &Lab) {
-    lab.postgres().sql("ALTER TABLE dlock DROP COLUMN crowd");
+    sql(lab, "ALTER TABLE dlock DROP COLUMN crowd");
     let mut a = lab.client().await;
     for wanted in [request(&key("job"), LONG), reader(request(&key("job"), LONG))] {
         let error = a.0.try_acquire(&wanted).await.expect_err("an older table");
@@ -317,7 +374,7 @@ async fn a_newer_layout_of_shares_is_refused(lab: &Lab) {
     let (mut a, job) = (lab.client().await, key("job"));
     let held = reader(request(&job, LONG));
     a.take(&held).await;
-    lab.postgres().sql("UPDATE dlock SET crowd = replace(crowd, '\"v\":100', '\"v\":200')");
+    sql(lab, "UPDATE dlock SET crowd = replace(crowd, '\"v\":100', '\"v\":200')");
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
     errors.extend(a.0.try_acquire(&reader(request(&job, LONG))).await.err());
@@ -326,7 +383,7 @@ async fn a_newer_layout_of_shares_is_refused(lab: &Lab) {
     errors.extend(a.0.verify(&job, &held.token).await.err());
     errors.extend(a.0.inspect(&job).await.err());
     assert!(errors.len() == 6 && errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
-    lab.postgres().sql("UPDATE dlock SET crowd = replace(crowd, '\"v\":200', '\"v\":199')");
+    sql(lab, "UPDATE dlock SET crowd = replace(crowd, '\"v\":200', '\"v\":199')");
     a.renewed(&held, None).await;
     a.free(&held).await;
 }
@@ -338,7 +395,7 @@ async fn rows_that_were_shared_are_collected(lab: &Lab) {
     let old = "UPDATE dlock SET lock_until = '2001-01-01', locked_at = '2001-01-01', renewed_at = '2001-01-01', fence = 1";
     assert_eq!(a.0.collect(Duration::from_secs(60)).await.expect("gc"), 0);
     a.free(&held).await;
-    lab.postgres().sql(old);
+    sql(lab, old);
     assert_eq!(a.0.collect(Duration::from_secs(60)).await.expect("gc"), 1);
     let Attempt::Granted(_) = a.attempt(&held).await else { panic!("a row that is gone is made anew") };
     let busy: Busy = a.refused(&request(&job, LONG)).await;

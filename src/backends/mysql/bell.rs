@@ -1,0 +1,171 @@
+//! Waiting in a lock's crowd, where the rules say who goes next and others are not to be woken.
+//!
+//! Who waits sleeps in the server, blocked on the rope of the one before it: a `GET_LOCK` that each waiter has from then on until it has had
+//! its turn, or is gone. The first one is blocked on that of a holder, or on its gate. So the next one wakes when a turn is over, however
+//! many wait.
+//!
+//! Where the rules let others go as well, as readers and permits do, whoever changes the row so counts up the bell in it, in the same
+//! statement, and then ends the sleep of those whom the rules name, at most a few. A sleeper is told by its bed, a `GET_LOCK` for as
+//! long as it sleeps. Sleep begins by looking at the bell, which must be as it was when the row was asked, once the bed is taken: nothing
+//! is missed.
+//!
+//! The row decides; all this only wakes. Worst cases: a waiter is frozen or dead (another one is woken with it; its place is another matter,
+//! for the rules); whoever woke dies before it did, or may not end another user's sleep (the first ones look at the bell every second or
+//! more often, and all others ask again every few seconds); whom it waits for has no rope yet, or no session any more (it looks ten times a second
+//! until that is another one); two wait for each other, having been told different orders (the server tells one of them); a sleep is ended
+//! that is over already (the server forgets that with the next question, or ends that one, which is asked again); a server has no
+//! `GET_LOCK` for all clients, or a proxy before it (everybody looks after pauses).
+//!
+//! `SLEEP` is not what it sounds like: ending two of them at once stops a MariaDB's `KILL` for two seconds.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::{connection::Answer, failure, lease::Lease, names::Tables, reading::Fields, statement::Value};
+use crate::{
+    backends::sql::NEAR,
+    lock::{Result, Wake, crowd::Crowd, random},
+};
+
+/// How often those look who have nobody's rope to wait for, and up to as much more.
+const BRIEFLY: Duration = Duration::from_millis(50);
+/// How often the first ones look by themselves.
+const LOOK: Duration = Duration::from_millis(250);
+/// How many of them do: as many as are woken at a time.
+const LOOKING: u32 = 2;
+/// How often those look who come next.
+const LOOK_NOW_AND_THEN: Duration = Duration::from_secs(1);
+
+/// What a waiter of a crowd was told when it asked.
+#[derive(Clone, Debug)]
+pub(super) struct Told {
+    /// What the bell said then.
+    pub bell: i64,
+    /// Its place.
+    pub place: Option<u32>,
+    /// Who has the lock rings no bell.
+    pub foreign: bool,
+    /// What those have before whom it waits, as SQL; the first that is had counts.
+    pub behind: Vec<String>,
+}
+
+/// What those have who are before this hold in a row.
+pub(super) fn behind(tables: &Tables, name: &str, hold: &str, crowd: Option<&str>, root: Option<&str>) -> Vec<String> {
+    // What can't be read was read before.
+    let crowd = Crowd::read(crowd).unwrap_or_default();
+    let before = crowd.behind_whom(hold);
+    if before.is_empty() {
+        return root.map(|root| tables.rope(name, root)).into_iter().chain([tables.gate(name)]).collect();
+    }
+    before.into_iter().map(|other| tables.rope(name, other)).collect()
+}
+
+/// Ends the sleep of whoever waits for this hold, if something was written, as SQL. It fails where nobody sleeps, or may not be woken: nothing
+/// may come after it. All of it is one question, so that who is awake already is hardly ever hit.
+pub(super) fn ring(tables: &Tables, name: &str, hold: &str) -> String {
+    format!("SET @dlock_asleep = IF(@dlock_written > 0, IS_USED_LOCK({}), NULL);\nKILL QUERY @dlock_asleep;\n", tables.bed(name, hold))
+}
+
+#[allow(clippy::disallowed_methods)] // waiting is what a backend's `wait` is for
+impl Lease {
+    /// Sleeps until the bell is rung, in the server.
+    pub(super) async fn await_bell(&mut self, name: &str, hold: &str, told: Told, at_most: Duration) -> Result<Wake> {
+        let mut session = self.take_session().await?;
+        if session.gates.iter().any(|gate| gate == name) {
+            // Who waits for it would wait for nothing.
+            session.ask(&format!("DO RELEASE_LOCK({})", self.tables.gate(name))).await?;
+            session.gates.retain(|gate| gate != name);
+        }
+        let slice = match told.place {
+            Some(..=LOOKING) => LOOK,
+            Some(..=NEAR) => LOOK_NOW_AND_THEN,
+            _ => at_most,
+        };
+        let (rope, bed) = (self.tables.rope(name, hold), self.tables.bed(name, hold));
+        let mut first = format!("DO GET_LOCK({bed}, 0);\n");
+        if !session.ropes.contains(&rope) {
+            first.extend([format!("DO GET_LOCK({rope}, 0);\n")]);
+            session.ropes.push(rope);
+        }
+        let mut rest = at_most;
+        while !rest.is_zero() {
+            let mut length = rest.min(slice);
+            if !session.server.mariadb {
+                // MySQL waits for whole seconds.
+                length = Duration::from_secs(rest.min(slice.max(LOOK_NOW_AND_THEN)).as_secs());
+            }
+            let answers = session.try_ask(&(std::mem::take(&mut first) + &self.sleep(name, &bed, &told, length))).await?;
+            first = format!("DO GET_LOCK({bed}, 0);\n");
+            let slept = match answers.refusal.map(|refusal| refusal.number) {
+                None => slept(&answers.answers)?,
+                Some(failure::INTERRUPTED | failure::TOO_LONG | failure::TOO_LONG_FOR_MYSQL) => {
+                    session.ask(&rise(&bed, &told)).await?;
+                    Slept::Woken
+                }
+                Some(failure::DEADLOCK | failure::GATE_DEADLOCK) => {
+                    session.ask(&rise(&bed, &told)).await?;
+                    Slept::Not
+                }
+                Some(_) => {
+                    self.gates_fail = true;
+                    Slept::Woken
+                }
+            };
+            match slept {
+                Slept::Whole if !length.is_zero() => rest = rest.saturating_sub(length),
+                Slept::Whole | Slept::Not => {
+                    let pause = (BRIEFLY + Duration::from_millis(random() % 50)).min(rest);
+                    rest = rest.saturating_sub(pause);
+                    sleep(pause).await;
+                }
+                Slept::Woken => {
+                    self.session = Some(session);
+                    return Ok(Wake::Changed);
+                }
+            }
+        }
+        self.session = Some(session);
+        Ok(Wake::TimedOut)
+    }
+
+    /// Blocks for so long on the first that somebody else has, while the bell says the same, as SQL.
+    fn sleep(&self, name: &str, bed: &str, told: &Told, length: Duration) -> String {
+        let block = told.behind.iter().rev().fold("2".to_owned(), |or, lock| {
+            format!(
+                "IF(COALESCE(IS_USED_LOCK({lock}), CONNECTION_ID()) <> CONNECTION_ID(), GET_LOCK({lock}, {:.3}), {or})",
+                length.as_secs_f64()
+            )
+        });
+        let held = if told.foreign { "AND lock_until > UTC_TIMESTAMP(6)" } else { "" };
+        let values =
+            [("name", Value::Bytes(name)), ("bell", Value::Int(told.bell)), ("block", Value::Sql(&block)), ("held", Value::Sql(held))];
+        self.tables.fill("SELECT :block FROM :table WHERE name = :name AND bell = :bell :held;", &values) + &rise(bed, told)
+    }
+}
+
+/// What comes after sleep, as SQL.
+fn rise(bed: &str, told: &Told) -> String {
+    let locks = told.behind.iter().map(String::as_str).chain([bed]);
+    locks.flat_map(|lock| ["DO RELEASE_LOCK(", lock, ");\n"]).collect()
+}
+
+/// How a sleep ended.
+enum Slept {
+    /// Its time was over.
+    Whole,
+    /// There was nobody to wait for.
+    Not,
+    /// Somebody ended it, or is gone, or the bell was rung before.
+    Woken,
+}
+
+fn slept(answers: &[Answer]) -> Result<Slept> {
+    // What takes ropes and beds has no rows.
+    let Some(row) = answers.iter().find_map(|answer| answer.rows.first()) else { return Ok(Slept::Woken) };
+    Ok(match Fields::of(row).int_or_null()? {
+        Some(0) => Slept::Whole,
+        Some(2) => Slept::Not,
+        _ => Slept::Woken,
+    })
+}

@@ -1,0 +1,23 @@
+//! Those who share a row in `mode=row`.
+//!
+//! The server tells nobody who they are. Each has a `GET_LOCK` beside the row, its lamp, which ends with its session: what it wrote of itself
+//! counts while its session has the lamp. Only the row decides who may read and write: who has it alone knows that nobody reads.
+
+use super::{names::Tables, statement::Value};
+use crate::lock::fingerprint;
+
+/// Whether the reader whose row is `r` has its lock yet, as SQL.
+pub(super) fn reads(tables: &Tables, name: &str) -> String {
+    format!("(IS_USED_LOCK({}) <=> r.session)", lamp(tables, name, "r.session", "r.root"))
+}
+
+/// What `GET_LOCK` takes for the lamp of this hold in this session, as SQL. A server that starts anew numbers its sessions anew.
+pub(super) fn lamp(tables: &Tables, name: &str, session: &str, root: &str) -> String {
+    let print = fingerprint(&["reader", tables.table(), name]);
+    format!("CONCAT('dlock.read.', LEFT(SHA2(CONCAT_WS('/', COALESCE(DATABASE(), ''), '{print:016x}', {session}, {root}), 256), 48))")
+}
+
+/// The lamp of a hold in the session that asks.
+pub(super) fn own_lamp(tables: &Tables, name: &str, root: &str) -> String {
+    lamp(tables, name, "CONNECTION_ID()", &super::statement::literal(Value::Text(root)))
+}

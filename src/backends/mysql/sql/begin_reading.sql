@@ -1,0 +1,19 @@
+-- As begin_hold.sql, of one who reads: how many holders before vanished; then its fence is counted in the row that all readers have in common,
+-- where nobody writes any more, unless a start of a run before may be in the way, and who it is stands in a row of its own. Who vanished is
+-- forgotten.
+SELECT (SELECT COUNT(*) FROM :sessions WHERE name = :name AND session IS NOT NULL AND root <> :root)
+     + (SELECT COUNT(*) FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads);
+INSERT INTO :sessions (name, layout, fence, session, root, since, renewed_at, ttl_ms)
+SELECT :name, 100, 0, NULL, NULL, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 0 FROM DUAL WHERE :has
+    ON DUPLICATE KEY UPDATE layout = layout;
+UPDATE :sessions
+   SET fence = LAST_INSERT_ID(GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))),
+       session = NULL, root = NULL, metadata = NULL
+ WHERE name = :name AND :has AND :clear;
+INSERT INTO :readers (name, root, fence, session, since, renewed_at, ttl_ms, metadata)
+SELECT :name, :root, LAST_INSERT_ID(), :session, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), :ttl, :metadata FROM DUAL WHERE ROW_COUNT() > 0 AND :has
+    ON DUPLICATE KEY UPDATE fence = VALUES(fence), session = VALUES(session), since = VALUES(since), renewed_at = VALUES(renewed_at),
+       ttl_ms = VALUES(ttl_ms), metadata = VALUES(metadata);
+SELECT r.fence, s.layout, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+  FROM :readers AS r JOIN :sessions AS s ON s.name = r.name WHERE r.name = :name AND r.root = :root AND r.session = :session AND :has;
+DELETE r FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads;

@@ -1,0 +1,4 @@
+-- As remember_hold.sql, of one who reads.
+INSERT IGNORE INTO :runs (name, fence, since, ended, how, why, metadata)
+SELECT name, fence, since, UTC_TIMESTAMP(6), :how, :why, metadata FROM :readers
+ WHERE name = :name AND session = :session AND root = :root AND :ours;

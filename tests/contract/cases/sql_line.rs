@@ -1,0 +1,157 @@
+//! Those who wait by rules for a lock in a SQL server's table: what their turns cost, and what becomes of them if nobody wakes them.
+
+use std::{
+    cell::Cell,
+    future::pending,
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use dlock::{
+    backends::mysql::backend,
+    lease::{self, BootClock, Limits, Outcome, Patience, Released},
+    lock::{Mode, Request, Scope},
+};
+use tokio::task::{LocalSet, spawn_local};
+
+use super::{Case, cases};
+use crate::{
+    lab::{Client, LONG, Lab, SLACK, SOON, key, request, waiting},
+    support::{self, proxy::Proxy},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![|kind| matches!(kind, Kind::PostgresLease | Kind::MariadbLease) => turns_cost_the_same_however_many_wait];
+    all.extend(cases![|kind| kind == Kind::MariadbLease =>
+        who_may_not_be_woken_looks_by_itself,
+        who_is_woken_while_it_asks_asks_again,
+        who_waits_for_the_whole_lock_keeps_its_turn_when_it_is_shared,
+    ]);
+    all
+}
+
+/// One thread plays all of the waiters.
+const LIMITS: Limits = Limits { answer: Duration::from_secs(20) };
+
+/// Waits as `dlock run` does, has its turn, and gives the lock back.
+async fn have_a_turn(mut client: Client, wanted: Request, joined: Rc<Cell<u32>>) {
+    let mut first = true;
+    let busy = |_: &_| joined.set(joined.get() + u32::from(std::mem::take(&mut first)));
+    let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, Patience::Forever, LIMITS, pending::<()>(), busy).await;
+    let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
+    let released = lease::give_back(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+    assert!(matches!(released, Released::Free), "{released:?}");
+}
+
+/// How many requests each turn took, and how long.
+async fn drain(lab: &Lab, count: u32, mode: Mode, fair: bool) -> (u32, Duration) {
+    let job = key(&format!("{mode:?} {fair} {count}"));
+    let port = if lab.kind.is_postgres() { lab.postgres().server().port } else { lab.mariadb().server().port };
+    let proxy = Proxy::to(port);
+    let mut holder = lab.client().await;
+    let held = holder.hold(&job).await;
+    let joined = Rc::new(Cell::new(0));
+    LocalSet::new()
+        .run_until(async {
+            let mut all = Vec::new();
+            for _ in 0..count {
+                let client = if lab.kind.is_postgres() { lab.postgres().through(&proxy) } else { lab.mariadb().through_proxy(&proxy) };
+                let wanted = Request { mode, fair, ..waiting(&job, LONG) };
+                all.push(spawn_local(have_a_turn(client, wanted, Rc::clone(&joined))));
+            }
+            while joined.get() < count {
+                lab.pass(SLACK / 10).await;
+            }
+            // All of them are asleep.
+            lab.pass(SLACK * 2).await;
+            let (before, began) = (proxy.requests(), Instant::now());
+            holder.free(&held).await;
+            for turn in all {
+                turn.await.expect("a turn");
+            }
+            (u32::try_from(proxy.requests() - before).expect("few").div_ceil(count), began.elapsed() / count)
+        })
+        .await
+}
+
+async fn turns_cost_the_same_however_many_wait(lab: &Lab) {
+    for (mode, fair) in [(Mode::Exclusive, true), (Mode::Shared, false), (Mode::Permits(2), true)] {
+        let mut told = Vec::new();
+        for count in [5, 40] {
+            let (requests, each) = drain(lab, count, mode, fair).await;
+            told.push(format!("{count}: {requests} requests, {each:.1?}"));
+            // Some look by themselves meanwhile.
+            assert!(f64::from(requests) <= 20.0 + 40.0 * each.as_secs_f64(), "{mode:?}: {told:?}");
+            assert!(each < SOON / 2, "{mode:?}: {told:?}");
+        }
+        support::say(&format!("{}: {mode:?}, each turn of {}", lab.kind.name(), told.join("; of ")));
+    }
+}
+
+/// Who has the lock is another user, who may not end anybody's sleep.
+async fn who_may_not_be_woken_looks_by_itself(lab: &Lab) {
+    let (mut b, job) = (lab.client().await, key("job"));
+    let mut options = lab.mariadb().options("dlock");
+    let database = options.sql.database.clone().expect("a database");
+    let user = format!("u{database}");
+    lab.mariadb().sql(&format!("CREATE USER {user}@'%'; GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {user}@'%'"));
+    options.sql.user = Some(user);
+    let mut a = Client(backend(options));
+    let held = a.hold(&job).await;
+    let wanted = Request { fair: true, ..waiting(&job, LONG) };
+    b.refused(&wanted).await;
+    let release = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    let (_, freed) = tokio::join!(b.wait_for(&wanted, Duration::from_secs(20)), release);
+    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+}
+
+/// The bell comes late: whom it was for is awake, and asks.
+async fn who_is_woken_while_it_asks_asks_again(lab: &Lab) {
+    let job = key("job");
+    let mut a = lab.client().await;
+    a.inspect(&job).await;
+    let session = lab.mariadb().sessions()[0].clone();
+    let blocked = lab.mariadb().keep("START TRANSACTION; INSERT INTO dlock (name, lock_until, locked_at, locked_by) VALUES ('dlock:job', '2000-01-01', '2000-01-01', 'x'); DO 1");
+    let wanted = Request { mode: Mode::Shared, ..request(&job, LONG) };
+    let wake = async {
+        lab.pass(SLACK).await;
+        lab.mariadb().sql(&format!("KILL QUERY {session}"));
+        lab.pass(SLACK / 2).await;
+        drop(blocked);
+    };
+    let (grant, ()) = tokio::join!(a.take(&wanted), wake);
+    assert!(grant.fence.0 > 0);
+    assert_eq!(lab.mariadb().sessions(), [session], "the session lives");
+    a.free(&wanted).await;
+}
+
+/// It waits at the gate, and is not asleep when the others come.
+async fn who_waits_for_the_whole_lock_keeps_its_turn_when_it_is_shared(lab: &Lab) {
+    let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
+    let held = a.hold(&job).await;
+    let (writer, reader) = (waiting(&job, LONG), Request { mode: Mode::Shared, ..waiting(&job, LONG) });
+    b.refused(&writer).await;
+    let never = Duration::from_secs(20);
+    let others = async {
+        lab.pass(SLACK).await;
+        c.refused(&reader).await;
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+        Instant::now()
+    };
+    let (_, freed) = tokio::join!(b.wait_for(&writer, never), others);
+    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+    c.refused(&reader).await;
+    let release = async {
+        lab.pass(SLACK).await;
+        b.free(&writer).await;
+        Instant::now()
+    };
+    let (_, freed) = tokio::join!(c.wait_for(&reader, never), release);
+    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+}
