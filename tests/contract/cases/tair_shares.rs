@@ -34,6 +34,7 @@ pub fn all() -> Vec<Case> {
         a_break_that_others_get_in_before_is_of_one_share,
         nothing_of_shares_stays,
         who_looks_at_a_lock_changes_nothing_of_it,
+        who_lost_its_turn_is_taken_out_by_who_goes,
         many_of_all_kinds_at_once_have_their_turns,
     ]
 }
@@ -346,6 +347,24 @@ async fn who_looks_at_a_lock_changes_nothing_of_it(lab: &Lab) {
     assert_eq!(lab.tair().server().command(&words), before);
     assert!(matches!(looks.attempt(&request(&key("job"), LONG)).await, Attempt::Busy(busy) if busy.holders.len() == 1));
     assert_ne!(lab.tair().server().command(&words), before);
+}
+
+/// Or it would have another turn the next time, and hold everybody up once more.
+async fn who_lost_its_turn_is_taken_out_by_who_goes(lab: &Lab) {
+    for mode in [Mode::Shared, Mode::Permits(2), Mode::Exclusive] {
+        let (mut a, mut c) = (lab.client().await, lab.client().await);
+        let held = a.hold(&key("job")).await;
+        lab.client().await.refused(&Request { fair: true, ..waiting(&key("job"), LONG) }).await;
+        a.free(&held).await;
+        let next = Request { mode, ..request(&key("job"), LONG) };
+        assert!(c.refused(&next).await.passing);
+        lab.pass(Duration::from_millis(1050)).await;
+        c.take(&next).await;
+        assert!(c.inspect(&key("job")).await.waiters.is_empty());
+        c.free(&next).await;
+        a.hold(&key("job")).await;
+        lab.target.lose_data().await;
+    }
 }
 
 /// Who is inside at the moment, and what was handed out.
