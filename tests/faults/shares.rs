@@ -10,15 +10,19 @@ use crate::{
     world::{LIMIT, TTL, World, shell},
 };
 
+/// All stores but Redlock, which has readers alone.
 macro_rules! on_stores_with_shares {
     ($($name:ident),* $(,)?) => {
         on_store!(sqlite: $($name),*);
         on_store!(redis: $($name),*);
         on_store!(sentinel: $($name),*);
         on_store!(cluster: $($name),*);
-        on_store!(postgres: $($name),*);
         on_store!(tair: $($name),*);
         on_store!(tair_version: $($name),*);
+        on_store!(etcd: $($name),*);
+        on_store!(postgres: $($name),*);
+        on_store!(mariadb: $($name),*);
+        on_store!(zookeeper: $($name),*);
     };
 }
 
@@ -31,6 +35,12 @@ on_stores_with_shares!(
     who_waits_in_line_is_served_in_order,
     a_broken_permit_is_stopped_by_itself,
 );
+
+mod readers_alone {
+    use super::{a_killed_reader_is_dead_before_a_writer_starts, a_stream_of_readers_keeps_no_writer_out};
+
+    crate::stores::on_store!(redlock: a_killed_reader_is_dead_before_a_writer_starts, a_stream_of_readers_keeps_no_writer_out);
+}
 
 /// The lease, a second for one in line that does not come, and a moment more on a loaded machine.
 const AFTER_THE_LEASE: Duration = Duration::from_secs(4);
