@@ -177,6 +177,7 @@ async fn a_hand_over_costs_the_same_however_many_wait(lab: &Lab) {
     let permits = |of| Request { mode: Mode::Permits(1), ..of };
     for (name, kind) in [("fair", fair as fn(Request) -> Request), ("permits", permits)] {
         let (few, many) = (cost_of_a_hand_over(lab, kind, 4).await, cost_of_a_hand_over(lab, kind, 40).await);
-        assert!(few < 10.0 && many < 10.0, "{name}: {few} with 4, {many} with 40");
+        // About seven; on a slow machine those who wait also look by themselves every five seconds. Waking all would take eighty.
+        assert!(few < 20.0 && many < 20.0, "{name}: {few} with 4, {many} with 40");
     }
 }
