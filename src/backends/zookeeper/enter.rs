@@ -167,6 +167,19 @@ impl Hold {
         Ok(Kept { mark: marked(answers.pop())?, holds: holds.collect() })
     }
 
+    /// Whether somebody else who has this token gave the hold back while others were nested in it, whom its session is now: of
+    /// one that can't be asked about it is left to end by itself.
+    pub(super) async fn is_handed_down(&mut self, ensemble: &Ensemble) -> bool {
+        let own = self.session.as_ref().map(|session| session.id);
+        if !self.root || !self.granted || own.is_none() {
+            return false;
+        }
+        match self.kept(ensemble, true).await {
+            Ok(kept) => kept.heirloom().is_some_and(|heirloom| Some(heirloom.session) == own),
+            Err(fault) => !matches!(fault, Fault::Expired),
+        }
+    }
+
     /// What the mark is to say from now on, with the session of the place.
     pub(super) fn legacy(&self, kept: &Kept) -> Vec<u8> {
         let heirloom = self.session.as_ref().and_then(|session| {

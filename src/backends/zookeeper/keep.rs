@@ -21,8 +21,9 @@ impl ZooKeeper {
         let outcome = if hold.granted { hold.renew(&self.ensemble, extension.purpose).await } else { Ok(Renewal::NotHeld) };
         match outcome {
             Ok(Renewal::NotHeld) => {
-                // What another process handed over for it is of no use any more.
-                if let Some(session) = hold.session.take_if(|session| session.is_given_away()) {
+                // What another process handed over for it is of no use any more, but perhaps to those nested in it.
+                let handed_down = hold.is_handed_down(&self.ensemble).await;
+                if let Some(session) = hold.session.take_if(|session| session.is_given_away()).filter(|_| !handed_down) {
                     session.close(&self.ensemble);
                 }
                 Ok(Renewal::NotHeld)

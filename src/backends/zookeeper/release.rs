@@ -42,7 +42,7 @@ impl ZooKeeper {
             Err(Fault::Error(error)) => return Err(error),
         };
         let mut hold = self.holds.remove(at);
-        if hold.session.is_none() {
+        if hold.session.is_none() || answer == Release::NotHeld && hold.is_handed_down(&self.ensemble).await {
             return Ok(answer);
         }
         if hold.root && matches!(answer, Release::StillHeld(_)) {

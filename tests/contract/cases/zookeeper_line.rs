@@ -29,6 +29,7 @@ pub fn all() -> Vec<Case> {
         those_who_vanish_one_after_the_other_leave_few_marks,
         a_hold_is_handed_over_with_its_session,
         a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone,
+        what_was_given_back_elsewhere_is_left_to_those_nested_in_it,
         a_holder_whose_session_is_just_ending_has_no_time_left,
         a_released_lock_leaves_its_record_only,
         a_newer_layout_is_refused,
@@ -321,6 +322,29 @@ async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_is_gone(lab: &Lab) {
 }
 
 /// The servers remove what was ephemeral of a session one by one.
+async fn what_was_given_back_elsewhere_is_left_to_those_nested_in_it(lab: &Lab) {
+    for renews in [true, false] {
+        let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+        let job = key(&format!("{renews}"));
+        let mut held = Request { detached: true, ..request(&job, LONG) };
+        held.token.session = a.take(&held).await.session;
+        let inner = nested(&held);
+        c.take(&inner).await;
+        b.renewed(&held, None).await;
+        assert_eq!(b.release(&held, Scope::Hold).await, Release::StillHeld(1));
+        // Who took it doesn't know of that.
+        if renews {
+            assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+        }
+        assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
+        lab.pass(SLACK).await;
+        c.renewed(&inner, None).await;
+        lab.client().await.refused(&request(&job, LONG)).await;
+        c.free(&inner).await;
+        lab.client().await.hold(&job).await;
+    }
+}
+
 async fn a_holder_whose_session_is_just_ending_has_no_time_left(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
