@@ -27,7 +27,7 @@ async fn a_stream_of_readers_does_not_starve_a_writer(lab: &Lab) {
     let mut writer = lab.client().await;
     let wanted = waiting(&job, LONG);
     let mut readers = [lab.client().await, lab.client().await];
-    let mut held: Vec<Option<Request>> = vec![None, None];
+    let mut held = [const { None::<Request> }; 2];
     let first = shared(request(&job, LONG));
     readers[0].take(&first).await;
     held[0] = Some(first);
