@@ -17,7 +17,23 @@ pub mod zookeeper;
 
 pub use self::{secret::Secret, tls::Tls};
 
-use crate::lock::Check;
+use crate::lock::{Capabilities, Check};
+
+/// What each store can do: what its backend says of itself.
+pub const CAPABILITIES: &[(&str, &Capabilities)] = &[
+    ("SQLite", &sqlite::CAPABILITIES),
+    ("Redis, Sentinel, Cluster", &redis::CAPABILITIES),
+    ("Redlock", &redlock::CAPABILITIES),
+    ("Tair", &tair::CAPABILITIES),
+    ("PostgreSQL", postgres::CAPABILITIES[0]),
+    ("PostgreSQL, mode=row", postgres::CAPABILITIES[1]),
+    ("PostgreSQL, mode=advisory", postgres::CAPABILITIES[2]),
+    ("MySQL, MariaDB", mysql::CAPABILITIES[0]),
+    ("MySQL, mode=row", mysql::CAPABILITIES[1]),
+    ("MySQL, mode=advisory", mysql::CAPABILITIES[2]),
+    ("ZooKeeper", &zookeeper::CAPABILITIES),
+    ("etcd", &etcd::CAPABILITIES),
+];
 
 /// What `doctor` looks at, by store: what the backends say of themselves is made of these same tables.
 pub const CHECKS: &[(&str, &[&[Check]])] = &[

@@ -5,8 +5,8 @@ use clap_mangen::{
     roff::{Roff, bold, roman},
 };
 
-use super::CHECKS;
-use crate::lock::{Check, Error, Kind, Result};
+use super::{CAPABILITIES, CHECKS};
+use crate::lock::{Capabilities, Check, Error, Kind, Result};
 
 /// The arguments of `dlock man`.
 #[derive(clap::Args, Debug)]
@@ -52,6 +52,7 @@ fn overview(command: clap::Command, variables: &[(String, String)], out: &mut Ve
     man.render_subcommands_section(out)?;
     man.render_options_section(out)?;
     section("STORES", STORES, out)?;
+    section("WHAT A STORE CAN DO", &capabilities(), out)?;
     table("EXIT STATUS", EXIT_STATUS, out)?;
     environment(variables, out)?;
     section("FILES", FILES, out)?;
@@ -133,6 +134,22 @@ fn environment(variables: &[(String, String)], out: &mut Vec<u8>) -> std::io::Re
     roff.to_writer(out)
 }
 
+/// Which store has which kinds of locks, from what the backends go by themselves.
+fn capabilities() -> String {
+    let row = |name: &str, cells: [&str; 6]| {
+        let [shared, permits, fair, nested, acquire, wakes] = cells;
+        format!("    {name:<26}{shared:<5}{permits:<11}{fair:<8}{nested:<8}{acquire:<9}{wakes}").trim_end().to_owned()
+    };
+    let yes = |can: bool| if can { "yes" } else { "-" };
+    let of = |capabilities: &Capabilities| {
+        let Capabilities { shared, permits, fair, reentrant, detached, notification, .. } = *capabilities;
+        [shared, permits, fair, reentrant, detached, notification].map(yes)
+    };
+    let mut lines = vec![row("", ["-s", "--permits", "--fair", "nested", "acquire", "wakes"])];
+    lines.extend(CAPABILITIES.iter().map(|(name, capabilities)| row(name, of(capabilities))));
+    format!("{ABLE}\n\n{}", lines.join("\n"))
+}
+
 /// What `doctor` looks at, from the tables that it goes by itself.
 fn checks(out: &mut Vec<u8>) -> std::io::Result<()> {
     let mut roff = Roff::new();
@@ -176,6 +193,9 @@ A store is named by a URL, or by a name that the configuration file gives to one
 Without a store, locks are kept in SQLite in /var/lib/dlock for root and in $XDG_STATE_HOME/dlock for others; they protect this user on this host only, and a line on stderr says so.
 
 A URL takes the parameters ttl, namespace, password_file, backend_timeout, cacert, cert and key (PEM files: CA certificates, the client's certificate and its key; rediss only) and db, as in redis://r1?ttl=30s. With replicas=N a grant or renewal of Redis counts only once N replicas have it, for which they have replica_timeout (500ms). Sentinels have credentials of their own: sentinel_user and sentinel_password_file. Redlock has node_timeout, retry_delay and allow_few=yes; tair has mode=plain or version. SQL stores have mode=lease (a row that ends, the default), row (a row locked in a transaction) and advisory (GET_LOCK, pg_advisory_lock), and table; TLS is set as their own clients have it, by sslmode, sslrootcert, sslcert and sslkey for PostgreSQL and ssl-mode, ssl-ca, ssl-cert and ssl-key for MySQL, and .pgpass, the PG variables and .my.cnf are read. The TTL of ZooKeeper is the timeout of a session, in the server's range, and etcd's is whole seconds. User, password and path are percent-encoded. A password in a --backend URL is refused, because every user of the host can read it there.";
+
+const ABLE: &str = "\
+What a store can't do is refused before it is asked, with status 64. All have fences, a history, and the options for cron. Where a release wakes nobody, those who wait look again after pauses. In mode=row and mode=advisory one session has the lock, which no other process can enter or take over, and whose order is the server's; GET_LOCK knows no readers. Independent servers (Redlock) can't count permits by majorities, and have no order in common.";
 
 const EXIT_STATUS: &[(&str, &str)] = &[
     ("the command's, or 128+N", "it ran to its end (N: the signal that ended it)"),
@@ -323,7 +343,7 @@ A lock is held by one run alone (-x, the default), by any number of readers (-s)
 
 Readers come and go as long as no writer waits: one that does keeps later readers out, until it had its turn.
 
-Of permits each has a number, DLOCK_PERMIT, from 0 to N-1, which nobody else has for as long as it is held: for a port, a shard or a GPU. N is what this run goes by: it is granted one while fewer than N are held. So N can be changed at any time; who holds one keeps it, and who skips because others asked for another N is told so.
+Of permits each has a number, DLOCK_PERMIT, from 0 to N-1, which nobody else has for as long as it is held: for a port, a shard or a GPU; acquire and hold tell it with --json. N is what this run goes by: it is granted one while fewer than N are held. So N can be changed at any time; who holds one keeps it, and who skips because others asked for another N is told so.
 
 With --fair those who wait are served in the order of asking, and whoever comes later lets them go first. One that died in line costs the others up to a second. Without it whoever asks when the lock is free gets it, and a newcomer may overtake. ZooKeeper and etcd keep the order anyway.
 

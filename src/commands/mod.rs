@@ -24,7 +24,7 @@ pub mod verify;
 
 use std::future::Future;
 
-pub use crate::backends::CHECKS;
+pub use crate::backends::{CAPABILITIES, CHECKS};
 pub use key::{KeyArg, KeysArg, ModeArgs, TokenArg, WantedArgs};
 pub use metadata::{collect as collect_metadata, user as user_name};
 pub use take::Wanted;

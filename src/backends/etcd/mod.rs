@@ -48,7 +48,7 @@ use crate::lock::{
     Notice, Parting, Release, Renewal, Request, Result, Token, Ttl, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities {
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
     permits: true,
     // Who waits has a place in the order of the coming, which nobody can go past.

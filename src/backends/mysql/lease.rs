@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-const CAPABILITIES: Capabilities =
+pub(super) const CAPABILITIES: Capabilities =
     Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("mysql") };
 
 /// Leases in a table.

@@ -52,7 +52,10 @@ pub use self::{
     options::{Mode, Options, PORT},
     sessions::Sessions,
 };
-use crate::lock::Backend;
+use crate::lock::{Backend, Capabilities};
+
+/// What each mode can do: lease, row, advisory.
+pub(super) const CAPABILITIES: [&Capabilities; 3] = [&lease::CAPABILITIES, &sessions::ROW, &sessions::ADVISORY];
 
 /// A backend for `options`. Without I/O.
 pub fn backend(options: Options) -> Box<dyn Backend> {

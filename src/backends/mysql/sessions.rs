@@ -53,7 +53,7 @@ use crate::{
     },
 };
 
-const ROW: Capabilities = Capabilities {
+pub(super) const ROW: Capabilities = Capabilities {
     shared: true,
     detached: false,
     reentrant: false,
@@ -62,7 +62,7 @@ const ROW: Capabilities = Capabilities {
     breakable: true,
     ..Capabilities::usual("mysql mode=row")
 };
-const ADVISORY: Capabilities = Capabilities { shared: false, backend: "mysql mode=advisory", ..ROW };
+pub(super) const ADVISORY: Capabilities = Capabilities { shared: false, backend: "mysql mode=advisory", ..ROW };
 
 /// What a holder that vanished may need to see that its session is over, and to stop what it ran.
 const SETTLE: Duration = Duration::from_millis(500);

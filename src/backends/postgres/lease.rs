@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-const CAPABILITIES: Capabilities = Capabilities {
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
     permits: true,
     fair: true,

@@ -38,7 +38,7 @@ use crate::{
 };
 use async_trait::async_trait;
 
-const ROW: Capabilities = Capabilities {
+pub(super) const ROW: Capabilities = Capabilities {
     shared: true,
     detached: false,
     reentrant: false,
@@ -49,7 +49,7 @@ const ROW: Capabilities = Capabilities {
     ttl_max: Duration::from_secs(24 * 24 * 3600),
     ..Capabilities::usual("postgres mode=row")
 };
-const ADVISORY: Capabilities = Capabilities { backend: "postgres mode=advisory", ..ROW };
+pub(super) const ADVISORY: Capabilities = Capabilities { backend: "postgres mode=advisory", ..ROW };
 
 /// Locks that sessions keep.
 pub struct Sessions {

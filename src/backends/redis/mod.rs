@@ -43,7 +43,7 @@ use crate::lock::{
     Mode, Note, Parting, Purpose, Release, Renewal, Request, Result, Scope, Stage, Token, Ttl, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities =
+pub(super) const CAPABILITIES: Capabilities =
     Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("redis") };
 
 /// How often one question follows a cluster from one node to another. Once is usual, twice while a slot is being moved.

@@ -96,7 +96,7 @@ use crate::{
     },
 };
 
-const CAPABILITIES: Capabilities =
+pub(super) const CAPABILITIES: Capabilities =
     Capabilities { shared: true, notification: false, history: true, terms: true, breakable: true, ..Capabilities::usual("redlock") };
 
 /// Locks on a set of Redis servers that know nothing of each other.

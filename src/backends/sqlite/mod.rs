@@ -71,7 +71,7 @@ use crate::lock::{
     Namespace, Note, Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities =
+pub(super) const CAPABILITIES: Capabilities =
     Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("sqlite") };
 
 /// Where the locks are kept.

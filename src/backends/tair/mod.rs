@@ -56,7 +56,7 @@ use crate::lock::{
     Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities {
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
     permits: true,
     fair: true,

@@ -61,7 +61,7 @@ use crate::lock::{
     Renewal, Request, Result, Token, Wake, fingerprint,
 };
 
-const CAPABILITIES: Capabilities = Capabilities {
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
     permits: true,
     // Who waits has a place in the order of the coming, which nobody can go past.
