@@ -28,7 +28,7 @@ use crate::{
     lock::{Result, Wake, crowd::Crowd, random},
 };
 
-/// How often those look who have nobody's rope to wait for, and up to as much more.
+/// How often those look who have nobody's rope to wait for, and up to as much more; a tenth of that at first.
 const BRIEFLY: Duration = Duration::from_millis(50);
 /// How often the first ones look by themselves.
 const LOOK: Duration = Duration::from_millis(250);
@@ -88,7 +88,7 @@ impl Lease {
             first.extend([format!("DO GET_LOCK({rope}, 0);\n")]);
             session.ropes.push(rope);
         }
-        let mut rest = at_most;
+        let (mut rest, mut briefly) = (at_most, BRIEFLY / 10);
         while !rest.is_zero() {
             let mut length = rest.min(slice);
             if !session.server.mariadb {
@@ -115,7 +115,8 @@ impl Lease {
             match slept {
                 Slept::Whole if !length.is_zero() => rest = rest.saturating_sub(length),
                 Slept::Whole | Slept::Not => {
-                    let pause = (BRIEFLY + Duration::from_millis(random() % 50)).min(rest);
+                    let pause = (briefly + Duration::from_micros(random() % 5000)).min(rest);
+                    briefly = (briefly * 2).min(BRIEFLY);
                     rest = rest.saturating_sub(pause);
                     sleep(pause).await;
                 }
