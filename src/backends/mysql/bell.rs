@@ -16,6 +16,9 @@
 //! that is over already (the server forgets that with the next question, or ends that one, which is asked again); a server has no
 //! `GET_LOCK` for all clients, or a proxy before it (everybody looks after pauses).
 //!
+//! A session that is told to end a question which is one of several statements forgets the others, and the client waits for their answers: so
+//! whoever has a bed asks one at a time.
+//!
 //! `SLEEP` is not what it sounds like: ending two of them at once stops a MariaDB's `KILL` for two seconds.
 
 use std::time::Duration;
@@ -83,9 +86,10 @@ impl Lease {
             _ => at_most,
         };
         let (rope, bed) = (self.tables.rope(name, hold), self.tables.bed(name, hold));
-        let mut first = format!("DO GET_LOCK({bed}, 0);\n");
+        let lie_down = format!("SELECT GET_LOCK({bed}, 0)");
+        let mut first = lie_down.clone();
         if !session.ropes.contains(&rope) {
-            first.extend([format!("DO GET_LOCK({rope}, 0);\n")]);
+            first = format!("SELECT GET_LOCK({rope}, 0), GET_LOCK({bed}, 0)");
             session.ropes.push(rope);
         }
         let (mut rest, mut briefly) = (at_most, BRIEFLY / 10);
@@ -95,18 +99,20 @@ impl Lease {
                 // MySQL waits for whole seconds.
                 length = Duration::from_secs(rest.min(slice.max(LOOK_NOW_AND_THEN)).as_secs());
             }
-            let answers = session.try_ask(&(std::mem::take(&mut first) + &self.sleep(name, &bed, &told, length))).await?;
-            first = format!("DO GET_LOCK({bed}, 0);\n");
+            // One statement to a question: where several are one, the server drops what is left of them when it is told to end one, without
+            // a word.
+            let mut answers = session.try_ask(&std::mem::replace(&mut first, lie_down.clone())).await?;
+            if answers.refusal.is_none() {
+                answers = session.try_ask(&self.sleep(name, &told, length)).await?;
+            }
+            let rise = rise(&bed, &told);
+            if session.try_ask(&rise).await?.refusal.is_some() {
+                session.ask(&rise).await?;
+            }
             let slept = match answers.refusal.map(|refusal| refusal.number) {
                 None => slept(&answers.answers)?,
-                Some(failure::INTERRUPTED | failure::TOO_LONG | failure::TOO_LONG_FOR_MYSQL) => {
-                    session.ask(&rise(&bed, &told)).await?;
-                    Slept::Woken
-                }
-                Some(failure::DEADLOCK | failure::GATE_DEADLOCK) => {
-                    session.ask(&rise(&bed, &told)).await?;
-                    Slept::Not
-                }
+                Some(failure::INTERRUPTED | failure::TOO_LONG | failure::TOO_LONG_FOR_MYSQL) => Slept::Woken,
+                Some(failure::DEADLOCK | failure::GATE_DEADLOCK) => Slept::Not,
                 Some(_) => {
                     self.gates_fail = true;
                     Slept::Woken
@@ -131,7 +137,7 @@ impl Lease {
     }
 
     /// Blocks for so long on the first that somebody else has, while the bell says the same, as SQL.
-    fn sleep(&self, name: &str, bed: &str, told: &Told, length: Duration) -> String {
+    fn sleep(&self, name: &str, told: &Told, length: Duration) -> String {
         let block = told.behind.iter().rev().fold("2".to_owned(), |or, lock| {
             format!(
                 "IF(COALESCE(IS_USED_LOCK({lock}), CONNECTION_ID()) <> CONNECTION_ID(), GET_LOCK({lock}, {:.3}), {or})",
@@ -141,14 +147,14 @@ impl Lease {
         let held = if told.foreign { "AND lock_until > UTC_TIMESTAMP(6)" } else { "" };
         let values =
             [("name", Value::Bytes(name)), ("bell", Value::Int(told.bell)), ("block", Value::Sql(&block)), ("held", Value::Sql(held))];
-        self.tables.fill("SELECT :block FROM :table WHERE name = :name AND bell = :bell :held;", &values) + &rise(bed, told)
+        self.tables.fill("SELECT :block FROM :table WHERE name = :name AND bell = :bell :held", &values)
     }
 }
 
 /// What comes after sleep, as SQL.
 fn rise(bed: &str, told: &Told) -> String {
-    let locks = told.behind.iter().map(String::as_str).chain([bed]);
-    locks.flat_map(|lock| ["DO RELEASE_LOCK(", lock, ");\n"]).collect()
+    let locks = told.behind.iter().map(String::as_str).chain([bed]).map(|lock| format!("RELEASE_LOCK({lock})"));
+    format!("SELECT {}", locks.collect::<Vec<_>>().join(", "))
 }
 
 /// How a sleep ended.
@@ -162,7 +168,6 @@ enum Slept {
 }
 
 fn slept(answers: &[Answer]) -> Result<Slept> {
-    // What takes ropes and beds has no rows.
     let Some(row) = answers.iter().find_map(|answer| answer.rows.first()) else { return Ok(Slept::Woken) };
     Ok(match Fields::of(row).int_or_null()? {
         Some(0) => Slept::Whole,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::{lease::Lease, reading::Fields};
+use super::{failure, lease::Lease, reading::Fields};
 use crate::lock::{Result, Wake, random};
 
 /// How often to look at a row that nobody guards, at least and at most.
@@ -47,9 +47,17 @@ impl Lease {
                 session = self.take_session().await?;
             }
             let answers = session.try_ask(&format!("SELECT GET_LOCK({gate}, {seconds})")).await?;
-            if answers.refusal.is_some() {
-                self.gates_fail = true;
-                break;
+            match answers.refusal {
+                None => {}
+                // Meant for a sleep in a lock's crowd that was over by then.
+                Some(refusal) if refusal.number == failure::INTERRUPTED => {
+                    self.session = Some(session);
+                    return Ok(Wake::Changed);
+                }
+                Some(_) => {
+                    self.gates_fail = true;
+                    break;
+                }
             }
             let row = answers.answers.first().and_then(|answer| answer.rows.first());
             let got = row.map(|row| Fields::of(row).int_or_null()).transpose()?.flatten();
