@@ -32,7 +32,8 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let state = ask(&mut *backend, &BootClock, context.limits, async |b| b.inspect(&settings.key).await)
         .await
-        .map_err(|error| error.during("inspect").key(&settings.key))?;
+        .map_err(|error| error.during("inspect").key(&settings.key))?
+        .in_order();
     context.tell(&mut *backend);
     let out = &context.out;
     let now = Now::read();

@@ -127,7 +127,8 @@ fn once(locks: &[LockState], store: &str, context: &Context) -> u8 {
 /// The locks that are to be shown, in their order; and of how many it is not known whether they should be.
 async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<LockState>, usize)> {
     let question = async |b: &mut dyn Backend| b.list(&settings.start).await;
-    let mut locks = ask(backend, &BootClock, context.limits, question).await.map_err(|error| error.during("list"))?;
+    let locks = ask(backend, &BootClock, context.limits, question).await.map_err(|error| error.during("list"))?;
+    let mut locks: Vec<_> = locks.into_iter().map(LockState::in_order).collect();
     let held = |state: &LockState| state.holders.iter().filter_map(|holder| holder.held_for).max();
     let mut unknown = 0;
     if let Some(least) = settings.held_longer_than {

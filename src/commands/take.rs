@@ -89,8 +89,9 @@ pub async fn take<S>(
     let stop = waiting.ticking(stop);
     let outcome = acquire_all(&mut claims, &clock, wanted.patience, context.limits, stop, |key, busy| waiting.update(key, busy)).await;
     waiting.clear();
-    for claim in &mut claims {
-        context.tell(&mut *claim.backend);
+    // All are clients of one store.
+    if let Some(Claim { backend, .. }) = claims.first_mut() {
+        context.tell(&mut **backend);
     }
     let waited = waiting.waited();
     let not_taken = async |Claim { backend, request }: &mut Claim, cause: Cause<'_>, reason: &str| {

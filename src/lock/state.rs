@@ -96,6 +96,15 @@ pub struct LockState {
     pub nodes: Vec<NodeView>,
 }
 
+impl LockState {
+    /// With its holders in an order for people: by their permits, and the longest first.
+    #[must_use]
+    pub fn in_order(mut self) -> Self {
+        self.holders.sort_by_key(|holder| (holder.permit, holder.fence));
+        self
+    }
+}
+
 /// What one of several servers says of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeView {

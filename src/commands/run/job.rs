@@ -75,8 +75,9 @@ impl Job<'_> {
         let limits = self.context.limits;
         let outcome = acquire_all(&mut claims, &clock, settings.patience, limits, stop, |key, busy| waiting.update(key, busy)).await;
         waiting.clear();
-        for claim in &mut claims {
-            self.context.tell(&mut *claim.backend);
+        // All are clients of one store.
+        if let Some(Claim { backend, .. }) = claims.first_mut() {
+            self.context.tell(&mut **backend);
         }
         let waited = waiting.waited();
         let store = claims.first().map(|claim| claim.backend.describe()).unwrap_or_default();
