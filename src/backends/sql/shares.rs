@@ -140,7 +140,9 @@ pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, requ
     let mut step = Step::from(record)?;
     // Who neither waits nor can be granted anything goes past nobody.
     if step.was.waited && (request.waiting || step.was.outside().is_none()) {
-        for plain in table.plain_waiters(&step.was.name).await? {
+        let holder = step.was.root.clone().filter(|_| step.was.is_held());
+        // Who has the lock may have been asked for again, when it was not known yet.
+        for plain in table.plain_waiters(&step.was.name).await?.into_iter().filter(|plain| Some(&plain.hold) != holder.as_ref()) {
             let metadata = plain.metadata.and_then(|json| serde_json::from_str(&json).ok());
             step.crowd.absorb(plain.hold.clone(), metadata, plain.since_ms, plain.seen_ms);
             step.absorbed.push(plain.hold);
