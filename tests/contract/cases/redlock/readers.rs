@@ -28,6 +28,7 @@ pub fn all() -> Vec<Case> {
         a_fence_below_those_that_are_known_is_refused,
         readers_and_writers_that_split_the_nodes_end,
         a_node_that_forgot_its_readers_is_not_given_back,
+        a_node_that_forgot_who_reads_is_nobodys,
         other_libraries_are_kept_out_by_readers_and_keep_them_out,
         a_writer_keeps_readers_out_where_it_found_some,
         nothing_of_a_writers_place_is_left_behind,
@@ -294,6 +295,22 @@ async fn a_node_that_forgot_its_readers_is_not_given_back(lab: &Lab) {
     a.release(&one, Scope::Hold).await;
     b.release(&two, Scope::Hold).await;
     assert!(c.take(&request(&job, LONG)).await.fence > fence);
+}
+
+/// As one whose memory was full may do it, to some keys and not to others.
+async fn a_node_that_forgot_who_reads_is_nobodys(lab: &Lab) {
+    let job = key("job");
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let held = reader(&job, LONG);
+    a.take(&held).await;
+    for n in 0..3 {
+        lab.redlock().node(n).command(&["DEL", "dlock:{dlock:job}:shares"]);
+    }
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    b.refused(&reader(&job, LONG)).await;
+    b.refused(&request(&job, LONG)).await;
+    assert_eq!(held_on(lab), NODES);
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
 }
 
 async fn other_libraries_are_kept_out_by_readers_and_keep_them_out(lab: &Lab) {
