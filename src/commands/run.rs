@@ -196,18 +196,12 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>)
             return Err(Error::new(Kind::Usage, why).key(key).hint("without --no-reentrant the lock is entered"));
         }
         let request = Request {
-            key: key.clone(),
             token: outer.map_or_else(Token::random, Token::nested),
-            ttl,
             ttl_asked: settings.ttl.is_some(),
             mode: settings.mode,
             fair: settings.fair,
             entry: if outer.is_some() { Entry::Reenter } else { Entry::Fresh },
-            detached: false,
-            waiting: false,
-            metadata: None,
-            at_ms: None,
-            terms: None,
+            ..Request::new(key.clone(), ttl)
         };
         backend.capabilities().check(&request)?;
         claims.push(Claim { backend, request });

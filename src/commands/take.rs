@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use super::Context;
 use crate::{
     lease::{self, BootClock, Budget, Claim, Lease, Limits, Loss, Patience, Released, Together, acquire_all, in_order, note_skip},
-    lock::{Backend, Entry, Key, Metadata, Mode, Parting, Purpose, Request, Result, Token, Ttl},
+    lock::{Backend, Key, Metadata, Mode, Parting, Purpose, Request, Result, Ttl},
     output::{Cause, Skip, Waiting},
 };
 
@@ -68,18 +68,12 @@ pub async fn take<S>(
     let backends = iter::once_with(|| super::open(context)).chain(iter::repeat_with(|| super::open_as_it_is(context)));
     let claim = |(key, backend): (&Key, Box<dyn Backend>)| Claim {
         request: Request {
-            key: key.clone(),
-            token: Token::random(),
-            ttl: wanted.ttl.unwrap_or_else(|| backend.capabilities().clamp_ttl(Ttl::DEFAULT)),
             ttl_asked: wanted.ttl.is_some(),
             mode: wanted.mode,
             fair: wanted.fair,
-            entry: Entry::Fresh,
             detached,
-            waiting: false,
             metadata: us.clone(),
-            at_ms: None,
-            terms: None,
+            ..Request::new(key.clone(), wanted.ttl.unwrap_or_else(|| backend.capabilities().clamp_ttl(Ttl::DEFAULT)))
         },
         backend,
     };

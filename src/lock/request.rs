@@ -81,3 +81,24 @@ pub struct Request {
     /// What it asks of the runs before it, and leaves for those after it.
     pub terms: Option<Terms>,
 }
+
+impl Request {
+    /// Asks for the lock alone, anew with a token of its own, for just that long, without waiting: to be amended by
+    /// `Request { …, ..Request::new(key, ttl) }`.
+    pub fn new(key: Key, ttl: Ttl) -> Self {
+        Self {
+            key,
+            token: Token::random(),
+            ttl,
+            ttl_asked: true,
+            mode: Mode::Exclusive,
+            fair: false,
+            entry: Entry::Fresh,
+            detached: false,
+            waiting: false,
+            metadata: None,
+            at_ms: None,
+            terms: None,
+        }
+    }
+}

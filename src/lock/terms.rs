@@ -307,7 +307,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::{Entry, Key, Mode, Token, Ttl};
+    use crate::lock::{Key, Ttl};
 
     fn secs(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -326,20 +326,7 @@ mod tests {
     }
 
     fn request(terms: Terms) -> Request {
-        Request {
-            key: Key::new("job").unwrap(),
-            token: Token::random(),
-            ttl: Ttl::DEFAULT,
-            ttl_asked: false,
-            mode: Mode::Exclusive,
-            fair: false,
-            entry: Entry::Fresh,
-            detached: false,
-            waiting: false,
-            metadata: None,
-            at_ms: None,
-            terms: Some(terms),
-        }
+        Request { ttl_asked: false, terms: Some(terms), ..Request::new(Key::new("job").unwrap(), Ttl::DEFAULT) }
     }
 
     fn begun(terms: Terms, at_ms: u64) -> Record {

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use dlock::lock::{
-    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Key, LockState, Metadata, Mode, Release, Renewal, Request, Scope, Token,
-    Ttl, Wake,
+    Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Key, LockState, Metadata, Release, Renewal, Request, Scope, Ttl, Wake,
 };
 
 use crate::targets::{Kind, Server, Target, etcd, mariadb, postgres, redis, redlock, tair, zookeeper};
@@ -109,20 +108,7 @@ pub fn ttl(length: Duration) -> Ttl {
 
 /// A request with a new token for an exclusive hold, without waiting.
 pub fn request(key: &Key, lease: Duration) -> Request {
-    Request {
-        key: key.clone(),
-        token: Token::random(),
-        ttl: ttl(lease),
-        ttl_asked: true,
-        mode: Mode::Exclusive,
-        fair: false,
-        entry: Entry::Fresh,
-        detached: false,
-        waiting: false,
-        metadata: None,
-        at_ms: None,
-        terms: None,
-    }
+    Request::new(key.clone(), ttl(lease))
 }
 
 /// The same, standing in the queue while the lock is busy.

@@ -13,7 +13,7 @@ use dlock::{
         mysql, postgres,
         sql::{self, Server},
     },
-    lock::{Attempt, Backend, Entry, Key, Kind, Mode, Request, Token, Ttl},
+    lock::{Attempt, Backend, Key, Kind, Request, Ttl},
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -144,20 +144,7 @@ fn mariadb_advisory_whose_log_has_no_room() {
 }
 
 fn request(key: &str) -> Request {
-    Request {
-        key: Key::new(key).unwrap(),
-        token: Token::random(),
-        ttl: Ttl::new(Duration::from_secs(60)).unwrap(),
-        ttl_asked: true,
-        mode: Mode::Exclusive,
-        fair: false,
-        entry: Entry::Fresh,
-        detached: true,
-        waiting: false,
-        metadata: None,
-        at_ms: None,
-        terms: None,
-    }
+    Request { detached: true, ..Request::new(Key::new(key).unwrap(), Ttl::new(Duration::from_secs(60)).unwrap()) }
 }
 
 /// Takes locks that were never taken before until the table has no room for one more, and says for which.

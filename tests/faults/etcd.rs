@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{
     backends::etcd::{Etcd as Backend, Options},
-    lock::{Attempt, Backend as _, Entry, Grant, Key, Mode, Request, Scope, Token, Ttl},
+    lock::{Attempt, Backend as _, Grant, Key, Request, Scope, Ttl},
 };
 
 use crate::{
@@ -201,20 +201,7 @@ fn lost_answers_of_etcd() {
 }
 
 fn request(key: &str, ttl: u64, waiting: bool) -> Request {
-    Request {
-        key: Key::new(key).unwrap(),
-        token: Token::random(),
-        ttl: Ttl::new(Duration::from_secs(ttl)).unwrap(),
-        ttl_asked: true,
-        mode: Mode::Exclusive,
-        fair: false,
-        entry: Entry::Fresh,
-        detached: false,
-        waiting,
-        metadata: None,
-        at_ms: None,
-        terms: None,
-    }
+    Request { waiting, ..Request::new(Key::new(key).unwrap(), Ttl::new(Duration::from_secs(ttl)).unwrap()) }
 }
 
 fn client(etcd: &Etcd) -> Backend {

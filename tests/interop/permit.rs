@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ::dlock::lock::{Attempt, Backend, Entry, Key, Mode, Namespace, Release, Request, Scope, Token, Ttl};
+use ::dlock::lock::{Attempt, Backend, Key, Mode, Namespace, Release, Request, Scope, Ttl};
 use tokio::runtime::{Builder, Runtime};
 
 /// Who asks a store for one of two permits, by way of the library.
@@ -17,18 +17,9 @@ impl Asker {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let backend = runtime.block_on(async { make(Namespace::new(namespace).unwrap()) });
         let request = Request {
-            key: Key::new(key).unwrap(),
-            token: Token::random(),
-            ttl: Ttl::new(Duration::from_secs(60)).unwrap(),
             ttl_asked: false,
             mode: Mode::Permits(2),
-            fair: false,
-            entry: Entry::Fresh,
-            detached: false,
-            waiting: false,
-            metadata: None,
-            at_ms: None,
-            terms: None,
+            ..Request::new(Key::new(key).unwrap(), Ttl::new(Duration::from_secs(60)).unwrap())
         };
         Self { runtime, backend, request }
     }

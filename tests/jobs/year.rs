@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use dlock::{
     backends::memory::{Memory, Store},
-    lock::{Attempt, Backend as _, End, Entry, Fence, Key, Mode, Namespace, Once, Parting, Request, Scope, Stage, Terms, Token, Ttl},
+    lock::{Attempt, Backend as _, End, Fence, Key, Namespace, Once, Parting, Request, Scope, Stage, Terms, Token, Ttl},
 };
 use jiff::{ToSpan as _, Zoned, civil::date, tz::TimeZone};
 
@@ -148,18 +148,9 @@ impl World {
 
     fn request(&self, terms: Terms, ttl: u64) -> Request {
         Request {
-            key: self.key.clone(),
-            token: Token::random(),
-            ttl: Ttl::new(Duration::from_millis(ttl)).expect("a TTL"),
             ttl_asked: false,
-            mode: Mode::Exclusive,
-            fair: false,
-            entry: Entry::Fresh,
-            detached: false,
-            waiting: false,
-            metadata: None,
-            at_ms: None,
             terms: Some(terms),
+            ..Request::new(self.key.clone(), Ttl::new(Duration::from_millis(ttl)).expect("a TTL"))
         }
     }
 }

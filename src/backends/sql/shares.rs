@@ -226,26 +226,13 @@ mod tests {
     use super::*;
     use crate::{
         backends::sql::locked_by,
-        lock::{End, Entry, Key, Ttl},
+        lock::{End, Key, Ttl},
     };
 
     const SECOND: i64 = 1_000_000;
 
     fn request(mode: Mode, seconds: u64) -> Request {
-        Request {
-            key: Key::new("job").unwrap(),
-            token: Token::random(),
-            ttl: Ttl::new(Duration::from_secs(seconds)).unwrap(),
-            ttl_asked: true,
-            mode,
-            fair: false,
-            entry: Entry::Fresh,
-            detached: false,
-            waiting: false,
-            metadata: None,
-            at_ms: None,
-            terms: None,
-        }
+        Request { mode, ..Request::new(Key::new("job").unwrap(), Ttl::new(Duration::from_secs(seconds)).unwrap()) }
     }
 
     /// A row whose hold vanished.

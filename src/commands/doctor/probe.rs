@@ -9,7 +9,7 @@ use super::{Context, DoctorSettings, failed};
 use crate::{
     commands::{collect_metadata, interrupted, open_as_it_is},
     lease::{BootClock, Budget, Clock as _, Lease, Outcome, Patience, Released, acquire, ask, give_back},
-    lock::{Backend, Entry, Error, Finding, Key, Kind, Mode, Parting, Renewal, Request, Result, Scope, ServerTime, Token, Ttl},
+    lock::{Backend, Error, Finding, Key, Kind, Parting, Renewal, Request, Result, Scope, ServerTime, Ttl},
     output::doctor::Report,
     supervise::{Signal, Signals, reraise},
 };
@@ -109,18 +109,9 @@ async fn take(
 
 fn request(ttl: Ttl, ttl_asked: bool, context: &Context) -> Request {
     Request {
-        key: Key::probe(),
-        token: Token::random(),
-        ttl,
         ttl_asked,
-        mode: Mode::Exclusive,
-        fair: false,
-        entry: Entry::Fresh,
-        detached: false,
-        waiting: false,
         metadata: Some(collect_metadata(context.host.as_deref(), None, Some("dlock doctor".into()))),
-        at_ms: None,
-        terms: None,
+        ..Request::new(Key::probe(), ttl)
     }
 }
 

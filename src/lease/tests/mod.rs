@@ -185,20 +185,7 @@ fn assert_about(took: Duration, meant: Duration) {
 }
 
 fn request() -> Request {
-    Request {
-        key: key(),
-        token: Token::random(),
-        ttl: Ttl::new(secs(60)).unwrap(),
-        ttl_asked: true,
-        mode: Mode::Exclusive,
-        fair: false,
-        entry: Entry::Fresh,
-        detached: false,
-        waiting: false,
-        metadata: None,
-        at_ms: None,
-        terms: None,
-    }
+    Request::new(key(), Ttl::new(secs(60)).unwrap())
 }
 
 fn budget() -> Budget {

@@ -89,20 +89,7 @@ mod tests {
     use crate::lock::{Entry, Fence, Key, Parting, Release, Request, Scope, Ttl, crowd::Answer};
 
     fn request(mode: Mode) -> Request {
-        Request {
-            key: Key::new("job").unwrap(),
-            token: Token::random(),
-            ttl: Ttl::new(Duration::from_secs(10)).unwrap(),
-            ttl_asked: true,
-            mode,
-            fair: false,
-            entry: Entry::Fresh,
-            detached: false,
-            waiting: true,
-            metadata: None,
-            at_ms: None,
-            terms: None,
-        }
+        Request { mode, waiting: true, ..Request::new(Key::new("job").unwrap(), Ttl::new(Duration::from_secs(10)).unwrap()) }
     }
 
     fn take(crowd: &mut Crowd, request: &Request, now: u64) {

@@ -13,18 +13,9 @@ struct World {
 
 fn request(mode: Mode) -> Request {
     Request {
-        key: Key::new("job").unwrap(),
-        token: Token::random(),
-        ttl: Ttl::new(Duration::from_secs(60)).unwrap(),
-        ttl_asked: true,
         mode,
-        fair: false,
-        entry: Entry::Fresh,
-        detached: false,
-        waiting: false,
         metadata: Some(Metadata { host: Some("web1".into()), ..Metadata::default() }),
-        at_ms: None,
-        terms: None,
+        ..Request::new(Key::new("job").unwrap(), Ttl::new(Duration::from_secs(60)).unwrap())
     }
 }
 

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::{
     backends::redis::{Options, Redis, Server},
-    lock::{Attempt, Backend as _, Busy, Entry, Grant, Key, Mode, Namespace, Request, Token, Ttl},
+    lock::{Attempt, Backend as _, Busy, Entry, Grant, Key, Namespace, Request, Ttl},
 };
 
 pub struct TestServer {
@@ -147,20 +147,7 @@ pub fn ttl(ms: u64) -> Ttl {
 }
 
 pub fn request(name: &str) -> Request {
-    Request {
-        key: key(name),
-        token: Token::random(),
-        ttl: ttl(10_000),
-        ttl_asked: true,
-        mode: Mode::Exclusive,
-        fair: false,
-        entry: Entry::Fresh,
-        detached: false,
-        waiting: false,
-        metadata: None,
-        at_ms: None,
-        terms: None,
-    }
+    Request::new(key(name), ttl(10_000))
 }
 
 pub fn waiting(name: &str) -> Request {

@@ -35,20 +35,7 @@ fn backend(path: &Path) -> Sqlite {
 }
 
 fn request(name: &str) -> Request {
-    Request {
-        key: key(name),
-        token: Token::random(),
-        ttl: ttl(60),
-        ttl_asked: true,
-        mode: Mode::Exclusive,
-        fair: false,
-        entry: Entry::Fresh,
-        detached: false,
-        waiting: false,
-        metadata: Some(Metadata { host: Some("here".into()), ..Metadata::default() }),
-        at_ms: None,
-        terms: None,
-    }
+    Request { metadata: Some(Metadata { host: Some("here".into()), ..Metadata::default() }), ..Request::new(key(name), ttl(60)) }
 }
 
 fn detached(name: &str) -> Request {
