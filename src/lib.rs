@@ -17,6 +17,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 pub fn run() -> std::process::ExitCode {
     // Passwords and tokens stay out of core files and of other processes' reach. A command that is executed is its own master.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    supervise::survive_large_files();
     std::panic::set_hook(Box::new(report_bug));
     let arguments: Vec<_> = std::env::args_os().collect();
     cli::main(&arguments).into()

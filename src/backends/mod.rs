@@ -1,6 +1,7 @@
 //! One folder per store. They see [`crate::lock`] and nothing else.
 
 pub mod etcd;
+pub mod kept;
 pub mod memory;
 pub mod mysql;
 mod pause;

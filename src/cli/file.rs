@@ -6,6 +6,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{self, Read as _},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -79,6 +80,12 @@ impl File {
     }
 
     fn read(file: fs::File, path: &Path) -> Result<Self> {
+        let owner = file.metadata().map_err(|error| wrong(path, None, secret_file::plain(&error)))?.uid();
+        if rustix::process::geteuid().is_root() && owner != 0 {
+            // Who may write it says which store root uses, and which files root writes.
+            return Err(wrong(path, None, format!("it belongs to user {owner}, and root would obey it"))
+                .hint("set HOME to root's own, name another file with --config, or chown it to root"));
+        }
         let open_to_all = secret_file::others_can_read(&file, path).map_err(|error| wrong(path, None, secret_file::plain(&error)))?;
         let mut text = String::new();
         file.take(MOST + 1).read_to_string(&mut text).map_err(|error| wrong(path, None, secret_file::plain(&error)))?;

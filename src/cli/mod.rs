@@ -62,7 +62,9 @@ pub fn main(arguments: &[OsString]) -> u8 {
                 Ok(resolved) => resolved,
                 Err(error) => return out.error(&error),
             };
-            commands::perform(work, &context).unwrap_or_else(|error: Error| context.out.error(&error))
+            let status = commands::perform(work, &context).unwrap_or_else(|error: Error| context.out.error(&error));
+            commands::print_the_rest();
+            status
         }
     }
 }

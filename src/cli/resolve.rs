@@ -278,13 +278,13 @@ pub fn ttl(setting: &Setting) -> Result<Ttl> {
 fn wanted(key: Key, args: &WantedArgs, ttl: Option<Ttl>, layers: &Layers<'_>) -> Result<Wanted> {
     let also = also(&key, &args.keys.key_flags)?;
     Ok(Wanted {
-        mode: mode(&args.mode, &also, layers)?,
+        mode: mode(&args.taking.mode, &also, layers)?,
         key,
         also,
-        fair: layers.yes("fair", args.mode.fair)?,
+        fair: layers.yes("fair", args.taking.mode.fair)?,
         ttl,
-        patience: patience(args.wait.as_deref(), args.nonblock, layers)?,
-        conflict_status: conflict_status(args.conflict_exit_code.as_deref(), layers)?,
+        patience: patience(args.taking.wait.as_deref(), args.taking.nonblock, layers)?,
+        conflict_status: conflict_status(args.taking.conflict_exit_code.as_deref(), layers)?,
         describe: describe(args.describe.as_deref(), layers)?,
         metadata: !layers.yes("no_metadata", args.no_metadata)?,
     })

@@ -22,7 +22,7 @@ use crate::{
 /// The first thing that is wrong.
 pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings> {
     let command = command(args.shell, args.command)?;
-    let patience = resolve::patience(args.wait.as_deref(), args.nonblock, layers)?;
+    let patience = resolve::patience(args.taking.wait.as_deref(), args.taking.nonblock, layers)?;
     let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| resolve::ttl(&setting)).transpose()?;
     let grace = match layers.get("grace", args.grace.as_deref())? {
         Some(setting) => {
@@ -37,7 +37,7 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         None => None,
     };
     let also = resolve::also(&key, &args.key)?;
-    let mode = resolve::mode(&args.mode, &also, layers)?;
+    let mode = resolve::mode(&args.taking.mode, &also, layers)?;
     let policy = policy::policy(&args.policy, mode, patience, layers)?;
     let leftover = [("wait", Leftover::Wait), ("kill", Leftover::Kill), ("leave", Leftover::Leave)];
     let contain = [("auto", Contain::Auto), ("group", Contain::Group), ("cgroup", Contain::Cgroup)];
@@ -46,14 +46,14 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         key,
         also,
         mode,
-        fair: layers.yes("fair", args.mode.fair)?,
+        fair: layers.yes("fair", args.taking.mode.fair)?,
         command,
         ttl,
         grace,
         max_runtime,
         policy,
         patience,
-        conflict_status: resolve::conflict_status(args.conflict_exit_code.as_deref(), layers)?,
+        conflict_status: resolve::conflict_status(args.taking.conflict_exit_code.as_deref(), layers)?,
         on_lost: layers.get("on_lost", args.on_lost.as_deref())?.map_or(Ok(OnLost::Kill), |setting| on_lost(&setting))?,
         leftover: layers.get("leftover", args.leftover.as_deref())?.map_or(Ok(Leftover::Wait), |setting| setting.choice(&leftover))?,
         contain: layers.get("contain", args.contain.as_deref())?.map_or(Ok(Contain::Auto), |setting| setting.choice(&contain))?,

@@ -95,6 +95,7 @@ pub const BACKEND_KEYS: &[&str] = &[
     "replicas",
     "retry_delay",
     "sentinel_user",
+    "shedlock",
     "single_writer",
     "socket",
     "ssl-ca",
@@ -109,7 +110,7 @@ pub const BACKEND_KEYS: &[&str] = &[
 ];
 
 /// Those of them that only SQL servers have a use for.
-pub const SQL_KEYS: &[&str] = &["mode", "table"];
+pub const SQL_KEYS: &[&str] = &["mode", "shedlock", "table"];
 
 /// Those that only PostgreSQL has a use for, and `host`, which stands in URLs only: in a table it would be the setting of
 /// that name.
@@ -139,6 +140,7 @@ pub const URL_PARAMETERS: &[&str] = &[
     "retry_delay",
     "sentinel_password_file",
     "sentinel_user",
+    "shedlock",
     "single_writer",
     "socket",
     "ssl-ca",

@@ -11,7 +11,7 @@ use crate::{
     lease::{Limits, Released},
     lock::{Error, Key, Kind, Parting, Result, Scope},
     output::json,
-    supervise::{Signal, Signals, reraise},
+    supervise::{Signal, Signals},
 };
 
 /// The arguments of `dlock acquire`.
@@ -55,7 +55,7 @@ pub fn run(settings: &AcquireSettings, context: &Context) -> Result<u8> {
 /// For as long as the TTL says.
 async fn unkept(settings: &AcquireSettings, context: &Context) -> Result<u8> {
     context.out.check_token_has_a_reader()?;
-    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
+    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
     match take(&settings.wanted, true, None, context, interrupted(&mut signals)).await? {
         Taken::Granted(mut holds) => Ok(print(&mut holds, context).await.unwrap_or(exit::OK)),
         Taken::Stopped(signal) => Ok(stopped(signal, &settings.wanted.key, context)),
@@ -89,15 +89,14 @@ async fn undo(holds: &mut [Hold], limits: Limits) -> &'static str {
 /// What is printed for programs.
 pub(super) fn acquired(holds: &[Hold]) -> json::Acquired<'_> {
     let leases: Vec<_> = holds.iter().map(|hold| &hold.lease).collect();
-    json::Acquired::new(&leases, holds.first().map(|hold| hold.backend.describe()).unwrap_or_default())
+    json::Acquired::new(&leases, holds.first().map(|hold| hold.backend.identity().url).unwrap_or_default())
 }
 
 /// Says that a signal ended the wait.
 fn stopped(signal: Signal, key: &Key, context: &Context) -> u8 {
     let status = context.out.interrupted(key, signal.number);
     if signal.from_terminal {
-        // So that a calling script ends too.
-        reraise(signal.number);
+        super::die_by(signal);
     }
     status
 }

@@ -6,7 +6,7 @@ use super::{Context, KeyArg, interrupted, user_name};
 use crate::{
     exit,
     lease::{self, BootClock, Breaking, Clock as _, Order, ask},
-    lock::{Break, Error, Fence, Holder, Key, Kind, Result},
+    lock::{Backend, Break, Error, Fence, Holder, Key, Kind, Result},
     output::{described, json, mark, shell},
     supervise::{Signals, reraise},
 };
@@ -84,10 +84,10 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     }
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
-    let about = |error: Error| error.during("break").key(&settings.key);
-    let state = ask(&mut *backend, &BootClock, context.limits, async |b| b.inspect(&settings.key).await).await.map_err(about)?;
+    let question = async |backend: &mut dyn Backend| backend.inspect(&settings.key).await;
+    let state = ask(&mut *backend, &BootClock, context.limits, ("break", Some(&settings.key)), question).await?;
     context.tell(&mut *backend);
-    let store = backend.describe();
+    let store = backend.identity().url;
     let Some(seen) = choose(&settings, &state.holders)? else {
         let why = if settings.fence.is_some() { "no such hold has the lock any more" } else { "nobody has the lock" };
         return Ok(out.not_broken(&settings.key, &store, why));
@@ -120,7 +120,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
             }
         },
     );
-    let how = match breaking.await.map_err(about)? {
+    let how = match breaking.await? {
         Breaking::Over => "given_back",
         Breaking::Evicted => "evicted",
         Breaking::Changed => return Ok(out.not_broken(&settings.key, &store, "the holder changed meanwhile: nothing was done")),

@@ -6,7 +6,7 @@ use super::Context;
 use crate::{
     exit,
     lease::{BootClock, ask},
-    lock::Result,
+    lock::{Backend, Error, Kind, Result},
     output::json,
 };
 
@@ -14,7 +14,7 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock gc --older-than D [OPTIONS]",
-    after_help = "Only SQL stores keep anything. Fences stay strictly increasing.\nExample:  dlock gc --older-than 90d"
+    after_help = "A store keeps a record and a history for each key that was ever locked. Keys\nthat are made anew for each run, such as order numbers, need a gc now and then.\nFences stay strictly increasing.\nOn etcd, which has no clock, unused records go after another D of disuse, and\ntheir history with the gc after that. A ShedLock node remembers which rows\nexist: with ?table= or an empty namespace nothing is removed from SQL tables,\nunless ?shedlock=no says that no ShedLock shares them.\nExample:  dlock gc --older-than 90d"
 )]
 pub struct Args {
     /// Remove what was last used longer ago than this
@@ -35,15 +35,18 @@ pub struct GcSettings {
 /// What kept the store from doing so, and stores that keep nothing.
 pub async fn run(settings: GcSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
-    let removed = ask(&mut *backend, &BootClock, context.limits, async |b| b.collect(settings.older_than).await)
-        .await
-        .map_err(|error| error.during("gc"))?;
+    let question = async |backend: &mut dyn Backend| backend.collect(settings.older_than).await;
+    let Some(removed) = ask(&mut *backend, &BootClock, context.limits, ("gc", None), question).await? else {
+        let name = backend.identity().capabilities.backend;
+        let why = format!("the {name} backend leaves nothing behind that is to be collected");
+        return Err(Error::new(Kind::Unsupported, why).during("gc"));
+    };
     context.tell(&mut *backend);
     let out = &context.out;
     if out.is_json() {
-        return Ok(out.finish(out.json(&json::Collected::new(removed, &backend.describe())), exit::OK));
+        return Ok(out.finish(out.json(&json::Collected::new(removed, &backend.identity().url)), exit::OK));
     }
     let locks = if removed == 1 { "lock" } else { "locks" };
-    out.notice(&format!("{}: removed {removed} unused {locks}", backend.describe()));
+    out.notice(&format!("{}: removed {removed} unused {locks}", backend.identity().url));
     Ok(exit::OK)
 }

@@ -46,10 +46,10 @@ const USUAL: usize = 20;
 /// What kept the store from answering.
 pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
-    let about = |error: crate::lock::Error| error.during("history").key(&settings.key);
+    let about = ("history", Some(&settings.key));
     // The history last: what is over by then is told by it alone.
-    let state = ask(&mut *backend, &BootClock, context.limits, async |b| b.inspect(&settings.key).await).await.map_err(about)?;
-    let past = ask(&mut *backend, &BootClock, context.limits, async |b| b.history(&settings.key).await).await.map_err(about)?;
+    let state = ask(&mut *backend, &BootClock, context.limits, about, async |b| b.inspect(&settings.key).await).await?;
+    let past = ask(&mut *backend, &BootClock, context.limits, about, async |b| b.history(&settings.key).await).await?;
     context.tell(&mut *backend);
     let out = &context.out;
     let now = Now::read();
@@ -57,7 +57,7 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     let (runs, record) = (history::runs(&state, past.past, &now), past.record);
     let written = if out.is_json() {
         let shown = &runs[..runs.len().min(last.unwrap_or(usize::MAX))];
-        out.json(&json::Remembered::new(&settings.key, &backend.describe(), shown, &record, &past.skips))
+        out.json(&json::Remembered::new(&settings.key, &backend.identity().url, shown, &record, &past.skips))
     } else if settings.timeline {
         out.data(&history::timeline(&runs, last.unwrap_or(usize::MAX), &now, out.look()))
     } else {

@@ -4,7 +4,9 @@
 
 pub(super) mod until;
 
-use std::time::Duration;
+use std::{io, time::Duration};
+
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use self::until::{Over, Until};
 use super::{
@@ -15,10 +17,10 @@ use super::{
 };
 use crate::{
     exit,
-    lease::{BootClock, Clock as _, Loss, Released, wall_ms},
-    lock::{Error, Kind, Parting, Purpose, Result, Scope},
-    output::{age, json},
-    supervise::{Signals, reraise},
+    lease::{BootClock, Clock as _, Released, wall_ms},
+    lock::{Error, Intent, Kind, Parting, Result, Scope},
+    output::{json, loss},
+    supervise::Signals,
 };
 
 /// The arguments of `dlock hold`.
@@ -70,9 +72,9 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     out.check_token_has_a_reader()?;
     let until = Until::open(settings.until)?;
-    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
+    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
     let stop = until.ended_or(interrupted(&mut signals));
-    let mut holds = match take(&settings.wanted, false, None, context, stop).await? {
+    let mut holds = match Box::pin(take(&settings.wanted, false, None, context, stop)).await? {
         Taken::Granted(holds) => holds,
         Taken::Not(status) => return Ok(status),
         // Whoever the lock was for is gone.
@@ -80,47 +82,55 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
         Taken::Stopped(Over::Signal(signal)) => {
             let status = out.interrupted(&settings.wanted.key, signal.number);
             if signal.from_terminal {
-                reraise(signal.number);
+                super::die_by(signal);
             }
             return Ok(status);
         }
     };
-    let written = out.data(&json::line(&acquired(&holds)));
-    if let Err(error) = written {
-        let free = give_back(&mut holds, &parting(Duration::ZERO), context.limits).await.iter().all(|one| matches!(one, Released::Free));
-        return Ok(out.unwritten(&error, if free { "the lock was given back" } else { "the lock stays until its lease ends" }));
+    if until.is_kept_from_reading() {
+        out.notice_with_hint(
+            &format!("{}: held in the background, where the terminal's input is not read", settings.wanted.key.escaped()),
+            "kill gives it back; --while-pid $$ does without a terminal",
+        );
     }
-    keep_on(holds, settings, context, until, signals).await
+    // Its reader may take its time, and the lease is renewed meanwhile.
+    let (text, printer) = (json::line(&acquired(&holds)), out.clone());
+    let printing = spawn_blocking(move || printer.data(&text));
+    keep_on(&mut holds, settings, context, until, signals, printing).await
 }
 
 /// Renews until it is over.
-async fn keep_on(mut holds: Vec<Hold>, settings: &HoldSettings, context: &Context, until: Until, mut signals: Signals) -> Result<u8> {
+async fn keep_on(
+    holds: &mut [Hold],
+    settings: &HoldSettings,
+    context: &Context,
+    until: Until,
+    mut signals: Signals,
+    printing: JoinHandle<io::Result<()>>,
+) -> Result<u8> {
     let out = &context.out;
     let began = BootClock.now();
     let over = tokio::select! {
         biased;
-        loss = keep(&mut holds, context.limits, Purpose::GoOn) => Err(loss?),
+        loss = keep(holds, context.limits, Intent::Extend(None), &|_, _, _| ()) => Err(loss?),
+        Ok(Err(error)) = printing => {
+            let free = give_back(holds, &parting(Duration::ZERO), context.limits).await.iter().all(|one| matches!(one, Released::Free));
+            return Ok(out.unwritten(&error, if free { "the lock was given back" } else { "the lock stays until its lease ends" }));
+        }
         over = until.ended_or(interrupted(&mut signals)) => Ok(over),
     };
     let mut status = match over {
         Ok(Over::Ended) => exit::OK,
         Ok(Over::Signal(_)) if settings.until == HoldUntil::Signal => exit::OK,
         Ok(Over::Signal(signal)) => exit::signalled(signal.number),
-        Err((at, loss)) => {
-            let how = match loss {
-                Loss::NotOwner => "the store says that it is not ours any more".to_owned(),
-                Loss::Unconfirmed { since, last } => {
-                    let last = last.map(|error| format!(" ({error})")).unwrap_or_default();
-                    format!("no renewal for {}{last}", age(since))
-                }
-                Loss::Broken(mark) => format!("it is being broken {}", crate::output::mark(&mark)),
-            };
+        Err((at, lost)) => {
+            let how = loss(&lost);
             // What is left of the lease, and of the others, is the caller's, to stop its work in.
             out.warn_with_hint(&format!("{}: the lock was lost: {how}", holds[at].lease.key.escaped()), "stop the work that it protects");
             return Ok(exit::LOST);
         }
     };
-    let released = give_back(&mut holds, &parting(BootClock.now().since(began)), context.limits).await;
+    let released = give_back(holds, &parting(BootClock.now().since(began)), context.limits).await;
     for (Hold { lease, .. }, released) in holds.iter().zip(released) {
         match released {
             Released::Free | Released::StillHeld(_) => {}
@@ -131,6 +141,7 @@ async fn keep_on(mut holds: Vec<Hold>, settings: &HoldSettings, context: &Contex
                 );
                 status = exit::LOST;
             }
+            Released::Untold(error) => out.warn(&format!("{error}: the lock is free, but its history doesn't tell how the hold ended")),
             Released::Unknown(error) => {
                 out.warn(&format!("{}: the lock could not be given back and ends with its lease: {error}", lease.key.escaped()));
             }

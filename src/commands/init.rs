@@ -35,7 +35,7 @@ pub async fn run(settings: InitSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     if settings.print {
         let out = &context.out;
-        let (schema, store) = (backend.schema(), backend.describe());
+        let (schema, store) = (backend.schema(), backend.identity().url);
         if out.is_json() {
             return Ok(out.finish(out.json(&json::Schema::new(schema, &store)), exit::OK));
         }
@@ -45,17 +45,17 @@ pub async fn run(settings: InitSettings, context: &Context) -> Result<u8> {
         };
         return Ok(out.finish(out.data(&schema), exit::OK));
     }
-    let done = ask(&mut *backend, &BootClock, context.limits, async |b| b.init().await).await.map_err(|error| error.during("init"))?;
+    let done = ask(&mut *backend, &BootClock, context.limits, ("init", None), async |b| b.init().await).await?;
     context.tell(&mut *backend);
     let out = &context.out;
     if out.is_json() {
-        return Ok(out.finish(out.json(&json::Initialized::new(&done, &backend.describe())), exit::OK));
+        return Ok(out.finish(out.json(&json::Initialized::new(&done, &backend.identity().url)), exit::OK));
     }
     let text = match done {
         Init::NotNeeded => "this store needs nothing",
         Init::UpToDate => "it was there already",
         Init::Created => "created",
     };
-    out.notice(&format!("{}: {text}", backend.describe()));
+    out.notice(&format!("{}: {text}", backend.identity().url));
     Ok(exit::OK)
 }

@@ -4,7 +4,7 @@ use super::{Context, KeyArg};
 use crate::{
     exit,
     lease::{BootClock, ask},
-    lock::{Key, Result},
+    lock::{Backend, Key, Result},
     output::{Now, inspect, json, shell},
 };
 
@@ -30,17 +30,15 @@ pub struct InspectSettings {
 /// What kept the store from answering.
 pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
-    let state = ask(&mut *backend, &BootClock, context.limits, async |b| b.inspect(&settings.key).await)
-        .await
-        .map_err(|error| error.during("inspect").key(&settings.key))?
-        .in_order();
+    let question = async |backend: &mut dyn Backend| backend.inspect(&settings.key).await;
+    let state = ask(&mut *backend, &BootClock, context.limits, ("inspect", Some(&settings.key)), question).await?.in_order();
     context.tell(&mut *backend);
     let out = &context.out;
     let now = Now::read();
     let written = if out.is_json() {
-        out.json(&json::Inspected::new(&state, &backend.describe(), &now))
+        out.json(&json::Inspected::new(&state, &backend.identity().url, &now))
     } else {
-        out.data(&inspect::view(&state, context.target.name.as_deref(), &backend.describe(), &now, out.look()))
+        out.data(&inspect::view(&state, context.target.name.as_deref(), &backend.identity().url, &now, out.look()))
     };
     if let ([holder], true) = (&*state.holders, written.is_ok())
         && let Some(fence) = holder.fence.filter(|_| holder.broken.is_none())

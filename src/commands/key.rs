@@ -41,12 +41,9 @@ pub struct ModeArgs {
     pub exclusive: bool,
 }
 
-/// What is to be taken by whoever works under it elsewhere.
+/// How a lock is taken, and what it means if it is not.
 #[derive(clap::Args, Debug, Default)]
-pub struct WantedArgs {
-    /// The keys.
-    #[command(flatten)]
-    pub keys: KeysArg,
+pub struct TakingArgs {
     /// Wait so long for the lock: 30s, 5m, forever
     #[arg(short, long, value_name = "D", allow_negative_numbers = true)]
     pub wait: Option<String>,
@@ -59,6 +56,17 @@ pub struct WantedArgs {
     /// The status when somebody else holds it [75]
     #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
     pub conflict_exit_code: Option<String>,
+}
+
+/// What is to be taken by whoever works under it elsewhere.
+#[derive(clap::Args, Debug, Default)]
+pub struct WantedArgs {
+    /// The keys.
+    #[command(flatten)]
+    pub keys: KeysArg,
+    /// How it is taken.
+    #[command(flatten)]
+    pub taking: TakingArgs,
     /// A note for those who look at the lock
     #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub describe: Option<String>,

@@ -70,7 +70,7 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
         let which = if unknown == 1 { "1 lock is".to_owned() } else { format!("{unknown} locks are") };
         context.out.notice(&format!("{which} left out: the store does not tell how long they are held"));
     }
-    let Some(pause) = settings.watch else { return Ok(once(&locks, &backend.describe(), context)) };
+    let Some(pause) = settings.watch else { return Ok(once(&locks, &backend.identity().url, context)) };
     let out = &context.out;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let stop = interrupted(&mut signals);
@@ -81,7 +81,7 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
         let written = if drawn {
             out.data(&list::screen(&locks, &now, pause, out.look()))
         } else {
-            out.data(&json::line(&json::Listed::new(&locks, &backend.describe(), &now)))
+            out.data(&json::line(&json::Listed::new(&locks, &backend.identity().url, &now)))
         };
         if written.is_err() {
             return Ok(out.finish(written, exit::OK));
@@ -127,7 +127,7 @@ fn once(locks: &[LockState], store: &str, context: &Context) -> u8 {
 /// The locks that are to be shown, in their order; and of how many it is not known whether they should be.
 async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<LockState>, usize)> {
     let question = async |b: &mut dyn Backend| b.list(&settings.start).await;
-    let locks = ask(backend, &BootClock, context.limits, question).await.map_err(|error| error.during("list"))?;
+    let locks = ask(backend, &BootClock, context.limits, ("list", None), question).await?;
     let mut locks: Vec<_> = locks.into_iter().map(LockState::in_order).collect();
     let held = |state: &LockState| state.holders.iter().filter_map(|holder| holder.held_for).max();
     let mut unknown = 0;

@@ -22,10 +22,10 @@ mod take;
 mod target;
 pub mod verify;
 
-use std::future::Future;
+use std::{future::Future, time::Duration};
 
 pub use crate::backends::{CAPABILITIES, CHECKS};
-pub use key::{KeyArg, KeysArg, ModeArgs, TokenArg, WantedArgs};
+pub use key::{KeyArg, KeysArg, ModeArgs, TakingArgs, TokenArg, WantedArgs};
 pub use metadata::{collect as collect_metadata, user as user_name};
 pub use take::Wanted;
 pub use target::{
@@ -38,9 +38,12 @@ use crate::{
     backends::{etcd::Etcd, mysql, postgres, redis::Redis, redlock::Redlock, sqlite::Sqlite, tair::Tair, zookeeper::ZooKeeper},
     lease::Limits,
     lock::{Backend, Error, Kind, Notice, Result},
-    output::Output,
-    supervise::{Signal, Signals, stop_self},
+    output::{Output, drain, plain},
+    supervise::{Signal, Signals, reraise, stop_self, unblock_signals},
 };
+
+/// How long the rest of what is printed may take before a signal ends it.
+const PROMPT: Duration = Duration::from_secs(2);
 
 /// What every command works with, checked, before anything was touched.
 #[derive(Debug)]
@@ -62,7 +65,7 @@ impl Context {
             if !warning && !self.out.is_verbose() {
                 continue;
             }
-            let text = format!("{}: {text}", backend.describe());
+            let text = format!("{}: {text}", backend.identity().url);
             match hint {
                 Some(hint) => self.out.warn_with_hint(&text, &hint),
                 None => self.out.warn(&text),
@@ -148,11 +151,26 @@ fn open_as_it_is(context: &Context) -> Box<dyn Backend> {
     }
 }
 
+/// Waits until all was printed that was put aside. By then nothing is held any more, and a signal ends the wait, as it ends any program's.
+pub fn print_the_rest() {
+    if !drain(Some(PROMPT)) {
+        unblock_signals();
+        drain(None);
+    }
+}
+
+/// Ends as the signal would have ended it, so that a calling script ends too.
+fn die_by(signal: Signal) {
+    print_the_rest();
+    reraise(signal.number);
+}
+
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Error::new(Kind::Internal, "the async runtime can't be started").source(error))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
+        Error::new(Kind::Unavailable, format!("the async runtime can't be started: {}", plain(&error)))
+            .source(error)
+            .hint("ulimit -n may be too low")
+    })?;
     let done = runtime.block_on(work);
     // A resolver that doesn't answer keeps its thread for many seconds: the end doesn't wait for it.
     runtime.shutdown_background();

@@ -50,11 +50,11 @@ pub async fn run(settings: ReleaseSettings, context: &Context) -> Result<u8> {
     let holds = match give_back(&mut *backend, &BootClock, &settings.key, &settings.token, &parting, context.limits).await {
         Released::Free => 0,
         Released::StillHeld(holds) => holds,
-        Released::NotHeld => return Ok(out.not_held(&settings.key, &backend.describe())),
-        Released::Unknown(error) => return Err(error),
+        Released::NotHeld => return Ok(out.not_held(&settings.key, &backend.identity().url)),
+        Released::Unknown(error) | Released::Untold(error) => return Err(error),
     };
     if out.is_json() {
-        return Ok(out.finish(out.json(&json::Released::new(&settings.key, &backend.describe(), holds)), exit::OK));
+        return Ok(out.finish(out.json(&json::Released::new(&settings.key, &backend.identity().url, holds)), exit::OK));
     }
     if holds > 0 {
         out.notice(&format!("{}: given back, but {holds} more of the same owner's holds keep the lock", settings.key.escaped()));

@@ -6,7 +6,7 @@ use super::{Context, KeyArg, TokenArg};
 use crate::{
     exit,
     lease::{BootClock, ask},
-    lock::{Error, Key, Kind, Renewal, Result, Token, Ttl},
+    lock::{Backend, Error, Intent, Key, Kind, Renewal, Result, Token, Ttl},
     output::{age, json},
 };
 
@@ -46,23 +46,22 @@ pub struct RenewSettings {
 pub async fn run(settings: RenewSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     if let Some(ttl) = settings.ttl {
-        backend.capabilities().check_new_ttl(ttl).map_err(|error| error.key(&settings.key))?;
+        backend.identity().capabilities.check_new_ttl(ttl).map_err(|error| error.key(&settings.key))?;
     }
-    let answer =
-        ask(&mut *backend, &BootClock, context.limits, async |b| b.renew(&settings.key, &settings.token, settings.ttl.into()).await)
-            .await
-            .map_err(|error| error.during("renew").key(&settings.key))?;
+    let intent = Intent::Extend(settings.ttl);
+    let question = async |backend: &mut dyn Backend| backend.renew(&settings.key, &settings.token, intent).await;
+    let answer = ask(&mut *backend, &BootClock, context.limits, ("renew", Some(&settings.key)), question).await?;
     let out = &context.out;
     let (left, fence) = match (answer, settings.ttl) {
         (Renewal::Renewed { ttl, fence }, _) => (ttl.get(), Some(fence)),
         // Nobody asked for a length, and it is longer already.
-        (Renewal::WouldShorten { expires_in }, None) => (expires_in, None),
-        (Renewal::WouldShorten { expires_in }, Some(_)) => return Err(would_shorten(&settings.key, expires_in)),
-        (Renewal::Broken(mark), _) => return Ok(out.to_be_broken(&settings.key, &backend.describe(), &mark)),
-        (Renewal::NotHeld, _) => return Ok(out.not_held(&settings.key, &backend.describe())),
+        (Renewal::Kept { expires_in }, None) => (expires_in.unwrap_or_default(), None),
+        (Renewal::Kept { expires_in }, Some(_)) => return Err(would_shorten(&settings.key, expires_in.unwrap_or_default())),
+        (Renewal::Broken(mark), _) => return Ok(out.to_be_broken(&settings.key, &backend.identity().url, &mark)),
+        (Renewal::NotHeld, _) => return Ok(out.not_held(&settings.key, &backend.identity().url)),
     };
     if out.is_json() {
-        return Ok(out.finish(out.json(&json::Renewed::new(&settings.key, &backend.describe(), left, fence)), exit::OK));
+        return Ok(out.finish(out.json(&json::Renewed::new(&settings.key, &backend.identity().url, left, fence)), exit::OK));
     }
     if out.attended() {
         out.notice(&format!("{}: renewed, expires in {}", settings.key.escaped(), age(left)));

@@ -10,11 +10,11 @@ pub use self::policy::{Again, Often, Policy, PolicyArgs};
 use clap::builder::PossibleValuesParser;
 
 use self::job::{Done, Job};
-use super::{Context, ModeArgs};
+use super::{Context, TakingArgs};
 use crate::{
     exit,
     lease::{Budget, Claim, Held, Patience, in_order},
-    lock::{Backend, Entry, Error, Key, Kind, LastResort, Mode, Request, Result, Token, Ttl},
+    lock::{Backend, Entry, Error, Key, Kind, LastResort, Mode, Request, Result, Tether, Token, Ttl},
     output::{MetricsFile, Outcome, StatusFile, Syslog, SyslogPolicy, Verdict, plain},
     supervise::{self, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
 };
@@ -30,18 +30,9 @@ pub struct Args {
     /// The lock's name; -k again for more, all or none
     #[arg(short, long, value_name = "KEY")]
     pub key: Vec<OsString>,
-    /// Wait so long for the lock: 30s, 5m, forever
-    #[arg(short, long, value_name = "D", allow_negative_numbers = true)]
-    pub wait: Option<String>,
-    /// Do not wait (the default, and -w 0)
-    #[arg(short, long, hide_short_help = true)]
-    pub nonblock: bool,
-    /// How it is held.
+    /// How it is taken.
     #[command(flatten)]
-    pub mode: ModeArgs,
-    /// The status when somebody else holds it [75]
-    #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
-    pub conflict_exit_code: Option<String>,
+    pub taking: TakingArgs,
     /// The length of the lease, renewed all along [60s]
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
@@ -148,8 +139,10 @@ impl RunSettings {
 pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     let out = &context.out;
     let backend = super::open(context);
-    let store = backend.describe();
-    let Done { verdict, reraise } = attempt(settings, context, backend).unwrap_or_else(|error| {
+    let store = backend.identity().url;
+    let begun = settings.status_file.as_ref().map_or(Ok(()), |file| file.begin(&Verdict::running(&settings.key, &store)));
+    let begun = begun.map_err(|error| unwritable_status(settings, &error));
+    let Done { verdict, reraise } = begun.and_then(|()| attempt(settings, context, backend)).unwrap_or_else(|error| {
         let verdict = Verdict::new(Outcome::Error, &settings.key, store, exit::of(&error));
         Done { verdict: Verdict { error: Some(error), ..verdict }, reraise: None }
     });
@@ -170,27 +163,36 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     {
         out.warn(&format!("{}: the status can't be written: {}", file.path().display(), plain(&error)));
     }
+    super::print_the_rest();
     if let Some(signal) = reraise {
         supervise::reraise(signal);
     }
     verdict.status
 }
 
+/// That the status file tells of a run that is over, and can't be made to tell of this one.
+fn unwritable_status(settings: &RunSettings, error: &io::Error) -> Error {
+    let path = settings.status_file.as_ref().map(StatusFile::path).unwrap_or_default();
+    Error::new(Kind::Config, format!("--status-file: {}: an earlier run's can't be replaced: {}", path.display(), plain(error)))
+        .key(&settings.key)
+        .hint("dlock must be able to write in its folder")
+}
+
 /// All that can be refused without a store is refused first; then the guardian is forked, and the rest is asynchronous.
 fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>) -> Result<Done> {
     let ttl = match settings.ttl {
         Some(ttl) => {
-            backend.capabilities().check_ttl(ttl)?;
+            backend.identity().capabilities.check_ttl(ttl)?;
             ttl
         }
-        None => backend.capabilities().clamp_ttl(Ttl::DEFAULT),
+        None => backend.identity().capabilities.clamp_ttl(Ttl::DEFAULT),
     };
-    let budget = Budget::new(ttl, settings.grace, backend.capabilities().pace)?;
+    let budget = Budget::new(ttl, settings.grace, backend.identity().capabilities.pace)?;
     let held = std::env::var(Held::VARIABLE).map(|value| Held::parse(&value)).unwrap_or_default();
     let mut claims = Vec::new();
     let backends = iter::once(backend).chain(iter::repeat_with(|| super::open_as_it_is(context)));
     for (key, backend) in iter::once(&settings.key).chain(&settings.also).zip(backends) {
-        let outer = held.find(backend.fingerprint(), key);
+        let outer = held.find(backend.identity().fingerprint, key);
         if outer.is_some() && !settings.reentrant {
             let why = "this would deadlock: a `dlock run` that this one runs under holds the lock";
             return Err(Error::new(Kind::Usage, why).key(key).hint("without --no-reentrant the lock is entered"));
@@ -203,7 +205,7 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>)
             entry: if outer.is_some() { Entry::Reenter } else { Entry::Fresh },
             ..Request::new(key.clone(), ttl)
         };
-        backend.capabilities().check(&request)?;
+        backend.identity().capabilities.check(&request)?;
         claims.push(Claim { backend, request });
     }
     let plan = Plan {
@@ -216,7 +218,7 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>)
         kept_variables: settings.kept_variables.clone(),
     };
     plan.check()?;
-    let resorts = claims.iter_mut().map(|claim| claim.backend.prepare()).collect::<Result<Vec<_>>>()?;
+    let resorts = claims.iter_mut().map(|claim| prepare(&mut *claim.backend)).collect::<Result<Vec<_>>>()?;
     let guardian = fork_guardian(plan, all_of(resorts)).map_err(|error| cannot_supervise(&error))?;
     let program = settings.command.first().map(OsString::as_os_str);
     let us = super::collect_metadata(context.host.as_deref(), program, settings.describe.clone());
@@ -233,6 +235,11 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>)
         let signals = Signals::new().map_err(|error| cannot_supervise(&error))?;
         Job { settings, context, budget, held, supervisor, signals, metadata }.run(claims).await
     })
+}
+
+fn prepare(backend: &mut dyn Backend) -> Result<Option<LastResort>> {
+    let prepared = backend.tether().map(Tether::prepare).transpose();
+    prepared.map(Option::flatten).map_err(|error| error.about("prepare", &backend.identity().url, None))
 }
 
 /// One for all of them.

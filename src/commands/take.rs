@@ -7,8 +7,8 @@ use futures_util::future::join_all;
 use super::Context;
 use crate::{
     lease::{self, BootClock, Budget, Claim, Lease, Limits, Loss, Patience, Released, Together, acquire_all, in_order, note_skip},
-    lock::{Backend, Key, Metadata, Mode, Parting, Purpose, Request, Result, Ttl},
-    output::{Cause, Skip, Waiting},
+    lock::{Backend, Intent, Key, Metadata, Mode, Parting, Request, Result, Ttl},
+    output::{self, Cause, Skip, Waiting},
 };
 
 /// What is to be taken, checked.
@@ -61,6 +61,7 @@ pub async fn take<S>(
     context: &Context,
     stop: impl Future<Output = S>,
 ) -> Result<Taken<S>> {
+    output::write_aside();
     let (out, clock) = (&context.out, BootClock);
     let us = wanted
         .metadata
@@ -73,7 +74,7 @@ pub async fn take<S>(
             fair: wanted.fair,
             detached,
             metadata: us.clone(),
-            ..Request::new(key.clone(), wanted.ttl.unwrap_or_else(|| backend.capabilities().clamp_ttl(Ttl::DEFAULT)))
+            ..Request::new(key.clone(), wanted.ttl.unwrap_or_else(|| backend.identity().capabilities.clamp_ttl(Ttl::DEFAULT)))
         },
         backend,
     };
@@ -91,7 +92,7 @@ pub async fn take<S>(
     let not_taken = async |Claim { backend, request }: &mut Claim, cause: Cause<'_>, reason: &str| {
         note_skip(&mut **backend, &request.key, us.as_ref(), reason).await;
         let skip = Skip { key: &request.key, mode: request.mode, cause, waited, outcome: "not taken" };
-        Taken::Not(out.busy(&skip, &backend.describe(), wanted.conflict_status))
+        Taken::Not(out.busy(&skip, &backend.identity().url, wanted.conflict_status))
     };
     Ok(match outcome? {
         Together::Granted(leases) => {
@@ -115,15 +116,25 @@ impl Wanted {
     }
 }
 
-/// Renews all of them until the first is lost: which, and how.
+/// Renews all of them until the first is lost: which, and how. `extended` is told of each confirmed renewal.
 ///
 /// # Errors
 /// If the lease has no room for a command to be stopped in.
-pub async fn keep(holds: &mut [Hold], limits: Limits, purpose: Purpose) -> Result<(usize, Loss)> {
-    let Some(Hold { backend, lease }) = holds.first() else { return std::future::pending().await };
-    let budget = Budget::new(lease.ttl, None, backend.capabilities().pace)?;
+pub async fn keep(holds: &mut [Hold], limits: Limits, intent: Intent, extended: &dyn Fn(usize, &Lease, &Budget)) -> Result<(usize, Loss)> {
+    let Some(hold) = holds.first() else { return std::future::pending().await };
+    let budget = hold.budget()?;
     let each = holds.iter_mut().map(|Hold { backend, lease }| (backend, lease)).enumerate();
-    Ok(lease::keep_all(each, &BootClock, budget, limits, purpose, &|_, _, _| ()).await)
+    Ok(lease::keep_all(each, &BootClock, budget, limits, intent, extended).await)
+}
+
+impl Hold {
+    /// How the time of its lease is spent.
+    ///
+    /// # Errors
+    /// If the lease has no room for a command to be stopped in.
+    pub fn budget(&self) -> Result<Budget> {
+        Budget::new(self.lease.ttl, None, self.backend.identity().capabilities.pace)
+    }
 }
 
 /// Gives all of them back.

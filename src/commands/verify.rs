@@ -4,7 +4,7 @@ use super::{Context, KeyArg, TokenArg};
 use crate::{
     exit,
     lease::{BootClock, Held, ask},
-    lock::{Holding, Key, Result, Token},
+    lock::{Backend, Intent, Key, Renewal, Result, Token},
     output::{age, json},
 };
 
@@ -41,24 +41,23 @@ pub struct VerifySettings {
 pub async fn run(settings: VerifySettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let (out, key) = (&context.out, &settings.key);
-    let Some(token) = settings.token.or_else(|| settings.held.find(backend.fingerprint(), key)) else {
-        return Ok(out.not_verified(key, &backend.describe(), "no dlock run around this process holds this lock"));
+    let Some(token) = settings.token.or_else(|| settings.held.find(backend.identity().fingerprint, key)) else {
+        return Ok(out.not_verified(key, &backend.identity().url, "no dlock run around this process holds this lock"));
     };
-    let holding = ask(&mut *backend, &BootClock, context.limits, async |b| b.verify(key, &token).await)
-        .await
-        .map_err(|error| error.during("verify").key(key))?;
+    let question = async |backend: &mut dyn Backend| backend.renew(key, &token, Intent::Probe).await;
+    let answer = ask(&mut *backend, &BootClock, context.limits, ("verify", Some(key)), question).await?;
     context.tell(&mut *backend);
-    match holding {
-        Holding::NotHeld => Ok(out.not_verified(key, &backend.describe(), "the token does not hold this lock")),
-        Holding::Held { expires_in } if out.is_json() => {
-            Ok(out.finish(out.json(&json::Verified::new(key, &backend.describe(), expires_in)), exit::OK))
+    match answer {
+        Renewal::Kept { expires_in } if out.is_json() => {
+            Ok(out.finish(out.json(&json::Verified::new(key, &backend.identity().url, expires_in)), exit::OK))
         }
-        Holding::Held { expires_in } => {
+        Renewal::Kept { expires_in } => {
             if out.attended() {
                 let left = expires_in.map(|left| format!(", expires in {} unless it is renewed", age(left))).unwrap_or_default();
                 out.notice(&format!("{}: held{left}", key.escaped()));
             }
             Ok(exit::OK)
         }
+        _ => Ok(out.not_verified(key, &backend.identity().url, "the token does not hold this lock")),
     }
 }

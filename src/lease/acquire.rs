@@ -3,16 +3,18 @@
 //! The interleavings that this loop is written against: the grant's answer is lost (asked again with the same token,
 //! which counts once); it comes so late that too little of the lease is left (asked again, which sets the expiry
 //! anew); the wait ends while an attempt is under way (undone); the turn comes while the waiter leaves (passed on by
-//! `abandon`); the store goes away and comes back while waiting (asked on to the end of the wait).
+//! `leave_queue`); the store goes away and comes back while waiting (asked on to the end of the wait).
 
 use std::{future::Future, time::Duration};
 
 use super::{
     Budget, Clock, Lease, Limits,
-    ask::{Pause, no_answer, silence, spread},
+    ask::{Pause, ask, no_answer, silence, spread},
     bounded, wall_ms,
 };
-use crate::lock::{Attempt, Backend, BootTime, Busy, Effect, Entry, Error, Parting, Refusal, Request, Result, Rule, Terms, Token};
+use crate::lock::{
+    Attempt, Backend, BootTime, Busy, Effect, Entry, Error, Identity, Parting, Refusal, Request, Result, Rule, Terms, Token,
+};
 
 /// How long to wait for a lock that somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,12 +42,14 @@ pub enum Outcome<S> {
 
 /// The longest that a waiter relies on being woken: it covers wake-ups that were lost, and keeps its queue entry fresh.
 const RECHECK: Duration = Duration::from_secs(5);
+/// The longest that a waiter whose turn has come, and which an earlier run keeps from the lock, leaves the store unasked.
+const KEPT: Duration = Duration::from_millis(1500);
 /// How often to look at a lock whose holder tells nobody when it is released.
 const POLL: Duration = Duration::from_millis(250);
 /// How long who doesn't wait still waits for a lock that nobody has, or only for a moment.
 const PASSING: Duration = Duration::from_millis(100);
-/// How long to try to undo what may have happened, once we have given up anyway.
-pub(super) const UNDO: Duration = Duration::from_secs(1);
+/// The time limit for undoing what may have happened, once the lock was given up: several attempts, so that another server can answer.
+pub(super) const UNDO: Duration = Duration::from_secs(2);
 
 /// Takes the lock that `request` describes, waiting as long as `patience` says.
 ///
@@ -64,7 +68,8 @@ pub async fn acquire<S>(
     stop: impl Future<Output = S>,
     mut busy: impl FnMut(&Busy),
 ) -> Result<Outcome<S>> {
-    backend.capabilities().check(&request)?;
+    let identity = backend.identity();
+    identity.capabilities.check(&request)?;
     request.waiting = patience != Patience::Try;
     if let Some(terms) = request.terms.as_mut().filter(|_| request.waiting) {
         // It has not come with those that fire together.
@@ -73,7 +78,7 @@ pub async fn acquire<S>(
     request.terms = request.terms.filter(Terms::record_anything);
     let mut pursuit = Pursuit::new(clock, patience, limits);
     let result = {
-        let work = pursuit.run(backend, clock, &mut request, &mut busy);
+        let work = pursuit.run(backend, clock, &identity, &mut request, &mut busy);
         tokio::select! {
             biased;
             stopped = stop => Ok(Outcome::Stopped(stopped)),
@@ -81,16 +86,29 @@ pub async fn acquire<S>(
         }
     };
     let granted = matches!(result, Ok(Outcome::Granted(_)));
-    if !granted && (pursuit.in_flight || pursuit.unsure) {
-        // What becomes of a nested hold is nothing to the run around it.
-        let undo = Parting { became: Parting::UNDO.became.filter(|_| request.entry == Entry::Fresh), ..Parting::UNDO };
-        // Bounded and its answer ignored: the lease ends by itself if this doesn't end it.
-        let _ = bounded(clock, clock.now().plus(UNDO), backend.release(&request.key, &request.token, &undo)).await;
-    }
-    if pursuit.waited {
-        let _ = bounded(clock, clock.now().plus(UNDO), backend.abandon(&request)).await;
-    }
+    let maybe_granted = !granted && (pursuit.in_flight || pursuit.unsure);
+    undo(backend, clock, &request, limits, (maybe_granted, pursuit.waited)).await;
     result.map_err(|error| error.during("acquire").key(&request.key))
+}
+
+/// Gives back what may have been granted and leaves the queue, asking several times within [`UNDO`].
+///
+/// Nothing depends on the answer: the lease ends by itself if this does not end it.
+async fn undo(backend: &mut dyn Backend, clock: &dyn Clock, request: &Request, limits: Limits, (mut maybe_granted, waited): (bool, bool)) {
+    // What becomes of a nested hold is nothing to the run around it.
+    let parting = Parting { became: Parting::UNDO.became.filter(|_| request.entry == Entry::Fresh), ..Parting::UNDO };
+    let limits = Limits { answer: UNDO.min(limits.answer) };
+    let undone = ask(backend, clock, limits, ("acquire", Some(&request.key)), async |backend: &mut dyn Backend| {
+        if maybe_granted {
+            match backend.release(&request.key, &request.token, &parting).await {
+                Err(error) if error.is_transient() => return Err(error),
+                // Refused for good: the place in the queue can still be left.
+                _ => maybe_granted = false,
+            }
+        }
+        if waited { backend.leave_queue(request).await } else { Ok(()) }
+    });
+    let _ = undone.await;
 }
 
 /// One attempt at one lock, over all of its questions.
@@ -129,6 +147,7 @@ impl Pursuit {
         &mut self,
         backend: &mut dyn Backend,
         clock: &dyn Clock,
+        Identity { capabilities, url, .. }: &Identity,
         request: &mut Request,
         busy: &mut dyn FnMut(&Busy),
     ) -> Result<Outcome<S>> {
@@ -145,7 +164,7 @@ impl Pursuit {
             }
             let error = match bounded(clock, end, backend.try_acquire(request)).await {
                 Some(Ok(Attempt::Granted(grant))) => {
-                    let budget = Budget::new(grant.ttl, None, backend.capabilities().pace)?;
+                    let budget = Budget::new(grant.ttl, None, capabilities.pace)?;
                     if grant.settle > Duration::ZERO && !std::mem::replace(&mut self.settled, true) {
                         clock.sleep_until(clock.now().plus(grant.settle)).await;
                     }
@@ -161,7 +180,7 @@ impl Pursuit {
                         }));
                     }
                     self.unsure = true;
-                    no_answer(backend, clock.now().since(sent))
+                    no_answer(clock.now().since(sent))
                 }
                 Some(Ok(Attempt::NotHeld)) if request.entry == Entry::Reenter => {
                     request.entry = Entry::Fresh;
@@ -178,7 +197,7 @@ impl Pursuit {
                     let most = if self.wait_until.is_none_or(|end| now < end) {
                         busy(&found);
                         // A store that tells nobody anything paces its waiters itself.
-                        self.longest_wait(now, found.expires_in, found.notifies || !backend.capabilities().notification)
+                        self.longest_wait(now, found.expires_in, found.notifies || !capabilities.notification)
                     } else {
                         let until = *self.passing_until.get_or_insert(now.plus(PASSING));
                         if !found.passing || now >= until {
@@ -202,7 +221,8 @@ impl Pursuit {
                     if !passes {
                         return Ok(Outcome::Refused(refusal));
                     }
-                    let until = now.plus(self.longest_wait(now, refusal.again_in, true));
+                    // It is first in the queue, and proves by asking that it lives.
+                    let until = now.plus(self.longest_wait(now, refusal.again_in, true).min(KEPT));
                     clock.sleep_until(until).await;
                     continue;
                 }
@@ -214,12 +234,12 @@ impl Pursuit {
                 None => {
                     self.unsure = true;
                     let hurried = end < sent.plus(self.limits.attempt());
-                    silence(backend, clock.now().since(sent), said.take().filter(|_| hurried))
+                    silence(clock.now().since(sent), said.take().filter(|_| hurried))
                 }
             };
             let again = clock.now().plus(pause.next());
             if !error.is_transient() || self.outage_until.is_some_and(|end| again >= end) {
-                return Err(error);
+                return Err(error.backend(url));
             }
             said = Some(error);
             clock.sleep_until(again).await;

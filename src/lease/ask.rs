@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Clock, bounded};
-use crate::lock::{Backend, Effect, Error, Key, Kind, Parting, Release, Result, Token};
+use crate::lock::{Backend, Effect, Error, Key, Kind, Parting, Release, Result, Scope, Token};
 
 /// How long a store may take.
 #[derive(Clone, Copy, Debug)]
@@ -51,17 +51,16 @@ pub(super) fn spread(most: Duration) -> Duration {
 }
 
 /// What a question without an answer means.
-pub(super) fn no_answer(backend: &dyn Backend, after: Duration) -> Error {
+pub(super) fn no_answer(after: Duration) -> Error {
     Error::new(Kind::Timeout, format!("no answer within {}", humantime::format_duration(rounded(after))))
         .effect(Effect::Unknown)
-        .backend(backend.describe())
         .hint("is the server up and reachable from here? --backend-timeout gives it more time")
 }
 
 /// What it means that the last attempt, which there was little time left for, had no answer: what went wrong `before` it,
 /// if something did, and that this one may have been served.
-pub(super) fn silence(backend: &dyn Backend, after: Duration, before: Option<Error>) -> Error {
-    before.map_or_else(|| no_answer(backend, after), |error| error.effect(Effect::Unknown))
+pub(super) fn silence(after: Duration, before: Option<Error>) -> Error {
+    before.map_or_else(|| no_answer(after), |error| error.effect(Effect::Unknown))
 }
 
 /// As people say it: tenths of a second, or milliseconds below one.
@@ -72,11 +71,25 @@ fn rounded(length: Duration) -> Duration {
 
 /// Asks until there is an answer, an error that asking again can't mend, or `limits.answer` is over.
 ///
-/// The question must be one that can be asked twice. The error's effect is [`Effect::Unknown`] if any attempt's was.
+/// The question must be one that can be asked twice. The error's effect is [`Effect::Unknown`] if any attempt's was; it names the
+/// store, and what the question was about.
 pub async fn ask<T>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
     limits: Limits,
+    about: (&'static str, Option<&Key>),
+    question: impl AsyncFnMut(&mut dyn Backend) -> Result<T>,
+) -> Result<T> {
+    ask_first(backend, clock, limits, limits.attempt(), about, question).await
+}
+
+/// The same, with a time limit of its own for the first attempt.
+async fn ask_first<T>(
+    backend: &mut dyn Backend,
+    clock: &dyn Clock,
+    limits: Limits,
+    first: Duration,
+    (operation, key): (&'static str, Option<&Key>),
     mut question: impl AsyncFnMut(&mut dyn Backend) -> Result<T>,
 ) -> Result<T> {
     let began = clock.now();
@@ -84,19 +97,20 @@ pub async fn ask<T>(
     let mut pause = Pause::new();
     let mut unknown = false;
     let mut said = None;
+    let mut attempt = first;
     loop {
         let sent = clock.now();
-        let full = sent.plus(limits.attempt());
+        let full = sent.plus(std::mem::replace(&mut attempt, limits.attempt()));
         let error = match bounded(clock, full.min(until), question(backend)).await {
             Some(Ok(answer)) => return Ok(answer),
             Some(Err(error)) => error,
-            None => silence(backend, clock.now().since(began), said.take().filter(|_| until < full)),
+            None => silence(clock.now().since(began), said.take().filter(|_| until < full)),
         };
         unknown |= error.effect != Effect::NotApplied;
         let again = clock.now().plus(pause.next());
         if !error.is_transient() || again >= until {
             let effect = if unknown { Effect::Unknown } else { error.effect };
-            return Err(error.effect(effect));
+            return Err(error.effect(effect).about(operation, &backend.identity().url, key));
         }
         said = Some(error);
         clock.sleep_until(again).await;
@@ -114,11 +128,19 @@ pub enum Released {
     NotHeld,
     /// The store did not say; the lease ends by itself.
     Unknown(Error),
+    /// The lock is free, since what the hold lasted by was ended; but the store was not told how the hold ended.
+    Untold(Error),
 }
+
+/// The time limit for ending what a hold lasts by, once its release was given up.
+const CUT: Duration = Duration::from_secs(1);
+/// The time limit for the first attempt at a release, where another server can answer the second.
+const ELSEWHERE: Duration = Duration::from_secs(1);
 
 /// Gives a lease back, asking again while `limits` last.
 ///
-/// "Not held" counts as an answer only if no attempt before it may have done the work.
+/// "Not held" counts as an answer only if no attempt before it may have done the work. Without an answer, the store is told to end
+/// what the hold lasts by ([`Tether::cut`](crate::lock::Tether::cut)).
 pub async fn give_back(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
@@ -129,7 +151,8 @@ pub async fn give_back(
 ) -> Released {
     let mut in_flight = false;
     let mut maybe_done = false;
-    let answer = ask(backend, clock, limits, async |backend: &mut dyn Backend| {
+    let first = if backend.identity().has_other_servers { ELSEWHERE.min(limits.attempt()) } else { limits.attempt() };
+    let answer = ask_first(backend, clock, limits, first, ("release", Some(key)), async |backend: &mut dyn Backend| {
         // Still set if the attempt before was dropped for taking too long.
         maybe_done |= std::mem::replace(&mut in_flight, true);
         let answer = backend.release(key, token, parting).await;
@@ -144,10 +167,15 @@ pub async fn give_back(
         Ok((Release::NotHeld, true)) => Released::Unknown(
             Error::new(Kind::Unavailable, "it is unknown who gave the lock back: the store's first answer was lost")
                 .effect(Effect::Unknown)
-                .during("release")
-                .backend(backend.describe())
-                .key(key),
+                .about("release", &backend.identity().url, Some(key)),
         ),
-        Err(error) => Released::Unknown(error.during("release").key(key)),
+        Err(error) => {
+            let end = clock.now().plus(CUT);
+            let over = match backend.tether().filter(|_| parting.scope == Scope::Tree) {
+                Some(tether) => bounded(clock, end, tether.cut(key, token)).await.unwrap_or_default(),
+                None => false,
+            };
+            if over { Released::Untold(error) } else { Released::Unknown(error) }
+        }
     }
 }

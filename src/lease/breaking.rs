@@ -7,7 +7,7 @@ use super::{
     ask::{Pause, ask},
     bounded,
 };
-use crate::lock::{Backend, Break, Fence, Holder, Key, Marking, Result};
+use crate::lock::{Amendment, Backend, Break, Fence, Holder, Key, Result};
 
 /// How breaking a hold ended.
 #[derive(Debug)]
@@ -58,16 +58,19 @@ pub async fn break_hold<S>(
     mut told: impl FnMut(&Holder),
 ) -> Result<Breaking<S>> {
     let Order { key, seen, fence, mark, at_once } = order;
+    let about = ("break", Some(key));
     let evict = async |backend: &mut dyn Backend| {
-        let done = ask(backend, clock, limits, async |backend: &mut dyn Backend| backend.evict(key, fence, mark).await).await?;
-        Ok(if done == Marking::Done { Breaking::Evicted } else { Breaking::Changed })
+        let change = Amendment::Evict(fence, mark);
+        let done = ask(backend, clock, limits, about, async |backend: &mut dyn Backend| backend.amend(key, change).await).await?;
+        Ok(if done { Breaking::Evicted } else { Breaking::Changed })
     };
     if at_once {
         return evict(backend).await;
     }
     // A renewal may be under way: the lease counts from when the mark is there.
     let lease = seen.expires_in.map(|left| left + seen.renewed_ago.unwrap_or_default());
-    if ask(backend, clock, limits, async |backend: &mut dyn Backend| backend.mark(key, fence, mark).await).await? == Marking::Changed {
+    let change = Amendment::Mark(fence, mark);
+    if !ask(backend, clock, limits, about, async |backend: &mut dyn Backend| backend.amend(key, change).await).await? {
         return Ok(Breaking::Changed);
     }
     let patience = lease.map(|lease| clock.now().plus(lease + SLACK));

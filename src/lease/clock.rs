@@ -15,9 +15,12 @@ pub trait Clock {
     /// Now.
     fn now(&self) -> BootTime;
 
-    /// Waits until `when` has come. Cancel safe. May return late, after a suspend for example: check [`Clock::now`].
+    /// Waits until `when` has come. Cancel safe. May return late, by up to a second after a suspend: check [`Clock::now`].
     async fn sleep_until(&self, when: BootTime);
 }
+
+/// The longest that a sleep goes on without a look at the clock.
+const STEP: Duration = Duration::from_secs(1);
 
 /// `CLOCK_BOOTTIME` of this host.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,9 +56,14 @@ impl Clock for BootClock {
     }
 
     async fn sleep_until(&self, when: BootTime) {
-        let left = when.since(Self::read());
-        #[allow(clippy::disallowed_methods)] // the one place
-        tokio::time::sleep(left).await;
+        // Tokio's timers stand still while the machine is suspended. In short steps, what is due then is done soon after.
+        let mut left = when.since(Self::read());
+        while !left.is_zero() {
+            let step = left.min(STEP);
+            #[allow(clippy::disallowed_methods)] // the one place
+            tokio::time::sleep(step).await;
+            left = left.saturating_sub(step).min(when.since(Self::read()));
+        }
     }
 }
 
@@ -65,5 +73,25 @@ pub async fn bounded<T>(clock: &dyn Clock, until: BootTime, work: impl Future<Ou
         biased;
         done = work => Some(done),
         () = clock.sleep_until(until) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use tokio::time::{advance, timeout};
+
+    use super::*;
+
+    /// A paused runtime's timers stand still while the thread sleeps, as all timers do in a suspend.
+    #[tokio::test(start_paused = true)]
+    async fn what_came_due_in_a_suspend_is_done_within_a_second() {
+        let when = BootClock::read().plus(Duration::from_millis(1500));
+        let mut sleep = pin!(BootClock.sleep_until(when));
+        assert!(timeout(Duration::ZERO, &mut sleep).await.is_err(), "it is too early");
+        std::thread::sleep(Duration::from_millis(1600));
+        advance(STEP + Duration::from_millis(1)).await;
+        assert!(timeout(Duration::ZERO, &mut sleep).await.is_ok(), "late");
     }
 }

@@ -1,9 +1,9 @@
 //! Renewing a lease for as long as it is in use.
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
 use super::{Budget, Clock, Lease, Limits, bounded};
-use crate::lock::{Backend, Break, Error, Extension, Purpose, Renewal};
+use crate::lock::{Backend, Break, Error, Intent, Renewal};
 
 /// Why a lease can't be relied on any more.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub enum Loss {
 
 /// Renews `lease` every sixth of it, and when the store hints at its end, until it is lost; never returns otherwise.
 ///
-/// A hold that somebody marked to be broken is lost, unless the `purpose` is to stop: then the lease is kept until that is done,
+/// A hold that somebody marked to be broken is lost, unless the `intent` is to drain: then the lease is kept until that is done,
 /// beginning with a renewal at once, which tells the store so. `extended` is told of each confirmed renewal, with the lease's new t₀, before anything else happens. An answer that
 /// did not come is unknown, never renewed: it is asked again until TERM time. An answer that comes after TERM
 /// time is not waited for. Cancel safe: dropping the future leaves `lease` as last confirmed.
@@ -33,11 +33,12 @@ pub async fn keep(
     lease: &mut Lease,
     budget: Budget,
     limits: Limits,
-    purpose: Purpose,
+    intent: Intent,
     mut extended: impl FnMut(&Lease, &Budget),
 ) -> Loss {
+    let url = backend.identity().url;
     let mut budget = budget.for_ttl(lease.ttl);
-    let mut next = if purpose == Purpose::Stop { clock.now() } else { lease.t0.plus(budget.renew_every()) };
+    let mut next = if intent == Intent::Drain { clock.now() } else { lease.t0.plus(budget.renew_every()) };
     let mut last = None;
     // A hint that proves wrong is not listened for again before this.
     let mut deaf_until = lease.t0;
@@ -45,7 +46,10 @@ pub async fn keep(
         let term_at = budget.term_at(lease.t0);
         let listening = async {
             clock.sleep_until(deaf_until).await;
-            backend.watch(&lease.key, &lease.token).await;
+            match backend.tether() {
+                Some(tether) => tether.watch(&lease.key, &lease.token).await,
+                None => pending().await,
+            }
         };
         tokio::select! {
             biased;
@@ -57,22 +61,20 @@ pub async fn keep(
             return Loss::Unconfirmed { since: sent.since(lease.t0), last };
         }
         let attempt = limits.attempt().min(budget.renew_every());
-        let answer = {
-            let question = backend.renew(&lease.key, &lease.token, Extension { ttl: None, purpose });
-            bounded(clock, sent.plus(attempt).min(term_at), question).await
-        };
+        let question = backend.renew(&lease.key, &lease.token, intent);
+        let answer = bounded(clock, sent.plus(attempt).min(term_at), question).await;
         let confirmed = match answer {
             Some(Ok(Renewal::Renewed { ttl, .. })) => Some(ttl),
             // Somebody with our token gave it a longer lease: ours, for as long as we know of at least.
-            Some(Ok(Renewal::WouldShorten { .. })) => Some(lease.ttl),
+            Some(Ok(Renewal::Kept { .. })) => Some(lease.ttl),
             Some(Ok(Renewal::NotHeld)) => return Loss::NotOwner,
             Some(Ok(Renewal::Broken(mark))) => return Loss::Broken(mark),
             Some(Err(error)) => {
-                last = Some(error);
+                last = Some(error.about("renew", &url, Some(&lease.key)));
                 None
             }
             None => {
-                last = Some(super::ask::no_answer(backend, attempt));
+                last = Some(super::ask::no_answer(attempt).backend(&url));
                 None
             }
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{BootClock, Limits, ask, wall_ms};
-use crate::lock::{Backend, Fence, Key, Metadata, Note};
+use crate::lock::{Amendment, Backend, Fence, Key, Metadata, Note};
 
 /// How long a note of a skip may take: nothing depends on it, and somebody waits for the prompt.
 const SKIP: Limits = Limits { answer: Duration::from_secs(1) };
@@ -12,9 +12,8 @@ const SKIP: Limits = Limits { answer: Duration::from_secs(1) };
 ///
 /// May be told twice if an answer was lost.
 pub async fn note(backend: &mut dyn Backend, key: &Key, note: &Note, limits: Limits) {
-    if backend.capabilities().history {
-        let _ = ask(backend, &BootClock, limits, async |backend: &mut dyn Backend| backend.note(key, note).await).await;
-    }
+    let change = Amendment::Note(note);
+    let _ = ask(backend, &BootClock, limits, ("note", Some(key)), async |backend: &mut dyn Backend| backend.amend(key, change).await).await;
 }
 
 /// Whether this process is the one to warn that the hold with this fence has lasted for `held`, where people want to know of it
@@ -22,10 +21,9 @@ pub async fn note(backend: &mut dyn Backend, key: &Key, note: &Note, limits: Lim
 pub async fn may_warn(backend: &mut dyn Backend, key: &Key, fence: Fence, held: Duration, after: Duration) -> bool {
     let Some(times) = held.as_millis().checked_div(after.as_millis()).filter(|times| *times > 0) else { return false };
     let level = times.ilog2() + 1;
-    backend.capabilities().history
-        && ask(backend, &BootClock, SKIP, async |backend: &mut dyn Backend| backend.claim_warning(key, fence, level).await)
-            .await
-            .unwrap_or_default()
+    let change = Amendment::Warn(fence, level);
+    let claimed = ask(backend, &BootClock, SKIP, ("warn", Some(key)), async |backend: &mut dyn Backend| backend.amend(key, change).await);
+    claimed.await.unwrap_or_default()
 }
 
 /// Tells the store that this host did without the lock, and why, unless it was asked to leave out who it is.

@@ -17,7 +17,7 @@ use super::{
     acquire::{UNDO, acquire},
     give_back, keep,
 };
-use crate::lock::{Backend, BootTime, Busy, Entry, Error, Key, Kind, Parting, Purpose, Refusal, Request, Result, Token};
+use crate::lock::{Backend, BootTime, Busy, Entry, Error, Intent, Key, Kind, Parting, Refusal, Request, Result, Token};
 
 /// A lock that is wanted, with a client of its own: no lock is kept waiting by what another one's store does.
 pub struct Claim {
@@ -60,7 +60,7 @@ pub async fn acquire_all<S>(
     mut busy: impl FnMut(&Key, &Busy),
 ) -> Result<Together<S>> {
     for Claim { backend, request } in &*claims {
-        backend.capabilities().check(request)?;
+        backend.identity().capabilities.check(request)?;
     }
     let until = match patience {
         Patience::Try => Some(clock.now()),
@@ -74,13 +74,13 @@ pub async fn acquire_all<S>(
             let (taken, wanted) = claims.split_at_mut(leases.len());
             let Some(Claim { backend, request }) = wanted.first_mut() else { return Ok(Together::Granted(leases)) };
             let patience = if taken.is_empty() { patience } else { what_is_left(until, clock.now()) };
-            let budget = Budget::new(request.ttl, None, backend.capabilities().pace)?;
+            let budget = Budget::new(request.ttl, None, backend.identity().capabilities.pace)?;
             let held = taken.iter_mut().map(|claim| &mut claim.backend).zip(&mut leases).enumerate();
             let interrupted = async {
                 tokio::select! {
                     biased;
                     stopped = &mut stop => End::Stopped(stopped),
-                    (at, loss) = keep_all(held, clock, budget, limits, Purpose::GoOn, &|_, _, _| ()) => End::Lost(at, loss),
+                    (at, loss) = keep_all(held, clock, budget, limits, Intent::Extend(None), &|_, _, _| ()) => End::Lost(at, loss),
                 }
             };
             let told = |found: &Busy| busy(&request.key, found);
@@ -121,13 +121,13 @@ pub async fn keep_all<'a>(
     clock: &dyn Clock,
     budget: Budget,
     limits: Limits,
-    purpose: Purpose,
+    intent: Intent,
     extended: &dyn Fn(usize, &Lease, &Budget),
 ) -> (usize, Loss) {
     let each = |(at, (backend, lease)): (usize, (&'a mut Box<dyn Backend>, &'a mut Lease))| {
         Box::pin(async move {
             let told = |lease: &Lease, budget: &Budget| extended(at, lease, budget);
-            (at, keep(&mut **backend, clock, lease, budget, limits, purpose, told).await)
+            (at, keep(&mut **backend, clock, lease, budget, limits, intent, told).await)
         })
     };
     let kept: Vec<_> = holds.into_iter().map(each).collect();

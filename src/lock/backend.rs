@@ -5,8 +5,8 @@ use std::{future::pending, io, os::fd::OwnedFd, time::Duration};
 use async_trait::async_trait;
 
 use super::{
-    Break, Capabilities, Error, Examine, Extension, Fence, History, Holder, Key, Kind, LockState, Marking, Note, Parting, Refusal, Request,
-    Result, Session, Token, Ttl,
+    Admin, Break, Capabilities, Fence, History, Holder, Intent, Key, LockState, Note, Parting, Refusal, Request, Result, Session, Token,
+    Ttl, fingerprint,
 };
 
 /// A store that keeps locks.
@@ -19,25 +19,11 @@ use super::{
 /// or may still take effect; the backend must answer the next call all the same, by connecting anew if need be.
 ///
 /// **Errors** say by [`crate::lock::Effect`] whether the step happened. A request that was sent and not answered
-/// is `Unknown`.
+/// is `Unknown`. The core adds the operation, the store's URL and the key.
 #[async_trait(?Send)]
-pub trait Backend: Examine {
-    /// What this backend can do; known without I/O.
-    fn capabilities(&self) -> &Capabilities;
-
-    /// The store as people know it: its URL without secrets.
-    fn describe(&self) -> String;
-
-    /// Tells this store and namespace from others, for `DLOCK_HELD` ([`crate::lock::fingerprint`]).
-    fn fingerprint(&self) -> u64;
-
-    /// Opens what a guardian process must share, before it is forked. Starts no thread and no connection.
-    ///
-    /// # Errors
-    /// As for any other call, with nothing applied.
-    fn prepare(&mut self) -> Result<Option<LastResort>> {
-        Ok(None)
-    }
+pub trait Backend: Admin {
+    /// Returns what is known of the store without I/O.
+    fn identity(&self) -> Identity;
 
     /// Takes the lock if it is free, or enters it if `request.entry` says so.
     ///
@@ -56,32 +42,79 @@ pub trait Backend: Examine {
     /// Leaves the queue, and passes on a wake-up that this waiter consumed without using it.
     ///
     /// Called on every way out of waiting, granted or not. A no-op if nothing was queued.
-    async fn abandon(&mut self, request: &Request) -> Result<()>;
+    async fn leave_queue(&mut self, request: &Request) -> Result<()>;
 
-    /// Extends the hold; never re-creates it, and never moves its expiry backwards.
+    /// Extends the hold; never re-creates it, and never moves its expiry backwards. With [`Intent::Probe`] only tells whether it is
+    /// there, read only, whichever process asks.
     ///
     /// The new TTL counts from now by the store's clock. A hold that is marked to be broken is extended only for
-    /// [`Purpose::Stop`](super::Purpose::Stop), which is noted with the mark.
-    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal>;
+    /// [`Intent::Drain`], which is noted with the mark.
+    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal>;
 
-    /// Gives the hold back, and wakes who waits if the lock becomes free; then the step that frees it also remembers how it
+    /// Gives the hold back, and wakes waiters if the lock becomes free; then the step that frees it also remembers how the hold
     /// ended ([`Backend::history`]).
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release>;
 
-    /// Whether the token holds the lock, and for how long yet. Read only, whichever process asks.
-    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding>;
+    /// Changes what the store keeps of a lock or of one hold. False if that hold is not there any more, and for a warning that
+    /// was claimed before.
+    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool>;
 
-    /// Ready when the hold may be gone although its lease is not over: a session was ended, a key was deleted.
+    /// Returns what the store knows of one lock. Read only.
+    async fn inspect(&mut self, key: &Key) -> Result<LockState>;
+
+    /// Returns every held lock of the namespace whose key starts with `start`, literally, by key. Read only.
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>>;
+
+    /// Returns the lock's history: finished holds and skipped runs. Read only.
     ///
-    /// A hint: the core renews at once, and goes by that answer. Cancel safe; called again and again while the hold is
-    /// kept, never beside another call. Where the store tells nothing, it is never ready.
-    async fn watch(&mut self, _key: &Key, _token: &Token) {
-        pending::<()>().await;
+    /// A hold that was never given back is [`End::Expired`](super::End::Expired) once its lease is over, whether or not the lock
+    /// has been taken since.
+    async fn history(&mut self, key: &Key) -> Result<History>;
+
+    /// Returns what was noticed of the store since this was last called, for people.
+    fn notices(&mut self) -> Vec<Notice> {
+        Vec::new()
     }
 
-    /// Duplicates of the connections that must stay open for the hold to last, for stores whose locks end with their
-    /// session. The guardian keeps them until the command's tree is dead, whatever becomes of this process; and shuts
-    /// them down when the lease ran out with this process stopped.
+    /// Returns what ties holds to this process, in stores where they are more than leases.
+    fn tether(&mut self) -> Option<&mut dyn Tether> {
+        None
+    }
+}
+
+/// What is known of a store without I/O.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// What its backend can do.
+    pub capabilities: &'static Capabilities,
+    /// The store as people know it: its URL without secrets.
+    pub url: String,
+    /// Tells this store and namespace from others, for `DLOCK_HELD`.
+    pub fingerprint: u64,
+    /// Whether a call that one server did not answer goes to another one when it is repeated.
+    pub has_other_servers: bool,
+}
+
+impl Identity {
+    /// Of a store with one server, known by `parts` ([`fingerprint`]).
+    pub fn new(capabilities: &'static Capabilities, url: String, parts: &[&str]) -> Self {
+        Self { capabilities, url, fingerprint: fingerprint(parts), has_other_servers: false }
+    }
+}
+
+/// What ties holds to this process: a session, a connection, a file that the kernel has locked.
+#[async_trait(?Send)]
+pub trait Tether {
+    /// Opens what a guardian process must share, before it is forked. Starts no thread and no connection.
+    ///
+    /// # Errors
+    /// As for any other call, with nothing applied.
+    fn prepare(&mut self) -> Result<Option<LastResort>> {
+        Ok(None)
+    }
+
+    /// Returns duplicates of the connections that must stay open for holds to last. The guardian keeps them until the command's
+    /// tree is dead, whatever becomes of this process; and shuts them down when the lease ran out with this process stopped.
     ///
     /// # Errors
     /// When no descriptor is left.
@@ -89,67 +122,35 @@ pub trait Backend: Examine {
         Ok(Vec::new())
     }
 
-    /// What was noticed of the store since this was last asked, for people.
-    fn notices(&mut self) -> Vec<Notice> {
-        Vec::new()
-    }
-
-    /// What the store knows of one lock. Read only.
-    async fn inspect(&mut self, key: &Key) -> Result<LockState>;
-
-    /// Every held lock of the namespace whose key starts with `start`, literally, by key. Read only.
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>>;
-
-    /// What the store remembers of a lock's holds that are over, and of who did without. Read only.
+    /// Ready when the hold may be gone although its lease is not over: a session was ended, a key was deleted.
     ///
-    /// A hold that was never given back is told as [`End::Expired`](super::End::Expired) once its lease is over, whether or not somebody
-    /// has taken the lock since.
-    async fn history(&mut self, _key: &Key) -> Result<History> {
-        Err(self.unable("keeps no history"))
+    /// A hint: the core renews at once, and goes by that answer. Cancel safe; called again and again while the hold is
+    /// kept, never during another call.
+    async fn watch(&mut self, _key: &Key, _token: &Token) {
+        pending::<()>().await;
     }
 
-    /// Remembers something of a lock that does not come with a grant or a release. Changes nothing about who has it.
-    async fn note(&mut self, _key: &Key, _note: &Note) -> Result<()> {
-        Err(self.unable("keeps no history"))
+    /// Ends what the hold lasts by, and says whether the hold is known to be over. Called after a release of the whole hold
+    /// failed, and only then.
+    async fn cut(&mut self, _key: &Key, _token: &Token) -> bool {
+        false
     }
+}
 
-    /// Claims the warning of this level about the hold with this fence; true for the first who asks for that level or a higher one.
-    async fn claim_warning(&mut self, _key: &Key, _fence: Fence, _level: u32) -> Result<bool> {
-        Err(self.unable("keeps no history"))
-    }
-
-    /// Marks the hold that has this fence as to be broken: from then on it is renewed only to be stopped. Never another hold.
+/// A change to what a store keeps of a lock, for [`Backend::amend`].
+#[derive(Clone, Copy, Debug)]
+pub enum Amendment<'a> {
+    /// Remembers something that does not come with a grant or a release. Changes nothing about the holders.
+    Note(&'a Note),
+    /// Claims the warning of this level about the hold with this fence; done for the first that claims that level or a higher one.
+    Warn(Fence, u32),
+    /// Marks the hold with this fence as to be broken: from then on it is renewed only to be drained. Never another hold.
     ///
     /// Asked again it is one mark, the latest.
-    async fn mark(&mut self, _key: &Key, _fence: Fence, _mark: &Break) -> Result<Marking> {
-        Err(self.unable("can't break a lock"))
-    }
-
-    /// Frees the lock of the hold that has this fence at once, with all holds nested in it, whoever lives by it, and remembers it
-    /// as broken. Never another hold.
-    async fn evict(&mut self, _key: &Key, _fence: Fence, _mark: &Break) -> Result<Marking> {
-        Err(self.unable("can't break a lock"))
-    }
-
-    /// That this store can't do something.
-    fn unable(&self, what: &str) -> Error {
-        Error::new(Kind::Unsupported, format!("the {} backend {what}", self.capabilities().backend)).backend(self.describe())
-    }
-
-    /// Creates or upgrades what the store must have before locks can be kept (a schema). Idempotent.
-    async fn init(&mut self) -> Result<Init>;
-
-    /// What [`Backend::init`] would do, in the store's own language; `None` where it does nothing.
-    fn schema(&self) -> Option<String> {
-        None
-    }
-
-    /// Removes what no lock has used for so long by the store's clock, and says how much that was. Never what
-    /// a lock's fences depend on.
-    async fn collect(&mut self, _unused_for: Duration) -> Result<u64> {
-        let name = self.capabilities().backend;
-        Err(Error::new(Kind::Unsupported, format!("the {name} backend leaves nothing behind that is to be collected")))
-    }
+    Mark(Fence, &'a Break),
+    /// Frees the lock of the hold with this fence at once, with all holds nested in it, whatever still runs under it, and
+    /// remembers it as broken. Never another hold.
+    Evict(Fence, &'a Break),
 }
 
 /// Something that people should know of a store, although it answers.
@@ -232,27 +233,15 @@ pub enum Renewal {
         /// The fence of the hold, for callers who have only its token.
         fence: Fence,
     },
-    /// The new end would be before the present one, so that nothing was changed.
-    WouldShorten {
-        /// What is left of the present lease.
-        expires_in: Duration,
+    /// The token holds the lock, and nothing was changed: it was probed, or the new end would be before the present one.
+    Kept {
+        /// What is left of the present lease; `None` if the store doesn't tell.
+        expires_in: Option<Duration>,
     },
     /// The token does not hold this lock.
     NotHeld,
     /// The hold is marked to be broken and was not extended: what runs under it is to be stopped, and then it is given back.
     Broken(Break),
-}
-
-/// The answer to [`Backend::verify`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holding {
-    /// The token holds the lock.
-    Held {
-        /// What is left of the hold's lease; `None` if the store doesn't tell.
-        expires_in: Option<Duration>,
-    },
-    /// The token does not hold this lock.
-    NotHeld,
 }
 
 /// How much a release gives back.
@@ -273,15 +262,4 @@ pub enum Release {
     StillHeld(u32),
     /// The token does not hold this lock; nothing was changed.
     NotHeld,
-}
-
-/// The answer to [`Backend::init`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Init {
-    /// The store needs nothing.
-    NotNeeded,
-    /// It was there already, in this version.
-    UpToDate,
-    /// It was created or upgraded.
-    Created,
 }

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::Ttl;
+
 /// The mark on a hold that its holder is to stop and give back, as stores keep it: a line of JSON, whose short names are
 /// part of the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,36 +30,31 @@ impl fmt::Display for Break {
     }
 }
 
-/// The answer to [`super::Backend::mark`] and [`super::Backend::evict`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Marking {
-    /// Done.
-    Done,
-    /// No hold of the lock has that fence: it was given back, or somebody else has it.
-    Changed,
-}
-
 /// What a renewal is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// To go on: refused once the hold is marked.
-    GoOn,
+pub enum Intent {
+    /// To go on, for this long from now by the store's clock; `None` for the TTL that the hold was taken with. Refused once the hold
+    /// is marked.
+    Extend(Option<Ttl>),
     /// To keep the lock until what ran under it is dead: granted to a marked hold too, and noted as that the holder has seen
     /// the mark.
-    Stop,
+    Drain,
+    /// Only to learn whether the token holds the lock, marked or not.
+    Probe,
 }
 
-/// How a hold is to be extended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extension {
-    /// The lease from now by the store's clock; `None` for the TTL that the hold was taken with.
-    pub ttl: Option<super::Ttl>,
-    /// What for.
-    pub purpose: Purpose,
+impl Intent {
+    /// The TTL that is asked for; `None` for that of the hold.
+    pub const fn ttl(self) -> Option<Ttl> {
+        match self {
+            Self::Extend(ttl) => ttl,
+            Self::Drain | Self::Probe => None,
+        }
+    }
 }
 
-impl From<Option<super::Ttl>> for Extension {
-    fn from(ttl: Option<super::Ttl>) -> Self {
-        Self { ttl, purpose: Purpose::GoOn }
+impl From<Option<Ttl>> for Intent {
+    fn from(ttl: Option<Ttl>) -> Self {
+        Self::Extend(ttl)
     }
 }

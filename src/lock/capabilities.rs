@@ -29,7 +29,7 @@ pub struct Capabilities {
     pub history: bool,
     /// Judges and records starts ([`super::Terms`]).
     pub terms: bool,
-    /// A hold can be taken away from its holder ([`super::Backend::mark`]).
+    /// A hold can be taken away from its holder ([`super::Amendment::Mark`]).
     pub breakable: bool,
     /// The shortest lease.
     pub ttl_min: Duration,

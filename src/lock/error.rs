@@ -110,6 +110,12 @@ impl Error {
         self
     }
 
+    /// Says what was being done in which store, and to which lock if it was one.
+    #[must_use]
+    pub fn about(self, operation: &'static str, url: &str, key: Option<&Key>) -> Self {
+        Self { operation: Some(operation), backend: Some(url.to_owned()), key: key.cloned().or(self.key), ..self }
+    }
+
     /// Says what to do next.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {

@@ -184,6 +184,11 @@ impl From<Scope> for Parting {
 impl Parting {
     /// Of a grant that nobody came to use.
     pub const UNDO: Self = Self { scope: Scope::Hold, end: None, why: None, at_ms: None, held_ms: None, became: Some(Stage::Undone) };
+
+    /// Whether the store must hear of the release although the lock would be free without that: how a run ended, and whether it may run again.
+    pub fn is_worth_telling(&self) -> bool {
+        self.end.as_ref().is_some_and(|end| self.became.is_some() || *end != End::Released)
+    }
 }
 
 /// Something about a lock that its history is to keep, told by somebody who does not hold it.

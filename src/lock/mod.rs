@@ -2,13 +2,13 @@
 //!
 //! Nothing here does I/O, sleeps, prints or reads a clock. Backends see this module only.
 
+mod admin;
 mod backend;
 mod breaking;
 mod capabilities;
-pub mod crowd;
+pub mod document;
 mod encoding;
 mod error;
-mod examine;
 mod history;
 mod key;
 mod request;
@@ -17,12 +17,12 @@ mod terms;
 mod time;
 mod token;
 
-pub use backend::{Attempt, Backend, Busy, Grant, Holding, Init, LastResort, Notice, Release, Renewal, Scope, Wake};
-pub use breaking::{Break, Extension, Marking, Purpose};
+pub use admin::{Admin, Check, Finding, Grants, Init, PASSWORD, Role, ServerTime, Severity, UNCHECKED, check};
+pub use backend::{Amendment, Attempt, Backend, Busy, Grant, Identity, LastResort, Notice, Release, Renewal, Scope, Tether, Wake};
+pub use breaking::{Break, Intent};
 pub use capabilities::{Capabilities, Pace};
 pub use encoding::{Encoding, printable};
 pub use error::{Effect, Error, Kind, Result};
-pub use examine::{Check, Examine, Finding, Grants, PASSWORD, Role, ServerTime, Severity, UNCHECKED, check};
 pub use history::{End, History, Note, Parting, Past, REMEMBERED, SKIPPING_HOSTS, Skips};
 pub use key::{Key, Namespace};
 pub use request::{Entry, Mode, Request};

@@ -9,7 +9,7 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Fence, Metadata, Request};
+use super::{Fence, Metadata, Request, Token};
 
 /// What a run asks. Only for exclusive holds that are taken anew: who enters an ancestor's hold is part of that run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +108,9 @@ pub struct Paced {
     /// Who began it.
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
+    /// The hold that wrote it, as [`Token::hold_text`]; empty in records of older versions.
+    #[serde(rename = "h", default, skip_serializing_if = "String::is_empty")]
+    pub hold: String,
 }
 
 /// The last start of a run that was to be the only one for some time.
@@ -131,6 +134,9 @@ pub struct Start {
     /// Who began it.
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
+    /// The hold that wrote it, as [`Token::hold_text`]; empty in records of older versions.
+    #[serde(rename = "h", default, skip_serializing_if = "String::is_empty")]
+    pub hold: String,
 }
 
 /// All that a store keeps of the runs of a lock beyond their holds. Each part is replaced by runs that have the terms only.
@@ -205,6 +211,11 @@ impl Paced {
 }
 
 impl Start {
+    /// Whether an attempt of this hold wrote it, whose command was never started: a run tells how it ended.
+    fn is_of(&self, hold: &str) -> bool {
+        self.hold == hold && self.stage == Stage::Started
+    }
+
     /// Whether `once` lets another run follow this one.
     pub fn lets(&self, once: &Once, now_ms: u64) -> bool {
         self.is_over(once, now_ms)
@@ -235,9 +246,13 @@ impl Start {
 }
 
 impl Record {
-    /// Why a fresh request is not to be granted now, although the lock is free; `now_ms` is by the store's clock.
-    pub fn judge(&self, terms: Option<&Terms>, now_ms: u64) -> Option<Refusal> {
-        if let Some(paced) = &self.paced {
+    /// Returns why a request with this token is refused now, although the lock is free; `now_ms` is by the store's clock.
+    ///
+    /// A request is never refused by its own record: an earlier attempt whose answer was lost wrote that, and its command was
+    /// never started.
+    pub fn judge(&self, terms: Option<&Terms>, token: &Token, now_ms: u64) -> Option<Refusal> {
+        let own = token.hold_text();
+        if let Some(paced) = self.paced.as_ref().filter(|paced| paced.hold != own) {
             if let Some(left) = paced.within(paced.at_least_ms, now_ms) {
                 return Some(paced.refusal(Rule::AtLeast(Duration::from_millis(paced.at_least_ms)), left, now_ms));
             }
@@ -247,7 +262,8 @@ impl Record {
             }
         }
         let once = terms?.once?;
-        self.start.as_ref().filter(|start| !start.lets(&once, now_ms)).map(|start| start.refusal(&once, now_ms))
+        let before = self.start.as_ref().filter(|start| !start.is_of(&own) && !start.lets(&once, now_ms));
+        before.map(|start| start.refusal(&once, now_ms))
     }
 
     /// Takes down the start of a hold that is granted now with these terms.
@@ -261,10 +277,13 @@ impl Record {
                 guard_ms: terms.skew_guard.map_or(0, whole_ms),
                 at_least_ms: terms.at_least.map_or(0, whole_ms),
                 metadata: request.metadata.clone(),
+                hold: request.token.hold_text(),
             });
         }
         if let Some(once) = &terms.once {
-            let before = self.start.as_ref().filter(|start| !start.is_over(once, now_ms)).map_or(0, |start| start.tries);
+            let hold = request.token.hold_text();
+            let before = self.start.as_ref().filter(|start| !start.is_over(once, now_ms));
+            let before = before.map_or(0, |start| start.tries.saturating_sub(u32::from(start.is_of(&hold))));
             self.start = Some(Start {
                 at_ms: now_ms,
                 fence,
@@ -272,6 +291,7 @@ impl Record {
                 tries: before.saturating_add(1),
                 window_ms: whole_ms(once.window),
                 metadata: request.metadata.clone(),
+                hold,
             });
         }
     }
@@ -336,7 +356,7 @@ mod tests {
     }
 
     fn rule(record: &Record, terms: &Terms, now_ms: u64) -> Option<Rule> {
-        record.judge(Some(terms), now_ms).map(|refusal| refusal.rule)
+        record.judge(Some(terms), &Token::random(), now_ms).map(|refusal| refusal.rule)
     }
 
     #[test]
@@ -346,7 +366,7 @@ mod tests {
         assert_eq!(rule(&record, &guarded("b"), 15_000), None);
         assert_eq!(rule(&record, &guarded("a"), 10_001), None, "the same place");
         assert_eq!(rule(&record, &terms("b"), 10_001), None, "who waits, and who has none");
-        assert_eq!(record.judge(None, 10_001), None);
+        assert_eq!(record.judge(None, &Token::random(), 10_001), None);
         assert_eq!(rule(&record, &guarded("b"), 9_000), Some(Rule::SkewGuard(secs(5))), "the clock was set back a little");
         assert_eq!(rule(&record, &guarded("b"), 4_000), None, "and by far");
     }
@@ -355,11 +375,11 @@ mod tests {
     fn at_least_refuses_everybody() {
         let record = begun(Terms { at_least: Some(secs(30)), ..terms("a") }, 10_000);
         assert_eq!(
-            record.judge(None, 39_000).map(|refusal| (refusal.rule, refusal.again_in)),
+            record.judge(None, &Token::random(), 39_000).map(|refusal| (refusal.rule, refusal.again_in)),
             Some((Rule::AtLeast(secs(30)), Some(secs(1))))
         );
         assert_eq!(rule(&record, &guarded("a"), 10_000), Some(Rule::AtLeast(secs(30))));
-        assert_eq!(record.judge(None, 40_000), None);
+        assert_eq!(record.judge(None, &Token::random(), 40_000), None);
     }
 
     #[test]
@@ -402,6 +422,22 @@ mod tests {
         record.begin(&request(terms.clone()), Fence(9), 10_002);
         record.end(Fence(9), Stage::Undone);
         assert_eq!(record.start.as_ref().map(|start| (start.stage, start.tries)), Some((Stage::Failed, 1)), "the one before failed");
+    }
+
+    #[test]
+    fn no_request_is_refused_by_its_own_record() {
+        let terms = Terms { skew_guard: Some(secs(5)), at_least: Some(secs(9)), ..once(30, 1, false) };
+        let mut record = begun(terms.clone(), 9_000);
+        record.end(Fence(7), Stage::Failed);
+        record.paced = None;
+        let own = request(terms.clone());
+        record.begin(&own, Fence(8), 10_000);
+        assert_eq!(record.judge(Some(&terms), &own.token, 11_000), None);
+        assert_eq!(rule(&record, &terms, 11_000), Some(Rule::AtLeast(secs(9))));
+        record.begin(&own, Fence(9), 11_000);
+        assert_eq!(record.start.as_ref().map(|start| (start.fence, start.tries)), Some((Fence(9), 2)), "asked again, it is one try");
+        assert!(record.end(Fence(9), Stage::Failed));
+        assert_eq!(rule(&record, &Terms { at_least: None, ..terms }, 21_000), Some(Rule::Once(Stage::Failed)));
     }
 
     #[test]

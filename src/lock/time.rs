@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Error, Kind, Result};
 
 /// A point on this host's `CLOCK_BOOTTIME`, which goes on counting while the machine is suspended.
 ///
 /// Reading the clock is [`crate::lease::Clock`]'s work; this is only the value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BootTime(Duration);
 
 impl BootTime {

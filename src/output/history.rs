@@ -300,8 +300,24 @@ Thu 19 03:00:00  web1  6m 2s    ok                               1041
         let web1 = Some(Metadata { host: Some("web1".into()), ..Metadata::default() });
         let at_ms = now().unix_ms() - 1000;
         let mut record = Record {
-            paced: Some(Paced { at_ms, fence: Fence(7), place: "p".into(), guard_ms: 5000, at_least_ms: 30_000, metadata: web1 }),
-            start: Some(Start { at_ms: 0, fence: Fence(3), stage: Stage::Failed, tries: 2, window_ms: 1_800_000, metadata: None }),
+            paced: Some(Paced {
+                at_ms,
+                fence: Fence(7),
+                place: "p".into(),
+                guard_ms: 5000,
+                at_least_ms: 30_000,
+                metadata: web1,
+                hold: String::new(),
+            }),
+            start: Some(Start {
+                at_ms: 0,
+                fence: Fence(3),
+                stage: Stage::Failed,
+                tries: 2,
+                window_ms: 1_800_000,
+                metadata: None,
+                hold: String::new(),
+            }),
         };
         let told = |record: &Record| view(&[], 20, record, &[], &now(), Look::default());
         let text = told(&record);

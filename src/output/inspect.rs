@@ -126,7 +126,7 @@ fn lease(holder: &Holder) -> String {
     }
 }
 
-/// What the lease tells about the holder's process. A holder renews at every sixth of its lease.
+/// Returns what the lease tells about the holder's process. A holder renews at every sixth of its lease.
 fn verdict(holder: &Holder) -> Option<String> {
     if holder.foreign {
         return None;
@@ -138,7 +138,16 @@ fn verdict(holder: &Holder) -> Option<String> {
     let (ago, left) = (holder.renewed_ago?, holder.expires_in?);
     let place =
         holder.metadata.as_ref().and_then(|m| m.host.as_deref()).map(|host| format!(" on {}", who::clean(host, 40))).unwrap_or_default();
-    let late = ago > (ago + left) / 3 + Duration::from_secs(1);
+    if left.is_zero() {
+        // Held all the same: the kernel keeps it for a process, as SQLite's lock file has it.
+        return Some(format!("dlock{place} does not run, and has the lock until it goes on or is killed"));
+    }
+    let second = Duration::from_secs(1);
+    // Whether a holder that never renewed got as far as that is not known.
+    if holder.held_for.is_some_and(|held| held > second && held.saturating_sub(ago) < second / 10) {
+        return Some(format!("dlock{place} has not renewed it yet"));
+    }
+    let late = ago > (ago + left) / 3 + second;
     Some(if late { format!("dlock{place} is late") } else { format!("dlock{place} is alive") })
 }
 
@@ -264,6 +273,15 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
            r5:6379                 nothing listens there
 ";
         assert!(text.ends_with(expected), "{text}");
+    }
+
+    #[test]
+    fn a_holder_whose_lease_is_over_is_not_about_to_lose_it() {
+        let mut lock = state();
+        lock.holders[0].renewed_ago = Some(Duration::from_secs(90));
+        lock.holders[0].expires_in = Some(Duration::ZERO);
+        let shown = shown(&lock);
+        assert!(shown.contains("expires in 0s: dlock on web3 does not run, and has the lock until"), "{shown}");
     }
 
     #[test]

@@ -115,7 +115,10 @@ impl MetricsFile {
     fn change(&self, key: &Key, change: impl FnOnce(&mut Samples)) -> io::Result<()> {
         let _locked = self.lock()?;
         check_replaceable(&self.0)?;
-        let text = match File::open(&self.0) {
+        // A link may lead to a pipe, which must not be waited for.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let text = match rustix::fs::open(&self.0, flags, Mode::empty()).map(File::from).map_err(io::Error::from) {
+            Ok(file) if !file.metadata()?.is_file() => return Err(io::Error::other("it leads to something that is not a file")),
             Ok(file) => {
                 let mut text = String::new();
                 file.take(MOST).read_to_string(&mut text)?;

@@ -12,6 +12,7 @@ mod metrics;
 mod replace;
 mod skip;
 mod status_file;
+mod stderr;
 mod syslog;
 mod time;
 mod verdict;
@@ -29,11 +30,12 @@ pub use metrics::MetricsFile;
 use serde::Serialize;
 pub use skip::{Cause, Skip};
 pub use status_file::StatusFile;
+pub use stderr::{drain, write_aside};
 pub use syslog::{Syslog, SyslogPolicy};
 pub use time::{Now, age};
 pub use verdict::{CommandEnd, GivenBack, Outcome, Verdict};
 pub use waiting::Waiting;
-pub use who::{described, holder, mark, shell, who};
+pub use who::{described, holder, loss, mark, shell, who};
 
 use crate::{
     exit,
@@ -174,20 +176,20 @@ impl Output {
     /// A notice and what to do next.
     pub fn notice_with_hint(&self, text: &str, hint: &str) {
         if !self.quiet {
-            stderr_lines(&format!("dlock: {}\nhint: {}\n", printable(text), printable(hint)));
+            stderr::lines(&format!("dlock: {}\nhint: {}\n", printable(text), printable(hint)));
         }
     }
 
     /// What could be done next, for whoever looks.
     pub fn tip(&self, hint: &str) {
         if self.attended() && !self.quiet && !self.json {
-            stderr_lines(&format!("hint: {}\n", printable(hint)));
+            stderr::lines(&format!("hint: {}\n", printable(hint)));
         }
     }
 
     /// A warning and what to do next.
     pub fn warn_with_hint(&self, text: &str, hint: &str) {
-        stderr_lines(&format!("dlock: {}\nhint: {}\n", printable(text), printable(hint)));
+        stderr::lines(&format!("dlock: {}\nhint: {}\n", printable(text), printable(hint)));
     }
 
     /// Says why it failed, as lines or as the one JSON object, and returns the exit status.
@@ -211,7 +213,7 @@ impl Output {
         if let Some(hint) = error.hint.as_deref().filter(|hint| !hint.is_empty()) {
             let _ = writeln!(text, "hint: {}", printable(hint));
         }
-        stderr_lines(&text);
+        stderr::lines(&text);
     }
 
     /// Says that the token does not hold the lock.
@@ -301,7 +303,7 @@ impl Output {
     /// Prints the verdict of `run` for programs, if they asked for it.
     pub fn verdict(&self, verdict: &Verdict) {
         if self.json {
-            stderr_lines(&verdict.json());
+            stderr::lines(&verdict.json());
         }
     }
 
@@ -317,22 +319,17 @@ impl Output {
 
 /// Puts a question on the terminal.
 pub fn ask(question: &str) {
-    stderr_lines(&format!("dlock: {}", printable(question)));
+    stderr::lines(&format!("dlock: {}", printable(question)));
 }
 
 fn say(text: &str) {
-    stderr_lines(&format!("dlock: {}\n", printable(text)));
+    stderr::lines(&format!("dlock: {}\n", printable(text)));
 }
 
 /// The terminal's width, or 80.
 fn columns(terminal: std::os::fd::BorrowedFd<'_>) -> usize {
     let told = rustix::termios::tcgetwinsize(terminal).map_or(0, |size| usize::from(size.ws_col));
     if told == 0 { 80 } else { told.max(40) }
-}
-
-/// One write, so that lines of several processes don't mix. A lost diagnostic changes nothing.
-fn stderr_lines(text: &str) {
-    let _ = io::stderr().write_all(text.as_bytes());
 }
 
 /// An I/O error without the "(os error 2)" that Rust adds.

@@ -43,6 +43,18 @@ impl StatusFile {
         self.folder.join(&self.name)
     }
 
+    /// Writes that a run has begun, in the place of what an earlier one left; or else removes that.
+    ///
+    /// # Errors
+    /// If an earlier verdict is still there.
+    pub fn begin(&self, text: &str) -> io::Result<()> {
+        let Err(error) = self.write(text) else { return Ok(()) };
+        match std::fs::remove_file(self.path()) {
+            Err(left) if left.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Writes the verdict, readable by its owner alone.
     ///
     /// # Errors

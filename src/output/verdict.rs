@@ -120,6 +120,19 @@ impl Verdict {
         }
     }
 
+    /// What is known before the lock is taken, as the one JSON object: that it is not known yet.
+    pub fn running(key: &Key, backend: &str) -> String {
+        json::line(&Running {
+            schema: json::SCHEMA,
+            result: "running",
+            status: None,
+            key: key.as_str(),
+            backend,
+            pid: std::process::id(),
+            began: time::rfc3339(Timestamp::now()),
+        })
+    }
+
     /// Whether somebody has to look after it.
     pub fn is_bad(&self) -> bool {
         matches!(self.outcome, Outcome::Lost | Outcome::Broken | Outcome::TimedOut | Outcome::Error)
@@ -228,6 +241,17 @@ struct Run<'a> {
     holders: Vec<json::HolderReport<'a>>,
     refused: Option<json::RefusedReport<'a>>,
     error: Option<json::ErrorReport<'a>>,
+}
+
+#[derive(Serialize)]
+struct Running<'a> {
+    schema: &'static str,
+    result: &'static str,
+    status: Option<u8>,
+    key: &'a str,
+    backend: &'a str,
+    pid: u32,
+    began: String,
 }
 
 #[derive(Serialize)]

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, future::Future, io, os::fd::AsFd as _, time::Duration};
 
-use super::{Output, age, columns, stderr_lines, who};
+use super::{Output, age, columns, stderr, who};
 use crate::{
     lease::{Clock, Patience},
     lock::{BootTime, Busy, Key},
@@ -56,14 +56,14 @@ impl<'a> Waiting<'a> {
             }
             let text = line(key, &busy, now.since(self.began), self.patience);
             let text = who::cut(&text, columns(io::stderr().as_fd()).saturating_sub(1));
-            stderr_lines(&format!("\r\x1b[K{text}"));
+            stderr::lines(&format!("\r\x1b[K{text}"));
         }
     }
 
     /// Takes the line away.
     pub fn clear(&self) {
         if self.last.take().is_some() {
-            stderr_lines("\r\x1b[K");
+            stderr::lines("\r\x1b[K");
         }
     }
 

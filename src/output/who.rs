@@ -1,11 +1,28 @@
 //! Holders and waiters as people read them. All of it was written by others, so all of it is escaped and cut.
 
-use crate::lock::{Break, Holder, Key, Metadata, printable};
+use super::age;
+use crate::{
+    lease::Loss,
+    lock::{Break, Error, Holder, Key, Metadata, printable},
+};
 
 /// More of a name than this is noise, or malice.
 const NAME: usize = 40;
 /// More of a note than this is.
 const NOTE: usize = 120;
+
+/// How a lock was lost: `no renewal for 36s: redis://r1: connection refused`. dlock is suspected only if it did not try.
+pub fn loss(loss: &Loss) -> String {
+    match loss {
+        Loss::NotOwner => "the store says that it is not ours any more".into(),
+        Loss::Unconfirmed { since, last: None } => format!("no renewal for {}: was dlock stopped?", age(*since)),
+        Loss::Unconfirmed { since, last: Some(Error { backend, message, .. }) } => {
+            let backend = backend.as_ref().map(|backend| format!("{backend}: ")).unwrap_or_default();
+            format!("no renewal for {}: {backend}{message}", age(*since))
+        }
+        Loss::Broken(by) => format!("it is being broken {}", mark(by)),
+    }
+}
 
 /// `text` escaped, and cut to `most` characters.
 pub fn clean(text: &str, most: usize) -> String {

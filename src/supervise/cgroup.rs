@@ -178,6 +178,14 @@ impl Cgroup {
 }
 
 #[cfg(test)]
+impl Cgroup {
+    /// One that is entered by writing there.
+    pub fn entered_by(entry: OwnedFd) -> Self {
+        Self { directory: "/nonexistent".into(), entry: Some(entry) }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -17,6 +17,7 @@ use rustix::{
     fs::{Access, access, getxattr},
     pipe::{PipeFlags, pipe_with},
     process::{Pid, Signal, getegid, geteuid, getgid, getpid, getppid, getuid, set_parent_process_death_signal, setpgid},
+    thread::{CapabilitySet, capabilities},
 };
 
 use super::{
@@ -31,11 +32,11 @@ use crate::lock::{Error, Kind};
 /// Whether it exists and can be executed is left for the attempt to say.
 ///
 /// # Errors
-/// [`Kind::Usage`] for a set-uid or set-gid command or one with file capabilities, unless we are root.
+/// [`Kind::Usage`] for a set-uid or set-gid command or one with file capabilities, unless we [may kill](may_kill_all) it.
 pub fn check_command(plan: &Plan) -> Result<(), Error> {
     let Some(path) = plan.command.first().and_then(|name| find(name)) else { return Ok(()) };
     let Ok(file) = std::fs::metadata(&path) else { return Ok(()) };
-    if geteuid().is_root() || rustix::thread::no_new_privs().unwrap_or(false) {
+    if may_kill_all() || rustix::thread::no_new_privs().unwrap_or(false) {
         return Ok(());
     }
     let raises = |bit: u32, owner: u32, real: u32, effective: u32| file.mode() & bit != 0 && (owner != real || owner != effective);
@@ -53,6 +54,11 @@ pub fn check_command(plan: &Plan) -> Result<(), Error> {
         .hint(format!("sudo dlock run … -- {name} …")))
 }
 
+/// Whether this process may signal every other one, as root usually may. In a container without `CAP_KILL` root may not.
+pub fn may_kill_all() -> bool {
+    capabilities(None).map_or_else(|_| geteuid().is_root(), |own| own.effective.contains(CapabilitySet::KILL))
+}
+
 /// The file that `execvp` would execute.
 fn find(name: &OsStr) -> Option<PathBuf> {
     let runs = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
@@ -64,11 +70,11 @@ fn find(name: &OsStr) -> Option<PathBuf> {
 }
 
 /// The environment of the command: ours without our options but for `kept`, plus what is given.
-pub fn environment(kept: &[String], given: &[(OsString, OsString)]) -> Vec<CString> {
+pub fn environment(kept: &[String], given: &[(String, String)]) -> Vec<CString> {
     merge(std::env::vars_os(), kept, given)
 }
 
-fn merge(inherited: impl Iterator<Item = (OsString, OsString)>, keep: &[String], given: &[(OsString, OsString)]) -> Vec<CString> {
+fn merge(inherited: impl Iterator<Item = (OsString, OsString)>, keep: &[String], given: &[(String, String)]) -> Vec<CString> {
     let kept = |name: &OsStr| {
         let name = name.as_bytes();
         (!name.starts_with(b"DLOCK_") || keep.iter().any(|kept| kept.as_bytes() == name))
@@ -80,7 +86,8 @@ fn merge(inherited: impl Iterator<Item = (OsString, OsString)>, keep: &[String],
         entry.extend(value.into_vec());
         CString::new(entry).ok()
     };
-    inherited.filter(|(name, _)| kept(name)).chain(given.iter().cloned()).filter_map(join).collect()
+    let given = given.iter().map(|(name, value)| (name.into(), value.into()));
+    inherited.filter(|(name, _)| kept(name)).chain(given).filter_map(join).collect()
 }
 
 /// What the guardian knows about how to execute the command.
@@ -90,6 +97,8 @@ pub struct Launch<'a> {
     /// The process group to join, or `None` for one of its own.
     pub join: Option<Pid>,
     pub cgroup: Option<&'a Cgroup>,
+    /// Whether it can't do without the cgroup.
+    pub must_enter: bool,
     /// The signal mask that dlock was started with.
     pub mask: &'a SignalSet,
 }
@@ -107,7 +116,7 @@ impl Launch<'_> {
     pub fn run(&self) -> io::Result<Launched> {
         let (pipe, report) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let guardian = getpid();
-        let pid = sys::fork_to_exec(&mut || {
+        let pid = sys::fork_to_exec(self.argv.len(), &mut || {
             let (stage, error) = self.become_it(guardian);
             let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
             let mut message = [stage; 5];
@@ -133,9 +142,14 @@ impl Launch<'_> {
         }
         setpgid(None, self.join)?;
         if let Some(cgroup) = self.cgroup {
-            cgroup.enter()?;
+            cgroup.enter().or_else(|error| if self.must_enter { Err(error) } else { Ok(()) })?;
         }
-        sys::set_ignored(libc::SIGPIPE, sys::sigpipe_was_ignored());
+        sys::close_what_was_closed();
+        if self.join.is_some() {
+            // Ctrl-Z before the exec would stop this process with the guardian waiting for the exec.
+            sys::swallow_until_exec(libc::SIGTSTP);
+        }
+        sys::restore_dispositions();
         sys::set_mask(self.mask);
         Ok(())
     }
@@ -182,6 +196,25 @@ mod tests {
         assert!(find(OsStr::new("sh")).unwrap().ends_with("sh"));
         assert_eq!(find(OsStr::new("./no/such")).unwrap(), Path::new("./no/such"));
         assert_eq!(find(OsStr::new("no-such-command-anywhere")), None);
+    }
+
+    #[test]
+    fn a_cgroup_that_cannot_be_entered_is_done_without_unless_it_was_asked_for() {
+        let argv = [c"true".into()];
+        // Whatever is written there fails.
+        let full = Cgroup::entered_by(std::fs::File::options().write(true).open("/dev/full").unwrap().into());
+        for (must_enter, expected) in [(false, Ok(())), (true, Err(CannotStart::System(libc::ENOSPC)))] {
+            let mask = SignalSet::of(&[]);
+            let launch = Launch { argv: &argv, environment: &[], join: None, cgroup: Some(&full), must_enter, mask: &mask };
+            let launched = launch.run().unwrap();
+            // A process that another test forks meanwhile has the pipe as well, for a moment.
+            let verdict = std::iter::repeat_with(|| {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                launched.verdict()
+            });
+            assert_eq!(verdict.take(2_000).flatten().next(), Some(expected));
+            rustix::process::waitpid(Some(launched.pid), rustix::process::WaitOptions::empty()).unwrap();
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{ffi::CString, os::fd::OwnedFd, time::Duration};
 use rustix::{
     event::{PollFd, PollFlags, poll},
     fs::{Mode, OFlags},
-    process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait},
+    process::{Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, kill_process_group, nice, wait},
     time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime},
 };
 
@@ -18,10 +18,11 @@ use super::{
     CannotStart, Contain, Deadlines, Ended, Leftover, OnLost, Outcome, Plan, Why,
     cgroup::{Cgroup, Parent},
     command::{Launch, Launched, environment},
-    hunt::Hunt,
-    message::{Order, Received, Report, receive, transmit},
+    hunt::{Hunt, News},
+    message::{Order, Received, Report, decode, encode, receive, transmit},
     sys::{self, SignalSet},
-    terminal, tree,
+    terminal,
+    tree::{self, Process},
 };
 use crate::{
     lease::BootClock,
@@ -30,6 +31,10 @@ use crate::{
 
 /// How long a cgroup may take to notice that it is empty, and how often it is looked at after that.
 const SETTLE: Duration = Duration::from_millis(50);
+/// How often dlock is continued until it says that it goes on.
+const WAKE: Duration = Duration::from_millis(20);
+/// How much sooner than the command the guardian gets the CPU, where the kernel allows it.
+const NICER: i32 = -10;
 
 /// What the guardian is born with.
 pub struct Setup {
@@ -96,6 +101,14 @@ struct Guardian {
     /// The terminal's foreground was handed from dlock's group to the command's.
     lent: bool,
     outcome: Option<Outcome>,
+    /// The command is stopped now; and dlock knows of it.
+    stopped: bool,
+    stop_told: bool,
+    /// dlock stopped itself because the command was stopped.
+    paused: bool,
+    dlock: Option<Pid>,
+    /// What the signal before KILL found.
+    termed: Vec<Process>,
     /// No child is left to wait for.
     empty: bool,
     emptied: Option<BootTime>,
@@ -107,9 +120,11 @@ struct Guardian {
 impl Guardian {
     fn new(setup: Setup) -> std::io::Result<Self> {
         sys::block_all();
+        let dlock = getppid();
         rustix::process::setpgid(None, None)?;
-        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        let _ = rustix::thread::set_name(c"dlock-guardian");
+        rustix::process::set_child_subreaper(Some(getpid()))?;
+        // `pkill dlock` means dlock: what kills the tree when dlock is gone must outlive it.
+        let _ = rustix::thread::set_name(c"lock-guard");
         let parent = match setup.plan.contain {
             Contain::Group => None,
             Contain::Auto => Parent::find().ok().filter(Parent::is_delegated),
@@ -136,6 +151,11 @@ impl Guardian {
             terminal: None,
             lent: false,
             outcome: None,
+            stopped: false,
+            stop_told: false,
+            paused: false,
+            dlock,
+            termed: Vec::new(),
             empty: true,
             emptied: None,
             leftover_told: false,
@@ -154,7 +174,8 @@ impl Guardian {
             self.learn_verdict();
             self.reap();
             self.judge(BootClock::read());
-            if self.is_done() {
+            self.wake_dlock();
+            if self.is_done() && !self.wakes_dlock() {
                 self.say_goodbye();
                 return;
             }
@@ -182,7 +203,7 @@ impl Guardian {
             }
             Received::Datagram(datagram, descriptors) => {
                 self.lifelines.extend(descriptors);
-                if let Some((number, order)) = Order::decode(&datagram) {
+                if let Some((number, order)) = decode(&datagram) {
                     self.obey(order);
                     self.report(&Report::Ack(number));
                 }
@@ -201,11 +222,12 @@ impl Guardian {
             Order::Lost if self.setup.plan.on_lost != OnLost::Continue => self.kill(Why::Lost),
             Order::Stop(grace) => self.stop(Why::Stop, BootClock::read().plus(grace), Signal::TERM),
             Order::Forward(number) => self.forward(number),
+            Order::Pause(begins) => self.paused = begins,
             Order::Start { .. } | Order::Extend(_) | Order::Lost | Order::Ping => {}
         }
     }
 
-    fn start(&mut self, start_by: BootTime, given: &[(std::ffi::OsString, std::ffi::OsString)]) {
+    fn start(&mut self, start_by: BootTime, given: &[(String, String)]) {
         self.phase = Phase::Running;
         let environment = environment(&self.setup.plan.kept_variables, given);
         let terminal = terminal::controlling();
@@ -221,8 +243,14 @@ impl Guardian {
             Err(_) if self.setup.plan.contain == Contain::Auto => None,
             Err(error) => return self.verdict = Some(Err(system(error))),
         };
-        let launch =
-            Launch { argv: &self.setup.argv, environment: &environment, join, cgroup: self.cgroup.as_ref(), mask: &self.setup.mask };
+        let launch = Launch {
+            argv: &self.setup.argv,
+            environment: &environment,
+            join,
+            cgroup: self.cgroup.as_ref(),
+            must_enter: self.setup.plan.contain == Contain::Cgroup,
+            mask: &self.setup.mask,
+        };
         let now = BootClock::read();
         if now >= start_by {
             return self.verdict = Some(Err(CannotStart::TooLate));
@@ -232,6 +260,8 @@ impl Guardian {
                 self.empty = false;
                 self.command = Some(launched);
                 self.time_up_at = self.setup.plan.max_runtime.map(|most| now.plus(most));
+                // Not before: the command is not to inherit it.
+                let _ = nice(NICER);
             }
             Err(error) => self.verdict = Some(Err(system(error))),
         }
@@ -248,7 +278,7 @@ impl Guardian {
 
     /// Collects all children that ended, orphans of the command included.
     fn reap(&mut self) {
-        while let Some((_, _)) = sys::read_signal(&self.children) {}
+        while sys::read_signal(&self.children).is_some() {}
         if self.empty {
             return;
         }
@@ -274,17 +304,24 @@ impl Guardian {
     fn command_changed(&mut self, status: WaitStatus) {
         self.learn_verdict();
         if let Some(signal) = status.stopping_signal() {
-            // On a terminal dlock stops with its command, as the shell expects. A STOP from elsewhere isn't its concern.
+            self.stopped = true;
+            // On a terminal dlock stops with its command, as the shell expects. Elsewhere it isn't its concern.
             let wants_terminal = [libc::SIGTTIN, libc::SIGTTOU].contains(&signal);
             if wants_terminal && self.lend_terminal() {
                 self.forward(libc::SIGCONT);
             } else if self.joined || (self.terminal.is_some() && (wants_terminal || signal == libc::SIGTSTP)) {
+                self.stop_told = true;
                 self.report(&Report::Stopped(signal));
             }
         } else if status.continued() {
-            self.report(&Report::Continued);
+            self.stopped = false;
+            if std::mem::take(&mut self.stop_told) {
+                self.report(&Report::Continued);
+            }
         } else {
             self.outcome = outcome(status);
+            // Of what the command leaves behind the terminal's keys are for dlock.
+            self.return_terminal();
         }
     }
 
@@ -327,8 +364,7 @@ impl Guardian {
         match self.setup.plan.leftover {
             Leftover::Wait if !self.leftover_told => {
                 self.leftover_told = true;
-                let me = rustix::process::getpid().as_raw_pid();
-                let left = tree::below(me, &[]).unwrap_or_default();
+                let left = tree::below(getpid().as_raw_pid(), &[]).unwrap_or_default();
                 let mut pids: Vec<i32> = left.iter().filter(|process| !process.is_dead()).map(|process| process.pid).collect();
                 pids.extend(self.cgroup.as_ref().map(Cgroup::members).unwrap_or_default());
                 pids.sort_unstable();
@@ -342,27 +378,48 @@ impl Guardian {
     }
 
     fn hunt(&mut self, now: BootTime) {
+        let group = self.group();
         let Phase::Killing(hunt) = &mut self.phase else { return };
         if now < hunt.next_at() {
             return;
         }
-        let stuck = hunt.round(self.cgroup.as_ref(), now);
-        for (pid, why) in stuck {
-            self.report(&Report::Unkillable(pid, why));
+        for news in hunt.round(group, self.cgroup.as_ref(), now) {
+            self.report(&match news {
+                News::Stuck(pid, why) => Report::Unkillable(pid, why),
+                News::Gone(pid) => Report::Gone(pid),
+            });
         }
         // Most are gone by now: no need to wait for the kernel to say so.
         self.reap();
+    }
+
+    /// The command, unless it was reaped.
+    fn alive(&self) -> Option<Pid> {
+        self.command.as_ref().filter(|_| self.outcome.is_none()).map(|command| command.pid)
+    }
+
+    /// The command's own process group, as long as its number can't have come to mean another one.
+    fn group(&self) -> Option<Pid> {
+        self.alive().filter(|_| !self.joined)
     }
 
     fn stop(&mut self, why: Why, kill_at: BootTime, signal: Signal) {
         if matches!(self.phase, Phase::Running) {
             self.phase = Phase::Stopping(kill_at);
             self.why.get_or_insert(why);
-            if tree::signal_all(rustix::process::getpid().as_raw_pid(), &[], signal).is_err() {
-                // Without /proc the command is the only one that we can name.
-                if let Some(command) = self.command.as_ref().filter(|_| self.outcome.is_none()) {
-                    let _ = kill_process(command.pid, signal);
-                    let _ = kill_process(command.pid, Signal::CONT);
+            let group = self.group();
+            if let Some(group) = group {
+                let _ = kill_process_group(group, signal);
+                let _ = kill_process_group(group, Signal::CONT);
+            }
+            match tree::signal_all(getpid().as_raw_pid(), &[], group, signal) {
+                Ok(found) => self.termed = found,
+                // Without /proc the command and its group are all that we can name.
+                Err(_) => {
+                    if let Some(command) = self.alive().filter(|_| group.is_none()) {
+                        let _ = kill_process(command, signal);
+                        let _ = kill_process(command, Signal::CONT);
+                    }
                 }
             }
         } else if let Phase::Stopping(before) = self.phase {
@@ -378,14 +435,13 @@ impl Guardian {
     }
 
     fn begin_killing(&mut self, now: BootTime) {
-        let me = rustix::process::getpid().as_raw_pid();
-        let alive = self.command.as_ref().filter(|_| self.outcome.is_none());
-        if let Some(command) = alive {
-            // The one that we can name without looking.
-            let _ = kill_process(command.pid, Signal::KILL);
-        }
-        let group = alive.filter(|_| !self.joined).map(|command| command.pid);
-        self.phase = Phase::Killing(Hunt::new(me, Vec::new(), group, now));
+        // What can be named without looking.
+        let _ = match (self.group(), self.alive()) {
+            (Some(group), _) => kill_process_group(group, Signal::KILL),
+            (None, Some(command)) => kill_process(command, Signal::KILL),
+            (None, None) => Ok(()),
+        };
+        self.phase = Phase::Killing(Hunt::new(getpid().as_raw_pid(), Vec::new(), std::mem::take(&mut self.termed), now));
     }
 
     fn is_done(&self) -> bool {
@@ -425,12 +481,15 @@ impl Guardian {
             Some(Err(why)) => Report::CannotStart(why),
             _ => Report::Ended(Ended { outcome: self.outcome, stopped: self.why, leftover_left }),
         };
-        self.report(&last);
+        // All else can do without an answer. This is what the exit status is made of: it waits for a dlock that is stopped.
+        while transmit(&self.setup.socket, &encode(&last), &[]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock) {
+            let _ = poll(&mut [PollFd::new(&self.setup.socket, PollFlags::OUT)], None);
+        }
     }
 
     fn report(&self, report: &Report) {
         // If dlock doesn't read or is gone, the tree is still ours to look after.
-        let _ = transmit(&self.setup.socket, &report.encode(), &[]);
+        let _ = transmit(&self.setup.socket, &encode(report), &[]);
     }
 
     /// Until an order, a child or the next deadline comes.
@@ -449,7 +508,8 @@ impl Guardian {
             let now = BootClock::read();
             now.plus(if now.since(emptied) < SETTLE { Duration::from_millis(1) } else { SETTLE })
         });
-        arm(&self.timer, [next, look_again].into_iter().flatten().min());
+        let wake = self.wakes_dlock().then(|| BootClock::read().plus(WAKE));
+        arm(&self.timer, [next, look_again, wake].into_iter().flatten().min());
         let mut sources = vec![PollFd::new(&self.children, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
         if !self.orphaned {
             sources.push(PollFd::new(&self.setup.socket, PollFlags::IN));

@@ -1,6 +1,6 @@
 //! Killing a tree in rounds: find, kill, look again, until the kernel says that no child is left.
 //!
-//! One round never waits. Whoever runs it reaps in between and decides when the next one is due.
+//! One round never waits. Its caller reaps in between and decides when the next one is due.
 
 use std::time::Duration;
 
@@ -26,13 +26,22 @@ const CHASE: Duration = Duration::from_millis(40);
 pub struct Hunt {
     root: i32,
     spared: Vec<Process>,
-    /// The command's process group, if it has one of its own and can't have been reused: for when /proc can't be read.
-    group: Option<Pid>,
+    /// What the signal before KILL found. It is killed before anything is looked for.
+    known: Vec<Process>,
     seen: Vec<Seen>,
     began: BootTime,
     pause: Duration,
     told_unseen: bool,
     next_at: BootTime,
+}
+
+/// What became clear of a process in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// It can't be killed (yet). 0 is a process that can't be seen.
+    Stuck(i32, Unkillable),
+    /// It was stuck, and is gone.
+    Gone(i32),
 }
 
 #[derive(Debug)]
@@ -43,9 +52,9 @@ struct Seen {
 }
 
 impl Hunt {
-    /// A hunt below `root` that leaves `spared` alone.
-    pub fn new(root: i32, spared: Vec<Process>, group: Option<Pid>, now: BootTime) -> Self {
-        Self { root, spared, group, seen: Vec::new(), began: now, pause: PAUSE, told_unseen: false, next_at: now }
+    /// A hunt below `root` that leaves `spared` alone, and begins with `known`.
+    pub fn new(root: i32, spared: Vec<Process>, known: Vec<Process>, now: BootTime) -> Self {
+        Self { root, spared, known, seen: Vec::new(), began: now, pause: PAUSE, told_unseen: false, next_at: now }
     }
 
     /// When the next round is due.
@@ -53,44 +62,54 @@ impl Hunt {
         self.next_at
     }
 
-    /// Kills all that it finds. Returns what turned out to be unkillable since the last time.
-    pub fn round(&mut self, cgroup: Option<&Cgroup>, now: BootTime) -> Vec<(i32, Unkillable)> {
+    /// Kills all that it finds, beginning with the command's process group, if that is still the command's.
+    pub fn round(&mut self, group: Option<Pid>, cgroup: Option<&Cgroup>, now: BootTime) -> Vec<News> {
+        // One call for most of the tree. Where CPU time is short, it is what the tree itself would use meanwhile.
+        if let Some(group) = group {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
         if let Some(cgroup) = cgroup {
             cgroup.kill();
         }
-        let mut stuck = Vec::new();
-        let mut news = true;
-        while news && BootClock::read().since(now) < CHASE {
-            let found = tree::below(self.root, &self.spared).unwrap_or_default();
-            news = self.kill(&found, now, &mut stuck);
-            // Also if /proc can't be read. Not for long: once its last member is gone, the number may be somebody else's.
-            if found.iter().all(Process::is_dead) && now.since(self.began) < STUCK {
-                self.kill_blindly();
-            }
+        for process in std::mem::take(&mut self.known) {
+            let _ = tree::signal(&process, self.root, Signal::KILL);
+        }
+        let mut news = Vec::new();
+        let mut more = true;
+        while more && BootClock::read().since(now) < CHASE {
+            more = self.kill(now, &mut news);
         }
         if self.seen.is_empty() && !self.told_unseen && now.since(self.began) >= STUCK {
             self.told_unseen = true;
-            stuck.push((0, Unkillable::Unknown));
+            news.push(News::Stuck(0, Unkillable::Unknown));
+        } else if self.told_unseen && !self.seen.is_empty() {
+            self.told_unseen = false;
+            news.push(News::Gone(0));
         }
         self.next_at = now.plus(self.pause);
-        if !news {
+        if !more {
             self.pause = (self.pause * 2).min(MAX_PAUSE);
         }
-        stuck
+        news
     }
 
-    /// Kills each; whether there were new ones among them, which may have had children that this look missed.
-    fn kill(&mut self, found: &[Process], now: BootTime, stuck: &mut Vec<(i32, Unkillable)>) -> bool {
-        let mut news = false;
-        self.seen.retain(|seen| found.iter().any(|process| process.pid == seen.process.pid && process.started == seen.process.started));
-        for process in found {
+    /// Kills each that is there; whether there were new ones, which may have had children that this look missed.
+    fn kill(&mut self, now: BootTime, news: &mut Vec<News>) -> bool {
+        let mut found = Vec::new();
+        let _ = tree::walk(self.root, &self.spared, |one| found.push((one.process, one.send(Signal::KILL))));
+        let there =
+            |seen: &Seen| found.iter().any(|(process, _)| process.pid == seen.process.pid && process.started == seen.process.started);
+        for gone in self.seen.extract_if(.., |seen| !there(seen)).filter(|seen| seen.told.is_some()) {
+            news.push(News::Gone(gone.process.pid));
+        }
+        let mut more = false;
+        for (process, sent) in found {
             let known = self.seen.iter().position(|seen| seen.process.pid == process.pid);
             let index = known.unwrap_or_else(|| {
-                news |= !process.is_dead();
-                self.seen.push(Seen { process: *process, since: now, told: None });
+                more |= !process.is_dead();
+                self.seen.push(Seen { process, since: now, told: None });
                 self.seen.len() - 1
             });
-            let sent = tree::signal(process, self.root, Signal::KILL);
             let seen = &mut self.seen[index];
             let late = now.since(seen.since) >= STUCK;
             let why = match sent {
@@ -100,17 +119,11 @@ impl Hunt {
                 _ if process.state == b'D' => Some(Unkillable::Uninterruptible),
                 _ => Some(Unkillable::Unknown),
             };
-            if why.is_some() && why != seen.told {
-                seen.told = why;
-                stuck.extend(why.map(|why| (process.pid, why)));
+            if let Some(why) = why.filter(|_| why != seen.told) {
+                seen.told = Some(why);
+                news.push(News::Stuck(process.pid, why));
             }
         }
-        news
-    }
-
-    fn kill_blindly(&self) {
-        if let Some(group) = self.group {
-            let _ = kill_process_group(group, Signal::KILL);
-        }
+        more
     }
 }

@@ -40,11 +40,13 @@ pub struct Detach {
 /// If there can be no more processes or descriptors.
 pub fn fork_keeper() -> io::Result<Keeper> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+    // Whoever ignores it has the kernel reap the worker, and its status with it.
+    sys::set_ignored(libc::SIGCHLD, false);
     match sys::fork()? {
         Fork::Child => {
             set_parent_process_death_signal(Some(Signal::TERM))?;
             drop(read);
-            close_others(&write)?;
+            close_others(&[&write])?;
             Ok(Keeper::Worker(Detach { caller: write.into() }))
         }
         Fork::Parent(worker) => {
@@ -74,13 +76,13 @@ pub fn fork_keeper() -> io::Result<Keeper> {
     }
 }
 
-/// Closes all descriptors above the standard ones but `kept`.
-fn close_others(kept: &OwnedFd) -> io::Result<()> {
+/// Closes all descriptors above the standard ones but those that are `kept`.
+pub(super) fn close_others(kept: &[&OwnedFd]) -> io::Result<()> {
     use std::os::fd::AsRawFd as _;
     let listed = std::fs::read_dir("/proc/self/fd")?;
     let open: Vec<i32> = listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     for number in open {
-        if number > 2 && number != kept.as_raw_fd() {
+        if number > 2 && kept.iter().all(|kept| kept.as_raw_fd() != number) {
             sys::close(number);
         }
     }
@@ -94,6 +96,8 @@ impl Detach {
     /// If that can't be had; then the caller is told nothing yet.
     pub fn detach(mut self, status: u8) -> io::Result<()> {
         let null = open("/dev/null", OFlags::RDWR, Mode::empty())?;
+        // A folder that a daemon is in can't be unmounted.
+        rustix::process::chdir("/")?;
         set_parent_process_death_signal(None)?;
         // Not the leader of a group, having been forked; if it is, it has a session of its own already.
         let _ = setsid();

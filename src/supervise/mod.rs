@@ -12,7 +12,8 @@
 //! that there is no child left to wait for; what can't be killed is therefore never reported as gone.
 //!
 //! Not covered: dlock *and* guardian killed by pid at the same instant (the command itself dies even then), a frozen
-//! host, and work that the command had others do for it (`systemd-run`, `at`, a container daemon).
+//! host, work that the command had others do for it (`systemd-run`, `at`, a container daemon), and a process that moves to
+//! another PID namespace: its orphans become children of that namespace's first process, never the guardian's.
 //!
 //! Nothing here knows locks or stores: it is given deadlines and tells what became of the command. It never prints.
 
@@ -22,6 +23,7 @@ mod guardian;
 mod hunt;
 mod keeper;
 mod message;
+mod monitor;
 mod signals;
 mod supervisor;
 mod sys;
@@ -31,16 +33,25 @@ mod tree;
 
 use std::{ffi::OsString, time::Duration};
 
-pub use command::check_command;
+use serde::{Deserialize, Serialize};
+
+pub use command::{check_command, may_kill_all};
 pub use keeper::{Detach, Keeper, fork_keeper};
-pub use signals::{Signal, Signals, reraise, stop_self};
+pub use monitor::{Monitor, fork_monitor};
+pub use signals::{Signal, Signals, reraise, stop_self, unblock as unblock_signals};
 pub use supervisor::{Guardian, Supervisor, fork_guardian};
-pub use sys::watch as watch_fd;
+pub use sys::{survive_large_files, watch as watch_fd};
+pub use tree::name as process_name;
 
 use crate::{
     exit,
     lock::{BootTime, Error, Kind},
 };
+
+/// Whether the keys of a terminal are for dlock: it has one, and is in its foreground.
+pub fn has_keyboard() -> bool {
+    terminal::controlling().zip(sys::own_group()).is_some_and(|(terminal, group)| terminal::is_foreground(&terminal, group))
+}
 
 /// Everything about the command that is known before the lock is taken.
 #[derive(Clone, Debug)]
@@ -119,7 +130,7 @@ impl Plan {
 }
 
 /// When the command is told to end, and when it is made to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deadlines {
     /// TERM comes then.
     pub term_at: BootTime,
@@ -137,7 +148,7 @@ pub enum Event {
     },
     /// It was never executed, and nothing of it is left. The last event.
     CannotStart(CannotStart),
-    /// It was stopped by this signal on a terminal: renew once more, then [`stop_self`].
+    /// It was stopped by this signal on a terminal. Where that is what the user wants, call [`Supervisor::stop_with_command`].
     Stopped {
         /// What stopped it.
         signal: i32,
@@ -160,6 +171,11 @@ pub enum Event {
         /// What is in the way.
         why: Unkillable,
     },
+    /// A process that could not be killed is gone.
+    Gone {
+        /// The process; 0 if it couldn't be seen.
+        pid: i32,
+    },
     /// The guardian is gone, or doesn't answer and was killed. dlock stops what is left; [`Event::Ended`] follows.
     GuardianLost {
         /// Whether it was there, but didn't answer.
@@ -170,7 +186,7 @@ pub enum Event {
 }
 
 /// How it all ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     /// How the command itself ended; `None` if that can't be known any more, or it was never started.
     pub outcome: Option<Outcome>,
@@ -181,7 +197,7 @@ pub struct Ended {
 }
 
 /// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// By itself, with this status.
     Exited(u8),
@@ -200,7 +216,7 @@ impl Outcome {
 }
 
 /// Why the tree was stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Why {
     /// The lease ran out.
     Deadline,
@@ -219,7 +235,7 @@ pub enum Why {
 }
 
 /// Why a command was not executed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CannotStart {
     /// Too little of the lease was left.
     TooLate,
@@ -257,7 +273,7 @@ impl std::fmt::Display for CannotStart {
 }
 
 /// What keeps a process from being killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unkillable {
     /// It runs with rights that dlock doesn't have.
     NotPermitted,

@@ -18,11 +18,14 @@ const SI_KERNEL: i32 = 0x80;
 
 /// Blocks the handled signals and SIGCHLD, whose default action is restored. Returns the mask before.
 ///
+/// Also TTIN and TTOU: a process in the background that reads from its terminal gets an error then, and one that writes with `stty tostop`
+/// writes, where they would stop it, and its renewals.
+///
 /// Signals that were ignored when dlock was started (nohup, a shell's background job) stay ignored and untouched.
 pub(super) fn block() -> SignalSet {
     sys::set_ignored(libc::SIGCHLD, false);
     let mut blocked = handled();
-    blocked.push(libc::SIGCHLD);
+    blocked.extend([libc::SIGCHLD, libc::SIGTTIN, libc::SIGTTOU]);
     sys::block(&SignalSet::of(&blocked))
 }
 
@@ -37,6 +40,8 @@ pub struct Signal {
     pub number: i32,
     /// Whether it came from the terminal (Ctrl-C, a hang-up, a new size), which sends it to the whole foreground group.
     pub from_terminal: bool,
+    /// The process that sent it; 0 if the kernel did.
+    pub sender: i32,
 }
 
 impl Signal {
@@ -75,8 +80,8 @@ impl Signals {
     /// The next signal. Cancel safe.
     pub async fn next(&mut self) -> Signal {
         loop {
-            if let Some((number, code)) = sys::read_signal(self.fd.get_ref()) {
-                return Signal { number, from_terminal: code == SI_KERNEL };
+            if let Some((number, code, sender)) = sys::read_signal(self.fd.get_ref()) {
+                return Signal { number, from_terminal: code == SI_KERNEL, sender };
             }
             match self.fd.readable().await {
                 Ok(mut ready) => ready.clear_ready(),
@@ -84,6 +89,13 @@ impl Signals {
             }
         }
     }
+}
+
+/// Lets signals end this process as they end any other one. To be called when nothing is held any more.
+pub fn unblock() {
+    let mut ending = handled();
+    ending.retain(|signal| ![libc::SIGTSTP, libc::SIGCONT, libc::SIGWINCH].contains(signal));
+    sys::unblock(&SignalSet::of(&ending));
 }
 
 /// Stops dlock as `signal` (TSTP, TTIN, TTOU, STOP) would have, and returns when it was continued.

@@ -4,7 +4,7 @@
 
 use std::{
     collections::VecDeque,
-    ffi::{CString, OsString},
+    ffi::CString,
     io,
     os::{fd::OwnedFd, unix::ffi::OsStringExt},
     time::Duration,
@@ -13,7 +13,7 @@ use std::{
 use rustix::{
     io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
-    process::{Pid, Signal as Signo, WaitOptions, getpid, kill_process, set_child_subreaper, wait, waitpid},
+    process::{Pid, Signal as Signo, WaitOptions, getpid, kill_process, kill_process_group, set_child_subreaper, wait, waitpid},
     time::{TimerfdClockId, TimerfdFlags, timerfd_create},
 };
 use tokio::io::unix::AsyncFd;
@@ -21,7 +21,8 @@ use tokio::io::unix::AsyncFd;
 use super::{
     Deadlines, Ended, Event, OnLost, Plan, Signal, Why, cgroup,
     guardian::{Setup, arm, live},
-    message::{Order, Received, Report, receive, transmit},
+    hunt::News,
+    message::{Order, Received, Report, decode, encode, receive, transmit},
     signals,
     sys::{self, Fork, SignalSet},
     takeover::Takeover,
@@ -60,7 +61,7 @@ pub fn fork_guardian(plan: Plan, last_resort: Option<LastResort>) -> io::Result<
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is no command"));
     }
     // Before the guardian is one of them. Nearly always the kernel says at once that there are none.
-    let spared = if matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD)) { Vec::new() } else { tree::children() };
+    let spared = if matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD)) { Vec::new() } else { tree::children(&[]).unwrap_or_default() };
     let mask = signals::block();
     set_child_subreaper(Some(getpid()))?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -121,7 +122,7 @@ impl Guardian {
     }
 }
 
-/// A guardian without a command has nothing to look after.
+/// A guardian without a command has nothing to look after, or nothing any more.
 fn end_idle(guardian: Pid) {
     let _ = kill_process(guardian, Signo::KILL);
     reap_one(guardian);
@@ -181,7 +182,7 @@ impl Supervisor {
     /// If the environment is longer than a message can be; nothing was started then.
     pub fn start(
         &mut self,
-        environment: &[(OsString, OsString)],
+        environment: &[(String, String)],
         start_by: BootTime,
         deadlines: Deadlines,
         lifelines: &[OwnedFd],
@@ -217,17 +218,35 @@ impl Supervisor {
     }
 
     /// Stops the command in order: TERM to the tree, `grace`, KILL. Go on renewing and extending meanwhile.
+    ///
+    /// Asked for again, it counts if it brings KILL forward.
     pub fn stop(&mut self, grace: Duration) {
-        if self.stopping.is_none() {
-            let now = BootClock::read();
-            self.stopping = Some(Deadlines { term_at: now, kill_at: now.plus(grace) });
+        let now = BootClock::read();
+        let kill_at = now.plus(grace);
+        if self.stopping.is_none_or(|before| kill_at < before.kill_at) {
+            self.stopping = Some(Deadlines { term_at: self.stopping.map_or(now, |before| before.term_at), kill_at });
+            if let Some(takeover) = &mut self.takeover {
+                takeover.hurry(kill_at);
+            }
             let _ = self.order(&Order::Stop(grace), None);
         }
     }
 
-    /// Passes a signal on to the command, unless the terminal has sent it there already.
+    /// Stops dlock as `signal` would have, together with its command, and returns when it was continued.
+    ///
+    /// The guardian continues it when the command is no longer stopped. Check the deadline before anything else then: any time
+    /// may have passed.
+    pub fn stop_with_command(&mut self, signal: i32) {
+        // Without a guardian nothing would continue it.
+        if self.order(&Order::Pause(true), None).is_ok() {
+            signals::stop_self(signal);
+            let _ = self.order(&Order::Pause(false), None);
+        }
+    }
+
+    /// Passes a signal on to the command, unless the terminal has sent it there already, or the guardian is who sent it.
     pub fn forward(&mut self, signal: Signal) {
-        if !(signal.from_terminal && self.joined) {
+        if !(signal.from_terminal && self.joined) && signal.sender != self.guardian() {
             let _ = self.order(&Order::Forward(signal.number), None);
         }
     }
@@ -247,7 +266,8 @@ impl Supervisor {
     /// Reaps the guardian after the last event. Best done after the lock was released: it takes a moment to end.
     pub fn finish(self) {
         if self.over && !self.reaped {
-            reap_one(self.guardian);
+            // It has said its last word. Where it is stopped, its end must not be waited for.
+            end_idle(self.guardian);
         }
     }
 
@@ -278,7 +298,7 @@ impl Supervisor {
 
     fn order_with(&mut self, order: &Order, deadlines: Option<Deadlines>, descriptors: &[OwnedFd]) -> io::Result<()> {
         self.sent += 1;
-        let sent = transmit(self.socket.get_ref(), &order.encode(self.sent), descriptors);
+        let sent = transmit(self.socket.get_ref(), &encode(&(self.sent, order)), descriptors);
         if !matches!(&sent, Err(error) if error.kind() == io::ErrorKind::InvalidInput) {
             // Also when it couldn't be sent: a full socket is a guardian that doesn't read.
             self.unanswered.push_back(Unanswered { number: self.sent, since: BootClock::read(), deadlines });
@@ -293,7 +313,7 @@ impl Supervisor {
                 Received::Closed => self.closed = true,
                 Received::Datagram(datagram, _) => {
                     self.heard = BootClock::read();
-                    if let Some(report) = Report::decode(&datagram) {
+                    if let Some(report) = decode(&datagram) {
                         self.take_in(report);
                     }
                 }
@@ -335,6 +355,7 @@ impl Supervisor {
                 Event::DeadlineTerm
             }
             Report::Unkillable(pid, why) => Event::Unkillable { pid, why },
+            Report::Gone(pid) => Event::Gone { pid },
             Report::Ended(ended) => {
                 self.over = true;
                 Event::Ended(ended)
@@ -374,8 +395,10 @@ impl Supervisor {
     fn judge(&mut self, now: BootTime) {
         if let Some(takeover) = &mut self.takeover {
             if !self.over {
-                let stuck = takeover.step(now);
-                self.events.extend(stuck.into_iter().map(|(pid, why)| Event::Unkillable { pid, why }));
+                self.events.extend(takeover.step(now).into_iter().map(|news| match news {
+                    News::Stuck(pid, why) => Event::Unkillable { pid, why },
+                    News::Gone(pid) => Event::Gone { pid },
+                }));
                 if takeover.is_done() {
                     self.over = true;
                     self.reaped = true;
@@ -395,7 +418,12 @@ impl Supervisor {
         } else if late && !self.termed {
             // It may only be slow, so it gets its chance to reap; the command gets all of its grace.
             self.termed = true;
-            let _ = tree::signal_all(self.guardian.as_raw_pid(), &[], Signo::TERM);
+            let group = self.command.and_then(|command| tree::led_group(command, self.guardian));
+            if let Some(group) = group {
+                let _ = kill_process_group(group, Signo::TERM);
+                let _ = kill_process_group(group, Signo::CONT);
+            }
+            let _ = tree::signal_all(self.guardian.as_raw_pid(), &[], group, Signo::TERM);
             if self.acknowledged.is_some_and(|deadlines| now >= deadlines.term_at) && !self.lapsed {
                 self.lapsed = true;
                 self.events.push_back(Event::DeadlineTerm);
@@ -430,13 +458,16 @@ impl Supervisor {
             return;
         }
         let kill_at = if frozen {
+            if let Some(group) = self.command.and_then(|command| tree::led_group(command, self.guardian)) {
+                let _ = kill_process_group(group, Signo::KILL);
+            }
             let _ = kill_process(self.guardian, Signo::KILL);
             now
         } else {
             let deadline = self.due().map(|due| due.kill_at);
             deadline.into_iter().fold(now.plus(self.plan.grace), BootTime::min)
         };
-        self.takeover = Some(Takeover::begin(std::mem::take(&mut self.spared), self.command, &self.cgroup, kill_at));
+        self.takeover = Some(Takeover::begin(std::mem::take(&mut self.spared), self.command, &self.cgroup, kill_at, now));
         self.judge(now);
     }
 }

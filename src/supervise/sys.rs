@@ -9,7 +9,7 @@ use std::{
     io, mem,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     ptr,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU8, Ordering},
 };
 
 use rustix::process::{Pid, Signal};
@@ -37,7 +37,8 @@ pub fn fork() -> io::Result<Fork> {
 /// waits until it has. Nothing is copied, so that a large parent starts a small command as fast as a small one does.
 ///
 /// What `work` changes in memory is changed for the caller too; signal mask, dispositions and descriptors are its own.
-pub fn fork_to_exec(work: &mut dyn FnMut()) -> io::Result<Pid> {
+/// `arguments` is how many the command gets: [`exec`] needs more stack for more of them.
+pub fn fork_to_exec(arguments: usize, work: &mut dyn FnMut()) -> io::Result<Pid> {
     struct Work<'a>(&'a mut dyn FnMut());
     extern "C" fn enter(work: *mut libc::c_void) -> libc::c_int {
         // SAFETY: the pointer below, to a value that lives until this process has ended or called exec.
@@ -45,13 +46,49 @@ pub fn fork_to_exec(work: &mut dyn FnMut()) -> io::Result<Pid> {
         (work.0)();
         127
     }
-    // execvp lays out the arguments of a script on it; the kernel allows 2 MiB of them. Only what is used is ever touched.
-    let mut stack = vec![0_u128; 4 << 20 >> 4];
+    // execvp lays out the list of a script's arguments on it anew, and each path that it tries. Only what is used is ever touched.
+    let stack = Stack::new((256 << 10) + arguments.saturating_mul(2 * mem::size_of::<*const libc::c_char>()))?;
     let mut work = Work(work);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // SAFETY: the stack is aligned and large enough; the caller is suspended, and as the only thread nobody else uses its memory.
-    let pid = unsafe { libc::clone(enter, stack.as_mut_ptr_range().end.cast(), flags, (&raw mut work).cast()) };
+    let pid = unsafe { libc::clone(enter, stack.top(), flags, (&raw mut work).cast()) };
     Pid::from_raw(pid).filter(|_| pid > 0).ok_or_else(io::Error::last_os_error)
+}
+
+/// Memory for a stack, above a guard that no process may touch.
+struct Stack {
+    base: *mut libc::c_void,
+    length: usize,
+}
+
+impl Stack {
+    /// As large as any page.
+    const GUARD: usize = 64 << 10;
+
+    fn new(size: usize) -> io::Result<Self> {
+        let length = size.next_multiple_of(Self::GUARD).saturating_add(Self::GUARD);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping, which replaces none.
+        let base = unsafe { libc::mmap(ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let stack = Self { base, length };
+        // SAFETY: its lowest pages, which nothing uses yet.
+        if unsafe { libc::mprotect(stack.base, Self::GUARD, libc::PROT_NONE) } == 0 { Ok(stack) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Where it begins: stacks grow down.
+    fn top(&self) -> *mut libc::c_void {
+        self.base.wrapping_byte_add(self.length)
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and the process that used it has ended or called exec.
+        unsafe { libc::munmap(self.base, self.length) };
+    }
 }
 
 /// Closes a descriptor that came from whoever started this process, and that nothing here owns.
@@ -151,6 +188,16 @@ pub fn set_ignored(signal: i32, ignored: bool) {
     unsafe { libc::signal(signal, if ignored { libc::SIG_IGN } else { libc::SIG_DFL }) };
 }
 
+/// Has the signal do nothing until the next exec, unless it is ignored for longer.
+pub fn swallow_until_exec(signal: i32) {
+    extern "C" fn nothing(_: libc::c_int) {}
+    if !is_ignored(signal) {
+        let handler = nothing as extern "C" fn(libc::c_int);
+        // SAFETY: a handler that does nothing may run at any time.
+        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+    }
+}
+
 /// Sends a signal to this process.
 pub fn raise(signal: i32) {
     // SAFETY: always sound.
@@ -177,8 +224,8 @@ pub fn signalfd(set: &SignalSet) -> io::Result<OwnedFd> {
     }
 }
 
-/// The next signal from a [`signalfd`], with its `si_code`; `None` if there is none.
-pub fn read_signal(fd: &OwnedFd) -> Option<(i32, i32)> {
+/// The next signal from a [`signalfd`], with its `si_code` and its sender; `None` if there is none.
+pub fn read_signal(fd: &OwnedFd) -> Option<(i32, i32, i32)> {
     // SAFETY: the kernel fills exactly one record, or nothing.
     unsafe {
         let mut info: libc::signalfd_siginfo = mem::zeroed();
@@ -187,25 +234,44 @@ pub fn read_signal(fd: &OwnedFd) -> Option<(i32, i32)> {
         if usize::try_from(got).ok() != Some(size) {
             return None;
         }
-        Some((i32::try_from(info.ssi_signo).ok()?, info.ssi_code))
+        Some((i32::try_from(info.ssi_signo).ok()?, info.ssi_code, info.ssi_pid.cast_signed()))
     }
 }
 
 static SIGPIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+/// One bit for each of stdin, stdout and stderr that was closed.
+static WAS_CLOSED: AtomicU8 = AtomicU8::new(0);
+static SIGXFSZ_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// Rust's runtime ignores SIGPIPE before `main`; what it was before that is read here, even earlier.
-extern "C" fn remember_sigpipe() {
+/// Rust's runtime ignores SIGPIPE before `main` and opens `/dev/null` for what is closed; how it was before is read here, even earlier.
+extern "C" fn remember_start() {
     SIGPIPE_WAS_IGNORED.store(is_ignored(libc::SIGPIPE), Ordering::Relaxed);
+    // SAFETY: only asks for the flags of three numbers.
+    let closed = |number: &i32| unsafe { libc::fcntl(*number, libc::F_GETFD) } < 0;
+    WAS_CLOSED.store((0..3).filter(closed).map(|number| 1 << number).sum(), Ordering::Relaxed);
 }
 
-// SAFETY: the loader calls it once, before `main`; it only reads a disposition and writes an atomic.
+// SAFETY: the loader calls it once, before `main`; it only reads dispositions and flags and writes atomics.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static BEFORE_MAIN: extern "C" fn() = remember_sigpipe;
+static BEFORE_MAIN: extern "C" fn() = remember_start;
 
-/// Whether SIGPIPE was ignored when this program was executed.
-pub fn sigpipe_was_ignored() -> bool {
-    SIGPIPE_WAS_IGNORED.load(Ordering::Relaxed)
+/// Closes those of stdin, stdout and stderr that were closed when this program was executed.
+pub fn close_what_was_closed() {
+    let closed = WAS_CLOSED.load(Ordering::Relaxed);
+    (0..3).filter(|number| closed & 1 << number != 0).for_each(close);
+}
+
+/// Has a write beyond `ulimit -f` fail, as on a full disk, instead of ending this process and those that it forks.
+pub fn survive_large_files() {
+    SIGXFSZ_WAS_IGNORED.store(is_ignored(libc::SIGXFSZ), Ordering::Relaxed);
+    set_ignored(libc::SIGXFSZ, true);
+}
+
+/// Gives SIGPIPE and SIGXFSZ the dispositions that they had when this program was executed.
+pub fn restore_dispositions() {
+    set_ignored(libc::SIGPIPE, SIGPIPE_WAS_IGNORED.load(Ordering::Relaxed));
+    set_ignored(libc::SIGXFSZ, SIGXFSZ_WAS_IGNORED.load(Ordering::Relaxed));
 }
 
 /// Watches a descriptor for being readable, inside the runtime.

@@ -5,14 +5,14 @@
 
 use rustix::{
     io::Errno,
-    process::{Pid, Signal, WaitOptions, getpid, wait},
+    process::{Pid, Signal, WaitOptions, getpid, kill_process_group, wait},
 };
 
 use super::{
-    Outcome, Unkillable,
+    Outcome,
     cgroup::{Cgroup, Parent},
     guardian::outcome,
-    hunt::Hunt,
+    hunt::{Hunt, News},
     tree::{self, Process},
 };
 use crate::lock::BootTime;
@@ -27,18 +27,28 @@ pub struct Takeover {
     pub outcome: Option<Outcome>,
     cgroup: Option<Cgroup>,
     kill_at: BootTime,
+    /// What TERM found.
+    termed: Vec<Process>,
     hunt: Option<Hunt>,
     empty: bool,
 }
 
 impl Takeover {
-    /// Sends TERM to all that is left; KILL comes at `kill_at`.
-    pub fn begin(spared: Vec<Process>, command: Option<Pid>, cgroup: &str, kill_at: BootTime) -> Self {
+    /// Sends TERM to all that is left, unless KILL is due already; it comes at `kill_at`.
+    pub fn begin(spared: Vec<Process>, command: Option<Pid>, cgroup: &str, kill_at: BootTime, now: BootTime) -> Self {
         let me = getpid().as_raw_pid();
+        let mut termed = Vec::new();
+        if now < kill_at {
+            let group = command.and_then(|command| tree::led_group(command, getpid()));
+            if let Some(group) = group {
+                let _ = kill_process_group(group, Signal::TERM);
+                let _ = kill_process_group(group, Signal::CONT);
+            }
+            // Without /proc only the cgroup is left to kill; the command itself dies with the guardian.
+            termed = tree::signal_all(me, &spared, group, Signal::TERM).unwrap_or_default();
+        }
         let cgroup = Parent::find().ok().and_then(|parent| parent.existing(cgroup));
-        // Without /proc only the cgroup is left to kill; the command itself dies with the guardian.
-        let _ = tree::signal_all(me, &spared, Signal::TERM);
-        Self { me, spared, command, outcome: None, cgroup, kill_at, hunt: None, empty: false }
+        Self { me, spared, command, outcome: None, cgroup, kill_at, termed, hunt: None, empty: false }
     }
 
     /// Brings KILL forward.
@@ -56,21 +66,23 @@ impl Takeover {
         self.empty
     }
 
-    /// Reaps, and kills what is due. Returns what turned out to be unkillable.
-    pub fn step(&mut self, now: BootTime) -> Vec<(i32, Unkillable)> {
+    /// Reaps, and kills what is due. Returns what that told of processes that don't end.
+    pub fn step(&mut self, now: BootTime) -> Vec<News> {
         self.reap(now);
-        let mut stuck = Vec::new();
+        let mut news = Vec::new();
         if !self.empty && now >= self.kill_at {
-            let hunt = self.hunt.get_or_insert_with(|| Hunt::new(self.me, self.spared.clone(), None, now));
+            let termed = &mut self.termed;
+            let hunt = self.hunt.get_or_insert_with(|| Hunt::new(self.me, self.spared.clone(), std::mem::take(termed), now));
             if now >= hunt.next_at() {
-                stuck = hunt.round(self.cgroup.as_ref(), now);
+                let group = self.command.filter(|_| self.outcome.is_none()).and_then(|command| tree::led_group(command, getpid()));
+                news = hunt.round(group, self.cgroup.as_ref(), now);
                 self.reap(now);
             }
         }
         if let Some(cgroup) = self.cgroup.take_if(|_| self.empty) {
             cgroup.remove();
         }
-        stuck
+        news
     }
 
     fn reap(&mut self, now: BootTime) {
@@ -79,8 +91,8 @@ impl Takeover {
                 Ok(Some((pid, status))) if Some(pid) == self.command => self.outcome = outcome(status),
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Err(_) => break true,
-                // Only with children that were there before us can we not ask the kernel.
-                Ok(None) => break !self.spared.is_empty() && tree::below(self.me, &self.spared).is_ok_and(|left| left.is_empty()),
+                // Children that were there before us are still to be waited for: so ask for the list.
+                Ok(None) => break !self.spared.is_empty() && tree::children(&self.spared).is_ok_and(|left| left.is_empty()),
             }
         };
         if self.empty && self.cgroup.as_ref().is_some_and(Cgroup::is_populated) {

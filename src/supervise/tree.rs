@@ -1,14 +1,20 @@
 //! The processes below a process, as /proc shows them, and the safe way to signal one of them.
 //!
-//! A look at /proc is never complete while processes fork and end. So what is found here is only ever *signalled*;
+//! The walk starts at the root and follows the kernel's lists of children: its cost grows with the tree, not with the host.
+//! No walk is complete while processes fork and end. So what is found here is only ever *signalled*;
 //! that a tree is empty is for the kernel to say (no child left to wait for).
 
-use std::{collections::HashMap, fmt::Write as _, io};
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    fmt::Write as _,
+    io,
+    os::fd::OwnedFd,
+};
 
 use rustix::{
     fs::{CWD, Mode, OFlags, openat},
     io::Errno,
-    process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal},
+    process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open, pidfd_send_signal},
 };
 
 /// One process, named so that a later one with the same number isn't taken for it.
@@ -19,15 +25,16 @@ pub struct Process {
     pub group: i32,
     /// `R`, `S`, `D`, `Z`, …
     pub state: u8,
+    threads: u32,
     /// In clock ticks after the machine's start.
     pub started: u64,
 }
 
 impl Process {
-    /// A child of this process that /proc keeps from us (`hidepid`), as it does with every process that is not dumpable:
-    /// a nested dlock, for example. The number can't be reused as long as we have not reaped it.
-    fn hidden(pid: i32) -> Self {
-        Self { pid, parent: rustix::process::getpid().as_raw_pid(), group: 0, state: b'?', started: 0 }
+    /// A process that /proc keeps from us (`hidepid`), as it does with every process that is not dumpable: a nested dlock, for
+    /// example. Only its parent's list of children shows it.
+    fn hidden(pid: i32, parent: i32) -> Self {
+        Self { pid, parent, group: 0, state: b'?', threads: 1, started: 0 }
     }
 
     fn is_hidden(&self) -> bool {
@@ -42,10 +49,31 @@ impl Process {
     pub fn is_dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }
+
+    /// The processes that its threads started, or were given as orphans; `None` if this kernel has no such lists.
+    fn children(&self) -> Option<Vec<i32>> {
+        let mut found = Vec::new();
+        if self.threads <= 1 {
+            return listed(self.pid, self.pid, &mut found).then_some(found);
+        }
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid)).ok()?;
+        let threads = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        // A thread that has ended meanwhile has left its children to another one.
+        threads.map(|thread| listed(self.pid, thread, &mut found)).fold(false, |any, read| any | read).then_some(found)
+    }
+}
+
+/// Reads the list of one thread's children; whether there is one.
+fn listed(pid: i32, thread: i32, into: &mut Vec<i32>) -> bool {
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")) else { return false };
+    into.extend(text.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+    true
 }
 
 /// What /proc says about a process now.
 pub fn look(pid: i32) -> Option<Process> {
+    #[cfg(test)]
+    tests::LOOKS.with(|looks| looks.set(looks.get() + 1));
     let mut path = String::with_capacity(24);
     write!(path, "/proc/{pid}/stat").ok()?;
     let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
@@ -63,20 +91,93 @@ fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
         state: *fields.next()?.as_bytes().first()?,
         parent: fields.next()?.parse().ok()?,
         group: fields.next()?.parse().ok()?,
-        // Field 22 of proc_pid_stat(5); the group was the fifth.
-        started: fields.nth(16)?.parse().ok()?,
+        // Fields 20 and 22 of proc_pid_stat(5); the group was the fifth.
+        threads: fields.nth(14)?.parse().ok()?,
+        started: fields.nth(1)?.parse().ok()?,
     })
 }
 
-/// All that is below `root`, parents first, without `spared` and what is below those.
+/// A process that was found below the root, and a handle that can't come to mean another one.
+pub struct Found {
+    pub process: Process,
+    /// `None` before Linux 5.3.
+    handle: Option<OwnedFd>,
+}
+
+impl Found {
+    /// Gets hold of the process that has this number now. `None` if there is none.
+    fn open(pid: i32) -> Option<(Pid, Option<OwnedFd>)> {
+        let pid = Pid::from_raw(pid)?;
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(handle) => Some((pid, Some(handle))),
+            Err(Errno::SRCH) => None,
+            Err(_) => Some((pid, None)),
+        }
+    }
+
+    /// The child `pid` of `parent`, if it still is one, or has been orphaned to `root` meanwhile.
+    fn child(pid: i32, parent: &Process, root: i32) -> Option<Self> {
+        // First get hold of the number's process, then look which one it is.
+        let (_, handle) = Self::open(pid)?;
+        let process = match look(pid) {
+            Some(process) => Some(process).filter(|process| [parent.pid, root].contains(&process.parent)),
+            None => parent.children().filter(|all| all.contains(&pid)).map(|_| Process::hidden(pid, parent.pid)),
+        };
+        process.map(|process| Self { process, handle })
+    }
+
+    /// Signals exactly this process; nothing happens if it is gone.
+    ///
+    /// # Errors
+    /// [`Errno::PERM`] if it has rights that we don't have.
+    pub fn send(&self, signal: Signal) -> Result<(), Errno> {
+        let sent = match (&self.handle, Pid::from_raw(self.process.pid)) {
+            (Some(handle), _) => pidfd_send_signal(handle, signal),
+            (None, Some(pid)) => kill_process(pid, signal),
+            (None, None) => Ok(()),
+        };
+        sent.or_else(|error| if error == Errno::SRCH { Ok(()) } else { Err(error) })
+    }
+}
+
+/// Shows `see` all that is below `root`, parents first, without `spared` and what is below those.
+///
+/// What is known of a process's children is read before it is shown: once `see` has killed it, they are no longer its own.
 ///
 /// # Errors
 /// If /proc isn't there, or belongs to another PID namespace.
-pub fn below(root: i32, spared: &[Process]) -> io::Result<Vec<Process>> {
+pub fn walk(root: i32, spared: &[Process], mut see: impl FnMut(&Found)) -> io::Result<()> {
     let me = std::fs::read_link("/proc/self")?;
-    if me.to_str().and_then(|pid| pid.parse().ok()) != Some(rustix::process::getpid().as_raw_pid()) {
+    if me.to_str().and_then(|pid| pid.parse().ok()) != Some(getpid().as_raw_pid()) {
         return Err(io::Error::other("/proc belongs to another PID namespace"));
     }
+    // Without such lists, or where this one is hidden.
+    let Some(first) = look(root).and_then(|top| Some((top, top.children()?))) else { return walk_host(root, spared, &mut see) };
+    let mut shown = HashSet::new();
+    let mut todo = VecDeque::from([first]);
+    while let Some((parent, children)) = todo.pop_front() {
+        for pid in children {
+            if !shown.insert(pid) {
+                continue;
+            }
+            let Some(found) = Found::child(pid, &parent, root) else { continue };
+            let process = found.process;
+            if spared.iter().any(|spared| spared.is(&process)) {
+                continue;
+            }
+            let below = process.children().unwrap_or_default();
+            // A list is that of this process only if the number was still its own afterwards.
+            if !below.is_empty() && (process.is_hidden() || look(pid).is_some_and(|now| now.is(&process))) {
+                todo.push_back((process, below));
+            }
+            see(&found);
+        }
+    }
+    Ok(())
+}
+
+/// As [`walk`] where the kernel keeps no lists of children: looks at every process of the host.
+fn walk_host(root: i32, spared: &[Process], see: &mut dyn FnMut(&Found)) -> io::Result<()> {
     let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
     for entry in std::fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -84,66 +185,21 @@ pub fn below(root: i32, spared: &[Process]) -> io::Result<Vec<Process>> {
             children.entry(process.parent).or_default().push(process);
         }
     }
-    let mut found = children.remove(&root).unwrap_or_default();
-    found.extend(hidden_children(root));
-    found.retain(|process| !spared.iter().any(|spared| spared.is(process)));
-    let mut next = 0;
-    while let Some(parent) = found.get(next) {
+    let mut todo = VecDeque::from([root]);
+    while let Some(parent) = todo.pop_front() {
         // Each list is taken out once, so that a loop, which a racing look could show, ends.
-        let below = children.remove(&parent.pid).unwrap_or_default();
-        found.extend(below.into_iter().filter(|process| !spared.iter().any(|spared| spared.is(process))));
-        next += 1;
+        for process in children.remove(&parent).unwrap_or_default() {
+            if process.pid == root || spared.iter().any(|spared| spared.is(&process)) {
+                continue;
+            }
+            let Some((_, handle)) = Found::open(process.pid) else { continue };
+            if look(process.pid).is_some_and(|now| now.is(&process) && is_below(now, root)) {
+                see(&Found { process, handle });
+            }
+            todo.push_back(process.pid);
+        }
     }
-    found.retain(|process| process.pid != root);
-    Ok(found)
-}
-
-/// The children of `root`, if that is this process, that /proc doesn't show. What is below them shows once they are gone,
-/// since it becomes ours then.
-fn hidden_children(root: i32) -> Vec<Process> {
-    if root != rustix::process::getpid().as_raw_pid() {
-        return Vec::new();
-    }
-    // A kernel may be built without this file; then what is hidden stays so.
-    let children = std::fs::read_to_string(format!("/proc/self/task/{root}/children")).unwrap_or_default();
-    let pids = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
-    pids.filter(|pid| look(*pid).is_none()).map(Process::hidden).collect()
-}
-
-/// The children that this process has now.
-pub fn children() -> Vec<Process> {
-    let me = rustix::process::getpid().as_raw_pid();
-    below(me, &[]).unwrap_or_default().into_iter().filter(|process| process.parent == me).collect()
-}
-
-/// Signals exactly this process, if it is still there and still below `root`; otherwise nothing happens.
-///
-/// # Errors
-/// [`Errno::PERM`] if it has rights that we don't have.
-pub fn signal(process: &Process, root: i32, signal: Signal) -> Result<(), Errno> {
-    let Some(pid) = Pid::from_raw(process.pid) else { return Ok(()) };
-    // First get hold of whoever has the number, then look who it is.
-    let handle = match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(handle) => Some(handle),
-        Err(Errno::SRCH) => return Ok(()),
-        // Before Linux 5.3.
-        Err(_) => None,
-    };
-    let still = match look(process.pid) {
-        Some(now) => now.is(process) && is_below(now, root),
-        None => process.is_hidden() && hidden_children(root).iter().any(|child| child.is(process)),
-    };
-    if !still {
-        return Ok(());
-    }
-    let sent = match handle {
-        Some(handle) => pidfd_send_signal(handle, signal),
-        None => kill_process(pid, signal),
-    };
-    match sent {
-        Err(Errno::SRCH) => Ok(()),
-        other => other,
-    }
+    Ok(())
 }
 
 fn is_below(mut process: Process, root: i32) -> bool {
@@ -154,34 +210,101 @@ fn is_below(mut process: Process, root: i32) -> bool {
         }
         match look(process.parent) {
             Some(parent) if parent.pid > 1 => process = parent,
-            Some(_) => return false,
-            None => return hidden_children(root).iter().any(|child| child.pid == process.parent),
+            _ => return false,
         }
     }
     false
 }
 
-/// Signals everything below `root` once, and wakes what is stopped, so that the signal is acted on.
+/// All that is below `root`, as [`walk`] shows it.
 ///
 /// # Errors
-/// As [`below`]; nobody was signalled then.
-pub fn signal_all(root: i32, spared: &[Process], which: Signal) -> io::Result<()> {
-    for process in below(root, spared)? {
-        let _ = signal(&process, root, which);
-        let _ = signal(&process, root, Signal::CONT);
+/// As [`walk`].
+pub fn below(root: i32, spared: &[Process]) -> io::Result<Vec<Process>> {
+    let mut all = Vec::new();
+    walk(root, spared, |found| all.push(found.process))?;
+    Ok(all)
+}
+
+/// The children that this process has now, ended ones included, without `spared`.
+///
+/// The kernel's list of them is exact for the only process that can reap them: nothing vanishes from it meanwhile, and what is
+/// orphaned to it stands at its end.
+///
+/// # Errors
+/// If /proc isn't there, or belongs to another PID namespace.
+pub fn children(spared: &[Process]) -> io::Result<Vec<Process>> {
+    let me = getpid().as_raw_pid();
+    let known = |pid: &i32| spared.iter().any(|spared| spared.pid == *pid && look(*pid).is_none_or(|now| now.is(spared)));
+    match look(me).and_then(|me| me.children()) {
+        Some(pids) => {
+            let pids = pids.into_iter().filter(|pid| !known(pid));
+            Ok(pids.map(|pid| look(pid).unwrap_or(Process::hidden(pid, me))).collect())
+        }
+        None => Ok(below(me, spared)?.into_iter().filter(|process| process.parent == me).collect()),
     }
-    Ok(())
+}
+
+/// Signals exactly this process, which was once found below `root`, if it is still there; otherwise nothing happens.
+///
+/// What was below a subreaper stays below it, so that it is enough to see that it is the same process.
+///
+/// # Errors
+/// As [`Found::send`].
+pub fn signal(process: &Process, root: i32, signal: Signal) -> Result<(), Errno> {
+    let Some((_, handle)) = Found::open(process.pid) else { return Ok(()) };
+    let same = if let Some(now) = look(process.pid) {
+        now.is(process)
+    } else {
+        // Only the root's own children are sure to have their numbers still.
+        let parent = look(root).filter(|_| process.is_hidden() && process.parent == root);
+        parent.and_then(|root| root.children()).is_some_and(|all| all.contains(&process.pid))
+    };
+    if same { Found { process: *process, handle }.send(signal) } else { Ok(()) }
+}
+
+/// Signals everything below `root` once but the members of `group`, and wakes what is stopped, so that the signal is acted on.
+/// Returns what it found.
+///
+/// # Errors
+/// As [`walk`]; nothing was signalled then.
+pub fn signal_all(root: i32, spared: &[Process], group: Option<Pid>, which: Signal) -> io::Result<Vec<Process>> {
+    // A parent that ends on the signal would take the list of its children along: first look, then signal.
+    let all = below(root, spared)?;
+    for process in all.iter().filter(|process| group.is_none_or(|group| group.as_raw_pid() != process.group)) {
+        let _ = signal(process, root, which);
+        let _ = signal(process, root, Signal::CONT);
+    }
+    Ok(all)
+}
+
+/// The process group that the command leads, if `parent` hasn't reaped it: then the number still means that group.
+pub fn led_group(command: Pid, parent: Pid) -> Option<Pid> {
+    let process = look(command.as_raw_pid())?;
+    (process.parent == parent.as_raw_pid() && process.group == process.pid).then_some(command)
+}
+
+/// The name of a process, as its program or itself chose it.
+pub fn name(pid: i32) -> Option<String> {
+    look(pid).filter(|process| !process.is_dead())?;
+    let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    thread_local! {
+        /// How often this thread looked at a process.
+        pub static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
+
     #[test]
     fn a_name_full_of_parentheses_does_not_shift_the_fields() {
         let stat = b"42 (a) R 1 (b) S 7 8 9 0 -1 4194304 1 0 0 0 1 1 0 0 20 0 1 0 12345 1000 10 18446744073709551615";
         let process = parse(42, stat).unwrap();
-        assert_eq!(process, Process { pid: 42, parent: 7, group: 8, state: b'S', started: 12345 });
+        assert_eq!(process, Process { pid: 42, parent: 7, group: 8, state: b'S', threads: 1, started: 12345 });
     }
 
     #[test]
@@ -195,9 +318,60 @@ mod tests {
 
         let older = Process { started: real.started - 1, ..real };
         signal(&older, me, Signal::KILL).unwrap();
-        signal(&real, pid, Signal::KILL).unwrap(); // it is not below itself
         assert!(child.try_wait().unwrap().is_none());
         signal(&real, me, Signal::KILL).unwrap();
         assert!(!child.wait().unwrap().success());
+    }
+
+    /// A process whose child has a child, and so on.
+    fn chain(depth: usize) -> std::process::Child {
+        let line = "n=$1; [ $n -gt 0 ] || exec sleep 60; sh -c \"$2\" sh $((n-1)) \"$2\" & wait";
+        std::process::Command::new("sh").args(["-c", line, "sh", &depth.to_string(), line]).spawn().unwrap()
+    }
+
+    fn grown(root: i32, count: usize) -> Vec<Process> {
+        for _ in 0..2_000 {
+            let found = below(root, &[]).unwrap();
+            if found.len() == count {
+                return found;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        panic!("not {count} processes");
+    }
+
+    #[test]
+    fn a_deep_tree_costs_no_more_than_a_flat_one() {
+        let mut child = chain(60);
+        let root = i32::try_from(child.id()).unwrap();
+        grown(root, 60);
+        LOOKS.set(0);
+        let found = signal_all(root, &[], None, Signal::KILL).unwrap();
+        let looks = LOOKS.get();
+        assert!(found.len() == 60 && looks <= 4 * 61, "{looks} looks at {} processes", found.len());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn both_ways_to_walk_find_the_same() {
+        let mut child = chain(5);
+        let root = i32::try_from(child.id()).unwrap();
+        let by_lists = grown(root, 5);
+        let mut by_host = Vec::new();
+        walk_host(root, &[], &mut |found| by_host.push(found.process)).unwrap();
+        let pids = |all: &[Process]| all.iter().map(|process| process.pid).collect::<Vec<_>>();
+        assert_eq!(pids(&by_lists), pids(&by_host));
+        // It is there from before it executes its program.
+        let is_named = || name(by_lists[4].pid).is_some_and(|name| name == "sleep");
+        assert!((0..2_000).any(|_| is_named() || {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            false
+        }));
+        for process in by_lists.iter().rev() {
+            signal(process, root, Signal::KILL).unwrap();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

@@ -158,3 +158,20 @@ fn the_embedded_default_says_what_it_protects_unless_it_was_asked_for() {
     assert_data_eq!(lab.transcript(), file!["snapshots/default.txt"].raw());
     assert!(lab.path("state/dlock/dlock.db").exists());
 }
+
+#[test]
+fn root_obeys_nobody_elses_file() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED root_obeys_nobody_elses_file: only root can make another user's file");
+        return;
+    }
+    let mut lab = Lab::new();
+    let home = lab.path("home");
+    let file = lab.write("home/.config/dlock/config.toml", 0o600, "[keys.job]\nttl = \"90s\"\n");
+    lab.set("HOME", &home);
+    assert_eq!(lab.run(["list"]).status.code(), Some(0));
+    std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
+    let refused = lab.run(["list"]);
+    assert_eq!(refused.status.code(), Some(78), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("belongs to user 65534"), "{refused:?}");
+}

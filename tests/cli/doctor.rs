@@ -38,6 +38,26 @@ fn findings_and_rights() {
     assert_data_eq!(redacted(&lab.transcript()), file!["snapshots/doctor.txt"].raw());
 }
 
+/// As in a container that drops `CAP_KILL`, and with a lease that is over before a busy host has killed anything.
+#[test]
+fn what_the_host_lacks_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("sqlite://{}", folder.path().join("locks.db").display());
+    let doctor = |prefix: &[&str], options: &[&str]| {
+        let line: Vec<&str> = [prefix, &[env!("CARGO_BIN_EXE_dlock"), "doctor", "--json", "-b", &store], options].concat();
+        let output = Command::new(line[0]).args(&line[1..]).env_remove("DLOCK_BACKEND").output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let findings = report["findings"].as_array().unwrap().clone();
+        findings.into_iter().filter(|finding| finding["check"] == "host").map(|finding| finding["text"].to_string()).collect::<Vec<_>>()
+    };
+    assert!(doctor(&[], &["--ttl", "3s"]).iter().any(|text| text.contains("a TTL of 3s")));
+    assert!(doctor(&[], &["--ttl", "10s"]).iter().all(|text| !text.contains("a TTL of")));
+    if rustix::process::geteuid().is_root() {
+        let found = doctor(&["setpriv", "--inh-caps=-kill", "--bounding-set=-kill"], &[]);
+        assert!(found.iter().any(|text| text.contains("root without CAP_KILL")), "{found:?}");
+    }
+}
+
 /// Takes out what differs from run to run and from machine to machine.
 fn redacted(text: &str) -> String {
     let mut out = String::new();

@@ -177,3 +177,49 @@ fn a_coprocess_holds_a_lock_for_a_script() {
         thread::sleep(Duration::from_millis(10));
     }
 }
+
+/// A shell with job control on a terminal of its own, and the user's end of that.
+fn on_terminal(lab: &Lab, script: &str) -> (Child, std::fs::File) {
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    let user = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&user).unwrap();
+    unlockpt(&user).unwrap();
+    let name = ptsname(&user, Vec::new()).unwrap();
+    let line = || Stdio::from(std::fs::File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap());
+    let of_dlock = lab.dlock([""; 0]);
+    let env: Vec<_> = of_dlock.get_envs().map(|(name, value)| (name.to_owned(), value.unwrap().to_owned())).collect();
+    let mut command = Command::new("setsid");
+    command.args(["--ctty", "bash", "-c", script]).env_clear().envs(env).env("D", env!("CARGO_BIN_EXE_dlock"));
+    let child = command.current_dir(lab.path("")).stdin(line()).stdout(line()).stderr(line()).spawn().unwrap();
+    (child, std::fs::File::from(user))
+}
+
+#[test]
+fn a_key_that_is_pressed_does_not_stop_a_hold_in_the_background() {
+    let lab = Lab::new();
+    let script = "set -m; \"$D\" hold job --ttl 3s > taken 2> said & echo $! > pid; sleep 100";
+    let (mut shell, mut keyboard) = on_terminal(&lab, script);
+    let read = |name: &str| std::fs::read_to_string(lab.path(name)).unwrap_or_default();
+    let until = Instant::now() + Duration::from_secs(20);
+    while !read("taken").ends_with('\n') {
+        assert!(Instant::now() < until, "not taken: {}", read("said"));
+        thread::sleep(Duration::from_millis(10));
+    }
+    std::io::Write::write_all(&mut keyboard, b"ls\n").unwrap();
+    // Longer than its lease lasts by itself.
+    thread::sleep(Duration::from_secs(4));
+    let pid: i32 = read("pid").trim().parse().unwrap();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    assert!(!stat.contains(") T "), "{stat}");
+    let taken: Value = serde_json::from_str(&read("taken")).unwrap();
+    assert_eq!(verified(&lab, taken["token"].as_str().unwrap()).0, 0);
+    assert!(read("said").contains("in the background"), "{}", read("said"));
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::TERM).unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
+        assert!(Instant::now() < until, "it does not end");
+        thread::sleep(Duration::from_millis(10));
+    }
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+}

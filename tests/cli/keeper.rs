@@ -210,3 +210,71 @@ fn a_process_that_is_no_process_is_refused() {
     snapbox::assert_data_eq!(lab.transcript(), snapbox::file!["snapshots/keeper.txt"]);
     assert!(!lab.path("store.db").exists());
 }
+
+/// A script whose process is told when its keeper is gone, and how long that took from `strike`.
+fn told_after(signal: Signal) -> Duration {
+    let lab = Lab::new();
+    let script = "token=$(\"$D\" acquire job --while-pid $$ --ttl 5s) || exit 9
+        trap 'echo told; exit 7' TERM; touch ready; while :; do sleep 0.02; done";
+    let child = shell(&lab, "bash", script).spawn().unwrap();
+    must("it is ready", || lab.path("ready").exists());
+    let kept_by = keeper(&lab);
+    let began = Instant::now();
+    kill_process(kept_by, signal).unwrap();
+    let output = ended(child);
+    let took = began.elapsed();
+    assert_eq!((output.status.code(), &*output.stdout), (Some(7), &b"told\n"[..]), "{signal:?}");
+    let _ = kill_process(kept_by, Signal::KILL);
+    took
+}
+
+#[test]
+fn the_process_is_told_when_its_keeper_is_killed_or_stopped() {
+    told_after(Signal::KILL);
+    let took = told_after(Signal::STOP);
+    assert!(took < Duration::from_secs(5), "the lease was over: {took:?}");
+}
+
+#[test]
+fn a_keeper_keeps_nothing_of_its_caller() {
+    let lab = Lab::new();
+    let script = "token=$(\"$D\" acquire job --while-pid $$) || exit 9; touch ready; read -r line; echo done";
+    let mut child = shell(&lab, "bash", script).stdin(Stdio::piped()).spawn().unwrap();
+    must("it is ready", || lab.path("ready").exists());
+    let kept_by = keeper(&lab).as_raw_nonzero();
+    assert_eq!(std::fs::read_link(format!("/proc/{kept_by}/cwd")).unwrap(), std::path::Path::new("/"));
+    let monitor = std::fs::read_to_string(format!("/proc/{kept_by}/task/{kept_by}/children")).unwrap();
+    let monitor = monitor.trim().to_owned();
+    assert_eq!(std::fs::read_link(format!("/proc/{monitor}/cwd")).unwrap(), std::path::Path::new("/"));
+    let open = std::fs::read_dir(format!("/proc/{monitor}/fd")).unwrap().filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+    let open: Vec<_> = open.map(|target| target.display().to_string()).collect();
+    let own = |name: &String| name == "/dev/null" || name.contains("[timerfd]") || name.contains("[pidfd]") || name.starts_with("socket:");
+    assert!(open.iter().all(own), "{open:?}");
+    std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"x\n").unwrap();
+    ended(child);
+    must("keeper and monitor end", || {
+        !is_alive(Pid::from_raw(kept_by.get()).unwrap()) && !is_alive(Pid::from_raw(monitor.parse().unwrap()).unwrap())
+    });
+}
+
+#[test]
+fn a_caller_that_ignores_its_children_learns_the_status() {
+    let lab = Lab::new();
+    lab.line("acquire job --ttl 60s");
+    let script = "trap '' CHLD; exec \"$D\" acquire job --while-pid $PPID";
+    let output = shell(&lab, "bash", script).output().unwrap();
+    assert_eq!(output.status.code(), Some(75), "{output:?}");
+}
+
+#[test]
+fn a_process_that_must_not_be_told_to_end_is_refused() {
+    let lab = Lab::new();
+    for command in ["acquire", "hold"] {
+        let init = lab.run([command, "job", "--while-pid", "1"]);
+        assert_eq!(init.status.code(), Some(64), "{init:?}");
+        let script = format!("exec \"$D\" {command} job --while-pid $$");
+        let itself = shell(&lab, "sh", &script).output().unwrap();
+        assert_eq!(itself.status.code(), Some(64), "{itself:?}");
+    }
+    assert!(!lab.path("store.db").exists());
+}

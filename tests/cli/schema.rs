@@ -37,7 +37,7 @@ fn close(schema: &mut Value) {
 }
 
 #[track_caller]
-fn assert_is(what: &str, text: &[u8]) -> Value {
+pub fn assert_is(what: &str, text: &[u8]) -> Value {
     let text = std::str::from_utf8(text).unwrap();
     assert_eq!(text.matches('\n').count(), 1, "one line: {text:?}");
     let value: Value = serde_json::from_str(text).unwrap();

@@ -111,6 +111,53 @@ fn a_status_file_has_the_verdict() {
 }
 
 #[test]
+fn a_status_file_never_tells_of_an_earlier_run() {
+    let lab = Lab::new();
+    let path = lab.path("status.json");
+    let said = || serde_json::from_slice::<serde_json::Value>(&std::fs::read(&path).unwrap()).unwrap();
+    let file = path.display().to_string();
+    assert_eq!(lab.run(["run", "-k", "k", "--status-file", &file, "--", "true"]).status.code(), Some(0));
+    assert_eq!(said()["result"], "ok");
+    let mut killed = lab.dlock(["run", "-k", "k", "--status-file", &file, "--", "sh", "-c", "echo; sleep 100"]);
+    let mut killed = killed.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut line = [0];
+    std::io::Read::read_exact(killed.stdout.as_mut().unwrap(), &mut line).unwrap();
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let running = said();
+    assert_eq!((&running["result"], &running["pid"]), (&"running".into(), &killed.id().into()));
+    crate::schema::assert_is("running", &std::fs::read(&path).unwrap());
+    assert_eq!(lab.run(["run", "-k", "k", "-w", "10", "--status-file", &file, "--", "false"]).status.code(), Some(1));
+    assert_eq!((&said()["result"], &said()["status"]), (&"ok".into(), &1.into()));
+}
+
+#[test]
+fn a_metrics_file_that_is_none_hangs_nothing() {
+    use std::os::unix::fs::symlink;
+    let lab = Lab::new();
+    rustix::fs::mkfifoat(rustix::fs::CWD, lab.path("fifo"), rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    symlink(lab.path("fifo"), lab.path("to-fifo.prom")).unwrap();
+    symlink(lab.path(""), lab.path("to-folder.prom")).unwrap();
+    symlink(lab.path("nowhere"), lab.path("to-nothing.prom")).unwrap();
+    for (name, warned) in [("to-fifo.prom", true), ("to-folder.prom", true), ("to-nothing.prom", false)] {
+        let file = lab.path(name).display().to_string();
+        let mut child = lab.dlock(["run", "-k", name, "--metrics-file", &file, "--", "true"]);
+        let mut child = child.stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while child.try_wait().unwrap().is_none() {
+            if std::time::Instant::now() >= until {
+                child.kill().unwrap();
+                panic!("{name}: it hangs");
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), said.contains("metrics can't be written")), (Some(0), warned), "{name}: {said}");
+    }
+}
+
+#[test]
 fn nothing_is_said_of_a_success_or_a_skip_when_nobody_looks() {
     let lab = Lab::new();
     let ran = lab.run(["run", "-k", "k", "--", "true"]);

@@ -11,7 +11,10 @@ mod lab;
 mod support;
 mod targets;
 
-use std::sync::{PoisonError, RwLock};
+use std::{
+    sync::{Mutex, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -19,12 +22,22 @@ use libtest_mimic::{Arguments, Failed, Trial};
 const AT_ONCE: usize = 8;
 
 /// A case with so many clients is as much as a small machine can do: it is run by itself, after all others.
-const CROWDED: [&str; 2] = ["a_crowd", "a_thousand_waiters"];
 fn is_crowded(case: &cases::Case) -> bool {
-    CROWDED.iter().any(|start| case.name.starts_with(start))
+    case.name.starts_with("a_crowd")
 }
 
 static MACHINE: RwLock<()> = RwLock::new(());
+
+/// How long each case took: with `DLOCK_TEST_TIMES=FILE` they are written there.
+static TIMES: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
+
+fn write_times() {
+    let Ok(file) = std::env::var("DLOCK_TEST_TIMES") else { return };
+    let mut times = std::mem::take(&mut *TIMES.lock().unwrap_or_else(PoisonError::into_inner));
+    times.sort();
+    let lines: Vec<String> = times.iter().rev().map(|(took, name)| format!("{:.3} {name}\n", took.as_secs_f64())).collect();
+    std::fs::write(&file, lines.concat()).expect("the file named by DLOCK_TEST_TIMES can be written");
+}
 
 fn main() {
     let mut arguments = Arguments::from_args();
@@ -38,29 +51,32 @@ fn main() {
         }
         for case in cases::all().into_iter().filter(|case| (case.on)(kind)) {
             let name = format!("{}::{}", kind.name(), case.name);
-            let trial = Trial::test(name, move || run(kind, &case));
             let of_its_sort = if is_crowded(&case) { &mut crowded } else { &mut trials };
+            let trial = Trial::test(name.clone(), move || run(kind, &case, &name));
             of_its_sort.push(trial.with_ignored_flag(missing.is_some()));
         }
     }
     trials.append(&mut crowded);
     let conclusion = libtest_mimic::run(&arguments, trials);
     targets::end();
+    write_times();
     conclusion.exit();
 }
 
 /// One case on a store of its own.
-fn run(kind: targets::Kind, case: &cases::Case) -> Result<(), Failed> {
+fn run(kind: targets::Kind, case: &cases::Case, name: &str) -> Result<(), Failed> {
     // A case that failed poisons what it had for itself.
     let (_alone, _beside) = if is_crowded(case) {
         (Some(MACHINE.write().unwrap_or_else(PoisonError::into_inner)), None)
     } else {
         (None, Some(MACHINE.read().unwrap_or_else(PoisonError::into_inner)))
     };
+    let began = Instant::now();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(kind.clock_is_ours()).build()?;
     runtime.block_on(async {
         let lab = lab::Lab::new(kind);
         (case.run)(&lab).await;
     });
+    TIMES.lock().unwrap_or_else(PoisonError::into_inner).push((began.elapsed(), name.to_owned()));
     Ok(())
 }

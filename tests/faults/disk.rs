@@ -37,13 +37,13 @@ struct Disk {
 
 impl Disk {
     /// `None`, and says so, where only root could make one.
-    fn make(test: &str, mib: u32) -> Option<Self> {
+    fn make(test: &str, size: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             support::skip(test, "only root can mount a disk");
             return None;
         }
         let disk = Self { folder: support::folder() };
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"]).arg(disk.folder.path()).output();
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(disk.folder.path()).output();
         match mounted {
             Ok(output) if output.status.success() => Some(disk),
             failed => {
@@ -80,7 +80,7 @@ fn the_log_of_commits_has_no_room(test: &str, parameters: &str) {
     if let Some(why) = mariadb::missing() {
         return support::skip(test, &why);
     }
-    let Some(disk) = Disk::make(test, 1) else { return };
+    let Some(disk) = Disk::make(test, "1m") else { return };
     let settings = vec![format!("--log-bin={}", disk.path("binlog").display()), "--binlog-format=ROW".into(), "--sync-binlog=1".into()];
     let server = MariaDb::with(mariadb::Options { durable: true, settings, ..Default::default() });
     server.sql("mysql", "CREATE DATABASE app; CREATE TABLE app.ballast (it LONGBLOB)");
@@ -205,7 +205,7 @@ fn mariadb_whose_tables_have_no_room() {
     if let Some(why) = mariadb::missing() {
         return support::skip(test, &why);
     }
-    let Some(disk) = Disk::make(test, 2) else { return };
+    let Some(disk) = Disk::make(test, "2m") else { return };
     let server = MariaDb::durable();
     // A database is a folder, wherever it lies.
     fs::create_dir(disk.path("app")).unwrap();
@@ -222,7 +222,7 @@ fn postgres_whose_tables_have_no_room() {
     if let Some(why) = pg::missing() {
         return support::skip(test, &why);
     }
-    let Some(disk) = Disk::make(test, 2) else { return };
+    let Some(disk) = Disk::make(test, "2m") else { return };
     let server = Postgres::with(pg::Options { durable: true, ..Default::default() });
     fs::create_dir(disk.path("space")).unwrap();
     pg::give(disk.folder.path());
@@ -232,4 +232,20 @@ fn postgres_whose_tables_have_no_room() {
     options.sql = at(server.port, pg::USER, "postgres");
     the_tables_have_no_room(test, &disk, &format!("{}?sslmode=disable", server.url("postgres")), postgres::backend(options));
     drop(server);
+}
+
+/// The command fills the disk that the store lies on, down to the last page.
+#[test]
+fn sqlite_without_room_at_the_end_of_a_run_remembers_its_success() {
+    let Some(disk) = Disk::make("sqlite_without_room_at_the_end_of_a_run_remembers_its_success", "400k") else { return };
+    let url = format!("sqlite://{}", disk.path("locks.db").display());
+    let fill = format!("dd if=/dev/zero of='{}' bs=4k 2>/dev/null; echo charged", disk.path("ballast").display());
+    let once = |script: &str| support::dlock::run(&url, &["run", "-k", "order", "--once", "--keep", "1d", "--ttl", "6s", "-c", script]);
+    let first = once(&fill);
+    assert_eq!((first.code(), first.stdout.as_str(), first.stderr.as_str()), (0, "charged\n", ""));
+    disk.free();
+    let again = once("echo charged");
+    assert_eq!((again.code(), again.stdout.as_str()), (75, ""), "{}", again.stderr);
+    let history = support::dlock::run(&url, &["history", "order"]).stdout;
+    assert!(history.contains(" ok ") && !history.contains("EXPIRED"), "{history}");
 }

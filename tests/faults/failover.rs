@@ -272,6 +272,31 @@ fn a_master_cut_off_with_its_holder() {
     }
 }
 
+/// The master is cut off together with one of two replicas, which goes on confirming; the other one is promoted.
+#[test]
+fn a_master_cut_off_with_one_of_two_replicas() {
+    const NAME: &str = "a_master_cut_off_with_one_of_two_replicas";
+    if !support::have(NAME, &["redis-server"]) {
+        return;
+    }
+    for wanted in ["all", "2"] {
+        let deployment = Deployment::with(&Plan { replicas: 2, ..Plan::default() });
+        // Which of them is promoted is decided here.
+        let Deployment { servers, sentinels, .. } = &deployment;
+        sentinels.iter().for_each(Redis::freeze);
+        let promoted = format!("redis://127.0.0.1:{}", servers[2].port);
+        let world = World::new(promoted);
+        let master = format!("redis://127.0.0.1:{}?replicas={wanted}&replica_timeout=200ms", servers[0].port);
+        let first = world.first_on(&master, &["--ttl", "3s"]);
+        must("the replica has the lock", LIMIT, || renewed(&servers[2], &world.key).is_some());
+        servers[2].command(&["REPLICAOF", "NO", "ONE"]);
+        let took = world.second();
+        say(&format!("cut off with one of two replicas, replicas={wanted}: second granted after {took:.2?}, no overlap"));
+        assert_eq!(first.wait(LIMIT).code(), 76);
+        world.assert_gone();
+    }
+}
+
 /// No packet gets through between the holder and everybody else, and nobody is told.
 fn holder_cut_off(netns: &Netns, store: &impl Store) {
     let world = World::new(store.url());

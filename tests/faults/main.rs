@@ -19,6 +19,7 @@ mod endings;
 mod etcd;
 mod failover;
 mod killed;
+mod local;
 mod majority;
 mod nested;
 mod readers;

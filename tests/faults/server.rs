@@ -27,6 +27,7 @@ on_every_server!(
     deleted_by_somebody_else,
     gone_when_it_is_to_be_given_back,
     what_to_do_on_loss_is_the_users_choice,
+    the_reason_of_a_loss_is_told_once_and_remembered,
 );
 
 macro_rules! with_redis {
@@ -53,6 +54,45 @@ pub fn cut_off(server: &mut dyn Server) {
         world.assert_gone();
         world.assert_free();
     }
+}
+
+/// One line, with what the store said; and in the history, once that can be written again.
+pub fn the_reason_of_a_loss_is_told_once_and_remembered(server: &mut dyn Server) {
+    let mut proxy = Proxy::to(server.port());
+    let world = World::new(server.url());
+    let status = world.path("status").display().to_string();
+    let first = world.first_on(&server.through(&proxy), &["--status-file", &status]);
+    proxy.set(Mode::Refuse);
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    proxy.set(Mode::Pass);
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    let told: Vec<&str> = first.stderr.lines().filter(|line| line.contains("the lock was lost")).collect();
+    assert!(matches!(told[..], [line] if line.contains("no renewal for") && !line.contains("was dlock stopped")), "{}", first.stderr);
+    let verdict: serde_json::Value = serde_json::from_str(&world.file("status")).unwrap();
+    let reason = verdict["error"]["message"].as_str().unwrap().to_owned();
+    assert!(told[0].ends_with(&reason), "{reason}");
+    let history = support::dlock::run(&server.url(), &["history", &world.key, "--json"]).stdout;
+    let history: serde_json::Value = serde_json::from_str(&history).unwrap();
+    assert_eq!((&history["runs"][0]["end"], &history["runs"][0]["reason"]), (&"lost".into(), &reason.into()), "{history}");
+    world.assert_gone();
+    world.assert_free();
+}
+
+/// Nothing was tried: then it is said that dlock itself may be the reason.
+#[test]
+fn a_dlock_that_was_stopped_is_told_so() {
+    with_redis!("a_dlock_that_was_stopped_is_told_so");
+    let server = Redis::plain();
+    let world = World::new(server.url());
+    let first = world.first();
+    first.signal(rustix::process::Signal::STOP);
+    must("the tree is dead", LIMIT, || world.tree().is_empty());
+    first.signal(rustix::process::Signal::CONT);
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    assert_eq!(first.stderr.matches("the lock was lost").count(), 1, "{}", first.stderr);
+    assert!(first.stderr.contains("was dlock stopped?"), "{}", first.stderr);
 }
 
 /// No packet gets through in either direction, and nobody is told.

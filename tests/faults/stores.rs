@@ -1,5 +1,7 @@
 //! The stores that the faults strike, each of its own.
 
+use std::time::Duration;
+
 use tempfile::TempDir;
 
 pub use crate::deployments::{cluster, own_cluster, own_sentinel, sentinel};
@@ -386,7 +388,7 @@ impl Schema {
     fn create_tables(&self) {
         self.server.sql("mysql", "CREATE DATABASE IF NOT EXISTS app");
         let made = dlock::run(&self.url(), &["init"]);
-        assert_eq!(made.code(), 0, "{}", made.stderr);
+        assert_eq!(made.code(), 0, "{}\nthe server's log:\n{}", made.stderr, self.server.log());
     }
 
     fn at(&self, host: &str, port: u16) -> String {
@@ -495,4 +497,20 @@ impl Server for ZooKeeper {
     fn take_away(&self, key: &str) {
         self.delete_contender(&format!("/dlock/{key}"));
     }
+}
+
+/// Runs a short command many times.
+pub fn runs_beside_a_frozen_server(url: &str) {
+    let runs = support::long_or(200, 24);
+    let mut took = Vec::new();
+    for nth in 0..runs {
+        let key = format!("job-{nth}");
+        let ended = dlock::run(url, &["run", "-k", &key, "--skew-guard", "0", "--", "true"]);
+        assert_eq!((ended.code(), ended.stderr.as_str()), (0, ""), "run {nth}");
+        took.push(ended.took);
+    }
+    took.sort_unstable();
+    let (usual, longest) = (took[0], took[took.len() - 1]);
+    assert!(longest < usual + Duration::from_millis(1500) * support::slowness(), "{took:?}");
+    assert!(dlock::run(url, &["list"]).stdout.is_empty(), "a lock is left");
 }

@@ -118,7 +118,7 @@ impl World {
 
     /// What is alive of the first holder's tree.
     pub fn tree(&self) -> Vec<Stat> {
-        procfs::tagged(&self.tag).into_iter().filter(|stat| !stat.name.starts_with("dlock")).collect()
+        procfs::tagged(&self.tag).into_iter().filter(|stat| !stat.name.starts_with("dlock") && stat.name != "lock-guard").collect()
     }
 
     /// Starts a second holder, which waits for the lock and runs the probe.
@@ -168,7 +168,7 @@ impl World {
 
     /// The guardian of a running `dlock run`.
     pub fn guardian(dlock: &Process) -> u32 {
-        procfs::children(dlock.pid()).iter().find(|stat| stat.name == "dlock-guardian").expect("a guardian").pid
+        procfs::children(dlock.pid()).iter().find(|stat| stat.name == "lock-guard").expect("a guardian").pid
     }
 
     pub fn file(&self, name: &str) -> String {

@@ -229,3 +229,13 @@ fn no_session_outlives_dlock() {
     }
     must("the sessions of acquire, renew and release end", Duration::from_secs(1), || sessions() == before);
 }
+
+/// Two of three servers are all that a run needs: none fails or leaves its lock behind, and none waits long for the third.
+#[test]
+fn a_frozen_follower_costs_a_run_little() {
+    let Some(servers) = ensemble("a_frozen_follower_costs_a_run_little") else { return };
+    let frozen = (servers.leader() + 1) % 3;
+    servers.nodes[frozen].freeze();
+    crate::stores::runs_beside_a_frozen_server(&servers.url());
+    servers.nodes[frozen].thaw();
+}

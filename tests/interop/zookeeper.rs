@@ -135,12 +135,6 @@ pub fn exclude_each_other(library: &str, modes: &[&str], other: &dyn Fn(&str, &s
     }
 }
 
-/// Only dlock waits.
-pub fn waits_for(library: &str, mode: &str, other: &dyn Fn(&str, &str, &str) -> Process) {
-    let two = Two { servers: ZooKeeper::single(), library, other };
-    two.dlock_waits(&names("lock")[0], mode);
-}
-
 /// As long as any permit is held, the other one waits, and the other way round.
 pub fn excludes_a_permit(library: &str, other: &dyn Fn(&str, &str, &str) -> Process) {
     let two = Two { servers: ZooKeeper::single(), library, other };
@@ -150,8 +144,9 @@ pub fn excludes_a_permit(library: &str, other: &dyn Fn(&str, &str, &str) -> Proc
     let folder = folder.path();
     let mut permit = Asker::new(make, "dlock", &name.key);
     assert!(permit.takes());
+    let own = two.servers.line(&name.path);
     let next = two.other(name, folder);
-    must("the other one waits", LIMIT, || two.servers.line(&name.path) == 2);
+    must("the other one waits", LIMIT, || two.servers.line(&name.path) == own + 1);
     std::thread::sleep(KEPT_OUT);
     assert!(!runs(folder, "other"), "{library} started beside a permit");
     permit.gives_back();

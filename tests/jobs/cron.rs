@@ -26,6 +26,9 @@ cp -a /etc/. etc/
 # What this machine's own crontabs say is not for here.
 rm -rf etc/crontab etc/cron.d/*
 cp -a private/. etc/
+# Nor what its user has configured.
+mkdir home
+sed -i "s|^\(root:.*\):[^:]*:\([^:]*\)$|\1:$1/home:\2|" etc/passwd
 mkdir real-sbin
 mount --bind /usr/sbin real-sbin
 for program in real-sbin/*; do ln -s "$1/$program" sbin/; done

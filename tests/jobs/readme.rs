@@ -121,3 +121,30 @@ fn a_cancelled_pipeline_gives_the_lock_back() {
     assert_eq!(pipeline.wait(LIMIT).code(), 143);
     assert!(dlock::run(&backend, &["list"]).stdout.lines().all(|line| !line.contains("deploy-prod")));
 }
+
+/// The first cell of each row of the table below this line of a text.
+fn first_cells<'a>(text: &'a str, head: &str) -> Vec<&'a str> {
+    let table = text.split(head).nth(1).unwrap_or_else(|| panic!("no table {head:?}"));
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    rows.map(|row| row[2..].split(" | ").next().expect("a cell")).collect()
+}
+
+#[test]
+fn each_promise_is_tested_by_something_that_exists() {
+    let read = |path: &str| fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap_or_else(|_| panic!("no {path}"));
+    let (readme, tests) = (read("README.md"), read("tests/README.md"));
+    let section = readme.split("\n## ").find_map(|section| section.strip_prefix("What is promised\n")).expect("the section");
+    let mut promises: Vec<&str> = section.split("\n- **").skip(1).filter_map(|item| item.split(".**").next()).collect();
+    promises.extend(first_cells(&readme, "| what happens | "));
+    promises.extend(first_cells(&readme, "| store | its server restarts | "));
+    assert_eq!(first_cells(&tests, "| promise | "), promises);
+    let rows = tests.split("| promise | ").nth(1).expect("the table").lines().skip(2);
+    for row in rows {
+        let cases: Vec<&str> = row.split('`').filter(|part| part.contains("::")).collect();
+        assert!(!cases.is_empty(), "{row}");
+        for case in cases {
+            let (file, name) = case.split_once("::").expect("a case");
+            assert!(read(&format!("tests/{file}.rs")).contains(&format!("fn {name}(")), "{case}");
+        }
+    }
+}

@@ -5,8 +5,7 @@
 //! than their schedule's period. No tick is run twice, and one that is not run has its reason: no node was there, or a run of an
 //! earlier tick had the lock.
 //!
-//! `DLOCK_SIMULATED_SEEDS=1000` simulates a whole year of each schedule for so many seeds, in some hours of a debug build; otherwise there
-//! are few, and not of all ticks.
+//! `tests/run --all` simulates a whole year of each schedule; otherwise it is a part of one where ticks are many.
 
 use std::time::Duration;
 
@@ -239,10 +238,9 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// So many seeds of each policy, over so many days.
 fn years(schedule: Schedule, days: i32, seeds: u64) {
-    let asked = std::env::var("DLOCK_SIMULATED_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
-    let (days, seeds) = asked.map_or((days, seeds), |seeds| (365, seeds));
+    let days = support::long_or(365, days);
     let ticks = schedule.ticks(days);
-    let first: u64 = if asked.is_some() { 1 } else { dlock::lock::random() >> 16 };
+    let first: u64 = dlock::lock::random() >> 16;
     let runtime = runtime();
     let mut sum = Tally::default();
     for n in 0..seeds {

@@ -20,6 +20,7 @@ trials!(
     group_killed_leaves_nothing,
     group_terminated_does_not_stop_the_guardian,
     earlier_children_are_spared,
+    earlier_children_hide_no_tree_that_keeps_forking,
 );
 
 /// Ignores TERM, and has a daemon in a session of its own, orphaned, that ignores it as well.
@@ -157,4 +158,24 @@ fn earlier_children_are_spared() {
     assert_eq!(world.status(), 76);
     world.gone();
     assert_eq!(before.alive().len(), 1, "a child that dlock had before was killed");
+}
+
+/// The tree changes under each look at it, and the kernel can't be asked whether it is empty: there are other children.
+fn earlier_children_hide_no_tree_that_keeps_forking() {
+    for _ in 0..3 {
+        let mut world = World::new();
+        let before = World::new();
+        let hare = "trap '' TERM; n=$1; [ $n -gt 0 ] || exit 0; setsid sh \"$0\" $((n-1)) TOKEN & setsid sh \"$0\" 0 & exit 0";
+        std::fs::write(world.path("hare"), hare.replace("TOKEN", &world.token)).unwrap();
+        let script = format!("sleep {} & exec \"$@\"", before.token);
+        let hares = "for i in 1 2 3; do setsid sh DIR/hare 100000 TOKEN & done; echo > DIR/ready; sleep TOKEN";
+        world.start_behind(&["sh", "-c", &script, "sh"], "grace=0", &["sh", "-c", hares]);
+        world.ready();
+        send(world.guardian(), Signal::KILL);
+        world.event("Ended");
+        assert_eq!(world.alive(), [0; 0], "Ended before the end");
+        assert_eq!(world.status(), 76);
+        world.gone();
+        assert_eq!(before.alive().len(), 1, "a child that dlock had before was killed");
+    }
 }

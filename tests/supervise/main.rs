@@ -6,12 +6,14 @@
 #![allow(clippy::unwrap_used, clippy::exit, clippy::print_stderr)] // a test says what it found and ends
 
 mod ending;
+mod keys;
 mod lease;
 mod loss;
 mod max_runtime;
 mod rights;
 mod role;
 mod running;
+mod starved;
 mod terminal;
 mod world;
 
@@ -33,11 +35,20 @@ fn main() {
     if arguments.next().is_some_and(|first| first == world::ROLE) {
         role::live(&arguments.collect::<Vec<_>>());
     }
-    let all: Vec<Trial> =
-        [running::trials(), lease::trials(), loss::trials(), ending::trials(), max_runtime::trials(), rights::trials(), terminal::trials()]
-            .into_iter()
-            .flatten()
-            .collect();
+    let all: Vec<Trial> = [
+        running::trials(),
+        lease::trials(),
+        loss::trials(),
+        ending::trials(),
+        max_runtime::trials(),
+        rights::trials(),
+        terminal::trials(),
+        starved::trials(),
+        keys::trials(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     let mut arguments = Arguments::from_args();
     // Mostly waiting, but not to be slowed by each other beyond what the deadlines allow.
     arguments.test_threads.get_or_insert(4);

@@ -24,10 +24,12 @@ pub fn trials() -> Vec<Trial> {
         root && Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).status().is_ok_and(|status| status.success());
     let freezer = root && Path::new(FREEZER).join("cgroup.procs").exists();
     let cgroup = root && unified().is_some();
-    let cases: [(&str, fn(), bool); 10] = [
+    let cases: [(&str, fn(), bool); 12] = [
         ("a_set_uid_command_is_refused_before_the_lock", a_set_uid_command_is_refused_before_the_lock, root),
+        ("root_that_may_not_kill_is_no_root", root_that_may_not_kill_is_no_root, root),
         ("what_may_not_be_killed_is_not_gone", what_may_not_be_killed_is_not_gone, root),
         ("what_hangs_in_the_kernel_is_not_gone", what_hangs_in_the_kernel_is_not_gone, freezer),
+        ("what_is_slow_to_die_has_until_the_end_of_the_lease", what_is_slow_to_die_has_until_the_end_of_the_lease, freezer),
         ("an_unprivileged_user_is_served_as_well", an_unprivileged_user_is_served_as_well, root),
         ("as_pid_1_everything_is_reaped", as_pid_1_everything_is_reaped, namespaces),
         ("proc_of_another_namespace_is_not_believed", proc_of_another_namespace_is_not_believed, namespaces),
@@ -93,6 +95,19 @@ fn a_set_uid_command_is_refused_before_the_lock() {
     assert_eq!(world.status(), 0);
 }
 
+/// As in a container that drops `CAP_KILL`.
+fn root_that_may_not_kill_is_no_root() {
+    let mut world = World::new();
+    public(&mut world);
+    let command = set_uid_copy(&world, "id");
+    std::os::unix::fs::chown(&command, Some(65534), None).unwrap();
+    // Which clears the bit.
+    fs::set_permissions(&command, fs::Permissions::from_mode(0o4755)).unwrap();
+    world.start_behind(&["setpriv", "--inh-caps=-kill", "--bounding-set=-kill"], "", &[&command]);
+    assert_eq!(world.status(), 64);
+    assert!(world.event("Refused").1.contains("is set-uid"));
+}
+
 fn what_may_not_be_killed_is_not_gone() {
     let mut world = World::new();
     public(&mut world);
@@ -110,20 +125,61 @@ fn what_may_not_be_killed_is_not_gone() {
     world.gone();
 }
 
+/// A process that can't die because it is frozen: until it is thawed.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    fn new(pid: i32) -> Self {
+        let freezer = PathBuf::from(format!("{FREEZER}/dlock-test-{pid}"));
+        fs::create_dir(&freezer).unwrap();
+        fs::write(freezer.join("cgroup.procs"), pid.to_string()).unwrap();
+        fs::write(freezer.join("freezer.state"), "FROZEN").unwrap();
+        Self(freezer)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0.join("freezer.state"), "THAWED");
+        until("an empty cgroup", || fs::remove_dir(&self.0).ok());
+    }
+}
+
+fn what_is_slow_to_die_has_until_the_end_of_the_lease() {
+    let mut world = World::new();
+    crate::keys::detached(&mut world, "--ttl 20s --grace 100ms", "echo $$ > DIR/ready; exec sleep TOKEN");
+    let pid: i32 = world.file("ready").trim().parse().unwrap();
+    let frozen = Frozen::new(pid);
+    send(world.pid, Signal::STOP);
+    let killed = || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        // For the kernel a TERM that ends it is a KILL already.
+        let pending = status.lines().filter_map(|line| line.strip_prefix("ShdPnd:").or_else(|| line.strip_prefix("SigPnd:")));
+        pending.map(|set| u64::from_str_radix(set.trim(), 16).unwrap()).any(|set| set & 1 << (9 - 1) != 0)
+    };
+    until("KILL", || killed().then_some(()));
+    // It counts as one that can't be killed after a second.
+    std::thread::sleep(std::time::Duration::from_millis(1_500));
+    send(world.pid, Signal::CONT);
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    assert!(world.alive().contains(&world.pid), "dlock gave up before the end of the lease");
+    drop(frozen);
+    assert_eq!(world.status(), 76);
+    let said = world.file("output");
+    assert!(!said.contains("could not be killed") && !said.contains("without the lock"), "{said}");
+    world.gone();
+}
+
 fn what_hangs_in_the_kernel_is_not_gone() {
     let mut world = World::new();
     world.start("after=900:lost", "echo $$ > DIR/ready; exec sleep TOKEN");
     let pid: i32 = world.ready().file("ready").trim().parse().unwrap();
-    let freezer = PathBuf::from(format!("{FREEZER}/dlock-test-{pid}"));
-    fs::create_dir(&freezer).unwrap();
-    fs::write(freezer.join("cgroup.procs"), pid.to_string()).unwrap();
-    fs::write(freezer.join("freezer.state"), "FROZEN").unwrap();
+    let frozen = Frozen::new(pid);
     assert_eq!(world.event("Unkillable").1, format!("{{ pid: {pid}, why: Uninterruptible }}"));
     assert!(world.when("Ended").is_none());
-    fs::write(freezer.join("freezer.state"), "THAWED").unwrap();
+    drop(frozen);
     assert_eq!(world.status(), 76);
     world.gone();
-    until("an empty freezer", || fs::remove_dir(&freezer).ok());
 }
 
 fn an_unprivileged_user_is_served_as_well() {

@@ -5,7 +5,7 @@ use std::{ffi::OsString, fs::OpenOptions, io::Write as _, os::fd::OwnedFd, time:
 use dlock::{
     lease::{BootClock, Clock as _},
     lock::BootTime,
-    supervise::{Contain, Deadlines, Event, Leftover, OnLost, Plan, Signals, Supervisor, fork_guardian, reraise, stop_self},
+    supervise::{Contain, Deadlines, Event, Leftover, OnLost, Plan, Signals, Supervisor, fork_guardian, reraise},
 };
 
 /// What the arguments before `--` say.
@@ -130,11 +130,11 @@ async fn run(mut supervisor: Supervisor, mut signals: Signals, orders: &Orders) 
     let ahead = |now: BootTime| Deadlines { term_at: now.plus(ms(orders.term)), kill_at: now.plus(ms(orders.kill)) };
     let began = BootClock::read();
     let start_by = if orders.start_by < 0 { BootTime::from_boot(ms(1)) } else { began.plus(ms(orders.start_by.unsigned_abs())) };
-    let mut environment: Vec<(OsString, OsString)> = vec![("DLOCK_KEY".into(), "the key".into())];
+    let mut environment: Vec<(String, String)> = vec![("DLOCK_KEY".into(), "the key".into())];
     if orders.huge {
-        environment.push(("DLOCK_HELD".into(), "x".repeat(200_000).into()));
+        environment.push(("DLOCK_HELD".into(), "x".repeat(200_000)));
         log.line(&format!("{:?}", supervisor.start(&environment, start_by, ahead(began), &[]).map_err(|error| error.kind())));
-        environment[1].1 = "x".repeat(100_000).into();
+        environment[1].1 = "x".repeat(100_000);
     }
     log.line(&format!("Guardian {}", supervisor.guardian()));
     let waited = dlock_waits(&mut supervisor, began.plus(ms(orders.wait))).await;
@@ -158,7 +158,7 @@ async fn run(mut supervisor: Supervisor, mut signals: Signals, orders: &Orders) 
                 match event {
                     Event::Stopped { signal } => {
                         supervisor.extend(ahead(BootClock::read()));
-                        stop_self(signal);
+                        supervisor.stop_with_command(signal);
                         log.line("Resumed");
                     }
                     Event::CannotStart(why) => {

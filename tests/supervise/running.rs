@@ -10,6 +10,8 @@ trials!(
     a_missing_command_is_127_and_one_that_cannot_run_126,
     a_script_without_interpreter_is_run_by_sh,
     the_path_is_searched,
+    a_script_without_interpreter_may_have_very_many_arguments,
+    what_was_closed_stays_closed,
     too_late_is_not_started,
     options_are_stripped_and_results_given,
     masks_and_ignored_signals_are_as_without_dlock,
@@ -72,6 +74,35 @@ fn the_path_is_searched() {
     let mut world = World::new();
     world.start_behind(&[], "", &["true"]);
     assert_eq!(world.status(), 0);
+}
+
+/// More than 4 MiB of pointers to them, which a kernel allows where the stack is not limited.
+fn a_script_without_interpreter_may_have_very_many_arguments() {
+    use std::os::unix::fs::PermissionsExt as _;
+    for many in ["540000", "600000"] {
+        let mut world = World::new();
+        fs::write(world.path("script"), "exit 9\n").unwrap();
+        fs::set_permissions(world.path("script"), fs::Permissions::from_mode(0o755)).unwrap();
+        let more = format!("ulimit -s unlimited || exit 99; exec \"$@\" $(yes x | head -n {many})");
+        world.start_behind(&["sh", "-c", &more, "sh"], "", &[&world.path("script")]);
+        let status = world.status();
+        if status == 99 {
+            eprintln!("SKIPPED a_script_without_interpreter_may_have_very_many_arguments: the stack can't be unlimited here");
+            return;
+        }
+        assert_eq!(status, 9, "{many} arguments");
+        world.gone();
+    }
+}
+
+fn what_was_closed_stays_closed() {
+    let look = "closed=; for n in 0 1 2; do [ -e /proc/$$/fd/$n ] || closed=$closed$n; done; echo $closed > DIR/closed; exit 5";
+    for (close, expected) in [("", "\n"), ("<&-", "0\n"), ("<&- >&- 2>&-", "012\n")] {
+        let mut world = World::new();
+        world.start_behind(&["sh", "-c", &format!("exec \"$@\" {close}"), "sh"], "", &["sh", "-c", look]);
+        assert_eq!(world.status(), 5);
+        assert_eq!(world.file("closed"), expected, "{close}");
+    }
 }
 
 fn too_late_is_not_started() {

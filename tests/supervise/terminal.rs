@@ -26,22 +26,28 @@ trials!(
 );
 
 /// The user's end of a terminal.
-struct Keyboard(File);
+pub struct Keyboard(File);
 
 impl Keyboard {
-    fn press(&mut self, key: u8) {
+    /// Presses a key: 3 is Ctrl-C, 26 is Ctrl-Z.
+    pub fn press(&mut self, key: u8) {
         self.0.write_all(&[key]).unwrap();
     }
 }
 
 /// Starts bash on a terminal of its own. `ROLE` in the script stands for dlock with these orders and command.
 fn on_terminal(world: &mut World, script: &str, orders: &str, command: &str) -> Keyboard {
+    let role = world.line(orders, &["sh", "-c", command]);
+    on_terminal_with(world, script, &role)
+}
+
+/// As [`on_terminal`], with this command line for `ROLE`.
+pub fn on_terminal_with(world: &mut World, script: &str, role: &[String]) -> Keyboard {
     let user = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&user).unwrap();
     unlockpt(&user).unwrap();
     let name = ptsname(&user, Vec::new()).unwrap();
     let line = |()| File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
-    let role = world.line(orders, &["sh", "-c", command]);
     let quoted: Vec<String> = role.iter().map(|word| format!("'{}'", word.replace('\'', "'\\''"))).collect();
     let script = script.replace("ROLE", &quoted.join(" ")).replace("DIR", world.directory.path().to_str().unwrap());
     let child = Command::new("setsid")
@@ -75,7 +81,7 @@ fn ctrl_c_reaches_command_and_caller_once() {
     let mut keyboard = on_terminal(&mut world, caller, "", command);
     world.ready();
     keyboard.press(3);
-    world.event("Signal { number: 2, from_terminal: true }");
+    world.event("Signal { number: 2, from_terminal: true");
     // Long enough for a second one, which must not come, to arrive.
     sleep(Duration::from_millis(300));
     fs::write(world.path("end"), "x").unwrap();

@@ -73,6 +73,25 @@ pub fn folder() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("dlock-test-").tempdir().expect("a temporary folder")
 }
 
+/// How much longer than alone on an idle machine a step may take now: 1 if no task waited for a processor in the last
+/// seconds, up to 4 if tasks did half of the time or more. Limits of time in tests are multiplied by it.
+pub fn slowness() -> u32 {
+    let pressure = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
+    let average = pressure.strip_prefix("some avg10=").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+    // A kernel that doesn't tell may be busy.
+    average.map_or(4, |percent| 1 + (percent * 3).div_ceil(50).min(3))
+}
+
+/// The long form of a test's figure in `tests/run --all`, else the short one.
+pub fn long_or<T>(long: T, short: T) -> T {
+    if std::env::var_os("DLOCK_TEST_ALL").is_some() { long } else { short }
+}
+
+/// How many wait for one lock where many do.
+pub fn crowd() -> usize {
+    long_or(1000, 150)
+}
+
 /// Waits until `done` says yes, looking every few milliseconds, for at most `limit`.
 pub fn eventually(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     let began = Instant::now();

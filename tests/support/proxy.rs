@@ -199,6 +199,9 @@ impl Shared {
     }
 
     fn spring(&self, request: &[u8]) -> Option<Fault> {
+        if is_housekeeping(request) {
+            return None;
+        }
         let mut traps = self.traps.lock().expect("traps");
         let matches = |trap: &Trap| trap.needle.is_empty() || request.windows(trap.needle.len()).any(|part| part == trap.needle);
         let at = traps.iter().position(matches)?;
@@ -251,7 +254,8 @@ impl Shared {
                 Ok(n) if n > 0 => n,
                 _ => break,
             };
-            match pending.0.lock().expect("pending").take() {
+            let fault = if is_housekeeping(&buffer[..n]) { None } else { pending.0.lock().expect("pending").take() };
+            match fault {
                 Some(Fault::CutAfter) => break,
                 Some(Fault::Swallow) => swallowing = true,
                 Some(Fault::LateReply(by)) => thread::sleep(by),
@@ -287,4 +291,24 @@ fn bind(address: (Ipv4Addr, u16)) -> TcpListener {
         thread::sleep(Duration::from_millis(20));
     }
     TcpListener::bind(address).expect("the proxy's port")
+}
+
+/// Whether these bytes are nothing but HTTP/2 frames that answer no request: SETTINGS, PING, WINDOW_UPDATE.
+fn is_housekeeping(mut bytes: &[u8]) -> bool {
+    if bytes.is_empty() {
+        return false;
+    }
+    while !bytes.is_empty() {
+        let Some((&[a, b, c, kind, flags, ..], _)) = bytes.split_first_chunk::<9>() else { return false };
+        let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+        let fits = match kind {
+            4 => length % 6 == 0 && (length > 0 || flags == 1),
+            6 => length == 8,
+            8 => length == 4,
+            _ => false,
+        };
+        let Some(rest) = bytes.get(9 + length..).filter(|_| fits) else { return false };
+        bytes = rest;
+    }
+    true
 }

@@ -181,6 +181,8 @@ impl ZooKeeper {
     pub fn delete_contender(&self, lock: &str) {
         self.admin(async |admin| {
             let mut names = admin.list_children(lock).await.expect("the lock's line");
+            // The first node is the place; the second one only keeps others out.
+            names.retain(|name| !name.contains("-excl-__WRIT__"));
             names.sort_by_key(|name| name[name.len() - 10..].to_owned());
             admin.delete(&format!("{lock}/{}", names[0]), None).await.expect("a node to delete");
         });

@@ -16,35 +16,32 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     client::{Answer, Client},
     failure::{self, Trouble},
     history,
     hold::TRIES,
     holders,
+    lookout::{self, Lookout},
     messages::{Compare, RequestOp, TxnRequest},
-    names::Names,
     ops::{self, Answers},
     permits,
+    place::{Stood, behind, go, retire, still_queued},
     queue::{Before, Look},
     record::{Held, Record},
     session::{Hold, Queued, Session, Stage, seconds, ttl},
     starts::{self, Leases, Starts},
     value::Value,
+    waiting,
 };
 use crate::lock::{Attempt, Busy, Grant, Mode, Refusal, Request, Ttl};
 
 /// What a holder that vanished is left to stop what it ran.
 pub(super) const SETTLE: Duration = Duration::from_millis(500);
-/// So many times a place in the queue is only checked before all of the queue is read again, to tell who holds.
-const CHECKS: u32 = 5;
-
 /// Takes the lock for a token of its own.
 pub(super) async fn take(client: &mut Client, session: &mut Session, request: &Request) -> Answer<Attempt> {
     if let Stage::Queued(queued) = &mut session.stage
-        && let Some(busy) = still_queued(client, &session.names, queued).await?
+        && let Some(busy) = still_queued(client, &session.names, queued, session.watches.is_some()).await?
     {
         return Ok(Attempt::Busy(busy));
     }
@@ -54,7 +51,7 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
         Stage::Queued(_) | Stage::Held(_) | Stage::Asked { leased: true, .. } => None,
         _ => grant(client, session, request, &mut leases).await?,
     };
-    let was_alive = if let Stage::Queued(queued) = &session.stage { Some(queued.alive_until) } else { None };
+    let stood = if let Stage::Queued(queued) = &session.stage { Some(Stood::of(queued)) } else { None };
     // Who stands there already needs no space in a store that is full.
     let stands = match session.stage {
         Stage::Queued(_) | Stage::Held(_) => Some(turn(client, session, request).await?).filter(|look| look.find(&own).is_some()),
@@ -81,7 +78,7 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
     };
     let Some((place, first)) = stands else { return declined(client, session, request, &look, leases).await };
     if !first {
-        return behind(client, session, request, (&look, place, own), (granted, was_alive), leases).await;
+        return behind(client, session, request, (&look, place, own), (granted, stood), leases).await;
     }
     let ttl = match granted {
         Some(ttl) => ttl,
@@ -110,7 +107,9 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
                     busy: Busy::default(),
                     checks: u32::MAX,
                     ttl,
-                    alive_until: super::waiting::fresh_until(Some(ttl)),
+                    alive_until: waiting::fresh_until(Some(ttl), false),
+                    called: false,
+                    lookout: Lookout::Another,
                 };
                 session.stage = Stage::Queued(queued);
                 return refused(client, session, request, &look, (refusal, leases)).await;
@@ -120,6 +119,7 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
     if let Some(leases) = &leases {
         leases.freshen(client).await;
     }
+    retire(client, session).await;
     let (created, dying) = (look.contenders[place].created, look.dying(request.mode));
     let number = look.number_of(&look.contenders[place]).cloned();
     let grant = Grant {
@@ -131,39 +131,11 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
         permit: number.as_ref().map(|number| number.number),
     };
     history::bury_old(client, &session.names, &look).await;
-    let settled_at = super::waiting::after(SETTLE);
+    let settled_at = waiting::after(SETTLE);
     let (since_ms, metadata) = (held.since_ms, held.metadata);
     let hold = Hold { own, created, seen: look.revision, nested: None, since_ms, metadata, starts, number, dying, settled_at };
     session.stage = Stage::Held(hold);
     Ok(Attempt::Granted(grant))
-}
-
-/// It is not our turn: one who waits stays in the queue, with a lease that was granted now or is alive until then.
-async fn behind(
-    client: &mut Client,
-    session: &mut Session,
-    request: &Request,
-    (look, place, own): (&Look, usize, String),
-    (granted, was_alive): (Option<Ttl>, Option<Instant>),
-    leases: Option<Leases>,
-) -> Answer<Attempt> {
-    if let Some(blocker) = look.blocker(request.mode, place).filter(|blocker| blocker.lease == 0) {
-        return Err(failure::no_end(&blocker.name).into());
-    }
-    if !request.waiting {
-        return declined(client, session, request, look, leases).await;
-    }
-    if let Some(leases) = leases {
-        leases.end(client).await;
-    }
-    let before = look.before(&session.names, request.mode, place);
-    let busy = Busy { position: Some(look.position(place)), ..told(client, session, request.mode, look).await? };
-    let ttl = granted.unwrap_or(request.ttl);
-    let alive_until = was_alive.filter(|_| granted.is_none()).unwrap_or_else(|| super::waiting::fresh_until(granted));
-    let (created, seen) = (look.contenders[place].created, look.revision);
-    let permits = matches!(request.mode, Mode::Permits(_)).then_some(look.numbers.len());
-    session.stage = Stage::Queued(Queued { own, created, before, permits, seen, busy: busy.clone(), checks: 0, ttl, alive_until });
-    Ok(Attempt::Busy(busy))
 }
 
 /// Grants the lease, and with it those of a start; `None` if it was there already, from a request whose answer was lost.
@@ -239,7 +211,7 @@ async fn put(client: &mut Client, session: &Session, request: &Request, own: &st
     let mut look = looked(client, session, TxnRequest { compare, success, failure: ops::look(names, ops::SOME) }).await?;
     for _ in 0..TRIES {
         let free = look.find(own).is_none() && look.lets(request.mode, look.contenders.len());
-        if request.waiting || !free || look.starts.judge(terms).is_some() {
+        if request.waiting || !free || look.starts.judge(terms, &request.token).is_some() {
             break;
         }
         // What is in the folder has no part in the lock, or leaves room, or what is recorded does not keep us from it. Nobody may
@@ -300,7 +272,7 @@ async fn begin(
     leases: &mut Option<Leases>,
 ) -> Answer<std::result::Result<(Held, Starts), (Refusal, i64)>> {
     let (own, terms) = (&look.contenders[place], request.terms.as_ref());
-    if let Some(refusal) = look.starts.judge(terms) {
+    if let Some(refusal) = look.starts.judge(terms, &request.token) {
         return Ok(Err(refusal));
     }
     let leases = leases_of(client, request, leases).await?;
@@ -324,8 +296,15 @@ async fn begin(
             look.starts.end_before(client, leases).await;
             Ok(Ok((held, starts)))
         }
-        // No history is worth a lock; but what later runs go by is.
-        Err(Trouble::Full(_) | Trouble::Refused(_)) if !starts::records(request) => Ok(Ok((held, look.starts.clone()))),
+        // No history is worth a lock; but what later runs go by is. Without a record it is not taken for one that waits.
+        Err(Trouble::Full(_) | Trouble::Refused(_)) if !starts::records(request) => {
+            let compare = vec![ops::created_at(&own.name, own.created)];
+            let txn = TxnRequest { compare, success: vec![ops::delete(&open)], failure: Vec::new() };
+            if !Answers::of(client.txn(txn).await?)?.succeeded {
+                return Err(failure::contended().into());
+            }
+            Ok(Ok((held, look.starts.clone())))
+        }
         Err(trouble) => Err(trouble),
     }
 }
@@ -339,9 +318,15 @@ async fn looked(client: &mut Client, session: &Session, txn: TxnRequest) -> Answ
 }
 
 /// It is not ours, and we don't wait.
-async fn declined(client: &mut Client, session: &mut Session, request: &Request, look: &Look, leases: Option<Leases>) -> Answer<Attempt> {
+pub(super) async fn declined(
+    client: &mut Client,
+    session: &mut Session,
+    request: &Request,
+    look: &Look,
+    leases: Option<Leases>,
+) -> Answer<Attempt> {
     let nobody = (0..look.contenders.len()).filter(|place| look.has(*place)).all(|place| look.contenders[place].lease == session.lease);
-    if let Some(refusal) = look.starts.judge(request.terms.as_ref()).filter(|_| nobody) {
+    if let Some(refusal) = look.starts.judge(request.terms.as_ref(), &request.token).filter(|_| nobody) {
         return refused(client, session, request, look, (refusal, leases)).await;
     }
     if let Some(leases) = leases {
@@ -372,21 +357,21 @@ async fn refused(
     Ok(Attempt::Refused(refusal))
 }
 
-/// Leaves nothing of ours behind. Without the lease no key is put any more.
-async fn go(client: &mut Client, session: &mut Session, request: &Request, look: &Look) -> Answer<()> {
-    if look.contenders.iter().any(|one| one.lease == session.lease) {
-        super::hold::leave(client, session, request.mode).await
-    } else {
-        client.revoke(session.lease).await
-    }
-}
-
 /// Somebody else has the lock, and we don't wait: nothing of ours stays.
 async fn busy(client: &mut Client, session: &mut Session, request: &Request, look: &Look) -> Answer<Attempt> {
     let blocker = look.blocker(request.mode, look.contenders.len());
     let endless = blocker.filter(|one| one.lease == 0).map(|one| failure::no_end(&one.name));
-    let free = look.lets(request.mode, look.contenders.len());
     let told = told(client, session, request.mode, look).await;
+    // Only one that waits keeps it from the lock, as far as is known.
+    let is_permit = |mode: Mode| matches!(mode, Mode::Permits(_));
+    let beside = |mode: Mode| is_permit(request.mode) && is_permit(mode);
+    let waits = matches!(&told, Ok(told) if told.holders.iter().all(|holder| beside(holder.mode)));
+    let ahead = look.first_waiting(session.lease).filter(|_| waits);
+    let removed = match &ahead {
+        Some(ahead) => lookout::remove_if_gone(client, &session.names, ahead).await?,
+        None => false,
+    };
+    let free = removed || look.lets(request.mode, look.contenders.len());
     go(client, session, request, look).await?;
     match endless {
         Some(error) => Err(error.into()),
@@ -395,7 +380,7 @@ async fn busy(client: &mut Client, session: &mut Session, request: &Request, loo
 }
 
 /// Who holds the lock.
-async fn told(client: &mut Client, session: &Session, mode: Mode, look: &Look) -> Answer<Busy> {
+pub(super) async fn told(client: &mut Client, session: &Session, mode: Mode, look: &Look) -> Answer<Busy> {
     let others = look.holders().filter(|one| one.lease != session.lease);
     let holders = holders::tell(client, look, others).await?;
     // The queue passes the lock on in order: only who comes next can tell when.
@@ -406,28 +391,4 @@ async fn told(client: &mut Client, session: &Session, mode: Mode, look: &Look) -
     let expires_in = ends.and_then(end).filter(|_| next);
     // Whoever they are: etcd tells when a key is gone.
     Ok(Busy { expires_in, notifies: true, passing: holders.is_empty(), position: None, holders })
-}
-
-/// What a place in the queue answers without reading all of it; `None` if something happened.
-async fn still_queued(client: &mut Client, names: &Names, queued: &mut Queued) -> Answer<Option<Busy>> {
-    if queued.checks >= CHECKS || queued.busy.position == Some(1) {
-        return Ok(None);
-    }
-    queued.checks += 1;
-    let Before { key, record, .. } = &queued.before;
-    let keys: Vec<_> = [&queued.own].into_iter().chain(key).chain(record).collect();
-    let mut ops: Vec<_> = keys.iter().map(|key| ops::peek(key)).collect();
-    ops.push(ops::count(&names.numbers()));
-    let mut answers = Answers::of(client.txn(ops::read(ops)).await?)?;
-    let mut unchanged = true;
-    for _ in keys {
-        // None of them was put since, the record neither.
-        unchanged &= answers.one()?.is_some_and(|kv| kv.mod_revision <= queued.seen);
-    }
-    let permits = answers.last_count();
-    unchanged &= queued.permits.is_none_or(|before| before == permits);
-    if unchanged {
-        queued.seen = answers.revision;
-    }
-    Ok(unchanged.then(|| queued.busy.clone()))
 }

@@ -24,7 +24,7 @@ use super::{
     record::{Held, Record},
     value::Value,
 };
-use crate::lock::{Break, End, Error, Fence, Key, Kind, Marking, Past};
+use crate::lock::{Break, End, Error, Fence, Key, Kind, Past};
 
 /// The holder with this fence; one who waits is none.
 fn holder(look: &Look, fence: Fence) -> Option<&Contender> {
@@ -46,11 +46,11 @@ async fn look(client: &mut Client, names: &Names) -> Answer<Look> {
 }
 
 /// Marks the hold with this fence.
-pub(super) async fn mark(client: &mut Client, key: &Key, fence: Fence, mark: &Break) -> Answer<Marking> {
+pub(super) async fn mark(client: &mut Client, key: &Key, fence: Fence, mark: &Break) -> Answer<bool> {
     let names = Names::new(&client.options().namespace, key);
     for _ in 0..TRIES {
         let look = look(client, &names).await?;
-        let Some(one) = holder(&look, fence) else { return Ok(Marking::Changed) };
+        let Some(one) = holder(&look, fence) else { return Ok(false) };
         let value = said(one)?;
         let record = look.record_of(one);
         // Where the store had no space for it, or somebody deleted it, it is written now.
@@ -65,7 +65,7 @@ pub(super) async fn mark(client: &mut Client, key: &Key, fence: Fence, mark: &Br
         let compare = vec![ops::created_at(&one.name, one.created), ops::unchanged(&open, record.map_or(0, |record| record.revision))];
         let txn = TxnRequest { compare, success: vec![ops::put(&open, held.write(), 0)], failure: Vec::new() };
         if Answers::of(client.txn(txn).await?)?.succeeded {
-            return Ok(Marking::Done);
+            return Ok(true);
         }
     }
     Err(failure::contended().into())
@@ -82,10 +82,10 @@ pub(super) async fn note_seen(client: &mut Client, record: &Record) {
 }
 
 /// Removes the hold with this fence.
-pub(super) async fn evict(client: &mut Client, key: &Key, fence: Fence, mark: &Break) -> Answer<Marking> {
+pub(super) async fn evict(client: &mut Client, key: &Key, fence: Fence, mark: &Break) -> Answer<bool> {
     let names = Names::new(&client.options().namespace, key);
     let look = look(client, &names).await?;
-    let Some(one) = holder(&look, fence) else { return Ok(Marking::Changed) };
+    let Some(one) = holder(&look, fence) else { return Ok(false) };
     let (metadata, record) = (said(one)?.metadata, look.record_of(one));
     let (end, why): (End, _) = mark.into();
     let since_ms = record.and_then(|record| record.held.as_ref()?.since_ms);
@@ -96,11 +96,11 @@ pub(super) async fn evict(client: &mut Client, key: &Key, fence: Fence, mark: &B
     let mut says = vec![ops::put(&names.last(), one.created.to_string(), 0)];
     says.extend(record.map(|record| ops::put(&record.name, Record::waiting(record.mode), 0)));
     let says = Said { beside: says, ..Said::default() };
-    let Some(freed) = history::end(client, &names, compare, gone, says, Some(&past)).await? else { return Ok(Marking::Changed) };
+    let Some(freed) = history::end(client, &names, compare, gone, says, Some(&past)).await? else { return Ok(false) };
     // It is done, which no failure from here on may hide. Leases that nothing lies on end by themselves.
     for lease in freed.leases.iter().copied().filter(|lease| *lease != one.lease).chain([one.lease]) {
         let _ = client.revoke(lease).await;
     }
     history::trim(client, &names, freed.runs).await;
-    Ok(Marking::Done)
+    Ok(true)
 }

@@ -1,11 +1,12 @@
 //! Asking a cluster: which member, logging in, and the few kinds of question.
 //!
 //! A question goes to one member and is answered once. It goes to another one only if the first did nothing about it
-//! (nobody there, no leader, a learner), each at most once, and is asked again after a new login at most once.
+//! (nobody there, no leader, a learner), each at most once, and is asked again after a new login at most once. Nor is a member waited
+//! for that has said nothing since it was connected to, if the question is one that can be asked of two.
 
 use prost::Message;
 use tokio::{sync::mpsc, task::JoinSet};
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_stream::{StreamExt as _, wrappers::UnboundedReceiverStream};
 use tonic::{
     Request, Status, Streaming,
     codegen::http::uri::PathAndQuery,
@@ -14,7 +15,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use super::{
-    connection::Connection,
+    connection::{Connection, silence},
     failure::{self, Trouble},
     messages::{
         AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest,
@@ -73,28 +74,51 @@ impl Client {
         if self.login.is_none()
             && let Some(user) = self.options.user.clone()
         {
-            let password = self.options.password.clone().ok_or_else(|| {
-                Error::new(Kind::Config, "there is a user but no password")
-                    .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration")
-            })?;
-            let question = AuthenticateRequest { name: user, password: password.reveal().into() };
-            let answer: AuthenticateResponse = match self.exchange("/etcdserverpb.Auth/Authenticate", question, Style::Unary).await {
-                Ok(answer) => answer,
-                Err(status) => return Err(not_yet(self.explain(failure::of(status)).await)),
-            };
-            self.login = Some(answer.token.parse().map_err(|_| failure::unreadable())?);
+            self.log_in(user).await?;
         }
         Ok(())
     }
 
+    async fn log_in(&mut self, name: String) -> Answer<()> {
+        let password = self.options.password.clone().ok_or_else(|| {
+            Error::new(Kind::Config, "there is a user but no password")
+                .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration")
+        })?;
+        let question = AuthenticateRequest { name, password: password.reveal().into() };
+        let mut others = self.others();
+        let answer: AuthenticateResponse = loop {
+            match self.exchange("/etcdserverpb.Auth/Authenticate", question.clone(), Style::Unary, others > 0).await {
+                Ok(answer) => break answer,
+                Err(Unanswered::Silent) => {
+                    others -= 1;
+                    self.move_on();
+                    self.connection = Some(self.connect().await?);
+                }
+                Err(Unanswered::Said(status)) => return Err(not_yet(self.explain(failure::of(status)).await)),
+            }
+        };
+        self.login = Some(answer.token.parse().map_err(|_| failure::unreadable())?);
+        Ok(())
+    }
+
+    /// How many members there are besides the one that is asked.
+    pub(super) fn others(&self) -> usize {
+        self.options.endpoints.len().saturating_sub(1)
+    }
+
     async fn connect(&mut self) -> Result<Connection> {
         let mut failed = None;
-        for _ in 0..self.options.endpoints.len() {
+        for others in (0..self.options.endpoints.len()).rev() {
             let endpoint = &self.options.endpoints[self.at];
-            match Connection::open(&self.options, endpoint).await {
-                Ok(connection) => return Ok(connection),
-                Err(error) if error.is_transient() => failed = Some(error),
-                Err(error) => return Err(error),
+            let opened = tokio::select! {
+                opened = Connection::open(&self.options, endpoint) => Some(opened),
+                () = silence(), if others > 0 => None,
+            };
+            match opened {
+                Some(Ok(connection)) => return Ok(connection),
+                Some(Err(error)) if error.is_transient() => failed = Some(error),
+                Some(Err(error)) => return Err(error),
+                None => {}
             }
             self.move_on();
         }
@@ -112,21 +136,32 @@ impl Client {
         request
     }
 
-    async fn exchange<Q, A>(&mut self, path: &'static str, question: Q, style: Style) -> std::result::Result<A, Status>
+    /// Sends one question. With `or_leave`, a member that says nothing at all is not waited for; only for questions that can be
+    /// asked of two members.
+    async fn exchange<Q, A>(&mut self, path: &'static str, question: Q, style: Style, or_leave: bool) -> std::result::Result<A, Unanswered>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
         let path = PathAndQuery::from_static(path);
         let request = self.request(question);
-        let Some(connection) = &mut self.connection else { return Err(Status::unavailable("not connected")) };
-        match style {
-            Style::Unary => Ok(connection.grpc.unary(request, path, ProstCodec::<Q, A>::default()).await?.into_inner()),
-            Style::OneOfStream => {
-                let request = request.map(tokio_stream::once);
-                let mut answers = connection.grpc.streaming(request, path, ProstCodec::<Q, A>::default()).await?.into_inner();
-                answers.message().await?.ok_or_else(|| Status::unavailable("no answer"))
+        let Some(connection) = &mut self.connection else { return Err(Status::unavailable("not connected").into()) };
+        let silent = connection.silent();
+        let asked = async {
+            match style {
+                Style::Unary => Ok(connection.grpc.unary(request, path, ProstCodec::<Q, A>::default()).await?.into_inner()),
+                Style::OneOfStream => {
+                    // Left open until the answer has come: `etcd grpc-proxy` takes the end of the requests for the end of it all.
+                    let request = request.map(|message| tokio_stream::once(message).chain(tokio_stream::pending()));
+                    let mut answers = connection.grpc.streaming(request, path, ProstCodec::<Q, A>::default()).await?.into_inner();
+                    answers.message().await?.ok_or_else(|| Status::unavailable("no answer"))
+                }
             }
+        };
+        tokio::select! {
+            biased;
+            answer = asked => answer.map_err(Unanswered::Said),
+            () = silent, if or_leave => Err(Unanswered::Silent),
         }
     }
 
@@ -163,16 +198,24 @@ impl Client {
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
-        let mut others = self.options.endpoints.len().saturating_sub(1);
+        let mut others = self.others();
         let mut may_log_in = self.login.is_some();
+        // A transaction that a slow member carries out late is not what a second one answers.
+        let repeatable = path != TXN;
         loop {
             self.open().await?;
-            let status = match self.exchange(path, question.clone(), style).await {
+            let status = match self.exchange(path, question.clone(), style, repeatable && others > 0).await {
                 Ok(answer) => {
                     self.greet();
                     return Ok(answer);
                 }
-                Err(status) => status,
+                Err(Unanswered::Said(status)) => status,
+                Err(Unanswered::Silent) => {
+                    others -= 1;
+                    self.under_way = false;
+                    self.move_on();
+                    continue;
+                }
             };
             match self.explain(failure::of(status)).await {
                 Trouble::LoginOver(_) if may_log_in => {
@@ -195,7 +238,8 @@ impl Client {
         }
     }
 
-    /// Several questions of a kind, all under way at once. Where the member did nothing about one, that is asked again by itself.
+    /// Several questions of a kind that can be asked of two members, all under way at once. Where the member did nothing about one,
+    /// that is asked again by itself.
     async fn ask_all<Q, A>(&mut self, path: &'static str, questions: Vec<Q>) -> Vec<Answer<A>>
     where
         Q: Message + Clone + 'static,
@@ -212,8 +256,19 @@ impl Client {
                 under_way
                     .spawn(async move { (nth, grpc.unary(request, PathAndQuery::from_static(path), ProstCodec::<Q, A>::default()).await) });
             }
-            let mut broken = false;
-            while let Some(Ok((nth, answer))) = under_way.join_next().await {
+            let (mut broken, others) = (false, self.others());
+            let silent = connection.silent();
+            tokio::pin!(silent);
+            loop {
+                let asked = tokio::select! {
+                    biased;
+                    asked = under_way.join_next() => asked,
+                    () = &mut silent, if others > 0 => {
+                        broken = true;
+                        break;
+                    }
+                };
+                let Some(Ok((nth, answer))) = asked else { break };
                 answered[nth] = match answer {
                     Ok(answer) => {
                         self.greet();
@@ -244,7 +299,7 @@ impl Client {
     }
 
     pub(super) async fn txn(&mut self, txn: TxnRequest) -> Answer<TxnResponse> {
-        self.ask("/etcdserverpb.KV/Txn", txn, Style::Unary).await
+        self.ask(TXN, txn, Style::Unary).await
     }
 
     /// Grants a lease with an id of our choice; returns its length in seconds, which the server may have made longer.
@@ -325,6 +380,21 @@ pub(super) struct Watches {
     pub answers: Streaming<WatchResponse>,
     /// What is waited for, which is among what is watched.
     pub before: Before,
+}
+
+const TXN: &str = "/etcdserverpb.KV/Txn";
+
+/// Why there is no answer.
+enum Unanswered {
+    Said(Status),
+    /// The member has sent nothing since it was connected to: it may be frozen or cut off.
+    Silent,
+}
+
+impl From<Status> for Unanswered {
+    fn from(status: Status) -> Self {
+        Self::Said(status)
+    }
 }
 
 /// How a question crosses the network.

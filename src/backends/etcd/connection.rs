@@ -4,12 +4,17 @@
 
 use std::{
     error, fmt,
-    future::Future,
+    future::{Future, pending},
+    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::{AsFd as _, OwnedFd},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
+    time::Duration,
 };
 
 use hyper::{
@@ -20,7 +25,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::pki_types::ServerName;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},
     net::{TcpStream, lookup_host},
     task::AbortHandle,
 };
@@ -43,11 +48,21 @@ use crate::{
 /// More than any answer has: a queue of ten thousand has a megabyte.
 const LONGEST_ANSWER: usize = 256 << 20;
 
+/// How long a member may say nothing at all before another one is asked, if there is one.
+const SILENCE: Duration = Duration::from_millis(250);
+
+#[allow(clippy::disallowed_methods)] // a silent member must not keep the others from answering
+pub(super) async fn silence() {
+    tokio::time::sleep(SILENCE).await;
+}
+
 /// An open connection. Its streams end with it.
 pub(super) struct Connection {
     pub grpc: Grpc<Channel>,
     /// Whether any answer has come.
     pub greeted: bool,
+    /// Whether the member has sent anything: its HTTP/2 settings come before any answer.
+    heard: Arc<AtomicBool>,
     socket: OwnedFd,
     driver: AbortHandle,
 }
@@ -63,6 +78,8 @@ impl Connection {
     pub(super) async fn open(options: &Options, endpoint: &(String, u16)) -> Result<Self> {
         let tcp = dial(endpoint).await?;
         let socket = tcp.as_fd().try_clone_to_owned().map_err(failure::unreachable)?;
+        let heard = Arc::new(AtomicBool::new(false));
+        let tcp = Heard { tcp, heard: Arc::clone(&heard) };
         let scheme = if options.tls.is_some() { "https" } else { "http" };
         let origin = format!("{scheme}://{}", authority(endpoint));
         let origin = origin.parse().map_err(|error| Error::new(Kind::Config, "the host's name can't be one").source(error))?;
@@ -71,17 +88,29 @@ impl Connection {
             Some(wanted) => drive(encrypt(wanted, endpoint, tcp).await?).await?,
         };
         let grpc = Grpc::with_origin(Channel(requests), origin).max_decoding_message_size(LONGEST_ANSWER);
-        Ok(Self { grpc, greeted: false, socket, driver })
+        Ok(Self { grpc, greeted: false, heard, socket, driver })
     }
 
     /// Why a server that shook hands ended the connection at once: what it thinks of our certificate it says only after
     /// that, and our first words hid it. `None` if it says nothing of the kind.
     pub(super) async fn why_ended(options: &Options, endpoint: &(String, u16)) -> Option<Error> {
         let tcp = dial(endpoint).await.ok()?;
+        let tcp = Heard { tcp, heard: Arc::default() };
         let mut stream = encrypt(options.tls.as_ref()?, endpoint, tcp).await.ok()?;
         stream.write_all(PREFACE).await.ok()?;
         let said = stream.read(&mut [0]).await.err().map(failure::tls);
         said.filter(|error| !error.is_transient())
+    }
+
+    /// Ready once the member has had time to say something and said nothing. Never ready for one that was heard.
+    pub(super) fn silent(&self) -> impl Future<Output = ()> + use<> {
+        let heard = Arc::clone(&self.heard);
+        async move {
+            silence().await;
+            if heard.load(Ordering::Relaxed) {
+                pending::<()>().await;
+            }
+        }
     }
 
     /// Whether the member has not closed its end yet, as far as has come through.
@@ -95,7 +124,7 @@ impl Connection {
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// Shakes hands with a member, which must prove to be the one that was asked for.
-async fn encrypt(wanted: &Tls, (host, _): &(String, u16), tcp: TcpStream) -> Result<TlsStream<TcpStream>> {
+async fn encrypt(wanted: &Tls, (host, _): &(String, u16), tcp: Heard) -> Result<TlsStream<Heard>> {
     let name = ServerName::try_from(host.clone())
         .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
     let mut config = tls::config(wanted)?;
@@ -109,6 +138,45 @@ async fn drive(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> 
     // How it ends is learned by whoever has a request under way.
     let driver = tokio::spawn(async { drop(connection.await) });
     Ok((requests, driver.abort_handle()))
+}
+
+/// A TCP connection that notes whether anything was received.
+struct Heard {
+    tcp: TcpStream,
+    heard: Arc<AtomicBool>,
+}
+
+impl AsyncRead for Heard {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        let read = Pin::new(&mut self.tcp).poll_read(context, into);
+        if into.filled().len() > before {
+            self.heard.store(true, Ordering::Relaxed);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Heard {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.tcp.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_shutdown(context)
+    }
 }
 
 /// What carries requests to the connection.

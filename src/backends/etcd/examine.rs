@@ -1,5 +1,7 @@
 //! What a cluster's settings make of its locks, and the rights that they take.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use prost::Message;
 
@@ -7,11 +9,11 @@ use super::{
     Etcd,
     client::{Answer, Style},
     failure::Trouble,
-    names,
+    gc, names,
 };
 use crate::{
     backends::transport,
-    lock::{Check, Error, Examine, Finding, Grants, PASSWORD, Result, Role, ServerTime, check},
+    lock::{Admin, Check, Error, Finding, Grants, PASSWORD, Result, Role, ServerTime, check},
 };
 
 /// What is looked at.
@@ -19,6 +21,7 @@ pub const CHECKS: &[Check] = &[
     check("version", "the server's version"),
     check("alarms", "alarms that are raised: NOSPACE, CORRUPT"),
     check("quota", "how much is stored, of quota-backend-bytes where that is told"),
+    check("compaction", "whether the history of old changes is ever removed (auto-compaction)"),
     check("members", "how many members there are, and how many may fail"),
     transport::CHECK,
 ];
@@ -32,7 +35,27 @@ const USUAL_QUOTA: i64 = 2 << 30;
 struct StatusRequest {}
 
 #[derive(Clone, PartialEq, Message)]
+struct Header {
+    #[prost(int64, tag = "3")]
+    revision: i64,
+}
+
+/// A read of what a key was at an old revision.
+#[derive(Clone, PartialEq, Message)]
+struct OldRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    key: Vec<u8>,
+    #[prost(int64, tag = "4")]
+    revision: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct OldResponse {}
+
+#[derive(Clone, PartialEq, Message)]
 struct StatusResponse {
+    #[prost(message, optional, tag = "1")]
+    header: Option<Header>,
     #[prost(string, tag = "2")]
     version: String,
     #[prost(int64, tag = "3")]
@@ -90,6 +113,14 @@ impl Etcd {
             Err(trouble) => unchecked("alarms", "alarms", trouble),
         });
         found.push(quota(&status));
+        let key = names::prefix(&self.client.options().namespace).into_bytes();
+        let key = if key.is_empty() { vec![0] } else { key };
+        let oldest: Answer<OldResponse> = self.client.ask("/etcdserverpb.KV/Range", OldRequest { key, revision: 1 }, Style::Unary).await;
+        found.push(match oldest.map_err(Error::from) {
+            Ok(_) => compaction(&status, true),
+            Err(error) if error.message.contains("has been compacted") => compaction(&status, false),
+            Err(error) => Finding::unchecked("compaction", "whether old changes are removed", &error.message),
+        });
         found.push(match members {
             Ok(answer) => members_of(&answer.members, status.leader),
             Err(trouble) => unchecked("members", "the members", trouble),
@@ -159,6 +190,24 @@ fn quota(status: &StatusResponse) -> Finding {
     Finding::ok(ID, text)
 }
 
+/// So many changes are kept before that is worth a word.
+const MANY_CHANGES: i64 = 10_000;
+
+/// By whether the very first change can still be read.
+fn compaction(status: &StatusResponse, all_kept: bool) -> Finding {
+    const ID: &str = "compaction";
+    let changes = status.header.as_ref().map_or(0, |header| header.revision);
+    if !all_kept {
+        return Finding::ok(ID, "old changes are removed");
+    }
+    let text = format!("all {changes} changes since the cluster began are kept, in {} MB", status.db_size >> 20);
+    if changes < MANY_CHANGES {
+        return Finding::ok(ID, text);
+    }
+    Finding::warn(ID, text, "each run adds 1 to 2 KB; once the quota is full, no lock can be taken")
+        .mend("--auto-compaction-retention=1h on every member, and etcdctl compact now")
+}
+
 fn members_of(members: &[Member], leader: u64) -> Finding {
     const ID: &str = "members";
     let voters = members.iter().filter(|member| !member.learner).count();
@@ -176,14 +225,17 @@ fn members_of(members: &[Member], leader: u64) -> Finding {
 }
 
 #[async_trait(?Send)]
-impl Examine for Etcd {
+impl Admin for Etcd {
+    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
+        Ok(Some(gc::collect(&mut self.client, unused_for).await?))
+    }
+
     fn checks(&self) -> Vec<Check> {
         CHECKS.to_vec()
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
-        let outcome = self.look_at_cluster().await;
-        self.about(outcome, "doctor", None)
+        Ok(self.look_at_cluster().await?)
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
@@ -230,6 +282,15 @@ mod tests {
         ] {
             assert_eq!(version(text).severity, severity, "{text}");
         }
+    }
+
+    #[test]
+    fn a_history_that_only_grows_is_told() {
+        let status = |revision| StatusResponse { header: Some(Header { revision }), db_size: 3 << 20, ..StatusResponse::default() };
+        assert_eq!(compaction(&status(50), true).severity, Severity::Ok);
+        assert_eq!(compaction(&status(50_000), false).severity, Severity::Ok);
+        let told = compaction(&status(50_000), true);
+        assert_eq!((told.severity, told.text.as_str()), (Severity::Warn, "all 50000 changes since the cluster began are kept, in 3 MB"));
     }
 
     #[test]

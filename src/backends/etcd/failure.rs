@@ -91,6 +91,10 @@ pub(super) fn of(status: Status) -> Trouble {
         _ if says("request is too large") || says("message larger than max") => Trouble::Refused(
             Error::new(Kind::Data, "the request is larger than the server takes").hint("is the --describe text very long?"),
         ),
+        _ if says("too many operations") => Trouble::Refused(
+            Error::new(Kind::Config, "the server lets a transaction have fewer operations than dlock needs")
+                .hint("start its members with --max-txn-ops=128, which is the default"),
+        ),
         _ if says("not supported for learner") => Trouble::Elsewhere(unavailable("the server is a learner, which serves nobody yet")),
         _ if says("no leader") => Trouble::Elsewhere(
             unavailable("the server has no leader: most members of its cluster are down or cut off")
@@ -181,6 +185,13 @@ pub(super) fn unreadable() -> Error {
     Error::new(Kind::Data, "the server's answer can't be understood").effect(Effect::Unknown).hint("is it an etcd server?")
 }
 
+/// A key next to a lock has a value that dlock did not write.
+pub(super) fn spoilt(name: &[u8]) -> Error {
+    let name = clean(&String::from_utf8_lossy(name));
+    Error::new(Kind::Data, format!("the value of the key {name} is not one that dlock writes"))
+        .hint(format!("etcdctl del '{name}' removes it; what it said of earlier runs is lost then"))
+}
+
 /// A newer dlock's data.
 pub(super) fn newer_layout(version: &str) -> Error {
     Error::new(Kind::Layout, format!("the lock was taken by a newer dlock, whose layout {} this one can't read", clean(version)))
@@ -220,6 +231,7 @@ mod tests {
             (Code::PermissionDenied, "etcdserver: permission denied", Kind::Denied),
             (Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password", Kind::Denied),
             (Code::InvalidArgument, "etcdserver: user name is empty", Kind::Denied),
+            (Code::InvalidArgument, "etcdserver: too many operations in txn request", Kind::Config),
             (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", Kind::Unavailable),
         ] {
             assert_eq!(Error::from(of(code, text)).kind, kind, "{text}");

@@ -16,10 +16,10 @@ use super::{
 };
 use crate::lock::Key;
 
-/// Ends what no lock has used for `unused_for` by then; returns how many records that are.
+/// Ends what no lock has used for `unused_for` by then; returns of how many locks. A lock whose history is left counts no more.
 pub(super) async fn collect(client: &mut Client, unused_for: Duration) -> Answer<u64> {
     let namespace = client.options().namespace.clone();
-    let mut records: Vec<(Names, KeyValue)> = Vec::new();
+    let mut records: Vec<(Key, KeyValue)> = Vec::new();
     for folder in names::records(&namespace) {
         let mut answers = Answers::of(client.txn(ops::read(vec![ops::under(&folder, false)])).await?)?;
         for kv in answers.keys()? {
@@ -27,16 +27,17 @@ pub(super) async fn collect(client: &mut Client, unused_for: Duration) -> Answer
             let key: Option<Key> = rest.and_then(|rest| names::ENCODING.decode(rest.split('/').next()?));
             // What has a lease was found unused before.
             if let Some(key) = key.filter(|_| kv.lease == 0) {
-                records.push((Names::new(&namespace, &key), kv));
+                records.push((key, kv));
             }
         }
     }
     let ended = end_records(client, records, unused_for).await?;
-    Ok(ended + forget(client).await?)
+    forget(client).await?;
+    Ok(ended)
 }
 
-/// Ends the records of locks that nobody uses.
-async fn end_records(client: &mut Client, records: Vec<(Names, KeyValue)>, unused_for: Duration) -> Answer<u64> {
+/// Ends the records of locks that nobody uses; returns of how many locks.
+async fn end_records(client: &mut Client, records: Vec<(Key, KeyValue)>, unused_for: Duration) -> Answer<u64> {
     let seconds = i64::try_from(unused_for.as_secs()).unwrap_or(i64::MAX);
     let lease = i64::try_from(crate::lock::random() >> 1).unwrap_or(1).max(1);
     if records.is_empty() {
@@ -45,8 +46,9 @@ async fn end_records(client: &mut Client, records: Vec<(Names, KeyValue)>, unuse
     if seconds > 0 {
         client.grant(lease, seconds).await?;
     }
-    let mut ended = 0;
-    for (names, kv) in records {
+    let mut ended = BTreeSet::new();
+    for (key, kv) in records {
+        let names = Names::new(&client.options().namespace, &key);
         let Ok(name) = String::from_utf8(kv.key.clone()) else { continue };
         let revision = kv.mod_revision;
         // The record of a hold goes by the revision that it was written with.
@@ -57,17 +59,17 @@ async fn end_records(client: &mut Client, records: Vec<(Names, KeyValue)>, unuse
         let compare = vec![ops::nothing_under(&names.folder), ops::unchanged(&name, revision)];
         let txn = TxnRequest { compare, success: vec![end], failure: Vec::new() };
         if Answers::of(client.txn(txn).await?)?.succeeded {
-            ended += 1;
+            ended.insert(key);
         }
     }
-    if ended == 0 && seconds > 0 {
+    if ended.is_empty() && seconds > 0 {
         client.revoke(lease).await?;
     }
-    Ok(ended)
+    Ok(u64::try_from(ended.len()).unwrap_or(u64::MAX))
 }
 
-/// Removes what is remembered of locks that have no record any more; returns of how many.
-async fn forget(client: &mut Client) -> Answer<u64> {
+/// Removes what is remembered of locks that have no record any more.
+async fn forget(client: &mut Client) -> Answer<()> {
     let namespace = client.options().namespace.clone();
     let mut keys = BTreeSet::new();
     for folder in names::memories(&namespace) {
@@ -77,13 +79,12 @@ async fn forget(client: &mut Client) -> Answer<u64> {
         };
         keys.extend(answers.keys()?.iter().filter_map(name_of));
     }
-    let mut forgotten = 0;
     for key in keys {
         let names = Names::new(&namespace, &key);
         let compare = vec![ops::nothing_under(&names.folder), ops::nothing_under(&names.open()), ops::absent(&names.last())];
         let success = [names.runs(false), names.runs(true), names.skips()].iter().map(|folder| ops::delete_under(folder)).collect();
         let txn = TxnRequest { compare, success, failure: Vec::new() };
-        forgotten += u64::from(Answers::of(client.txn(txn).await?)?.succeeded);
+        client.txn(txn).await?;
     }
-    Ok(forgotten)
+    Ok(())
 }

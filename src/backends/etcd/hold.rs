@@ -15,6 +15,7 @@ use super::{
     failure::{self, Trouble},
     history::{self, Said},
     holders::{self, Left},
+    lookout,
     messages::{Compare, TxnRequest},
     ops::{self, Answers},
     permits,
@@ -24,7 +25,7 @@ use super::{
     starts::Starts,
     value::Value,
 };
-use crate::lock::{Fence, Holding, Metadata, Mode, Parting, Purpose, Release, Renewal, Scope};
+use crate::lock::{Fence, Intent, Metadata, Mode, Parting, Release, Renewal, Scope};
 
 /// All that there are; of permits, whichever number.
 const MODES: [Mode; 3] = [Mode::Exclusive, Mode::Shared, Mode::Permits(1)];
@@ -142,11 +143,11 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
 }
 
 /// Extends the leases of a hold that is still there; of one that is marked to be broken only so that it can stop.
-pub(super) async fn renew(client: &mut Client, session: &mut Session, purpose: Purpose) -> Answer<Renewal> {
+pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: Intent) -> Answer<Renewal> {
     let Stage::Held(hold) = &session.stage else {
         // To look for it is to read it.
         return match find(client, session).await?.filter(Found::holds_token) {
-            Some(found) => extend(client, session, found.hold(), found.record, purpose).await,
+            Some(found) => extend(client, session, found.hold(), found.record, intent).await,
             None => Ok(Renewal::NotHeld),
         };
     };
@@ -187,16 +188,16 @@ pub(super) async fn renew(client: &mut Client, session: &mut Session, purpose: P
     if buried {
         hold.dying.drain(..dead);
     }
-    let renewal = extend(client, session, hold, record, purpose).await?;
+    let renewal = extend(client, session, hold, record, intent).await?;
     if buried {
         history::trim(client, &session.names, history::counted(&mut answers)).await;
     }
     Ok(renewal)
 }
 
-async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: Option<Record>, purpose: Purpose) -> Answer<Renewal> {
+async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: Option<Record>, intent: Intent) -> Answer<Renewal> {
     let mark = record.as_ref().and_then(|record| record.held.as_ref()?.mark.as_ref());
-    if let (Some(mark), Purpose::GoOn) = (mark, purpose) {
+    if let (Some(mark), Intent::Extend(_)) = (mark, intent) {
         return Ok(Renewal::Broken(mark.clone()));
     }
     let Some(mut length) = client.keep_alive(session.lease).await? else { return Ok(Renewal::NotHeld) };
@@ -204,7 +205,7 @@ async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: 
         let Some(inner) = client.keep_alive(nested.lease).await? else { return Ok(Renewal::NotHeld) };
         length = length.min(inner);
     }
-    if let Some(record) = record.filter(|_| purpose == Purpose::Stop) {
+    if let Some(record) = record.filter(|_| intent == Intent::Drain) {
         breaking::note_seen(client, &record).await;
     }
     let fence = hold.fence();
@@ -213,17 +214,17 @@ async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: 
 }
 
 /// Whether the token's hold is there, and how long its lease lasts yet, in etcd's whole seconds.
-pub(super) async fn verify(client: &mut Client, session: &Session) -> Answer<Holding> {
-    let Some(found) = find(client, session).await?.filter(Found::holds_token) else { return Ok(Holding::NotHeld) };
+pub(super) async fn verify(client: &mut Client, session: &Session) -> Answer<Renewal> {
+    let Some(found) = find(client, session).await?.filter(Found::holds_token) else { return Ok(Renewal::NotHeld) };
     let mut expires_in = None;
     for lease in [session.lease].into_iter().chain(found.nested.map(|nested| nested.lease)) {
         match holders::left(client, lease).await? {
             Left::For { left, .. } => expires_in = Some(expires_in.map_or(left, |other| left.min(other))),
             Left::Unknown => {}
-            Left::Over => return Ok(Holding::NotHeld),
+            Left::Over => return Ok(Renewal::NotHeld),
         }
     }
-    Ok(Holding::Held { expires_in })
+    Ok(Renewal::Kept { expires_in })
 }
 
 /// Gives a hold back.
@@ -360,6 +361,10 @@ pub(super) async fn leave(client: &mut Client, session: &mut Session, mode: Mode
     };
     client.txn(ops::read(keys.iter().map(|key| ops::delete(key)).collect())).await?;
     client.revoke(lease).await?;
+    let lookout = session.lookout();
+    if let Stage::Queued(queued) = &mut session.stage {
+        lookout::retire(client, queued, lookout).await;
+    }
     session.watches = None;
     Ok(())
 }

@@ -8,7 +8,7 @@
 //! A holder of another library leaves no record that tells whether it went by itself, so nobody waits for it to die:
 //! `etcdctl lock` doesn't stop its command when its lease is lost, and would gain nothing.
 //!
-//! Nothing here retries, limits time or prints.
+//! Nothing here retries or prints; time is limited only where another member can answer instead.
 
 mod acquire;
 mod breaking;
@@ -22,11 +22,13 @@ mod history;
 mod hold;
 mod holders;
 mod look;
+mod lookout;
 mod messages;
 mod names;
 mod ops;
 mod options;
 mod permits;
+mod place;
 mod queue;
 mod record;
 mod session;
@@ -40,12 +42,12 @@ use async_trait::async_trait;
 
 pub use self::options::Options;
 use self::{
-    client::{Answer, Client},
+    client::Client,
     session::{Session, Stage, seconds},
 };
 use crate::lock::{
-    Attempt, Backend, Break, Capabilities, Entry, Error, Extension, Fence, Grant, History, Holding, Init, Key, LockState, Marking, Note,
-    Notice, Parting, Release, Renewal, Request, Result, Token, Ttl, Wake, fingerprint,
+    Amendment, Attempt, Backend, Capabilities, Entry, Grant, History, Identity, Intent, Key, LockState, Notice, Parting, Release, Renewal,
+    Request, Result, Tether, Token, Ttl, Wake,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -93,17 +95,6 @@ impl Etcd {
         })
     }
 
-    /// Says which question failed, where and about which lock.
-    fn about<T>(&self, outcome: Answer<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
-        outcome.map_err(|trouble| {
-            let error = Error::from(trouble).during(operation).backend(self.describe());
-            match key {
-                Some(key) => error.key(key),
-                None => error,
-            }
-        })
-    }
-
     /// A lease of another length than was asked for is said.
     fn note_length(&mut self, request: &Request, grant: &Grant) {
         let granted = grant.ttl.get();
@@ -122,18 +113,12 @@ impl Etcd {
 
 #[async_trait(?Send)]
 impl Backend for Etcd {
-    fn capabilities(&self) -> &Capabilities {
-        &CAPABILITIES
-    }
-
-    fn describe(&self) -> String {
-        self.client.options().redacted_url()
-    }
-
-    fn fingerprint(&self) -> u64 {
+    fn identity(&self) -> Identity {
         let mut options = self.client.options().clone();
+        let url = options.redacted_url();
         options.endpoints.sort();
-        fingerprint(&[&options.redacted_url(), options.namespace.as_str()])
+        let parts = [&*options.redacted_url(), options.namespace.as_str()];
+        Identity { has_other_servers: options.endpoints.len() > 1, ..Identity::new(&CAPABILITIES, url, &parts) }
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
@@ -155,111 +140,88 @@ impl Backend for Etcd {
             Ok(Attempt::Busy(_) | Attempt::Refused(_) | Attempt::NotHeld) => drop(self.sessions.swap_remove(at)),
             Err(_) => {}
         }
-        self.about(outcome, "acquire", Some(&request.key))
+        Ok(outcome?)
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
         let at = self.session(&request.key, &request.token);
-        let outcome = waiting::wait(&mut self.client, &mut self.sessions[at], at_most).await;
-        self.about(outcome, "wait", Some(&request.key))
+        Ok(waiting::wait(&mut self.client, &mut self.sessions[at], at_most).await?)
     }
 
-    async fn abandon(&mut self, request: &Request) -> Result<()> {
+    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
         let Some(at) = self.at(&request.key, &request.token) else { return Ok(()) };
         let session = &mut self.sessions[at];
-        let outcome = match session.stage {
-            Stage::Asked { .. } | Stage::Queued(_) if session.taking => hold::leave(&mut self.client, session, request.mode).await,
-            _ => return Ok(()),
-        };
-        if outcome.is_ok() {
+        if session.taking && matches!(session.stage, Stage::Asked { .. } | Stage::Queued(_)) {
+            hold::leave(&mut self.client, session, request.mode).await?;
             self.sessions.swap_remove(at);
         }
-        self.about(outcome, "abandon", Some(&request.key))
+        Ok(())
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let ttl = extension.ttl;
-        if let Some(ttl) = ttl {
+    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        if let Some(ttl) = intent.ttl() {
             CAPABILITIES.check_new_ttl(ttl)?;
         }
-        let at = self.session(key, token);
-        let outcome = hold::renew(&mut self.client, &mut self.sessions[at], extension.purpose).await;
-        self.about(outcome, "renew", Some(key))
-    }
-
-    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
         let known = self.at(key, token).is_some();
         let at = self.session(key, token);
+        if intent != Intent::Probe {
+            return Ok(hold::renew(&mut self.client, &mut self.sessions[at], intent).await?);
+        }
         let outcome = hold::verify(&mut self.client, &self.sessions[at]).await;
         if !known {
             self.sessions.swap_remove(at);
         }
-        self.about(outcome, "verify", Some(key))
+        Ok(outcome?)
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         let at = self.session(key, token);
         let session = &mut self.sessions[at];
-        let outcome = hold::release(&mut self.client, session, parting).await;
+        let release = hold::release(&mut self.client, session, parting).await?;
         // One who waits is left in the queue, and leaves it by itself.
-        if outcome.is_ok() && !matches!(session.stage, Stage::Queued(_)) {
+        if !matches!(session.stage, Stage::Queued(_)) {
             self.sessions.swap_remove(at);
         }
-        self.about(outcome, "release", Some(key))
+        Ok(release)
     }
 
-    async fn watch(&mut self, key: &Key, token: &Token) {
-        match self.at(key, token) {
-            Some(at) => waiting::listen(&mut self.client, &mut self.sessions[at]).await,
-            None => pending().await,
-        }
+    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        let client = &mut self.client;
+        Ok(match change {
+            Amendment::Note(note) => history::note(client, key, note).await.map(|()| true),
+            Amendment::Warn(fence, level) => starts::claim_warning(client, key, fence, level).await,
+            Amendment::Mark(fence, mark) => breaking::mark(client, key, fence, mark).await,
+            Amendment::Evict(fence, mark) => breaking::evict(client, key, fence, mark).await,
+        }?)
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        Ok(look::inspect(&mut self.client, key).await?)
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        Ok(look::list(&mut self.client, start).await?)
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        Ok(history::history(&mut self.client, key).await?)
     }
 
     fn notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
 
-    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        let outcome = look::inspect(&mut self.client, key).await;
-        self.about(outcome, "inspect", Some(key))
+    fn tether(&mut self) -> Option<&mut dyn Tether> {
+        Some(self)
     }
+}
 
-    async fn history(&mut self, key: &Key) -> Result<History> {
-        let outcome = history::history(&mut self.client, key).await;
-        self.about(outcome, "history", Some(key))
-    }
-
-    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let outcome = history::note(&mut self.client, key, note).await;
-        self.about(outcome, "note", Some(key))
-    }
-
-    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
-        let outcome = starts::claim_warning(&mut self.client, key, fence, level).await;
-        self.about(outcome, "note", Some(key))
-    }
-
-    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let outcome = breaking::mark(&mut self.client, key, fence, mark).await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let outcome = breaking::evict(&mut self.client, key, fence, mark).await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let outcome = look::list(&mut self.client, start).await;
-        self.about(outcome, "list", None)
-    }
-
-    async fn init(&mut self) -> Result<Init> {
-        Ok(Init::NotNeeded)
-    }
-
-    async fn collect(&mut self, unused_for: Duration) -> Result<u64> {
-        let outcome = gc::collect(&mut self.client, unused_for).await;
-        self.about(outcome, "gc", None)
+#[async_trait(?Send)]
+impl Tether for Etcd {
+    async fn watch(&mut self, key: &Key, token: &Token) {
+        match self.at(key, token) {
+            Some(at) => waiting::listen(&mut self.client, &mut self.sessions[at]).await,
+            None => pending().await,
+        }
     }
 }

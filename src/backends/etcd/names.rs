@@ -21,6 +21,8 @@
 //! | `%last/<key>` | the last fence |
 //! | `%last/<key>/least`, `…/guard`, `…/once` | what the last runs keep later ones from, each as long as its lease ([`super::starts`]) |
 //! | `%last/<key>/warned` | how long the hold there is was warned of, on that hold's lease |
+//! | `%last/<key>/lookout` | the waiter that looks after the queue, on a short lease of its own ([`super::lookout`]) |
+//! | `%last/<key>/call/<lease>` | that a waiter is to prove that it lives, on its lease |
 //! | `%last/<key>/permit/<number>` | a permit that is held, on the lease of who has it ([`super::permits`]) |
 //! | `%fine/<key>/<fence>`, `%bad/<key>/<fence>` | a hold that is over ([`super::history`]) |
 //! | `%skips/<key>/…` | a host that did without, and since when that is counted |
@@ -152,6 +154,21 @@ impl Names {
     /// The last start of a run that was to be the only one for some time.
     pub(super) fn once(&self) -> String {
         self.starts() + "once"
+    }
+
+    /// The waiter that looks after the queue: see [`super::lookout`].
+    pub(super) fn lookout(&self) -> String {
+        self.starts() + "lookout"
+    }
+
+    /// The folder of the waiters that are to prove that they live.
+    pub(super) fn calls(&self) -> String {
+        self.starts() + "call/"
+    }
+
+    /// Says to the waiter with this lease that it is to.
+    pub(super) fn call(&self, lease: i64) -> String {
+        format!("{}{lease:x}", self.calls())
     }
 
     /// Which hold was last warned about, and up to which level.

@@ -1,7 +1,7 @@
 //! The parts that transactions are put together from, and taken apart into.
 
 use super::{
-    failure,
+    failure, lookout,
     messages::{
         Compare, DeleteRangeRequest, DeleteRangeResponse, Is, KeyValue, PutRequest, RangeRequest, Request, RequestOp, Response, SortOrder,
         SortTarget, Target, TxnRequest, TxnResponse,
@@ -79,7 +79,7 @@ pub(super) fn delete_up_to(start: &str, last: Vec<u8>) -> RequestOp {
 }
 
 /// The first `limit` by creation of what begins with `start`.
-fn first(start: &str, limit: i64) -> RequestOp {
+pub(super) fn first(start: &str, limit: i64) -> RequestOp {
     op(Request::Range(RangeRequest {
         key: start.into(),
         range_end: names::range_end(start),
@@ -208,6 +208,11 @@ impl Answers {
         }
     }
 
+    /// Whether what any of these was done for held, which were all done [`when`] something did.
+    pub(super) fn any_branch(&mut self) -> bool {
+        self.rest.by_ref().any(|answer| matches!(answer, Response::Txn(TxnResponse { succeeded: true, .. })))
+    }
+
     pub(super) fn keys(&mut self) -> Result<Vec<KeyValue>> {
         match self.rest.next() {
             Some(Response::Range(answer)) => Ok(answer.kvs),
@@ -237,6 +242,8 @@ impl Answers {
         let mut look = Look::new(names, self.revision, keys, values, open).with_nested(names, nested);
         let beside = self.keys()?;
         look.numbers = Permit::read(names, &beside);
+        look.looked_after = beside.iter().any(|kv| kv.key == names.lookout().as_bytes());
+        look.calls = lookout::calls(names, &beside);
         look.starts = Starts::read(names, beside)?;
         Ok(look)
     }

@@ -74,7 +74,7 @@ pub(super) async fn grant(
         if !look.lets(request.mode, place) || conflicts > 0 && !first || conflicts == TRIES {
             return Ok((look, Some((place, false))));
         }
-        if look.starts.judge(request.terms.as_ref()).is_some() {
+        if look.starts.judge(request.terms.as_ref(), &request.token).is_some() {
             return Ok((look, Some((place, true))));
         }
         let open = names.open_of(session.lease);

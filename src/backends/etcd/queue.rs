@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 
 use super::{
+    lookout::Ahead,
     messages::KeyValue,
     names::{self, Names},
     record::Record,
     starts::Starts,
+    value::Value,
 };
 use crate::lock::{Fence, Mode};
 
@@ -88,6 +90,10 @@ pub(super) struct Look {
     pub numbers: Vec<Permit>,
     /// What the last runs have left.
     pub starts: Starts,
+    /// Whether a waiter looks after the queue.
+    pub looked_after: bool,
+    /// The leases of the waiters that were called, and what each call says.
+    pub calls: Vec<(i64, i64)>,
 }
 
 /// A permit that is held.
@@ -157,8 +163,8 @@ impl Look {
             }
         }
         let records = open.into_iter().filter_map(Record::read).collect();
-        let (nested, numbers) = (Vec::new(), Vec::new());
-        Self { revision, contenders, open: names.open(), records, nested, numbers, starts: Starts::default() }
+        let (nested, numbers, calls) = (Vec::new(), Vec::new(), Vec::new());
+        Self { revision, contenders, open: names.open(), records, nested, numbers, starts: Starts::default(), looked_after: false, calls }
     }
 
     /// The record beside a key.
@@ -270,13 +276,27 @@ impl Look {
         }
     }
 
+    /// One that waits and has put a record, as dlock does.
+    pub(super) fn waiting(&self, one: &Contender) -> Option<Ahead> {
+        let record = self.record_of(one).filter(|record| record.held.is_none() && one.lease != 0 && self.number_of(one).is_none())?;
+        let (key, record, revision) = (one.name.clone(), record.name.clone(), record.revision);
+        let called = self.calls.iter().find(|(lease, _)| *lease == one.lease).map(|(_, called)| *called);
+        let answers = one.value.as_deref().is_some_and(|value| matches!(Value::read(value), Ok(Some(_))));
+        Some(Ahead { key, created: one.created, lease: one.lease, record, revision, answers, called })
+    }
+
+    /// The first that waits and is not of this lease.
+    pub(super) fn first_waiting(&self, lease: i64) -> Option<Ahead> {
+        self.waiters().filter(|one| one.lease != lease).find_map(|one| self.waiting(one))
+    }
+
     /// Whether the first one only waits, since a run before keeps everybody from the lock for a while.
     fn first_is_kept(&self) -> bool {
         self.starts.keeps_everybody() && self.contenders.first().is_some_and(|one| self.only_waits(one))
     }
 
     /// Whether its record says that it was not granted the lock so far; in a store that is full it goes on saying so.
-    fn only_waits(&self, one: &Contender) -> bool {
+    pub(super) fn only_waits(&self, one: &Contender) -> bool {
         self.record_of(one).is_some_and(|record| record.held.is_none())
     }
 

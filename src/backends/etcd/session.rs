@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::{
     client::Watches,
     failure,
+    lookout::Lookout,
     names::Names,
     ops::MOST_OPS,
     queue::{Before, Permit},
@@ -74,6 +75,9 @@ pub(super) struct Queued {
     pub ttl: Ttl,
     /// Until when it need not be kept alive, by the runtime's clock.
     pub alive_until: Instant,
+    /// Whether it was told to prove often that it lives.
+    pub called: bool,
+    pub lookout: Lookout,
 }
 
 /// A hold, as far as its owner has to know it.
@@ -127,6 +131,11 @@ impl Session {
         let lease = lease_of(&names, token);
         let stage = Stage::Asked { leased: false };
         Self { key: key.clone(), token: *token, names, lease, stage, inner: None, taking: false, watches: None }
+    }
+
+    /// The lease of this waiter as the lookout.
+    pub(super) fn lookout(&self) -> i64 {
+        number(&[self.names.folder.as_bytes(), self.token.owner.as_bytes(), b"lookout"])
     }
 
     /// The name and the lease of the token's nested hold.

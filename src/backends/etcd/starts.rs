@@ -32,7 +32,7 @@ use super::{
     ops::{self, Answers},
     waiting::{after, is_past},
 };
-use crate::lock::{Fence, Key, Paced, Record, Refusal, Request, Result, Stage, Start, Terms, random};
+use crate::lock::{Fence, Key, Paced, Record, Refusal, Request, Result, Stage, Start, Terms, Token, random};
 
 /// Of any moment, since where a key is it counts.
 const NOW: u64 = 1 << 40;
@@ -129,7 +129,7 @@ impl Starts {
     /// From the keys beside a lock's last fence.
     pub(super) fn read(names: &Names, keys: Vec<KeyValue>) -> Result<Self> {
         fn kept<T: DeserializeOwned>(kv: &KeyValue) -> Result<Option<Box<Kept<T>>>> {
-            let says = serde_json::from_slice(&kv.value).map_err(|_| failure::unreadable())?;
+            let says = serde_json::from_slice(&kv.value).map_err(|_| failure::spoilt(&kv.key))?;
             Ok(Some(Box::new(Kept { says, revision: kv.mod_revision, lease: kv.lease })))
         }
         let mut starts = Self::default();
@@ -182,7 +182,7 @@ impl Starts {
     }
 
     /// Why a lock that is free is not to be granted, and the lease that this ends with.
-    pub(super) fn judge(&self, terms: Option<&Terms>) -> Option<(Refusal, i64)> {
+    pub(super) fn judge(&self, terms: Option<&Terms>, token: &Token) -> Option<(Refusal, i64)> {
         let paced = |kept: &Kept<Paced>, guard: bool| {
             let [guard_ms, at_least_ms] = if guard { [kept.says.guard_ms, 0] } else { [0, kept.says.at_least_ms] };
             let paced = Paced { at_ms: NOW, guard_ms, at_least_ms, ..kept.says.clone() };
@@ -194,7 +194,7 @@ impl Starts {
             let start = Start { at_ms: NOW, ..kept.says.clone() };
             (Record { paced: None, start: Some(start) }, kept.lease)
         });
-        [least, guard, once].into_iter().flatten().find_map(|(record, lease)| Some((record.judge(terms, NOW)?, lease)))
+        [least, guard, once].into_iter().flatten().find_map(|(record, lease)| Some((record.judge(terms, token, NOW)?, lease)))
     }
 
     /// That nothing has changed of what one with these terms is judged by.

@@ -1,8 +1,9 @@
 //! Waiting for the key before ours to go, and listening for our own to.
 //!
-//! A waiter watches two keys, or three of permits, however many wait: one departure wakes one waiter. The watches begin at the revision of the
-//! last look, so that nothing that happened since is missed; if that was compacted away, the look is repeated.
-//! While it waits a waiter keeps its lease alive, since its place ends with it.
+//! A waiter watches four keys, or five of permits, however many wait: one departure wakes one waiter. The watches begin at the revision of
+//! the last look, so that nothing that happened since is missed; if that was compacted away, the look is repeated.
+//! Left alone it asks the server for nothing but to extend its lease, once in a third of its length. One that was killed, or left while its
+//! member was frozen, is removed long before its lease ends: see [`super::lookout`].
 #![allow(clippy::disallowed_methods, reason = "to wait is this module's work: it keeps the queue's lease alive meanwhile")]
 
 use std::time::Duration;
@@ -11,6 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
     client::{Answer, Client, Watches},
+    lookout::{self, BEAT},
     messages::{NO_PUT, WatchCreateRequest, WatchRequest},
     names,
     queue::Before,
@@ -30,15 +32,21 @@ pub(super) fn is_past(moment: Instant) -> bool {
     moment <= Instant::now()
 }
 
-/// Until when a lease that was extended now need not be extended again; at once if it was not.
-pub(super) fn fresh_until(extended: Option<Ttl>) -> Instant {
-    after(extended.map_or(Duration::ZERO, |ttl| ttl.get() / 3))
+/// Until when a waiter's lease that was extended now need not be extended again; at once if it was not.
+pub(super) fn fresh_until(extended: Option<Ttl>, called: bool) -> Instant {
+    let most = if called { BEAT } else { Duration::MAX };
+    after(extended.map_or(Duration::ZERO, |ttl| most.min(ttl.get() / 3)))
 }
+
+/// How long a member may take to extend a lease, if there is another one.
+const ANSWER: Duration = Duration::from_secs(1);
+/// If there is none: to ask a server anew that is slow makes it slower.
+const ONLY_ANSWER: Duration = Duration::from_secs(5);
 
 /// What a stream of watches tells.
 enum Heard {
     /// This key is gone, or was put.
-    Changed(Vec<u8>),
+    Changed { key: Vec<u8>, is_gone: bool },
     /// The stream is over: something may have been missed.
     Over,
 }
@@ -56,9 +64,9 @@ impl Watches {
             if answer.canceled {
                 return Heard::Over;
             }
-            // Nothing but what is waited for is asked for.
-            if let Some(kv) = answer.events.into_iter().find_map(|event| event.kv) {
-                return Heard::Changed(kv.key);
+            // Of one key, or of the numbers of permits, of which any tells the same.
+            if let Some(kv) = answer.events.into_iter().filter_map(|event| event.kv).next_back() {
+                return Heard::Changed { is_gone: kv.version == 0, key: kv.key };
             }
         }
     }
@@ -83,26 +91,44 @@ fn changes(before: &Before, since: i64) -> Vec<WatchRequest> {
 /// Waits until the one before us is gone, or we are.
 pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Duration) -> Answer<Wake> {
     let until = after(at_most);
+    let answer = if client.others() > 0 { ANSWER } else { ONLY_ANSWER };
+    let (lookout, names) = (session.lookout(), &session.names);
+    let [post, call] = [names.lookout(), names.call(session.lease)];
     let Stage::Queued(queued) = &mut session.stage else {
         tokio::time::sleep(at_most.min(PASSING)).await;
         return Ok(Wake::Changed);
     };
     loop {
+        if is_past(until) {
+            return Ok(Wake::TimedOut);
+        }
         if is_past(queued.alive_until) {
-            match client.keep_alive(session.lease).await? {
-                Some(length) => {
-                    queued.ttl = super::session::ttl(length)?;
-                    queued.alive_until = fresh_until(Some(queued.ttl));
-                }
+            // Without an answer the next question goes to another member.
+            let Ok(kept) = timeout(answer, client.keep_alive(session.lease)).await else {
+                session.watches = None;
+                continue;
+            };
+            let Some(length) = kept? else {
                 // Our place is lost.
-                None => return Ok(Wake::Changed),
+                queued.checks = u32::MAX;
+                return Ok(Wake::Changed);
+            };
+            queued.ttl = super::session::ttl(length)?;
+            queued.alive_until = fresh_until(Some(queued.ttl), queued.called);
+        }
+        if queued.lookout.due().is_some_and(is_past) {
+            match timeout(answer, lookout::serve(client, &session.names, queued, (lookout, session.lease))).await {
+                Ok(served) => served?,
+                Err(_) => session.watches = None,
             }
+            continue;
         }
         let watches = match &mut session.watches {
             Some(watches) => watches,
             none => {
                 let mut wanted = changes(&queued.before, queued.seen);
                 wanted.push(deletions(&queued.own, queued.seen));
+                wanted.extend([&post, &call].map(|key| watching(key, Vec::new(), Vec::new(), queued.seen)));
                 let Ok(opened) = timeout(until.saturating_duration_since(Instant::now()), client.watch(wanted)).await else {
                     return Ok(Wake::TimedOut);
                 };
@@ -117,16 +143,25 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
             }
         }
         tokio::select! {
-            heard = watches.next() => {
-                if matches!(heard, Heard::Over) {
-                    session.watches = None;
-                }
-                queued.checks = u32::MAX;
-                return Ok(Wake::Changed);
-            }
-            () = sleep_until(until) => return Ok(Wake::TimedOut),
-            () = sleep_until(queued.alive_until) => {}
+                   heard = watches.next() => match heard {
+                       Heard::Changed { key, is_gone } if key == post.as_bytes() => {
+        queued.lookout = queued.lookout.heard(is_gone, queued.busy.position);
         }
+                       Heard::Changed { key, .. } if key == call.as_bytes() => {
+                           (queued.called, queued.alive_until) = (true, after(Duration::ZERO));
+                       }
+                       heard => {
+                           if matches!(heard, Heard::Over) {
+                               session.watches = None;
+                           }
+                           queued.checks = u32::MAX;
+                           return Ok(Wake::Changed);
+                       }
+                   },
+                   () = sleep_until(until) => return Ok(Wake::TimedOut),
+                   () = sleep_until(queued.alive_until) => {}
+                   () = sleep_until(queued.lookout.due().unwrap_or(until)) => {}
+               }
     }
 }
 
@@ -149,8 +184,8 @@ pub(super) async fn listen(client: &mut Client, session: &mut Session) {
             },
         };
         match watches.next().await {
-            Heard::Changed(key) if names.iter().any(|name| name.as_bytes() == key) => return,
-            Heard::Changed(_) => {}
+            Heard::Changed { key, .. } if names.iter().any(|name| name.as_bytes() == key) => return,
+            Heard::Changed { .. } => {}
             Heard::Over => {
                 session.watches = None;
                 return;

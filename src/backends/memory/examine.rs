@@ -2,13 +2,13 @@
 
 use async_trait::async_trait;
 
-use super::Memory;
-use crate::lock::{Check, Examine, Finding, Grants, Result, Role, ServerTime, check};
+use super::Client;
+use crate::lock::{Admin, Check, Finding, Grants, Result, Role, ServerTime, check};
 
 const CHECKS: &[Check] = &[check("process", "what its locks end with")];
 
 #[async_trait(?Send)]
-impl Examine for Memory {
+impl Admin for Client {
     fn checks(&self) -> Vec<Check> {
         CHECKS.to_vec()
     }

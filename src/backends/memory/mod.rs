@@ -1,8 +1,7 @@
 //! A store in this process's memory: the reference that other backends are compared with, and what the
 //! lease core is tested on. Never offered to users, since no other process can see it.
 //!
-//! Time is tokio's, so that a paused runtime controls leases and waits alike. Who has a lock and who goes first is for
-//! [`Crowd`] to say; here all holds are its shares.
+//! Time is tokio's, so that a paused runtime controls leases and waits alike.
 
 mod examine;
 
@@ -16,11 +15,9 @@ use std::{
 use async_trait::async_trait;
 use tokio::{sync::Notify, time::Instant};
 
+use super::kept::{self, Base, Change, Kept, ReadFor, Snapshot, in_order};
 use crate::lock::{
-    Attempt, Backend, Break, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Mode, Namespace, Note,
-    Parting, Past, REMEMBERED, Record, Release, Renewal, Request, Result, SKIPPING_HOSTS, Skips, Token, Wake,
-    crowd::{Answer, Crowd},
-    fingerprint, whole_ms,
+    Capabilities, Fence, Identity, Key, Namespace, Note, Past, REMEMBERED, Request, Result, SKIPPING_HOSTS, Skips, Wake, document::Document,
 };
 
 /// What several [`Memory`] backends share.
@@ -38,17 +35,11 @@ impl Default for Store {
 }
 
 impl Store {
-    /// Its time in ms.
-    #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
-    fn now(&self) -> u64 {
-        whole_ms(Instant::now() - self.born)
-    }
-
-    /// Forgets every lock and every fence, as a store that lost its disk.
+    /// Forgets all that it has, as a store that lost its disk.
     pub fn lose_data(&self) {
         for slot in self.slots.borrow_mut().values_mut() {
-            slot.crowd = Crowd::default();
-            slot.last_fence = 0;
+            let (revision, wake, waiting) = (slot.revision + 1, Rc::clone(&slot.wake), std::mem::take(&mut slot.waiting));
+            *slot = Slot { revision, wake, waiting, ..Slot::default() };
             slot.wake.notify_waiters();
             slot.waiting.values().for_each(|wake| wake.notify_one());
         }
@@ -57,27 +48,19 @@ impl Store {
 
 #[derive(Default)]
 struct Slot {
-    crowd: Crowd,
-    last_fence: u64,
-    /// What wakes one of those who want the lock for themselves alone and in no order.
+    document: Document,
+    revision: u64,
+    last_fence: Option<Fence>,
+    /// Wakes one unfair exclusive waiter.
     wake: Rc<Notify>,
-    /// What wakes each of the others, by hold.
+    /// Wakes each of the other waiters, by hold.
     waiting: HashMap<String, Rc<Notify>>,
     /// The latest first, and those of them that ended badly.
     past: [VecDeque<Past>; 2],
     skips: Vec<Skips>,
-    record: Record,
-    /// The fence of the hold that was last warned about, and up to which level.
-    warned: (u64, u32),
 }
 
 impl Slot {
-    fn settle(&mut self, now: u64) {
-        for past in self.crowd.settle(now) {
-            self.remember(past);
-        }
-    }
-
     fn remember(&mut self, past: Past) {
         let [all, bad] = &mut self.past;
         if past.end.is_bad() {
@@ -88,203 +71,116 @@ impl Slot {
         all.truncate(REMEMBERED);
     }
 
-    fn pass_on(&mut self) {
-        for woken in self.crowd.woken(None) {
-            let wake = if woken.plain { Some(&self.wake) } else { self.waiting.get(&woken.hold) };
-            if let Some(wake) = wake {
-                wake.notify_one();
-            }
+    fn skip(&mut self, host: &str, reason: &str, now: Option<u64>) {
+        if let Some(skips) = self.skips.iter_mut().find(|skips| skips.host == host) {
+            *skips = Skips { count: skips.count + 1, last_ms: now, reason: reason.to_owned(), ..skips.clone() };
+        } else if self.skips.len() < SKIPPING_HOSTS {
+            self.skips.push(Skips { host: host.to_owned(), count: 1, since_ms: now, last_ms: now, reason: reason.to_owned() });
         }
     }
 
-    fn state(&self, key: &Key, now: u64) -> LockState {
-        LockState {
-            key: key.clone(),
-            stored_as: key.to_string(),
-            holders: self.crowd.holders(now),
-            waiters: self.crowd.waiters(now).into_iter().map(|(_, waiter)| waiter).collect(),
-            last_fence: (self.last_fence > 0).then_some(Fence(self.last_fence)),
-            nodes: Vec::new(),
-        }
+    fn snapshot(&self, now_us: u64) -> Snapshot<u64> {
+        let (document, fence, version) = (self.document.clone(), self.last_fence, self.revision);
+        Snapshot { document, now_us, fence, outside: None, base: Base::Document, apart: false, version }
     }
 }
 
 /// One client of a [`Store`].
-pub struct Memory {
+pub struct Client {
     store: Store,
     namespace: Namespace,
-    capabilities: Capabilities,
 }
+
+const CAPABILITIES: Capabilities =
+    Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("memory") };
+
+/// The backend of one client of a [`Store`].
+pub type Memory = Kept<Client>;
 
 impl Memory {
     /// A client that keeps its locks in `store`.
     pub fn new(store: Store, namespace: Namespace) -> Self {
-        Self {
-            store,
-            namespace,
-            capabilities: Capabilities {
-                shared: true,
-                permits: true,
-                fair: true,
-                history: true,
-                terms: true,
-                breakable: true,
-                ..Capabilities::usual("memory")
-            },
-        }
+        Self::of(Client { store, namespace })
+    }
+}
+
+impl Client {
+    /// The store's time in µs.
+    #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
+    fn now_us(&self) -> u64 {
+        u64::try_from((Instant::now() - self.store.born).as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Answers from a lock's settled state, at the store's time in ms, and wakes who is to be woken by that.
-    fn with<T>(&self, key: &Key, answer: impl FnOnce(&mut Slot, u64) -> T) -> T {
-        let now = self.store.now();
-        let mut slots = self.store.slots.borrow_mut();
-        let slot = slots.entry((self.namespace.as_str().to_owned(), key.clone())).or_default();
-        slot.settle(now);
-        let answer = answer(slot, now);
-        slot.pass_on();
-        answer
+    fn with<T>(&self, key: &Key, answer: impl FnOnce(&mut Slot) -> T) -> T {
+        answer(self.store.slots.borrow_mut().entry((self.namespace.as_str().to_owned(), key.clone())).or_default())
     }
 }
 
 #[async_trait(?Send)]
-impl Backend for Memory {
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
+impl kept::Store for Client {
+    type Version = u64;
+
+    fn identity(&self) -> Identity {
+        Identity::new(&CAPABILITIES, "memory:".into(), &["memory", self.namespace.as_str()])
     }
 
-    fn describe(&self) -> String {
-        "memory:".into()
+    fn stored_as(&self, key: &Key) -> Result<String> {
+        Ok(key.to_string())
     }
 
-    fn fingerprint(&self) -> u64 {
-        fingerprint(&["memory", self.namespace.as_str()])
+    async fn read(&mut self, key: &Key, _: ReadFor<'_>) -> Result<Snapshot<u64>> {
+        Ok(self.with(key, |slot| slot.snapshot(self.now_us())))
     }
 
-    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        self.with(&request.key, |slot, now| {
-            let Slot { crowd, record, last_fence, .. } = slot;
-            Ok(match crowd.ask(request, now, None, || record.judge(request.terms.as_ref(), now)) {
-                Answer::Has(grant) => Attempt::Granted(grant),
-                Answer::Busy(busy) => Attempt::Busy(busy),
-                Answer::Refused(refusal) => Attempt::Refused(refusal),
-                Answer::NotHeld => Attempt::NotHeld,
-                Answer::Otherwise(mode) => return Err(mode.not_enough()),
-                Answer::Go => {
-                    // Never below the store's time, so that a store that lost its data doesn't repeat a fence.
-                    *last_fence = (*last_fence + 1).max(now * 1000);
-                    record.begin(request, Fence(*last_fence), now);
-                    Attempt::Granted(crowd.grant(request, Fence(*last_fence), now))
+    async fn swap(&mut self, key: &Key, was: Snapshot<u64>, change: Change<'_>) -> Result<bool> {
+        Ok(self.with(key, |slot| {
+            if slot.revision != was.version {
+                return false;
+            }
+            slot.revision += 1;
+            slot.document = change.document.clone();
+            slot.last_fence = change.granted.or(slot.last_fence);
+            change.ended.into_iter().for_each(|past| slot.remember(past));
+            for woken in change.wake {
+                if let Some(wake) = if woken.plain { Some(&slot.wake) } else { slot.waiting.get(&woken.hold) } {
+                    wake.notify_one();
                 }
-            })
-        })
+            }
+            true
+        }))
     }
 
-    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let plain = request.mode == Mode::Exclusive && !request.fair;
-        let wake = self.with(&request.key, |slot, _| {
-            Rc::clone(if plain { &slot.wake } else { slot.waiting.entry(request.token.hold_text()).or_default() })
+    async fn wait(&mut self, request: &Request, at_most: Duration, _: bool) -> Result<Wake> {
+        let wake = self.with(&request.key, |slot| {
+            let own = in_order(request).then(|| Rc::clone(slot.waiting.entry(request.token.hold_text()).or_default()));
+            own.unwrap_or_else(|| Rc::clone(&slot.wake))
         });
         let woken = tokio::time::timeout(at_most, wake.notified()).await;
         Ok(if woken.is_ok() { Wake::Changed } else { Wake::TimedOut })
     }
 
-    async fn abandon(&mut self, request: &Request) -> Result<()> {
-        self.with(&request.key, |slot, _| {
-            slot.crowd.leave(&request.token);
-            slot.waiting.remove(&request.token.hold_text());
-        });
-        Ok(())
+    async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
+        self.with(&request.key, |slot| slot.waiting.remove(&request.token.hold_text()));
+        Ok(false)
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        Ok(self.with(key, |slot, now| slot.crowd.renew(token, extension, now)))
+    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<u64>)>> {
+        let (now_us, slots) = (self.now_us(), self.store.slots.borrow());
+        let ours = slots.iter().filter(|((namespace, key), _)| namespace == self.namespace.as_str() && *key != Key::probe());
+        let found = ours.filter(|((_, key), _)| key.as_str().starts_with(start));
+        Ok(found.map(|((_, key), slot)| (key.clone(), slot.snapshot(now_us))).collect())
     }
 
-    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
-        Ok(self.with(key, |slot, now| slot.crowd.verify(token, now)))
+    async fn log(&mut self, key: &Key) -> Result<(Vec<Past>, Vec<Skips>)> {
+        Ok(self.with(key, |slot| (slot.past.iter().flatten().cloned().collect(), slot.skips.clone())))
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        Ok(self.with(key, |slot, now| {
-            if let (Some(stage), Some(fence)) = (parting.became, slot.crowd.fence(token)) {
-                slot.record.end(fence, stage);
-            }
-            let (answer, past) = slot.crowd.release(token, parting, now);
-            if let Some(past) = past {
-                slot.remember(past);
-            }
-            answer
-        }))
-    }
-
-    async fn history(&mut self, key: &Key) -> Result<History> {
-        Ok(self.with(key, |slot, _| History {
-            record: slot.record.clone(),
-            ..History::new(slot.past.iter().flatten().cloned().collect(), slot.skips.clone())
-        }))
-    }
-
-    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
-        self.with(key, |slot, now| match note {
+    async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let now = self.now_us() / 1000;
+        self.with(key, |slot| match note {
             Note::Lost(past) => slot.remember(past.clone()),
-            Note::Skipped { host, reason, .. } => {
-                let now = Some(now);
-                let known = slot.skips.iter_mut().find(|skips| skips.host == *host);
-                if let Some(skips) = known {
-                    *skips = Skips { count: skips.count + 1, last_ms: now, reason: reason.clone(), ..skips.clone() };
-                } else if slot.skips.len() < SKIPPING_HOSTS {
-                    slot.skips.push(Skips { host: host.clone(), count: 1, since_ms: now, last_ms: now, reason: reason.clone() });
-                }
-            }
+            Note::Skipped { host, reason, .. } => slot.skip(host, reason, Some(now)),
         });
         Ok(())
-    }
-
-    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
-        Ok(self.with(key, |slot, _| {
-            let new = slot.warned < (fence.0, level);
-            slot.warned = slot.warned.max((fence.0, level));
-            new
-        }))
-    }
-
-    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        Ok(self.with(key, |slot, _| slot.crowd.mark(fence, mark)))
-    }
-
-    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        Ok(self.with(key, |slot, now| match slot.crowd.evict(fence, mark, now) {
-            Some(past) => {
-                slot.remember(past);
-                Marking::Done
-            }
-            None => Marking::Changed,
-        }))
-    }
-
-    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        Ok(self.with(key, |slot, now| slot.state(key, now)))
-    }
-
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let now = self.store.now();
-        let mut found: Vec<_> = self
-            .store
-            .slots
-            .borrow_mut()
-            .iter_mut()
-            .filter(|((namespace, key), _)| namespace == self.namespace.as_str() && key.as_str().starts_with(start) && *key != Key::probe())
-            .map(|((_, key), slot)| {
-                slot.settle(now);
-                slot.state(key, now)
-            })
-            .filter(|state| !state.holders.is_empty())
-            .collect();
-        found.sort_by(|a, b| a.key.cmp(&b.key));
-        Ok(found)
-    }
-
-    async fn init(&mut self) -> Result<Init> {
-        Ok(Init::NotNeeded)
     }
 }

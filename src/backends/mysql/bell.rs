@@ -28,7 +28,7 @@ use tokio::time::sleep;
 use super::{connection::Answer, failure, lease::Lease, names::Tables, reading::Fields, statement::Value};
 use crate::{
     backends::sql::NEAR,
-    lock::{Result, Wake, crowd::Crowd, random},
+    lock::{Result, Wake, document::Document, random},
 };
 
 /// How often those look who have nobody's rope to wait for, and up to as much more; a tenth of that at first.
@@ -56,7 +56,7 @@ pub(super) struct Told {
 /// What those have who are before this hold in a row.
 pub(super) fn behind(tables: &Tables, name: &str, hold: &str, crowd: Option<&str>, root: Option<&str>) -> Vec<String> {
     // What can't be read was read before.
-    let crowd = Crowd::read(crowd).unwrap_or_default();
+    let crowd = Document::read(crowd).unwrap_or_default();
     let before = crowd.behind_whom(hold);
     if before.is_empty() {
         return root.map(|root| tables.rope(name, root)).into_iter().chain([tables.gate(name)]).collect();

@@ -1,5 +1,7 @@
 //! What a server must be like for its locks to be relied on.
 
+use std::fmt;
+
 use super::{
     connection::Answer,
     failure,
@@ -10,13 +12,46 @@ use crate::lock::{Error, Kind, Notice, Result};
 
 /// Asked once per session. MariaDB alone reads the first kind of comment, MySQL alone the second: the others' variables would
 /// be errors. MariaDB's `wsrep_on` can be ON where there is no cluster.
-pub(super) const QUESTION: &str = "SELECT CONNECTION_ID(), VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, \
+pub(super) const QUESTION: &str = "SELECT CONNECTION_ID(), VERSION(), @@version_comment, @@global.read_only, \
+    @@global.innodb_flush_log_at_trx_commit, @@global.log_bin AND @@global.sync_binlog <> 1, UNIX_TIMESTAMP(), \
+    CONCAT_WS('/', @@hostname, @@port, @@server_id), \
     /*M! @@global.wsrep_on AND @@wsrep_provider NOT IN ('none', '') */ \
     /*!50700 (SELECT variable_value = 'ON' FROM performance_schema.global_variables WHERE variable_name = 'wsrep_on') */";
 
 /// The same for a server that was built without clusters, and knows none of their variables.
-pub(super) const QUESTION_WITHOUT_CLUSTERS: &str =
-    "SELECT CONNECTION_ID(), VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, 0";
+pub(super) const QUESTION_WITHOUT_CLUSTERS: &str = "SELECT CONNECTION_ID(), VERSION(), @@version_comment, @@global.read_only, @@global.innodb_flush_log_at_trx_commit, \
+    @@global.log_bin AND @@global.sync_binlog <> 1, UNIX_TIMESTAMP(), CONCAT_WS('/', @@hostname, @@port, @@server_id), 0";
+
+/// The oldest servers that have all that the statements use.
+pub(super) const OLDEST: &str = "MariaDB 10.6 or MySQL 8.0 at least";
+
+/// A server's version.
+pub(super) struct Version {
+    mariadb: bool,
+    number: (u32, u32),
+    text: String,
+}
+
+impl Version {
+    /// Of `VERSION()`.
+    pub(super) fn of(text: &str) -> Self {
+        let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
+        let number = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+        Self { mariadb: text.contains("MariaDB"), number, text: text.split('-').next().unwrap_or(text).to_owned() }
+    }
+
+    /// The oldest version that will do, if this one will not.
+    pub(super) fn outdated(&self) -> Option<&'static str> {
+        let oldest = if self.mariadb { (10, 6) } else { (8, 0) };
+        (self.number < oldest).then_some(OLDEST)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", if self.mariadb { "MariaDB" } else { "MySQL" }, self.text)
+    }
+}
 
 /// The number of the error that a variable does not exist.
 pub(super) const UNKNOWN_VARIABLE: u16 = 1193;
@@ -27,6 +62,12 @@ pub(super) const UNKNOWN_VARIABLE: u16 = 1193;
 pub(super) struct Checked {
     /// The number of the session that asked.
     pub session: i64,
+    /// When it asked, in seconds since 1970 by the server's clock.
+    pub since: i64,
+    /// The host, port and number of the server.
+    pub identity: String,
+    /// Name and version, if it is too old.
+    outdated: Option<String>,
     /// MariaDB's dialect differs in places.
     pub mariadb: bool,
     /// Statements of one session need not reach one session of the server.
@@ -35,8 +76,10 @@ pub(super) struct Checked {
     read_only: bool,
     /// It is a node of a Galera cluster.
     galera: bool,
-    /// It writes each commit to its disk before it answers.
+    /// It writes each commit to its log on disk before it answers.
     durable: bool,
+    /// A restart may take a commit back that the binary log on disk does not have.
+    binlog_lags: bool,
 }
 
 impl Checked {
@@ -48,9 +91,13 @@ impl Checked {
         Ok(Self {
             session,
             mariadb: version.contains("MariaDB"),
+            outdated: Version::of(&version).outdated().map(|_| Version::of(&version).to_string()),
             proxied: comment.contains("ProxySQL"),
             read_only: fields.int()? != 0,
             durable: fields.int()? == 1,
+            binlog_lags: fields.int_or_null()?.is_some_and(|lags| lags != 0),
+            since: fields.int()?,
+            identity: fields.text()?,
             galera: fields.int_or_null()?.is_some_and(|on| on != 0),
         })
     }
@@ -90,6 +137,9 @@ impl Checked {
     /// # Errors
     /// The reason.
     pub(super) fn check(&self, options: &Options) -> Result<()> {
+        if let Some(name) = &self.outdated {
+            return Err(Error::new(Kind::Config, format!("the server is {name}, which lacks what dlock's statements need")).hint(OLDEST));
+        }
         if self.read_only {
             // Whoever may write all the same would write to a replica.
             return Err(failure::read_only());
@@ -109,6 +159,12 @@ impl Checked {
             notices.push(detail(
                 "innodb_flush_log_at_trx_commit is not 1: a crash of the server's host may forget locks of its last second",
                 "SET GLOBAL innodb_flush_log_at_trx_commit = 1",
+            ));
+        }
+        if self.binlog_lags {
+            notices.push(detail(
+                "sync_binlog is not 1: after a crash of the server's host, recovery takes back the commits that the binary log on disk lacks, and forgets their locks",
+                "SET GLOBAL sync_binlog = 1",
             ));
         }
         if self.proxied {

@@ -31,7 +31,7 @@ use crate::{
 /// The variable tells whether a later statement reaches the same session.
 const SET_UP: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES', autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, \
-    @dlock = CONNECTION_ID(); ";
+    completion_type = 0, @dlock = CONNECTION_ID(); ";
 
 /// One connection is made at a time, so that its socket can be told from others.
 static CONNECTING: Mutex<()> = Mutex::const_new(());
@@ -66,6 +66,17 @@ pub(super) struct Answers {
 
 /// How often to look whether a session has ended, each time for 5 ms.
 const ENDING: u32 = 40;
+
+/// What tells a session from all others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    /// Its number in the server.
+    number: i64,
+    /// When it was there, in seconds since 1970 by the server's clock.
+    since: i64,
+    /// Which server.
+    identity: String,
+}
 
 /// An open session.
 pub(super) struct Connection {
@@ -130,16 +141,35 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Ends another session of this user's, and whatever it was about to do; a server that doesn't let us is left with what is usual:
-    /// it came before.
-    pub(super) async fn end_other(&mut self, number: i64) -> Result<()> {
-        if self.kill(number).await?.is_none() {
-            self.outlast(number).await?;
+    /// This session, for a later one that is to end it.
+    pub(super) fn known(&self) -> Known {
+        Known { number: self.server.session, since: self.server.since, identity: self.server.identity.clone() }
+    }
+
+    /// Ends a session that was ours and did not answer, and whatever it was about to do; only while it runs what matches `running`, if that
+    /// is given. A server that was restarted, or took the place of another one, counts its sessions anew: no session is ended unless the
+    /// server is the same, began before that session did, and has it under our user. Otherwise, and if the server doesn't let us, it
+    /// ends by itself.
+    pub(super) async fn end_other(&mut self, other: &Known, running: Option<&str>) -> Result<()> {
+        if other.identity != self.server.identity {
+            return Ok(());
+        }
+        let status = if self.server.mariadb { "information_schema" } else { "performance_schema" };
+        let (Known { number, since, .. }, running) = (other, running.unwrap_or("1"));
+        let batch = format!(
+            "SET @dlock_end = NULL; \
+             SELECT id INTO @dlock_end FROM information_schema.processlist WHERE id = {number} AND {running} \
+                AND user = LEFT(USER(), LENGTH(USER()) - LENGTH(SUBSTRING_INDEX(USER(), '@', -1)) - 1) \
+                AND UNIX_TIMESTAMP() - (SELECT variable_value FROM {status}.session_status WHERE variable_name = 'Uptime') + 2 <= {since}; \
+             KILL @dlock_end"
+        );
+        if self.try_ask(&batch).await?.refusal.is_none() {
+            self.outlast(*number).await?;
         }
         Ok(())
     }
 
-    /// Has the server end another session; what it says if it doesn't.
+    /// Has the server end a session that it named over this very connection; what it says if it doesn't.
     pub(super) async fn kill(&mut self, number: i64) -> Result<Option<Refusal>> {
         Ok(self.try_ask(&format!("KILL {number}")).await?.refusal)
     }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    connection::Connection,
+    checks::Version,
+    connection::{Answers, Connection},
     lease::Lease,
     names::Tables,
     options::{Mode, Options},
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::{
     backends::{sql::rights, transport},
-    lock::{Check, Error, Examine, Finding, Grants, Kind, Notice, PASSWORD, Result, Role, ServerTime, check},
+    lock::{Admin, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role, ServerTime, check},
 };
 
 /// What is looked at.
@@ -24,7 +25,7 @@ pub const CHECKS: &[Check] = &[
     check("role", "whether it takes changes (read_only)"),
     check("cluster", "whether it is a node of a Galera cluster, whose nodes can grant one lock twice"),
     check("proxy", "whether something in between shares the server's sessions among clients, as ProxySQL does"),
-    check("durability", "innodb_flush_log_at_trx_commit: what a crash forgets"),
+    check("durability", "innodb_flush_log_at_trx_commit, sync_binlog, innodb_flush_method and innodb_doublewrite: what a crash forgets"),
     check("replication", "replicas, and whether a grant waits for one of them"),
     check("timeouts", "wait_timeout, and what ends a transaction that is idle"),
     check("connections", "how many sessions are used of max_connections; each waiter takes one"),
@@ -44,7 +45,7 @@ async fn look(options: &Options, tables: &Tables) -> Result<Vec<Finding>> {
     let mut found = vec![version(&read), Finding::ok("role", "the server takes changes")];
     found.extend(["cluster", "proxy", "durability"].map(|check| Finding::ok(check, fine(check))));
     // What is noticed or refused when a session is opened is said once, here as there.
-    for (check, finding) in refusals(&session, options).into_iter().chain(notices(&session)) {
+    for (check, finding) in refusals(&session, options).into_iter().chain(notices(&session)).chain(durability(&read)) {
         if let Some(at) = found.iter().position(|known| known.check == check && known.severity < finding.severity) {
             found[at] = finding;
         }
@@ -64,7 +65,7 @@ fn fine(check: &str) -> &'static str {
     match check {
         "cluster" => "no node of a Galera cluster",
         "proxy" => "no proxy that says so is in between",
-        _ => "innodb_flush_log_at_trx_commit 1",
+        _ => "innodb_flush_log_at_trx_commit 1, sync_binlog 1 or no binary log, innodb_doublewrite on",
     }
 }
 
@@ -73,6 +74,7 @@ fn refusals(session: &Connection, options: &Options) -> Vec<(&'static str, Findi
         let Error { kind, message, hint, .. } = refused.err()?;
         let check = match kind {
             Kind::Unavailable => "role",
+            _ if message.contains("statements need") => return None,
             _ if message.contains("proxy") => "proxy",
             _ => "cluster",
         };
@@ -85,7 +87,7 @@ fn refusals(session: &Connection, options: &Options) -> Vec<(&'static str, Findi
 
 fn notices(session: &Connection) -> Vec<(&'static str, Finding)> {
     let check = |notice: &Notice| match &notice.text {
-        text if text.contains("innodb_flush_log_at_trx_commit") => "durability",
+        text if text.contains("innodb_flush_log_at_trx_commit") || text.contains("sync_binlog") => "durability",
         text if text.contains("proxy") => "proxy",
         _ => "cluster",
     };
@@ -98,8 +100,10 @@ struct Variables(Vec<(String, String)>);
 impl Variables {
     async fn read(session: &mut Connection) -> Result<Self> {
         let variables = "'version', 'wait_timeout', 'max_connections', 'log_bin', 'rpl_semi_sync_master_enabled', \
-            'rpl_semi_sync_source_enabled', 'idle_transaction_timeout', 'idle_write_transaction_timeout'";
-        let counters = "'Threads_connected', 'Slaves_connected', 'Rpl_semi_sync_master_clients', 'Rpl_semi_sync_source_clients'";
+            'rpl_semi_sync_source_enabled', 'idle_transaction_timeout', 'idle_write_transaction_timeout', 'innodb_flush_method', \
+            'innodb_doublewrite'";
+        let counters = "'Threads_connected', 'Slaves_connected', 'Rpl_semi_sync_master_clients', 'Rpl_semi_sync_source_clients', \
+            'Rpl_semi_sync_master_status', 'Rpl_semi_sync_source_status'";
         let batch =
             format!("SHOW GLOBAL VARIABLES WHERE Variable_name IN ({variables}); SHOW GLOBAL STATUS WHERE Variable_name IN ({counters});");
         let answers = session.ask(&batch).await?;
@@ -108,7 +112,12 @@ impl Variables {
             let mut fields = Fields::of(row);
             read.push((fields.text()?.to_ascii_lowercase(), fields.text_or_null()?.unwrap_or_default()));
         }
-        Ok(Self(read))
+        let mut read = Self(read);
+        if read.text("slaves_connected").is_none() {
+            let replicas = replicas(session).await?;
+            read.0.extend(replicas.map(|count| ("slaves_connected".to_owned(), count.to_string())));
+        }
+        Ok(read)
     }
 
     fn text(&self, name: &str) -> Option<&str> {
@@ -123,15 +132,43 @@ impl Variables {
 fn version(read: &Variables) -> Finding {
     const ID: &str = "version";
     let Some(text) = read.text("version") else { return Finding::unchecked(ID, "the version", "the server doesn't tell it") };
-    let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
-    let number: (u32, u32) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-    let (name, oldest, mend) =
-        if text.contains("MariaDB") { ("MariaDB", (10, 6), "MariaDB 10.6 at least") } else { ("MySQL", (8, 0), "MySQL 8.0 at least") };
-    let text = format!("{name} {}", text.split('-').next().unwrap_or(text));
-    if number < oldest {
-        return Finding::not_safe(ID, text, "it lacks what dlock's statements need").mend(mend);
+    let version = Version::of(text);
+    match version.outdated() {
+        Some(oldest) => Finding::not_safe(ID, version.to_string(), "it lacks what dlock's statements need").mend(oldest),
+        None => Finding::ok(ID, version.to_string()),
     }
-    Finding::ok(ID, text)
+}
+
+/// What endangers commits beyond what each session looks at.
+fn durability(read: &Variables) -> Vec<(&'static str, Finding)> {
+    const ID: &str = "durability";
+    let method = read.text("innodb_flush_method").unwrap_or_default().to_ascii_lowercase();
+    let found = if matches!(&*method, "nosync" | "littlesync") {
+        let risk = "a crash of the server's host can lose locks that are held";
+        Some(
+            Finding::warn(ID, format!("innodb_flush_method {method}"), risk)
+                .mend("set innodb_flush_method to O_DIRECT, and restart the server"),
+        )
+    } else if read.text("innodb_doublewrite").is_some_and(|on| matches!(on, "OFF" | "0")) {
+        let risk = "a crash of the server's host can leave a page half written, unless its file system writes pages as a whole";
+        Some(Finding::warn(ID, "innodb_doublewrite is off", risk).mend("set innodb_doublewrite to ON, and restart the server"))
+    } else if ["innodb_flush_method", "innodb_doublewrite"].into_iter().any(|name| read.text(name).is_none()) {
+        Some(Finding::unchecked(ID, "innodb_flush_method and innodb_doublewrite", "the server doesn't tell them"))
+    } else {
+        None
+    };
+    found.into_iter().map(|found| (ID, found)).collect()
+}
+
+/// How many replicas are connected, of a server that does not count them; `None` if this user is not told.
+async fn replicas(session: &mut Connection) -> Result<Option<usize>> {
+    for question in ["SELECT 1 FROM performance_schema.threads WHERE processlist_command LIKE 'Binlog Dump%'", "SHOW REPLICAS"] {
+        let Answers { answers, refusal } = session.try_ask(question).await?;
+        if refusal.is_none() {
+            return Ok(answers.first().map(|answer| answer.rows.len()));
+        }
+    }
+    Ok(None)
 }
 
 fn replication(read: &Variables) -> Finding {
@@ -140,16 +177,21 @@ fn replication(read: &Variables) -> Finding {
         return Finding::ok(ID, "no binary log, and so no replica");
     }
     let either = |one: &str, other: &str| read.number(one).or_else(|| read.number(other));
-    let waits = ["rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled"].into_iter().any(|name| read.text(name) == Some("ON"));
+    let on = |names: [&str; 2]| names.into_iter().any(|name| read.text(name) == Some("ON"));
+    let enabled = on(["rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled"]);
+    // After a commit that no replica confirmed in time, the server goes on without.
+    let waits = enabled && on(["rpl_semi_sync_master_status", "rpl_semi_sync_source_status"]);
     match (waits, either("rpl_semi_sync_master_clients", "rpl_semi_sync_source_clients"), read.number("slaves_connected")) {
         (true, Some(count), _) if count > 0 => Finding::ok(ID, format!("{count} replicas that a commit waits for (semi-synchronous)")),
         (_, _, Some(0)) => Finding::ok(ID, "no replica is connected"),
         (_, _, Some(count)) => {
             let risk = "a failover forgets a lock that the new primary had not heard of, so that two may run";
-            Finding::warn(ID, format!("{count} replicas, and no commit waits for one"), risk)
+            let why = if enabled { " (semi-synchronous replication fell back)" } else { "" };
+            Finding::warn(ID, format!("{count} replicas, and no commit waits for one{why}"), risk)
                 .mend("semi-synchronous replication with AFTER_SYNC, and promote none but those that confirmed")
         }
-        (_, _, None) => Finding::unchecked(ID, "replicas", "the server doesn't tell how many are connected"),
+        (_, _, None) => Finding::unchecked(ID, "replicas", "the server doesn't tell this user how many are connected")
+            .mend("GRANT SELECT ON performance_schema.threads to the user of dlock doctor"),
     }
 }
 
@@ -221,25 +263,38 @@ fn grants(options: &Options, role: Role) -> Grants {
 }
 
 #[async_trait(?Send)]
-impl Examine for Lease {
+impl Admin for Lease {
+    async fn init(&mut self) -> Result<Init> {
+        let mut session = self.take_session().await?;
+        let done = schema::create(&mut session, &self.tables, self.options.mode).await?;
+        self.session = Some(session);
+        Ok(done)
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(schema::text(&self.tables))
+    }
+
+    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
+        let mut session = self.take_session().await?;
+        let removed = schema::collect(&mut session, &self.tables, &self.options.sql, unused_for).await?;
+        self.session = Some(session);
+        Ok(Some(removed))
+    }
+
     fn checks(&self) -> Vec<Check> {
         CHECKS.to_vec()
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
-        let outcome = look(&self.options, &self.tables).await;
-        self.about(outcome, "doctor", None)
+        look(&self.options, &self.tables).await
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        let outcome = async {
-            let mut session = self.take_session().await?;
-            let time = time(&mut session).await;
-            self.session = Some(session);
-            time
-        }
-        .await;
-        self.about(outcome, "doctor", None)
+        let mut session = self.take_session().await?;
+        let time = time(&mut session).await;
+        self.session = Some(session);
+        time
     }
 
     fn grants(&self, role: Role) -> Grants {
@@ -248,25 +303,31 @@ impl Examine for Lease {
 }
 
 #[async_trait(?Send)]
-impl Examine for Sessions {
+impl Admin for Sessions {
+    async fn init(&mut self) -> Result<Init> {
+        let mut session = self.side().await?;
+        let done = schema::create(&mut session, &self.tables, self.options.mode).await?;
+        self.side = Some(session);
+        Ok(done)
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(schema::text(&self.tables))
+    }
+
     fn checks(&self) -> Vec<Check> {
         CHECKS.to_vec()
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
-        let outcome = look(&self.options, &self.tables).await;
-        self.about(outcome, "doctor", None)
+        look(&self.options, &self.tables).await
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        let outcome = async {
-            let mut session = self.side().await?;
-            let time = time(&mut session).await;
-            self.side = Some(session);
-            time
-        }
-        .await;
-        self.about(outcome, "doctor", None)
+        let mut session = self.side().await?;
+        let time = time(&mut session).await;
+        self.side = Some(session);
+        time
     }
 
     fn grants(&self, role: Role) -> Grants {

@@ -39,15 +39,18 @@ fn meaning(refusal: &Refusal) -> Error {
         1129 => unavailable("the server blocks this host after many failed connections").hint("mysqladmin flush-hosts"),
         1046 => config("no database is named").hint("it stands in the URL: mysql://host/DATABASE"),
         1049 => config("there is no database of that name").hint("it stands in the URL: mysql://host/DATABASE"),
-        1146 => config("the lock table does not exist").hint("dlock init creates it, dlock init --print shows how"),
-        1054 => config("the lock table lacks columns that dlock needs").hint("dlock init adds them, dlock init --print shows how"),
+        1146 | 1054 => {
+            Error::new(Kind::Config, format!("the lock table, one of the tables next to it, or a column is missing: {}", quoted(refusal)))
+                .hint("dlock init adds what is missing; dlock init --print shows the SQL")
+        }
         // MySQL Router's own.
         4501 => config("a proxy before the server shares its connections among clients")
             .hint("connect to the server itself, or by a route without connection_sharing"),
         1103 | 1059 => config("the table's name can't be one").hint("?table=NAME or ?table=DATABASE.NAME"),
         1406 => config("the key is too long for the table's name column").hint("dlock init makes room"),
         1665 => config("the server's binlog_format STATEMENT keeps locks from being written").hint("MIXED or ROW are what it must be"),
-        number => Error::new(Kind::Internal, format!("the server refused a request with error {number}: {}", quoted(refusal))),
+        // The statements are ours, what the server makes of them is its setup.
+        number => config(&format!("the server refused a statement with error {number}: {}", quoted(refusal))),
     }
 }
 

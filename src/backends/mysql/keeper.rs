@@ -10,6 +10,7 @@ use tokio::time::sleep;
 use super::{
     connection::{Answer, Answers, Connection, Refusal as Refused},
     failure, history,
+    life::Life,
     names::Tables,
     options::{Mode, Options},
     readers,
@@ -19,8 +20,8 @@ use super::{
     table::json,
 };
 use crate::{
-    backends::sql::{Begin, ms},
-    lock::{Break, Error, Fence, Kind, Parting, Purpose, Record, Refusal, Request, Result, Stage, Token, Ttl, random},
+    backends::sql::{Begin, SHARED_BY, ms, other_mode},
+    lock::{Break, Error, Fence, Intent, Kind, Parting, Record, Refusal, Request, Result, Token, Ttl, random},
 };
 
 /// Who waits is not to keep the lock for longer than this if he is frozen when he gets it.
@@ -54,6 +55,8 @@ pub(super) struct Keeper {
     begun: Option<Counted>,
     /// What became of the holder before can't be remembered.
     forgets: bool,
+    /// For how long nobody may have it, though no session has it.
+    pub rests: Option<Duration>,
 }
 
 /// What a renewal is told of who is breaking the hold.
@@ -67,8 +70,18 @@ pub(super) struct Heard {
 
 /// The fence of a hold that was just taken, the server's time in µs, and whether the holder before vanished.
 type Begun = (Fence, i64, bool);
-/// `None` if a start of a run before may be in the way, and nothing was done.
+/// `None` if something may be in the way, and nothing was done.
 type Counted = Option<Begun>;
+
+/// What came of a lock that a session has.
+pub(super) enum Beginning {
+    /// It is held.
+    Begun(Begun),
+    /// A run before keeps it from this one.
+    Refused(Box<Refusal>),
+    /// The lease of a hold may not be over whose server is gone.
+    Left,
+}
 
 impl Keeper {
     pub(super) async fn open(options: &Options, tables: &Tables, name: String, lock: String, shared: bool) -> Result<Self> {
@@ -94,6 +107,7 @@ impl Keeper {
             blocked: false,
             begun: None,
             forgets: false,
+            rests: None,
         })
     }
 
@@ -191,33 +205,47 @@ impl Keeper {
 
     /// How many answers there are to what counts the fence, the last of which says it.
     fn beginning(&self) -> usize {
-        if self.shared { 5 } else { 4 }
+        if self.shared { 6 } else { 5 }
     }
 
     /// Counts the fence of a lock that is ours, over `side` if this session is in a transaction. Who has the lock is alone with the
     /// starts of its runs.
-    pub(super) async fn begin(
-        &mut self,
-        request: &Request,
-        mut side: Option<&mut Connection>,
-    ) -> Result<std::result::Result<Begun, Box<Refusal>>> {
+    pub(super) async fn begin(&mut self, request: &Request, mut side: Option<&mut Connection>) -> Result<Beginning> {
         if let Some(begun) = self.count(request, None, side.as_deref_mut()).await? {
-            return Ok(Ok(begun));
+            return Ok(Beginning::Begun(begun));
         }
-        let root = request.token.hold_text();
-        let values = [("name", Value::Bytes(&self.name)), ("root", Value::Text(&root))];
-        let look = self.tables.fill(include_str!("sql/session_starts.sql"), &values);
+        if self.is_left(request, side.as_deref_mut()).await? {
+            return Ok(Beginning::Left);
+        }
+        let look = self.tables.fill(include_str!("sql/session_starts.sql"), &[("name", Value::Bytes(&self.name))]);
         let answers = side.as_deref_mut().unwrap_or(&mut self.session).ask(&look).await?;
         let mut fields = only(&answers, 0)?;
-        let (mut known, now_ms) = (starts::read(&mut fields)?, u64::try_from(fields.int()?).unwrap_or_default());
-        if let Some(own) = fields.int_or_null()?.and_then(|own| u64::try_from(own).ok()) {
-            // Begun before for this hold, by a session that is over: no run before it.
-            known.end(Fence(own), Stage::Undone);
+        let (known, now_ms) = (starts::read(&mut fields)?, u64::try_from(fields.int()?).unwrap_or_default());
+        if let Some(refusal) = known.judge(request.terms.as_ref(), &request.token, now_ms) {
+            return Ok(Beginning::Refused(Box::new(refusal)));
         }
-        if let Some(refusal) = known.judge(request.terms.as_ref(), now_ms) {
-            return Ok(Err(Box::new(refusal)));
+        self.count(request, Some((&known, now_ms)), side).await?.map(Beginning::Begun).ok_or_else(failure::unreadable)
+    }
+
+    /// Whether a hold was left by a server that was restarted, or is another one by now, and its lease is not over.
+    ///
+    /// # Errors
+    /// The lock is kept in another mode, which does not exclude this one.
+    async fn is_left(&mut self, request: &Request, side: Option<&mut Connection>) -> Result<bool> {
+        let (root, life) = (request.token.hold_text(), Life::of(&self.session.server));
+        let values = [
+            ("name", Value::Bytes(&self.name)),
+            ("root", Value::Text(&root)),
+            ("mode", Value::Text(self.mode.name())),
+            ("alone", Value::Int((!self.shared).into())),
+        ];
+        let clear = self.tables.fill(include_str!("sql/clear_hold.sql"), &[&values[..], &life.values()].concat());
+        let answers = side.unwrap_or(&mut self.session).ask(&clear).await?;
+        let mut fields = only(&answers, 3)?;
+        match fields.text_or_null()? {
+            Some(kept) if kept != self.mode.name() => Err(other_mode(&kept)),
+            _ => Ok(fields.int()? != 0),
         }
-        self.count(request, Some((&known, now_ms)), side).await?.map(Ok).ok_or_else(failure::unreadable)
     }
 
     async fn count(&mut self, request: &Request, judged: Option<(&Record, u64)>, side: Option<&mut Connection>) -> Result<Counted> {
@@ -251,7 +279,8 @@ impl Keeper {
     /// What counts it, for the session with this number as SQL, and may also remember the holder before if that one vanished.
     fn begin_sql(&self, request: &Request, number: &str, remembering: bool, judged: Option<(&Record, u64)>) -> Result<String> {
         let (root, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
-        let starts = Granting::of(&Begin::of(request, judged), metadata.as_deref());
+        let life = Life::of(&self.session.server);
+        let starts = Granting::of(&Begin::of(request, judged), &root, metadata.as_deref());
         let clear = if judged.is_some() { "1" } else { &starts.clear };
         let has = match self.mode {
             Mode::Row if self.shared => {
@@ -279,7 +308,10 @@ impl Keeper {
             ("read", Value::Sql(read.trim_end())),
             ("reads", Value::Sql(&reads)),
             ("over", Value::Sql(&over)),
+            ("mode", Value::Text(self.mode.name())),
+            ("free", Value::Text(SHARED_BY)),
         ];
+        let values = [&values[..], &life.values()].concat();
         let fill = |template: &str| self.tables.fill(template, &values);
         let mut begin = fill(if self.shared { include_str!("sql/begin_reading.sql") } else { include_str!("sql/begin_hold.sql") });
         if self.mode == Mode::Row && !self.shared {
@@ -297,6 +329,11 @@ impl Keeper {
 
     /// Waits in the server for the lock, at most for so long. True if it may be ours then.
     pub(super) async fn wait(&mut self, ttl: Ttl, at_most: Duration) -> Result<bool> {
+        if let Some(rests) = self.rests.take() {
+            // Nobody has it, and it would be ours at once.
+            pause(rests.min(at_most)).await;
+            return Ok(false);
+        }
         self.blocked = true;
         let first = self.set_patience(ttl.get().min(UNCLAIMED));
         let mut rest = at_most;
@@ -358,13 +395,13 @@ impl Keeper {
         patience: Option<Duration>,
         token: &Token,
         fence: Fence,
-        purpose: Option<Purpose>,
+        intent: Option<Intent>,
     ) -> Result<Option<(i64, Heard)>> {
         let first = patience.map(|patience| self.set_patience(patience)).unwrap_or_default();
         let (has, touch) = match self.mode {
             // A proxy may set another session up like the one that it lost.
             Mode::Row => (format!("CONNECTION_ID() = {}", self.number), String::new()),
-            _ => (format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock), self.touch(token, fence, self.patience, purpose)),
+            _ => (format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock), self.touch(token, fence, self.patience, intent)),
         };
         let at = usize::from(!first.is_empty());
         let batch = format!(
@@ -376,15 +413,15 @@ impl Keeper {
             (true, _) => {
                 let mut fields = only(&answers, at)?;
                 let now = fields.int()?;
-                Ok((fields.int_or_null()? == Some(1)).then(|| (now, heard(&answers, at + 1, purpose))))
+                Ok((fields.int_or_null()? == Some(1)).then(|| (now, heard(&answers, at + 1, intent))))
             }
             (false, Some(refusal)) => Err(failure::refused(&refusal, false)),
             (false, None) => Err(failure::unreadable()),
         }
     }
 
-    /// Asks who is breaking the hold, as its purpose has it, and says that it was extended, for people who look.
-    pub(super) fn touch(&self, token: &Token, fence: Fence, length: Duration, purpose: Option<Purpose>) -> String {
+    /// Asks who is breaking the hold, as the intent has it, and says that it was extended, for people who look.
+    pub(super) fn touch(&self, token: &Token, fence: Fence, length: Duration, intent: Option<Intent>) -> String {
         let ttl = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
         let root = token.hold_text();
         let values = [
@@ -393,14 +430,14 @@ impl Keeper {
             ("root", Value::Text(&root)),
             ("ttl", Value::Int(ttl)),
             ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))),
-            ("whatever", Value::Int((purpose != Some(Purpose::GoOn)).into())),
+            ("whatever", Value::Int((!matches!(intent, Some(Intent::Extend(_)))).into())),
         ];
         let fill = |template: &str| self.tables.fill(template, &values);
         let (see, read) = (include_str!("sql/see_mark.sql"), include_str!("sql/read_mark.sql"));
-        let mark = match purpose {
-            None => String::new(),
-            Some(Purpose::GoOn) => fill(read),
-            Some(Purpose::Stop) => fill(see) + &fill(read),
+        let mark = match intent {
+            None | Some(Intent::Probe) => String::new(),
+            Some(Intent::Extend(_)) => fill(read),
+            Some(Intent::Drain) => fill(see) + &fill(read),
         };
         mark + &fill(if self.shared { include_str!("sql/touch_reading.sql") } else { include_str!("sql/touch_hold.sql") })
     }
@@ -491,13 +528,13 @@ fn one_session(same: Option<i64>) -> Result<()> {
 }
 
 /// What was answered to [`Keeper::touch`], from this answer on. What can't be read says nothing.
-pub(super) fn heard(answers: &[Answer], at: usize, purpose: Option<Purpose>) -> Heard {
-    let noted = purpose == Some(Purpose::Stop) && answers.len() > at;
+pub(super) fn heard(answers: &[Answer], at: usize, intent: Option<Intent>) -> Heard {
+    let noted = intent == Some(Intent::Drain) && answers.len() > at;
     let read = |mut fields: Fields<'_>| {
         let (mark, seen) = (fields.text().ok()?, fields.int().ok()? != 0);
         Some(Break { seen, ..serde_json::from_str(&mark).ok()? })
     };
-    let mark = purpose.and_then(|_| only(answers, at + usize::from(purpose == Some(Purpose::Stop))).ok()).and_then(read);
+    let mark = intent.and_then(|_| only(answers, at + usize::from(intent == Some(Intent::Drain))).ok()).and_then(read);
     Heard { mark, noted }
 }
 

@@ -6,18 +6,17 @@ use async_trait::async_trait;
 
 use super::{
     bell::{Told, behind},
-    connection::Connection,
+    connection::{Connection, Known},
     history,
     names::Tables,
     options::Options,
-    schema,
     table::{LockTable, Seen},
 };
 use crate::{
     backends::sql::{Names, Table as _, Taken, ledger, looks_at_the_end},
     lock::{
-        Attempt, Backend, Break, Busy, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Mode, Note, Notice,
-        Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
+        Amendment, Attempt, Backend, Busy, Capabilities, History, Identity, Intent, Key, LockState, Mode, Notice, Parting, Release,
+        Renewal, Request, Result, Token, Wake, document::OFFER,
     },
 };
 
@@ -33,8 +32,8 @@ pub struct Lease {
     pub(super) tables: Tables,
     names: Names,
     pub(super) session: Option<Connection>,
-    /// The number of the session that was asked last, if it did not answer.
-    unanswered: Option<i64>,
+    /// The session that was asked last, if it did not answer.
+    unanswered: Option<Known>,
     /// Which holds of ours are shares of their locks.
     shares: Vec<(Key, Token)>,
     /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
@@ -58,7 +57,7 @@ struct Queued {
 impl Lease {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
-        let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
+        let (tables, names) = (Tables::new(&options.sql), Names::new(&options.sql.namespace));
         Self {
             options,
             tables,
@@ -97,9 +96,9 @@ impl Lease {
             share: None,
             freed: false,
         };
-        self.unanswered = Some(table.session.server.session);
+        self.unanswered = Some(table.session.known());
         let answer = question(&mut table).await;
-        self.unanswered = self.unanswered.filter(|_| !session.is_open());
+        self.unanswered.take_if(|_| session.is_open());
         self.session = Some(session);
         answer
     }
@@ -107,25 +106,14 @@ impl Lease {
     /// As [`Lease::ask`], of a question about who has the lock: one before it that had no answer comes to nothing first, if it has not
     /// come to something. Or else an acquire could be granted after its repetition was given back, or after it was undone.
     async fn ask_for_good<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
-        let before = self.unanswered;
+        let before = self.unanswered.clone();
         self.ask(async |table| {
-            if let Some(number) = before.filter(|number| *number != table.session.server.session) {
-                table.session.end_other(number).await?;
+            if let Some(other) = before.filter(|other| *other != table.session.known()) {
+                table.session.end_other(&other, None).await?;
             }
             question(table).await
         })
         .await
-    }
-
-    /// Says which question failed, where and about which lock.
-    pub(super) fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
-        outcome.map_err(|error| {
-            let error = error.during(operation).backend(self.options.redacted_url());
-            match key {
-                Some(key) => error.key(key),
-                None => error,
-            }
-        })
     }
 
     /// Whether a `GET_LOCK` of one client keeps another one waiting.
@@ -180,9 +168,11 @@ impl Lease {
                 }
                 Attempt::Granted(grant)
             }
-            Taken::Queued { busy, .. } => {
-                Attempt::Busy(Busy { expires_in: busy.expires_in.filter(|_| looks_at_the_end(busy.position)), notifies, ..busy })
-            }
+            Taken::Queued { busy, .. } => Attempt::Busy(Busy {
+                expires_in: busy.expires_in.filter(|left| *left <= OFFER || looks_at_the_end(busy.position)),
+                notifies,
+                ..busy
+            }),
             Taken::NotHeld => Attempt::NotHeld,
             Taken::Refused(refusal) => Attempt::Refused(refusal),
             Taken::Passing => Attempt::Busy(Busy { notifies, passing: true, expires_in: Some(Duration::ZERO), ..Busy::default() }),
@@ -261,146 +251,93 @@ impl Lease {
 
 #[async_trait(?Send)]
 impl Backend for Lease {
-    fn capabilities(&self) -> &Capabilities {
-        &CAPABILITIES
-    }
-
-    fn describe(&self) -> String {
-        self.options.redacted_url()
-    }
-
-    fn fingerprint(&self) -> u64 {
-        fingerprint(&[&self.options.redacted_url(), &self.options.sql.table, self.options.sql.namespace.as_str()])
+    fn identity(&self) -> Identity {
+        let (url, sql) = (self.options.redacted_url(), &self.options.sql);
+        Identity::new(&CAPABILITIES, url.clone(), &[&url, &sql.table, sql.namespace.as_str()])
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        let outcome = self.ask_acquire(request).await;
-        self.about(outcome, "acquire", Some(&request.key))
+        self.ask_acquire(request).await
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
         let name = self.names.of(&request.key);
         let told = self.queued(&request.key, &request.token).and_then(|queued| queued.told.clone());
-        let outcome = match told.filter(|_| self.has_gates()) {
+        match told.filter(|_| self.has_gates()) {
             Some(told) => self.await_bell(&name, &request.token.hold_text(), told, at_most).await,
             None => self.await_change(&name, at_most).await,
-        };
-        self.about(outcome, "wait", Some(&request.key))
+        }
     }
 
-    async fn abandon(&mut self, request: &Request) -> Result<()> {
-        let outcome = self.ask_abandon(request).await;
-        self.about(outcome, "abandon", Some(&request.key))
+    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
+        self.ask_abandon(request).await
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        if let Some(ttl) = extension.ttl {
+    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        if let Some(ttl) = intent.ttl() {
             CAPABILITIES.check_ttl(ttl)?;
         }
         let (name, shared) = (self.names.of(key), self.is_share(key, token));
-        let outcome = self.ask(async |table| ledger::renew(table, &name, token, extension, shared).await).await;
-        self.about(outcome, "renew", Some(key))
-    }
-
-    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
-        let name = self.names.of(key);
-        let outcome = self.ask(async |table| ledger::verify(table, &name, token).await).await;
-        self.about(outcome, "verify", Some(key))
+        self.ask(async |table| match intent {
+            Intent::Probe => ledger::verify(table, &name, token).await,
+            Intent::Extend(_) | Intent::Drain => ledger::renew(table, &name, token, intent, shared).await,
+        })
+        .await
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let outcome = self.ask_release(key, token, parting).await;
-        self.about(outcome, "release", Some(key))
+        self.ask_release(key, token, parting).await
     }
 
-    fn notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.notices)
+    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        let name = self.names.of(key);
+        self.ask(async |table| match change {
+            Amendment::Note(note) => history::note(table.session, table.tables, &name, note).await.map(|()| true),
+            Amendment::Warn(fence, level) => {
+                let claim = history::claim(table.tables, table.tables.table(), &name, fence, level);
+                table.session.ask(&claim).await.map(|answers| history::is_claimed(&answers))
+            }
+            Amendment::Mark(fence, mark) => ledger::mark(table, &name, fence, mark).await,
+            Amendment::Evict(fence, mark) => {
+                let done = ledger::evict(table, &name, fence, mark).await?;
+                // Waiters are blocked on what the holder's session has: it goes, if it is there still.
+                if table.freed
+                    && let Some(number) = table.gate_keeper(&name).await?
+                {
+                    // It has the gate, as the server has just said over this very session.
+                    if table.session.kill(number).await?.is_none() {
+                        table.session.outlast(number).await?;
+                    }
+                }
+                Ok(done)
+            }
+        })
+        .await
     }
 
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        let outcome = self.look_at(key).await;
-        self.about(outcome, "inspect", Some(key))
+        self.look_at(key).await
     }
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let outcome = self.look_at_all(start).await;
-        self.about(outcome, "list", None)
+        self.look_at_all(start).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {
         let name = self.names.of(key);
-        let outcome = self
-            .ask(async |table| {
-                let record = table.read(&name, Duration::ZERO).await?;
-                let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
-                if let Some(record) = &record {
-                    past.extend(record.vanished());
-                    past.extend(record.crowd()?.1);
-                }
-                Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })
-            })
-            .await;
-        self.about(outcome, "history", Some(key))
+        self.ask(async |table| {
+            let record = table.read(&name, Duration::ZERO).await?;
+            let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
+            if let Some(record) = &record {
+                past.extend(record.vanished());
+                past.extend(record.crowd()?.1);
+            }
+            Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })
+        })
+        .await
     }
 
-    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let name = self.names.of(key);
-        let outcome = self.ask(async |table| history::note(table.session, table.tables, &name, note).await).await;
-        self.about(outcome, "note", Some(key))
-    }
-
-    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
-        let claim = history::claim(&self.tables, self.tables.table(), &self.names.of(key), fence, level);
-        let outcome = self.ask(async |table| table.session.ask(&claim).await).await;
-        self.about(outcome.map(|answers| history::is_claimed(&answers)), "warn", Some(key))
-    }
-
-    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let name = self.names.of(key);
-        let outcome = self.ask(async |table| ledger::mark(table, &name, fence, mark).await).await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let name = self.names.of(key);
-        let outcome = self
-            .ask(async |table| {
-                let done = ledger::evict(table, &name, fence, mark).await?;
-                // Those who wait are blocked on what its session has: it goes, if it is there still.
-                if table.freed
-                    && let Some(number) = table.gate_keeper(&name).await?
-                {
-                    table.session.end_other(number).await?;
-                }
-                Ok(done)
-            })
-            .await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn init(&mut self) -> Result<Init> {
-        let work = async {
-            let mut session = self.take_session().await?;
-            let done = schema::create(&mut session, &self.tables).await?;
-            self.session = Some(session);
-            Ok(done)
-        };
-        let outcome = work.await;
-        self.about(outcome, "init", None)
-    }
-
-    fn schema(&self) -> Option<String> {
-        Some(schema::text(&self.tables))
-    }
-
-    async fn collect(&mut self, unused_for: Duration) -> Result<u64> {
-        let work = async {
-            let mut session = self.take_session().await?;
-            let removed = schema::collect(&mut session, &self.tables, unused_for).await?;
-            self.session = Some(session);
-            Ok(removed)
-        };
-        let outcome = work.await;
-        self.about(outcome, "gc", None)
+    fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
     }
 }

@@ -33,6 +33,7 @@ mod gate;
 mod history;
 mod keeper;
 mod lease;
+mod life;
 mod names;
 mod options;
 mod readers;

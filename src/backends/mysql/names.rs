@@ -5,11 +5,16 @@ use super::{
     starts::STARTS,
     statement::{Value, fill, substitute},
 };
-use crate::lock::{Key, fingerprint};
+use crate::{
+    backends::sql,
+    lock::{Key, fingerprint},
+};
 
 /// A table's name, and the names that are made of it.
 #[derive(Clone, Debug)]
 pub(super) struct Tables {
+    /// The database and the table in it, in the case in which every server tells them from others.
+    home: String,
     table: String,
     waiters: String,
     rows: String,
@@ -21,9 +26,11 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    pub(super) fn new(table: &str) -> Self {
+    pub(super) fn new(options: &sql::Options) -> Self {
+        let table = &options.table;
         let with = |suffix: &str| format!("{table}{suffix}");
         Self {
+            home: home(options),
             table: table.to_owned(),
             waiters: with("_waiters"),
             rows: with("_rows"),
@@ -70,23 +77,28 @@ impl Tables {
         lines.collect::<Vec<_>>().join("\n") + "\n"
     }
 
-    /// The name of a lock's gate, as SQL: `GET_LOCK`'s names belong to the whole server, so the database's is in it. Hashed by
-    /// what every server has: MySQL 9.6 has no `SHA1` any more.
+    /// The name of a lock's gate, as SQL: `GET_LOCK`'s names belong to the whole server, so the database's is in it.
     pub(super) fn gate(&self, name: &str) -> String {
-        let print = fingerprint(&["gate", &self.table, name]);
-        format!("CONCAT('dlock.gate.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 16), '.{print:016x}')")
+        self.lock("gate", &[name])
     }
 
     /// What whoever waits in a lock's crowd with this hold has until its turn is over, likewise.
     pub(super) fn rope(&self, name: &str, hold: &str) -> String {
-        let print = fingerprint(&["rope", &self.table, name, hold]);
-        format!("CONCAT('dlock.rope.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 16), '.{print:016x}')")
+        self.lock("rope", &[name, hold])
     }
 
     /// What it has while it sleeps.
     pub(super) fn bed(&self, name: &str, hold: &str) -> String {
-        let print = fingerprint(&["bed", &self.table, name, hold]);
-        format!("CONCAT('dlock.bed.', LEFT(SHA2(COALESCE(DATABASE(), ''), 256), 16), '.{print:016x}')")
+        self.lock("bed", &[name, hold])
+    }
+
+    fn lock(&self, kind: &str, of: &[&str]) -> String {
+        format!("'dlock.{kind}.{:016x}.{:016x}'", fingerprint(&[&self.home]), fingerprint(&[&[kind], of].concat()))
+    }
+
+    /// The database and the table, for names of locks that belong to the whole server.
+    pub(super) fn home(&self) -> &str {
+        &self.home
     }
 }
 
@@ -95,13 +107,19 @@ const LONGEST: usize = 64;
 /// What the names begin with that stand for others.
 const HASHED: &str = "dlock#";
 
-/// What `GET_LOCK` takes with `mode=advisory`, as SQL: `DATABASE/NAME`, since these locks belong to the whole server, where
+/// The database of the table, as `?table=` names it or else the URL, and the table: in lower case, since some servers take either for one.
+fn home(options: &sql::Options) -> String {
+    let database = options.database.as_deref().unwrap_or_default();
+    let (database, table) = options.table.split_once('.').unwrap_or((database, &options.table));
+    format!("{database}.{table}").to_lowercase()
+}
+
+/// What `GET_LOCK` takes with `mode=advisory`, as SQL: `DATABASE.TABLE/NAME`, since these locks belong to the whole server, where
 /// NAME is that in the tables; or the key itself where somebody wants it raw. MySQL tells apart neither case nor, in places,
 /// spaces at the end, and takes 64 characters: what isn't short, lower-case ASCII is `dlock#` and the first 58 digits of its
-/// SHA-256, which is `CONCAT('dlock#', LEFT(SHA2('DATABASE/NAME', 256), 58))`.
+/// SHA-256, which is `CONCAT('dlock#', LEFT(SHA2('DATABASE.TABLE/NAME', 256), 58))`.
 pub(super) fn advisory(options: &Options, key: &Key, name: &str) -> String {
-    let database = options.sql.database.as_deref().unwrap_or_default();
-    let full = if options.raw_names { key.as_str().to_owned() } else { format!("{database}/{name}") };
+    let full = if options.raw_names { key.as_str().to_owned() } else { format!("{}/{name}", home(&options.sql)) };
     let plain = full.len() <= LONGEST && full.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase()) && !full.starts_with(HASHED);
     if plain {
         fill(":name", &[("name", Value::Text(&full))]).trim_end().to_owned()
@@ -121,7 +139,15 @@ mod tests {
         let mut options = Options::new(Server::Tcp { host: "h".into(), port: 1 });
         options.sql.database = Some("app".into());
         let name = |options: &Options, key: &str| advisory(options, &Key::new(key).unwrap(), &format!("dlock:{key}"));
-        assert_eq!(name(&options, "job"), "_utf8mb4 X'6170702F646C6F636B3A6A6F62'");
+        assert_eq!(name(&options, "job"), "_utf8mb4 X'6170702E646C6F636B2F646C6F636B3A6A6F62'");
+        let elsewhere = Options {
+            sql: sql::Options { database: Some("Other".into()), table: "App.dlock".into(), ..options.sql.clone() },
+            ..options.clone()
+        };
+        assert_eq!(name(&options, "job"), name(&elsewhere, "job"), "the table's database, not the URL's");
+        assert_eq!(Tables::new(&options.sql).gate("x"), Tables::new(&elsewhere.sql).gate("x"));
+        let other = Options { sql: sql::Options { table: "jobs".into(), ..options.sql.clone() }, ..options.clone() };
+        assert_ne!(name(&options, "job"), name(&other, "job"));
         for odd in ["JOB", "job ", "caf\u{e9}", &"x".repeat(60)] {
             assert!(name(&options, odd).starts_with("CONCAT('dlock#', LEFT(SHA2(X'"), "{odd}");
         }

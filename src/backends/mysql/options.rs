@@ -41,6 +41,17 @@ impl Options {
     }
 }
 
+impl Mode {
+    /// As URLs and tables have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lease => "lease",
+            Self::Row => "row",
+            Self::Advisory => "advisory",
+        }
+    }
+}
+
 /// What a lock is in the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {

@@ -13,8 +13,8 @@ pub(super) fn reads(tables: &Tables, name: &str) -> String {
 
 /// What `GET_LOCK` takes for the lamp of this hold in this session, as SQL. A server that starts anew numbers its sessions anew.
 pub(super) fn lamp(tables: &Tables, name: &str, session: &str, root: &str) -> String {
-    let print = fingerprint(&["reader", tables.table(), name]);
-    format!("CONCAT('dlock.read.', LEFT(SHA2(CONCAT_WS('/', COALESCE(DATABASE(), ''), '{print:016x}', {session}, {root}), 256), 48))")
+    let (home, print) = (fingerprint(&[tables.home()]), fingerprint(&["reader", name]));
+    format!("CONCAT('dlock.read.', LEFT(SHA2(CONCAT_WS('/', '{home:016x}{print:016x}', {session}, {root}), 256), 48))")
 }
 
 /// The lamp of a hold in the session that asks.

@@ -9,7 +9,7 @@ use crate::{
 /// The columns that [`record`] reads, in its order; times in µs since 1970.
 pub(super) const RECORD: &str = "name, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), \
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', lock_until), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', locked_at), locked_by, \
-    layout, owner, root, ttl_ms, holds, fence, detached, \
+    layout, owner, root, ttl_ms, holds, fence, detached, l.mode, \
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', COALESCE(renewed_at, locked_at)), metadata, revision, \
     (SELECT m.mark FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), \
     COALESCE((SELECT m.seen FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), 0), crowd, \
@@ -61,6 +61,7 @@ impl<'a> Fields<'a> {
             holds: self.text_or_null()?,
             fence: self.int()?,
             detached: self.int()? != 0,
+            mode: self.text_or_null()?,
             renewed_us: self.int()?,
             metadata: self.text_or_null()?,
             revision: self.int()?,

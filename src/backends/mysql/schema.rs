@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::{connection::Connection, names::Tables, reading::Fields, statement::Value};
+use super::{connection::Connection, names::Tables, options::Mode, reading::Fields, statement::Value};
 use crate::{
-    backends::sql::SHARED_BY,
+    backends::sql::{Names, Options, SHARED_BY},
     lock::{Error, Init, Kind, Result},
 };
 
 /// What the lock table's columns are, as `information_schema` writes it, and how they are added or changed to be so.
-const COLUMNS: [(&str, &str, &str); 16] = [
+const COLUMNS: [(&str, &str, &str); 17] = [
     ("name", "varbinary(320)", "VARBINARY(320) NOT NULL"),
     ("lock_until", "datetime(6)", "DATETIME(6) NOT NULL"),
     ("locked_at", "datetime(6)", "DATETIME(6) NOT NULL"),
@@ -17,6 +17,7 @@ const COLUMNS: [(&str, &str, &str); 16] = [
     ("layout", "smallint", "SMALLINT NULL"),
     ("owner", "varchar(64)", "VARCHAR(64) NULL"),
     ("root", "char(16)", "CHAR(16) NULL"),
+    ("mode", "varchar(16)", "VARCHAR(16) NULL"),
     ("ttl_ms", "bigint", "BIGINT NOT NULL DEFAULT 0"),
     ("holds", "mediumtext", "MEDIUMTEXT NULL"),
     ("fence", "bigint", "BIGINT NOT NULL DEFAULT 0"),
@@ -29,30 +30,47 @@ const COLUMNS: [(&str, &str, &str); 16] = [
 ];
 
 /// What the table of sessions has as well.
-const STARTS: [(&str, &str, &str); 14] = [
+const STARTS: [(&str, &str, &str); 16] = [
     ("paced_at", "datetime(6)", "DATETIME(6) NULL"),
     ("paced_fence", "bigint", "BIGINT NULL"),
     ("paced_place", "varbinary(320)", "VARBINARY(320) NULL"),
     ("guard_ms", "bigint", "BIGINT NULL"),
     ("at_least_ms", "bigint", "BIGINT NULL"),
     ("paced_who", "mediumtext", "MEDIUMTEXT NULL"),
+    ("paced_hold", "char(16)", "CHAR(16) NULL"),
     ("start_at", "datetime(6)", "DATETIME(6) NULL"),
     ("start_fence", "bigint", "BIGINT NULL"),
     ("start_stage", "varchar(16)", "VARCHAR(16) NULL"),
     ("start_tries", "bigint", "BIGINT NULL"),
     ("start_window_ms", "bigint", "BIGINT NULL"),
     ("start_who", "mediumtext", "MEDIUMTEXT NULL"),
+    ("start_hold", "char(16)", "CHAR(16) NULL"),
     ("warned_fence", "bigint", "BIGINT NULL"),
     ("warned_level", "bigint", "BIGINT NULL"),
 ];
+
+/// What the tables of sessions and of those who share a row have as well.
+const SERVER: [(&str, &str, &str); 2] =
+    [("server", "varchar(320)", "VARCHAR(320) CHARACTER SET utf8mb4 NULL"), ("ends", "datetime(6)", "DATETIME(6) NULL")];
 
 /// What `dlock init` does for who has no tables yet, as SQL.
 pub(super) fn text(tables: &Tables) -> String {
     tables.show(include_str!("sql/schema.sql"))
 }
 
-/// Creates what is missing, and makes of ShedLock's table one that both can use. Asked again it changes nothing.
-pub(super) async fn create(session: &mut Connection, tables: &Tables) -> Result<Init> {
+/// Creates what is missing, makes of ShedLock's table one that both can use, and gives locks over to this mode that are kept in another one
+/// and have no holder. Asked again it changes nothing.
+pub(super) async fn create(session: &mut Connection, tables: &Tables, mode: Mode) -> Result<Init> {
+    let done = upgrade(session, tables).await?;
+    let mode = if mode == Mode::Lease { Value::Null } else { Value::Text(mode.name()) };
+    let give = "UPDATE :table AS l SET mode = :mode, revision = revision + 1 WHERE l.mode IS NOT NULL AND NOT (l.mode <=> :mode)
+                   AND NOT EXISTS (SELECT 1 FROM :sessions AS s WHERE s.name = l.name AND s.session IS NOT NULL)
+                   AND NOT EXISTS (SELECT 1 FROM :readers AS r WHERE r.name = l.name);";
+    session.ask(&tables.fill(give, &[("mode", mode)])).await?;
+    Ok(done)
+}
+
+async fn upgrade(session: &mut Connection, tables: &Tables) -> Result<Init> {
     let before = examine(session, tables).await?;
     if before.complete {
         return Ok(Init::UpToDate);
@@ -99,12 +117,16 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
         ],
     );
     let answers = session.ask(&question).await?;
-    let (mut columns, mut others, mut sessions) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut columns, mut others) = (Vec::new(), Vec::new());
+    let [mut sessions, mut readers] = [const { Vec::new() }; 2];
     for row in answers.iter().flat_map(|answer| &answer.rows) {
         let mut fields = Fields::of(row);
         let (of, column, kind, charset) = (fields.text()?, fields.text()?, fields.text()?, fields.text_or_null()?);
         if of.eq_ignore_ascii_case(&format!("{table}_sessions")) {
             sessions.push(column.to_ascii_lowercase());
+        }
+        if of.eq_ignore_ascii_case(&format!("{table}_readers")) {
+            readers.push(column.to_ascii_lowercase());
         }
         if of.eq_ignore_ascii_case(table) {
             columns.push((column.to_ascii_lowercase(), kind.to_ascii_lowercase(), charset));
@@ -135,10 +157,13 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
     }
     let alter = |table: &str, parts: &[String]| format!("{} {};", tables.fill(table, &[]), parts.join(", "));
     let mut changes = if parts.is_empty() { String::new() } else { first + &alter("ALTER TABLE :table", &parts) };
-    let lacks = STARTS.into_iter().filter(|(column, ..)| !sessions.is_empty() && !sessions.iter().any(|known| known == column));
-    let lacks: Vec<_> = lacks.map(|(column, _, definition)| format!("ADD COLUMN {column} {definition}")).collect();
-    if !lacks.is_empty() {
-        changes += &alter("ALTER TABLE :sessions", &lacks);
+    let sides = [("ALTER TABLE :sessions", sessions, [&STARTS[..], &SERVER].concat()), ("ALTER TABLE :readers", readers, SERVER.to_vec())];
+    for (side, has, wants) in sides {
+        let lacks = wants.into_iter().filter(|(column, ..)| !has.is_empty() && !has.iter().any(|known| known == column));
+        let lacks: Vec<_> = lacks.map(|(column, _, definition)| format!("ADD COLUMN {column} {definition}")).collect();
+        if !lacks.is_empty() {
+            changes += &alter(side, &lacks);
+        }
     }
     let changes = Some(changes).filter(|changes| !changes.is_empty());
     Ok(Found { complete: changes.is_none() && others.len() == 7, changes })
@@ -149,7 +174,8 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
 /// A row that is taken again is made anew, with a fence of the server's time in µs. So a row goes only if its fence lies
 /// below the time in µs before which it was last used: a clock would have to be set back by all of `unused_for` for a fence
 /// to repeat.
-pub(super) async fn collect(session: &mut Connection, tables: &Tables, unused_for: Duration) -> Result<u64> {
+pub(super) async fn collect(session: &mut Connection, tables: &Tables, options: &Options, unused_for: Duration) -> Result<u64> {
+    options.check_collect()?;
     let shared = session
         .ask(&tables.fill(
             "SELECT 1 FROM :table WHERE (owner IS NULL OR owner <> locked_by) AND locked_by <> :shared LIMIT 1;",
@@ -164,6 +190,8 @@ pub(super) async fn collect(session: &mut Connection, tables: &Tables, unused_fo
         .hint("remove the rows by hand while those programs are stopped"));
     }
     let micros = i64::try_from(unused_for.as_micros()).unwrap_or(i64::MAX);
-    let answers = session.ask(&tables.fill(include_str!("sql/collect.sql"), &[("age", Value::Int(micros))])).await?;
+    let names = Names::new(&options.namespace).starting_with("");
+    let values = [("age", Value::Int(micros)), ("start", Value::Bytes(&names))];
+    let answers = session.ask(&tables.fill(include_str!("sql/collect.sql"), &values)).await?;
     Ok(answers.first().map_or(0, |answer| answer.matched))
 }

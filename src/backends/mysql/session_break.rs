@@ -1,7 +1,16 @@
 //! Taking a lock away from a session.
 
-use super::{connection::Answer, failure, options::Mode, readers::reads, reading::Fields, sessions::Sessions, statement::Value};
-use crate::lock::{Break, Effect, End, Error, Fence, Key, Kind, Marking, Result};
+use super::{
+    connection::{Answer, Known},
+    failure,
+    life::Life,
+    options::Mode,
+    readers::reads,
+    reading::Fields,
+    sessions::Sessions,
+    statement::Value,
+};
+use crate::lock::{Break, Effect, End, Error, Fence, Key, Kind, Result};
 
 /// A hold that was marked.
 pub(super) struct Marked {
@@ -9,6 +18,8 @@ pub(super) struct Marked {
     session: i64,
     /// Somebody marked it before.
     before: bool,
+    /// Over which session the server said so.
+    told: Known,
 }
 
 impl Sessions {
@@ -24,13 +35,14 @@ impl Sessions {
             Mode::Row => (
                 format!("SELECT COUNT(*) INTO @dlock_free FROM :rows WHERE name = :name {share} SKIP LOCKED;\n"),
                 "1".to_owned(),
-                "(SELECT name, fence, session FROM :sessions WHERE @dlock_free = 0 \
+                "(SELECT name, fence, session FROM :sessions WHERE @dlock_free = 0 AND :lives \
                   UNION ALL SELECT r.name, r.fence, r.session FROM :readers AS r WHERE r.name = :name AND :reads)",
             ),
             _ => ("SET @dlock_free = NULL;\n".to_owned(), format!("IS_USED_LOCK({}) = s.session", self.lock_of(key)), ":sessions"),
         };
         let reads = reads(&self.tables, &name);
-        let holds = self.tables.fill(holds, &[("name", Value::Bytes(&name)), ("reads", Value::Sql(&reads))]);
+        let (life, values) = (Life::of(&session.server), [("name", Value::Bytes(&name)), ("reads", Value::Sql(&reads))]);
+        let holds = self.tables.fill(holds, &[&values[..], &life.values()].concat());
         let values = [
             ("name", Value::Bytes(&name)),
             ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))),
@@ -40,19 +52,25 @@ impl Sessions {
             ("holds", Value::Sql(holds.trim_end())),
         ];
         let answers = session.ask(&self.tables.fill(&(look + include_str!("sql/mark_hold.sql")), &values)).await;
+        let told = session.known();
         self.side = Some(session);
         let answers = answers?;
         let int =
             |nth: usize| answers.get(nth).and_then(|answer: &Answer| answer.rows.first()).map(|row| Fields::of(row).int()).transpose();
         let before = int(2)?.ok_or_else(failure::unreadable)? > 0;
-        Ok(int(4)?.map(|session| Marked { session, before }))
+        Ok(int(4)?.map(|session| Marked { session, before, told }))
     }
 
     /// Ends the session that has the lock with this fence. It is marked first: who comes next finds a hold that was broken, whatever
     /// becomes of us, and so does who looks.
-    pub(super) async fn end_holder(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let Some(Marked { session: number, before }) = self.put_mark(key, fence, mark).await? else { return Ok(Marking::Changed) };
+    pub(super) async fn end_holder(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<bool> {
+        let Some(Marked { session: number, before, told }) = self.put_mark(key, fence, mark).await? else { return Ok(false) };
         let mut session = self.side().await?;
+        if session.known() != told {
+            // The server may be another one, or count its sessions anew.
+            self.side = Some(session);
+            return Ok(false);
+        }
         match session.kill(number).await? {
             Some(refusal) if refusal.number != failure::NO_SESSION => {
                 if !before {
@@ -71,7 +89,7 @@ impl Sessions {
         let gone = session.outlast(number).await;
         self.side = Some(session);
         if gone? {
-            return Ok(Marking::Done);
+            return Ok(true);
         }
         Err(Error::new(Kind::Unavailable, "the server has not ended the holder's session yet").effect(Effect::Unknown))
     }

@@ -2,17 +2,28 @@
 //!
 //! Read only, but that a look at a row in `mode=row` locks it for readers for an instant.
 
+use std::time::Duration;
+
 use super::{
-    connection::Answer, failure, history, options::Mode, readers::reads, reading::Fields, sessions::Sessions, starts, statement::Value,
+    checks::Checked,
+    connection::Answer,
+    failure, history,
+    life::Life,
+    options::Mode,
+    readers::reads,
+    reading::Fields,
+    sessions::Sessions,
+    starts,
+    statement::{Value, literal},
 };
 use crate::{
     backends::sql::micros,
-    lock::{Break, Fence, History, Holder, Holding, Key, LockState, Metadata, Mode as How, Result, Token, Waiter},
+    lock::{Break, Fence, History, Holder, Key, LockState, Metadata, Mode as How, Renewal, Result, Token, Waiter},
 };
 
 impl Sessions {
     /// Asks who has a lock.
-    pub(super) fn look_sql(&self, key: &Key, mariadb: bool) -> String {
+    pub(super) fn look_sql(&self, key: &Key, server: &Checked) -> String {
         let name = self.names.of(key);
         let holder = match self.options.mode {
             Mode::Row => "0".to_owned(),
@@ -20,15 +31,17 @@ impl Sessions {
         };
         let values = [("name", Value::Bytes(&name)), ("holder", Value::Sql(&holder))];
         let look = self.tables.fill(include_str!("sql/look_session.sql"), &values);
+        let life = Life::of(server);
+        let left = self.tables.fill(include_str!("sql/left_holds.sql"), &[&values[..], &life.values()].concat());
         if self.options.mode != Mode::Row {
-            return look;
+            return look + &left;
         }
         // A row that can't be locked by readers is locked by its holder. They let go of it at once.
-        let share = if mariadb { "LOCK IN SHARE MODE" } else { "FOR SHARE" };
+        let share = if server.mariadb { "LOCK IN SHARE MODE" } else { "FOR SHARE" };
         let template = format!("SELECT 1 FROM :rows WHERE name = :name;\nSELECT 1 FROM :rows WHERE name = :name {share} SKIP LOCKED;");
         let reads = reads(&self.tables, &name);
         let readers = [("name", Value::Bytes(&name)), ("reads", Value::Sql(&reads))];
-        look + &self.tables.fill(&template, &values) + &self.tables.fill(include_str!("sql/look_readers.sql"), &readers)
+        look + &self.tables.fill(&template, &values) + &self.tables.fill(include_str!("sql/look_readers.sql"), &readers) + &left
     }
 
     pub(super) async fn look_at(&mut self, key: &Key) -> Result<LockState> {
@@ -36,7 +49,8 @@ impl Sessions {
         let mut session = self.side().await?;
         let values = [("start", Value::Bytes(&name)), ("whole", Value::Int(1))];
         let queue = self.tables.fill(include_str!("sql/queue.sql"), &values);
-        let answers = session.ask(&(self.look_sql(key, session.server.mariadb) + &queue)).await;
+        let stored = if self.options.mode == Mode::Row { literal(Value::Text(&name)) } else { self.lock_of(key) };
+        let answers = session.ask(&format!("{}SELECT {stored};\n{queue}", self.look_sql(key, &session.server))).await;
         self.side = Some(session);
         let answers = answers?;
         let (holders, last_fence) = read_holders(&answers, 0)?;
@@ -47,10 +61,12 @@ impl Sessions {
         };
         let rows = answers.last().map(|answer| &*answer.rows).unwrap_or_default();
         let waiters = rows.iter().map(waiter).collect::<Result<Vec<Waiter>>>()?;
-        Ok(LockState { key: key.clone(), stored_as: name.clone(), holders, waiters, last_fence, nodes: Vec::new() })
+        let stored = answers.len().checked_sub(2).and_then(|nth| answers[nth].rows.first());
+        let stored_as = stored.map(|row| Fields::of(row).text()).transpose()?.unwrap_or(name);
+        Ok(LockState { key: key.clone(), stored_as, holders, waiters, last_fence, nodes: Vec::new() })
     }
 
-    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
         let name = self.names.of(key);
         let mut session = self.side().await?;
         // Last: a holder that is there first and wrote this was there all the time.
@@ -59,15 +75,15 @@ impl Sessions {
             "SELECT fence FROM :sessions WHERE name = :name AND root = :root UNION ALL SELECT fence FROM :readers WHERE name = :name AND root = :root;",
             &[("name", Value::Bytes(&name)), ("root", Value::Text(&root))],
         );
-        let answers = session.ask(&(self.look_sql(key, session.server.mariadb) + &hold)).await;
+        let answers = session.ask(&(self.look_sql(key, &session.server) + &hold)).await;
         self.side = Some(session);
         let answers = answers?;
         let (holders, _) = read_holders(&answers, 0)?;
         let fence = answers.last().and_then(|answer| answer.rows.first()).map(|row| Fields::of(row).int()).transpose()?;
         let fence = fence.map(as_fence);
         Ok(match holders.into_iter().find(|holder| !holder.foreign && fence.is_some() && holder.fence == fence) {
-            Some(holder) => Holding::Held { expires_in: holder.expires_in },
-            None => Holding::NotHeld,
+            Some(holder) => Renewal::Kept { expires_in: holder.expires_in },
+            None => Renewal::NotHeld,
         })
     }
 
@@ -79,7 +95,7 @@ impl Sessions {
         let fill = |template: &str| self.tables.fill(template, &[("name", Value::Bytes(&name))]);
         let left = fill(include_str!("sql/left_hold.sql"));
         let starts = fill("SELECT :starts FROM :sessions AS l WHERE l.name = :name;");
-        let answers = session.ask(&(left + &self.look_sql(key, session.server.mariadb) + &starts)).await?;
+        let answers = session.ask(&(left + &self.look_sql(key, &session.server) + &starts)).await?;
         let (mut past, skips) = history::read(&mut session, &self.tables, &name).await?;
         self.side = Some(session);
         let (holders, _) = read_holders(&answers, 1)?;
@@ -113,8 +129,37 @@ fn as_fence(fence: i64) -> Fence {
     Fence(u64::try_from(fence).unwrap_or_default())
 }
 
+/// For how long the lock rests because of holds whose server is gone: of all others it is known when they renewed.
+pub(super) fn rests(holders: &[Holder]) -> Option<Duration> {
+    holders.iter().filter(|holder| !holder.foreign && holder.renewed_ago.is_none()).filter_map(|holder| holder.expires_in).max()
+}
+
 /// Who have the lock, and the last fence given out, from the answers to [`Sessions::look_sql`].
 pub(super) fn read_holders(answers: &[Answer], at: usize) -> Result<(Vec<Holder>, Option<Fence>)> {
+    let (mut holders, fence, looked) = read_present(answers, at)?;
+    for row in answers.get(at + looked).map(|answer| &*answer.rows).unwrap_or_default() {
+        let mut fields = Fields::of(row);
+        let mode = if fields.int()? == 0 { How::Exclusive } else { How::Shared };
+        let (fence, held, left, metadata) = (fields.int()?, fields.int()?, fields.int()?, fields.text_or_null()?);
+        holders.push(Holder {
+            permit: None,
+            mode,
+            metadata: metadata.and_then(|json| serde_json::from_str::<Metadata>(&json).ok()),
+            fence: Some(as_fence(fence)),
+            foreign: false,
+            detached: false,
+            held_for: Some(micros(held)),
+            renewed_ago: None,
+            expires_in: Some(micros(left)),
+            holds: 1,
+            broken: None,
+        });
+    }
+    Ok((holders, fence))
+}
+
+/// Those whose sessions have it; and how many answers that took.
+fn read_present(answers: &[Answer], at: usize) -> Result<(Vec<Holder>, Option<Fence>, usize)> {
     let row = answers.get(at).and_then(|answer| answer.rows.first()).ok_or_else(failure::unreadable)?;
     let mut fields = Fields::of(row);
     let (holder, fence, layout) = (fields.int_or_null()?, fields.int_or_null()?, fields.int_or_null()?);
@@ -124,9 +169,10 @@ pub(super) fn read_holders(answers: &[Answer], at: usize) -> Result<(Vec<Holder>
     // None was counted yet where a hold was undone before.
     let fence = fence.filter(|fence| *fence > 0).map(as_fence);
     // mode=row: who reads is known, and nobody else has the row then. It can't be locked by more of them where somebody waits to write.
+    let looked = if holder == Some(0) { 4 } else { 1 };
     let readers = answers.get(at + 3).filter(|_| holder == Some(0)).map(|answer| &*answer.rows).unwrap_or_default();
     if !readers.is_empty() {
-        return Ok((readers.iter().map(|row| reader(Fields::of(row))).collect::<Result<_>>()?, fence));
+        return Ok((readers.iter().map(|row| reader(Fields::of(row))).collect::<Result<_>>()?, fence, looked));
     }
     let held_by = match holder {
         // mode=row: whether the row is there, and whether readers can lock it.
@@ -137,7 +183,7 @@ pub(super) fn read_holders(answers: &[Answer], at: usize) -> Result<(Vec<Holder>
         Some(number) => Some(session.filter(|session| *session == number)),
         None => None,
     };
-    let Some(ours) = held_by else { return Ok((Vec::new(), fence)) };
+    let Some(ours) = held_by else { return Ok((Vec::new(), fence, looked)) };
     let ours = ours.is_some();
     Ok((
         vec![Holder {
@@ -155,6 +201,7 @@ pub(super) fn read_holders(answers: &[Answer], at: usize) -> Result<(Vec<Holder>
             broken: mark.filter(|_| ours).and_then(|json| serde_json::from_str(&json).ok()).map(|mark| Break { seen, ..mark }),
         }],
         fence,
+        looked,
     ))
 }
 

@@ -8,9 +8,12 @@
 //! - *The reply to a grant is lost.* The same session is asked again, and has the lock already. A session that leaves
 //!   two questions unanswered is left to the server, which ends it after the TTL, and another one asks.
 //! - *The holder's fence is counted and the holder dies.* The number is skipped.
-//! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Backend::watch`]),
+//! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Tether::watch`]),
 //!   or the next renewal does, and the command is killed. The next holder may have the lock in that instant: what the one
 //!   before left behind tells it to wait a moment before it starts anything.
+//! - *The server crashes, or another one takes over, and a holder hears nothing of it.* What it left behind says which server had its session
+//!   ([`life`](super::life)): the lock is busy until its lease is over by the server's clock.
+//! - *Another mode is used for the same lock.* The lock's row in the table of leases says in which mode it is kept: others are refused.
 //! - *Who waits gets the lock while it is frozen.* The server ends that session after ten seconds of silence.
 //! - *The reply to a release is lost.* It took its hold out in the step that remembered it: asked again it finds nothing to remember.
 //! - *The release can't be remembered.* The lock is given back without.
@@ -32,15 +35,15 @@ use std::{io, os::fd::OwnedFd, time::Duration};
 use async_trait::async_trait;
 
 use super::{
-    connection::{Answer, Connection},
+    connection::{Answer, Connection, Known},
     history,
-    keeper::{Heard, Keeper, heard},
+    keeper::{Beginning, Heard, Keeper, heard},
+    life::Life,
     names::{Tables, advisory},
     options::{Mode, Options},
     readers::own_lamp,
     reading::Fields,
-    schema,
-    session_look::read_holders,
+    session_look::{read_holders, rests},
     starts,
     statement::Value,
     table::{join, leaving, place},
@@ -48,8 +51,8 @@ use super::{
 use crate::{
     backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
     lock::{
-        Attempt, Backend, Break, Busy, Capabilities, Error, Extension, Fence, Grant, History, Holding, Init, Key, Kind, LockState, Marking,
-        Mode as How, Note, Notice, Parting, Purpose, Refusal, Release, Renewal, Request, Result, Stage, Token, Ttl, Wake, fingerprint,
+        Amendment, Attempt, Backend, Break, Busy, Capabilities, Error, Fence, Grant, History, Identity, Intent, Key, Kind, LockState,
+        Mode as How, Notice, Parting, Refusal, Release, Renewal, Request, Result, Stage, Tether, Token, Ttl, Wake,
     },
 };
 
@@ -75,9 +78,8 @@ pub struct Sessions {
     holds: Vec<Hold>,
     /// Who asks or waits, with a session of his own.
     tries: Vec<(Key, Token, Keeper)>,
-    /// Sessions that were left blocking in the server, by their numbers there: a row lock that nobody waits for any more
-    /// would be given to them all the same.
-    stuck: Vec<i64>,
+    /// Sessions that were left blocking in the server: a row lock that nobody waits for any more would be given to them all the same.
+    stuck: Vec<Known>,
     /// For all that is not a lock.
     pub(super) side: Option<Connection>,
     /// Who may stand in a queue because of us.
@@ -103,7 +105,7 @@ struct Hold {
 impl Sessions {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
-        let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
+        let (tables, names) = (Tables::new(&options.sql), Names::new(&options.sql.namespace));
         Self {
             options,
             tables,
@@ -117,14 +119,8 @@ impl Sessions {
         }
     }
 
-    pub(super) fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
-        outcome.map_err(|error| {
-            let error = error.during(operation).backend(self.options.redacted_url());
-            match key {
-                Some(key) => error.key(key),
-                None => error,
-            }
-        })
+    fn capabilities(&self) -> &'static Capabilities {
+        if self.options.mode == Mode::Row { &ROW } else { &ADVISORY }
     }
 
     fn hold_of(&self, key: &Key, token: &Token) -> Option<usize> {
@@ -141,7 +137,7 @@ impl Sessions {
         let at = self.tries.iter().position(|(of, who, _)| of == key && who == token)?;
         let (_, _, keeper) = self.tries.swap_remove(at);
         if keeper.blocked && keeper.session.is_alive() {
-            self.stuck.push(keeper.number);
+            self.stuck.push(keeper.session.known());
         }
         (keeper.session.is_alive() && keeper.unanswered < 2 && !keeper.blocked).then_some(keeper)
     }
@@ -175,15 +171,16 @@ impl Sessions {
         answers.map(|answers| answers.answers)
     }
 
-    /// Ends sessions that were left blocking, as their user may. That it fails only leaves them to their own end. A server that was
-    /// restarted, or took another one's place, counts its sessions anew: only one that waits as ours did is ended.
+    /// Ends sessions that were left blocking, as their user may. That it fails only leaves them to their own end.
     async fn end_stuck(&mut self) {
+        let waits = if self.options.mode == Mode::Row { "info REGEXP '(FOR UPDATE|SHARE MODE)'" } else { "info REGEXP 'GET_LOCK[(]'" };
         // One is forgotten when it was ended: this may be dropped half-way, and called again.
-        while let Some(number) = self.stuck.last().copied() {
-            let waits = if self.options.mode == Mode::Row { "(FOR UPDATE|SHARE MODE)" } else { "GET_LOCK[(]" };
-            let one = format!("SELECT id INTO @stuck FROM information_schema.processlist WHERE id = {number} AND info REGEXP '{waits}'");
-            let _ = self.aside(&format!("SET @stuck = NULL; {one}; KILL @stuck")).await;
-            self.stuck.retain(|stuck| *stuck != number);
+        while let Some(other) = self.stuck.last().cloned() {
+            let Ok(mut session) = self.side().await else { return };
+            if session.end_other(&other, Some(waits)).await.is_ok() {
+                self.side = Some(session);
+            }
+            self.stuck.retain(|stuck| *stuck != other);
         }
     }
 
@@ -235,8 +232,12 @@ impl Sessions {
             self.give_up(at, &begun).await;
         }
         let (fence, now, vanished) = match begun? {
-            Ok(begun) => begun,
-            Err(refusal) => return self.turn_away(request, at, refusal).await,
+            Beginning::Begun(begun) => begun,
+            Beginning::Refused(refusal) => return self.turn_away(request, at, refusal).await,
+            Beginning::Left => {
+                self.tries[at].2.let_go().await?;
+                return self.refuse(request, at).await;
+            }
         };
         let (key, token, keeper) = self.tries.swap_remove(at);
         keeper.session.drop_unsent_on_close(false);
@@ -270,13 +271,14 @@ impl Sessions {
     async fn refuse(&mut self, request: &Request, at: usize) -> Result<Attempt> {
         let name = self.names.of(&request.key);
         let session = &self.tries[at].2.session;
-        let mut batch = self.look_sql(&request.key, session.server.mariadb);
+        let mut batch = self.look_sql(&request.key, &session.server);
         if request.waiting {
             batch += &join(&self.tables, &name, request, false)?;
             batch += &place(&self.tables, &name, request);
         }
         let answers = self.tries[at].2.session.ask(&batch).await?;
         let (holders, _) = read_holders(&answers, 0)?;
+        self.tries[at].2.rests = rests(&holders);
         let position = if request.waiting {
             answers.last().and_then(|answer| answer.rows.first()).map(|row| Fields::of(row).int()).transpose()?
         } else {
@@ -335,23 +337,23 @@ impl Sessions {
         Ok(())
     }
 
-    /// Extends a hold. Without a purpose it is not asked who is breaking it.
-    async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>, purpose: Option<Purpose>) -> Result<Renewal> {
+    /// Extends a hold. Without an intent it is not asked who is breaking it.
+    async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>, intent: Option<Intent>) -> Result<Renewal> {
         let Some(at) = self.hold_of(key, token).filter(|at| !self.holds[*at].leaving) else { return Ok(Renewal::NotHeld) };
         let fence = self.holds[at].fence;
         if self.options.mode == Mode::Row {
             // First, since the session's silence is counted from what is asked last.
             let length = ttl.unwrap_or(self.holds[at].ttl);
-            let heard = self.tell(at, token, length, purpose).await;
+            let heard = self.tell(at, token, length, intent).await;
             if self.holds[at].keeper.session.is_alive()
-                && let Some(mark) = self.holds[at].heed(heard, purpose)?
+                && let Some(mark) = self.holds[at].heed(heard, intent)?
             {
                 return Ok(Renewal::Broken(mark));
             }
         }
-        let now = match self.holds[at].keeper.renew(None, token, fence, purpose).await {
+        let now = match self.holds[at].keeper.renew(None, token, fence, intent).await {
             Ok(Some((now, _))) if self.options.mode == Mode::Row => now,
-            Ok(Some((now, heard))) => match self.holds[at].heed(heard, purpose)? {
+            Ok(Some((now, heard))) => match self.holds[at].heed(heard, intent)? {
                 Some(mark) => return Ok(Renewal::Broken(mark)),
                 None => now,
             },
@@ -368,7 +370,7 @@ impl Sessions {
         // The session lasts for as long as the server is patient, whatever its clock was set back to meanwhile.
         let left = micros(hold.ends - now).min(hold.keeper.patience);
         if length.get() < left {
-            return Ok(Renewal::WouldShorten { expires_in: left });
+            return Ok(Renewal::Kept { expires_in: Some(left) });
         }
         if length.get() != hold.keeper.patience {
             match self.holds[at].keeper.renew(Some(length.get()), token, fence, None).await {
@@ -386,12 +388,12 @@ impl Sessions {
 
     /// Lets those who look know of a renewal, and asks who is breaking it, over another session than the one that is in a transaction,
     /// where what is written is seen. That it fails or hangs must not keep the renewal.
-    async fn tell(&mut self, at: usize, token: &Token, length: Ttl, purpose: Option<Purpose>) -> Heard {
+    async fn tell(&mut self, at: usize, token: &Token, length: Ttl, intent: Option<Intent>) -> Heard {
         let Hold { keeper, fence, .. } = &self.holds[at];
-        let touch = keeper.touch(token, *fence, length.get(), purpose);
+        let touch = keeper.touch(token, *fence, length.get(), intent);
         let patience = (length.get() / 30).clamp(Duration::from_millis(50), Duration::from_secs(1));
         match tokio::time::timeout(patience, self.try_aside(&touch)).await {
-            Ok(Ok(answers)) => heard(&answers, 0, purpose),
+            Ok(Ok(answers)) => heard(&answers, 0, intent),
             _ => Heard::default(),
         }
     }
@@ -419,14 +421,17 @@ impl Sessions {
             }
         }
         let Some(at) = self.hold_of(key, token) else {
-            if parting.end.is_none() {
-                // Its answer was lost with its session: what it wrote is not to be taken for a holder that vanished, nor for a start.
-                let _ = self.aside(&self.undoing(key, token, true)).await;
-            }
+            // Its answer was lost with its session: what it wrote is not to be taken for a holder that vanished, nor for a start.
+            let _: Result<()> = if parting.end.is_none() {
+                self.aside(&self.undoing(key, token, true)).await.map(|_| ())
+            } else {
+                self.forget(key, token, parting.became).await
+            };
             return Ok(Release::NotHeld);
         };
         if !self.holds[at].keeper.session.is_alive() {
             self.holds.swap_remove(at);
+            let _: Result<()> = self.forget(key, token, parting.became).await;
             return Ok(Release::NotHeld);
         }
         // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
@@ -459,11 +464,25 @@ impl Sessions {
 
     /// Takes out what a grant wrote that nobody uses; `for_good` if it is not asked for again, so that none may come later.
     fn undoing(&self, key: &Key, token: &Token, for_good: bool) -> String {
-        let (name, root) = (self.names.of(key), token.hold_text());
-        let became = starts::became(Some(Stage::Undone));
-        let values = [("name", Value::Bytes(&name)), ("root", Value::Text(&root)), ("became", Value::Sql(&became))];
-        let undo = if for_good { include_str!("sql/undo_for_good.sql") } else { include_str!("sql/undo_hold.sql") };
-        let read = if self.options.mode == Mode::Row { "\nDELETE FROM :readers WHERE name = :name AND root = :root;" } else { "" };
+        let undo = if for_good { include_str!("sql/undo_for_good.sql") } else { include_str!("sql/forget_hold.sql") };
+        self.taking_out(undo, key, token, Some(Stage::Undone), "1")
+    }
+
+    /// Takes out what was written of a hold that is over with its server, and given back since: the next one need not wait.
+    async fn forget(&mut self, key: &Key, token: &Token, became: Option<Stage>) -> Result<()> {
+        let session = self.side().await?;
+        let gone = format!("NOT {}", Life::of(&session.server).lives);
+        self.side = Some(session);
+        let forget = self.taking_out(include_str!("sql/forget_hold.sql"), key, token, became, &gone);
+        self.aside(&forget).await.map(|_| ())
+    }
+
+    fn taking_out(&self, undo: &str, key: &Key, token: &Token, became: Option<Stage>, which: &str) -> String {
+        let (name, root, became) = (self.names.of(key), token.hold_text(), starts::became(became));
+        let values =
+            [("name", Value::Bytes(&name)), ("root", Value::Text(&root)), ("became", Value::Sql(&became)), ("which", Value::Sql(which))];
+        let read =
+            if self.options.mode == Mode::Row { "\nDELETE FROM :readers WHERE name = :name AND root = :root AND :which;" } else { "" };
         self.tables.fill(&format!("{undo}{read}"), &values)
     }
 }
@@ -473,13 +492,13 @@ impl Hold {
     ///
     /// # Errors
     /// Who breaks the hold does not know yet that it is being stopped, and would take it away.
-    fn heed(&mut self, heard: Heard, purpose: Option<Purpose>) -> Result<Option<Break>> {
-        match purpose {
-            Some(Purpose::GoOn) => {
+    fn heed(&mut self, heard: Heard, intent: Option<Intent>) -> Result<Option<Break>> {
+        match intent {
+            Some(Intent::Extend(_)) => {
                 self.marked |= heard.mark.is_some();
                 Ok(heard.mark)
             }
-            Some(Purpose::Stop) if self.marked && !heard.noted => {
+            Some(Intent::Drain) if self.marked && !heard.noted => {
                 Err(Error::new(Kind::Unavailable, "the server could not note that the hold is being stopped"))
             }
             _ => Ok(None),
@@ -493,49 +512,76 @@ fn grant(fence: Fence, ttl: Ttl) -> Grant {
 
 #[async_trait(?Send)]
 impl Backend for Sessions {
-    fn capabilities(&self) -> &Capabilities {
-        if self.options.mode == Mode::Row { &ROW } else { &ADVISORY }
-    }
-
-    fn describe(&self) -> String {
-        self.options.redacted_url()
-    }
-
-    fn fingerprint(&self) -> u64 {
-        fingerprint(&[&self.options.redacted_url(), &self.options.sql.table, self.options.sql.namespace.as_str()])
+    fn identity(&self) -> Identity {
+        let (url, sql) = (self.options.redacted_url(), &self.options.sql);
+        Identity::new(self.capabilities(), url.clone(), &[&url, &sql.table, sql.namespace.as_str()])
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        let outcome = self.ask_acquire(request).await;
-        self.about(outcome, "acquire", Some(&request.key))
+        self.ask_acquire(request).await
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let outcome = self.await_change(request, at_most).await;
-        self.about(outcome, "wait", Some(&request.key))
+        self.await_change(request, at_most).await
     }
 
-    async fn abandon(&mut self, request: &Request) -> Result<()> {
-        let outcome = self.ask_abandon(request).await;
-        self.about(outcome, "abandon", Some(&request.key))
+    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
+        self.ask_abandon(request).await
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        if let Some(ttl) = extension.ttl {
+    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        if let Some(ttl) = intent.ttl() {
             self.capabilities().check_ttl(ttl)?;
         }
-        let outcome = self.ask_renew(key, token, extension.ttl, Some(extension.purpose)).await;
-        self.about(outcome, "renew", Some(key))
-    }
-
-    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
-        let outcome = self.look_for(key, token).await;
-        self.about(outcome, "verify", Some(key))
+        if intent == Intent::Probe { self.look_for(key, token).await } else { self.ask_renew(key, token, intent.ttl(), Some(intent)).await }
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let outcome = self.ask_release(key, token, parting).await;
-        self.about(outcome, "release", Some(key))
+        self.ask_release(key, token, parting).await
+    }
+
+    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        match change {
+            Amendment::Note(note) => {
+                let mut session = self.side().await?;
+                let noted = history::note(&mut session, &self.tables, &self.names.of(key), note).await;
+                self.side = Some(session);
+                noted.map(|()| true)
+            }
+            Amendment::Warn(fence, level) => {
+                let claim = history::claim(&self.tables, self.tables.sessions(), &self.names.of(key), fence, level);
+                self.aside(&claim).await.map(|answers| history::is_claimed(&answers))
+            }
+            Amendment::Mark(fence, mark) => self.put_mark(key, fence, mark).await.map(|found| found.is_some()),
+            Amendment::Evict(fence, mark) => self.end_holder(key, fence, mark).await,
+        }
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        self.look_at(key).await
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        self.look_at_all(start).await
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        self.look_back(key).await
+    }
+
+    fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    fn tether(&mut self) -> Option<&mut dyn Tether> {
+        Some(self)
+    }
+}
+
+#[async_trait(?Send)]
+impl Tether for Sessions {
+    fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
+        self.holds.iter().map(|hold| hold.keeper.session.lifeline()).collect()
     }
 
     async fn watch(&mut self, key: &Key, token: &Token) {
@@ -543,71 +589,5 @@ impl Backend for Sessions {
             Some(at) => self.holds[at].keeper.session.ended().await,
             None => std::future::pending().await,
         }
-    }
-
-    fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
-        self.holds.iter().map(|hold| hold.keeper.session.lifeline()).collect()
-    }
-
-    fn notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.notices)
-    }
-
-    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        let outcome = self.look_at(key).await;
-        self.about(outcome, "inspect", Some(key))
-    }
-
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let outcome = self.look_at_all(start).await;
-        self.about(outcome, "list", None)
-    }
-
-    async fn history(&mut self, key: &Key) -> Result<History> {
-        let outcome = self.look_back(key).await;
-        self.about(outcome, "history", Some(key))
-    }
-
-    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let name = self.names.of(key);
-        let work = async {
-            let mut session = self.side().await?;
-            let noted = history::note(&mut session, &self.tables, &name, note).await;
-            self.side = Some(session);
-            noted
-        };
-        let outcome = work.await;
-        self.about(outcome, "note", Some(key))
-    }
-
-    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
-        let claim = history::claim(&self.tables, self.tables.sessions(), &self.names.of(key), fence, level);
-        let outcome = self.aside(&claim).await;
-        self.about(outcome.map(|answers| history::is_claimed(&answers)), "warn", Some(key))
-    }
-
-    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let outcome = self.put_mark(key, fence, mark).await;
-        self.about(outcome.map(|found| if found.is_some() { Marking::Done } else { Marking::Changed }), "break", Some(key))
-    }
-
-    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let outcome = self.end_holder(key, fence, mark).await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn init(&mut self) -> Result<Init> {
-        let work = async {
-            let mut session = self.side().await?;
-            let done = schema::create(&mut session, &self.tables).await?;
-            self.side = Some(session);
-            Ok(done)
-        };
-        let outcome = work.await;
-        self.about(outcome, "init", None)
-    }
-
-    fn schema(&self) -> Option<String> {
-        Some(schema::text(&self.tables))
     }
 }

@@ -15,8 +15,8 @@ use crate::{
 
 /// The columns that [`read`] reads, in its order.
 pub(super) const STARTS: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.paced_at) DIV 1000, l.paced_fence, l.paced_place, l.guard_ms, \
-    l.at_least_ms, l.paced_who, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.start_at) DIV 1000, l.start_fence, l.start_stage, \
-    l.start_tries, l.start_window_ms, l.start_who";
+    l.at_least_ms, l.paced_who, l.paced_hold, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.start_at) DIV 1000, l.start_fence, l.start_stage, \
+    l.start_tries, l.start_window_ms, l.start_who, l.start_hold";
 
 /// What a statement that grants asks of the starts in its row and writes into it.
 pub(super) struct Granting {
@@ -31,7 +31,7 @@ pub(super) struct Granting {
 }
 
 impl Granting {
-    pub(super) fn of(begin: &Begin<'_>, metadata: Option<&str>) -> Self {
+    pub(super) fn of(begin: &Begin<'_>, hold: &str, metadata: Option<&str>) -> Self {
         let int = |number: Option<i64>| Value::Int(number.unwrap_or_default());
         let values = [
             ("place", begin.place.map_or(Value::Null, Value::Bytes)),
@@ -40,6 +40,7 @@ impl Granting {
             ("window", int(begin.window_ms)),
             ("tries", Value::Int(begin.tries)),
             ("who", Value::text_or_null(metadata)),
+            ("hold", Value::Text(hold)),
         ];
         let mut columns = Vec::new();
         if begin.is_paced() {
@@ -50,6 +51,7 @@ impl Granting {
                 ("guard_ms", ":guard"),
                 ("at_least_ms", ":least"),
                 ("paced_who", ":who"),
+                ("paced_hold", ":hold"),
             ]);
         }
         if begin.window_ms.is_some() {
@@ -60,6 +62,7 @@ impl Granting {
                 ("start_tries", ":tries"),
                 ("start_window_ms", ":window"),
                 ("start_who", ":who"),
+                ("start_hold", ":hold"),
             ]);
         }
         let now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
@@ -102,11 +105,13 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<Record> {
         guard_ms: fields.int_or_null()?,
         at_least_ms: fields.int_or_null()?,
         paced_who: fields.text_or_null()?,
+        paced_hold: fields.text_or_null()?,
         start_at_ms: fields.int_or_null()?,
         start_fence: fields.int_or_null()?,
         start_stage: fields.text_or_null()?,
         start_tries: fields.int_or_null()?,
         start_window_ms: fields.int_or_null()?,
         start_who: fields.text_or_null()?,
+        start_hold: fields.text_or_null()?,
     }))
 }

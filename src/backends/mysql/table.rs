@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     backends::sql::{self, Begin, Change, Plain, Record, SHARED_BY, locked_by, micros},
-    lock::{Break, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Token, Ttl, Waiter},
+    lock::{Break, End, Error, Fence, Intent, Kind, Metadata, Parting, Request, Result, Token, Ttl, Waiter},
 };
 
 /// The end of what was given back, as SQL: before any clock's now, and in the range of each type that ShedLock's column may have.
@@ -182,9 +182,8 @@ impl sql::Table for LockTable<'_> {
     async fn grant(&mut self, name: &str, request: &Request, judged: Option<&Record>) -> Result<Option<Fence>> {
         let (owner, root, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
         let idle = idle_limit(request.ttl);
-        let known = judged.map(|record| record.known(&request.token));
-        let begin = Begin::of(request, known.as_ref().map(|(known, now_ms)| (known, *now_ms)));
-        let starts = Granting::of(&begin, metadata.as_deref());
+        let begin = Begin::of(request, judged.map(|record| (&record.starts, record.now_ms())));
+        let starts = Granting::of(&begin, &root, metadata.as_deref());
         let clear = judged.map_or(starts.clear, |record| format!("revision = {}", record.revision));
         let values = [
             ("name", Value::Bytes(name)),
@@ -245,9 +244,9 @@ impl sql::Table for LockTable<'_> {
         Ok(granted)
     }
 
-    async fn extend(&mut self, name: &str, token: &Token, extension: Extension) -> Result<Option<(Ttl, Fence)>> {
-        let (owner, root, ttl) = (locked_by(token), token.hold_text(), extension.ttl);
-        let stopping = extension.purpose == Purpose::Stop;
+    async fn extend(&mut self, name: &str, token: &Token, intent: Intent) -> Result<Option<(Ttl, Fence)>> {
+        let (owner, root, ttl) = (locked_by(token), token.hold_text(), intent.ttl());
+        let stopping = intent == Intent::Drain;
         let values = [
             ("name", Value::Bytes(name)),
             ("owner", Value::Text(&owner)),

@@ -2,10 +2,10 @@
 
 use sqlx::Row as _;
 
-use super::{connection::Session, options::Options, statement::Value};
+use super::{connection::Session, names::Tables, options::Options, statement::Value};
 use crate::{
     backends::sql::rights,
-    lock::{Finding, Notice, Result},
+    lock::{Error, Finding, Kind, Notice, Result},
 };
 
 /// Whether something between us and the server hands its sessions out by the transaction, as pgbouncer does.
@@ -14,8 +14,9 @@ use crate::{
 /// port on its side of the connection. If neither is so, a second session tells: a pool lends it the process that ours has
 /// just let go of, while a server never has two sessions in one process.
 pub(super) async fn is_pooled(session: &mut Session, options: &Options) -> Result<bool> {
-    let row = session.query_one("SELECT pg_backend_pid(), coalesce(inet_client_port(), 0)", &[]).await?;
+    let row = session.query_one("SELECT pg_backend_pid(), coalesce(inet_client_port(), 0), version()", &[]).await?;
     let (pid, port): (i32, i32) = (row.get(0), row.get(1));
+    is_postgres(row.get(2))?;
     if pid == session.pid() || session.local_port().is_some_and(|ours| i32::from(ours) == port) {
         return Ok(false);
     }
@@ -25,11 +26,55 @@ pub(super) async fn is_pooled(session: &mut Session, options: &Options) -> Resul
     Ok(row.get::<i32, _>(0) == pid || again.get::<i32, _>(0) != pid)
 }
 
+/// Refuses what only speaks as PostgreSQL does: CockroachDB's `pg_try_advisory_lock` says yes to everybody
+/// (<https://github.com/cockroachdb/cockroach/issues/13546>).
+///
+/// # Errors
+/// What it is.
+pub(super) fn is_postgres(version: &str) -> Result<()> {
+    if version.starts_with("PostgreSQL ") {
+        return Ok(());
+    }
+    let name: String = version.split_whitespace().next().unwrap_or("unknown").chars().take(40).collect();
+    Err(Error::new(Kind::Config, format!("the server is not PostgreSQL but {name}, whose locks dlock can't rely on"))
+        .hint("name a PostgreSQL server in the URL"))
+}
+
+/// What is to be said of a database whose encoding does not have all characters.
+pub(super) fn encoding(session: &Session) -> Option<Finding> {
+    let risk = "a key with other characters is refused, and what is said of a hold loses them";
+    session.is_narrow().then(|| {
+        Finding::warn("encoding", "the database's encoding does not have all characters", risk)
+            .mend("CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and name it in the URL")
+    })
+}
+
+/// Where the lock table is; and what is to be said if there is another one of its name that a user with another search_path would take.
+pub(super) async fn place(session: &mut Session, tables: &Tables) -> Result<(String, Option<Finding>)> {
+    let (bare, qualified) = tables.bare();
+    let sql = "SELECT current_database()::text, n.nspname::text, k.oid IS NOT DISTINCT FROM to_regclass($1)::oid
+                 FROM pg_class AS k JOIN pg_namespace AS n ON n.oid = k.relnamespace
+                WHERE k.relname = $2 AND k.relkind IN ('r', 'p')
+                  AND EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = k.oid AND a.attname = 'lock_until') ORDER BY 2";
+    let rows = session.query(sql, &[Value::Text(&tables.quoted("")), Value::Text(bare)]).await?;
+    let name = |row: &sqlx::postgres::PgRow| format!("{}.{}.{bare}", row.get::<&str, _>(0), row.get::<&str, _>(1));
+    let (ours, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.get::<bool, _>(2));
+    let ours = ours.first().map_or_else(|| tables.quoted(""), |row| name(row));
+    if qualified || others.is_empty() {
+        return Ok((ours, None));
+    }
+    let others: Vec<_> = others.into_iter().map(name).collect();
+    let risk = "users with another search_path take their locks there, beside those of this user";
+    let found = Finding::warn("schema", format!("the table is {ours}, and there is {} as well", others.join(", ")), risk);
+    Ok((ours, Some(found.mend("name the schema in all URLs: ?table=SCHEMA.TABLE"))))
+}
+
 const SETTINGS: &str = "SELECT name, setting FROM pg_settings WHERE name = ANY($1)";
 
 /// What is worth telling of the server's settings.
-pub(super) async fn examine(session: &mut Session) -> Result<Vec<Notice>> {
-    let bad = settings(session).await?.into_iter().filter(rights::is_bad);
+pub(super) async fn examine(session: &mut Session, tables: &Tables) -> Result<Vec<Notice>> {
+    let (_, others) = place(session, tables).await?;
+    let bad = settings(session).await?.into_iter().chain(encoding(session)).chain(others).filter(rights::is_bad);
     let notice = |found: Finding| Notice {
         warning: true,
         text: found.risk.map_or_else(|| found.text.clone(), |risk| format!("{}: {risk}", found.text)),

@@ -5,6 +5,7 @@
 //! ([`Session::is_open`]), and dropping this one closes its socket at once.
 
 use std::{
+    borrow::Cow,
     os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc,
@@ -29,7 +30,7 @@ use super::{
 };
 use crate::{
     backends::sql::Options,
-    lock::{Error, Kind, Result},
+    lock::{Error, Kind, Result, random},
 };
 
 /// What the server says unasked.
@@ -39,6 +40,8 @@ pub(super) struct Unasked {
     pub rung: Notify,
     /// The server's process.
     pub pid: AtomicI32,
+    /// The database's encoding does not have all characters.
+    pub narrow: AtomicBool,
     ended: AtomicBool,
     end: Notify,
 }
@@ -62,8 +65,26 @@ impl Unasked {
     }
 }
 
+/// The oldest server that has all that the statements use.
+pub(super) const OLDEST: u32 = 110_000;
+/// The same for people.
+pub(super) const OLDEST_NAME: &str = "PostgreSQL 11 at least";
+
+/// From this version on the server can look whether its client is still there.
+pub(super) const CLIENT_CHECK: u32 = 140_000;
+
+/// What tells a session from all others: no server gives the name to another one, whatever was restarted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    /// The server's process.
+    pid: i32,
+    /// The `application_name`.
+    name: String,
+}
+
 /// An open session.
 pub(super) struct Session {
+    name: String,
     driver: PgConnection,
     passing: Passing,
     unasked: Arc<Unasked>,
@@ -77,8 +98,19 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Connects and logs in.
+    /// Connects and logs in. A server that lacks what the statements need is refused.
     pub(super) async fn open(options: &Options) -> Result<Self> {
+        let session = Self::open_to_look(options).await?;
+        if (1..OLDEST).contains(&session.version) {
+            let version = session.version / 10_000;
+            return Err(Error::new(Kind::Config, format!("the server is PostgreSQL {version}, which lacks what dlock's statements need"))
+                .hint(OLDEST_NAME));
+        }
+        Ok(session)
+    }
+
+    /// As [`Session::open`], whatever the server is.
+    pub(super) async fn open_to_look(options: &Options) -> Result<Self> {
         let tls = Tls::new(options)?;
         let (mut stream, socket) = dial::dial(&options.server).await?;
         if let Some(tls) = tls {
@@ -88,9 +120,11 @@ impl Session {
         let relay = Relay::bind().map_err(failure::unreachable)?;
         let folder = relay.folder();
         let passing = relay.start(stream, Arc::clone(&unasked));
-        let driver = login(options, &folder).connect().await.map_err(|error| failure::connecting(error, options.password.is_some()))?;
+        let name = format!("dlock {:016x}", random());
+        let driver =
+            login(options, &folder, &name).connect().await.map_err(|error| failure::connecting(error, options.password.is_some()))?;
         let version = driver.server_version_num().unwrap_or_default();
-        Ok(Self { driver, passing, unasked, socket, version, asking: false, drop_unsent: false })
+        Ok(Self { name, driver, passing, unasked, socket, version, asking: false, drop_unsent: false })
     }
 
     /// Whether it can be asked, and answers at once.
@@ -113,23 +147,58 @@ impl Session {
         self.unasked.pid.load(Ordering::SeqCst)
     }
 
-    /// Ends another session of the same user, and waits in the server until it has ended.
+    /// This session, for a later one that is to end it.
+    pub(super) fn known(&self) -> Known {
+        Known { pid: self.pid(), name: self.name.clone() }
+    }
+
+    /// Ends a session that was ours and did not answer. Process numbers come again: it is known by its name.
+    pub(super) async fn end_other(&mut self, other: &Known) -> Result<()> {
+        let Known { pid, name } = other;
+        self.end_process(*pid, &format!("application_name = '{name}' AND usename = session_user")).await
+    }
+
+    /// Ends the session of a process, if it is the one that `which` says, and waits in the server until it has ended.
     ///
     /// Closing its socket is not enough: the server looks at that when it has nothing else to do. Nor is cancelling: it does
     /// nothing to a statement that was not read yet, and hits the next one if it is late itself. The end of a session is for good.
-    pub(super) async fn end_other(&mut self, pid: i32) -> Result<()> {
+    pub(super) async fn end_process(&mut self, pid: i32, which: &str) -> Result<()> {
         self.run(&format!(
             "DO $$BEGIN
-               IF pg_terminate_backend({pid}) THEN
+               IF EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid} AND {which}) AND pg_terminate_backend({pid}) THEN
                  FOR i IN 1..1000 LOOP
+                   PERFORM pg_stat_clear_snapshot();
                    EXIT WHEN NOT EXISTS (SELECT FROM pg_stat_get_activity({pid}));
-                   PERFORM pg_sleep(0.002), pg_stat_clear_snapshot();
+                   PERFORM pg_sleep(0.002);
                  END LOOP;
                END IF;
              END$$"
         ))
         .await
         .map(|_| ())
+    }
+
+    /// Words of people, as the database can keep them: no job is kept from running by a character that its encoding lacks.
+    pub(super) fn words<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        if text.is_ascii() || !self.is_narrow() {
+            return text.into();
+        }
+        text.chars().map(|c| if c.is_ascii() { c } else { '?' }).collect::<String>().into()
+    }
+
+    /// Whether the database's encoding does not have all characters.
+    pub(super) fn is_narrow(&self) -> bool {
+        self.unasked.narrow.load(Ordering::SeqCst)
+    }
+
+    /// What has the server look, while the statements after it wait for others, whether we are still there: a grant must not come when its
+    /// client is dead. To be sent with them.
+    pub(super) fn look_for_client(&self) -> &'static str {
+        if self.version < CLIENT_CHECK {
+            return "";
+        }
+        // Others refuse the setting.
+        "SELECT set_config('client_connection_check_interval', '500ms', true) WHERE version() LIKE '%linux%';\n"
     }
 
     /// Our port, if there is one.
@@ -187,14 +256,14 @@ impl Session {
 }
 
 /// By way of the relay. What sqlx would take from the environment is set, or of no use on a Unix socket.
-fn login(options: &Options, folder: &str) -> PgConnectOptions {
+fn login(options: &Options, folder: &str, name: &str) -> PgConnectOptions {
     let mut login = PgConnectOptions::new_without_pgpass()
         .socket(folder)
         .port(PORT)
         .ssl_mode(PgSslMode::Disable)
         .username(options.user.as_deref().unwrap_or("postgres"))
         .password(options.password.as_ref().map_or("", |password| password.reveal()))
-        .application_name("dlock")
+        .application_name(name)
         // Poolers refuse it.
         .extra_float_digits(None)
         .disable_statement_logging();

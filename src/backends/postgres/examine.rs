@@ -7,7 +7,8 @@ use sqlx::Row as _;
 
 use super::{
     checks,
-    connection::Session,
+    connection::{OLDEST, OLDEST_NAME, Session},
+    keeper::IDLE_SESSION_TIMEOUT,
     lease::Lease,
     names::Tables,
     options::{Mode, Options},
@@ -16,31 +17,29 @@ use super::{
 };
 use crate::{
     backends::{sql::rights, transport},
-    lock::{Check, Error, Examine, Finding, Grants, PASSWORD, Result, Role, ServerTime, check},
+    lock::{Admin, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role, ServerTime, check},
 };
 
 /// What is looked at.
 pub const CHECKS: &[Check] = &[
     check("version", "the server's version"),
+    check("encoding", "whether the database's encoding has all characters, as UTF8 does"),
     check("role", "whether it is a primary, and takes changes"),
     check("durability", "fsync, full_page_writes and synchronous_commit: what a crash forgets"),
     check("isolation", "default_transaction_isolation"),
     check("replication", "standbys, and whether a grant waits for one of them"),
     check("pooler", "whether something in between shares the server's sessions among clients, as PgBouncer does"),
     check("connections", "how many sessions are used of max_connections; each waiter takes one"),
-    check("schema", "whether the tables are there, in this version's layout"),
+    check("schema", "whether the tables are there, in this version's layout, and in one schema only"),
     transport::CHECK,
 ];
 
 /// The lock table and those beside it, by the ends of their names.
 const TABLES: [&str; 8] = ["", "_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"];
 
-/// The oldest that has all that the statements use.
-const OLDEST: u32 = 110_000;
-
 async fn look(options: &Options, tables: &Tables) -> Result<Vec<Finding>> {
-    let mut session = Session::open(&options.sql).await?;
-    let mut found = vec![version(&session)];
+    let mut session = Session::open_to_look(&options.sql).await?;
+    let mut found = vec![version(&mut session).await?, encoding(&session)];
     found.extend(checks::settings(&mut session).await?);
     found.push(replication(&mut session).await?);
     found.push(pooler(&mut session, options).await?);
@@ -50,33 +49,59 @@ async fn look(options: &Options, tables: &Tables) -> Result<Vec<Finding>> {
     Ok(found)
 }
 
-fn version(session: &Session) -> Finding {
+async fn version(session: &mut Session) -> Result<Finding> {
+    const ID: &str = "version";
+    let full: String = session.query_one("SELECT version()", &[]).await?.get(0);
+    if let Err(Error { message, hint, .. }) = checks::is_postgres(&full) {
+        let found = Finding::not_safe(ID, message, "the locks of its sessions may exclude no other session");
+        return Ok(hint.into_iter().fold(found, Finding::mend));
+    }
     let text = format!("PostgreSQL {}.{}", session.version / 10_000, session.version % 10_000);
     if session.version < OLDEST {
-        return Finding::not_safe("version", text, "it lacks what dlock's statements need").mend("PostgreSQL 11 at least");
+        return Ok(Finding::not_safe(ID, text, "it lacks what dlock's statements need").mend(OLDEST_NAME));
     }
-    Finding::ok("version", text)
+    Ok(Finding::ok(ID, text))
+}
+
+fn encoding(session: &Session) -> Finding {
+    checks::encoding(session).unwrap_or_else(|| Finding::ok("encoding", "the database's encoding has all characters"))
 }
 
 async fn replication(session: &mut Session) -> Result<Finding> {
     const ID: &str = "replication";
-    let row = session.query_one("SELECT count(*), current_setting('synchronous_standby_names') FROM pg_stat_replication", &[]).await?;
-    let (count, names): (i64, String) = (row.get(0), row.get(1));
-    Ok(match (count, names.is_empty()) {
-        (0, true) => Finding::ok(ID, "no standby"),
-        (_, false) => Finding::ok(ID, format!("synchronous_standby_names {names}; promote none but those")),
-        (count, true) => {
-            let standbys = if count == 1 { "1 standby".to_owned() } else { format!("{count} standbys") };
-            let risk = "a failover forgets a lock that the new primary had not heard of, so that two may run";
-            Finding::warn(ID, format!("{standbys}, and no grant waits for one"), risk)
-                .mend("synchronous_standby_names, and promote none but those that it names")
+    let sql = "SELECT count(*), count(sync_state), count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')),
+                      current_setting('synchronous_standby_names'), current_setting('synchronous_commit') FROM pg_stat_replication";
+    let row = session.query_one(sql, &[]).await?;
+    let (count, told, waited_for): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
+    let (names, commit): (String, String) = (row.get(3), row.get(4));
+    let waits = !names.is_empty() && !matches!(&*commit, "local" | "off");
+    let standbys = if count == 1 { "1 standby".to_owned() } else { format!("{count} standbys") };
+    let none = |why: String, mend| {
+        let risk = "a failover forgets a lock that the new primary had not heard of, so that two may run";
+        Finding::warn(ID, format!("{standbys}, and no grant waits for one{why}"), risk).mend(mend)
+    };
+    Ok(match (count, waits) {
+        (0, true) => {
+            Finding::warn(ID, format!("synchronous_standby_names {names}, and no standby is connected"), "each grant waits for one")
+                .mend("start the standby, or set synchronous_standby_names to ''")
         }
+        (0, false) => Finding::ok(ID, "no standby"),
+        (_, true) if waited_for > 0 => Finding::ok(ID, format!("synchronous_standby_names {names}; promote none but those")),
+        (_, true) if told < count => Finding::unchecked(ID, "whether a grant waits for a standby", "the server doesn't tell this user")
+            .mend("GRANT pg_read_all_stats to the user of dlock doctor"),
+        (_, false) if !names.is_empty() => none(format!(": synchronous_commit is {commit}"), "ALTER ROLE … SET synchronous_commit = on"),
+        _ => none(String::new(), "synchronous_standby_names, and promote none but those that it names"),
     })
 }
 
 async fn pooler(session: &mut Session, options: &Options) -> Result<Finding> {
     const ID: &str = "pooler";
-    Ok(match (checks::is_pooled(session, options).await?, options.mode) {
+    let pooled = match checks::is_pooled(session, options).await {
+        // No PostgreSQL, as the version says.
+        Err(error) if error.kind == Kind::Config => return Ok(Finding::unchecked(ID, "a pooler", "the server is no PostgreSQL")),
+        pooled => pooled?,
+    };
+    Ok(match (pooled, options.mode) {
         (false, _) => Finding::ok(ID, "nothing in between shares the server's sessions"),
         (true, Mode::Lease) => {
             let risk = "who waits is not told of releases, and looks at the lock again and again";
@@ -101,7 +126,11 @@ async fn layout(session: &mut Session, tables: &Tables) -> Finding {
     const ID: &str = "schema";
     let table = tables.quoted("");
     match schema::is_complete(session, tables).await {
-        Ok(true) => Finding::ok(ID, format!("the table {table} and those beside it are as this version needs them")),
+        Ok(true) => match checks::place(session, tables).await {
+            Ok((place, None)) => Finding::ok(ID, format!("the table {place} and those next to it are as this version needs them")),
+            Ok((_, Some(others))) => others,
+            Err(Error { message, .. }) => Finding::unchecked(ID, "the schema of the table", &message),
+        },
         Ok(false) => {
             let text = format!("the table {table} or those beside it are not there, or of an older layout");
             Finding::not_safe(ID, text, "no lock can be taken").mend("dlock init")
@@ -144,25 +173,39 @@ fn grants(options: &Options, tables: &Tables, role: Role) -> Grants {
 }
 
 #[async_trait(?Send)]
-impl Examine for Lease {
+impl Admin for Lease {
+    async fn init(&mut self) -> Result<Init> {
+        let mut session = self.take_session().await?;
+        let done = schema::create(&mut session, &self.tables, self.options().mode).await?;
+        self.notices.extend(checks::examine(&mut session, &self.tables).await?);
+        self.session = Some(session);
+        Ok(done)
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(schema::text(&self.tables))
+    }
+
+    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
+        let mut session = self.take_session().await?;
+        let removed = schema::collect(&mut session, &self.tables, &self.options().sql, unused_for).await?;
+        self.session = Some(session);
+        Ok(Some(removed))
+    }
+
     fn checks(&self) -> Vec<Check> {
         CHECKS.to_vec()
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
-        let outcome = look(self.options(), &self.tables).await;
-        self.about(outcome, "doctor", None)
+        look(self.options(), &self.tables).await
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        let outcome = async {
-            let mut session = self.take_session().await?;
-            let time = time(&mut session).await;
-            self.session = Some(session);
-            time
-        }
-        .await;
-        self.about(outcome, "doctor", None)
+        let mut session = self.take_session().await?;
+        let time = time(&mut session).await;
+        self.session = Some(session);
+        time
     }
 
     fn grants(&self, role: Role) -> Grants {
@@ -171,25 +214,39 @@ impl Examine for Lease {
 }
 
 #[async_trait(?Send)]
-impl Examine for Sessions {
+impl Admin for Sessions {
+    async fn init(&mut self) -> Result<Init> {
+        let mut session = self.side().await?;
+        let done = schema::create(&mut session, &self.tables, self.options.mode).await?;
+        self.notices.extend(checks::examine(&mut session, &self.tables).await?);
+        if self.options.mode == Mode::Advisory && session.version < IDLE_SESSION_TIMEOUT {
+            self.notices.push(Notice {
+                warning: true,
+                text: "before version 14 the server ends the session of a frozen holder never, and of a vanished one late".into(),
+                hint: Some("?mode=lease ends with its TTL on any version".into()),
+            });
+        }
+        self.side = Some(session);
+        Ok(done)
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(schema::text(&self.tables))
+    }
+
     fn checks(&self) -> Vec<Check> {
         CHECKS.to_vec()
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
-        let outcome = look(&self.options, &self.tables).await;
-        self.about(outcome, "doctor", None)
+        look(&self.options, &self.tables).await
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        let outcome = async {
-            let mut session = self.side().await?;
-            let time = time(&mut session).await;
-            self.side = Some(session);
-            time
-        }
-        .await;
-        self.about(outcome, "doctor", None)
+        let mut session = self.side().await?;
+        let time = time(&mut session).await;
+        self.side = Some(session);
+        time
     }
 
     fn grants(&self, role: Role) -> Grants {

@@ -16,6 +16,16 @@ pub(super) fn is_cancelled(error: &Error) -> bool {
     code.is_some_and(|code| matches!(&*code, "57014" | "55P03"))
 }
 
+/// Whether the server is a standby, which has no unlogged tables.
+pub(super) fn is_in_recovery(error: &Error) -> bool {
+    let source = error.source.as_deref().and_then(|source| source.downcast_ref::<sqlx::Error>());
+    source.and_then(sqlx::Error::as_database_error).is_some_and(in_recovery)
+}
+
+fn in_recovery(error: &dyn DatabaseError) -> bool {
+    error.code().is_some_and(|code| code == "0A000") && error.message().contains("recovery")
+}
+
 /// An error in answer to a statement, or to none: the connection broke while one was on its way.
 pub(super) fn statement(error: sqlx::Error) -> Error {
     let unknown = |kind, text: &str| Error::new(kind, text).effect(Effect::Unknown);
@@ -49,9 +59,12 @@ fn by_state(error: &dyn DatabaseError) -> Error {
             .hint("dlock init creates them; dlock init --print shows the SQL"),
         "42P10" => Error::new(Kind::Config, "the table's names are not unique").hint("dlock init mends it"),
         "22001" => Error::new(Kind::Config, "the table's columns are too short for this name").hint("dlock init widens them"),
-        "25006" => {
-            Error::new(Kind::Config, "the server takes no writes: it is a standby, or set to read only").hint("name the primary in the URL")
-        }
+        _ if in_recovery(error) => standby(),
+        "25006" => standby(),
+        "22P05" | "22021" => Error::new(Kind::Config, format!("the database's encoding lacks a character of this text: {}", clean(says)))
+            .hint("a database with ENCODING 'UTF8' has all of them; or take a key in ASCII"),
+        "42501" if says.contains("for schema") => Error::new(Kind::Denied, format!("the user may not create tables: {}", clean(says)))
+            .hint("GRANT CREATE ON SCHEMA to the user of dlock init, or let the schema's owner run it"),
         "42501" => Error::new(Kind::Denied, format!("the user has not all the rights that dlock needs: {}", clean(says)))
             .hint("GRANT SELECT, INSERT, UPDATE, DELETE on dlock's tables to the user"),
         "40001" | "40P01" => unavailable("the server undid the step for another one"),
@@ -71,9 +84,14 @@ fn by_state(error: &dyn DatabaseError) -> Error {
             Some("08" | "53" | "57" | "58") => unavailable(&format!("the server can't do it now: {}", clean(says))),
             Some("40") => unavailable("the server undid the step"),
             Some("28") => login(says),
-            _ => Error::new(Kind::Internal, format!("the server refused a statement: {code} {}", clean(says))),
+            // The statements are ours, what the server makes of them is its setup.
+            _ => Error::new(Kind::Config, format!("the server refused a statement: {code} {}", clean(says))),
         },
     }
+}
+
+fn standby() -> Error {
+    Error::new(Kind::Config, "the server takes no writes: it is a standby, or set to read only").hint("name the primary in the URL")
 }
 
 fn too_many(says: &str) -> Error {

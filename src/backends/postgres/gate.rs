@@ -4,7 +4,7 @@
 //! listens for the notification that each release sends, and his core's timer covers holders that vanish. All others
 //! are blocked on the gate in the server, so that a release wakes one session however many wait.
 //!
-//! Who waits in a lock's crowd ([`crate::lock::crowd`]), for a share or in fair order, listens on a channel of its own, and is told by
+//! Who waits in a lock's crowd ([`crate::lock::document`]), for a share or in fair order, listens on a channel of its own, and is told by
 //! the step that lets it go. Those who want the whole lock in no order stand at the gate in any case: whichever of them is its head
 //! goes in the place of all.
 //!
@@ -16,7 +16,7 @@ use std::{pin::pin, time::Duration};
 use sqlx::Row as _;
 use tokio::time::sleep;
 
-use super::{checks, failure, lease::Lease, statement::Value};
+use super::{checks, connection::CLIENT_CHECK, failure, lease::Lease, statement::Value};
 use crate::lock::{Key, Notice, Result, Wake};
 
 /// Blocked statements keep a snapshot, which keeps the server from tidying up.
@@ -148,7 +148,7 @@ impl Lease {
             }
             // Listen first, then look: a release in between is heard.
             let look = format!(
-                "BEGIN; UNLISTEN *; LISTEN {}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND lock_until > timezone('utc', clock_timestamp())",
+                "BEGIN; UNLISTEN *; LISTEN {}; COMMIT; SELECT 1 FROM {{table}} AS l WHERE name = $1 AND NOT {{free}}",
                 self.tables.channel(name)
             );
             let held = session.query(&self.tables.fill(&look), &[Value::Text(name)]).await?;
@@ -198,7 +198,7 @@ fn bounded(blocked: &str, limit: Duration) -> String {
 /// Statements of which the last blocks, for at most `limit`, without an error in the server's log when that is over.
 fn block(what: &str, limit: Duration, version: u32) -> String {
     // Where the server can, it looks whether we are still there: if it was told before the statement began.
-    let look = if version >= 140_000 {
+    let look = if version >= CLIENT_CHECK {
         "DO $$BEGIN PERFORM set_config('client_connection_check_interval', '500ms', true); EXCEPTION WHEN OTHERS THEN NULL; END$$;"
     } else {
         ""

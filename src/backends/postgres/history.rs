@@ -32,19 +32,21 @@ pub(super) async fn note(session: &mut Session, tables: &Tables, name: &str, not
     match note {
         Note::Skipped { host, reason, .. } => {
             let most = i64::try_from(SKIPPING_HOSTS).unwrap_or(i64::MAX);
-            let values = [Value::Text(name), Value::Text(host), Value::Text(reason), Value::Int(most)];
+            let (host, reason) = (session.words(host).into_owned(), session.words(reason).into_owned());
+            let values = [Value::Text(name), Value::Text(&host), Value::Text(&reason), Value::Int(most)];
             session.query(&tables.fill(include_str!("sql/skip.sql")), &values).await?;
         }
         Note::Lost(past) => {
             let ms = |at: Option<u64>| at.and_then(|at| i64::try_from(at).ok());
             let (metadata, end) = (table::json(past.metadata.as_ref())?, past.end.to_string());
+            let why = past.why.as_deref().map(|why| session.words(why).into_owned());
             let values = [
                 Value::Text(name),
                 Value::Int(past.fence.map_or(0, |fence| i64::try_from(fence.0).unwrap_or(i64::MAX))),
                 Value::MaybeInt(ms(past.started_ms)),
                 Value::MaybeInt(ms(past.ended_ms)),
                 Value::Text(&end),
-                Value::Maybe(past.why.as_deref()),
+                Value::Maybe(why.as_deref()),
                 Value::Maybe(metadata.as_deref()),
             ];
             session.query(&tables.fill(include_str!("sql/lost.sql")), &values).await?;
@@ -54,11 +56,12 @@ pub(super) async fn note(session: &mut Session, tables: &Tables, name: &str, not
 }
 
 /// Holds that are over, as a statement takes several.
-pub(super) fn json(past: &[Past]) -> Result<String> {
+pub(super) fn json(session: &Session, past: &[Past]) -> Result<String> {
     let mut rows = Vec::new();
     for past in past {
         rows.push(serde_json::json!({
-            "fence": past.fence, "since": past.started_ms, "ended": past.ended_ms, "how": past.end, "why": past.why,
+            "fence": past.fence, "since": past.started_ms, "ended": past.ended_ms, "how": past.end,
+            "why": past.why.as_deref().map(|why| session.words(why)),
             "metadata": table::json(past.metadata.as_ref())?,
         }));
     }

@@ -21,6 +21,8 @@ use crate::lock::{Break, Error, Fence, Holder, Kind, Mode as How, Parting, Resul
 
 /// From this version on the server can end a session that is idle outside of a transaction.
 pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
+/// From this version on a role's settings can bound a transaction as a whole.
+const TRANSACTION_TIMEOUT: u32 = 170_000;
 /// Who waits is not to keep the lock for longer than this if he is frozen when he gets it.
 const UNCLAIMED: Duration = Duration::from_secs(5);
 
@@ -55,6 +57,8 @@ pub(super) struct Keeper {
     attempted: bool,
     /// Who had the lock when that was looked at.
     pub found: Option<Vec<Holder>>,
+    /// For how long nobody may have it, though no session has it.
+    pub rests: Option<Duration>,
 }
 
 impl Keeper {
@@ -75,6 +79,7 @@ impl Keeper {
             blocked: false,
             attempted: false,
             found: None,
+            rests: None,
         })
     }
 
@@ -91,8 +96,10 @@ impl Keeper {
             _ => String::new(),
         };
         let user_timeout = if self.session.version >= 120_000 { format!("SET tcp_user_timeout = '{ms}ms';") } else { String::new() };
+        // A transaction that has a lock lasts as long as that.
+        let whole = if self.session.version >= TRANSACTION_TIMEOUT { "SET transaction_timeout = 0;" } else { "" };
         format!(
-            "{idle} {user_timeout} SET tcp_keepalives_idle = {}; SET tcp_keepalives_interval = {}; SET tcp_keepalives_count = 3;",
+            "{idle} {whole} {user_timeout} SET tcp_keepalives_idle = {}; SET tcp_keepalives_interval = {}; SET tcp_keepalives_count = 3;",
             seconds(patience / 3),
             seconds(patience / 6)
         )
@@ -193,7 +200,10 @@ impl Keeper {
             return Ok(false);
         }
         let sql = self.tables.fill("INSERT INTO {rows} (name) VALUES ($1) ON CONFLICT DO NOTHING RETURNING 1");
-        Ok(!self.session.query(&sql, &[Value::Text(&self.target.name)]).await?.is_empty())
+        self.unanswered += 1;
+        let made = !self.session.query(&sql, &[Value::Text(&self.target.name)]).await?.is_empty();
+        self.unanswered = 0;
+        Ok(made)
     }
 
     /// Waits in the server for the lock, at most for so long. True if it is ours then.
@@ -273,6 +283,7 @@ impl Keeper {
             None => String::new(),
         };
         let say = self.tables.fill(&include_str!("sql/end_hold.sql").replace("{became}", &became));
+        let why = parting.why.as_deref().map(|why| self.session.words(why).into_owned());
         let say = |how: Option<&str>| {
             let values = [
                 Value::Text(&self.target.name),
@@ -280,7 +291,7 @@ impl Keeper {
                 Value::Text(hold),
                 Value::Maybe(None),
                 Value::Maybe(how),
-                Value::Maybe(parting.why.as_deref()),
+                Value::Maybe(why.as_deref()),
             ];
             fill(&say, &values)
         };

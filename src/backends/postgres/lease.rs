@@ -4,12 +4,20 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{checks, connection::Session, gate::Gate, history, names::Tables, options::Options, schema, table::LockTable};
+use super::{
+    connection::{Known, Session},
+    failure,
+    gate::Gate,
+    history,
+    names::Tables,
+    options::Options,
+    table::LockTable,
+};
 use crate::{
     backends::sql::{Names, Table as _, Taken, ledger, looks_at_the_end},
     lock::{
-        Attempt, Backend, Break, Busy, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Mode, Note, Notice,
-        Parting, Release, Renewal, Request, Result, Token, Waiter, Wake, crowd::TURN, fingerprint,
+        Amendment, Attempt, Backend, Busy, Capabilities, History, Identity, Intent, Key, LockState, Mode, Notice, Parting, Release,
+        Renewal, Request, Result, Token, Waiter, Wake, document::OFFER,
     },
 };
 
@@ -32,8 +40,8 @@ pub struct Lease {
     pub(super) tables: Tables,
     names: Names,
     pub(super) session: Option<Session>,
-    /// The server's process of the session that was asked last, if it did not answer.
-    unanswered: Option<i32>,
+    /// The session that was asked last, if it did not answer.
+    unanswered: Option<Known>,
     /// What this session waits with.
     pub(super) gate: Gate,
     /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
@@ -41,7 +49,7 @@ pub struct Lease {
     /// The holds whose lock had a crowd when they were last asked for, and whether they were granted as shares: what is quicker without
     /// need not be tried for them.
     crowded: Vec<(u64, bool)>,
-    notices: Vec<Notice>,
+    pub(super) notices: Vec<Notice>,
 }
 
 impl Lease {
@@ -77,37 +85,39 @@ impl Lease {
     /// Asks the table, and keeps the session if it is still good for the next question.
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.take_session().await?;
-        self.unanswered = Some(session.pid());
+        self.unanswered = Some(session.known());
         let mut table = LockTable { gate: self.gate.is_kept(), ..LockTable::over(&mut session, &self.tables) };
         let answer = question(&mut table).await;
-        self.unanswered = self.unanswered.filter(|_| !session.is_open());
+        self.unanswered.take_if(|_| session.is_open());
         self.session = Some(session);
         answer
+    }
+
+    /// As [`Lease::ask`], of a question that only reads: a standby can answer it, too.
+    async fn look<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+        let answer = self.ask(&question).await;
+        if !answer.as_ref().is_err_and(failure::is_in_recovery) {
+            return answer;
+        }
+        self.ask(async |table| {
+            let tables = table.tables.on_standby();
+            question(&mut LockTable::over(table.session, &tables)).await
+        })
+        .await
     }
 
     /// As [`Lease::ask`], of a question about who has the lock: one before it that had no answer comes to nothing first, if it has not
     /// come to something. Or else an acquire could be granted after its repetition was given back, or after it was undone.
     async fn ask_for_good<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
-        let before = self.unanswered;
+        let before = self.unanswered.clone();
         self.ask(async |table| {
-            if let Some(pid) = before.filter(|pid| *pid != table.session.pid()) {
+            if let Some(other) = before.filter(|other| *other != table.session.known()) {
                 // Who may not end it is left with what is usual: it came before.
-                let _: Result<()> = table.session.end_other(pid).await;
+                let _: Result<()> = table.session.end_other(&other).await;
             }
             question(table).await
         })
         .await
-    }
-
-    /// Says which question failed, where and about which lock.
-    pub(super) fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
-        outcome.map_err(|error| {
-            let error = error.during(operation).backend(self.options.redacted_url());
-            match key {
-                Some(key) => error.key(key),
-                None => error,
-            }
-        })
     }
 
     fn crowd_of(&self, token: &Token) -> Option<bool> {
@@ -162,7 +172,7 @@ impl Lease {
                 let at_the_end = self.gate.is_kept() || looks_at_the_end(busy.position);
                 Attempt::Busy(Busy {
                     // The end of a turn concerns those only who were told of it, or come just then.
-                    expires_in: busy.expires_in.filter(|left| at_the_end || *left <= TURN),
+                    expires_in: busy.expires_in.filter(|left| at_the_end || *left <= OFFER),
                     notifies: !foreign && !self.gate.is_pooled(),
                     ..busy
                 })
@@ -208,7 +218,7 @@ impl Lease {
     async fn look_at(&mut self, key: &Key) -> Result<LockState> {
         let name = self.names.of(key);
         let (record, queue) =
-            self.ask(async |table| Ok((table.read(&name, Duration::ZERO).await?, table.queue(&name, true).await?))).await?;
+            self.look(async |table| Ok((table.read(&name, Duration::ZERO).await?, table.queue(&name, true).await?))).await?;
         let waiters: Vec<Waiter> = queue.into_iter().map(|(_, waiter)| waiter).collect();
         match record {
             Some(record) => record.state(key.clone(), waiters),
@@ -218,7 +228,7 @@ impl Lease {
 
     async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
         let start = self.names.starting_with(start);
-        let (records, queue) = self.ask(async |table| Ok((table.list(&start).await?, table.queue(&start, false).await?))).await?;
+        let (records, queue) = self.look(async |table| Ok((table.list(&start).await?, table.queue(&start, false).await?))).await?;
         let mut states = Vec::new();
         for record in records {
             // What no dlock can have written is no lock.
@@ -232,137 +242,78 @@ impl Lease {
 
 #[async_trait(?Send)]
 impl Backend for Lease {
-    fn capabilities(&self) -> &Capabilities {
-        &CAPABILITIES
-    }
-
-    fn describe(&self) -> String {
-        self.options.redacted_url()
-    }
-
-    fn fingerprint(&self) -> u64 {
-        fingerprint(&[&self.options.redacted_url(), &self.options.sql.table, self.options.sql.namespace.as_str()])
+    fn identity(&self) -> Identity {
+        let (url, sql) = (self.options.redacted_url(), &self.options.sql);
+        Identity::new(&CAPABILITIES, url.clone(), &[&url, &sql.table, sql.namespace.as_str()])
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        let outcome = self.ask_acquire(request).await;
-        self.about(outcome, "acquire", Some(&request.key))
+        self.ask_acquire(request).await
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
         let name = self.names.of(&request.key);
-        let outcome = self.await_change(&request.key, &name, at_most).await;
-        self.about(outcome, "wait", Some(&request.key))
+        self.await_change(&request.key, &name, at_most).await
     }
 
-    async fn abandon(&mut self, request: &Request) -> Result<()> {
-        let outcome = self.ask_abandon(request).await;
-        self.about(outcome, "abandon", Some(&request.key))
+    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
+        self.ask_abandon(request).await
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        if let Some(ttl) = extension.ttl {
+    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        if let Some(ttl) = intent.ttl() {
             CAPABILITIES.check_ttl(ttl)?;
         }
-        let name = self.names.of(key);
-        let shared = self.crowd_of(token) == Some(true);
-        let outcome = self.ask(async |table| ledger::renew(table, &name, token, extension, shared).await).await;
-        self.about(outcome, "renew", Some(key))
-    }
-
-    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
-        let name = self.names.of(key);
-        let outcome = self.ask(async |table| ledger::verify(table, &name, token).await).await;
-        self.about(outcome, "verify", Some(key))
+        let (name, shared) = (self.names.of(key), self.crowd_of(token) == Some(true));
+        self.ask(async |table| match intent {
+            Intent::Probe => ledger::verify(table, &name, token).await,
+            Intent::Extend(_) | Intent::Drain => ledger::renew(table, &name, token, intent, shared).await,
+        })
+        .await
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         let name = self.names.of(key);
-        let outcome = self.ask_release(&name, token, parting).await;
-        self.about(outcome, "release", Some(key))
+        self.ask_release(&name, token, parting).await
+    }
+
+    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        let name = self.names.of(key);
+        self.ask(async |table| match change {
+            Amendment::Note(note) => history::note(table.session, table.tables, &name, note).await.map(|()| true),
+            Amendment::Warn(fence, level) => table.warn("{table}", &name, fence, level).await,
+            Amendment::Mark(fence, mark) => ledger::mark(table, &name, fence, mark).await,
+            Amendment::Evict(fence, mark) => ledger::evict(table, &name, fence, mark).await,
+        })
+        .await
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        self.look_at(key).await
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        self.look_at_all(start).await
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let name = self.names.of(key);
+        self.look(async |table| {
+            let record = table.read(&name, Duration::ZERO).await?;
+            let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
+            if let Some(record) = &record {
+                past.extend(record.vanished());
+                past.extend(record.crowd()?.1);
+            }
+            Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })
+        })
+        .await
     }
 
     fn notices(&mut self) -> Vec<Notice> {
         let mut notices = std::mem::take(&mut self.notices);
         notices.extend(self.gate.notice());
         notices
-    }
-
-    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        let outcome = self.look_at(key).await;
-        self.about(outcome, "inspect", Some(key))
-    }
-
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let outcome = self.look_at_all(start).await;
-        self.about(outcome, "list", None)
-    }
-
-    async fn history(&mut self, key: &Key) -> Result<History> {
-        let name = self.names.of(key);
-        let outcome = self
-            .ask(async |table| {
-                let record = table.read(&name, Duration::ZERO).await?;
-                let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
-                if let Some(record) = &record {
-                    past.extend(record.vanished());
-                    past.extend(record.crowd()?.1);
-                }
-                Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })
-            })
-            .await;
-        self.about(outcome, "history", Some(key))
-    }
-
-    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let name = self.names.of(key);
-        let outcome = self.ask(async |table| history::note(table.session, table.tables, &name, note).await).await;
-        self.about(outcome, "note", Some(key))
-    }
-
-    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
-        let name = self.names.of(key);
-        let outcome = self.ask(async |table| table.warn("{table}", &name, fence, level).await).await;
-        self.about(outcome, "warn", Some(key))
-    }
-
-    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let name = self.names.of(key);
-        let outcome = self.ask(async |table| ledger::mark(table, &name, fence, mark).await).await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let name = self.names.of(key);
-        let outcome = self.ask(async |table| ledger::evict(table, &name, fence, mark).await).await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn init(&mut self) -> Result<Init> {
-        let work = async {
-            let mut session = self.take_session().await?;
-            let done = schema::create(&mut session, &self.tables).await?;
-            self.notices.extend(checks::examine(&mut session).await?);
-            self.session = Some(session);
-            Ok(done)
-        };
-        let outcome = work.await;
-        self.about(outcome, "init", None)
-    }
-
-    fn schema(&self) -> Option<String> {
-        Some(schema::text(&self.tables))
-    }
-
-    async fn collect(&mut self, unused_for: Duration) -> Result<u64> {
-        let work = async {
-            let mut session = self.take_session().await?;
-            let removed = schema::collect(&mut session, &self.tables, unused_for).await?;
-            self.session = Some(session);
-            Ok(removed)
-        };
-        let outcome = work.await;
-        self.about(outcome, "gc", None)
     }
 }
 

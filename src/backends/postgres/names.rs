@@ -11,22 +11,57 @@ const LINES: u32 = 32;
 #[derive(Clone, Debug)]
 pub(super) struct Tables {
     plain: String,
+    /// A standby has no unlogged tables: they are empty there.
+    standby: bool,
 }
+
+/// Which server this is, as the table of sessions has it: its timeline, which a promotion changes, and since when it runs.
+const SERVER: &str = "(CASE WHEN pg_is_in_recovery() THEN 'standby' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END || '/' || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint)";
+
+/// That the server of the session `s` was restarted, or is another one by now, and the lease may not be over.
+const LEFT: &str = "s.server IS DISTINCT FROM {server} AND coalesce(s.ends > clock_timestamp(), true)";
+
+/// When that lease is over. No renewal of a server that was restarted is later than that. Of another one nothing is known: all of the
+/// lease, from when it is found.
+const ENDS: &str = "(CASE WHEN left(s.server, 8) = left({server}, 8) THEN greatest(s.since, pg_postmaster_start_time()) ELSE clock_timestamp() END + s.ttl_ms * interval '1 millisecond')";
+
+/// That the row `l` is free: it is over, or given back and kept for others than dlock.
+const FREE: &str =
+    "(l.lock_until <= timezone('utc', clock_timestamp()) OR coalesce(l.owner = l.locked_by, false) AND l.root IS NULL AND l.holds IS NULL)";
+
+/// What stands for the table of waiters on a standby.
+const NO_WAITERS: &str =
+    "(SELECT 0::bigint AS place, ''::text AS name, ''::text AS hold, now() AS since, now() AS seen, ''::text AS metadata WHERE false)";
 
 impl Tables {
     pub(super) fn new(table: &str) -> Self {
-        Self { plain: table.to_owned() }
+        Self { plain: table.to_owned(), standby: false }
+    }
+
+    /// The same, for reading them on a standby.
+    pub(super) fn on_standby(&self) -> Self {
+        Self { standby: true, ..self.clone() }
+    }
+
+    /// The table without its schema, and whether it has one.
+    pub(super) fn bare(&self) -> (&str, bool) {
+        self.plain.rsplit_once('.').map_or((&*self.plain, false), |(_, table)| (table, true))
     }
 
     /// The statement with the names put in. They are quoted, and have no quotes themselves.
     pub(super) fn fill(&self, sql: &str) -> String {
         sql.replace("{remember}", include_str!("sql/remember.sql"))
             .replace("{trimmed}", include_str!("sql/trimmed.sql").trim_end())
+            .replace("{left_holds}", include_str!("sql/left_holds.sql").trim_end())
+            .replace("{left}", LEFT)
+            .replace("{ends}", ENDS)
+            .replace("{server}", SERVER)
+            .replace("{free}", FREE)
             .replace("{columns}", include_str!("sql/columns.sql").trim_end())
             .replace("{starts}", include_str!("sql/starts.sql").trim_end())
             .replace("{starts_schema}", include_str!("sql/starts_schema.sql"))
             .replace("{table}", &self.quoted(""))
-            .replace("{waiters}", &self.quoted("_waiters"))
+            .replace("{waiters}", &if self.standby { NO_WAITERS.to_owned() } else { self.quoted("_waiters") })
             .replace("{rows}", &self.quoted("_rows"))
             .replace("{fences}", &self.quoted("_fences"))
             .replace("{sessions}", &self.quoted("_sessions"))

@@ -45,6 +45,17 @@ pub enum Mode {
     Advisory,
 }
 
+impl Mode {
+    /// As URLs and tables have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lease => "lease",
+            Self::Row => "row",
+            Self::Advisory => "advisory",
+        }
+    }
+}
+
 /// A key in one of the two spaces of advisory locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdvisoryKey {

@@ -5,7 +5,8 @@
 //!   to be one of ours.
 //! - It trusts the public authorities beside the one that a user names: TLS is spoken here, with that one alone.
 //! - It takes a notification for a mistake of the server's: they are taken out here, and rung.
-//! - It keeps to itself which process of the server's serves a session, by which a session is ended that does not listen.
+//! - It keeps to itself which process of the server's serves a session, by which a session is ended that does not listen, and the
+//!   database's encoding.
 //! - It ends a session without a word, which the server would log: what is left by it is said here.
 //!
 //! Everything else passes through as it is. The way to here is a socket without a place in the file system, with a random name, which
@@ -35,6 +36,10 @@ const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
 const NOTIFICATION: u8 = b'A';
 /// The one that says which process it is, at the login's end.
 const PROCESS: u8 = b'K';
+/// The one that says how a setting is.
+const SETTING: u8 = b'S';
+/// As much of a message is kept.
+const KEPT: usize = 64;
 
 /// Where sqlx is to connect to.
 pub(super) struct Relay {
@@ -117,6 +122,9 @@ async fn pass(client: UnixStream, server: Box<dyn Stream>, unasked: &Unasked) ->
             if let Some(pid) = messages.process.take() {
                 unasked.pid.store(pid, Ordering::SeqCst);
             }
+            if messages.narrow {
+                unasked.narrow.store(true, Ordering::SeqCst);
+            }
             to_client.write_all(&answers).await?;
         }
     };
@@ -138,6 +146,8 @@ struct Messages {
     said: Vec<u8>,
     /// The server's process, once it was named.
     process: Option<i32>,
+    /// The database's encoding does not have all characters.
+    narrow: bool,
 }
 
 impl Messages {
@@ -166,14 +176,28 @@ impl Messages {
             }
             self.left -= part.len();
             bytes = rest;
-            if self.kind == PROCESS && self.said.len() < 4 {
-                self.said.extend_from_slice(part);
-                if let Some(pid) = self.said.first_chunk() {
-                    self.process = Some(i32::from_be_bytes(*pid));
-                }
+            if matches!(self.kind, PROCESS | SETTING) {
+                self.said.extend_from_slice(&part[..part.len().min(KEPT - self.said.len())]);
+            }
+            if self.left == 0 {
+                self.is_said();
             }
         }
         rung
+    }
+
+    /// A message is there as a whole.
+    fn is_said(&mut self) {
+        match (self.kind, self.said.first_chunk()) {
+            (PROCESS, Some(pid)) => self.process = Some(i32::from_be_bytes(*pid)),
+            (SETTING, _) => {
+                let encoding = self.said.strip_prefix(b"server_encoding\0").and_then(|rest| rest.split(|byte| *byte == 0).next());
+                // SQL_ASCII takes any bytes.
+                self.narrow |= encoding.is_some_and(|encoding| !matches!(encoding, b"UTF8" | b"SQL_ASCII"));
+            }
+            _ => {}
+        }
+        self.said.clear();
     }
 }
 
@@ -186,6 +210,21 @@ mod tests {
     fn message(kind: u8, length: usize) -> Vec<u8> {
         let count = u32::try_from(length + 4).expect("short").to_be_bytes();
         [&[kind][..], &count, &vec![kind; length]].concat()
+    }
+
+    #[test]
+    fn a_database_whose_encoding_lacks_characters_is_known() {
+        for (encoding, narrow) in [("UTF8", false), ("SQL_ASCII", false), ("LATIN1", true), ("EUC_JP", true)] {
+            let said = format!("server_encoding\0{encoding}\0");
+            let mut bytes = vec![SETTING];
+            bytes.extend(u32::try_from(said.len() + 4).expect("short").to_be_bytes());
+            bytes.extend(said.as_bytes());
+            let (mut messages, mut out) = (Messages::default(), Vec::new());
+            for part in bytes.chunks(7) {
+                messages.read(part, &mut out);
+            }
+            assert_eq!((messages.narrow, out), (narrow, bytes), "{encoding}");
+        }
     }
 
     proptest! {

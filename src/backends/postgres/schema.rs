@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use sqlx::Row as _;
 
-use super::{connection::Session, names::Tables, statement::Value};
+use super::{connection::Session, names::Tables, options::Mode, statement::Value};
 use crate::{
-    backends::sql::SHARED_BY,
+    backends::sql::{Names, Options, SHARED_BY},
     lock::{Error, Init, Kind, Result},
 };
 
@@ -20,8 +20,18 @@ pub(super) fn text(tables: &Tables) -> String {
     tables.fill(include_str!("sql/schema.sql"))
 }
 
-/// Creates what is missing. Asked again it changes nothing, and takes no lock on the tables.
-pub(super) async fn create(session: &mut Session, tables: &Tables) -> Result<Init> {
+/// Creates what is missing, and gives locks over to this mode that are kept in another one and have no holder. Asked again it changes
+/// nothing, and takes no lock on the tables.
+pub(super) async fn create(session: &mut Session, tables: &Tables, mode: Mode) -> Result<Init> {
+    let done = upgrade(session, tables).await?;
+    let sql = "UPDATE {table} AS l SET mode = $1, revision = l.revision + 1
+                WHERE l.mode IS NOT NULL AND l.mode IS DISTINCT FROM $1 AND NOT EXISTS (SELECT FROM {sessions} AS s WHERE s.name = l.name)";
+    let mode = (mode != Mode::Lease).then(|| mode.name());
+    session.query(&tables.fill(sql), &[Value::Maybe(mode)]).await?;
+    Ok(done)
+}
+
+async fn upgrade(session: &mut Session, tables: &Tables) -> Result<Init> {
     if is_complete(session, tables).await? {
         return Ok(Init::UpToDate);
     }
@@ -62,12 +72,17 @@ pub(super) async fn is_complete(session: &mut Session, tables: &Tables) -> Resul
         && column("mode").is_some()
         && column("revision").is_some()
         && column("crowd").is_some()
-        && column("warned_level").is_some();
+        && column("warned_level").is_some()
+        && column("start_hold").is_some();
     let sides: Vec<String> =
         ["_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"].map(|suffix| tables.quoted(suffix)).into();
     let sides = session.query_one("SELECT count(to_regclass(name)) FROM unnest($1) AS name", &[Value::Texts(&sides)]).await?;
     let fences = session.query(COLUMNS, &[Value::Text(&tables.quoted("_fences"))]).await?;
-    let complete = complete && fences.iter().any(|row| row.get::<&str, _>(0) == "warned_level");
+    let complete = complete && fences.iter().any(|row| row.get::<&str, _>(0) == "start_hold");
+    let sessions = session.query(COLUMNS, &[Value::Text(&tables.quoted("_sessions"))]).await?;
+    let logged = "SELECT relpersistence = 'p' FROM pg_class WHERE oid = to_regclass($1)";
+    let logged = session.query(logged, &[Value::Text(&tables.quoted("_sessions"))]).await?;
+    let complete = complete && sessions.iter().any(|row| row.get::<&str, _>(0) == "ends") && logged.iter().any(|row| row.get(0));
     Ok(complete && sides.get::<i64, _>(0) == 7)
 }
 
@@ -76,7 +91,8 @@ pub(super) async fn is_complete(session: &mut Session, tables: &Tables) -> Resul
 /// A row that is taken again is made anew, with a fence of the server's time in µs. So a row goes only if its fence lies
 /// below the time in µs before which it was last used: a clock would have to be set back by all of `unused_for` for a fence
 /// to repeat.
-pub(super) async fn collect(session: &mut Session, tables: &Tables, unused_for: Duration) -> Result<u64> {
+pub(super) async fn collect(session: &mut Session, tables: &Tables, options: &Options, unused_for: Duration) -> Result<u64> {
+    options.check_collect()?;
     let shared = tables.fill("SELECT 1 FROM {table} WHERE owner IS DISTINCT FROM locked_by AND locked_by <> $1 LIMIT 1");
     if !session.query(&shared, &[Value::Text(SHARED_BY)]).await?.is_empty() {
         return Err(Error::new(
@@ -86,6 +102,7 @@ pub(super) async fn collect(session: &mut Session, tables: &Tables, unused_for: 
         .hint("remove the rows by hand while those programs are stopped"));
     }
     let seconds = unused_for.as_secs_f64();
-    let rows = session.query(&tables.fill(include_str!("sql/collect.sql")), &[Value::Real(seconds)]).await?;
+    let names = Names::new(&options.namespace).starting_with("");
+    let rows = session.query(&tables.fill(include_str!("sql/collect.sql")), &[Value::Real(seconds), Value::Text(&names)]).await?;
     Ok(rows.len() as u64)
 }

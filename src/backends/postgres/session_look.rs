@@ -2,6 +2,8 @@
 //!
 //! Read only. What the server tells this user nothing of (another user's session) stays unknown.
 
+use std::time::Duration;
+
 use sqlx::{Row as _, postgres::PgRow};
 
 use super::{
@@ -12,7 +14,7 @@ use super::{
 };
 use crate::{
     backends::sql::micros,
-    lock::{Break, Fence, Holder, Holding, Key, LockState, Mode as How, Result, Token, Waiter},
+    lock::{Break, Fence, Holder, Key, LockState, Mode as How, Renewal, Result, Token, Waiter},
 };
 
 impl Sessions {
@@ -34,18 +36,24 @@ impl Sessions {
 
     pub(super) async fn look_at(&mut self, key: &Key) -> Result<LockState> {
         let (look, name) = (self.look_sql(), self.names.of(key));
-        self.aside(async |table| {
+        let stored_as = match (self.options.mode, self.options.advisory_key) {
+            (Mode::Lease | Mode::Row, _) => name.clone(),
+            (_, None) => format!("hashtextextended('{}', 0)", name.replace('\'', "''")),
+            (_, Some(AdvisoryKey::One(key))) => key.to_string(),
+            (_, Some(AdvisoryKey::Two(first, second))) => format!("{first}, {second}"),
+        };
+        self.look(async |table| {
             let rows = table.session.query(&look, &[Value::Text(&name)]).await?;
             let waiters: Vec<Waiter> = table.queue(&name, true).await?.into_iter().map(|(_, waiter)| waiter).collect();
             let (holders, last_fence) = holders(&rows)?;
-            Ok(LockState { key: key.clone(), stored_as: name.clone(), holders, waiters, last_fence, nodes: Vec::new() })
+            Ok(LockState { key: key.clone(), stored_as: stored_as.clone(), holders, waiters, last_fence, nodes: Vec::new() })
         })
         .await
     }
 
-    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
         let (look, name, hold) = (self.look_sql(), self.names.of(key), token.hold_text());
-        let own = self.tables.fill("SELECT pid FROM {sessions} WHERE name = $1 AND hold = $2");
+        let own = self.tables.fill("SELECT pid FROM {sessions} WHERE name = $1 AND hold = $2 AND server = {server}");
         self.aside(async |table| {
             let rows = table.session.query(&look, &[Value::Text(&name)]).await?;
             // Last: a holder that is there first and wrote this was there all the time.
@@ -56,10 +64,10 @@ impl Sessions {
                     && own.first().map(pid).transpose()?.flatten() == Some(pid_of_holder)
                 {
                     let (holders, _) = holders(&[row])?;
-                    return Ok(Holding::Held { expires_in: holders.first().and_then(|holder| holder.expires_in) });
+                    return Ok(Renewal::Kept { expires_in: holders.first().and_then(|holder| holder.expires_in) });
                 }
             }
-            Ok(Holding::NotHeld)
+            Ok(Renewal::NotHeld)
         })
         .await
     }
@@ -67,7 +75,7 @@ impl Sessions {
     pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
         let start = self.names.starting_with(start);
         let sql = self.tables.fill("SELECT DISTINCT name FROM {sessions} WHERE left(name, length($1)) = $1 ORDER BY 1");
-        let rows = self.aside(async |table| table.session.query(&sql, &[Value::Text(&start)]).await).await?;
+        let rows = self.look(async |table| table.session.query(&sql, &[Value::Text(&start)]).await).await?;
         let mut states = Vec::new();
         for row in rows {
             let name: String = row.try_get(0).map_err(failure::malformed)?;
@@ -88,12 +96,24 @@ pub(super) fn broken(row: &PgRow) -> Result<Option<Break>, sqlx::Error> {
     Ok(mark.map(|mark| Break { seen: seen == Some(true), ..mark }))
 }
 
+/// For how long the lock rests because of holds whose server is gone.
+pub(super) fn rests(rows: &[PgRow]) -> Result<Option<Duration>> {
+    let read = |row: &PgRow| -> Result<Option<Duration>, sqlx::Error> {
+        let is_left = row.try_get::<Option<i32>, _>("pid")? == Some(LEFT);
+        let (ttl, silent): (Option<i64>, Option<i64>) = (row.try_get("ttl_ms")?, row.try_get("silent_us")?);
+        Ok(ttl.zip(silent).filter(|_| is_left).map(|(ttl, silent)| micros(ttl * 1000 - silent)))
+    };
+    let all: Vec<_> = rows.iter().map(read).collect::<Result<_, _>>().map_err(failure::malformed)?;
+    Ok(all.into_iter().flatten().max())
+}
+
+/// In the place of a process: the server that had the session is gone.
+pub(super) const LEFT: i32 = 0;
+
 /// Who has the lock, and the last fence given out.
 pub(super) fn holders(rows: &[PgRow]) -> Result<(Vec<Holder>, Option<Fence>)> {
     let read = |row: &PgRow| -> Result<Option<Holder>, sqlx::Error> {
-        if row.try_get::<Option<i32>, _>("pid")?.is_none() {
-            return Ok(None);
-        }
+        let Some(pid) = row.try_get::<Option<i32>, _>("pid")? else { return Ok(None) };
         let fence: Option<i64> = row.try_get("fence")?;
         let silent = row.try_get::<Option<i64>, _>("silent_us")?.filter(|_| fence.is_some());
         let ttl: Option<i64> = row.try_get("ttl_ms")?;
@@ -106,7 +126,7 @@ pub(super) fn holders(rows: &[PgRow]) -> Result<(Vec<Holder>, Option<Fence>)> {
             foreign: fence.is_none(),
             detached: false,
             held_for: row.try_get::<Option<i64>, _>("held_us")?.map(micros),
-            renewed_ago: silent.map(micros),
+            renewed_ago: silent.filter(|_| pid != LEFT).map(micros),
             expires_in: ttl.zip(silent).map(|(ttl, silent)| micros(ttl * 1000 - silent)),
             holds: 1,
             broken: broken(row)?,

@@ -12,6 +12,7 @@ use std::time::Duration;
 use sqlx::Row as _;
 
 use super::{
+    connection::Session,
     failure, history,
     keeper::no_row,
     options::Mode,
@@ -21,7 +22,7 @@ use super::{
     table::json,
 };
 use crate::{
-    backends::sql::{Begin, ms},
+    backends::sql::{Begin, SHARED_BY, ms, other_mode},
     lock::{Fence, Key, Mode as How, Record, Refusal, Request, Result, Stage, Token},
 };
 
@@ -30,29 +31,71 @@ use crate::{
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// The fence, the server's time in µs, and how long nothing may be started.
-pub(super) type Begun = (Fence, i64, Duration);
+type Begun = (Fence, i64, Duration);
+
+/// What came of a lock that a session has.
+pub(super) enum Beginning {
+    /// It is held.
+    Begun(Begun),
+    /// A run before keeps it from this one.
+    Refused(Box<Refusal>),
+    /// The lease of a hold may not be over whose server is gone.
+    Left,
+}
 
 impl Sessions {
     /// Counts the fence of a lock that is ours.
-    pub(super) async fn begin(&mut self, request: &Request, at: usize) -> Result<std::result::Result<Begun, Box<Refusal>>> {
+    pub(super) async fn begin(&mut self, request: &Request, at: usize) -> Result<Beginning> {
         if let Some(begun) = self.count(request, at, None).await? {
-            return Ok(Ok(begun));
+            return Ok(Beginning::Begun(begun));
         }
-        let (known, now_ms) = self.known(request, at).await?;
-        if let Some(refusal) = known.judge(request.terms.as_ref(), now_ms) {
-            return Ok(Err(Box::new(refusal)));
+        if self.is_left(request, at).await? {
+            return Ok(Beginning::Left);
         }
-        self.count(request, at, Some((&known, now_ms))).await?.map(Ok).ok_or_else(no_row)
+        if let Some((known, now_ms)) = self.known(request, at).await? {
+            if let Some(refusal) = known.judge(request.terms.as_ref(), &request.token, now_ms) {
+                return Ok(Beginning::Refused(Box::new(refusal)));
+            }
+            return self.count(request, at, Some((&known, now_ms))).await?.map(Beginning::Begun).ok_or_else(no_row);
+        }
+        // No run was before.
+        self.count(request, at, None).await?.map(Beginning::Begun).ok_or_else(no_row)
+    }
+
+    /// Whether a hold was left by a server that was restarted, or is another one by now, and its lease is not over.
+    ///
+    /// # Errors
+    /// The lock is kept in another mode, which does not exclude this one.
+    async fn is_left(&mut self, request: &Request, at: usize) -> Result<bool> {
+        let (name, hold) = (self.names.of(&request.key), request.token.hold_text());
+        let mode = self.options.mode.name();
+        let parameters = [Value::Text(&name), Value::Text(&hold), Value::Bool(request.mode == How::Shared), Value::Text(mode)];
+        let sql = fill(&self.tables.fill(include_str!("sql/clear_hold.sql")), &parameters);
+        let rows = self.over(at, &sql).await?;
+        let row = rows.first().ok_or_else(no_row)?;
+        let read = || Ok((row.try_get::<Option<String>, _>("mode")?, row.try_get("waits")?));
+        let (kept, waits) = read().map_err(failure::malformed)?;
+        match kept {
+            Some(kept) if kept != mode => Err(other_mode(&kept)),
+            _ => Ok(waits),
+        }
+    }
+
+    /// Asks over the session that has the lock, or beside its transaction.
+    async fn over(&mut self, at: usize, sql: &str) -> Result<Vec<sqlx::postgres::PgRow>> {
+        if self.options.mode == Mode::Row {
+            return self.aside(async |table| table.session.run(sql).await).await;
+        }
+        self.tries[at].2.session.run(sql).await
     }
 
     /// `None` if something may be in the way, and nothing was done.
     async fn count(&mut self, request: &Request, at: usize, judged: Option<(&Record, u64)>) -> Result<Option<Begun>> {
         let begin = Begin::of(request, judged);
         let sql = self.tables.fill(include_str!("sql/begin_hold.sql"));
-        let sql = starts::granting(&sql, &begin, judged.map(|_| ""), "timezone('utc', clock_timestamp())");
+        let sql = starts::granting(&sql, &begin, judged.map(|_| ""), "timezone('utc', clock_timestamp())", "$6");
         let (metadata, hold) = (json(request.metadata.as_ref())?, request.token.hold_text());
         let name = self.names.of(&request.key);
-        let none = Value::MaybeInt(None);
         let parameters = [
             Value::Text(&name),
             Value::Pid(self.tries[at].2.pid),
@@ -60,17 +103,17 @@ impl Sessions {
             Value::Int(ms(request.ttl)),
             Value::Maybe(metadata.as_deref()),
             Value::Text(&hold),
-            none,
-            none,
-            none,
+            Value::Text(self.options.mode.name()),
+            Value::Text(SHARED_BY),
+            Value::MaybeInt(None),
         ];
         let sql = fill(&sql, &[&parameters[..], &starts::values(&begin, metadata.as_deref(), None)].concat());
         let mut side = if self.options.mode == Mode::Row { Some(self.side().await?) } else { None };
-        let pid = side.as_ref().map(super::connection::Session::pid);
-        self.counting.extend(pid);
+        let counting = side.as_ref().map(Session::known);
+        self.counting.extend(counting.clone());
         let rows = self.tries[at].2.count(request.ttl, &sql, side.as_mut()).await;
-        if side.as_ref().is_some_and(super::connection::Session::is_open) {
-            self.counting.retain(|counting| Some(*counting) != pid);
+        if side.as_ref().is_some_and(Session::is_open) {
+            self.counting.retain(|other| Some(other) != counting.as_ref());
         }
         self.side = side.or_else(|| self.side.take());
         let rows = rows?;
@@ -90,32 +133,30 @@ impl Sessions {
         Ok(Some((fence, now, if gone > 0 { SETTLE.min(request.ttl.get() / 8) } else { Duration::ZERO })))
     }
 
-    /// What the request is to be judged by, and when.
-    async fn known(&mut self, request: &Request, at: usize) -> Result<(Record, u64)> {
-        let (name, hold) = (self.names.of(&request.key), request.token.hold_text());
-        let sql = fill(&self.tables.fill(include_str!("sql/session_starts.sql")), &[Value::Text(&name), Value::Text(&hold)]);
-        let rows = if self.options.mode == Mode::Row {
-            self.aside(async |table| table.session.run(&sql).await).await?
-        } else {
-            self.tries[at].2.session.run(&sql).await?
-        };
-        let row = rows.first().ok_or_else(no_row)?;
-        let read = || Ok((starts::read(row)?, row.try_get::<i64, _>("now_ms")?, row.try_get::<Option<i64>, _>("own")?));
-        let (mut known, now_ms, own) = read().map_err(failure::malformed)?;
-        if let Some(own) = own.and_then(|own| u64::try_from(own).ok()) {
-            known.end(Fence(own), Stage::Undone);
-        }
-        Ok((known, u64::try_from(now_ms).unwrap_or_default()))
+    /// What the request is to be judged by, and when; `None` if the lock had no run.
+    async fn known(&mut self, request: &Request, at: usize) -> Result<Option<(Record, u64)>> {
+        let name = self.names.of(&request.key);
+        let sql = fill(&self.tables.fill(include_str!("sql/session_starts.sql")), &[Value::Text(&name)]);
+        let rows = self.over(at, &sql).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let read = || Ok((starts::read(row)?, row.try_get::<i64, _>("now_ms")?));
+        let (known, now_ms) = read().map_err(failure::malformed)?;
+        Ok(Some((known, u64::try_from(now_ms).unwrap_or_default())))
     }
 
-    /// Takes out what may have been written of a hold that nobody was told of. That it fails leaves its start: rather too few runs.
-    pub(super) async fn undo(&mut self, key: &Key, token: &Token) {
+    /// Takes out what may have been written of a hold that is given up, or over with its server and given back since. That it fails leaves its
+    /// start, rather too few runs, and lets the next holder wait.
+    pub(super) async fn forget(&mut self, key: &Key, token: &Token, became: Option<Stage>) {
+        let which = if became == Some(Stage::Undone) { "" } else { "AND s.server IS DISTINCT FROM {server}" };
         let (name, hold, counting) = (self.names.of(key), token.hold_text(), self.counting.clone());
-        let sql = self.tables.fill(include_str!("sql/undo_hold.sql")).replace("{became}", &starts::became(Some(Stage::Undone), "f.fence"));
+        let sql = self
+            .tables
+            .fill(&include_str!("sql/forget_hold.sql").replace("{which}", which))
+            .replace("{became}", &starts::became(became, "f.fence"));
         let undone: Result<()> = self
             .aside(async |table| {
-                for pid in counting {
-                    table.session.end_other(pid).await?;
+                for other in counting {
+                    table.session.end_other(&other).await?;
                 }
                 table.session.query(&sql, &[Value::Text(&name), Value::Text(&hold)]).await.map(|_| ())
             })

@@ -8,9 +8,12 @@
 //! - *The reply to a grant is lost.* The same session is asked again, and has the lock already. A session that leaves
 //!   two questions unanswered is left to the server, which ends it after the TTL, and another one asks.
 //! - *The holder's fence is counted and the holder dies.* The number is skipped.
-//! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Backend::watch`]),
+//! - *The session is ended by an administrator, a restart or the idle timeout.* The socket says so at once ([`Tether::watch`]),
 //!   or the next renewal does, and the command is killed. The next holder may have the lock in that instant: the row that
 //!   the one before left behind tells it to wait a moment before it starts anything.
+//! - *The server crashes, or another one takes over, and a holder hears nothing of it.* The row that it left behind says which server had
+//!   its session: the lock is busy until its lease is over by the server's clock.
+//! - *Another mode is used for the same lock.* The lock's row in the table of leases says in which mode it is kept: others are refused.
 //! - *Who waits gets the lock while it is frozen.* The server ends that session after five seconds of silence.
 //! - *Readers come one after the other while somebody waits to write.* The server asks who waits before it lets one in, in `mode=row` by an
 //!   advisory lock beside the row. A wait ends every few seconds and begins again: who comes in just that instant gets in.
@@ -20,20 +23,21 @@ use std::{io, os::fd::OwnedFd, time::Duration};
 
 use super::{
     checks,
-    connection::Session,
-    keeper::{IDLE_SESSION_TIMEOUT, Keeper, Target},
+    connection::{Known, Session},
+    failure,
+    keeper::{Keeper, Target},
     names::Tables,
     options::{Mode, Options},
-    schema,
-    session_look::holders,
+    session_look::{holders, rests},
+    session_starts::Beginning,
     statement::Value,
     table::LockTable,
 };
 use crate::{
     backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
     lock::{
-        Attempt, Backend, Break, Busy, Capabilities, Error, Extension, Fence, Grant, History, Holding, Init, Key, Kind, LockState, Marking,
-        Note, Notice, Parting, Purpose, Refusal, Release, Renewal, Request, Result, Stage, Token, Ttl, Wake, fingerprint,
+        Amendment, Attempt, Backend, Break, Busy, Capabilities, Error, Fence, Grant, History, Identity, Intent, Key, Kind, LockState,
+        Notice, Parting, Refusal, Release, Renewal, Request, Result, Tether, Token, Ttl, Wake,
     },
 };
 use async_trait::async_trait;
@@ -61,13 +65,13 @@ pub struct Sessions {
     pub(super) tries: Vec<(Key, Token, Keeper)>,
     /// For all that is not a lock.
     pub(super) side: Option<Session>,
-    /// The server's processes of side sessions that count a fence, and did not answer.
-    pub(super) counting: Vec<i32>,
+    /// Side sessions that count a fence, and did not answer.
+    pub(super) counting: Vec<Known>,
     /// Who may stand in a queue because of us.
     queued: Vec<(Key, Token)>,
     /// Nothing between us and the server shares its sessions.
     direct: bool,
-    notices: Vec<Notice>,
+    pub(super) notices: Vec<Notice>,
 }
 
 /// A lock that a session of ours has.
@@ -103,14 +107,8 @@ impl Sessions {
         }
     }
 
-    pub(super) fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
-        outcome.map_err(|error| {
-            let error = error.during(operation).backend(self.options.redacted_url());
-            match key {
-                Some(key) => error.key(key),
-                None => error,
-            }
-        })
+    fn capabilities(&self) -> &'static Capabilities {
+        if self.options.mode == Mode::Row { &ROW } else { &ADVISORY }
     }
 
     fn hold_of(&self, key: &Key, token: &Token) -> Option<usize> {
@@ -134,10 +132,9 @@ impl Sessions {
     async fn end_blocked(&mut self, at: usize) {
         let keeper = &self.tries[at].2;
         if keeper.blocked && keeper.session.is_alive() {
-            // Of a pooler the session itself knows another number than the server.
-            let pid = if keeper.pid == 0 { keeper.session.pid() } else { keeper.pid };
+            let other = keeper.session.known();
             // If it can't be asked for, the server finds out by itself, after the session is dropped.
-            let _: Result<()> = self.aside(async |table| table.session.end_other(pid).await).await;
+            let _: Result<()> = self.aside(async |table| table.session.end_other(&other).await).await;
         }
     }
 
@@ -153,6 +150,19 @@ impl Sessions {
         let answer = question(&mut LockTable::over(&mut session, &self.tables)).await;
         self.side = Some(session);
         answer
+    }
+
+    /// As [`Sessions::aside`], of a question that only reads: a standby can answer it, too.
+    pub(super) async fn look<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+        let answer = self.aside(&question).await;
+        if !answer.as_ref().is_err_and(failure::is_in_recovery) {
+            return answer;
+        }
+        self.aside(async |table| {
+            let tables = table.tables.on_standby();
+            question(&mut LockTable::over(table.session, &tables)).await
+        })
+        .await
     }
 
     /// The session that is to have this hold, in its place among the tries, so that a dropped question can be asked again.
@@ -198,8 +208,13 @@ impl Sessions {
             drop(self.tries.swap_remove(at));
         }
         let (fence, now, settle) = match begun? {
-            Ok(begun) => begun,
-            Err(refusal) => return self.turn_away(request, at, refusal).await,
+            Beginning::Begun(begun) => begun,
+            Beginning::Refused(refusal) => return self.turn_away(request, at, refusal).await,
+            Beginning::Left => {
+                self.tries[at].2.give_back().await?;
+                self.tries[at].2.found = None;
+                return self.refuse(request, at).await;
+            }
         };
         self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
         let (key, token, keeper) = self.tries.swap_remove(at);
@@ -238,8 +253,9 @@ impl Sessions {
         let near = position.is_none_or(|place| place <= NEAR);
         if near || keeper.found.is_none() {
             // The server lists all that anybody waits for to find it out: of a crowd, who is far behind looks once.
-            let (holders, _) = holders(&keeper.session.query(&look, &[Value::Text(&name)]).await?)?;
-            keeper.found = Some(holders);
+            let rows = keeper.session.query(&look, &[Value::Text(&name)]).await?;
+            keeper.rests = rests(&rows)?;
+            keeper.found = Some(holders(&rows)?.0);
         }
         let holders = keeper.found.clone().unwrap_or_default();
         if position.is_none() {
@@ -263,6 +279,11 @@ impl Sessions {
         let keeper = &mut self.tries[at].2;
         if keeper.has || !keeper.session.is_open() {
             return Ok(Wake::Changed);
+        }
+        if let Some(rests) = keeper.rests.take() {
+            // Nobody has it, and it would be ours at once.
+            pause(rests.min(at_most)).await;
+            return Ok(Wake::TimedOut);
         }
         // The server ends it by itself. However late its answer comes on a machine that is busy, breaking the session off
         // would only make it busier: each of a crowd would log in again.
@@ -294,11 +315,11 @@ impl Sessions {
         Ok(())
     }
 
-    async fn ask_renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+    async fn ask_renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
         let Some(at) = self.hold_of(key, token).filter(|at| !self.holds[*at].leaving) else { return Ok(Renewal::NotHeld) };
         let Some((now, mark)) = self.extend(at, None).await? else { return Ok(Renewal::NotHeld) };
         match mark {
-            Some(mark) if extension.purpose == Purpose::GoOn => return Ok(Renewal::Broken(mark)),
+            Some(mark) if matches!(intent, Intent::Extend(_)) => return Ok(Renewal::Broken(mark)),
             Some(mark) if !mark.seen => {
                 let (name, fence) = (self.names.of(key), self.holds[at].fence);
                 self.see(&name, fence).await;
@@ -306,10 +327,10 @@ impl Sessions {
             _ => {}
         }
         let hold = &self.holds[at];
-        let length = extension.ttl.unwrap_or(hold.ttl);
+        let length = intent.ttl().unwrap_or(hold.ttl);
         let ends = now.saturating_add(ms(length).saturating_mul(1000));
         if ends < hold.ends {
-            return Ok(Renewal::WouldShorten { expires_in: micros(hold.ends - now) });
+            return Ok(Renewal::Kept { expires_in: Some(micros(hold.ends - now)) });
         }
         let fence = hold.fence;
         if length.get() != hold.keeper.patience {
@@ -359,13 +380,12 @@ impl Sessions {
             let _ = self.take_try(key, token).await;
         }
         let Some(at) = self.hold_of(key, token) else {
-            if parting.became == Some(Stage::Undone) {
-                self.undo(key, token).await;
-            }
+            self.forget(key, token, parting.became).await;
             return Ok(Release::NotHeld);
         };
         if !self.holds[at].keeper.session.is_alive() {
             self.holds.swap_remove(at);
+            self.forget(key, token, parting.became).await;
             return Ok(Release::NotHeld);
         }
         // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
@@ -377,55 +397,80 @@ impl Sessions {
     }
 }
 
+/// Waiting is what a backend's `wait` is for.
+#[allow(clippy::disallowed_methods)]
+async fn pause(length: Duration) {
+    tokio::time::sleep(length).await;
+}
+
 fn grant(fence: Fence, ttl: Ttl) -> Grant {
     Grant { fence, ttl, holds: 1, settle: Duration::ZERO, session: None, permit: None }
 }
 
 #[async_trait(?Send)]
 impl Backend for Sessions {
-    fn capabilities(&self) -> &Capabilities {
-        if self.options.mode == Mode::Row { &ROW } else { &ADVISORY }
-    }
-
-    fn describe(&self) -> String {
-        self.options.redacted_url()
-    }
-
-    fn fingerprint(&self) -> u64 {
-        fingerprint(&[&self.options.redacted_url(), &self.options.sql.table, self.options.sql.namespace.as_str()])
+    fn identity(&self) -> Identity {
+        let (url, sql) = (self.options.redacted_url(), &self.options.sql);
+        Identity::new(self.capabilities(), url.clone(), &[&url, &sql.table, sql.namespace.as_str()])
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        let outcome = self.ask_acquire(request).await;
-        self.about(outcome, "acquire", Some(&request.key))
+        self.ask_acquire(request).await
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let outcome = self.await_change(request, at_most).await;
-        self.about(outcome, "wait", Some(&request.key))
+        self.await_change(request, at_most).await
     }
 
-    async fn abandon(&mut self, request: &Request) -> Result<()> {
-        let outcome = self.ask_abandon(request).await;
-        self.about(outcome, "abandon", Some(&request.key))
+    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
+        self.ask_abandon(request).await
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        if let Some(ttl) = extension.ttl {
+    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        if let Some(ttl) = intent.ttl() {
             self.capabilities().check_ttl(ttl)?;
         }
-        let outcome = self.ask_renew(key, token, extension).await;
-        self.about(outcome, "renew", Some(key))
-    }
-
-    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
-        let outcome = self.look_for(key, token).await;
-        self.about(outcome, "verify", Some(key))
+        if intent == Intent::Probe { self.look_for(key, token).await } else { self.ask_renew(key, token, intent).await }
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let outcome = self.ask_release(key, token, parting).await;
-        self.about(outcome, "release", Some(key))
+        self.ask_release(key, token, parting).await
+    }
+
+    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        match change {
+            Amendment::Note(note) => self.remember(key, note).await.map(|()| true),
+            Amendment::Warn(fence, level) => self.claim(key, fence, level).await,
+            Amendment::Mark(fence, mark) => self.mark_hold(key, fence, mark).await,
+            Amendment::Evict(fence, mark) => self.evict_hold(key, fence, mark).await,
+        }
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        self.look_at(key).await
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        self.look_at_all(start).await
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        self.recall(key).await
+    }
+
+    fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    fn tether(&mut self) -> Option<&mut dyn Tether> {
+        Some(self)
+    }
+}
+
+#[async_trait(?Send)]
+impl Tether for Sessions {
+    fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
+        self.holds.iter().map(|hold| hold.keeper.session.lifeline()).collect()
     }
 
     async fn watch(&mut self, key: &Key, token: &Token) {
@@ -433,71 +478,5 @@ impl Backend for Sessions {
             Some(at) => self.holds[at].keeper.session.unasked().ended().await,
             None => std::future::pending().await,
         }
-    }
-
-    fn lifelines(&self) -> io::Result<Vec<OwnedFd>> {
-        self.holds.iter().map(|hold| hold.keeper.session.lifeline()).collect()
-    }
-
-    fn notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.notices)
-    }
-
-    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        let outcome = self.look_at(key).await;
-        self.about(outcome, "inspect", Some(key))
-    }
-
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let outcome = self.look_at_all(start).await;
-        self.about(outcome, "list", None)
-    }
-
-    async fn history(&mut self, key: &Key) -> Result<History> {
-        let outcome = self.recall(key).await;
-        self.about(outcome, "history", Some(key))
-    }
-
-    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let outcome = self.remember(key, note).await;
-        self.about(outcome, "note", Some(key))
-    }
-
-    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
-        let outcome = self.claim(key, fence, level).await;
-        self.about(outcome, "warn", Some(key))
-    }
-
-    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let outcome = self.mark_hold(key, fence, mark).await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let outcome = self.evict_hold(key, fence, mark).await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn init(&mut self) -> Result<Init> {
-        let work = async {
-            let mut session = self.side().await?;
-            let done = schema::create(&mut session, &self.tables).await?;
-            self.notices.extend(checks::examine(&mut session).await?);
-            if self.options.mode == Mode::Advisory && session.version < IDLE_SESSION_TIMEOUT {
-                self.notices.push(Notice {
-                    warning: true,
-                    text: "before version 14 the server ends the session of a frozen holder never, and of a vanished one late".into(),
-                    hint: Some("?mode=lease ends with its TTL on any version".into()),
-                });
-            }
-            self.side = Some(session);
-            Ok(done)
-        };
-        let outcome = work.await;
-        self.about(outcome, "init", None)
-    }
-
-    fn schema(&self) -> Option<String> {
-        Some(schema::text(&self.tables))
     }
 }

@@ -25,20 +25,23 @@ pub(super) fn values<'a>(begin: &'a Begin<'a>, who: Option<&'a str>, revision: O
     ]
 }
 
-/// A statement that grants, with what it asks of the starts in the row `l` and writes into it. `now` is the time in its condition.
-pub(super) fn granting(sql: &str, begin: &Begin<'_>, judged: Option<&str>, now: &str) -> String {
+/// A statement that grants, with what it asks of the starts in the row `l` and writes into it. `now` is the time in its condition, and
+/// `hold` the parameter that is the hold.
+pub(super) fn granting(sql: &str, begin: &Begin<'_>, judged: Option<&str>, now: &str, hold: &str) -> String {
     let [mut columns, mut values, mut set] = [const { String::new() }; 3];
     if begin.is_paced() {
-        columns += ", paced_at, paced_fence, paced_place, guard_ms, at_least_ms, paced_who";
-        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, $10, $11, $12, $15";
+        columns += ", paced_at, paced_fence, paced_place, guard_ms, at_least_ms, paced_who, paced_hold";
+        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, $10, $11, $12, $15, {hold}";
         set += ", paced_at = excluded.paced_at, paced_fence = greatest(l.fence + 1, excluded.fence), paced_place = excluded.paced_place, \
-                guard_ms = excluded.guard_ms, at_least_ms = excluded.at_least_ms, paced_who = excluded.paced_who";
+                guard_ms = excluded.guard_ms, at_least_ms = excluded.at_least_ms, paced_who = excluded.paced_who, \
+                paced_hold = excluded.paced_hold";
     }
     if begin.window_ms.is_some() {
-        columns += ", start_at, start_fence, start_stage, start_tries, start_window_ms, start_who";
-        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, 'started', $14, $13, $15";
+        columns += ", start_at, start_fence, start_stage, start_tries, start_window_ms, start_who, start_hold";
+        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, 'started', $14, $13, $15, {hold}";
         set += ", start_at = excluded.start_at, start_fence = greatest(l.fence + 1, excluded.fence), start_stage = excluded.start_stage, \
-                start_tries = excluded.start_tries, start_window_ms = excluded.start_window_ms, start_who = excluded.start_who";
+                start_tries = excluded.start_tries, start_window_ms = excluded.start_window_ms, start_who = excluded.start_who, \
+                start_hold = excluded.start_hold";
     }
     let nothing = judged.map_or_else(|| nothing_in_the_way(begin), ToOwned::to_owned);
     sql.replace("{start_columns}", &columns)
@@ -46,6 +49,7 @@ pub(super) fn granting(sql: &str, begin: &Begin<'_>, judged: Option<&str>, now: 
         .replace("{start_set}", &set)
         .replace("{nothing_in_the_way}", &nothing)
         .replace("{now}", now)
+        .replace("{hold}", hold)
 }
 
 /// That nothing can be, whatever else is in the row.
@@ -70,6 +74,14 @@ pub(super) fn became(stage: Option<Stage>, fence: &str) -> String {
     sql.replace("{fence}", fence).replace("{stage}", stage.as_str())
 }
 
+/// Until when the row `l` that is given back is kept for others than dlock.
+pub(super) const fn kept(stage: Option<Stage>) -> &'static str {
+    if matches!(stage, Some(Stage::Undone)) {
+        return "'2000-01-01'";
+    }
+    "greatest('2000-01-01', CASE WHEN l.paced_fence = l.fence THEN l.paced_at + l.at_least_ms * interval '1 millisecond' END)"
+}
+
 /// What `{starts}` asks for.
 pub(super) fn read(row: &PgRow) -> Result<Record, sqlx::Error> {
     Ok(Record::from(Columns {
@@ -79,11 +91,13 @@ pub(super) fn read(row: &PgRow) -> Result<Record, sqlx::Error> {
         guard_ms: row.try_get("guard_ms")?,
         at_least_ms: row.try_get("at_least_ms")?,
         paced_who: row.try_get("paced_who")?,
+        paced_hold: row.try_get("paced_hold")?,
         start_at_ms: row.try_get("start_at_ms")?,
         start_fence: row.try_get("start_fence")?,
         start_stage: row.try_get("start_stage")?,
         start_tries: row.try_get("start_tries")?,
         start_window_ms: row.try_get("start_window_ms")?,
         start_who: row.try_get("start_who")?,
+        start_hold: row.try_get("start_hold")?,
     }))
 }

@@ -3,7 +3,7 @@
 //! All of them judge by `clock_timestamp()`, since `now()` stands still in a transaction, as UTC without a time zone, which is
 //! what ShedLock compares with. Nothing here waits but for another statement on the same row.
 
-use std::time::Duration;
+use std::{fmt::Write as _, time::Duration};
 
 use async_trait::async_trait;
 use sqlx::{Row as _, postgres::PgRow};
@@ -11,7 +11,7 @@ use sqlx::{Row as _, postgres::PgRow};
 use super::{connection::Session, failure, history, names::Tables, starts, statement::Value};
 use crate::{
     backends::sql::{self, Begin, Change, Plain, Record, SHARED_BY, locked_by, micros},
-    lock::{Break, Effect, End, Error, Extension, Fence, Kind, Metadata, Parting, Purpose, Request, Result, Token, Ttl, Waiter},
+    lock::{Break, Effect, End, Error, Fence, Intent, Kind, Metadata, Parting, Request, Result, Token, Ttl, Waiter},
 };
 
 /// A lock table over a session.
@@ -29,10 +29,9 @@ impl sql::Table for LockTable<'_> {
     async fn grant(&mut self, name: &str, request: &Request, judged: Option<&Record>) -> Result<Option<Fence>> {
         let (by, root, ttl) = (locked_by(&request.token), request.token.hold_text(), sql::ms(request.ttl));
         let metadata = json(request.metadata.as_ref())?;
-        let known = judged.map(|record| record.known(&request.token));
-        let begin = Begin::of(request, known.as_ref().map(|(known, now_ms)| (known, *now_ms)));
-        let sql = self.tables.fill(include_str!("sql/grant.sql"));
-        let sql = starts::granting(&sql, &begin, judged.map(|_| "AND l.revision = $16"), "excluded.locked_at");
+        let begin = Begin::of(request, judged.map(|record| (&record.starts, record.now_ms())));
+        let sql = format!("{}{}", self.session.look_for_client(), self.tables.fill(include_str!("sql/grant.sql")));
+        let sql = starts::granting(&sql, &begin, judged.map(|_| "AND l.revision = $16"), "excluded.locked_at", "$3");
         // While there is a crowd, its rules are asked before.
         let sql = sql.replace("{nobody_first}", if judged.is_some() { "" } else { "AND l.crowd IS NULL" });
         let [place, guard, at_least, window, tries, who, revision] =
@@ -76,10 +75,10 @@ impl sql::Table for LockTable<'_> {
         Ok(Some(fence))
     }
 
-    async fn extend(&mut self, name: &str, token: &Token, extension: Extension) -> Result<Option<(Ttl, Fence)>> {
-        let (by, root, ttl) = (locked_by(token), token.hold_text(), extension.ttl.map(sql::ms));
+    async fn extend(&mut self, name: &str, token: &Token, intent: Intent) -> Result<Option<(Ttl, Fence)>> {
+        let (by, root, ttl) = (locked_by(token), token.hold_text(), intent.ttl().map(sql::ms));
         let sql = self.tables.fill(include_str!("sql/extend.sql"));
-        let stopping = Value::Bool(extension.purpose == Purpose::Stop);
+        let stopping = Value::Bool(intent == Intent::Drain);
         let values = [Value::Text(name), Value::Text(&by), Value::Text(&root), Value::MaybeInt(ttl), stopping];
         let rows = self.session.query(&sql, &values).await?;
         let Some(row) = rows.first() else { return Ok(None) };
@@ -91,7 +90,9 @@ impl sql::Table for LockTable<'_> {
     async fn free(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<bool> {
         let (by, root, channel) = (locked_by(token), token.hold_text(), self.tables.channel(name));
         let sql = self.tables.fill(include_str!("sql/free.sql")).replace("{became}", &starts::became(parting.became, "l.fence"));
+        let sql = sql.replace("{kept}", starts::kept(parting.became));
         let how = parting.end.as_ref().map(ToString::to_string);
+        let why = parting.why.as_deref().map(|why| self.session.words(why).into_owned());
         let values = |how| {
             [
                 Value::Text(name),
@@ -99,7 +100,7 @@ impl sql::Table for LockTable<'_> {
                 Value::Text(&root),
                 Value::Text(&channel),
                 Value::Maybe(how),
-                Value::Maybe(parting.why.as_deref()),
+                Value::Maybe(why.as_deref()),
             ]
         };
         let mut rows = self.session.query(&sql, &values(how.as_deref())).await;
@@ -139,7 +140,8 @@ impl sql::Table for LockTable<'_> {
         if change.wake_plain {
             channels.push(self.tables.channel(&was.name));
         }
-        let past = history::json(change.past)?;
+        let past = history::json(self.session, change.past)?;
+        let crowd = is.crowd.as_deref().map(ascii);
         let sql = self.tables.fill(include_str!("sql/write.sql")).replace("{became}", &starts::became(change.became, "l.fence"));
         let values = |past| {
             [
@@ -156,7 +158,7 @@ impl sql::Table for LockTable<'_> {
                 Value::Maybe(is.holds.as_deref()),
                 Value::Int(is.fence),
                 Value::Int(is.renewed_us),
-                Value::Maybe(is.crowd.as_deref()),
+                Value::Maybe(crowd.as_deref()),
                 Value::Text(past),
                 Value::Texts(&channels),
                 Value::Texts(change.absorbed),
@@ -175,8 +177,9 @@ impl sql::Table for LockTable<'_> {
     async fn mark(&mut self, name: &str, fence: Fence, mark: &Break) -> Result<bool> {
         let (_, broken): (End, _) = mark.into();
         let mark = serde_json::to_string(mark).map_err(|error| Error::new(Kind::Internal, "the mark can't be written").source(error))?;
+        let (mark, broken) = (ascii(&mark), self.session.words(broken.as_deref().unwrap_or_default()).into_owned());
         let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
-        let values = [Value::Text(name), Value::Int(fence), Value::Text(&mark), Value::Text(broken.as_deref().unwrap_or_default())];
+        let values = [Value::Text(name), Value::Int(fence), Value::Text(&mark), Value::Text(&broken)];
         let rows = self.session.query(&self.tables.fill(include_str!("sql/mark.sql")), &values).await?;
         Ok(!rows.is_empty())
     }
@@ -246,8 +249,24 @@ impl<'a> LockTable<'a> {
 
 /// What people say of themselves, as columns have it.
 pub(super) fn json(metadata: Option<&Metadata>) -> Result<Option<String>> {
-    let write = |metadata| serde_json::to_string(metadata);
+    let write = |metadata| serde_json::to_string(metadata).map(|json| ascii(&json));
     metadata.map(write).transpose().map_err(|error| Error::new(Kind::Internal, "the metadata can't be written").source(error))
+}
+
+/// JSON in ASCII, which every encoding has.
+pub(super) fn ascii(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c.is_ascii() {
+            out.push(c);
+            continue;
+        }
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            // Writing to a String can't fail.
+            let _ = write!(out, "\\u{unit:04x}");
+        }
+    }
+    out
 }
 
 fn fence(row: &PgRow) -> Result<Fence, sqlx::Error> {
@@ -274,6 +293,7 @@ fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
         mark: row.try_get("mark")?,
         seen: row.try_get("seen")?,
         crowd: row.try_get("crowd")?,
+        mode: row.try_get("mode")?,
         waited: row.try_get("waited")?,
         revision: row.try_get("revision")?,
         starts: starts::read(row)?,

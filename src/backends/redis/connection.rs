@@ -61,6 +61,8 @@ pub(in crate::backends) struct Connection {
     encrypted: bool,
     /// The lock that was found busy over this connection, so that blocking for its release misses nothing.
     pub(super) asked: Option<Key>,
+    /// How many replicas a sentinel knew the server to have; 0 if none was asked.
+    pub(super) replicas: u32,
 }
 
 impl Connection {
@@ -88,7 +90,8 @@ impl Connection {
                 return Err(Error::new(Kind::Internal, "one server was to be asked, and several were named"));
             }
         };
-        let mut connection = Self { stream, decoder: Decoder::new(), greeted: false, encrypted: options.tls.is_some(), asked: None };
+        let mut connection =
+            Self { stream, decoder: Decoder::new(), greeted: false, encrypted: options.tls.is_some(), asked: None, replicas: 0 };
         let answers = connection.greet(options, questions).await?;
         Ok((connection, answers))
     }

@@ -10,6 +10,18 @@ use redis::ServerError;
 use super::options::{Address, Replicas};
 use crate::lock::{Effect, Error, Kind};
 
+/// Whether a script that takes a lock may have written it before it failed with this error.
+///
+/// Lua rolls nothing back. What a server checks before a script's first write, or before the script, leaves nothing behind.
+pub(in crate::backends) fn effect_of_take(error: &ServerError) -> Effect {
+    let details = error.details().unwrap_or_default();
+    match innermost(error.code(), details).0 {
+        "OOM" | "READONLY" | "MISCONF" | "NOREPLICAS" | "MASTERDOWN" | "FENCE" => Effect::NotApplied,
+        _ if details.contains("user_script") || details.contains(" script: ") => Effect::Unknown,
+        _ => Effect::NotApplied,
+    }
+}
+
 /// An error that the server answered with. It refused, so nothing was applied.
 pub(in crate::backends) fn refused(error: &ServerError) -> Error {
     let details = error.details().unwrap_or_default();
@@ -30,8 +42,7 @@ pub(in crate::backends) fn refused(error: &ServerError) -> Error {
         "MISCONF" => unavailable("the server takes no writes because it can't save them").hint("see the server's log"),
         "NOREPLICAS" => unavailable("the server takes no writes because it has too few replicas (min-replicas-to-write)"),
         "CLUSTERDOWN" => unavailable("the server's cluster is down").hint("`redis-cli --cluster check` says what it lacks"),
-        "TRYAGAIN" => unavailable("the cluster is moving this lock to another server")
-            .hint("if it lasts, the move was interrupted: `redis-cli --cluster fix` ends it"),
+        "TRYAGAIN" => half_moved(),
         "UNBLOCKED" => unavailable("the server became a replica"),
         "MOVED" | "ASK" | "CROSSSLOT" => Error::new(Kind::Config, "the server is one node of a Redis Cluster")
             .hint("a cluster has a URL of its own: redis+cluster://HOST:PORT,HOST:PORT"),
@@ -40,6 +51,11 @@ pub(in crate::backends) fn refused(error: &ServerError) -> Error {
         "FENCE" => Error::new(Kind::Data, "the fence counter is beyond 2^53").hint("somebody wrote it; delete redisson_lock_token:{…}"),
         _ => general(code, details),
     }
+}
+
+fn half_moved() -> Error {
+    Error::new(Kind::Unavailable, "the cluster is moving this lock to another server")
+        .hint("if it lasts, the move was interrupted: `redis-cli --cluster fix` ends it")
 }
 
 fn no_password() -> Error {
@@ -62,11 +78,13 @@ fn general(code: &str, details: &str) -> Error {
     } else if says("unauthenticated") {
         // To who has not logged in, servers from 6.2.7 on give this answer to any longer command.
         no_password()
-    } else if says("not an integer") {
+    } else if says("non local key") {
+        half_moved()
+    } else if says("not an integer") || says("would overflow") {
         Error::new(Kind::Data, "the fence counter is not a number").hint("somebody wrote it; delete redisson_lock_token:{…}")
     } else if says("max number of clients") {
         Error::new(Kind::Unavailable, "the server has as many clients as it takes").hint("raise maxclients on the server")
-    } else if says("unknown command") {
+    } else if says("unknown command") || says("unknown redis command") || (says("user_script") && says("syntax error")) {
         Error::new(Kind::Config, "the server doesn't know a command that dlock needs")
             .hint("dlock needs Redis 6.2 or Valkey 7.2 at least, with its commands under their own names")
     } else if code == "ERR" {
@@ -199,6 +217,8 @@ mod tests {
             ("MOVED 3999 127.0.0.1:6381", Kind::Config),
             ("WRONGTYPE Operation against a key holding the wrong kind of value", Kind::Data),
             ("ERR value is not an integer or out of range", Kind::Data),
+            ("ERR increment or decrement would overflow script: 5a, on @user_script:640.", Kind::Data),
+            ("ERR Script attempted to access a non local key in a cluster node script: 5a, on @user_script:80.", Kind::Unavailable),
             ("ERR max number of clients reached", Kind::Unavailable),
         ] {
             assert_eq!(of(reply).kind, kind, "{reply}");
@@ -211,6 +231,38 @@ mod tests {
         assert_eq!(of(wrapped).kind, Kind::Unavailable);
         let wrapped = "ERR Error running script (call to f_5a): @user_script:9: @user_script: 9: -NOPERM no access to a key";
         assert_eq!(of(wrapped).kind, Kind::Denied);
+    }
+
+    #[test]
+    fn servers_that_are_too_old_are_named_by_what_they_lack() {
+        for says in ["Unknown Redis command called from Lua script", "ERR syntax error"] {
+            let error = of(&format!("ERR Error running script (call to f_5a): @user_script:590: @user_script: 590: {says}"));
+            assert!(error.kind == Kind::Config && error.hint.unwrap().contains("Redis 6.2"), "{says}");
+        }
+    }
+
+    #[test]
+    fn what_a_script_may_have_written_before_it_failed_is_unknown() {
+        let effect = |reply: &str| match redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).unwrap() {
+            Value::ServerError(error) => effect_of_take(&error),
+            other => panic!("{other:?}"),
+        };
+        for reply in [
+            "NOPERM this user has no permissions to run the 'evalsha' command",
+            "OOM command not allowed when used memory > 'maxmemory'. script: 5a, on @user_script:613.",
+            "ERR Error running script (call to f_5a): @user_script:9: -OOM command not allowed when used memory > 'maxmemory'.",
+            "TRYAGAIN Multiple keys request during rehashing of slot",
+            "FENCE the counter is beyond 2^53",
+        ] {
+            assert_eq!(effect(reply), Effect::NotApplied, "{reply}");
+        }
+        for reply in [
+            "ERR The user executing the script can't run this command or subcommand script: 5a, on @user_script:650.",
+            "NOPERM No permissions to access a key script: 5a, on @user_script:650.",
+            "ERR user_script:700: attempt to index a nil value script: 5a, on @user_script:700.",
+        ] {
+            assert_eq!(effect(reply), Effect::Unknown, "{reply}");
+        }
     }
 
     #[test]

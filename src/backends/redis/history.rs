@@ -9,14 +9,14 @@ use super::{
     reply, script, starts,
     state::read_shares,
 };
-use crate::lock::{Break, End, Fence, History, Key, Kind, Marking, Note, Past, Result, SKIPPING_HOSTS, Skips};
+use crate::lock::{Break, End, Fence, History, Key, Kind, Note, Past, Result, SKIPPING_HOSTS, Skips};
 
 /// How many replies a look at a history takes.
 pub(in crate::backends) const HISTORY_READS: usize = 5;
 
 impl Redis {
     pub(super) async fn ask_note(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let names = self.names(key);
+        let names = self.names(key)?;
         let keys = [&*names.lock, &names.record, &names.runs, &names.bad_runs, &names.skips, &names.starts, &names.shares, &names.ends];
         let most = SKIPPING_HOSTS.to_string();
         let (fence, line);
@@ -33,26 +33,27 @@ impl Redis {
     }
 
     pub(super) async fn ask_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
-        let names = self.names(key);
+        let names = self.names(key)?;
         let keys = [&*names.lock, &names.record, &names.runs, &names.bad_runs, &names.skips, &names.starts, &names.shares, &names.ends];
         let reply = self.eval(&script::NOTE, &keys, &["warn", &fence.to_string(), &level.to_string()]).await?;
         reply::int(&reply).map(|new| new == 1).ok_or_else(failure::unreadable)
     }
 
-    pub(super) async fn ask_break(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<Marking> {
-        let names = self.names(key);
-        let keys =
-            [&*names.lock, &names.record, &names.queue, &names.wake, &names.runs, &names.bad_runs, &names.shares, &names.ends, &names.line];
+    pub(super) async fn ask_break(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<bool> {
+        let names = self.names(key)?;
+        let runs = [&*names.runs, &names.bad_runs, &names.shares, &names.ends, &names.line, &names.wake_line];
+        let keys = [&[&*names.lock, &names.record, &names.queue, &names.wake], &runs[..]].concat();
         let (end, why) = mark.into();
         let (fence, json, how) = (fence.to_string(), to_json(mark)?, how(&end, why.as_deref())?);
         let sharded = flag(self.is_cluster());
-        let arguments = [&*fence, &json, &how, flag(at_once), &names.channel, &names.rw_channel, sharded, &names.wakes];
+        let told = [&*names.channel, &names.rw_channel, sharded, &names.wakes, &names.fair_queue];
+        let arguments = [&[&*fence, &json, &how, flag(at_once)], &told[..]].concat();
         let reply = self.eval(&script::BREAK, &keys, &arguments).await?;
         read_marking(&reply)
     }
 
     pub(super) async fn read_history(&mut self, key: &Key) -> Result<History> {
-        let names = self.names(key);
+        let names = self.names(key)?;
         let mut pipeline = redis::pipe();
         add_history_reads(&mut pipeline, &names);
         pipeline.cmd("HGETALL").arg(&names.record).cmd("HRANDFIELD").arg(&names.lock).arg(16);
@@ -139,11 +140,11 @@ pub(in crate::backends) fn how(end: &End, why: Option<&str>) -> Result<String> {
     Ok(format!("\"x\":{}{why}", to_json(end)?))
 }
 
-pub(in crate::backends) fn read_marking(reply: &Value) -> Result<Marking> {
+pub(in crate::backends) fn read_marking(reply: &Value) -> Result<bool> {
     let (answer, rest) = answer(reply)?;
     match (&*answer, rest) {
-        ("done", []) => Ok(Marking::Done),
-        ("changed", []) => Ok(Marking::Changed),
+        ("done", []) => Ok(true),
+        ("changed", []) => Ok(false),
         ("layout", [version]) => Err(failure::newer_layout(&reply::text(version).unwrap_or_default())),
         _ => Err(failure::unreadable()),
     }

@@ -39,8 +39,8 @@ use self::{
     state::{Snapshot, foreign, read_shares},
 };
 use crate::lock::{
-    Attempt, Backend, Break, Busy, Capabilities, End, Entry, Extension, Fence, Grant, History, Holding, Init, Key, LockState, Marking,
-    Mode, Note, Parting, Purpose, Release, Renewal, Request, Result, Scope, Stage, Token, Ttl, Wake, fingerprint,
+    Amendment, Attempt, Backend, Busy, Capabilities, End, Entry, Fence, Grant, History, Identity, Intent, Key, LockState, Mode, Parting,
+    Release, Renewal, Request, Result, Scope, Stage, Token, Ttl, Wake,
 };
 
 pub(super) const CAPABILITIES: Capabilities =
@@ -75,11 +75,26 @@ impl Redis {
 
     /// Runs a script, by its hash as long as the server remembers it, where the lock is; its name is the first of the keys.
     /// Whatever the reply is, the connection is at rest again.
-    async fn eval_over(&mut self, mut line: Line, script: &Script, keys: &[&str], arguments: &[&str]) -> Result<(Line, Value)> {
+    async fn eval_over(&mut self, line: Line, script: &Script, keys: &[&str], arguments: &[&str]) -> Result<(Line, Value)> {
+        self.eval_arriving(line, script, keys, &[], arguments).await
+    }
+
+    /// As [`Redis::eval_over`]. A server that a slot is being moved to must have `sides` as well, or refuses for the moment: a script that
+    /// wrote one of them there before it arrives would keep it from arriving.
+    async fn eval_arriving(
+        &mut self,
+        mut line: Line,
+        script: &Script,
+        keys: &[&str],
+        sides: &[&str],
+        arguments: &[&str],
+    ) -> Result<(Line, Value)> {
         let name = keys[0];
+        let all = [keys, sides].concat();
         // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
         let takes = script.is(&script::ACQUIRE) || script.is(&script::SHARE);
         for _ in 0..REDIRECTIONS {
+            let keys = if line.is_asking() { &all[..] } else { keys };
             line.connection.drop_unsent_on_close(takes);
             let mut reply = line.ask(&script.by_sha(keys, arguments)).await?;
             if matches!(&reply, Value::ServerError(error) if error.code() == "NOSCRIPT") {
@@ -109,19 +124,8 @@ impl Redis {
         }
     }
 
-    fn names(&self, key: &Key) -> Names {
+    fn names(&self, key: &Key) -> Result<Names> {
         Names::new(&self.options().namespace, key)
-    }
-
-    /// Says which question failed, where and about which lock.
-    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
-        outcome.map_err(|error| {
-            let error = error.during(operation).backend(self.options().redacted_url());
-            match key {
-                Some(key) => error.key(key),
-                None => error,
-            }
-        })
     }
 
     fn is_queued(&self, request: &Request) -> bool {
@@ -134,7 +138,7 @@ impl Redis {
 
     async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
         CAPABILITIES.check(request)?;
-        let names = self.names(&request.key);
+        let names = self.names(&request.key)?;
         let was_queued = self.is_queued(request);
         if request.waiting && !was_queued {
             self.queued.push((request.key.clone(), request.token));
@@ -169,8 +173,8 @@ impl Redis {
             &metadata,
         ];
         let most = if let Mode::Permits(most) = request.mode { most.to_string() } else { String::new() };
-        let alone = [&common[..], &[place, guard, least, window, failed, crashed, flag(request.fair)]].concat();
-        let share = [&common[..], &[&most, &names.wakes, flag(request.fair)]].concat();
+        let alone = [&common[..], &[place, guard, least, window, failed, crashed, flag(request.fair), &names.wakes]].concat();
+        let share = [&common[..], &[&most, &names.wakes, flag(request.fair), &names.wake_line, &names.wake]].concat();
         let mut line = self.servers.take(&names.lock).await?;
         let mut exclusive = request.mode == Mode::Exclusive;
         let mut reply;
@@ -184,7 +188,7 @@ impl Redis {
             exclusive = true;
         }
         let attempt = match &reply {
-            Value::ServerError(error) => Err(self.servers.refused(error)),
+            Value::ServerError(error) => Err(self.servers.refused(error)).map_err(|failed| failed.effect(failure::effect_of_take(error))),
             reply => read_attempt(reply, request),
         };
         match &attempt {
@@ -208,13 +212,17 @@ impl Redis {
             return Ok(Wake::TimedOut);
         }
         // A release before this connection asked would go unnoticed: ask first, then block.
-        let names = self.names(&request.key);
+        let names = self.names(&request.key)?;
         let Some(mut line) = self.servers.take_asked(&names.lock, &request.key) else { return Ok(Wake::Changed) };
         self.servers.learn_over(&mut line).await?;
         let seconds = format!("{}.{:03}", ms / 1000, ms % 1000);
         let mut block = ::redis::cmd("BLPOP");
         let own = names.wakes.clone() + &request.token.hold_text();
-        block.arg(if request.mode == Mode::Exclusive && !request.fair { &names.wake } else { &own }).arg(seconds);
+        if request.mode == Mode::Exclusive && !request.fair {
+            block.arg(&names.wake).arg(seconds);
+        } else {
+            block.arg(&own).arg(&names.wake_line).arg(seconds);
+        }
         let reply = line.ask(&block.get_packed_command()).await?;
         if let Some(redirect @ Redirect::Moved(_)) = line.redirect(&reply) {
             self.servers.moved(&names.lock, &redirect);
@@ -235,43 +243,47 @@ impl Redis {
         if !self.is_queued(request) {
             return Ok(());
         }
-        let names = self.names(&request.key);
+        let names = self.names(&request.key)?;
         let hold = request.token.hold_text();
         let own = names.wakes.clone() + &hold;
-        let keys = [&*names.lock, &names.queue, &names.waiters, &names.wake, &names.line, &own, &names.fair, &names.fair_readers];
+        let keys = [
+            &*names.lock,
+            &names.queue,
+            &names.waiters,
+            &names.wake,
+            &names.line,
+            &own,
+            &names.fair,
+            &names.fair_readers,
+            &names.wake_line,
+        ];
         self.eval(&script::ABANDON, &keys, &[&hold, &names.wakes]).await?;
         self.forget_queued(request);
         Ok(())
     }
 
-    /// Extends a hold of the whole lock, and if there is none such, a share.
-    async fn renew_over(&mut self, line: Line, names: &Names, arguments: &[&str]) -> Result<(Line, Value)> {
-        let (line, reply) = self.eval_over(line, &script::RENEW, &[&names.lock, &names.record], arguments).await?;
-        if !is_otherwise(&reply) {
-            return Ok((line, reply));
-        }
-        self.eval_over(line, &script::RENEW, &[&names.lock, &names.shares, &names.ends], arguments).await
+    /// Extends a hold, of the whole lock or of a share. A hold has no other keys in common but the lock, so that this one alone is declared.
+    async fn renew_over(&mut self, line: Line, names: &Names, token: &Token, ttl: &str, purpose: &str) -> Result<(Line, Value)> {
+        let (owner, hold) = (token.owner.to_string(), token.hold_text());
+        let arguments = [&*owner, &hold, ttl, purpose, &names.record, &names.shares, &names.ends];
+        self.eval_over(line, &script::RENEW, &[&names.lock], &arguments).await
     }
 
-    async fn ask_renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        if let Some(ttl) = extension.ttl {
+    async fn ask_renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        if let Some(ttl) = intent.ttl() {
             CAPABILITIES.check_ttl(ttl)?;
         }
-        let names = self.names(key);
-        let ttl = extension.ttl.map(|ttl| ttl.as_millis().to_string()).unwrap_or_default();
-        let purpose = match extension.purpose {
-            Purpose::GoOn => "go-on",
-            Purpose::Stop => "stop",
-        };
-        let arguments = [&*token.owner.to_string(), &token.hold_text(), &ttl, purpose];
+        let names = self.names(key)?;
+        let ttl = intent.ttl().map(|ttl| ttl.as_millis().to_string()).unwrap_or_default();
+        let purpose = if intent == Intent::Drain { "stop" } else { "go-on" };
         let line = self.servers.take_for_long(&names.lock).await?;
-        let (mut line, reply) = self.renew_over(line, &names, &arguments).await?;
+        let (mut line, reply) = self.renew_over(line, &names, token, &ttl, purpose).await?;
         let renewal = match &reply {
             Value::ServerError(error) => Err(self.servers.refused(error)),
             reply => read_renewal(reply),
         };
         // "Would shorten" counts as kept as well.
-        if matches!(renewal, Ok(Renewal::Renewed { .. } | Renewal::WouldShorten { .. }))
+        if matches!(renewal, Ok(Renewal::Renewed { .. } | Renewal::Kept { .. }))
             && let Some(why) = self.shortfall(&mut line).await?
         {
             return Err(why);
@@ -280,26 +292,21 @@ impl Redis {
         renewal
     }
 
-    async fn ask_verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
-        let names = self.names(key);
-        // For no time at all: that would shorten any hold, so that nothing is changed.
-        let arguments = [&*token.owner.to_string(), &token.hold_text(), "0", "look"];
+    async fn ask_verify(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
+        let names = self.names(key)?;
         let line = self.servers.take(&names.lock).await?;
-        let (line, reply) = self.renew_over(line, &names, &arguments).await?;
+        // For no time at all: that would shorten any hold, so that nothing is changed.
+        let (line, reply) = self.renew_over(line, &names, token, "0", "look").await?;
         let holding = match &reply {
             Value::ServerError(error) => Err(self.servers.refused(error)),
-            reply => read_renewal(reply).map(|renewal| match renewal {
-                Renewal::WouldShorten { expires_in } => Holding::Held { expires_in: Some(expires_in) },
-                Renewal::Renewed { .. } | Renewal::NotHeld | Renewal::Broken(_) => Holding::NotHeld,
-            }),
+            reply => read_renewal(reply),
         };
         self.servers.put_back_after(&names.lock, line, &reply);
         holding
     }
 
     async fn release_over(&mut self, line: Line, names: &Names, token: &Token, parting: &Parting) -> Result<(Line, Value)> {
-        let keys: [&str; 10] = [
-            &names.lock,
+        let sides: [&str; 10] = [
             &names.record,
             &names.queue,
             &names.wake,
@@ -309,18 +316,20 @@ impl Redis {
             &names.shares,
             &names.ends,
             &names.line,
+            &names.wake_line,
         ];
         let (owner, hold) = (token.owner.to_string(), token.hold_text());
         let (tree, sharded) = (flag(parting.scope == Scope::Tree), flag(self.is_cluster()));
         let how = parting.end.as_ref().map(|end| history::how(end, parting.why.as_deref())).transpose()?.unwrap_or_default();
         let bad = flag(parting.end.as_ref().is_some_and(End::is_bad));
         let became = parting.became.map_or("", Stage::as_str);
-        let arguments = [&*owner, &hold, tree, &names.channel, &names.rw_channel, sharded, &how, bad, became, &names.wakes];
-        self.eval_over(line, &script::RELEASE, &keys, &arguments).await
+        let told = [&*names.channel, &names.rw_channel, &names.fair_queue, sharded];
+        let arguments = [&[&*owner, &hold, tree], &told[..], &[&how, bad, became, &names.wakes], &sides].concat();
+        self.eval_arriving(line, &script::RELEASE, &[&names.lock], &sides, &arguments).await
     }
 
     async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let names = self.names(key);
+        let names = self.names(key)?;
         let line = self.servers.take(&names.lock).await?;
         let (line, reply) = self.release_over(line, &names, token, parting).await?;
         self.servers.put_back_after(&names.lock, line, &reply);
@@ -338,85 +347,50 @@ impl Redis {
 
 #[async_trait(?Send)]
 impl Backend for Redis {
-    fn capabilities(&self) -> &Capabilities {
-        &CAPABILITIES
-    }
-
-    fn describe(&self) -> String {
-        self.options().redacted_url()
-    }
-
-    fn fingerprint(&self) -> u64 {
-        fingerprint(&[&self.options().identity(), self.options().namespace.as_str()])
+    fn identity(&self) -> Identity {
+        let options = self.options();
+        Identity::new(&CAPABILITIES, options.redacted_url(), &[&options.identity(), options.namespace.as_str()])
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        let outcome = self.ask_acquire(request).await;
-        self.about(outcome, "acquire", Some(&request.key))
+        self.ask_acquire(request).await
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let outcome = self.block(request, at_most).await;
-        self.about(outcome, "wait", Some(&request.key))
+        self.block(request, at_most).await
     }
 
-    async fn abandon(&mut self, request: &Request) -> Result<()> {
-        let outcome = self.ask_abandon(request).await;
-        self.about(outcome, "abandon", Some(&request.key))
+    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
+        self.ask_abandon(request).await
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let outcome = self.ask_renew(key, token, extension).await;
-        self.about(outcome, "renew", Some(key))
-    }
-
-    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
-        let outcome = self.ask_verify(key, token).await;
-        self.about(outcome, "verify", Some(key))
+    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        if intent == Intent::Probe { self.ask_verify(key, token).await } else { self.ask_renew(key, token, intent).await }
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let outcome = self.ask_release(key, token, parting).await;
-        self.about(outcome, "release", Some(key))
+        self.ask_release(key, token, parting).await
+    }
+
+    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        match change {
+            Amendment::Note(note) => self.ask_note(key, note).await.map(|()| true),
+            Amendment::Warn(fence, level) => self.ask_warning(key, fence, level).await,
+            Amendment::Mark(fence, mark) => self.ask_break(key, fence, mark, false).await,
+            Amendment::Evict(fence, mark) => self.ask_break(key, fence, mark, true).await,
+        }
     }
 
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        let outcome = self.read_lock(key).await;
-        self.about(outcome, "inspect", Some(key))
+        self.read_lock(key).await
     }
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let outcome = self.read_locks(start).await;
-        self.about(outcome, "list", None)
+        self.read_locks(start).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {
-        let outcome = self.read_history(key).await;
-        self.about(outcome, "history", Some(key))
-    }
-
-    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let outcome = self.ask_note(key, note).await;
-        self.about(outcome, "note", Some(key))
-    }
-
-    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
-        let outcome = self.ask_warning(key, fence, level).await;
-        self.about(outcome, "note", Some(key))
-    }
-
-    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let outcome = self.ask_break(key, fence, mark, false).await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let outcome = self.ask_break(key, fence, mark, true).await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn init(&mut self) -> Result<Init> {
-        Ok(Init::NotNeeded)
+        self.read_history(key).await
     }
 }
 
@@ -428,11 +402,6 @@ pub(super) fn flag(set: bool) -> &'static str {
 fn answer(reply: &Value) -> Result<(String, &[Value])> {
     let (first, rest) = reply::items(reply).and_then(<[Value]>::split_first).ok_or_else(failure::unreadable)?;
     Ok((reply::text(first).ok_or_else(failure::unreadable)?, rest))
-}
-
-/// Whether the hold that was asked about is of the other sort: a share, or of the whole lock.
-fn is_otherwise(reply: &Value) -> bool {
-    matches!(answer(reply), Ok((word, _)) if word == "otherwise")
 }
 
 /// In which other way the owner that was to be entered holds the lock.
@@ -473,15 +442,18 @@ fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> {
             let position = reply::int(place).and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
             Ok(Attempt::Busy(Busy { passing: holders.is_empty(), holders, expires_in, notifies, position }))
         }
-        // A string that ends by itself is a lock of `SET NX PX`; one that doesn't would make cron skip silently for ever.
-        ("alien", [kind, pttl]) => match (reply::text(kind).as_deref(), read_ms(pttl)) {
-            (Some("string"), Ok(left)) => Ok(Attempt::Busy(Busy {
-                holders: vec![foreign(Mode::Exclusive, Some(left))],
-                expires_in: Some(left),
-                notifies: false,
-                ..Busy::default()
-            })),
-            (kind, _) => Err(failure::no_lock(&format!("a {}", kind.unwrap_or("value")))),
+        // A string is a lock of `SET NX`, with or without an end.
+        ("alien", [kind, pttl]) => match reply::text(kind).as_deref() {
+            Some("string") => {
+                let left = read_ms(pttl).ok();
+                Ok(Attempt::Busy(Busy {
+                    holders: vec![foreign(Mode::Exclusive, left)],
+                    expires_in: left,
+                    notifies: false,
+                    ..Busy::default()
+                }))
+            }
+            kind => Err(failure::no_lock(&format!("a {}", kind.unwrap_or("value")))),
         },
         ("layout", [version]) => Err(failure::newer_layout(&reply::text(version).unwrap_or_default())),
         _ => Err(failure::unreadable()),
@@ -492,7 +464,7 @@ fn read_renewal(reply: &Value) -> Result<Renewal> {
     let (answer, rest) = answer(reply)?;
     match (&*answer, rest) {
         ("renewed", [ttl, fence]) => Ok(Renewal::Renewed { ttl: read_ttl(ttl)?, fence: read_fence(fence)? }),
-        ("shorter", [left]) => Ok(Renewal::WouldShorten { expires_in: read_ms(left)? }),
+        ("shorter", [left]) => Ok(Renewal::Kept { expires_in: Some(read_ms(left)?) }),
         ("not-held", []) => Ok(Renewal::NotHeld),
         ("broken", [mark]) => {
             let mark = reply::text(mark).and_then(|mark| serde_json::from_str(&mark).ok());

@@ -3,7 +3,7 @@
 //! A lock's own name has no braces, since keys are encoded without them, and every other name has some: none can be
 //! taken for a lock. All have the lock's name as their hash tag, so that a cluster keeps them together.
 
-use crate::lock::{Encoding, Key, Namespace};
+use crate::lock::{Encoding, Error, Key, Kind, Namespace, Result};
 
 /// How keys are written in Redis: braces, which would name a hash tag of their own, are encoded.
 pub(in crate::backends) const ENCODING: Encoding = Encoding::new(b"{}");
@@ -42,22 +42,37 @@ pub(in crate::backends) struct Names {
     pub wake: String,
     /// What the lists begin with that those in the line block on, each on its own.
     pub wakes: String,
+    /// The list that all of them block on as well.
+    pub wake_line: String,
     /// On Tair, who waits for a share or in fair order, and whose turn it is.
     pub turns: String,
     /// Where those wait who want Redisson's plain lock.
     pub channel: String,
     /// Where those wait who want Redisson's read-write lock.
     pub rw_channel: String,
+    /// The queue of Redisson's fair lock, a list; its waiters listen on `<channel>:<waiter>`.
+    pub fair_queue: String,
 }
 
 impl Names {
-    pub(in crate::backends) fn new(namespace: &Namespace, key: &Key) -> Self {
-        let lock = prefix(namespace) + &ENCODING.encode(key);
+    /// The names of `key`'s lock.
+    ///
+    /// # Errors
+    /// In the empty namespace, for a key that has to be encoded: other libraries store the lock under another name, so that there would be no
+    /// exclusion between them and dlock.
+    pub(in crate::backends) fn new(namespace: &Namespace, key: &Key) -> Result<Self> {
+        let encoded = ENCODING.encode(key);
+        if namespace.as_str().is_empty() && encoded != key.as_str() {
+            return Err(Error::new(Kind::Usage, "without a namespace a key can't have braces, percent signs or control characters")
+                .hint("other libraries store such a lock under another name; choose another key, or a --namespace")
+                .key(key));
+        }
+        let lock = prefix(namespace) + &encoded;
         let side = |what: &str| match namespace.as_str() {
             "" => format!("{{{lock}}}:dlock-{what}"),
             namespace => format!("{namespace}:{{{lock}}}:{what}"),
         };
-        Self {
+        Ok(Self {
             fence: format!("redisson_lock_token:{{{lock}}}"),
             record: side("record"),
             queue: side("queue"),
@@ -73,11 +88,13 @@ impl Names {
             fair_readers: side("fair-readers"),
             wake: side("wake"),
             wakes: side("wake:"),
+            wake_line: side("wake-line"),
             turns: side("turns"),
             channel: format!("redisson_lock__channel:{{{lock}}}"),
             rw_channel: format!("redisson_rwlock:{{{lock}}}"),
+            fair_queue: format!("redisson_lock_queue:{{{lock}}}"),
             lock,
-        }
+        })
     }
 }
 
@@ -91,7 +108,8 @@ pub(in crate::backends) fn prefix(namespace: &Namespace) -> String {
 
 /// The key whose lock is stored as `name`; `None` if that is no lock's name in this namespace.
 pub(in crate::backends) fn key_of(namespace: &Namespace, name: &str) -> Option<Key> {
-    ENCODING.decode(name.strip_prefix(&prefix(namespace))?)
+    let key = ENCODING.decode(name.strip_prefix(&prefix(namespace))?)?;
+    Names::new(namespace, &key).is_ok().then_some(key)
 }
 
 /// A pattern for `SCAN` that matches what begins with `start`, literally, and nothing else.
@@ -112,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    fn sides(of: &Names) -> [&String; 16] {
+    fn sides(of: &Names) -> [&String; 18] {
         [
             &of.shares,
             &of.ends,
@@ -120,6 +138,8 @@ mod tests {
             &of.fair,
             &of.fair_readers,
             &of.wakes,
+            &of.wake_line,
+            &of.fair_queue,
             &of.fence,
             &of.record,
             &of.queue,
@@ -138,7 +158,10 @@ mod tests {
         fn no_name_of_a_lock_is_a_name_of_another(a in "[a-c:{}%*-]{1,12}", b in "[a-c:{}%*-]{1,12}", ns in "[a-c]{0,2}") {
             let (a, b) = (Key::new(a).unwrap(), Key::new(b).unwrap());
             let namespace = Namespace::new(ns).unwrap();
-            let (of_a, of_b) = (Names::new(&namespace, &a), Names::new(&namespace, &b));
+            let (Ok(of_a), Ok(of_b)) = (Names::new(&namespace, &a), Names::new(&namespace, &b)) else {
+                prop_assert!(namespace.as_str().is_empty());
+                return Ok(());
+            };
             prop_assert_eq!(key_of(&namespace, &of_a.lock), Some(a.clone()));
             for side in sides(&of_a) {
                 prop_assert_eq!(key_of(&namespace, side), None);
@@ -155,11 +178,24 @@ mod tests {
     #[test]
     fn names_are_where_other_libraries_look() {
         let key = Key::new("a{b}c").unwrap();
-        let names = Names::new(&Namespace::default(), &key);
+        let names = Names::new(&Namespace::default(), &key).unwrap();
         assert_eq!(names.lock, "dlock:a%7Bb%7Dc");
         assert_eq!(names.fence, "redisson_lock_token:{dlock:a%7Bb%7Dc}");
         assert_eq!(names.record, "dlock:{dlock:a%7Bb%7Dc}:record");
-        let bare = Names::new(&Namespace::new("").unwrap(), &key);
-        assert_eq!((bare.lock.as_str(), bare.wake.as_str()), ("a%7Bb%7Dc", "{a%7Bb%7Dc}:dlock-wake"));
+        let none = Namespace::new("").unwrap();
+        let bare = Names::new(&none, &Key::new("a:b c").unwrap()).unwrap();
+        assert_eq!((bare.lock.as_str(), bare.wake.as_str()), ("a:b c", "{a:b c}:dlock-wake"));
+    }
+
+    #[test]
+    fn without_a_namespace_no_lock_has_another_name_than_its_key() {
+        let none = Namespace::new("").unwrap();
+        for key in ["{order}:7", "disc-50%", "a}b", "a\u{1}b"] {
+            let Ok(key) = Key::new(key) else { continue };
+            let error = Names::new(&none, &key).err().expect("refused");
+            assert!(error.kind == Kind::Usage && error.hint.is_some(), "{error:?}");
+            assert!(Names::new(&Namespace::default(), &key).is_ok());
+            assert_eq!(key_of(&none, &ENCODING.encode(&key)), None);
+        }
     }
 }

@@ -116,13 +116,20 @@ impl fmt::Display for Address {
 /// How a grant is made to outlive the server that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replicas {
-    /// So many replicas must say that they have it.
+    /// So many replicas must say that they have it, or [`Replicas::ALL`].
     pub count: u32,
     /// So soon.
     pub within: Duration,
 }
 
 impl Replicas {
+    /// Every replica that is known of, and one at least.
+    ///
+    /// Only all of them keep a master that was cut off from confirming what its successor knows nothing of: the one that was promoted is
+    /// missing. Sentinels and nodes of a cluster know of those that are cut off; a server alone tells of those connected to it, and counts
+    /// no fewer from then on.
+    pub const ALL: u32 = u32::MAX;
+
     /// How long they have unless somebody says otherwise.
     pub const WITHIN: Duration = Duration::from_millis(500);
 }

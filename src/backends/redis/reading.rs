@@ -59,7 +59,7 @@ fn add_reads(pipeline: &mut Pipeline, names: &Names) {
 
 impl Redis {
     pub(super) async fn read_lock(&mut self, key: &Key) -> Result<LockState> {
-        let names = self.names(key);
+        let names = self.names(key)?;
         let mut pipeline = redis::pipe();
         add_reads(&mut pipeline, &names);
         let replies = self.look(&names.lock, &pipeline).await?;
@@ -74,7 +74,7 @@ impl Redis {
             let mut moved = Vec::new();
             for batch in keys.chunks(BATCH) {
                 let mut pipeline = redis::pipe();
-                let names: Vec<Names> = batch.iter().map(|key| self.names(key)).collect();
+                let names: Vec<Names> = batch.iter().map(|key| self.names(key)).collect::<Result<_>>()?;
                 for names in &names {
                     add_reads(&mut pipeline, names);
                 }
@@ -193,8 +193,8 @@ fn read_state(key: Key, names: &Names, replies: &[Value]) -> Result<LockState> {
             }
             snapshot.holders()?
         }
-        "none" => Vec::new(),
-        "string" if snapshot.expires_in().is_some() => vec![foreign(Mode::Exclusive, snapshot.expires_in())],
+        "none" => Snapshot { lock: Vec::new(), ..snapshot }.holders()?,
+        "string" => vec![foreign(Mode::Exclusive, snapshot.expires_in())],
         other => return Err(failure::no_lock(&format!("a {other}"))),
     };
     let mut waiting = Vec::new();

@@ -5,23 +5,73 @@
 //! time (a grant is given back, a renewal is not counted); the connection breaks meanwhile (unknown: the core asks again
 //! or undoes it); a replica has the grant but not that it was given back (it ends with its lease).
 
-use redis::Value;
+use redis::{Pipeline, Value};
 
-use super::{Redis, failure, names::Names, reply, servers::Line};
+use super::{Redis, Replicas, examine::connected_replicas, failure, names::Names, options::Server, reply, servers::Line};
 use crate::lock::{Effect, Error, Parting, Request, Result};
 
 impl Redis {
     /// Waits until as many replicas as were asked for have all that was written over `line`; says if they have not.
-    pub(super) async fn shortfall(&self, line: &mut Line) -> Result<Option<Error>> {
+    pub(super) async fn shortfall(&mut self, line: &mut Line) -> Result<Option<Error>> {
         let Some(replicas) = self.options().replicas else { return Ok(None) };
-        let mut wait = redis::cmd("WAIT");
-        wait.arg(replicas.count).arg(u64::try_from(replicas.within.as_millis()).unwrap_or(u64::MAX).max(1));
-        let have = match line.ask(&wait.get_packed_command()).await? {
-            Value::ServerError(error) => return Ok(Some(failure::refused(&error).effect(Effect::Unknown))),
-            have => reply::int(&have).ok_or_else(failure::unreadable)?,
+        if replicas.count != Replicas::ALL {
+            return Ok(self.wait_for(line, replicas, Pipeline::new()).await?.err());
+        }
+        if self.servers.replicas_of(line).is_none() {
+            let replies = line.exchange(&self.who_copies()).await?;
+            if let Err(error) = self.learn_replicas(line, &replies) {
+                return Ok(Some(error.effect(Effect::Unknown)));
+            }
+        }
+        loop {
+            let count = self.servers.replicas_of(line).unwrap_or_default().max(1);
+            let replies = match self.wait_for(line, Replicas { count, ..replicas }, self.who_copies()).await? {
+                Ok(replies) => replies,
+                Err(error) => return Ok(Some(error)),
+            };
+            // One more may have come since.
+            match self.learn_replicas(line, &replies) {
+                Ok(known) if known.max(1) > count => {}
+                Ok(_) => return Ok(None),
+                Err(error) => return Ok(Some(error.effect(Effect::Unknown))),
+            }
+        }
+    }
+
+    /// Waits for so many replicas, and asks something else behind that in the same packet.
+    async fn wait_for(&self, line: &mut Line, replicas: Replicas, besides: Pipeline) -> Result<Result<Vec<Value>>> {
+        let mut wait = redis::pipe();
+        wait.cmd("WAIT").arg(replicas.count).arg(u64::try_from(replicas.within.as_millis()).unwrap_or(u64::MAX).max(1));
+        besides.cmd_iter().for_each(|command| {
+            wait.add_command(command.clone());
+        });
+        let mut replies = line.exchange(&wait).await?;
+        let have = match replies.first() {
+            Some(Value::ServerError(error)) => return Ok(Err(failure::refused(error).effect(Effect::Unknown))),
+            have => have.and_then(reply::int).ok_or_else(failure::unreadable)?,
         };
-        let enough = have >= i64::from(replicas.count);
-        Ok((!enough).then(|| failure::too_few_replicas(replicas, have).effect(Effect::Unknown)))
+        if have < i64::from(replicas.count) {
+            return Ok(Err(failure::too_few_replicas(replicas, have).effect(Effect::Unknown)));
+        }
+        Ok(Ok(replies.split_off(1)))
+    }
+
+    fn who_copies(&self) -> Pipeline {
+        let mut question = redis::pipe();
+        match self.options().server {
+            Server::Cluster(_) => question.cmd("CLUSTER").arg("NODES"),
+            Server::Tcp { .. } | Server::Unix(_) | Server::Sentinel(_) => question.cmd("ROLE"),
+        };
+        question
+    }
+
+    fn learn_replicas(&mut self, line: &Line, replies: &[Value]) -> Result<u32> {
+        let count = match replies.first() {
+            Some(Value::ServerError(error)) => return Err(failure::refused(error)),
+            Some(role @ Value::Array(_)) => u32::try_from(connected_replicas(role).len()).ok(),
+            nodes => nodes.and_then(reply::text).as_deref().and_then(replicas_of_myself),
+        };
+        Ok(self.servers.learn_replicas(line, count.ok_or_else(failure::unreadable)?))
     }
 
     /// Gives a grant back that too few replicas have. The connection isn't kept: there may be another master by now.
@@ -30,5 +80,30 @@ impl Redis {
             Ok((_, reply)) if !matches!(reply, Value::ServerError(_)) => why.effect(Effect::NotApplied),
             _ => why,
         }
+    }
+}
+
+/// How many replicas the node has that answered `CLUSTER NODES`, those that are cut off among them.
+fn replicas_of_myself(nodes: &str) -> Option<u32> {
+    let fields = |line: &str| line.split(' ').take(4).map(str::to_owned).collect::<Vec<_>>();
+    let nodes: Vec<_> = nodes.lines().map(fields).filter(|fields| fields.len() == 4).collect();
+    let flags = |node: &[String], flag: &str| node[2].split(',').any(|known| known == flag);
+    let myself = &nodes.iter().find(|node| flags(node, "myself"))?[0];
+    u32::try_from(nodes.iter().filter(|node| flags(node, "slave") && node[3] == *myself).count()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_that_are_cut_off_are_counted() {
+        let nodes = "aa 127.0.0.1:1@2 myself,master - 0 1 1 connected 0-5\n\
+                     bb 127.0.0.1:3@4 slave aa 0 1 1 connected\n\
+                     cc 127.0.0.1:5@6 slave,fail? aa 0 1 1 disconnected\n\
+                     dd 127.0.0.1:7@8 master - 0 1 2 connected 6-9\n\
+                     ee 127.0.0.1:9@10 slave dd 0 1 2 connected\n";
+        assert_eq!(replicas_of_myself(nodes), Some(2));
+        assert_eq!(replicas_of_myself("aa 127.0.0.1:1@2 master - 0 1 1 connected\n"), None);
     }
 }

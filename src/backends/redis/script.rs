@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "bf9afccc679062df236375b8f2764d64d79fff2b");
-pub(super) static SHARE: Script = script!("lua/share.lua", "9002e346c18c40daa91181fc4e0f75085fc106c6");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "0db10a814a1b20738355e8c1421dfce27044199e");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "4177f44361cf6cd3c51e9ec91c53a9f6655b6cb2");
-pub(super) static BREAK: Script = script!("lua/break.lua", "ed22e8401ebfa119f011c86bc95996f0ec575a45");
-pub(super) static NOTE: Script = script!("lua/note.lua", "1d6e631887d9592948b5518d13dfbfe5f6e32fca");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "06ba1101c605f5577c8fbc751ee273155f06e5de");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "3ff639dea14f2d21ab22d19b13310b2977293c64");
+pub(super) static SHARE: Script = script!("lua/share.lua", "22c6b20cb570fd974cb4c18775a3f2351ca2a7ee");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "53a4795e836525be63ab60e604ce69dda0b8080a");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "20cce7e3a3c8a58bab04ac085264b8b1724b8111");
+pub(super) static BREAK: Script = script!("lua/break.lua", "90b91688a105100a8ca533b78bad50e37da1289b");
+pub(super) static NOTE: Script = script!("lua/note.lua", "bf152844291244ca5cdfeb1a1c58fc729a41329d");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "5fb1a7d2959dd2be47ff696e53aa312686d9d024");
 
 impl Script {
     /// A script and its sum.

@@ -10,7 +10,7 @@ use redis::{Pipeline, Value};
 use super::{
     connection::Connection,
     failure,
-    options::{Address, Options, Sentinel},
+    options::{Address, Options, Replicas, Sentinel},
     race, reply,
 };
 use crate::lock::{Error, Kind, Result};
@@ -57,11 +57,12 @@ impl Sentinels {
 
 async fn through(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Result<Connection, Failure> {
     let of_sentinel = |error| Failure { of_master: false, error: failure::of("sentinel", sentinel, error) };
-    let master = named_by(options, theirs, sentinel).await.map_err(of_sentinel)?;
+    let (master, replicas) = named_by(options, theirs, sentinel).await.map_err(of_sentinel)?;
     let of_master = |error| Failure { of_master: true, error: failure::of("master", &master, error) };
     let mut question = redis::pipe();
     question.cmd("ROLE");
-    let (connection, answers) = Connection::open_and(&options.at(&master), &question).await.map_err(of_master)?;
+    let (mut connection, answers) = Connection::open_and(&options.at(&master), &question).await.map_err(of_master)?;
+    connection.replicas = replicas;
     let role = answers.first().and_then(reply::items).and_then(<[Value]>::first).and_then(reply::text);
     match (role.as_deref(), answers.first()) {
         (Some("master"), _) => Ok(connection),
@@ -85,11 +86,15 @@ fn login(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Options {
     Options { db: 0, user: theirs.user.clone(), password: theirs.password.clone(), ..options.at(sentinel) }
 }
 
-/// The master's address as this sentinel knows it.
-async fn named_by(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Result<Address> {
+/// The master's address as this sentinel knows it, and how many replicas it knows, where all of them matter.
+async fn named_by(options: &Options, theirs: &Sentinel, sentinel: &Address) -> Result<(Address, u32)> {
     let login = login(options, theirs, sentinel);
     let mut question = redis::pipe();
     question.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&theirs.master);
+    let all = options.replicas.is_some_and(|replicas| replicas.count == Replicas::ALL);
+    if all {
+        question.cmd("SENTINEL").arg("MASTER").arg(&theirs.master);
+    }
     let (mut connection, answers) = Connection::open_and(&login, &question).await.map_err(credentials)?;
     match answers.first() {
         Some(Value::ServerError(error)) => Err(credentials(failure::refused(error))),
@@ -98,9 +103,22 @@ async fn named_by(options: &Options, theirs: &Sentinel, sentinel: &Address) -> R
             let names = connection.ask(&names).await.map(|reply| names_in(&reply)).unwrap_or_default();
             Err(unknown_name(&theirs.master, &names))
         }
-        Some(Value::Array(parts)) => address(parts).ok_or_else(failure::unreadable),
+        Some(Value::Array(parts)) => {
+            let master = address(parts).ok_or_else(failure::unreadable)?;
+            Ok((master, if all { known_replicas(answers.get(1))? } else { 0 }))
+        }
         _ => Err(failure::unreadable()),
     }
+}
+
+/// From the answer to `SENTINEL MASTER`. Sentinels don't forget a replica that is cut off.
+fn known_replicas(answer: Option<&Value>) -> Result<u32> {
+    if let Some(Value::ServerError(error)) = answer {
+        return Err(credentials(failure::refused(error)));
+    }
+    let fields = answer.and_then(reply::pairs).unwrap_or_default();
+    let count = fields.iter().find(|(field, _)| field == "num-slaves").and_then(|(_, count)| count.parse().ok());
+    count.ok_or_else(failure::unreadable)
 }
 
 fn address(parts: &[Value]) -> Option<Address> {

@@ -29,6 +29,11 @@ impl Line {
         Self { connection, node: Some(node), asking: false }
     }
 
+    /// Whether it leads to a node that a slot is being moved to.
+    pub(super) fn is_asking(&self) -> bool {
+        self.asking
+    }
+
     pub(super) fn node(&self) -> Option<&Address> {
         self.node.as_ref()
     }
@@ -43,6 +48,11 @@ impl Line {
         replies.pop().ok_or_else(failure::unreadable)
     }
 
+    /// Sends several commands in one packet and awaits their replies, which may be errors.
+    pub(super) async fn exchange(&mut self, pipeline: &redis::Pipeline) -> Result<Vec<Value>> {
+        self.connection.exchange(&pipeline.get_packed_pipeline(), pipeline.len()).await
+    }
+
     /// Where the reply sends us.
     pub(super) fn redirect(&self, reply: &Value) -> Option<Redirect> {
         self.node.as_ref().and_then(|node| cluster::redirect(reply, node))
@@ -54,6 +64,8 @@ pub(super) struct Servers {
     options: Options,
     idle: Vec<Line>,
     whereabouts: Whereabouts,
+    /// The most replicas that each node was known to have.
+    replicas: Vec<(Option<Address>, u32)>,
 }
 
 enum Whereabouts {
@@ -72,11 +84,26 @@ impl Servers {
             Server::Sentinel(sentinel) => Whereabouts::Sentinel(Sentinels::new(sentinel.clone())),
             Server::Cluster(seeds) => Whereabouts::Cluster(Cluster::new(seeds.clone())),
         };
-        Self { options, idle: Vec::new(), whereabouts }
+        Self { options, idle: Vec::new(), whereabouts, replicas: Vec::new() }
     }
 
     pub(super) fn options(&self) -> &Options {
         &self.options
+    }
+
+    /// The most replicas that the server at the other end was known to have.
+    pub(super) fn replicas_of(&self, line: &Line) -> Option<u32> {
+        let known = self.replicas.iter().find(|(node, _)| *node == line.node)?.1;
+        Some(known.max(line.connection.replicas))
+    }
+
+    /// Notes that it has so many now; returns the most it had.
+    pub(super) fn learn_replicas(&mut self, line: &Line, count: u32) -> u32 {
+        match self.replicas.iter_mut().find(|(node, _)| *node == line.node) {
+            Some((_, known)) => *known = (*known).max(count),
+            None => self.replicas.push((line.node.clone(), count)),
+        }
+        self.replicas_of(line).unwrap_or(count)
     }
 
     pub(super) fn is_cluster(&self) -> bool {

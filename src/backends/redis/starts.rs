@@ -55,6 +55,7 @@ pub(in crate::backends) fn read_record(fields: &[(String, String)]) -> Record {
             guard_ms: number("pg").unwrap_or_default(),
             at_least_ms: number("pl").unwrap_or_default(),
             metadata: who("pm"),
+            hold: of("ph").unwrap_or_default().to_owned(),
         })
     };
     let start = || {
@@ -65,6 +66,7 @@ pub(in crate::backends) fn read_record(fields: &[(String, String)]) -> Record {
             tries: number("on").and_then(|tries| u32::try_from(tries).ok()).unwrap_or(1),
             window_ms: number("ow").unwrap_or_default(),
             metadata: who("om"),
+            hold: of("oh").unwrap_or_default().to_owned(),
         })
     };
     Record { paced: paced(), start: start() }

@@ -70,16 +70,18 @@ impl Snapshot {
     /// For a layout newer than ours, and for a hash that is no lock.
     pub(super) fn holders(&self) -> Result<Vec<Holder>> {
         if self.lock.is_empty() {
-            return Ok(Vec::new());
+            // Another library let the lock end under readers: they keep others out until their own ends.
+            return Ok(self.shares.iter().filter(|share| self.is_live(share)).map(|share| self.share_holder(share)).collect());
         }
-        if let Some(version) = self.of_record("v") {
+        let owner = self.of_record("owner");
+        let is_owners = |owner: &str| self.lock.iter().any(|(field, _)| *field == format!("{owner}:1:write"));
+        if let Some(version) = self.of_record("v").filter(|_| owner.is_none_or(is_owners)) {
             let major = version.split('.').next().and_then(|major| major.parse().ok());
             if major.is_none_or(|major: u32| major > MAJOR) {
                 return Err(failure::newer_layout(version));
             }
         }
-        let owner = self.of_record("owner");
-        if owner.is_some_and(|owner| self.lock.iter().any(|(field, _)| *field == format!("{owner}:1:write"))) {
+        if owner.is_some_and(is_owners) {
             return Ok(vec![self.own_holder(&self.record)]);
         }
         let shared = self.lock.iter().any(|(field, value)| field == "mode" && value == "read");
@@ -107,21 +109,15 @@ impl Snapshot {
         // Of a large hash only some fields are known.
         let complete = self.lock.len() >= self.lock_len && self.lock_len < SOME;
         let there = |share: &&Share| !complete || self.lock.iter().any(|(field, _)| *field == share.field());
-        let mut holders = Vec::new();
-        let live = |share: &&Share| self.now.is_none_or(|now| share.is_live(now));
-        for share in self.shares.iter().filter(there).filter(live) {
-            let expires_in = self.now.and_then(|now| u64::try_from(share.ends() - now).ok()).map(Duration::from_millis);
-            let number = |name| share.of(name).and_then(|number| number.parse::<u32>().ok());
-            let (mode, permit) = number("most").map_or((Mode::Shared, None), |most| (Mode::Permits(most), number("permit")));
-            holders.push(Holder { mode, permit, expires_in, ..self.own_holder(&share.0) });
-        }
+        let live = self.shares.iter().filter(there).filter(|share| self.is_live(share));
+        let mut holders: Vec<Holder> = live.map(|share| self.share_holder(share)).collect();
         let known = self.shares.iter().filter(there).count();
-        let others = if complete {
-            self.lock.iter().filter(|(field, _)| field != "mode" && !self.shares.iter().any(|share| share.field() == *field)).count()
-        } else {
-            self.lock_len.saturating_sub(known + 1)
-        };
-        if others > 0 && complete && self.shares.is_empty() && !self.is_redisson_shaped() {
+        let theirs = |(field, _): &&(String, String)| field != "mode" && !self.shares.iter().any(|share| share.field() == *field);
+        let others = if complete { self.lock.iter().filter(theirs).count() } else { self.lock_len.saturating_sub(known + 1) };
+        // Only dlock has permits.
+        let permits = self.lock.iter().any(|(field, value)| field == "mode" && value == "permits");
+        let fits = |field: &(String, String)| if permits { field.0.ends_with(":1:permit") } else { is_redissons(field) };
+        if complete && self.lock.iter().filter(theirs).any(|field| !fits(field)) {
             return Err(failure::no_lock("a hash"));
         }
         holders.extend(vec![foreign(Mode::Shared, self.expires_in()); others.min(SOME)]);
@@ -129,6 +125,17 @@ impl Snapshot {
             return Err(failure::no_lock("a hash"));
         }
         Ok(holders)
+    }
+
+    fn is_live(&self, share: &Share) -> bool {
+        self.now.is_none_or(|now| share.is_live(now))
+    }
+
+    fn share_holder(&self, share: &Share) -> Holder {
+        let expires_in = self.now.and_then(|now| u64::try_from(share.ends() - now).ok()).map(Duration::from_millis);
+        let number = |name| share.of(name).and_then(|number| number.parse::<u32>().ok());
+        let (mode, permit) = number("most").map_or((Mode::Shared, None), |most| (Mode::Permits(most), number("permit")));
+        Holder { mode, permit, expires_in, ..self.own_holder(&share.0) }
     }
 
     fn own_holder(&self, record: &[(String, String)]) -> Holder {
@@ -165,13 +172,15 @@ impl Snapshot {
 
     /// Redisson's locks have `mode`, and an `<id>:<thread>` with a count for each holder.
     fn is_redisson_shaped(&self) -> bool {
-        self.lock.iter().all(|(field, value)| {
-            field == "mode" && matches!(value.as_str(), "read" | "write")
-                || field.strip_suffix(":write").unwrap_or(field).rsplit_once(':').is_some_and(|(id, thread)| {
-                    !id.is_empty() && thread.parse::<u64>().is_ok() && value.parse::<u32>().is_ok_and(|count| count > 0)
-                })
-        }) && self.lock.iter().any(|(field, _)| field != "mode")
+        self.lock.iter().all(|field| field.0 == "mode" && matches!(field.1.as_str(), "read" | "write") || is_redissons(field))
+            && self.lock.iter().any(|(field, _)| field != "mode")
     }
+}
+
+/// Whether it is an `<id>:<thread>` of Redisson, with how often that entered the lock.
+fn is_redissons((field, value): &(String, String)) -> bool {
+    let (id, thread) = field.strip_suffix(":write").unwrap_or(field).rsplit_once(':').unwrap_or_default();
+    !id.is_empty() && thread.parse::<u64>().is_ok() && value.parse::<u32>().is_ok_and(|count| count > 0)
 }
 
 /// A holder of whom only the expiry is known.

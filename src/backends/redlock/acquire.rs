@@ -1,19 +1,22 @@
 //! Taking a lock: both phases, and undoing what did not come to a majority.
 
-use std::time::Duration;
+use std::{cmp::Reverse, time::Duration};
 
 use ::redis::Value;
 
 use super::{
     CAPABILITIES, Failures, Redlock, flag, most,
-    nodes::Answers,
+    nodes::{Answers, majority},
     release_keys, script,
     view::{Picture, Seen},
     word,
 };
 use crate::{
     backends::redis::{failure, history::to_json, reply, starts},
-    lock::{Attempt, Busy, Effect, Entry, Error, Fence, Grant, Kind, Mode, Notice, Refusal, Request, Result, Stage, random},
+    lock::{
+        Attempt, Busy, Effect, Entry, Error, Fence, Grant, Kind, Mode, Notice, Paced, Record, Refusal, Request, Result, Stage, Start,
+        random,
+    },
 };
 
 /// What the nodes answered to phase 1.
@@ -29,8 +32,10 @@ struct Votes {
     /// What each node that somebody else has says of it; `None` for those that did not answer.
     seen: Vec<Option<Seen>>,
     places: Vec<i64>,
-    /// What nodes say that refuse it for a run before.
-    refusals: Vec<Refusal>,
+    /// Nodes that refuse it for the start of another run.
+    refused: usize,
+    /// What each node that was taken, or refuses, knows of starts, and its time in ms.
+    starts: Vec<(Record, u64)>,
     /// Nodes that turned out to be others under another name.
     twins: Vec<usize>,
     failures: Failures,
@@ -40,10 +45,16 @@ impl Redlock {
     pub(super) async fn take(&mut self, request: &Request) -> Result<Attempt> {
         CAPABILITIES.check(request)?;
         // Never sent twice: what an attempt counted is worth something only for the nodes that it took itself.
-        let attempt = format!("{:016x}", random());
+        let mut attempt = format!("{:016x}", random());
         let bound = self.options.bound(Some(request.ttl.get()), 4);
-        let mut votes = self.first_phase(request, &attempt, bound).await?;
+        let mut votes = self.first_phase(request, &attempt, bound, false).await?;
         let needed = self.nodes.majority();
+        let refusal = judge(&votes.starts, self.nodes.len(), request).filter(|_| votes.refused > 0);
+        if votes.refused > 0 && refusal.is_none() && votes.counted.len() < needed {
+            // Nodes refuse it that missed what a majority knows.
+            attempt = format!("{:016x}", random());
+            votes = self.first_phase(request, &attempt, bound, true).await?;
+        }
         if let Some(((_, fence), count)) = most(votes.entered.iter().map(|(attempt, fence, _)| (attempt, *fence)))
             && count >= needed
         {
@@ -60,7 +71,7 @@ impl Redlock {
             }
             return Err(self.nodes.too_few(votes.entered.len(), votes.failures).effect(Effect::Unknown));
         }
-        if votes.refusals.is_empty()
+        if refusal.is_none()
             && votes.counted.len() >= needed
             && let Some(fence) = fence_of(&votes.counted)
         {
@@ -76,16 +87,15 @@ impl Redlock {
         } else {
             self.undo(request, bound).await
         };
-        if let Some(refusal) = std::mem::take(&mut votes.refusals).into_iter().max_by_key(|refusal| refusal.fence) {
-            // A start is written on a majority: one node that knows of it is enough. What a node without an answer may have of this
-            // attempt was never committed, and ends by itself.
+        if let Some(refusal) = refusal {
+            // What a node without an answer may have of this attempt was never committed, and ends by itself.
             return Ok(Attempt::Refused(Box::new(refusal)));
         }
         self.refused(votes, undone)
     }
 
-    async fn first_phase(&mut self, request: &Request, attempt: &str, bound: Duration) -> Result<Votes> {
-        let names = self.names(&request.key);
+    async fn first_phase(&mut self, request: &Request, attempt: &str, bound: Duration, judged: bool) -> Result<Votes> {
+        let names = self.names(&request.key)?;
         let was_queued = self.is_queued(request);
         if request.waiting && !was_queued {
             self.queued.push((request.key.clone(), request.token));
@@ -105,7 +115,7 @@ impl Redlock {
             metadata,
         ];
         let reads = flag(request.mode == Mode::Shared);
-        let arguments = [arguments, starts::arguments(request.terms.as_ref()).into(), vec![reads]].concat();
+        let arguments = [arguments, starts::arguments(request.terms.as_ref()).into(), vec![reads, flag(judged)]].concat();
         let waiting = [names.queue, names.waiters];
         let keys = [vec![names.lock, names.fence, names.record], waiting.into(), vec![names.runs, names.bad_runs, names.starts]];
         let keys = [keys.concat(), vec![names.shares, names.ends, names.line]].concat();
@@ -129,7 +139,7 @@ impl Redlock {
     }
 
     async fn second_phase(&mut self, request: &Request, attempt: &str, bound: Duration, votes: Votes, fence: u64) -> Result<Attempt> {
-        let names = self.names(&request.key);
+        let names = self.names(&request.key)?;
         let owner = request.token.owner.to_string();
         let terms = starts::arguments(request.terms.as_ref());
         let place = [request.token.hold_text(), flag(self.is_queued(request))];
@@ -165,7 +175,7 @@ impl Redlock {
 
     /// Releases every node, those that did not answer included; whether each of them said so.
     async fn undo(&mut self, request: &Request, bound: Duration) -> bool {
-        let names = self.names(&request.key);
+        let Ok(names) = self.names(&request.key) else { return true };
         // Nothing was done under it, so that there is nothing to remember.
         let arguments = vec![
             request.token.owner.to_string(),
@@ -233,7 +243,7 @@ impl Redlock {
         if !self.is_queued(request) {
             return Ok(());
         }
-        let names = self.names(&request.key);
+        let names = self.names(&request.key)?;
         let bound = self.options.bound(None, 1);
         let arguments = vec![request.token.hold_text()];
         let keys = vec![names.queue, names.waiters, names.line];
@@ -270,7 +280,10 @@ impl Votes {
     fn add(&mut self, n: usize, said: &str, rest: &[Value]) -> Result<Option<Seen>> {
         let number = |value: &Value| reply::int(value).and_then(|number| u64::try_from(number).ok()).ok_or_else(failure::unreadable);
         match (said, rest) {
-            ("taken", [count]) => self.counted.push((n, number(count)?)),
+            ("taken", [count, now, starts]) => {
+                self.counted.push((n, number(count)?));
+                self.starts.push(read_starts(now, starts)?);
+            }
             ("entered", [attempt, fence, holds]) => {
                 let holds = u32::try_from(number(holds)?).unwrap_or(u32::MAX);
                 self.entered.push((reply::text(attempt).ok_or_else(failure::unreadable)?, number(fence)?, holds));
@@ -283,7 +296,10 @@ impl Votes {
             }
             ("not-held", []) => self.not_held += 1,
             ("otherwise", []) => self.otherwise += 1,
-            ("refused", rest) => self.refusals.push(starts::read_refusal(rest)?),
+            ("refused", [now, starts]) => {
+                self.refused += 1;
+                self.starts.push(read_starts(now, starts)?);
+            }
             ("twice", []) => {
                 self.twins.push(n);
                 return Err(Error::new(Kind::Config, "it is the same server as another of the nodes, or copies it")
@@ -293,6 +309,41 @@ impl Votes {
         }
         Ok(None)
     }
+}
+
+fn read_starts(now: &Value, starts: &Value) -> Result<(Record, u64)> {
+    let now = reply::int(now).and_then(|now| u64::try_from(now).ok()).ok_or_else(failure::unreadable)?;
+    Ok((starts::read_record(&reply::pairs(starts).ok_or_else(failure::unreadable)?), now))
+}
+
+/// Why the request is to be refused by what `known` nodes of so many know of starts, each with its time.
+fn judge(known: &[(Record, u64)], nodes: usize, request: &Request) -> Option<Refusal> {
+    let (paced, start) = what_counts(known, nodes);
+    let by = |record: Record, now| record.judge(request.terms.as_ref(), &request.token, now);
+    let paced = paced.and_then(|(paced, now)| by(Record { paced: Some(paced), start: None }, now));
+    paced.or_else(|| start.and_then(|(start, now)| by(Record { paced: None, start: Some(start) }, now)))
+}
+
+/// What a node told, and its time in ms.
+type Told<T> = (T, u64);
+
+/// What counts of what `known` nodes of so many know of starts, each with its time.
+///
+/// A start counts if a majority may know of it: those that say so, those that know of a later one, and those that said nothing. Fewer prove
+/// that it was never granted. Of one that not all nodes heard the end of, the end counts.
+pub(super) fn what_counts(known: &[(Record, u64)], nodes: usize) -> (Option<Told<Paced>>, Option<Told<Start>>) {
+    let silent = nodes - known.len();
+    let counts = |fences: Vec<Fence>, fence: Fence| fences.into_iter().filter(|known| *known >= fence).count() + silent >= majority(nodes);
+    let paced = || known.iter().filter_map(|(record, now)| Some((record.paced.clone()?, *now)));
+    let starts = || known.iter().filter_map(|(record, now)| Some((record.start.clone()?, *now)));
+    (
+        paced()
+            .filter(|(one, _)| counts(paced().map(|(other, _)| other.fence).collect(), one.fence))
+            .max_by_key(|(one, now)| (one.fence, Reverse(now.saturating_sub(one.at_ms)))),
+        starts()
+            .filter(|(one, _)| counts(starts().map(|(other, _)| other.fence).collect(), one.fence))
+            .max_by_key(|(one, now)| (one.fence, one.stage != Stage::Started, one.tries, Reverse(now.saturating_sub(one.at_ms)))),
+    )
 }
 
 /// The fence of an attempt that was counted so on these nodes.

@@ -12,7 +12,7 @@ use crate::{
         },
         transport,
     },
-    lock::{Check, Examine, Finding, Grants, Notice, Result, Role, ServerTime, check},
+    lock::{Admin, Check, Finding, Grants, Notice, Result, Role, ServerTime, check},
 };
 
 /// What is looked at besides what every Redis server is asked.
@@ -140,25 +140,23 @@ pub(super) struct Told<'a> {
 type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
 #[async_trait(?Send)]
-impl Examine for Redlock {
+impl Admin for Redlock {
     fn checks(&self) -> Vec<Check> {
         [SERVER, CHECKS, &[transport::CHECK]].concat()
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
-        let outcome = self.look_at_nodes().await;
-        self.about(outcome, "doctor", None)
+        self.look_at_nodes().await
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        let outcome = self
+        let answers = self
             .read(|_| {
                 let mut time = ::redis::pipe();
                 time.cmd("TIME");
                 Some(time)
             })
-            .await;
-        let answers = self.about(outcome, "doctor", None)?;
+            .await?;
         let time = |(n, answer): (usize, &Result<Vec<Value>>)| server_time(self.nodes.name(n).to_owned(), answer.as_ref().ok()?.first()?);
         Ok(answers.iter().enumerate().filter_map(time).collect())
     }

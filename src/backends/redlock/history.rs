@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Failures, Redlock, flag, reading::PER_LOCK, script, word};
+use super::{Failures, Redlock, acquire::what_counts, flag, reading::PER_LOCK, script, word};
 use crate::{
     backends::redis::{
         failure,
@@ -13,12 +13,12 @@ use crate::{
         names::Names,
         reply,
     },
-    lock::{Break, Effect, Fence, History, Key, Marking, Note, Record, Result, SKIPPING_HOSTS, Skips, Stage, Start},
+    lock::{Break, Effect, Fence, History, Key, Note, Record, Result, SKIPPING_HOSTS, Skips},
 };
 
 impl Redlock {
     pub(super) async fn remember(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let names = self.names(key);
+        let names = self.names(key)?;
         let keys = note_keys(names);
         let arguments = match note {
             Note::Skipped { host, reason, .. } => vec!["skipped".into(), host.clone(), reason.clone(), SKIPPING_HOSTS.to_string()],
@@ -39,7 +39,7 @@ impl Redlock {
         let arguments = vec!["warn".to_owned(), fence.to_string(), level.to_string()];
         let mut failures: Failures = Vec::new();
         for first in 0..self.nodes.len() {
-            let names = self.names(key);
+            let names = self.names(key)?;
             let keys = note_keys(names);
             let answers = self.ask(bound, &script::NOTE, keys, |n| (n == first).then(|| arguments.clone())).await;
             match answers.into_iter().flatten().next() {
@@ -52,8 +52,8 @@ impl Redlock {
     }
 
     /// Marked on a majority, a renewal meets the mark on one of its own majority at least; evicted from one, the hold has none.
-    pub(super) async fn break_hold(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<Marking> {
-        let names = self.names(key);
+    pub(super) async fn break_hold(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<bool> {
+        let names = self.names(key)?;
         let keys = vec![names.lock, names.record, names.runs, names.bad_runs, names.shares, names.ends];
         let (end, why) = mark.into();
         let arguments = vec![fence.to_string(), to_json(mark)?, how(&end, why.as_deref())?, flag(at_once)];
@@ -72,16 +72,16 @@ impl Redlock {
         }
         // Some nodes may have lost it, or been taken late: what the hold had of the others is done with.
         if done > 0 && done + changed >= self.nodes.majority() {
-            return Ok(Marking::Done);
+            return Ok(true);
         }
         if changed > self.nodes.len() - self.nodes.majority() {
-            return Ok(Marking::Changed);
+            return Ok(false);
         }
         Err(self.nodes.too_few(done, failures).effect(Effect::Unknown))
     }
 
     pub(super) async fn read_history(&mut self, key: &Key) -> Result<History> {
-        let names = self.names(key);
+        let names = self.names(key)?;
         let mut pipeline = ::redis::pipe();
         super::reading::add_reads(&mut pipeline, &names);
         add_history_reads(&mut pipeline, &names);
@@ -90,7 +90,7 @@ impl Redlock {
         let state = self.put_together(key.clone(), &names, each)?;
         let held: Vec<Fence> = state.holders.iter().filter_map(|holder| holder.fence).collect();
         let mut found = Vec::new();
-        let mut record = Record::default();
+        let mut records = Vec::new();
         let mut skips: BTreeMap<String, Skips> = BTreeMap::new();
         for replies in answers.iter().flatten() {
             let (Some(lock), Some(history)) = (replies.get(..PER_LOCK), replies.get(PER_LOCK..PER_LOCK + HISTORY_READS)) else {
@@ -98,10 +98,7 @@ impl Redlock {
             };
             let told = read_history(history, super::reading::read_one(lock)?.seen.vanished())?;
             found.extend(told.past);
-            // The latest; of one that not all nodes heard the end of, that.
-            let rank = |start: &Start| (start.fence, start.stage != Stage::Started);
-            record.start = record.start.into_iter().chain(told.record.start).max_by_key(rank);
-            record.paced = record.paced.into_iter().chain(told.record.paced).max_by_key(|paced| paced.fence);
+            records.push((told.record, 0));
             for one in told.skips {
                 let known = skips.entry(one.host.clone()).or_insert_with(|| one.clone());
                 if (one.count, one.last_ms) > (known.count, known.last_ms) {
@@ -111,6 +108,8 @@ impl Redlock {
         }
         // What one node lost its holder may still have.
         found.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
+        let (paced, start) = what_counts(&records, self.nodes.len());
+        let record = Record { paced: paced.map(|(paced, _)| paced), start: start.map(|(start, _)| start) };
         Ok(History { record, ..History::new(found, skips.into_values().collect()) })
     }
 }

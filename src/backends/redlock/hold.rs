@@ -3,39 +3,33 @@
 use super::{CAPABILITIES, Failures, Redlock, flag, most, release_keys, script, word};
 use crate::{
     backends::redis::{failure, history::how, reply},
-    lock::{Effect, End, Extension, Fence, Holding, Key, Parting, Purpose, Release, Renewal, Result, Scope, Token, Ttl},
+    lock::{Effect, End, Fence, Intent, Key, Parting, Release, Renewal, Result, Scope, Token, Ttl},
 };
 use std::time::Duration;
 
 impl Redlock {
     /// Extends the hold on every node that has it. Only those count where this hold's attempt was committed: one that was taken late,
     /// by an attempt that had been decided already, proves nothing of the time in between.
-    pub(super) async fn extend(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let ttl = extension.ttl;
+    pub(super) async fn extend(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        let ttl = intent.ttl();
         if let Some(ttl) = ttl {
             CAPABILITIES.check_ttl(ttl)?;
         }
         let wanted = ttl.map(|ttl| ttl.as_millis().to_string()).unwrap_or_default();
         // An unknown TTL may be a short one, but then it is another process that asks, and has all its time for this.
         let bound = self.options.bound(self.ttl_of(token).or(ttl.map(Ttl::get)), 8);
-        let purpose = match extension.purpose {
-            Purpose::GoOn => "go-on",
-            Purpose::Stop => "stop",
-        };
+        let purpose = if intent == Intent::Drain { "stop" } else { "go-on" };
         self.extend_by(key, token, wanted, purpose, bound).await
     }
 
     /// Asks the nodes to extend the hold for no time at all: that would shorten any hold, so that nothing is changed.
-    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
         let bound = self.options.bound(self.ttl_of(token), 8);
-        Ok(match self.extend_by(key, token, "0".into(), "look", bound).await? {
-            Renewal::WouldShorten { expires_in } => Holding::Held { expires_in: Some(expires_in) },
-            Renewal::Renewed { .. } | Renewal::NotHeld | Renewal::Broken(_) => Holding::NotHeld,
-        })
+        self.extend_by(key, token, "0".into(), "look", bound).await
     }
 
     async fn extend_by(&mut self, key: &Key, token: &Token, wanted: String, purpose: &str, bound: Duration) -> Result<Renewal> {
-        let names = self.names(key);
+        let names = self.names(key)?;
         let arguments = vec![token.owner.to_string(), token.hold_text(), wanted, purpose.to_owned()];
         let answers =
             self.ask(bound, &script::RENEW, vec![names.lock, names.record, names.shares, names.ends], |_| Some(arguments.clone())).await;
@@ -82,7 +76,7 @@ impl Redlock {
             if shorter.len() >= needed {
                 // The lease ends when fewer than a majority have it.
                 shorter.sort_unstable_by(|a, b| b.cmp(a));
-                return Ok(Renewal::WouldShorten { expires_in: shorter[needed - 1] });
+                return Ok(Renewal::Kept { expires_in: Some(shorter[needed - 1]) });
             }
             let ttl = extended.into_iter().min().unwrap_or_default();
             return Ok(Renewal::Renewed { ttl: Ttl::new(ttl).map_err(|_| failure::unreadable())?, fence: Fence(fence) });
@@ -95,7 +89,7 @@ impl Redlock {
 
     /// Gives the hold back on all nodes. Asked again after too few had answered, the nodes that did count still.
     pub(super) async fn give_back(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let names = self.names(key);
+        let names = self.names(key)?;
         let scope = parting.scope;
         let how = parting.end.as_ref().map(|end| how(end, parting.why.as_deref())).transpose()?.unwrap_or_default();
         let bad = flag(parting.end.as_ref().is_some_and(End::is_bad));

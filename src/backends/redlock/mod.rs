@@ -91,8 +91,8 @@ use crate::{
         redis::{failure, names::Names, reply, script::Script},
     },
     lock::{
-        Attempt, Backend, Break, Capabilities, Error, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Note, Notice,
-        Parting, Release, Renewal, Request, Result, Scope, Token, Ttl, Wake, fingerprint,
+        Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key, LockState, Notice, Parting, Release, Renewal,
+        Request, Result, Scope, Token, Ttl, Wake,
     },
 };
 
@@ -135,7 +135,7 @@ impl Redlock {
         }
     }
 
-    fn names(&self, key: &Key) -> Names {
+    fn names(&self, key: &Key) -> Result<Names> {
         Names::new(&self.options.namespace, key)
     }
 
@@ -161,108 +161,62 @@ impl Redlock {
             self.notices.push(Notice { warning, text, hint });
         }
     }
-
-    /// Says which question failed, where and about which lock.
-    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
-        outcome.map_err(|error| {
-            let error = error.during(operation).backend(self.options.redacted_url());
-            match key {
-                Some(key) => error.key(key),
-                None => error,
-            }
-        })
-    }
 }
 
 #[async_trait(?Send)]
 impl Backend for Redlock {
-    fn capabilities(&self) -> &Capabilities {
-        &CAPABILITIES
-    }
-
-    fn describe(&self) -> String {
-        self.options.redacted_url()
-    }
-
-    fn fingerprint(&self) -> u64 {
+    fn identity(&self) -> Identity {
         // The same set in another order is the same store.
         let mut nodes: Vec<String> = self.options.nodes.iter().map(crate::backends::redis::Options::redacted_url).collect();
         nodes.sort();
         let mut parts = vec!["redlock", self.options.namespace.as_str()];
         parts.extend(nodes.iter().map(String::as_str));
-        fingerprint(&parts)
+        Identity::new(&CAPABILITIES, self.options.redacted_url(), &parts)
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        let outcome = self.take(request).await;
-        self.about(outcome, "acquire", Some(&request.key))
+        self.take(request).await
     }
 
     async fn wait(&mut self, _: &Request, at_most: Duration) -> Result<Wake> {
         Ok(pause(self.options.retry_delay, self.passing, at_most).await)
     }
 
-    async fn abandon(&mut self, request: &Request) -> Result<()> {
-        let outcome = self.leave(request).await;
-        self.about(outcome, "abandon", Some(&request.key))
+    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
+        self.leave(request).await
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let outcome = self.extend(key, token, extension).await;
-        self.about(outcome, "renew", Some(key))
-    }
-
-    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
-        let outcome = self.look_for(key, token).await;
-        self.about(outcome, "verify", Some(key))
+    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        if intent == Intent::Probe { self.look_for(key, token).await } else { self.extend(key, token, intent).await }
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let outcome = self.give_back(key, token, parting).await;
-        self.about(outcome, "release", Some(key))
+        self.give_back(key, token, parting).await
+    }
+
+    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        match change {
+            Amendment::Note(note) => self.remember(key, note).await.map(|()| true),
+            Amendment::Warn(fence, level) => self.claim(key, fence, level).await,
+            Amendment::Mark(fence, mark) => self.break_hold(key, fence, mark, false).await,
+            Amendment::Evict(fence, mark) => self.break_hold(key, fence, mark, true).await,
+        }
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        self.read_lock(key).await
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        self.read_locks(start).await
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        self.read_history(key).await
     }
 
     fn notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
-    }
-
-    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        let outcome = self.read_lock(key).await;
-        self.about(outcome, "inspect", Some(key))
-    }
-
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let outcome = self.read_locks(start).await;
-        self.about(outcome, "list", None)
-    }
-
-    async fn history(&mut self, key: &Key) -> Result<History> {
-        let outcome = self.read_history(key).await;
-        self.about(outcome, "history", Some(key))
-    }
-
-    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let outcome = self.remember(key, note).await;
-        self.about(outcome, "note", Some(key))
-    }
-
-    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
-        let outcome = self.claim(key, fence, level).await;
-        self.about(outcome, "note", Some(key))
-    }
-
-    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let outcome = self.break_hold(key, fence, mark, false).await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let outcome = self.break_hold(key, fence, mark, true).await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn init(&mut self) -> Result<Init> {
-        Ok(Init::NotNeeded)
     }
 }
 

@@ -99,9 +99,8 @@ async fn converse(options: Rc<Options>, line: Rc<Mutex<Option<Line>>>, question:
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
             // An attempt that is given up had better not arrive at all; a release may.
             let takes = script.is(&script::TAKE);
-            if takes {
-                line.connection.drop_unsent_on_close(true);
-            }
+            // A question that was given up before may have left it the other way.
+            line.connection.drop_unsent_on_close(takes);
             // Behind another question nobody may be there any more to hear that the script isn't known.
             let packed = if line.owed > 0 { script.in_full(&keys, &arguments) } else { script.by_sha(&keys, &arguments) };
             let mut replies = line.ask(&packed, 1).await?;
@@ -112,6 +111,7 @@ async fn converse(options: Rc<Options>, line: Rc<Mutex<Option<Line>>>, question:
                 line.connection.drop_unsent_on_close(false);
             }
             match replies.pop() {
+                Some(Value::ServerError(error)) if takes => Err(failure::refused(&error).effect(failure::effect_of_take(&error))),
                 Some(Value::ServerError(error)) => Err(failure::refused(&error)),
                 Some(reply) => Ok(reply),
                 None => Err(failure::unreadable()),

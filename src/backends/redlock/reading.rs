@@ -72,7 +72,7 @@ pub(super) struct Read {
 
 impl Redlock {
     pub(super) async fn read_lock(&mut self, key: &Key) -> Result<LockState> {
-        let names = self.names(key);
+        let names = self.names(key)?;
         let mut pipeline = ::redis::pipe();
         add_reads(&mut pipeline, &names);
         pipeline.cmd("INFO").arg("server").cmd("INFO").arg("replication");
@@ -87,7 +87,7 @@ impl Redlock {
         let mut states = Vec::new();
         for batch in keys.chunks(BATCH) {
             let mut pipeline = ::redis::pipe();
-            let names: Vec<Names> = batch.iter().map(|key| self.names(key)).collect();
+            let names: Vec<Names> = batch.iter().map(|key| self.names(key)).collect::<Result<_>>()?;
             for names in &names {
                 add_reads(&mut pipeline, names);
             }

@@ -11,13 +11,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static TAKE: Script = script!("lua/take.lua", "6b37a0bcc9084d9845e5464133f7c223026de56c");
-pub(super) static COMMIT: Script = script!("lua/commit.lua", "1f6db7c796d09a55ef40b8cd54b693c8db583312");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "df913d42532e2b30f37bb549b9cd1a1ea5485ac3");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "61e9cfbebf24b535ac16229cd1ea045c52319c3b");
-pub(super) static BREAK: Script = script!("lua/break.lua", "7bc88026d0d5db4ccb58931a53d23f6884c879bb");
-pub(super) static NOTE: Script = script!("lua/note.lua", "0836a03590419692da175778976057b88a1cb598");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "b1c4ff0b958448a27dc97c3625635c059bd61e41");
+pub(super) static TAKE: Script = script!("lua/take.lua", "1e112a8923b369916d978dcaf83c28ace5e95cfc");
+pub(super) static COMMIT: Script = script!("lua/commit.lua", "f6f771a8a1426a0a29b3d1bc3f65f6eec4acd713");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "4c50bb96195afcc0cffaed7f90f3fe0a644d3a56");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "6fd16a8fa7b37630dd57b80b0d852164acd90c9f");
+pub(super) static BREAK: Script = script!("lua/break.lua", "e9149ab829fd2109ca6e2d6735afe1f07a60c58d");
+pub(super) static NOTE: Script = script!("lua/note.lua", "b79c0ad6e7dea554e06d7433575c4e167b6f7c0f");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "92155ea398a19f883cedb30795b4d03513010cf6");
 
 #[cfg(test)]
 mod tests {

@@ -62,9 +62,9 @@ impl Seen {
         self.kind == "none" || self.pttl == Some(-2)
     }
 
-    /// No lock of any library: those end by themselves.
+    /// No lock of any library: those are strings, or end by themselves.
     pub(super) fn is_no_lock(&self) -> bool {
-        !self.is_free() && self.pttl == Some(-1)
+        !self.is_free() && self.pttl == Some(-1) && self.kind != "string"
     }
 
     /// What is left of it; nothing if it is free.

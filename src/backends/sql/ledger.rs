@@ -13,8 +13,8 @@ use super::{
     shares::{self, Plain, Step},
 };
 use crate::lock::{
-    Break, Busy, Effect, Entry, Error, Extension, Fence, Grant, Holding, Kind, Marking, Mode, Parting, Past, Purpose, Refusal, Release,
-    Renewal, Request, Result, Stage, Token, Ttl, random,
+    Break, Busy, Effect, Entry, Error, Fence, Grant, Intent, Kind, Mode, Parting, Past, Refusal, Release, Renewal, Request, Result, Stage,
+    Token, Ttl, random,
 };
 
 /// What a dialect answers, each question in one atomic statement that is judged by the server's clock.
@@ -34,7 +34,7 @@ pub trait Table {
     /// Extends the hold that the lock was taken with, if the lock is held with this token and no other hold is beside
     /// it (`holds` is null), unless that would shorten it, or it is marked to be broken and not to be stopped; that it is to be
     /// is noted with the mark. `None` if there is no such row.
-    async fn extend(&mut self, name: &str, token: &Token, extension: Extension) -> Result<Option<(Ttl, Fence)>>;
+    async fn extend(&mut self, name: &str, token: &Token, intent: Intent) -> Result<Option<(Ttl, Fence)>>;
 
     /// Frees the row, if the lock is held with this token, no other hold is beside it (`holds` is null), and no crowd. Wakes who waits, and
     /// remembers how it ended, and what became of its start.
@@ -99,7 +99,7 @@ pub enum Taken {
         busy: Busy,
         /// Who has it is no dlock.
         foreign: bool,
-        /// [`Crowd::told`](crate::lock::crowd::Crowd::told): a wake-up since is one that may have been missed.
+        /// [`Document::notified`](crate::lock::document::Document::notified): a wake-up since is one that may have been missed.
         told: u64,
     },
     /// Nobody has it, but a run before keeps it from this one.
@@ -145,6 +145,7 @@ pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Reque
             continue;
         };
         record.check_layout()?;
+        record.check_mode()?;
         let taken = if record.is_held_by(&request.token) {
             if !Mode::Exclusive.covers(request.mode) {
                 return Err(Mode::Exclusive.not_enough());
@@ -176,8 +177,7 @@ async fn take_plain(table: &mut (impl Table + ?Sized), record: Record, request: 
     if record.is_held() {
         return Ok(Taken::Held(Box::new(record)));
     }
-    let (known, now_ms) = record.known(&request.token);
-    if let Some(refusal) = known.judge(request.terms.as_ref(), now_ms) {
+    if let Some(refusal) = record.starts.judge(request.terms.as_ref(), &request.token, record.now_ms()) {
         return Ok(Taken::Refused(Box::new(refusal)));
     }
     // Given back since, or what was in the way is not in the way of this one.
@@ -189,36 +189,31 @@ async fn take_plain(table: &mut (impl Table + ?Sized), record: Record, request: 
 ///
 /// # Errors
 /// As [`take`].
-pub async fn renew(table: &mut (impl Table + ?Sized), name: &str, token: &Token, extension: Extension, shared: bool) -> Result<Renewal> {
-    if !shared && let Some((ttl, fence)) = table.extend(name, token, extension).await? {
+pub async fn renew(table: &mut (impl Table + ?Sized), name: &str, token: &Token, intent: Intent, shared: bool) -> Result<Renewal> {
+    if !shared && let Some((ttl, fence)) = table.extend(name, token, intent).await? {
         return Ok(Renewal::Renewed { ttl, fence });
     }
-    for round in 0..ROUNDS {
-        let Some(record) = table.read(name, pause(round)).await? else { return Ok(Renewal::NotHeld) };
-        record.check_layout()?;
-        let renewed = if record.is_held_by(token) {
-            renew_held(table, record, token, extension).await?
+    in_rounds(table, name, Renewal::NotHeld, async |table, record| {
+        if record.is_held_by(token) {
+            renew_held(table, record, token, intent).await
         } else {
-            shares::renew(table, record, token, extension).await?
-        };
-        if let Some(renewed) = renewed {
-            return Ok(renewed);
+            shares::renew(table, record, token, intent).await
         }
-    }
-    Err(contended())
+    })
+    .await
 }
 
-async fn renew_held(table: &mut (impl Table + ?Sized), record: Record, token: &Token, extension: Extension) -> Result<Option<Renewal>> {
+async fn renew_held(table: &mut (impl Table + ?Sized), record: Record, token: &Token, intent: Intent) -> Result<Option<Renewal>> {
     if !record.live_holds()?.contains_key(&token.hold_text()) {
         return Ok(Some(Renewal::NotHeld));
     }
     match record.broken() {
-        Some(mark) if extension.purpose == Purpose::GoOn => return Ok(Some(Renewal::Broken(mark))),
+        Some(mark) if matches!(intent, Intent::Extend(_)) => return Ok(Some(Renewal::Broken(mark))),
         Some(mark) if !mark.seen => table.see(&record.name, record.fence()).await?,
         _ => {}
     }
     let mut step = held(record)?;
-    let answer = step.is.renew(token, extension.ttl)?;
+    let answer = step.is.renew(token, intent.ttl())?;
     if !matches!(answer, Renewal::Renewed { .. }) {
         return Ok(Some(answer));
     }
@@ -229,15 +224,15 @@ async fn renew_held(table: &mut (impl Table + ?Sized), record: Record, token: &T
 ///
 /// # Errors
 /// As [`take`].
-pub async fn verify(table: &mut (impl Table + ?Sized), name: &str, token: &Token) -> Result<Holding> {
-    let Some(record) = table.read(name, Duration::ZERO).await? else { return Ok(Holding::NotHeld) };
+pub async fn verify(table: &mut (impl Table + ?Sized), name: &str, token: &Token) -> Result<Renewal> {
+    let Some(record) = table.read(name, Duration::ZERO).await? else { return Ok(Renewal::NotHeld) };
     record.check_layout()?;
     if !record.is_held_by(token) {
         return Ok(record.crowd()?.0.verify(token, record.now_ms()));
     }
     Ok(match record.live_holds()?.get(&token.hold_text()) {
-        Some(hold) => Holding::Held { expires_in: Some(micros(hold.ends - record.now_us)) },
-        None => Holding::NotHeld,
+        Some(hold) => Renewal::Kept { expires_in: Some(micros(hold.ends - record.now_us)) },
+        None => Renewal::NotHeld,
     })
 }
 
@@ -249,24 +244,19 @@ pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Toke
     if !crowded && table.free(name, token, parting).await? {
         return Ok(Release::Released);
     }
-    for round in 0..ROUNDS {
-        let Some(record) = table.read(name, pause(round)).await? else { return Ok(Release::NotHeld) };
-        record.check_layout()?;
-        let released = if record.is_held_by(token) {
-            release_held(table, record, token, parting).await?
+    in_rounds(table, name, Release::NotHeld, async |table, record| {
+        if record.is_held_by(token) {
+            release_held(table, record, token, parting).await
         } else {
-            shares::release(table, record, token, parting).await?
-        };
-        if let Some(released) = released {
-            return Ok(released);
+            shares::release(table, record, token, parting).await
         }
-    }
-    Err(contended())
+    })
+    .await
 }
 
 async fn release_held(table: &mut (impl Table + ?Sized), record: Record, token: &Token, parting: &Parting) -> Result<Option<Release>> {
     let mut step = held(record)?;
-    let answer = step.is.release(token, parting.scope)?;
+    let answer = step.is.release(token, parting.scope, parting.became)?;
     match (&answer, &parting.end) {
         (Release::NotHeld, _) => return Ok(Some(answer)),
         (Release::Released, Some(end)) => step.past.push(step.is.past(step.is.now_us, end.clone(), parting.why.clone())),
@@ -283,32 +273,26 @@ async fn release_held(table: &mut (impl Table + ?Sized), record: Record, token: 
 ///
 /// # Errors
 /// As [`take`].
-pub async fn mark(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, mark: &Break) -> Result<Marking> {
+pub async fn mark(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, mark: &Break) -> Result<bool> {
     if table.mark(name, fence, mark).await? {
-        return Ok(Marking::Done);
+        return Ok(true);
     }
-    for round in 0..ROUNDS {
-        let Some(record) = table.read(name, pause(round)).await? else { return Ok(Marking::Changed) };
-        record.check_layout()?;
+    in_rounds(table, name, false, async |table, record| {
         let mut step = Step::from(record)?;
-        if step.crowd.mark(fence, mark) == Marking::Changed {
-            return Ok(Marking::Changed);
+        if !step.crowd.mark(fence, mark) {
+            return Ok(Some(false));
         }
-        if step.write(table).await? {
-            return Ok(Marking::Done);
-        }
-    }
-    Err(contended())
+        Ok(step.write(table).await?.then_some(true))
+    })
+    .await
 }
 
 /// Takes the lock away from the hold with this fence.
 ///
 /// # Errors
 /// As [`take`].
-pub async fn evict(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, mark: &Break) -> Result<Marking> {
-    for round in 0..ROUNDS {
-        let Some(record) = table.read(name, pause(round)).await? else { return Ok(Marking::Changed) };
-        record.check_layout()?;
+pub async fn evict(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, mark: &Break) -> Result<bool> {
+    in_rounds(table, name, false, async |table, record| {
         let is_ours = record.is_held() && record.is_ours() && record.fence() == fence;
         let mut step = if is_ours { held(record)? } else { Step::from(record)? };
         if is_ours {
@@ -318,14 +302,13 @@ pub async fn evict(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, 
             step.crowd.freed();
         } else {
             let now = step.is.now_ms();
-            let Some(past) = step.crowd.evict(fence, mark, now) else { return Ok(Marking::Changed) };
-            step.past.push(past);
+            if !step.crowd.evict(fence, mark, now) {
+                return Ok(Some(false));
+            }
         }
-        if step.write(table).await? {
-            return Ok(Marking::Done);
-        }
-    }
-    Err(contended())
+        Ok(step.write(table).await?.then_some(true))
+    })
+    .await
 }
 
 /// Takes a waiter out of the row's queue, if it is there, and lets others go whom it held up.
@@ -333,14 +316,30 @@ pub async fn evict(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, 
 /// # Errors
 /// As [`take`].
 pub async fn leave(table: &mut (impl Table + ?Sized), name: &str, token: &Token) -> Result<()> {
-    for round in 0..ROUNDS {
-        let Some(record) = table.read(name, pause(round)).await?.filter(|record| record.crowd.is_some()) else { return Ok(()) };
-        record.check_layout()?;
+    in_rounds(table, name, (), async |table, record| {
+        if record.crowd.is_none() {
+            return Ok(Some(()));
+        }
         let mut step = Step::from(record)?;
         // Somebody may have come in between who is not in there yet.
         step.wake_plain = !step.is.is_held();
-        if !step.crowd.leave(token) || step.write(table).await? {
-            return Ok(());
+        Ok((!step.crowd.leave(token) || step.write(table).await?).then_some(()))
+    })
+    .await
+}
+
+/// Reads the row and takes a step on it, until nobody changed it in between; `absent` if there is none.
+async fn in_rounds<B: Table + ?Sized, T>(
+    table: &mut B,
+    name: &str,
+    absent: T,
+    mut step: impl AsyncFnMut(&mut B, Record) -> Result<Option<T>>,
+) -> Result<T> {
+    for round in 0..ROUNDS {
+        let Some(record) = table.read(name, pause(round)).await? else { return Ok(absent) };
+        record.check_layout()?;
+        if let Some(done) = step(table, record).await? {
+            return Ok(done);
         }
     }
     Err(contended())

@@ -24,7 +24,7 @@ pub use self::{
     ledger::{Change, Table, Taken},
     names::{Names, locked_by},
     options::{Options, Server, TlsMode},
-    record::{ENDED_US, Hold, Holds, LAYOUT, LAYOUT_REFUSED, Record, micros, ms},
+    record::{ENDED_US, Hold, Holds, LAYOUT, LAYOUT_REFUSED, Record, micros, ms, other_mode},
     shares::{Plain, SHARED_BY},
     starts::{Begin, Columns},
 };

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::backends::Secret;
-use crate::lock::Namespace;
+use crate::lock::{Error, Kind, Namespace, Result};
 
 /// Where a server is, how to speak with it, and where the locks are.
 #[derive(Clone, Debug)]
@@ -28,6 +28,8 @@ pub struct Options {
     pub table: String,
     /// What every key is put under.
     pub namespace: Namespace,
+    /// No ShedLock shares the table: somebody vouches for it.
+    pub no_shedlock: bool,
 }
 
 impl Options {
@@ -48,7 +50,23 @@ impl Options {
             database: None,
             table: Self::TABLE.into(),
             namespace: Namespace::default(),
+            no_shedlock: false,
         }
+    }
+
+    /// Refuses to remove rows that a ShedLock node may remember: it never makes a row twice, and its job would not run again.
+    ///
+    /// # Errors
+    /// Unless the table is dlock's own, or somebody vouches for that.
+    pub fn check_collect(&self) -> Result<()> {
+        if self.no_shedlock || self.table == Self::TABLE && !self.namespace.as_str().is_empty() {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Unsupported,
+            "ShedLock nodes may share this table, and remember which rows exist: without them their jobs never run again",
+        )
+        .hint("?shedlock=no says that no ShedLock shares it"))
     }
 
     /// The URL without user and password.

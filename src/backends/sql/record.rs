@@ -53,10 +53,12 @@ pub struct Record {
     pub mark: Option<String>,
     /// See `mark`.
     pub seen: bool,
-    /// Who shares the lock, and who waits by rules, as [`Crowd`](crate::lock::crowd::Crowd) writes it; `None` if nobody does.
+    /// Who shares the lock, and who waits by rules, as [`Document`](crate::lock::document::Document) writes it; `None` if nobody does.
     pub crowd: Option<String>,
     /// Somebody waits for the whole lock who is not in there.
     pub waited: bool,
+    /// The mode that the lock is kept in, if it is another one than `mode=lease`.
+    pub mode: Option<String>,
     /// Counts the changes: whoever writes a row back must find it as it was read.
     pub revision: i64,
     /// The starts that later runs go by.
@@ -77,9 +79,22 @@ pub struct Hold {
 pub type Holds = BTreeMap<String, Hold>;
 
 impl Record {
-    /// Whether somebody has the lock.
+    /// Whether somebody has the lock. One that was given back may be kept for a while for others than dlock.
     pub fn is_held(&self) -> bool {
-        self.lock_until_us > self.now_us
+        self.lock_until_us > self.now_us && !self.is_given_back()
+    }
+
+    /// Whether the last hold was ours, and was given back.
+    fn is_given_back(&self) -> bool {
+        self.is_ours() && self.root.is_none() && self.holds.is_none()
+    }
+
+    /// Refuses a lock that sessions keep.
+    ///
+    /// # Errors
+    /// The mode that it is kept in.
+    pub fn check_mode(&self) -> Result<()> {
+        self.mode.as_deref().map_or(Ok(()), |mode| Err(other_mode(mode)))
     }
 
     /// Whether a dlock was the last to take it, so that our columns speak of that hold.
@@ -100,7 +115,7 @@ impl Record {
 
     /// What is remembered of a hold of ours that was never given back; `None` if the last one was, or somebody has the lock.
     pub fn vanished(&self) -> Option<Past> {
-        if self.is_held() || !self.is_ours() || self.lock_until_us <= ENDED_US {
+        if self.is_held() || !self.is_ours() || self.is_given_back() || self.lock_until_us <= ENDED_US {
             return None;
         }
         let mark = self.broken();
@@ -119,16 +134,6 @@ impl Record {
             why,
             metadata: self.metadata.as_deref().and_then(|json| serde_json::from_str(json).ok()),
         }
-    }
-
-    /// What a fresh request of this token is to be judged by, and when. What was begun for the same hold, and nobody was told, is no
-    /// run before it.
-    pub fn known(&self, token: &Token) -> (lock::Record, u64) {
-        let mut known = self.starts.clone();
-        if self.owner.as_deref() == Some(&*locked_by(token)) && self.root.as_deref() == Some(&*token.hold_text()) {
-            known.end(self.fence(), Stage::Undone);
-        }
-        (known, u64::try_from(self.now_us / 1000).unwrap_or_default())
     }
 
     /// Takes the lock away from all holds of its owner.
@@ -189,7 +194,7 @@ impl Record {
         let length = ttl.map_or(hold.ttl, ms);
         let ends = self.in_ms(length);
         if ends < hold.ends {
-            return Ok(Renewal::WouldShorten { expires_in: micros(hold.ends - self.now_us) });
+            return Ok(Renewal::Kept { expires_in: Some(micros(hold.ends - self.now_us)) });
         }
         hold.ends = ends;
         self.put(&holds);
@@ -200,7 +205,7 @@ impl Record {
     ///
     /// # Errors
     /// As [`Record::live_holds`].
-    pub fn release(&mut self, token: &Token, scope: Scope) -> Result<Release> {
+    pub fn release(&mut self, token: &Token, scope: Scope, undone: Option<Stage>) -> Result<Release> {
         let mut holds = self.live_holds()?;
         let hold = token.hold_text();
         if holds.remove(&hold).is_none() {
@@ -211,7 +216,14 @@ impl Record {
             holds.clear();
         }
         self.put(&holds);
-        Ok(if holds.is_empty() { Release::Released } else { Release::StillHeld(count(&holds)) })
+        if !holds.is_empty() {
+            return Ok(Release::StillHeld(count(&holds)));
+        }
+        // For ShedLock too it is kept from the others for as long as its run is to count at least.
+        let paced = self.starts.paced.as_ref().filter(|paced| paced.fence == self.fence() && undone != Some(Stage::Undone));
+        let kept = paced.map_or(0, |paced| paced.at_ms.saturating_add(paced.at_least_ms).saturating_mul(1000));
+        self.lock_until_us = ENDED_US.max(i64::try_from(kept).unwrap_or(ENDED_US));
+        Ok(Release::Released)
     }
 
     /// The last fence given out.
@@ -263,6 +275,7 @@ impl Record {
     /// # Errors
     /// As [`Record::holder`].
     pub fn state(&self, key: crate::lock::Key, mut waiters: Vec<Waiter>) -> Result<LockState> {
+        self.check_mode()?;
         let (crowd, _) = self.crowd()?;
         waiters.extend(crowd.waiters(self.now_ms()).into_iter().map(|(_, waiter)| waiter));
         waiters.sort_by_key(|waiter| std::cmp::Reverse(waiter.waiting_for));
@@ -303,6 +316,12 @@ impl Record {
             _ => serde_json::to_string(holds).ok(),
         };
     }
+}
+
+/// The lock is kept in another mode, so that holds of either would not exclude each other.
+pub fn other_mode(mode: &str) -> Error {
+    Error::new(Kind::Config, format!("the lock is kept in mode={mode}, which does not exclude holds of other modes"))
+        .hint(format!("?mode={mode} in the URL; or, once no holder is left, dlock init with the mode that all are to use"))
 }
 
 /// A TTL in ms, as columns have it.
@@ -350,6 +369,7 @@ mod tests {
             seen: false,
             crowd: None,
             waited: false,
+            mode: None,
             revision: 1,
             starts: lock::Record::default(),
         }
@@ -366,14 +386,14 @@ mod tests {
         assert_eq!(row.lock_until_us, 210 * SECOND);
         row.now_us = 116 * SECOND;
         assert_eq!(row.renew(&one, None).unwrap(), Renewal::NotHeld);
-        assert_eq!(row.release(&two, Scope::Tree).unwrap(), Release::StillHeld(1));
+        assert_eq!(row.release(&two, Scope::Tree, None).unwrap(), Release::StillHeld(1));
         // The first one alone needs no list.
         assert_eq!((row.holds.clone(), row.lock_until_us, row.ttl_ms), (None, 160 * SECOND, 60_000));
         assert_eq!(row.enter(&one, ttl(5)).unwrap(), 2);
-        assert_eq!(row.release(&token, Scope::Hold).unwrap(), Release::StillHeld(1));
+        assert_eq!(row.release(&token, Scope::Hold, None).unwrap(), Release::StillHeld(1));
         assert_eq!(row.lock_until_us, 121 * SECOND);
-        assert_eq!((row.release(&token, Scope::Tree).unwrap(), &row.root), (Release::NotHeld, &None));
-        assert_eq!(row.release(&one, Scope::Hold).unwrap(), Release::Released);
+        assert_eq!((row.release(&token, Scope::Tree, None).unwrap(), &row.root), (Release::NotHeld, &None));
+        assert_eq!(row.release(&one, Scope::Hold, None).unwrap(), Release::Released);
         assert_eq!(row.lock_until_us, ENDED_US);
     }
 
@@ -381,9 +401,9 @@ mod tests {
     fn renewals_never_shorten_and_keep_the_first_ttl() {
         let token = Token::random();
         let mut row = record(&token);
-        assert_eq!(row.renew(&token, Some(ttl(30))).unwrap(), Renewal::WouldShorten { expires_in: Duration::from_secs(50) });
+        assert_eq!(row.renew(&token, Some(ttl(30))).unwrap(), Renewal::Kept { expires_in: Some(Duration::from_secs(50)) });
         assert_eq!(row.renew(&token, Some(ttl(300))).unwrap(), Renewal::Renewed { ttl: ttl(300), fence: Fence(7) });
-        assert!(matches!(row.renew(&token, None).unwrap(), Renewal::WouldShorten { .. }));
+        assert!(matches!(row.renew(&token, None).unwrap(), Renewal::Kept { .. }));
         assert_eq!(row.enter(&token, ttl(60)).unwrap(), 1);
         assert_eq!((row.lock_until_us, row.ttl_ms), (410 * SECOND, 60_000));
         assert_eq!(row.renew(&token.nested(), None).unwrap(), Renewal::NotHeld);
@@ -396,8 +416,8 @@ mod tests {
         let inner = token.nested();
         row.enter(&inner, ttl(60)).unwrap();
         let mut other = row.clone();
-        assert_eq!(other.release(&inner, Scope::Tree).unwrap(), Release::StillHeld(1));
-        assert_eq!(row.release(&token, Scope::Tree).unwrap(), Release::Released);
+        assert_eq!(other.release(&inner, Scope::Tree, None).unwrap(), Release::StillHeld(1));
+        assert_eq!(row.release(&token, Scope::Tree, None).unwrap(), Release::Released);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Locks that are shared, and those who wait by rules: a column of the lock's row.
 //!
 //! While it is empty, a lock is had by one hold or by nobody, and those who wait are all alike. Whatever else is
-//! asked goes by [`Crowd`]: the row is read, decided upon here by the server's time, and written back if nobody changed it meanwhile. So
+//! asked goes by [`Document`]: the row is read, decided upon here by the server's time, and written back if nobody changed it meanwhile. So
 //! no client keeps the row locked while it thinks, and what was decided too late comes to nothing.
 //!
 //! To ShedLock, and to a dlock that knows of no shares, the lock is held until its last share ends, by [`SHARED_BY`], which is no hold's.
@@ -12,8 +12,8 @@ use super::{
     record::{ENDED_US, LAYOUT, Record},
 };
 use crate::lock::{
-    Extension, Fence, Holding, Mode, Parting, Past, Release, Renewal, Request, Result, Stage, Token,
-    crowd::{Answer, Crowd},
+    Fence, Intent, Mode, Parting, Past, Release, Renewal, Request, Result, Stage, Token,
+    document::{Answer, Document},
 };
 
 /// What stands in `locked_by` while a lock is shared.
@@ -52,16 +52,19 @@ impl Record {
     /// Who shares the lock and who waits, as it is now, and what is to be remembered of shares that are over.
     ///
     /// # Errors
-    /// As [`Crowd::read`].
-    pub fn crowd(&self) -> Result<(Crowd, Vec<Past>)> {
-        let mut crowd = Crowd::read(self.crowd.as_deref())?;
-        let mut past = if self.locked_by == SHARED_BY { Vec::new() } else { crowd.lose(self.now_ms()) };
-        past.extend(crowd.settle(self.now_ms()));
+    /// As [`Document::read`].
+    pub fn crowd(&self) -> Result<(Document, Vec<Past>)> {
+        let mut crowd = Document::read(self.crowd.as_deref())?;
+        if self.locked_by != SHARED_BY {
+            crowd.lose(self.now_ms());
+        }
+        crowd.expire(self.now_ms());
+        let past = crowd.take_ended();
         Ok((crowd, past))
     }
 
     /// Writes down who shares the lock and who waits; with no share left, a lock that was shared is free.
-    fn put_crowd(&mut self, crowd: &Crowd) {
+    fn put_crowd(&mut self, crowd: &Document) {
         let crowd_text = crowd.write();
         if crowd_text == self.crowd {
             return;
@@ -86,7 +89,7 @@ impl Record {
 pub(super) struct Step {
     was: Record,
     pub is: Record,
-    pub crowd: Crowd,
+    pub crowd: Document,
     pub past: Vec<Past>,
     pub became: Option<Stage>,
     /// See [`Change::by_us`].
@@ -104,7 +107,8 @@ impl Step {
 
     /// Writes it down, if there is anything to be written. False, and nothing was done, if the row is not as it was any more.
     pub async fn write(mut self, table: &mut (impl Table + ?Sized)) -> Result<bool> {
-        let woken = self.crowd.woken(self.is.outside());
+        self.past.extend(self.crowd.take_ended());
+        let woken = self.crowd.take_wake_ups(self.is.outside());
         self.is.put_crowd(&self.crowd);
         if self.is == self.was && self.past.is_empty() && self.became.is_none() {
             return Ok(true);
@@ -154,9 +158,9 @@ pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, requ
         return Ok(None);
     }
     step.while_held(&request.token);
-    let (known, now_ms) = step.was.known(&request.token);
+    let (known, now_ms) = (step.was.starts.clone(), step.was.now_ms());
     let outside = step.was.outside();
-    match step.crowd.ask(request, now_ms, outside, || known.judge(request.terms.as_ref(), now_ms)) {
+    match step.crowd.ask(request, now_ms, outside, || known.judge(request.terms.as_ref(), &request.token, now_ms)) {
         Answer::Has(grant) => Ok(step.write(table).await?.then_some(Taken::Granted(grant))),
         Answer::NotHeld => Ok(Some(Taken::NotHeld)),
         Answer::Otherwise(mode) => Err(mode.not_enough()),
@@ -178,24 +182,19 @@ pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, requ
         Answer::Busy(mut busy) => {
             busy.holders.extend(step.was.holder()?);
             let foreign = outside.is_some() && !step.was.is_ours();
-            let told = step.crowd.told();
+            let told = step.crowd.notified();
             Ok(step.write(table).await?.then_some(Taken::Queued { busy, foreign, told }))
         }
     }
 }
 
 /// Extends a share. `None` if the row was changed meanwhile.
-pub(super) async fn renew(
-    table: &mut (impl Table + ?Sized),
-    record: Record,
-    token: &Token,
-    extension: Extension,
-) -> Result<Option<Renewal>> {
+pub(super) async fn renew(table: &mut (impl Table + ?Sized), record: Record, token: &Token, intent: Intent) -> Result<Option<Renewal>> {
     let mut step = Step::from(record)?;
     let now = step.was.now_ms();
-    let Holding::Held { expires_in: Some(left) } = step.crowd.verify(token, now) else { return Ok(Some(Renewal::NotHeld)) };
+    let Renewal::Kept { expires_in: Some(left) } = step.crowd.verify(token, now) else { return Ok(Some(Renewal::NotHeld)) };
     step.by_us = Some(step.was.now_us.saturating_add(i64::try_from(left.as_micros()).unwrap_or(i64::MAX)));
-    let answer = step.crowd.renew(token, extension, now);
+    let answer = step.crowd.renew(token, intent, now);
     if matches!(answer, Renewal::Broken(_)) {
         return Ok(Some(answer));
     }
@@ -211,11 +210,10 @@ pub(super) async fn release(
 ) -> Result<Option<Release>> {
     let mut step = Step::from(record)?;
     step.while_held(token);
-    let (answer, past) = step.crowd.release(token, parting, step.was.now_ms());
+    let answer = step.crowd.release(token, parting, step.was.now_ms());
     if answer == Release::NotHeld {
         return Ok(Some(answer));
     }
-    step.past.extend(past);
     Ok(step.write(table).await?.then_some(answer))
 }
 
@@ -256,6 +254,7 @@ mod tests {
             seen: false,
             crowd: None,
             waited: false,
+            mode: None,
             revision: 1,
             starts: crate::lock::Record::default(),
         }
@@ -280,6 +279,7 @@ mod tests {
         let (mut crowd, past) = row.crowd().unwrap();
         assert_eq!((past.len(), crowd.holders(row.now_ms()).len()), (1, 1));
         crowd.release(&long.token, &crate::lock::Scope::Hold.into(), row.now_ms());
+        assert_eq!(crowd.take_ended().len(), 1);
         row.put_crowd(&crowd);
         assert_eq!((row.is_held(), row.lock_until_us, &row.crowd), (false, ENDED_US, &None));
     }
@@ -290,7 +290,7 @@ mod tests {
         share(&mut row, &request(Mode::Permits(2), 10));
         row.locked_by = "web7".into();
         let (crowd, past) = row.crowd().unwrap();
-        assert!(!crowd.is_shared() && past.len() == 1 && past[0].ended_ms == Some(row.now_ms()));
+        assert!(!crowd.has_holders() && past.len() == 1 && past[0].ended_ms == Some(row.now_ms()));
         assert_eq!(row.outside(), Some(u64::try_from(row.lock_until_us / 1000).unwrap()));
         assert!(row.holder().unwrap().unwrap().foreign);
     }

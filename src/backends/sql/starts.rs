@@ -24,6 +24,8 @@ pub struct Columns {
     pub at_least_ms: Option<i64>,
     /// As JSON.
     pub paced_who: Option<String>,
+    /// See [`Paced`].
+    pub paced_hold: Option<String>,
     /// When the last run with once began.
     pub start_at_ms: Option<i64>,
     /// See [`Start`].
@@ -36,6 +38,8 @@ pub struct Columns {
     pub start_window_ms: Option<i64>,
     /// As JSON.
     pub start_who: Option<String>,
+    /// See [`Start`].
+    pub start_hold: Option<String>,
 }
 
 impl From<Columns> for Record {
@@ -50,6 +54,7 @@ impl From<Columns> for Record {
             guard_ms: number(columns.guard_ms).unwrap_or_default(),
             at_least_ms: number(columns.at_least_ms).unwrap_or_default(),
             metadata: who(columns.paced_who),
+            hold: columns.paced_hold.unwrap_or_default(),
         });
         let start = number(columns.start_at_ms).map(|at_ms| Start {
             at_ms,
@@ -58,6 +63,7 @@ impl From<Columns> for Record {
             tries: number(columns.start_tries).and_then(|tries| u32::try_from(tries).ok()).unwrap_or(1),
             window_ms: number(columns.start_window_ms).unwrap_or_default(),
             metadata: who(columns.start_who),
+            hold: columns.start_hold.unwrap_or_default(),
         });
         let mut record = Self { paced, start };
         if let Some(fence) = record.start.as_ref().map(|start| start.fence).filter(|_| stage == Stage::Undone) {

@@ -35,7 +35,7 @@ impl Sqlite {
         }
         if slot.wants_to_share() {
             // The kernel would turn what is locked for that into what is asked for now, or this into that later.
-            return self.ask_alone(request, false, Obstacle::Crowd).await;
+            return self.ask_alone(request, false, Obstacle::Document).await;
         }
         let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
         if !slot.hold.try_take().map_err(|error| ours(&error))? {
@@ -63,7 +63,7 @@ impl Sqlite {
             }
             match store.grant(whose, request, file.id()).await? {
                 // It may be our own: asked for by a process that is gone.
-                Taken::InTheWay | Taken::Crowd if detached && let Some(fence) = store.regrant(whose, ttl, detached).await? => {
+                Taken::InTheWay | Taken::Document if detached && let Some(fence) = store.regrant(whose, ttl, detached).await? => {
                     Ok(Taken::Granted(fence))
                 }
                 taken => Ok(taken),
@@ -81,8 +81,8 @@ impl Sqlite {
                 slot.give_back();
                 Ok(Attempt::Refused(refusal))
             }
-            Ok(Taken::Crowd) => {
-                let attempt = self.ask_alone(request, true, Obstacle::Crowd).await?;
+            Ok(Taken::Document) => {
+                let attempt = self.ask_alone(request, true, Obstacle::Document).await?;
                 if let (Attempt::Granted(grant), Some(slot)) = (&attempt, self.slots.get_mut(&request.key)) {
                     slot.hold_alone(request, grant.fence);
                 }
@@ -165,7 +165,7 @@ impl Sqlite {
             found => found?,
         };
         if request.fair && request.waiting || row.as_ref().is_some_and(|row| row.crowd.is_some()) {
-            let obstacle = if obstacle == Obstacle::Lease { Obstacle::Crowd } else { obstacle };
+            let obstacle = if obstacle == Obstacle::Lease { Obstacle::Document } else { obstacle };
             return self.ask_alone(request, false, obstacle).await;
         }
         let row = row.filter(|row| row.is_held(Some(file), by_bytes));

@@ -3,21 +3,21 @@
 //! What a living process has of the lock file nobody can take from it: such a hold is marked, or its process is killed.
 
 use super::{Sqlite, lock_file::LockFile, opened, store::Locked};
-use crate::lock::{Break, Error, Fence, Key, Kind, Marking, Metadata, Result};
+use crate::lock::{Break, Error, Fence, Key, Kind, Metadata, Result};
 
 impl Sqlite {
-    pub(super) async fn mark_hold(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+    pub(super) async fn mark_hold(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<bool> {
         self.break_at(key, fence, mark, false).await
     }
 
-    pub(super) async fn evict_hold(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+    pub(super) async fn evict_hold(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<bool> {
         self.break_at(key, fence, mark, true).await
     }
 
-    async fn break_at(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<Marking> {
+    async fn break_at(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<bool> {
         self.place()?;
         if !self.options.path.exists() {
-            return Ok(Marking::Changed);
+            return Ok(false);
         }
         let (file, _) = self.open_to_look().await?;
         let locked = self.is_locked(key, file.as_deref())?;
@@ -33,32 +33,28 @@ impl Sqlite {
             }
             self.lock_file()?.ring();
         }
-        Ok(Marking::Done)
+        Ok(true)
     }
 
-    async fn break_share(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<Marking> {
+    async fn break_share(&mut self, key: &Key, fence: Fence, mark: &Break, at_once: bool) -> Result<bool> {
         let (file, bytes) = (self.file_now()?, self.bytes(key));
         let Self { options, store, slots, .. } = self;
         let (store, _) = opened(store, &options.path).await?;
         if store.look(&options.namespace, key).await?.is_none_or(|row| row.crowd.is_none()) {
-            return Ok(Marking::Changed);
+            return Ok(false);
         }
         let witness = Self::witness(slots, key, file.as_deref(), bytes);
         let mut gathering = store.gather(&options.namespace, key, true, witness).await?;
         let marking = match gathering.crowd.is_detached(fence) {
-            None => Marking::Changed,
+            None => false,
             Some(_) if !at_once => gathering.crowd.mark(fence, mark),
             Some(false) => {
                 let holder = gathering.crowd.holders(gathering.now).into_iter().find(|holder| holder.fence == Some(fence));
                 return Err(lives(holder.and_then(|holder| holder.metadata)));
             }
-            Some(true) => {
-                let past = gathering.crowd.evict(fence, mark, gathering.now);
-                gathering.remember(past);
-                Marking::Done
-            }
+            Some(true) => gathering.crowd.evict(fence, mark, gathering.now),
         };
-        let ring = !gathering.crowd.woken(None).is_empty();
+        let ring = !gathering.crowd.take_wake_ups(None).is_empty();
         gathering.save().await?;
         if ring {
             self.lock_file()?.ring();

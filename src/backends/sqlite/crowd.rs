@@ -1,6 +1,6 @@
 //! Who shares a lock and who waits for it in order: one transaction that reads the row, decides and writes it.
 //!
-//! [`Crowd`] decides, with the kernel's word on who lives put over its times: what is written of a share or a waiter whose byte
+//! [`Document`] decides, with the kernel's word on who lives put over its times: what is written of a share or a waiter whose byte
 //! nobody has locked is what a crash left behind, and is dropped by whoever comes next. The exclusive hold lies outside, in the row's own columns.
 //!
 //! Worst cases: the transaction's answer is lost (it is undone, or asked again and counts once: everything goes by tokens); the disk fails
@@ -17,7 +17,7 @@ use super::{
     slot::Slot,
     store::{Store, bind_name, fence_of, json, look, run},
 };
-use crate::lock::{Error, Fence, Key, Kind, Namespace, Past, REMEMBERED, Result, crowd::Crowd};
+use crate::lock::{Error, Fence, Key, Kind, Namespace, Past, REMEMBERED, Result, document::Document};
 
 const SHARE: &str = include_str!("sql/share.sql");
 const PAST: &str = include_str!("sql/past.sql");
@@ -28,7 +28,7 @@ pub(super) struct Gathering<'a> {
     namespace: &'a Namespace,
     key: &'a Key,
     pub row: Option<Row>,
-    pub crowd: Crowd,
+    pub crowd: Document,
     /// The store's time in ms.
     pub now: u64,
     file: i64,
@@ -70,13 +70,14 @@ impl Witness<'_> {
 
 impl Row {
     /// The crowd as it is now, and what is to be remembered of those who have left it.
-    pub(super) fn settled(&self, now: u64, witness: Witness<'_>) -> Result<(Crowd, Vec<Past>)> {
-        let mut crowd = Crowd::read(self.crowd.as_deref())?;
+    pub(super) fn settled(&self, now: u64, witness: Witness<'_>) -> Result<(Document, Vec<Past>)> {
+        let mut crowd = Document::read(self.crowd.as_deref())?;
         if self.crowd_file != Some(witness.file()) {
             crowd.detach();
         }
         crowd.witness(now, |hold| witness.stands(hold), |hold| witness.awaits(hold));
-        let past = crowd.settle(now);
+        crowd.expire(now);
+        let past = crowd.take_ended();
         Ok((crowd, past))
     }
 }
@@ -106,7 +107,7 @@ impl Store {
         let row = look(&mut transaction, namespace, key).await?;
         let (crowd, past) = match &row {
             Some(row) => row.settled(now, witness)?,
-            None => (Crowd::default(), Vec::new()),
+            None => (Document::default(), Vec::new()),
         };
         let mut gathering = Gathering { transaction, namespace, key, row, crowd, now, file: witness.file(), past };
         if !gathering.crowd.is_empty() {
@@ -142,13 +143,9 @@ impl Gathering<'_> {
         fence.ok_or_else(|| failure::statement(sqlx::Error::RowNotFound))
     }
 
-    /// To be remembered with what is written.
-    pub(super) fn remember(&mut self, past: impl IntoIterator<Item = Past>) {
-        self.past.extend(past);
-    }
-
     /// Writes what changed.
     pub(super) async fn save(mut self) -> Result<()> {
+        self.past.extend(self.crowd.take_ended());
         let crowd = self.crowd.write();
         let before = self.row.as_ref().map(|row| (row.crowd.clone(), row.crowd_file));
         let after = (crowd.clone(), crowd.is_some().then_some(self.file));

@@ -8,8 +8,8 @@ use std::{
 
 use async_trait::async_trait;
 
-use super::{Sqlite, failure, location, lock_file::LockFile, store::Store};
-use crate::lock::{Check, Error, Examine, Finding, Grants, Result, Role, ServerTime, check};
+use super::{Sqlite, failure, location, lock_file::LockFile, opened, schema, store::Store};
+use crate::lock::{Admin, Check, Error, Finding, Grants, Init, Result, Role, ServerTime, check};
 
 /// What is looked at.
 pub const CHECKS: &[Check] = &[
@@ -110,7 +110,17 @@ fn name(path: &Path) -> String {
 }
 
 #[async_trait(?Send)]
-impl Examine for Sqlite {
+impl Admin for Sqlite {
+    async fn init(&mut self) -> Result<Init> {
+        self.lock_file()?;
+        let (store, created) = opened(&mut self.store, &self.options.path).await?;
+        Ok(if store.check().await? || created { Init::Created } else { Init::UpToDate })
+    }
+
+    fn schema(&self) -> Option<String> {
+        Some(schema::text().into())
+    }
+
     fn checks(&self) -> Vec<Check> {
         CHECKS.to_vec()
     }

@@ -52,13 +52,25 @@ pub(super) fn files(error: &io::Error, path: &Path) -> Error {
         _ if error.raw_os_error() == Some(nix::libc::ELOOP) => Error::new(Kind::Config, format!("{path} is a symbolic link")),
         io::ErrorKind::NotFound => Error::new(Kind::Config, format!("the directory of {path} does not exist")).hint("create it first"),
         io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
-            Error::new(Kind::Config, format!("{path}: {error}")).hint("name a file in an existing directory")
+            Error::new(Kind::Config, format!("{path}: {}", plain(error))).hint("name a file in an existing directory")
         }
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Error::new(Kind::Denied, format!("{path}: {error}"))
-            .hint("dlock needs to read and write the database, the files beside it and their directory"),
+        // Our own refusals; the kernel's come with a number.
+        io::ErrorKind::InvalidInput if error.raw_os_error().is_none() => {
+            Error::new(Kind::Config, format!("{path}: {error}")).hint("remove it, or keep the database in a directory of its own")
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            Error::new(Kind::Denied, format!("{path}: {}", plain(error)))
+                .hint("dlock needs to read and write the database, the files beside it and their directory")
+        }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             Error::new(Kind::Unavailable, format!("{path}: the disk is full")).hint("make room where the database is")
         }
-        _ => Error::new(Kind::Unavailable, format!("{path}: {error}")),
+        _ => Error::new(Kind::Unavailable, format!("{path}: {}", plain(error))),
     }
+}
+
+/// An error of the kernel without the "(os error 22)" that Rust adds.
+pub(super) fn plain(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_lowercase()
 }

@@ -8,7 +8,7 @@ use super::{
     opened, ours,
     store::{Locked, Whose},
 };
-use crate::lock::{Effect, Extension, Key, Parting, Release, Renewal, Result, Scope, Token};
+use crate::lock::{Effect, Intent, Key, Parting, Release, Renewal, Result, Scope, Token};
 
 /// What the lock file says of a hold.
 #[allow(clippy::struct_excessive_bools)] // independent facts
@@ -42,7 +42,7 @@ impl Sqlite {
             let others = slot.file.others_have(slot.bytes.all()).map_err(failed)?;
             let with_us = slot.mine_of(token).is_some_and(|mine| mine.holds.len() > usize::from(slot.has(token)));
             let unsure = slot.mine.is_none() && slot.unsure == Some(token.owner);
-            return Ok(Standing { ours: confirmed, others: others || with_us, unsure, file, current: slot.file.id() == file });
+            return Ok(Standing { ours: confirmed, others: others || with_us, unsure, file, current: slot.file.is_current() });
         }
         let bytes = self.bytes(key);
         let looked = match &self.file {
@@ -56,38 +56,36 @@ impl Sqlite {
     /// An attached hold of this process stands as long as its bytes are ours and the row is not somebody else's.
     /// A row that can't be written (a full disk, a frozen writer, a database that was removed) does not end what the
     /// kernel still guarantees: it only tells others less.
-    pub(super) async fn extend(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+    pub(super) async fn extend(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
         self.place()?;
+        if self.is_removed(key, token) {
+            return Ok(Renewal::NotHeld);
+        }
         if self.slots.get(key).is_some_and(|slot| slot.share_of(token).is_some()) {
-            return self.extend_share(key, token, extension).await;
+            return self.extend_share(key, token, intent).await;
         }
         let standing = self.standing(key, token)?;
+        // If the lock file was removed, the row that others will find is all that protects us.
         let guaranteed = standing.ours && standing.current;
-        if standing.ours && !standing.current {
-            // Somebody removed the lock file. The row that others will find is all that protects us now.
-            if let Some(store) = self.store.take() {
-                store.close();
-            }
-        }
         let whose = Whose { namespace: &self.options.namespace, key, token };
         let lock = standing.locked();
         let answer = async {
-            if !guaranteed && !self.options.path.exists() {
-                return Ok(Some(Renewal::NotHeld));
+            if !self.options.path.exists() {
+                return Ok((!guaranteed).then_some(Renewal::NotHeld));
             }
             let (store, _) = opened(&mut self.store, &self.options.path).await?;
-            store.renew(whose, extension, lock, !standing.ours, standing.ours).await
+            store.renew(whose, intent, lock, !standing.ours, standing.ours).await
         };
         let answer = answer.await;
         let mine = self.slots.get(key).and_then(|slot| slot.mine_of(token));
         match (answer, mine) {
             // Perhaps it is a share.
-            (Ok(Some(Renewal::NotHeld)), None) => self.extend_share(key, token, extension).await,
+            (Ok(Some(Renewal::NotHeld)), None) => self.extend_share(key, token, intent).await,
             (Ok(Some(answer)), _) => Ok(answer),
-            (Ok(None), Some(mine)) if guaranteed => Ok(Renewal::Renewed { ttl: extension.ttl.unwrap_or(mine.ttl), fence: mine.fence }),
+            (Ok(None), Some(mine)) if guaranteed => Ok(Renewal::Renewed { ttl: intent.ttl().unwrap_or(mine.ttl), fence: mine.fence }),
             (Ok(None), _) => Ok(Renewal::NotHeld),
             (Err(error), Some(mine)) if guaranteed => {
-                let renewed = Renewal::Renewed { ttl: extension.ttl.unwrap_or(mine.ttl), fence: mine.fence };
+                let renewed = Renewal::Renewed { ttl: intent.ttl().unwrap_or(mine.ttl), fence: mine.fence };
                 self.give_up_on(&error);
                 Ok(renewed)
             }
@@ -98,8 +96,9 @@ impl Sqlite {
         }
     }
 
-    /// The row first, then the bytes, so that whoever gets them finds the row free. If the row can't be written, the
-    /// bytes are given back all the same: they are what counts for an attached hold.
+    /// The row first, then the bytes, so that the next holder finds the row free. If the row can't be written, the bytes of an attached
+    /// hold are given back all the same, unless the row must tell how the hold ended: then the release fails, and keeps them
+    /// ([`Sqlite::let_go_of`]).
     pub(super) async fn hand_back(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         self.place()?;
         if self.slots.get(key).is_some_and(|slot| slot.share_of(token).is_some()) {
@@ -131,7 +130,7 @@ impl Sqlite {
             Ok(None) => Ok(Release::NotHeld),
             Err(error) => {
                 self.give_up_on(&error);
-                if standing.ours && standing.current { Ok(without_row) } else { Err(error) }
+                if standing.ours && standing.current && !parting.is_worth_telling() { Ok(without_row) } else { Err(error) }
             }
         };
         let answer = match answer {
@@ -141,7 +140,7 @@ impl Sqlite {
         };
         let settled = answer.is_ok();
         if let Some(slot) = self.slots.get_mut(key) {
-            if standing.ours || settled {
+            if settled || (standing.ours && !parting.is_worth_telling()) {
                 slot.remove(token, all);
             }
             if settled && slot.mine.is_none() && slot.unsure == Some(token.owner) {
@@ -156,6 +155,21 @@ impl Sqlite {
             store.tidy(&self.options.path, self.contended).await;
         }
         answer
+    }
+
+    /// Gives the bytes back, whatever the row says; whether that freed the lock.
+    pub(super) fn let_go_of(&mut self, key: &Key, token: &Token) -> bool {
+        let Some(slot) = self.slots.get_mut(key) else { return false };
+        if slot.share_of(token).is_some() {
+            slot.remove_share(token, true);
+            slot.file.ring();
+        } else if slot.mine_of(token).is_some() {
+            slot.remove(token, true);
+        } else {
+            return false;
+        }
+        // Behind a lock file that was removed, the row counts.
+        slot.file.is_current()
     }
 
     /// Opens the database anew next time, if this one may be broken.

@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+
 use crate::lock::{Error, Kind, Result};
 
 const FILE_NAME: &str = "dlock.db";
@@ -52,6 +54,33 @@ pub(super) fn resolved(path: &Path) -> PathBuf {
     path.to_owned()
 }
 
+/// What tells the file of that path from another one; `None` if there is none.
+pub(super) fn file_id(path: &Path) -> Option<(u64, u64)> {
+    rustix::fs::stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+/// Refuses a database that has another name: with that name come another log and another lock file, which know nothing of these.
+///
+/// `links` is how many names it has in its file system; a bind mount of the file itself is another one.
+pub(super) fn check_single_name(path: &Path, links: u64) -> Result<()> {
+    let refuse = |what: &str, hint: &str| Err(Error::new(Kind::Config, format!("{} {what}", path.display())).hint(hint));
+    if links > 1 {
+        return refuse(
+            "has another name (a hard link): a holder by that name would not be seen",
+            "keep one name, and remove the others; link to the directory instead",
+        );
+    }
+    // A kernel without statx has nothing to say.
+    let told = statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
+    if told.is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)) {
+        return refuse(
+            "is mounted as a single file: a holder that uses its other name would not be seen",
+            "mount the directory that it lies in",
+        );
+    }
+    Ok(())
+}
+
 /// Refuses file systems that other hosts can write to, or whose locks nobody here can vouch for.
 pub(super) fn check_file_system(directory: &Path) -> Result<()> {
     let Ok(stat) = rustix::fs::statfs(directory) else {
@@ -89,6 +118,8 @@ fn remote_file_system(magic: u32) -> Option<&'static str> {
         0x0BD0_0BD0 => "Lustre",
         0x4750_4653 => "GPFS",
         0xAAD7_AAEA => "PanFS",
+        0x1983_0326 => "BeeGFS",
+        0x2003_0528 => "OrangeFS",
         0x786F_4256 => "a VirtualBox shared folder",
         0xBACB_ACBC => "a VMware shared folder",
         _ => return None,

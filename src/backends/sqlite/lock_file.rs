@@ -5,13 +5,15 @@
 //! it, it ends when the last of them is gone, and an explicit unlock ends it whoever still has the descriptor.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, Metadata, OpenOptions},
     io,
     os::{
         fd::OwnedFd,
         unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     },
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use nix::{
@@ -28,6 +30,9 @@ use crate::lock::fingerprint;
 
 /// The first descriptor number for an inherited lock file: out of the way of scripts, which use 3 to 9, and of bash's 10 and up.
 const INHERITED_FD: i32 = 100;
+
+/// How long a holder may take to notice that the store was removed, and to kill its command.
+const REMOVAL: Duration = Duration::from_millis(250);
 
 /// Some bytes of the lock file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +104,7 @@ pub(super) enum Kind {
 #[derive(Debug)]
 pub(super) struct LockFile {
     fd: OwnedFd,
+    device: u64,
     inode: u64,
     path: PathBuf,
 }
@@ -112,11 +118,18 @@ impl LockFile {
     }
 
     /// Opens or creates the file. With `inherited`, for this process and those that it starts.
+    ///
+    /// Where it or the database is missing, they may have been removed under a holder, who is about to notice. Nobody creates one before
+    /// that had an effect; so whoever finds both need not wait.
     pub(super) fn open(database: &Path, inherited: bool) -> io::Result<Self> {
         let path = Self::path_for(database);
         let mut options = OpenOptions::new();
         options.read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let file = match options.open(&path) {
+        let found = options.open(&path);
+        if found.as_ref().map_or_else(|error| error.kind() == io::ErrorKind::NotFound, |_| !database.exists()) {
+            thread::sleep(REMOVAL);
+        }
+        let file = match found {
             Err(error) if error.kind() == io::ErrorKind::NotFound => match options.clone().create_new(true).open(&path) {
                 Ok(file) => {
                     share_as(&file, database);
@@ -127,22 +140,28 @@ impl LockFile {
             },
             opened => opened?,
         };
-        let inode = file.metadata()?.ino();
+        let metadata = file.metadata()?;
+        check_lock_file(&metadata, database)?;
         let fd = if inherited {
-            let fd = fcntl_dupfd_cloexec(&file, INHERITED_FD)?;
+            let fd = inherited_copy(&file)?;
             fcntl_setfd(&fd, FdFlags::empty())?;
             fd
         } else {
             file.into()
         };
-        Ok(Self { fd, inode, path })
+        Ok(Self { fd, device: metadata.dev(), inode: metadata.ino(), path })
     }
 
     /// Opens the file to look at it; `None` if there is none, so that nothing is locked.
     pub(super) fn open_to_look(database: &Path) -> io::Result<Option<Self>> {
         let path = Self::path_for(database);
-        match File::open(&path) {
-            Ok(file) => Ok(Some(Self { inode: file.metadata()?.ino(), fd: file.into(), path })),
+        // A FIFO of that name must not block the look.
+        match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path) {
+            Ok(file) => {
+                let metadata = file.metadata()?;
+                check_lock_file(&metadata, database)?;
+                Ok(Some(Self { device: metadata.dev(), inode: metadata.ino(), fd: file.into(), path }))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -160,7 +179,7 @@ impl LockFile {
 
     /// Whether others who open the path get this very file.
     pub(super) fn is_current(&self) -> bool {
-        Self::id_at(&self.path) == Some(self.id())
+        super::location::file_id(&self.path) == Some((self.device, self.inode))
     }
 
     /// The file's path.
@@ -224,6 +243,36 @@ impl LockFile {
         // A wake-up is a hint: who misses it wakes at the end of the lease.
         let _ = rustix::fs::futimens(&self.fd, &Timestamps { last_access: now, last_modification: now });
     }
+}
+
+/// A descriptor out of the way of scripts; where the limit of descriptors leaves no such number, any that is free.
+fn inherited_copy(file: &File) -> io::Result<OwnedFd> {
+    match fcntl_dupfd_cloexec(file, INHERITED_FD) {
+        Err(rustix::io::Errno::INVAL) => {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or_default();
+            let highest = i32::try_from(limit).unwrap_or(INHERITED_FD);
+            let free = (0..highest).rev().find_map(|number| fcntl_dupfd_cloexec(file, number).ok());
+            free.ok_or_else(|| rustix::io::Errno::MFILE.into())
+        }
+        copy => Ok(copy?),
+    }
+}
+
+/// Refuses what can't be the lock file: what is no file, and in a directory where all users may create files, one that another user made.
+fn check_lock_file(metadata: &Metadata, database: &Path) -> io::Result<()> {
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file"));
+    }
+    let us = rustix::process::geteuid().as_raw();
+    if [us, 0].contains(&metadata.uid()) {
+        return Ok(());
+    }
+    let open_to_all = std::fs::metadata(super::location::directory(database)).is_ok_and(|place| place.mode() & 0o1002 == 0o1002);
+    let of_the_database = std::fs::metadata(database).is_ok_and(|database| database.uid() == metadata.uid());
+    if open_to_all && !of_the_database {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "another user made it"));
+    }
+    Ok(())
 }
 
 /// SQLite's integers have a sign.

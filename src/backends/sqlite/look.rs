@@ -11,7 +11,7 @@ use super::{
     row::{Row, millis, unknown_holder},
     store::{Store, Whose},
 };
-use crate::lock::{Holding, Key, LockState, Result, Token, Waiter};
+use crate::lock::{Key, LockState, Renewal, Result, Token, Waiter};
 
 impl Sqlite {
     /// The lock file if there is one, and whether there is a database to ask.
@@ -41,19 +41,19 @@ impl Sqlite {
         self.state(key.clone(), row, file.as_deref()).await
     }
 
-    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
         let (file, _) = self.open_to_look().await?;
         let locked = self.is_locked(key, file.as_deref())?;
-        let Some(store) = &mut self.store else { return Ok(Holding::NotHeld) };
+        let Some(store) = &mut self.store else { return Ok(Renewal::NotHeld) };
         let whose = Whose { namespace: &self.options.namespace, key, token };
-        let Some(row) = store.look(whose.namespace, key).await? else { return Ok(Holding::NotHeld) };
+        let Some(row) = store.look(whose.namespace, key).await? else { return Ok(Renewal::NotHeld) };
         if row.crowd.is_some() && !row.is_owned_by(token) {
             let now = row.now();
             return Ok(row.settled(now, self.witness_of(key, file.as_deref()))?.0.verify(token, now));
         }
         let lock_file = file.as_deref().map(LockFile::id);
         if !row.is_owned_by(token) || !row.is_held(lock_file, locked) {
-            return Ok(Holding::NotHeld);
+            return Ok(Renewal::NotHeld);
         }
         // The first hold of those that the lock file rules lasts as long as its process does.
         let (ends, by_lease) = if row.is_first_hold(token) {
@@ -62,8 +62,8 @@ impl Sqlite {
             (store.nested_end(whose).await?, true)
         };
         Ok(match ends.filter(|ends| !by_lease || *ends > row.now_ms) {
-            Some(ends) => Holding::Held { expires_in: Some(millis(ends - row.now_ms)) },
-            None => Holding::NotHeld,
+            Some(ends) => Renewal::Kept { expires_in: Some(millis(ends - row.now_ms)) },
+            None => Renewal::NotHeld,
         })
     }
 

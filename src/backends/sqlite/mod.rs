@@ -18,11 +18,12 @@
 //! line of JSON in the row ([`crowd`]); it is empty while holders and waiters want the lock alone and in no order, whose
 //! way knows nothing of it but that.
 //!
-//! What is not guaranteed: who comes after the database was removed under living holders finds nobody in it. The kernel still keeps
-//! readers and permits apart from who wants the lock alone; it can't tell them from each other, nor count permits.
+//! If database and lock file are both replaced under a holder, nothing is left that keeps others out: the holder is told at once
+//! ([`watch`]), and the next one doesn't start before that had an effect ([`LockFile::open`]). An exclusive hold outlasts either of them; a share
+//! ends with the database, since the lock file can't tell readers from permits, nor count permits.
 //!
-//! This module may not: sleep, retry, read a clock, start a thread or open the database before the first question
-//! (the guardian is forked between [`Backend::prepare`] and that), or open the database file by itself (closing it
+//! This module may not: sleep (but in `wait`, in `watch`, and while a store is created), retry, read a clock, start a thread or open the database before the first question
+//! (the guardian is forked between [`Tether::prepare`] and that), or open the database file by itself (closing it
 //! again would drop SQLite's own locks).
 
 mod acquire;
@@ -44,6 +45,7 @@ mod slot;
 mod starts;
 mod store;
 mod waiting;
+mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -65,10 +67,11 @@ use self::{
     lock_file::{Bytes, LockFile, Range},
     slot::Slot,
     store::Store,
+    watch::Watch,
 };
 use crate::lock::{
-    Attempt, Backend, Break, Capabilities, Error, Extension, Fence, History, Holding, Init, Key, Kind, LastResort, LockState, Marking,
-    Namespace, Note, Parting, Release, Renewal, Request, Result, Token, Wake, fingerprint,
+    Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key, Kind, LastResort, LockState, Namespace, Parting,
+    Release, Renewal, Request, Result, Tether, Token, Wake,
 };
 
 pub(super) const CAPABILITIES: Capabilities =
@@ -109,6 +112,7 @@ pub struct Sqlite {
     store: Option<Store>,
     slots: HashMap<Key, Slot>,
     alarm: Option<Alarm>,
+    watch: Option<Watch>,
     /// Others were in the way, and so are likely to wait.
     contended: bool,
 }
@@ -120,7 +124,7 @@ impl Sqlite {
         if let Ok(absolute) = path::absolute(&options.path) {
             options.path = absolute;
         }
-        Self { options, file: None, prepared: false, store: None, slots: HashMap::new(), alarm: None, contended: false }
+        Self { options, file: None, prepared: false, store: None, slots: HashMap::new(), alarm: None, watch: None, contended: false }
     }
 
     /// Checks the place, and makes it if it is ours to make.
@@ -167,19 +171,13 @@ impl Sqlite {
     fn bytes(&self, key: &Key) -> Bytes {
         Bytes::of(&[self.options.namespace.as_str(), key.as_str()])
     }
-
-    /// Adds to an error what it was about.
-    fn about<'a>(&self, operation: &'static str, key: Option<&'a Key>) -> impl Fn(Error) -> Error + use<'a> {
-        let url = self.describe();
-        move |error| {
-            let error = error.during(operation).backend(url.clone());
-            if let Some(key) = key { error.key(key) } else { error }
-        }
-    }
 }
 
-/// The database, opened for writing if need be. Also whether it was created for it.
+/// The database, opened for writing if need be, and anew if the path names another one by now. Also whether it was created for it.
 async fn opened<'a>(store: &'a mut Option<Store>, path: &Path) -> Result<(&'a mut Store, bool)> {
+    if let Some(replaced) = store.take_if(|store| store.writable && !store.is_current(path)) {
+        replaced.close();
+    }
     if store.as_ref().is_some_and(|store| store.writable) {
         // Asked for twice because a borrow that is returned lasts too long otherwise.
         if let Some(store) = store {
@@ -191,26 +189,67 @@ async fn opened<'a>(store: &'a mut Option<Store>, path: &Path) -> Result<(&'a mu
 }
 
 fn ours(error: &std::io::Error) -> Error {
-    Error::new(Kind::Unavailable, format!("the lock file failed: {error}"))
+    Error::new(Kind::Unavailable, format!("the lock file failed: {}", failure::plain(error)))
 }
 
 #[async_trait(?Send)]
 impl Backend for Sqlite {
-    fn capabilities(&self) -> &Capabilities {
-        &CAPABILITIES
-    }
-
-    fn describe(&self) -> String {
-        format!("sqlite://{}", self.options.path.display())
-    }
-
-    fn fingerprint(&self) -> u64 {
+    fn identity(&self) -> Identity {
         let path = location::resolved(&self.options.path);
-        fingerprint(&["sqlite", &path.to_string_lossy(), self.options.namespace.as_str()])
+        let url = format!("sqlite://{}", self.options.path.display());
+        Identity::new(&CAPABILITIES, url, &["sqlite", &path.to_string_lossy(), self.options.namespace.as_str()])
     }
 
+    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
+        self.acquire(request).await
+    }
+
+    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+        self.await_change(request, at_most).await
+    }
+
+    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
+        self.leave(request).await
+    }
+
+    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        if intent == Intent::Probe { self.look_for(key, token).await } else { self.extend(key, token, intent).await }
+    }
+
+    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        self.hand_back(key, token, parting).await
+    }
+
+    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        match change {
+            Amendment::Note(note) => self.remember(key, note).await.map(|()| true),
+            Amendment::Warn(fence, level) => self.claim(key, fence, level).await,
+            Amendment::Mark(fence, mark) => self.mark_hold(key, fence, mark).await,
+            Amendment::Evict(fence, mark) => self.evict_hold(key, fence, mark).await,
+        }
+    }
+
+    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
+        self.look_at(key).await
+    }
+
+    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
+        self.look_at_all(start).await
+    }
+
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        self.recall(key).await
+    }
+
+    fn tether(&mut self) -> Option<&mut dyn Tether> {
+        Some(self)
+    }
+}
+
+#[async_trait(?Send)]
+impl Tether for Sqlite {
     fn prepare(&mut self) -> Result<Option<LastResort>> {
-        let file = self.open_lock_file(true).map_err(self.about("prepare", None))?;
+        let file = self.open_lock_file(true)?;
         self.file = Some(Arc::clone(&file));
         self.prepared = true;
         Ok(Some(Box::new(move || {
@@ -220,81 +259,11 @@ impl Backend for Sqlite {
         })))
     }
 
-    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        let about = self.about("acquire", Some(&request.key));
-        self.acquire(request).await.map_err(about)
+    async fn watch(&mut self, key: &Key, token: &Token) {
+        self.await_removal(key, token).await;
     }
 
-    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let about = self.about("wait", Some(&request.key));
-        self.await_change(request, at_most).await.map_err(about)
-    }
-
-    async fn abandon(&mut self, request: &Request) -> Result<()> {
-        let about = self.about("abandon", Some(&request.key));
-        self.leave(request).await.map_err(about)
-    }
-
-    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let about = self.about("renew", Some(key));
-        self.extend(key, token, extension).await.map_err(about)
-    }
-
-    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
-        self.look_for(key, token).await.map_err(self.about("verify", Some(key)))
-    }
-
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let about = self.about("release", Some(key));
-        self.hand_back(key, token, parting).await.map_err(about)
-    }
-
-    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        let about = self.about("inspect", Some(key));
-        self.look_at(key).await.map_err(about)
-    }
-
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let about = self.about("list", None);
-        self.look_at_all(start).await.map_err(about)
-    }
-
-    async fn history(&mut self, key: &Key) -> Result<History> {
-        let about = self.about("history", Some(key));
-        self.recall(key).await.map_err(about)
-    }
-
-    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let about = self.about("note", Some(key));
-        self.remember(key, note).await.map_err(about)
-    }
-
-    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
-        let about = self.about("warn", Some(key));
-        self.claim(key, fence, level).await.map_err(about)
-    }
-
-    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let about = self.about("break", Some(key));
-        self.mark_hold(key, fence, mark).await.map_err(about)
-    }
-
-    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let about = self.about("break", Some(key));
-        self.evict_hold(key, fence, mark).await.map_err(about)
-    }
-
-    fn schema(&self) -> Option<String> {
-        Some(schema::text().into())
-    }
-
-    async fn init(&mut self) -> Result<Init> {
-        let about = self.about("init", None);
-        let work = async {
-            self.lock_file()?;
-            let (store, created) = opened(&mut self.store, &self.options.path).await?;
-            Ok(if store.check().await? || created { Init::Created } else { Init::UpToDate })
-        };
-        work.await.map_err(about)
+    async fn cut(&mut self, key: &Key, token: &Token) -> bool {
+        self.let_go_of(key, token)
     }
 }

@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     fs::{self, OpenOptions},
     io,
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -14,7 +14,13 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
 
-use super::failure;
+use rustix::{
+    fs::{CWD, RenameFlags, renameat_with},
+    io::Errno,
+};
+use tokio::time::timeout;
+
+use super::{failure, location};
 use crate::lock::{Error, Kind, Result, random};
 
 /// The layout that this version writes, kept in `user_version`.
@@ -35,12 +41,14 @@ const FROM_3: &str = include_str!("sql/crowd.sql");
 
 /// How long SQLite itself waits for another writer, who needs some 0.1 ms unless he is frozen or his disk is.
 const BUSY: Duration = Duration::from_secs(1);
+/// How long a database that is being created may have two names.
+const TWO_NAMES: Duration = Duration::from_millis(100);
 
 /// Opens the database for writing; creates it if there is none. Also whether it was created.
 ///
 /// The layout is not looked at: [`check`] does, and so does the statement that grants.
 pub(super) async fn open(path: &Path) -> Result<(SqliteConnection, bool)> {
-    let created = !exists(path)? && create(path).await?;
+    let created = !exists(path).await? && create(path).await?;
     Ok((connect(&options(path)?).await?, created))
 }
 
@@ -60,7 +68,7 @@ pub(super) async fn check(connection: &mut SqliteConnection) -> Result<bool> {
 
 /// Opens the database for reading; `None` if there is none, or an empty one.
 pub(super) async fn open_to_look(path: &Path) -> Result<Option<SqliteConnection>> {
-    if !exists(path)? {
+    if !exists(path).await? {
         return Ok(None);
     }
     let mut connection = connect(&options(path)?.read_only(true)).await?;
@@ -76,10 +84,18 @@ pub(super) const fn text() -> &'static str {
     SCHEMA
 }
 
-/// Whether there is a database, or at least a file.
-fn exists(path: &Path) -> Result<bool> {
+/// Whether there is a database, or at least a file. One that has another name is refused.
+async fn exists(path: &Path) -> Result<bool> {
     match fs::metadata(path) {
-        Ok(found) if found.is_file() => Ok(true),
+        Ok(found) if found.is_file() => {
+            let mut links = found.nlink();
+            if links > 1 {
+                // Where a file can't be renamed without replacing another one, `create` has two names for a moment.
+                let _ = timeout(TWO_NAMES, std::future::pending::<()>()).await;
+                links = fs::metadata(path).map_or(1, |found| found.nlink());
+            }
+            location::check_single_name(path, links).map(|()| true)
+        }
         Ok(_) => Err(Error::new(Kind::Config, format!("{} is not a file", path.display())).hint("name a file for the database")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(failure::files(&error, path)),
@@ -152,10 +168,19 @@ async fn create(path: &Path) -> Result<bool> {
     let mut connection = connect(&options).await?;
     fill(&mut connection, SCHEMA, Found::Nothing).await?;
     connection.close().await.map_err(failure::statement)?;
-    match fs::hard_link(&draft.0, path) {
+    match put_in_place(&draft.0, path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
         Err(error) => Err(files(&error)),
+    }
+}
+
+/// Gives the draft its name, unless another file has it.
+fn put_in_place(draft: &Path, path: &Path) -> io::Result<()> {
+    match renameat_with(CWD, draft, CWD, path, RenameFlags::NOREPLACE) {
+        // The file system can't.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => fs::hard_link(draft, path),
+        renamed => Ok(renamed?),
     }
 }
 

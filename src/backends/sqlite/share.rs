@@ -22,8 +22,8 @@ use super::{
     store::Whose,
 };
 use crate::lock::{
-    Attempt, Busy, Effect, Entry, Error, Extension, Grant, Key, Kind, Mode, Parting, Release, Renewal, Request, Result, Scope, Token,
-    crowd::Answer,
+    Attempt, Busy, Effect, Entry, Error, Grant, Intent, Key, Kind, Mode, Parting, Release, Renewal, Request, Result, Scope, Token,
+    document::Answer,
 };
 
 /// How soon to ask again for a lock whose bytes somebody has of whom the row knows nothing: a grant takes less.
@@ -63,7 +63,7 @@ impl Sqlite {
         let obstacle = if slot.mine.is_some() {
             Obstacle::Ourselves
         } else if secured || slot.wants_it_alone() {
-            Obstacle::Crowd
+            Obstacle::Document
         } else {
             Obstacle::Bytes
         };
@@ -126,8 +126,8 @@ impl Sqlite {
         let (store, _) = opened(store, &options.path).await?;
         let mut gathering = store.gather(whose.namespace, whose.key, request.detached || counts, Witness::Slot(slot)).await?;
         let outside = outside(&gathering, slot, request, secured)?;
-        let passed = !secured && obstacle == Obstacle::Bytes && !outside.known && !gathering.crowd.is_shared();
-        if passed && slot.passed != Some(request.token) && gathering.crowd.place(&request.token).is_none() {
+        let passed = !secured && obstacle == Obstacle::Bytes && !outside.known && !gathering.crowd.has_holders();
+        if passed && slot.passed != Some(request.token) && gathering.crowd.position(&request.token).is_none() {
             // Somebody is about to be granted it who came first. In the queue it would be who goes first, and a crowd is in his way.
             let busy = Busy { holders: vec![unknown_holder()], expires_in: Some(PASSING), notifies: true, passing: true, position: None };
             return Ok(Asked { passed, ..Asked::only(Attempt::Busy(busy)) });
@@ -137,7 +137,7 @@ impl Sqlite {
         }
         let room = gathering.crowd.has_room(request.mode, outside.until);
         let known = starts::known(&mut gathering.transaction, whose).await?;
-        let refusal = known.record.judge(request.terms.as_ref(), gathering.now);
+        let refusal = known.record.judge(request.terms.as_ref(), &request.token, gathering.now);
         if !secured && !request.detached && !slot.has_share(&request.token) && gathering.crowd.fence(&request.token).is_some() {
             return Err(Error::new(Kind::Unavailable, "another process has this very hold"));
         }
@@ -160,7 +160,7 @@ impl Sqlite {
         };
         let alone = request.mode == Mode::Exclusive && matches!(attempt, Attempt::Granted(_));
         // Who has it alone gives it back without a word: from now on its bytes are to be waited for.
-        let ring = if alone { !gathering.crowd.is_empty() } else { !gathering.crowd.woken(outside.until).is_empty() };
+        let ring = if alone { !gathering.crowd.is_empty() } else { !gathering.crowd.take_wake_ups(outside.until).is_empty() };
         let ahead = gathering.crowd.ahead(&request.token).map(str::to_owned);
         let shares = gathering.crowd.attached().map(|hold| (slot.bytes.of_hold(hold).first(), LockKind::Read));
         let before = gathering.crowd.before(&request.token).into_iter().map(|hold| (slot.bytes.of_hold(hold).alive(), LockKind::Read));
@@ -199,39 +199,34 @@ impl Sqlite {
         }
     }
 
-    /// As for a hold: a share of this process stands as long as its bytes are ours and the row doesn't say that it is over.
-    pub(super) async fn extend_share(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+    /// A share of this process stands as long as its bytes are ours and there is a row that doesn't say that it is over.
+    pub(super) async fn extend_share(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
         let (standing, current) = self.has_share(key, token)?;
         let guaranteed = standing && current;
-        if standing
-            && !current
-            && let Some(store) = self.store.take()
-        {
-            store.close();
-        }
         let (file, bytes) = (self.file_now()?, self.bytes(key));
         let Self { options, store, slots, .. } = self;
         let answer = async {
-            if !guaranteed && !options.path.exists() {
-                return Ok((Some(Renewal::NotHeld), false));
+            if !options.path.exists() {
+                return Ok((None, false));
             }
             let (store, _) = opened(store, &options.path).await?;
             let witness = Self::witness(slots, key, file.as_deref(), bytes);
             let mut gathering = store.gather(&options.namespace, key, !standing, witness).await?;
-            let answer = gathering.row.is_some().then(|| gathering.crowd.renew(token, extension, gathering.now));
-            let ring = !gathering.crowd.woken(None).is_empty();
+            let answer = gathering.row.is_some().then(|| gathering.crowd.renew(token, intent, gathering.now));
+            let ring = !gathering.crowd.take_wake_ups(None).is_empty();
             gathering.save().await?;
             Ok::<_, Error>((answer, ring))
         };
         let answer = answer.await;
         let kept = slots.get(key).filter(|_| guaranteed).and_then(|slot| slot.share_of(token));
-        let kept = kept.map(|share| Renewal::Renewed { ttl: extension.ttl.unwrap_or(share.ttl), fence: share.fence });
+        let kept = kept.map(|share| Renewal::Renewed { ttl: intent.ttl().unwrap_or(share.ttl), fence: share.fence });
         match answer {
             Ok((answer, ring)) => {
                 if let Some(file) = file.filter(|_| ring) {
                     file.ring();
                 }
-                Ok(answer.or(kept).unwrap_or(Renewal::NotHeld))
+                // Without its row nobody counts it: the lock file can't tell how many there are.
+                Ok(answer.unwrap_or(Renewal::NotHeld))
             }
             Err(error) => {
                 self.give_up_on(&error);
@@ -254,9 +249,8 @@ impl Sqlite {
             let witness = Self::witness(slots, key, file.as_deref(), bytes);
             let mut gathering = store.gather(&options.namespace, key, !standing, witness).await?;
             gathering.crowd.forsake(token, |hold| witness.stands(hold));
-            let (answer, past) = gathering.crowd.release(token, parting, gathering.now);
-            gathering.remember(past);
-            let ring = !gathering.crowd.woken(None).is_empty();
+            let answer = gathering.crowd.release(token, parting, gathering.now);
+            let ring = !gathering.crowd.take_wake_ups(None).is_empty();
             let unknown = gathering.row.is_none();
             gathering.save().await?;
             Ok::<_, Error>((answer, ring, unknown))
@@ -269,11 +263,11 @@ impl Sqlite {
             Err(error) => {
                 self.give_up_on(&error);
                 // What is left in the row has no byte any more, and is dropped by the next who comes.
-                (if standing && current { Ok(Release::Released) } else { Err(error) }, true)
+                (if standing && current && !parting.is_worth_telling() { Ok(Release::Released) } else { Err(error) }, true)
             }
         };
         if let Some(slot) = self.slots.get_mut(key)
-            && (standing || answer.is_ok())
+            && (answer.is_ok() || (standing && !parting.is_worth_telling()))
         {
             let all = parting.scope == Scope::Tree && matches!(answer, Ok(Release::Released));
             slot.remove_share(token, all);
@@ -295,7 +289,7 @@ impl Sqlite {
         let witness = Self::witness(slots, &request.key, file.as_deref(), bytes);
         let mut gathering = store.gather(&options.namespace, &request.key, false, witness).await?;
         gathering.crowd.leave(&request.token);
-        let ring = !gathering.crowd.woken(None).is_empty();
+        let ring = !gathering.crowd.take_wake_ups(None).is_empty();
         gathering.save().await?;
         if let Some(file) = file.filter(|_| ring) {
             file.ring();

@@ -18,7 +18,7 @@ pub(super) enum Obstacle {
     /// A lease is running.
     Lease,
     /// Others who share the lock, or who go first.
-    Crowd,
+    Document,
     /// Another owner in this very process, who can't give it back while we wait.
     Ourselves,
 }

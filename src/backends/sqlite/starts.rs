@@ -30,7 +30,7 @@ pub(super) enum Taken {
     /// Nobody has it.
     Refused(Box<Refusal>),
     /// Others share it, or wait in order: they are to be asked.
-    Crowd,
+    Document,
 }
 
 /// What is known of a lock's runs.
@@ -65,11 +65,11 @@ impl Store {
         let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
         let known = known(&mut transaction, whose).await?;
         if known.crowded {
-            return Ok(Taken::Crowd);
+            return Ok(Taken::Document);
         }
         // Who has it comes before what is recorded.
         let Some(fence) = fence_of(&run(&mut transaction, grant(whose, request, file, true)).await?)? else { return Ok(Taken::InTheWay) };
-        if let Some(refusal) = known.record.judge(request.terms.as_ref(), known.now_ms) {
+        if let Some(refusal) = known.record.judge(request.terms.as_ref(), &request.token, known.now_ms) {
             transaction.rollback().await.map_err(failure::statement)?;
             return Ok(Taken::Refused(Box::new(refusal)));
         }

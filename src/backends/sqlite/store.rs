@@ -12,12 +12,12 @@ use sqlx::{
 };
 
 use super::{
-    failure,
+    failure, location,
     row::{self, Row, millis},
     schema, starts,
 };
 use crate::lock::{
-    Break, End, Extension, Fence, Key, Metadata, Mode, Namespace, Parting, Past, Purpose, Release, Renewal, Result, SKIPPING_HOSTS, Scope,
+    Break, End, Error, Fence, Intent, Key, Kind, Metadata, Mode, Namespace, Parting, Past, Release, Renewal, Result, SKIPPING_HOSTS, Scope,
     Skips, Token, Ttl, Waiter,
 };
 
@@ -65,6 +65,8 @@ pub(super) struct Store {
     pub checked: bool,
     /// Opened for writing.
     pub writable: bool,
+    /// Which file it is; `None` where nothing was said of it.
+    file: Option<(u64, u64)>,
 }
 
 impl Drop for Store {
@@ -77,13 +79,24 @@ impl Drop for Store {
 
 impl Store {
     pub(super) async fn open(path: &Path) -> Result<(Self, bool)> {
+        let before = location::file_id(path);
         let (connection, created) = schema::open(path).await?;
-        Ok((Self { connection: Some(connection), durable: false, checked: created, writable: true }, created))
+        let file = location::file_id(path);
+        if before.is_some() && file != before {
+            return Err(Error::new(Kind::Unavailable, "the database was replaced while it was opened"));
+        }
+        Ok((Self { connection: Some(connection), durable: false, checked: created, writable: true, file }, created))
+    }
+
+    /// Whether others who open the path get this very database.
+    pub(super) fn is_current(&self, path: &Path) -> bool {
+        location::file_id(path) == self.file
     }
 
     pub(super) async fn open_to_look(path: &Path) -> Result<Option<Self>> {
         let connection = schema::open_to_look(path).await?;
-        Ok(connection.map(|connection| Self { connection: Some(connection), durable: false, checked: true, writable: false }))
+        let file = location::file_id(path);
+        Ok(connection.map(|connection| Self { connection: Some(connection), durable: false, checked: true, writable: false, file }))
     }
 
     /// Closes the database, for opening it anew.
@@ -175,15 +188,15 @@ impl Store {
     pub(super) async fn renew(
         &mut self,
         whose: Whose<'_>,
-        extension: Extension,
+        intent: Intent,
         lock: Locked,
         durable: bool,
         nested_alive: bool,
     ) -> Result<Option<Renewal>> {
         self.check().await?;
         self.set_durable(durable).await?;
-        let stopping = extension.purpose == Purpose::Stop;
-        let query = bind_whose(RENEW, whose).bind(extension.ttl.map(ms)).bind(lock.locked).bind(lock.file).bind(stopping);
+        let stopping = intent == Intent::Drain;
+        let query = bind_whose(RENEW, whose).bind(intent.ttl().map(ms)).bind(lock.locked).bind(lock.file).bind(stopping);
         if let Some(found) = self.rows(query).await?.first() {
             return renewed(found).map(Some);
         }
@@ -212,10 +225,10 @@ impl Store {
             run(&mut transaction, bind_name("UPDATE locks SET seen = TRUE WHERE namespace = ?1 AND key = ?2", whose.namespace, whose.key))
                 .await?;
         }
-        let length = extension.ttl.map_or(own_ttl, ms);
+        let length = intent.ttl().map_or(own_ttl, ms);
         let end = row.now_ms.saturating_add(length);
         if end < own_end {
-            return Ok(Some(Renewal::WouldShorten { expires_in: millis(own_end - row.now_ms) }));
+            return Ok(Some(Renewal::Kept { expires_in: Some(millis(own_end - row.now_ms)) }));
         }
         if first {
             let sql = "UPDATE locks SET hold_expires_ms = max(hold_expires_ms, ?5) \

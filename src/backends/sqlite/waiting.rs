@@ -49,7 +49,7 @@ impl Sqlite {
                 let woken = change(timeout(until_trusted, slot.gate.wait()).await)?;
                 return Ok(if at_most > GATE_KEEPER { Wake::Changed } else { woken });
             }
-            Obstacle::Crowd => match &slot.line.ahead {
+            Obstacle::Document => match &slot.line.ahead {
                 Some((_, latch)) => {
                     let woken = change(timeout(until_trusted, latch.wait()).await)?;
                     if woken == Wake::Changed {

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{Mode, Tair};
+use super::{Mode, TairStore};
 use crate::{
     backends::{
         redis::{
@@ -11,10 +11,10 @@ use crate::{
         },
         transport,
     },
-    lock::{Check, Examine, Finding, Grants, Result, Role, ServerTime},
+    lock::{Admin, Check, Finding, Grants, Result, Role, ServerTime},
 };
 
-impl Tair {
+impl TairStore {
     fn tls(&self) -> Finding {
         let server = &self.options.server;
         let hosts = match &server.server {
@@ -27,14 +27,13 @@ impl Tair {
 }
 
 #[async_trait(?Send)]
-impl Examine for Tair {
+impl Admin for TairStore {
     fn checks(&self) -> Vec<Check> {
         [SERVER, &[transport::CHECK]].concat()
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
-        let outcome = self.look(&questions()).await;
-        let replies = self.about(outcome, "doctor", None)?;
+        let replies = self.look(&questions()).await?;
         let mut findings = Server::read(&replies).findings(&self.options.server, Part::Tair);
         findings.push(self.tls());
         Ok(findings)
@@ -43,8 +42,7 @@ impl Examine for Tair {
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
         let mut time = ::redis::pipe();
         time.cmd("TIME");
-        let outcome = self.look(&time).await;
-        let replies = self.about(outcome, "doctor", None)?;
+        let replies = self.look(&time).await?;
         Ok(replies.first().and_then(|time| server_time("the server".into(), time)).into_iter().collect())
     }
 
@@ -66,7 +64,6 @@ impl Examine for Tair {
                     "zrank",
                     "lpush",
                     "ltrim",
-                    "lrem",
                     "hsetnx",
                     "hincrby",
                     "command|info",
@@ -86,7 +83,6 @@ impl Examine for Tair {
                     "zrank",
                     "lpush",
                     "ltrim",
-                    "lrem",
                     "hsetnx",
                     "hincrby",
                     "command|info",

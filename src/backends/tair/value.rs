@@ -5,12 +5,16 @@
 //! random number, and a version is as unique as a value.
 
 use redis::{Pipeline, ServerErrorKind, Value};
+use serde::{Deserialize, Serialize};
 
-use super::{options::Mode, record::Record, shares};
+use super::options::Mode;
 use crate::{
-    backends::redis::{failure, names::Names, reading::read_time, reply},
-    lock::{Error, Kind, Result, crowd::Crowd, random},
+    backends::redis::{failure, history::to_json, names::Names, reply},
+    lock::{Error, Kind, Metadata, Request, Result, document::Document, random},
 };
+
+/// The newest layout that this version can read, up to any minor version.
+const MAJOR: u32 = 1;
 
 /// A value, and its version where there is one.
 #[derive(Clone, Debug)]
@@ -74,7 +78,25 @@ impl Mode {
         };
     }
 
-    /// Reads all that is stored of one lock but its queue, in [`READS`] commands.
+    /// Stores `value`, whatever was stored.
+    pub(super) fn put(self, pipeline: &mut Pipeline, key: &str, value: &str, ttl: u64) -> Stored {
+        let version = random() >> 2;
+        match self {
+            Self::Plain => pipeline.cmd("SET").arg(key).arg(value).arg("PX").arg(ttl),
+            Self::Version => pipeline.cmd("EXSET").arg(key).arg(value).arg("PX").arg(ttl).arg("ABS").arg(version),
+        };
+        Stored { value: value.to_owned(), version }
+    }
+
+    /// Reads a value that only dlock writes.
+    pub(super) fn read_value(self, pipeline: &mut Pipeline, key: &str) {
+        match self {
+            Self::Plain => pipeline.cmd("GET").arg(key),
+            Self::Version => pipeline.cmd("EXGET").arg(key),
+        };
+    }
+
+    /// Reads the lock's value, its expiry, the time and the fence counter, in [`READS`] commands.
     pub(super) fn read(self, pipeline: &mut Pipeline, names: &Names) {
         pipeline.cmd("TIME").cmd("TYPE").arg(&names.lock).cmd("PTTL").arg(&names.lock);
         match self {
@@ -118,11 +140,51 @@ pub(super) fn compared(reply: &Value) -> Result<Compared> {
     }
 }
 
+/// A value as it is stored; `None` if there is none.
+pub(super) fn stored(reply: &Value) -> Result<Option<Stored>> {
+    match reply {
+        Value::Nil => Ok(None),
+        Value::ServerError(error) => Err(failure::refused(error)),
+        Value::BulkString(_) => Ok(reply::text(reply).map(|value| Stored { value, version: 0 })),
+        Value::Array(pair) => {
+            let (value, version) = (pair.first().and_then(reply::text), pair.get(1).and_then(reply::int));
+            Ok(value.zip(version.and_then(|version| u64::try_from(version).ok())).map(|(value, version)| Stored { value, version }))
+        }
+        _ => Err(failure::unreadable()),
+    }
+}
+
+/// An attempt to take a lock, which has the lock while it decides.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Claim {
+    /// The hold, as [`crate::lock::Token::hold_text`] has it.
+    #[serde(rename = "h")]
+    pub hold: String,
+    #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Metadata>,
+}
+
+/// A value that nobody has written before.
+fn value(what: &str, json: &str) -> String {
+    format!(r#"{{"dlock":"{MAJOR}.0","nonce":"{:016x}","{what}":{json}}}"#, random())
+}
+
+/// A value for an attempt.
+pub(super) fn claim(request: &Request) -> Result<String> {
+    let claim = Claim { hold: request.token.hold_text(), metadata: request.metadata.clone() };
+    Ok(value("claim", &to_json(&claim)?))
+}
+
+/// A value for the holders of a document; `None` if there are none.
+pub(super) fn holders(document: &Document) -> Option<String> {
+    document.write_holders().map(|json| value("document", &json))
+}
+
 /// A lock at one moment.
 #[derive(Debug)]
 pub(super) struct Seen {
-    /// The server's time in ms and µs; `None` if we may not ask for it.
-    pub now: Option<(i64, u64)>,
+    /// The server's time in µs; `None` if we may not ask for it.
+    pub now_us: Option<u64>,
     /// What is left of it in ms; negative if it has no end.
     pub left: i64,
     /// The fence counter; `None` if there is none yet.
@@ -134,21 +196,28 @@ pub(super) struct Seen {
 #[derive(Debug)]
 pub(super) enum What {
     Nothing,
-    Ours(Box<Record>, Stored),
-    /// Shares, of which some may be over.
-    Shared(Box<Crowd>, Stored),
-    /// A lock of another library, or of dlock in another mode: it ends by itself.
+    /// Holders, of which some may be over.
+    Held(Box<Document>, Stored),
+    Claimed(Claim, Stored),
+    /// A lock of another library, or of dlock in another mode: it ends by itself, or is a string.
     Foreign,
     /// Nothing that a lock is stored as.
     NoLock(String),
 }
 
 impl What {
-    /// What dlock wrote; `None` if it is not of dlock.
-    fn ours(stored: Stored) -> Result<Option<Self>> {
-        Ok(match Record::read(&stored.value)? {
-            Some(record) => Some(Self::Ours(Box::new(record), stored)),
-            None => shares::read(&stored.value)?.map(|crowd| Self::Shared(Box::new(crowd), stored)),
+    /// What dlock wrote; `None` if dlock did not. A value of a dlock before 0.1.0 is a foreign one: it keeps the lock until it ends.
+    pub(super) fn ours(stored: &Stored) -> Result<Option<Self>> {
+        let Ok(fields) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&stored.value) else { return Ok(None) };
+        let Some(version) = fields.get("dlock").and_then(serde_json::Value::as_str) else { return Ok(None) };
+        let major = version.split('.').next().and_then(|major| major.parse().ok());
+        if major.is_none_or(|major: u32| major > MAJOR) {
+            return Err(failure::newer_layout(version));
+        }
+        let claim = fields.get("claim").and_then(|claim| Claim::deserialize(claim).ok());
+        Ok(match fields.get("document") {
+            Some(document) => Some(Self::Held(Box::new(Document::read(Some(&document.to_string()))?), stored.clone())),
+            None => claim.map(|claim| Self::Claimed(claim, stored.clone())),
         })
     }
 }
@@ -157,7 +226,7 @@ impl Seen {
     /// From the replies to [`Mode::read`].
     pub(super) fn read(mode: Mode, replies: &[Value]) -> Result<Self> {
         let [time, kind, left, value, counter] = replies else { return Err(failure::unreadable()) };
-        let (now, micros) = (readable(time)?.and_then(read_time), readable(time)?.and_then(read_micros));
+        let now_us = readable(time)?.and_then(read_micros);
         if let Value::ServerError(error) = kind {
             // Without this right nothing is known, which must not read as free.
             return Err(failure::refused(error));
@@ -168,40 +237,22 @@ impl Seen {
             None | Some(Value::Nil) => None,
             Some(counter) => Some(reply::int(counter).and_then(|count| u64::try_from(count).ok()).ok_or_else(not_a_counter)?),
         };
-        let stored = match value {
-            Value::BulkString(_) => reply::text(value).map(|value| Stored { value, version: 0 }),
-            Value::Array(pair) => {
-                let (value, version) = (pair.first().and_then(reply::text), pair.get(1).and_then(reply::int));
-                value.zip(version.and_then(|version| u64::try_from(version).ok())).map(|(value, version)| Stored { value, version })
-            }
+        let ours = match stored(value) {
+            Ok(Some(stored)) if kind == mode.kind() => What::ours(&stored)?,
             _ => None,
-        };
-        let ours = match stored.filter(|_| kind == mode.kind()) {
-            Some(stored) => What::ours(stored)?,
-            None => None,
         };
         let what = match ours {
             _ if kind == "none" || left == -2 => What::Nothing,
             Some(ours) => ours,
-            None if left >= 0 => What::Foreign,
+            // As `SET NX` without an expiry leaves it.
+            None if left >= 0 || kind == "string" => What::Foreign,
             None => What::NoLock(kind),
         };
-        Ok(Self { now: now.zip(micros), left, counter, what })
-    }
-
-    /// The server's time in ms and µs.
-    ///
-    /// # Errors
-    /// If we may not ask for it: nothing can be decided without.
-    pub(super) fn time(&self) -> Result<(u64, u64)> {
-        let (now, micros) = self
-            .now
-            .ok_or_else(|| Error::new(Kind::Denied, "the user may not ask the server for its time").hint("ACL SETUSER USER +time"))?;
-        Ok((u64::try_from(now).unwrap_or_default(), micros))
+        Ok(Self { now_us, left, counter, what })
     }
 }
 
-pub(super) fn not_a_counter() -> Error {
+fn not_a_counter() -> Error {
     Error::new(Kind::Data, "the fence counter is not a number, or beyond 2^53").hint("somebody wrote it; delete redisson_lock_token:{…}")
 }
 
@@ -216,5 +267,39 @@ pub(super) fn readable(reply: &Value) -> Result<Option<&Value>> {
         Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoPerm) || error.code() == "WRONGTYPE" => Ok(None),
         Value::ServerError(error) => Err(failure::refused(error)),
         reply => Ok(Some(reply)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOLDERS: &str = r#"{"v":100,"s":[{"o":"o","r":"r","h":{"r":{"t":5,"e":9}},"m":"s","f":7,"b":1,"l":2}]}"#;
+
+    fn read(value: &str) -> Result<Option<What>> {
+        What::ours(&Stored { value: value.to_owned(), version: 0 })
+    }
+
+    #[test]
+    fn holders_come_back_and_no_value_is_written_twice() {
+        let value = format!(r#"{{"dlock":"1.7","nonce":"n","document":{HOLDERS},"new":1}}"#);
+        let Some(What::Held(document, _)) = read(&value).unwrap() else { panic!("{value}") };
+        assert_eq!((document.ends(), document.fences().map(|fence| fence.0).collect::<Vec<_>>()), (Some(9), vec![7]));
+        let [one, two] = [(); 2].map(|()| holders(&document).unwrap());
+        assert!(one != two && one.contains(HOLDERS), "{one}");
+        assert!(holders(&Document::default()).is_none());
+    }
+
+    #[test]
+    fn what_others_store_is_not_ours_and_a_newer_layout_is_refused() {
+        for value in ["", "mK3xV9", "7", "{}", r#"{"owner":"o"}"#, r#"{"dlock":"1.0"}"#, r#"{"dlock":7}"#, r#"["document"]"#] {
+            assert!(read(value).unwrap().is_none(), "{value}");
+        }
+        for version in ["2.0", "?"] {
+            assert_eq!(read(&format!(r#"{{"dlock":"{version}","document":{{}}}}"#)).unwrap_err().kind, Kind::Layout, "{version}");
+        }
+        for (document, kind) in [(r#"{"v":200}"#, Kind::Layout), ("7", Kind::Data)] {
+            assert_eq!(read(&format!(r#"{{"dlock":"1.0","document":{document}}}"#)).unwrap_err().kind, kind);
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{
     CAPABILITIES, ZooKeeper,
+    alive::is_behind_waiters,
     contender::{Class, Contender, blocker},
     failure::{self, Asked, Fault},
     hold::{Hold, Place, Seen, unexpected},
@@ -15,7 +16,7 @@ use super::{
     starts::records,
     wire::{Code, Node, Reply, Request as Ask},
 };
-use crate::lock::{Attempt, Busy, Entry, Error, Grant, Holder, Kind, Mode, Refusal, Request, Result, Ttl, Wake};
+use crate::lock::{Attempt, Busy, Entry, Error, Grant, Holder, Kind, Mode, Refusal, Request, Result, Ttl};
 
 /// How long a holder that vanished is given to stop what it ran.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -55,39 +56,35 @@ impl ZooKeeper {
             if hold.session.is_none() {
                 hold.session = Some(negotiate(&self.ensemble, request).await?);
             }
+            match hold.still_waits(&self.ensemble).await {
+                Ok(Some(busy)) => return Ok(Attempt::Busy(busy)),
+                Ok(None) => {}
+                Err(Fault::Expired) => hold.forget(),
+                Err(Fault::Error(error)) => return Err(error),
+            }
+            if hold.session.is_none() {
+                continue;
+            }
             match hold.stand(&self.ensemble, request).await {
                 Ok(Standing::First) => return hold.grant_of(),
-                Ok(Standing::Behind(seen)) => return hold.busy(&self.ensemble, request, &seen).await,
-                Ok(Standing::Kept(refusal)) => return Ok(Attempt::Refused(refusal)),
+                Ok(Standing::Behind(seen)) => {
+                    let busy = hold.busy(&self.ensemble, request, &seen).await?;
+                    if request.waiting {
+                        hold.note_waiting(&seen, &busy);
+                    }
+                    return Ok(busy);
+                }
+                Ok(Standing::Kept(refusal)) => {
+                    // It stays first without waiting for anything but the time. If this fails, the next question tells.
+                    let _ = if request.waiting { hold.prove_life(&self.ensemble, None).await } else { Ok(false) };
+                    return Ok(Attempt::Refused(refusal));
+                }
                 Err(Fault::Expired) => hold.forget(),
                 Err(Fault::Error(error)) => return Err(error),
             }
         }
         Err(Fault::Expired.into_error())
     }
-
-    pub(super) async fn await_turn(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let hold = self.holds.iter_mut().find(|hold| hold.is(&request.key, &request.token));
-        let Some((_, watch)) = hold.and_then(|hold| hold.blocker.as_mut()) else {
-            // Nobody tells when a lock that is busy only in passing is free.
-            pause(at_most.min(Duration::from_millis(10))).await;
-            return Ok(Wake::TimedOut);
-        };
-        tokio::select! {
-            biased;
-            () = watch => {}
-            () = pause(at_most) => return Ok(Wake::TimedOut),
-        }
-        if let Some(hold) = self.holds.iter_mut().find(|hold| hold.is(&request.key, &request.token)) {
-            hold.blocker = None;
-        }
-        Ok(Wake::Changed)
-    }
-}
-
-#[allow(clippy::disallowed_methods)] // waiting is what this is for
-async fn pause(length: Duration) {
-    tokio::time::sleep(length).await;
 }
 
 /// A session of the lease that is asked for, or of the nearest one if nobody asked for just that.
@@ -153,6 +150,9 @@ impl Hold {
                     return Ok(Standing::Kept(refusal));
                 }
                 if !free && !request.waiting {
+                    if is_behind_waiters(request, &seen) && self.remove_gone(ensemble, &seen).await? {
+                        continue;
+                    }
                     return Ok(Standing::Behind(Box::new(seen)));
                 }
                 let ways = if seen.missing || make_ways { self.ways(ensemble) } else { Vec::new() };

@@ -25,7 +25,7 @@ use super::{
     session::{Ensemble, Purpose, Session, VISIT},
     wire::{Code, Node, Reply, Request as Ask, Stat},
 };
-use crate::lock::{Break, Fence, Key, Marking, Past, Result};
+use crate::lock::{Break, Fence, Key, Past, Result};
 
 /// A hold that is to be broken.
 struct Target {
@@ -35,19 +35,19 @@ struct Target {
     mark: String,
     granted: Granted,
     stat: Stat,
-    /// The node of its permit, or the second one of a reader.
-    number: Option<String>,
+    /// The node of its permit, and its second one in the line.
+    besides: Vec<String>,
 }
 
 impl ZooKeeper {
-    pub(super) async fn ask_mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+    pub(super) async fn ask_mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<bool> {
         self.options().check()?;
         let names = self.names(key);
         let mut session = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
         put_mark(&mut session, &self.ensemble, &names, fence, mark).await.map_err(Fault::into_error)
     }
 
-    pub(super) async fn ask_evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
+    pub(super) async fn ask_evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<bool> {
         self.options().check()?;
         let names = self.names(key);
         let mut session = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
@@ -77,22 +77,22 @@ async fn find(session: &mut Session, ensemble: &Ensemble, names: &Names, fence: 
             let granted =
                 Granted { fence: if matches!(granted.fence, Last::None) { Last::Fence(fence.0) } else { granted.fence }, ..granted };
             let number = granted.number().map(|number| names.permit(number));
-            let number = number.or_else(|| one.twin.as_ref().map(|twin| names.contender(twin)));
-            return Ok(Some(Target { path, mark, granted, stat, number }));
+            let besides = number.into_iter().chain(one.twin.as_ref().map(|twin| names.contender(twin))).collect();
+            return Ok(Some(Target { path, mark, granted, stat, besides }));
         }
     }
     Ok(None)
 }
 
-async fn put_mark(session: &mut Session, ensemble: &Ensemble, names: &Names, fence: Fence, mark: &Break) -> Asked<Marking> {
+async fn put_mark(session: &mut Session, ensemble: &Ensemble, names: &Names, fence: Fence, mark: &Break) -> Asked<bool> {
     for _ in 0..LOOKS {
-        let Some(target) = find(session, ensemble, names, fence).await? else { return Ok(Marking::Changed) };
+        let Some(target) = find(session, ensemble, names, fence).await? else { return Ok(false) };
         let seen = target.granted.broken.as_ref().is_some_and(|known| known.seen);
         let says = Granted { broken: Some(Break { seen, ..mark.clone() }), ..target.granted }.write();
         let steps =
             vec![Ask::Check { path: &target.path }, Ask::WriteSince { path: &target.mark, data: &says, version: target.stat.version }];
         match session.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
-            Some(Ok(Reply::AllDone { .. })) => return Ok(Marking::Done),
+            Some(Ok(Reply::AllDone { .. })) => return Ok(true),
             Some(Ok(Reply::RolledBack { code: Code::NoNode | Code::BadVersion, .. })) => {}
             answer => return Err(unexpected(answer).into()),
         }
@@ -100,24 +100,25 @@ async fn put_mark(session: &mut Session, ensemble: &Ensemble, names: &Names, fen
     Err(failure::unsettled().into())
 }
 
-async fn evict(session: &mut Session, ensemble: &Ensemble, names: &Names, fence: Fence, mark: &Break) -> Asked<Marking> {
+async fn evict(session: &mut Session, ensemble: &Ensemble, names: &Names, fence: Fence, mark: &Break) -> Asked<bool> {
     let (mut remember, mut numbered) = (true, true);
     for _ in 0..LOOKS {
-        let Some(target) = find(session, ensemble, names, fence).await? else { return Ok(Marking::Changed) };
+        let Some(target) = find(session, ensemble, names, fence).await? else { return Ok(false) };
         let (end, why) = mark.into();
         let (metadata, started_ms) = (target.granted.metadata, u64::try_from(target.stat.ctime).ok());
         let run = Run::ending_now(Past { fence: Some(fence), started_ms, ended_ms: None, end, why, metadata }).node(names);
         let mut steps =
             vec![Ask::Delete { path: &target.path }, Ask::WriteSince { path: &target.mark, data: &[], version: target.stat.version }];
         let run = run.as_ref().filter(|_| remember);
-        let number = target.number.as_ref().filter(|_| numbered);
-        steps.extend(number.map(|path| Ask::Delete { path }));
-        let (at_number, at_run) = (2, steps.len());
+        let besides = &target.besides[..if numbered { target.besides.len() } else { 0 }];
+        let of_besides = steps.len()..steps.len() + besides.len();
+        steps.extend(besides.iter().map(|path| Ask::Delete { path }));
+        let at_run = steps.len();
         steps.extend(run.map(|(path, data)| Ask::Create { path, data, node: Node::Persistent }));
         match session.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
-            Some(Ok(Reply::AllDone { .. })) => return Ok(Marking::Done),
-            // Somebody removed it.
-            Some(Ok(Reply::RolledBack { at, code: Code::NoNode })) if number.is_some() && at == at_number => numbered = false,
+            Some(Ok(Reply::AllDone { .. })) => return Ok(true),
+            // Removed from outside.
+            Some(Ok(Reply::RolledBack { at, code: Code::NoNode })) if of_besides.contains(&at) => numbered = false,
             Some(Ok(Reply::RolledBack { at, code })) if run.is_some() && at == at_run => {
                 // The first bad end of this lock; or one that can't be written, or was told by the holder already.
                 let bad = way_to(&names.memory(Memory::Bad));

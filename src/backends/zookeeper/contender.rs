@@ -7,8 +7,9 @@
 //! | `…-read-lock-N` | dlock, shared. To Curator's mutex it is one of its own, so that the two exclude each other |
 //! | `…-__READ__N` of the same id | made together with that, so that nobody is between the two: what writers of Curator's read-write lock wait for. It is the same contender |
 //! | `…-permit-M-lock-N` | dlock, for one of M permits. To all others it wants the lock alone |
+//! | `…-excl-__WRIT__N` of the same id | made together with an exclusive contender's or a permit's, as above: what readers and writers of Curator's read-write lock wait for |
 //! | `…lock-N` | dlock, exclusive; Curator's mutex, go-zookeeper, the Rust client |
-//! | `…__WRIT__N`, `…__READ__N` | Curator's read-write lock: waited for. Its writers wait for dlock's readers, but neither waits for who wants the lock alone or for a permit, as little as for Curator's mutex |
+//! | `…__WRIT__N`, `…__READ__N` | Curator's read-write lock: waited for. It waits for dlock's second nodes, but not for Curator's mutex |
 //! | `…__lock__N`, `…__rlock__N` | kazoo, which waits for dlock if told so (`extra_lock_patterns=["-lock-"]`) |
 
 use std::collections::HashMap;
@@ -56,8 +57,9 @@ impl Class {
 /// Beginnings of dlock's names, before the public id.
 const PREFIX: &str = "_c_";
 
-/// What stands before the number in the second node of a reader.
-const TWIN: &str = "-__READ__";
+/// What stands before the number in the second node: of a reader, and of all others. The latter is a name that Curator itself does not
+/// give, so that one whose first node is gone is known for what it is.
+const TWINS: [&str; 2] = ["-__READ__", "-excl-__WRIT__"];
 /// What stands before the number of permits that one asks for.
 const PERMIT: &str = "-permit-";
 
@@ -81,8 +83,9 @@ pub(super) fn name(guid: &str, mode: Mode) -> String {
 }
 
 /// The name of the second node of one of dlock's, without the number.
-pub(super) fn twin(guid: &str) -> String {
-    format!("{PREFIX}{guid}{TWIN}")
+pub(super) fn twin(guid: &str, mode: Mode) -> String {
+    let [reader, alone] = TWINS;
+    format!("{PREFIX}{guid}{}", if mode == Mode::Shared { reader } else { alone })
 }
 
 impl Contender {
@@ -111,7 +114,17 @@ impl Contender {
 
     /// Whether its name is that of a second node, of dlock's or of Curator's own.
     pub(super) fn is_twin(&self) -> bool {
-        self.guid().is_some_and(|guid| self.name.starts_with(&twin(guid)))
+        self.after_guid().is_some_and(|rest| TWINS.iter().any(|twin| rest.starts_with(twin)))
+    }
+
+    /// Whether it is a second node that only dlock makes.
+    fn is_ours_alone(&self) -> bool {
+        self.after_guid().is_some_and(|rest| rest.starts_with(TWINS[1]))
+    }
+
+    /// What follows the public id of its owner.
+    fn after_guid(&self) -> Option<&str> {
+        self.guid().and_then(|guid| self.name.get(PREFIX.len() + guid.len()..))
     }
 
     /// The public id of its owner, if the name is one of dlock's or Curator's.
@@ -145,14 +158,17 @@ fn paired(all: Vec<Contender>) -> Vec<Contender> {
     if twins.is_empty() {
         return line;
     }
-    let readers = line.iter_mut().filter(|one| one.class == Class::Reader);
-    let mut readers: HashMap<_, _> =
-        readers.filter_map(|one| Some(((one.guid()?.to_owned(), one.sequence.wrapping_add(1)), &mut one.twin))).collect();
+    let reads = |one: &Contender| one.class == Class::Reader;
+    let firsts = line.iter_mut();
+    let mut firsts: HashMap<_, _> =
+        firsts.filter_map(|one| Some(((one.guid()?.to_owned(), one.sequence.wrapping_add(1), reads(one)), &mut one.twin))).collect();
     let mut others = Vec::new();
     for twin in twins {
-        let id = twin.guid().map(|guid| (guid.to_owned(), twin.sequence));
-        match id.and_then(|id| readers.remove(&id)) {
+        let id = twin.guid().map(|guid| (guid.to_owned(), twin.sequence, reads(&twin)));
+        match id.and_then(|id| firsts.remove(&id)) {
             Some(of) => *of = Some(twin.name),
+            // Its first node was deleted from outside, and it ends with its session.
+            None if twin.is_ours_alone() => {}
             // Curator's own.
             None => others.push(twin),
         }
@@ -225,6 +241,24 @@ mod tests {
             [false, true, false, false]
         );
         assert_eq!(line.iter().map(Contender::is_twin).collect::<Vec<_>>(), [true, false, false, true]);
+    }
+
+    #[test]
+    fn one_that_wants_the_lock_alone_has_a_second_node_too() {
+        let mutex = "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-lock-0000000002";
+        let line = of(&[
+            mutex,
+            "_c_0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001-excl-__WRIT__0000000003",
+            "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-permit-2-lock-0000000004",
+            "_c_8743c9c0-0795-4907-87fd-6c719a6b4586-excl-__WRIT__0000000005",
+            // Curator's own.
+            "_c_11111111-0795-4907-87fd-6c719a6b4586-__WRIT__0000000006",
+            // What is left of one whose first node was removed: it keeps no dlock from the lock.
+            "_c_22222222-0795-4907-87fd-6c719a6b4586-excl-__WRIT__0000000007",
+        ]);
+        assert_eq!(names(&line), ["002", "004", "006"]);
+        assert_eq!(line.iter().map(|c| c.twin.is_some()).collect::<Vec<_>>(), [true, true, false]);
+        assert_eq!(line.iter().map(|c| c.class).collect::<Vec<_>>(), [Class::Alone, Class::Permit(2), Class::Alone]);
     }
 
     #[test]

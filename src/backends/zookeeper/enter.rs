@@ -18,7 +18,7 @@ use super::{
     session::{Ensemble, Session},
     wire::{Code, Node, Reply, Request as Ask, Stat},
 };
-use crate::lock::{self, Attempt, Grant, Mode, Purpose, Request, Result, Token, Ttl};
+use crate::lock::{self, Attempt, Grant, Intent, Mode, Request, Result, Token, Ttl};
 
 impl ZooKeeper {
     pub(super) async fn enter(&mut self, request: &Request) -> Result<Attempt> {
@@ -192,7 +192,7 @@ impl Hold {
 
     /// Keeps the session of the place alive, if it was handed down to this nested hold by the mark that was just read. What
     /// that lasts, or `None` if it is over; the longest there is if it is still its owner's own affair.
-    pub(super) async fn keep_heirloom(&mut self, ensemble: &Ensemble, mut mark: Marked, purpose: Purpose) -> Asked<Option<Duration>> {
+    pub(super) async fn keep_heirloom(&mut self, ensemble: &Ensemble, mut mark: Marked, intent: Intent) -> Asked<Option<Duration>> {
         let Some(place) = self.place.clone() else { return Ok(None) };
         let path = self.names.mark(&guid(&self.token));
         for _ in 0..LOOKS {
@@ -200,7 +200,7 @@ impl Hold {
             let granted = Granted::read(&data);
             let Some(heirloom) = granted.as_ref().and_then(|granted| granted.heirloom.as_ref()) else { return Ok(Some(Duration::MAX)) };
             let mut session = heirloom.session(&self.token);
-            let seen = granted.as_ref().filter(|_| purpose == Purpose::Stop).and_then(Granted::seen);
+            let seen = granted.as_ref().filter(|_| intent == Intent::Drain).and_then(Granted::seen);
             // A write of that session, with its node checked: what a majority confirmed. It says what it said.
             let says = seen.as_ref().unwrap_or(&data);
             let steps = vec![Ask::Check { path: &place.path }, Ask::WriteSince { path: &path, data: says, version: stat.version }];

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     backends::{tls, transport},
-    lock::{Check, Error, Examine, Finding, Grants, PASSWORD, Result, Role, ServerTime, Ttl, check},
+    lock::{Admin, Check, Error, Finding, Grants, PASSWORD, Result, Role, ServerTime, Ttl, check},
 };
 
 /// What is looked at.
@@ -149,7 +149,13 @@ fn ensemble(config: &str) -> Finding {
 }
 
 #[async_trait(?Send)]
-impl Examine for ZooKeeper {
+impl Admin for ZooKeeper {
+    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
+        let outcome = self.remove_records(unused_for).await;
+        self.ensemble.tidy().await;
+        outcome.map(Some)
+    }
+
     fn checks(&self) -> Vec<Check> {
         CHECKS.to_vec()
     }
@@ -157,12 +163,11 @@ impl Examine for ZooKeeper {
     async fn examine(&mut self) -> Result<Vec<Finding>> {
         let outcome = self.look_at_ensemble().await;
         self.ensemble.tidy().await;
-        self.about(outcome, "doctor", None)
+        outcome
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        let outcome = self.read_clock().await;
-        self.about(outcome.map(|time| time.into_iter().collect()), "doctor", None)
+        Ok(self.read_clock().await?.into_iter().collect())
     }
 
     fn grants(&self, role: Role) -> Grants {

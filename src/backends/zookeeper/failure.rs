@@ -44,6 +44,10 @@ pub(super) fn refused(code: &Code) -> Error {
         Code::SessionMoved => unavailable("the session went on by way of another server").effect(Effect::Unknown),
         Code::Throttled => unavailable("the server has more requests than it takes"),
         Code::QuotaExceeded => unavailable("a quota of the server is used up").hint("`listquota` and `setquota` show and raise it"),
+        Code::NoChildren => {
+            Error::new(Kind::Data, "the node of this name is ephemeral: it belongs to a session of another program, and is no lock")
+                .hint("take another key or --namespace")
+        }
         Code::Other(what) => unavailable(&format!("the server refused for now: {what}")),
         Code::NoNode | Code::NodeExists | Code::NotEmpty | Code::BadVersion | Code::Unimplemented => unsettled(),
     }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::{
     ZooKeeper,
-    contender::{self, Contender, heads},
+    alive::Waits,
+    contender::{self, Class, Contender, heads},
     failure::{self, Asked, Fault},
     history::Made,
     look::{children, fence},
@@ -63,6 +64,8 @@ pub(super) struct Hold {
     pub(super) starts: Option<Starts>,
     /// The node that is waited for, and what tells that it is gone.
     pub(super) blocker: Option<(String, Watch)>,
+    /// While it waits: how it proves that it lives, and what it last found.
+    pub(super) waits: Waits,
     /// What tells that the place of a granted hold is gone.
     pub(super) trouble: Option<Watch>,
 }
@@ -87,6 +90,7 @@ impl Hold {
             since: None,
             starts: None,
             blocker: None,
+            waits: Waits::default(),
             trouble: None,
         }
     }
@@ -292,7 +296,17 @@ impl Seen {
 
     /// Whether those at the head of the line only wait, as far as they mark their grants.
     pub(super) fn nobody_has_it(&self) -> bool {
-        self.line[..heads(&self.line)].iter().all(|head| head.guid().is_some_and(|guid| !self.is_marked(guid)))
+        self.line[..heads(&self.line)].iter().all(|head| self.only_waits(head))
+    }
+
+    /// Whether one has the lock for itself: a waiter that is gone is in the way of no other then, and may only be slow.
+    pub(super) fn is_held_alone(&self) -> bool {
+        self.line.first().is_some_and(|first| first.class == Class::Alone && !self.only_waits(first))
+    }
+
+    /// Whether it is a dlock that was not granted the lock so far. Curator's own have public ids too, but no second node.
+    pub(super) fn only_waits(&self, one: &Contender) -> bool {
+        one.twin.is_some() && one.guid().is_some_and(|guid| !self.is_marked(guid))
     }
 
     /// Marks of owners that don't stand in line: of holders that are gone without having taken them away.

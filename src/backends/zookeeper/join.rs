@@ -46,8 +46,8 @@ impl Hold {
         let [paced, once] = Starts::paths(&names);
         let mut requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create { path, data, node: *node }).collect();
         let create = Ask::Create { path: &path, data: &data, node: Node::Contender };
-        let twin = names.contender(&contender::twin(&own));
-        let twin = (request.mode == Mode::Shared).then_some(Ask::Create { path: &twin, data: &data, node: Node::Contender });
+        let twin = names.contender(&contender::twin(&own, request.mode));
+        let twin = Ask::Create { path: &twin, data: &data, node: Node::Contender };
         requests.push(if let Some((version, _)) = goes_by {
             let mut steps = vec![
                 create,
@@ -63,12 +63,10 @@ impl Hold {
             if grant.number().is_some() {
                 steps.push(Ask::Create { path: &numbered, data: own.as_bytes(), node: Node::Ephemeral });
             }
-            steps.extend(twin);
+            steps.push(twin);
             Ask::All(steps)
-        } else if let Some(twin) = twin {
-            Ask::All(vec![create, twin])
         } else {
-            create
+            Ask::All(vec![create, twin])
         });
         requests.extend([Ask::Children { path: &names.lock }, Ask::Children { path: &names.meta }]);
         requests.extend([Ask::Read { path: &paced }, Ask::Read { path: &once }]);
@@ -77,9 +75,8 @@ impl Hold {
         let mut seen = answers.split_off(ways.len() + 1);
         let (once, paced) = (seen.pop(), seen.pop());
         let ((path, stat), twin) = match answers.pop() {
-            Some(Ok(Reply::Made { path, stat })) => ((path, Some(stat)), None),
-            Some(Ok(Reply::AllDone { made: Some(made), last })) => (made, last.filter(|_| request.mode == Mode::Shared)),
-            Some(Err(Code::NoNode) | Ok(Reply::RolledBack { code: Code::NoNode, .. })) => {
+            Some(Ok(Reply::AllDone { made: Some(made), last })) => (made, last),
+            Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => {
                 self.maybe_placed = false;
                 // Containers are newer than 3.4.
                 self.no_containers = answers.contains(&Err(Code::Unimplemented));

@@ -7,18 +7,18 @@ use super::{
     record::Granted,
     session::Ensemble,
 };
-use crate::lock::{Extension, Key, Purpose, Renewal, Result, Token, Ttl};
+use crate::lock::{Intent, Key, Renewal, Result, Token, Ttl};
 
 impl ZooKeeper {
-    pub(super) async fn ask_renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
+    pub(super) async fn ask_renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
         let taken_with = self.position(key, token).and_then(|at| self.holds[at].session.as_ref()).map(|session| session.timeout);
         // A session's timeout is for good.
-        if let Some(ttl) = extension.ttl.filter(|ttl| taken_with != Some(ttl.get())) {
+        if let Some(ttl) = intent.ttl().filter(|ttl| taken_with != Some(ttl.get())) {
             CAPABILITIES.check_new_ttl(ttl)?;
         }
         let Some(at) = self.hold_of(key, token).await? else { return Ok(Renewal::NotHeld) };
         let hold = &mut self.holds[at];
-        let outcome = if hold.granted { hold.renew(&self.ensemble, extension.purpose).await } else { Ok(Renewal::NotHeld) };
+        let outcome = if hold.granted { hold.renew(&self.ensemble, intent).await } else { Ok(Renewal::NotHeld) };
         match outcome {
             Ok(Renewal::NotHeld) => {
                 // What another process handed over for it is of no use any more, but perhaps to those nested in it.
@@ -56,10 +56,10 @@ impl ZooKeeper {
 }
 
 impl Hold {
-    async fn renew(&mut self, ensemble: &Ensemble, purpose: Purpose) -> Asked<Renewal> {
+    async fn renew(&mut self, ensemble: &Ensemble, intent: Intent) -> Asked<Renewal> {
         let Some(mark) = self.confirm_and_read(ensemble).await? else { return Ok(Renewal::NotHeld) };
         let granted = mark.as_ref().and_then(|(says, stat)| Some((Granted::read(says)?, *stat)));
-        if let (Some((Granted { broken: Some(broken), .. }, _)), Purpose::GoOn) = (&granted, purpose) {
+        if let (Some((Granted { broken: Some(broken), .. }, _)), Intent::Extend(_)) = (&granted, intent) {
             let broken = broken.clone();
             if let Some(session) = &mut self.session {
                 session.let_go();
@@ -68,13 +68,13 @@ impl Hold {
         }
         let mut lasts = self.session.as_ref().map(|session| session.timeout).unwrap_or_default();
         if !self.root {
-            match self.keep_heirloom(ensemble, mark, purpose).await? {
+            match self.keep_heirloom(ensemble, mark, intent).await? {
                 Some(keeps) => lasts = lasts.min(keeps).min(self.outer),
                 None => return Ok(Renewal::NotHeld),
             }
         }
         // Whoever keeps the session that was handed down has written it by now.
-        if let (Some((granted @ Granted { heirloom: None, .. }, stat)), Purpose::Stop) = (&granted, purpose) {
+        if let (Some((granted @ Granted { heirloom: None, .. }, stat)), Intent::Drain) = (&granted, intent) {
             self.note_seen(ensemble, granted, stat).await;
         }
         let (Some(place), Some(session)) = (&self.place, &mut self.session) else { return Err(failure::unsettled().into()) };

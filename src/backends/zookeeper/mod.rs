@@ -25,6 +25,7 @@
 //! - **A server's clock steps:** sessions go by ticks, and only what is shown goes by its clock.
 
 mod acquire;
+mod alive;
 mod breaking;
 mod contender;
 mod enter;
@@ -57,8 +58,8 @@ use self::{
     session::{Ensemble, LONGEST, Session},
 };
 use crate::lock::{
-    Attempt, Backend, Break, Capabilities, Extension, Fence, History, Holding, Init, Key, LockState, Marking, Note, Pace, Parting, Release,
-    Renewal, Request, Result, Token, Wake, fingerprint,
+    Amendment, Attempt, Backend, Capabilities, History, Identity, Intent, Key, LockState, Pace, Parting, Release, Renewal, Request, Result,
+    Tether, Token, Wake,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -99,34 +100,16 @@ impl ZooKeeper {
     fn names(&self, key: &Key) -> Names {
         Names::new(&self.options().chroot, &self.options().namespace, key)
     }
-
-    /// Says which question failed, where and about which lock.
-    fn about<T>(&self, outcome: Result<T>, operation: &'static str, key: Option<&Key>) -> Result<T> {
-        outcome.map_err(|error| {
-            let error = error.during(operation).backend(self.options().redacted_url());
-            match key {
-                Some(key) => error.key(key),
-                None => error,
-            }
-        })
-    }
 }
 
 #[async_trait(?Send)]
 impl Backend for ZooKeeper {
-    fn capabilities(&self) -> &Capabilities {
-        &CAPABILITIES
-    }
-
-    fn describe(&self) -> String {
-        self.options().redacted_url()
-    }
-
-    fn fingerprint(&self) -> u64 {
+    fn identity(&self) -> Identity {
         // The same servers in another order are the same ensemble.
         let mut options = self.options().clone();
         options.hosts.sort();
-        fingerprint(&[&options.redacted_url(), options.namespace.as_str()])
+        let parts = [&*options.redacted_url(), options.namespace.as_str()];
+        Identity { has_other_servers: options.hosts.len() > 1, ..Identity::new(&CAPABILITIES, self.options().redacted_url(), &parts) }
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
@@ -134,91 +117,75 @@ impl Backend for ZooKeeper {
         if !matches!(outcome, Ok(Attempt::Granted(_))) {
             self.ensemble.tidy().await;
         }
-        self.about(outcome, "acquire", Some(&request.key))
+        outcome
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let outcome = self.await_turn(request, at_most).await;
-        self.about(outcome, "wait", Some(&request.key))
+        self.await_turn(request, at_most).await
     }
 
-    async fn abandon(&mut self, request: &Request) -> Result<()> {
+    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
         let outcome = self.leave_line(request).await;
         self.ensemble.tidy().await;
-        self.about(outcome, "abandon", Some(&request.key))
+        outcome
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        let outcome = self.ask_renew(key, token, extension).await;
+    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        let outcome = match intent {
+            Intent::Probe => self.look_for(key, token).await,
+            Intent::Extend(_) | Intent::Drain => self.ask_renew(key, token, intent).await,
+        };
         self.ensemble.tidy().await;
-        self.about(outcome, "renew", Some(key))
-    }
-
-    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
-        let outcome = self.look_for(key, token).await;
-        self.ensemble.tidy().await;
-        self.about(outcome, "verify", Some(key))
+        outcome
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         let outcome = self.ask_release(key, token, parting).await;
         self.ensemble.tidy().await;
-        self.about(outcome, "release", Some(key))
+        outcome
     }
 
-    async fn watch(&mut self, key: &Key, token: &Token) {
-        self.await_trouble(key, token).await;
+    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        let outcome = match change {
+            Amendment::Note(note) => self.take_note(key, note).await.map(|()| true),
+            Amendment::Warn(fence, level) => self.ask_warning(key, fence, level).await,
+            Amendment::Mark(fence, mark) => self.ask_mark(key, fence, mark).await,
+            Amendment::Evict(fence, mark) => self.ask_evict(key, fence, mark).await,
+        };
+        self.ensemble.tidy().await;
+        outcome
     }
 
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
         let outcome = self.read_lock(key).await;
         self.ensemble.tidy().await;
-        self.about(outcome, "inspect", Some(key))
-    }
-
-    async fn history(&mut self, key: &Key) -> Result<History> {
-        let outcome = self.read_history(key).await;
-        self.ensemble.tidy().await;
-        self.about(outcome, "history", Some(key))
-    }
-
-    async fn note(&mut self, key: &Key, note: &Note) -> Result<()> {
-        let outcome = self.take_note(key, note).await;
-        self.ensemble.tidy().await;
-        self.about(outcome, "note", Some(key))
-    }
-
-    async fn claim_warning(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
-        let outcome = self.ask_warning(key, fence, level).await;
-        self.ensemble.tidy().await;
-        self.about(outcome, "note", Some(key))
-    }
-
-    async fn mark(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let outcome = self.ask_mark(key, fence, mark).await;
-        self.ensemble.tidy().await;
-        self.about(outcome, "break", Some(key))
-    }
-
-    async fn evict(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<Marking> {
-        let outcome = self.ask_evict(key, fence, mark).await;
-        self.ensemble.tidy().await;
-        self.about(outcome, "break", Some(key))
+        outcome
     }
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         let outcome = self.read_locks(start).await;
         self.ensemble.tidy().await;
-        self.about(outcome, "list", None)
+        outcome
     }
 
-    async fn init(&mut self) -> Result<Init> {
-        Ok(Init::NotNeeded)
-    }
-
-    async fn collect(&mut self, unused_for: Duration) -> Result<u64> {
-        let outcome = self.remove_records(unused_for).await;
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        let outcome = self.read_history(key).await;
         self.ensemble.tidy().await;
-        self.about(outcome, "gc", None)
+        outcome
+    }
+
+    fn tether(&mut self) -> Option<&mut dyn Tether> {
+        Some(self)
+    }
+}
+
+#[async_trait(?Send)]
+impl Tether for ZooKeeper {
+    async fn watch(&mut self, key: &Key, token: &Token) {
+        self.await_trouble(key, token).await;
+    }
+
+    async fn cut(&mut self, key: &Key, token: &Token) -> bool {
+        self.end_session_of(key, token).await
     }
 }

@@ -10,6 +10,7 @@
 //!                                 /paced, /once               what the last runs keep later ones from: see [`super::starts`]
 //!                                 /warned                     which hold was last warned about, and up to which level
 //! <chroot>/<namespace>.meta/%now-…                            made and dropped to learn the time
+//! <chroot>/<namespace>.meta/%wait-<guid>-…                    what one that waits writes every few seconds, as long as its session
 //! <chroot>/<namespace>.meta/%fine/<key>/<fence>               a hold that is over: see [`super::history`]
 //! <chroot>/<namespace>.meta/%bad/<key>/<fence>                one that ended badly
 //! <chroot>/<namespace>.meta/%skips/<key>/…                    a host that did without
@@ -88,6 +89,11 @@ impl Names {
     /// The mark of the owner with this public id having been granted the lock and not having given it back.
     pub(super) fn mark(&self, guid: &str) -> String {
         format!("{}/{MARK}{guid}", self.meta)
+    }
+
+    /// The node by which the owner with this public id proves, while it waits, that it lives.
+    pub(super) fn wait(&self, guid: &str) -> String {
+        format!("{}/%wait-{guid}-{}", self.folder, hash(Uuid::nil(), self.name.as_bytes()).simple())
     }
 
     /// The permit with this number.

@@ -1,6 +1,6 @@
 //! Looking at locks, and removing the records of those long unused. Each look is a session of its own, brought up to date.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use super::{
     ZooKeeper,
@@ -13,7 +13,7 @@ use super::{
     starts::{Change, Starts},
     wire::{Code, Node, Reply, Request as Ask},
 };
-use crate::lock::{Holding, Key, LockState, Result, Token};
+use crate::lock::{Key, LockState, Renewal, Result, Token};
 
 /// A path, where the empty one is the root.
 fn or_root(path: &str) -> &str {
@@ -36,7 +36,7 @@ impl ZooKeeper {
     }
 
     /// Whether the token's hold is there, and how long its session lasts yet unless it is heard of.
-    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Holding> {
+    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
         self.options().check()?;
         let now = format!("{}/%now-", meta_folder(&self.options().chroot, &self.options().namespace));
         let mut hold = Hold::new(key, token, self.names(key), true);
@@ -44,14 +44,14 @@ impl ZooKeeper {
         let look = async {
             let seen = hold.read_line(&self.ensemble, true).await?;
             if hold.owners_place(&self.ensemble, &seen).await?.is_none() {
-                return Ok(Holding::NotHeld);
+                return Ok(Renewal::NotHeld);
             }
             let beat = hold.beat();
             let asked = [Ask::Read { path: &beat }, Ask::Create { path: &now, data: &[], node: Node::Contender }];
             let mut answers = hold.ask(&self.ensemble, &asked).await?.into_iter();
             let (data, renewed) = match answers.next() {
                 Some(Ok(Reply::Data { data, stat })) => (data, stat.mtime),
-                Some(Err(Code::NoNode)) => return Ok(Holding::NotHeld),
+                Some(Err(Code::NoNode)) => return Ok(Renewal::NotHeld),
                 answer => return Err(unexpected(answer).into()),
             };
             // Where that may not be made, lengths of time are counted to the last thing that happened.
@@ -61,9 +61,9 @@ impl ZooKeeper {
             };
             let timeout = std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).map(Duration::from_millis);
             let silent = Duration::from_millis(u64::try_from(now - renewed).unwrap_or_default());
-            Ok(Holding::Held { expires_in: timeout.map(|timeout| timeout.saturating_sub(silent)) })
+            Ok(Renewal::Kept { expires_in: timeout.map(|timeout| timeout.saturating_sub(silent)) })
         };
-        let look: Asked<Holding> = look.await;
+        let look: Asked<Renewal> = look.await;
         look.map_err(Fault::into_error)
     }
 
@@ -102,26 +102,29 @@ impl ZooKeeper {
         let folder = meta_folder(&self.options().chroot, &self.options().namespace);
         let mut session = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
         let removed = async {
-            let records = remove(&mut session, &self.ensemble, &folder, unused_for).await?;
-            Ok(records + forget(&mut session, &self.ensemble, &folder).await?)
+            let mut locks = remove(&mut session, &self.ensemble, &folder, unused_for).await?;
+            locks.extend(forget(&mut session, &self.ensemble, &folder).await?);
+            Ok(u64::try_from(locks.len()).unwrap_or(u64::MAX))
         };
         let removed: Asked<u64> = removed.await;
         removed.map_err(Fault::into_error)
     }
 }
 
-async fn remove(session: &mut Session, ensemble: &Ensemble, folder: &str, unused_for: Duration) -> Asked<u64> {
+/// Removes the records; returns the names of their locks.
+async fn remove(session: &mut Session, ensemble: &Ensemble, folder: &str, unused_for: Duration) -> Asked<HashSet<String>> {
+    let name_of = |path: &str| path[folder.len() + 1..].to_owned();
     let now = format!("{folder}/%now-");
     let asked = [Ask::Sync { path: folder }, Ask::Children { path: folder }, Ask::Create { path: &now, data: &[], node: Node::Contender }];
     let mut answers = session.ask(ensemble, &asked).await?;
     let now = match answers.pop() {
         Some(Ok(Reply::Made { stat, .. })) => stat.ctime,
-        Some(Err(Code::NoNode)) => return Ok(0),
+        Some(Err(Code::NoNode)) => return Ok(HashSet::new()),
         answer => return Err(unexpected(answer).into()),
     };
     let names = listed(answers.pop())?;
     let paths: Vec<String> = names.iter().filter(|name| decode(name).is_some()).map(|name| format!("{folder}/{name}")).collect();
-    let mut removed = 0;
+    let mut removed = HashSet::new();
     for batch in paths.chunks(100) {
         let looks: Vec<_> = batch.iter().map(|path| Ask::Exists { path }).collect();
         let answers = session.ask(ensemble, &looks).await?;
@@ -131,13 +134,15 @@ async fn remove(session: &mut Session, ensemble: &Ensemble, folder: &str, unused
         };
         let old = |most: i32| batch.iter().zip(&answers).filter(move |(_, answer)| unused(*answer, most)).map(|(path, _)| path);
         for path in old(LASTING).filter(|path| !old(0).any(|bare| bare == *path)) {
-            removed += u64::from(remove_whole(session, ensemble, path, now).await?);
+            if remove_whole(session, ensemble, path, now).await? {
+                removed.insert(name_of(path));
+            }
         }
         // One that is taken meanwhile gets a child, which keeps it.
         let deletes: Vec<_> = old(0).map(|path| Ask::Delete { path }).collect();
-        for answer in session.ask(ensemble, &deletes).await? {
+        for (path, answer) in old(0).zip(session.ask(ensemble, &deletes).await?) {
             match answer {
-                Ok(_) => removed += 1,
+                Ok(_) => drop(removed.insert(name_of(path))),
                 Err(Code::NoNode | Code::NotEmpty) => {}
                 Err(_) => return Err(unexpected(Some(answer)).into()),
             }
@@ -170,9 +175,9 @@ async fn remove_whole(session: &mut Session, ensemble: &Ensemble, path: &str, no
     }
 }
 
-/// Removes what is remembered of locks that have no record any more; of how many, in the ways there are to be remembered.
-async fn forget(session: &mut Session, ensemble: &Ensemble, folder: &str) -> Asked<u64> {
-    let mut forgotten = 0;
+/// Removes what is remembered of locks that have no record any more; returns their names.
+async fn forget(session: &mut Session, ensemble: &Ensemble, folder: &str) -> Asked<HashSet<String>> {
+    let mut forgotten = HashSet::new();
     for what in [Memory::Fine, Memory::Bad, Memory::Skips] {
         let memories = memory_folder(folder, what);
         let names = listed(session.ask(ensemble, &[Ask::Children { path: &memories }]).await?.pop())?;
@@ -187,7 +192,8 @@ async fn forget(session: &mut Session, ensemble: &Ensemble, folder: &str) -> Ask
             let paths: Vec<_> = inside.iter().map(|inside| format!("{memory}/{inside}")).chain([memory.clone()]).collect();
             // A lock that is taken meanwhile makes its folder anew.
             match session.ask(ensemble, &paths.iter().map(|path| Ask::Delete { path }).collect::<Vec<_>>()).await?.pop() {
-                Some(Ok(_)) => forgotten += u64::from(!inside.is_empty()),
+                Some(Ok(_)) if inside.is_empty() => {}
+                Some(Ok(_)) => drop(forgotten.insert(name.clone())),
                 Some(Err(Code::NoNode | Code::NotEmpty)) => {}
                 answer => return Err(unexpected(answer).into()),
             }

@@ -19,13 +19,16 @@ pub(super) struct Said {
     /// Taken by `acquire`.
     #[serde(default)]
     pub(super) detached: bool,
+    /// It proves every few seconds that it lives while it waits, so that one that does not is known to be gone. Older versions don't.
+    #[serde(default)]
+    pub(super) beats: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) metadata: Option<Metadata>,
 }
 
 impl Said {
     pub(super) fn write(detached: bool, metadata: Option<&Metadata>) -> Vec<u8> {
-        json(&Self { dlock: VERSION.into(), detached, metadata: metadata.cloned() })
+        json(&Self { dlock: VERSION.into(), detached, beats: true, metadata: metadata.cloned() })
     }
 
     /// What a contender said; `None` if it is not dlock.

@@ -20,6 +20,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use tokio::{
@@ -151,8 +152,9 @@ impl Shared {
         // A stranger's is dropped without a word.
         let Ok((hello, login)) = opening.await else { return };
         let Some(xid) = self.proven_by(&login) else { return };
+        let failed = Arc::clone(&self);
         if let Err(error) = self.serve(&mut client, hello, xid, nth).await {
-            *lock(&self.failed) = Some(error);
+            *lock(&failed.failed) = Some(error);
         }
     }
 
@@ -164,50 +166,69 @@ impl Shared {
         (login.get(8..)? == body).then_some(xid)
     }
 
-    /// Connects to one server, another one each time.
-    async fn serve(&self, client: &mut TcpStream, hello: Vec<u8>, xid: [u8; 4], nth: usize) -> Result<()> {
-        let hosts = &self.options.hosts;
-        let mut failed = Error::new(Kind::Config, "the URL names no server");
-        for at in 0..hosts.len() {
-            let (host, port) = &hosts[(nth + at) % hosts.len()];
-            let tcp = match dial(host, *port).await {
-                Ok(tcp) => tcp,
-                Err(error) => {
-                    failed = error;
-                    continue;
-                }
-            };
-            let _ = tcp.set_nodelay(true);
-            match &self.options.tls {
-                None => self.pass(client, hello, xid, tcp).await,
-                Some(tls) => {
-                    let tls = tls::wrap(tls, host, tcp, "zookeeper://").await?;
-                    self.pass(client, hello, xid, tls).await;
-                }
-            }
-            return Ok(());
+    /// Passes everything between the client and one server, another one each time; the greeting with a look at it.
+    async fn serve(self: Arc<Self>, client: &mut TcpStream, mut hello: Vec<u8>, xid: [u8; 4], nth: usize) -> Result<()> {
+        self.put_session(&mut hello);
+        let Some((answer, server)) = self.greet(hello, nth).await? else { return Ok(()) };
+        if let Some(session) = session_in(&answer, ANSWER) {
+            *lock(&self.granted) = Some(session);
         }
-        Err(failed)
-    }
-
-    /// Passes everything through, the greeting with a look at it.
-    async fn pass(&self, client: &mut TcpStream, mut hello: Vec<u8>, xid: [u8; 4], mut server: impl AsyncRead + AsyncWrite + Unpin) {
-        let greeting = async {
-            self.put_session(&mut hello);
-            server.write_all(&hello).await?;
-            server.flush().await?;
-            let answer = frame(&mut server).await?;
-            if let Some(session) = session_in(&answer, ANSWER) {
-                *lock(&self.granted) = Some(session);
-            }
-            // And the answer to the proof: its number, no change, no error.
-            let proven = [&16_u32.to_be_bytes()[..], &xid, &[0; 8 + 4]].concat();
-            client.write_all(&[answer, proven].concat()).await
-        };
-        let greeted: io::Result<()> = greeting.await;
-        if greeted.is_ok() {
+        // And the answer to the proof: its number, no change, no error.
+        let proven = [&16_u32.to_be_bytes()[..], &xid, &[0; 8 + 4]].concat();
+        if client.write_all(&[answer, proven].concat()).await.is_ok() {
             self.pass_on(client, server).await;
         }
+        Ok(())
+    }
+
+    /// The first server to answer the greeting, from the one with this number on, and its answer. A server that is silent does not
+    /// keep the next one from being asked; `None` if all of them ended the connection.
+    async fn greet(self: &Arc<Self>, hello: Vec<u8>, nth: usize) -> Result<Option<(Vec<u8>, Server)>> {
+        let hosts = self.options.hosts.len();
+        let mut failed = (hosts == 0).then(|| Error::new(Kind::Config, "the URL names no server"));
+        let (mut greeting, mut asked, mut refused) = (JoinSet::new(), 0, false);
+        let new = session_in(&hello, HELLO).is_some_and(|session| session.id == 0);
+        loop {
+            if asked < hosts {
+                let (relay, hello) = (Arc::clone(self), hello.clone());
+                let host = (nth + asked) % hosts;
+                greeting.spawn(async move { relay.greet_one(host, &hello).await });
+                asked += 1;
+            }
+            let greeted = tokio::select! {
+                greeted = greeting.join_next() => greeted,
+                () = silence(), if asked < hosts => continue,
+            };
+            match greeted {
+                Some(Ok(Ok(server))) => {
+                    if new {
+                        tokio::spawn(end_unused(greeting));
+                    }
+                    return Ok(Some(server));
+                }
+                Some(Ok(Err(Ungreeted::Error(error)))) => failed = Some(error),
+                Some(Ok(Err(Ungreeted::Closed)) | Err(_)) => refused = true,
+                None => return failed.filter(|_| !refused).map_or(Ok(None), Err),
+            }
+        }
+    }
+
+    /// Connects to one server and greets it.
+    async fn greet_one(&self, host: usize, hello: &[u8]) -> std::result::Result<(Vec<u8>, Server), Ungreeted> {
+        let (host, port) = &self.options.hosts[host];
+        let tcp = dial(host, *port).await.map_err(Ungreeted::Error)?;
+        let _ = tcp.set_nodelay(true);
+        let mut server: Server = match &self.options.tls {
+            None => Box::new(tcp),
+            Some(tls) => Box::new(tls::wrap(tls, host, tcp, "zookeeper://").await.map_err(Ungreeted::Error)?),
+        };
+        let greeting = async {
+            server.write_all(hello).await?;
+            server.flush().await?;
+            frame(&mut server).await
+        };
+        let answer: io::Result<Vec<u8>> = greeting.await;
+        answer.map(|answer| (answer, server)).map_err(|_| Ungreeted::Closed)
     }
 
     async fn pass_on(&self, client: &mut TcpStream, server: impl AsyncRead + AsyncWrite) {
@@ -239,6 +260,42 @@ impl Shared {
         if let (Some(session), Some(0)) = (self.take_up, session_in(hello, HELLO).map(|session| session.id)) {
             hello[HELLO..HELLO + 8].copy_from_slice(&session.id.to_be_bytes());
             hello[HELLO + 12..HELLO + 28].copy_from_slice(&session.password);
+        }
+    }
+}
+
+/// The connection to a server.
+type Server = Box<dyn Stream>;
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// Why a server's answer to the greeting is missing.
+enum Ungreeted {
+    /// It could not be reached.
+    Error(Error),
+    /// It ended the connection.
+    Closed,
+}
+
+/// How long a server may leave a greeting unanswered before the next one is asked as well.
+const SILENCE: Duration = Duration::from_millis(300);
+
+#[allow(clippy::disallowed_methods)] // a silent server must not keep the others from answering
+async fn silence() {
+    tokio::time::sleep(SILENCE).await;
+}
+
+/// Ends the sessions that slower servers grant after another one was chosen. Nothing lies on them.
+async fn end_unused(mut greeting: JoinSet<std::result::Result<(Vec<u8>, Server), Ungreeted>>) {
+    while let Some(greeted) = greeting.join_next().await {
+        if let Ok(Ok((_, mut server))) = greeted {
+            let ended = async {
+                server.write_all(&END_OF_SESSION).await?;
+                server.flush().await?;
+                copy(&mut server, &mut sink()).await
+            };
+            let _: io::Result<u64> = ended.await;
         }
     }
 }

@@ -9,7 +9,7 @@ use super::{
     hold::{Hold, Stale, unexpected},
     look::children,
     names::{Memory, guid, holds_of, way_to},
-    session::Ensemble,
+    session::{Ensemble, Purpose, Session, VISIT},
     starts::Change,
     wire::{Code, Node, Reply, Request as Ask},
 };
@@ -64,6 +64,23 @@ impl ZooKeeper {
         Ok(answer)
     }
 
+    /// Ends the session of a hold that could not be given back: all of its nodes go with it, whatever their rights are. Whether its
+    /// place in the line is gone after that.
+    pub(super) async fn end_session_of(&mut self, key: &Key, token: &Token) -> bool {
+        let Some(at) = self.position(key, token).filter(|at| self.holds[*at].root) else { return false };
+        let hold = self.holds.remove(at);
+        let (Some(session), Some(place)) = (hold.session, hold.place) else { return false };
+        session.close(&self.ensemble);
+        self.ensemble.tidy().await;
+        let gone = async {
+            let mut visit = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
+            let asked = [Ask::Sync { path: &place.path }, Ask::Exists { path: &place.path }];
+            Ok(visit.ask(&self.ensemble, &asked).await?.pop() == Some(Err(Code::NoNode)))
+        };
+        let gone: Asked<bool> = gone.await;
+        gone.unwrap_or(false)
+    }
+
     pub(super) async fn leave_line(&mut self, request: &Request) -> Result<()> {
         let Some(at) = self.position(&request.key, &request.token).filter(|at| !self.holds[*at].granted) else { return Ok(()) };
         match self.holds[at].undo(&self.ensemble, None).await {
@@ -101,12 +118,10 @@ impl Hold {
                 Some(kept) => kept.remark(&mark, says.as_deref()),
             });
             let granted = kept.as_ref().and_then(Kept::granted).map(|(granted, _)| granted).or_else(|| self.grant.clone());
-            let number = granted.and_then(|granted| granted.number()).filter(|_| others == 0 && numbered);
-            // Of a reader that is its second node.
-            let twin = place.twin(&self.names).filter(|_| others == 0 && numbered);
-            let number = number.map(|number| self.names.permit(number)).or(twin);
-            let at_number = steps.len();
-            steps.extend(number.iter().map(|path| Ask::Delete { path }));
+            let number = granted.and_then(|granted| granted.number()).map(|number| self.names.permit(number));
+            let besides: Vec<_> = number.into_iter().chain(place.twin(&self.names)).filter(|_| others == 0 && numbered).collect();
+            let of_besides = steps.len()..steps.len() + besides.len();
+            steps.extend(besides.iter().map(|path| Ask::Delete { path }));
             let run = if others == 0 && remember { self.run(parting, kept.as_ref().and_then(Kept::granted)) } else { None };
             let run = run.and_then(|run| run.node(&self.names));
             let changes = self.ending(ensemble, parting.became).await?;
@@ -130,8 +145,8 @@ impl Hold {
                     }
                     return Ok(Release::Released);
                 }
-                // Somebody removed it.
-                Some(Ok(Reply::RolledBack { at, code: Code::NoNode })) if number.is_some() && at == at_number => numbered = false,
+                // Removed from outside. What is left of them goes with the session.
+                Some(Ok(Reply::RolledBack { at, code: Code::NoNode })) if of_besides.contains(&at) => numbered = false,
                 // No history keeps a lock: it can't be written, or its end was told already.
                 Some(Ok(Reply::RolledBack { at, code })) if run.is_some() && at == last => {
                     remember = code == Code::NoNode && !made;

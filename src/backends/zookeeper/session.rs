@@ -119,7 +119,7 @@ pub(super) struct Session {
     given_away: bool,
     /// What this session is known by.
     known: Option<lock::Session>,
-    /// Something was asked and not answered before it was given up on.
+    /// A question was not answered before it was given up. A watch that is given up says nothing of the server.
     unanswered: bool,
     /// Where it is ended when it is dropped, if it is.
     ends_in: Option<Ensemble>,
@@ -200,8 +200,7 @@ impl Session {
         let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return Err(Fault::Expired) };
         let mut reached = Reached { client: Some((client, relay)), session: self };
         reached.keep_unless_given_away();
-        let unanswered = std::mem::replace(&mut reached.session.unanswered, true);
-        if unanswered {
+        if reached.session.unanswered {
             reached.by_another_server().await?;
         }
         Ok(reached)
@@ -210,6 +209,7 @@ impl Session {
     /// Asks several things in one go. What was asked once is done, even if nobody awaits it any more.
     pub(super) async fn ask(&mut self, ensemble: &Ensemble, requests: &[Request<'_>]) -> Asked<Vec<Answer>> {
         let reached = self.reach(ensemble).await?;
+        reached.session.unanswered = true;
         let mut answers = Vec::with_capacity(requests.len());
         {
             let client = reached.client()?;
@@ -524,9 +524,8 @@ fn refusal(error: zookeeper_client::Error) -> Asked<Code> {
         Failure::SessionExpired => return Err(Fault::Expired),
         Failure::AuthFailed => return Err(failure::login_refused().into()),
         Failure::BadArguments(why) => return Err(Error::new(Kind::Internal, format!("a request was malformed: {why}")).into()),
-        error @ (Failure::NoChildrenForEphemerals | Failure::NotReadOnly | Failure::UnexpectedErrorCode(_)) => {
-            Code::Other(error.to_string())
-        }
+        Failure::NoChildrenForEphemerals => Code::NoChildren,
+        error @ (Failure::NotReadOnly | Failure::UnexpectedErrorCode(_)) => Code::Other(error.to_string()),
         error => return Err(failure::broken(error).into()),
     })
 }

@@ -281,7 +281,7 @@ impl Hold {
                 return Err(unexpected(made).into());
             }
         }
-        Ok(basis.starts.record().judge(terms, basis.now.unwrap_or_default()).map(Box::new))
+        Ok(basis.starts.record().judge(terms, &self.token, basis.now.unwrap_or_default()).map(Box::new))
     }
 
     /// What takes down what became of this hold's start, as far as it has one.

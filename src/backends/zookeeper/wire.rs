@@ -14,6 +14,8 @@ pub(super) enum Code {
     QuotaExceeded,
     Throttled,
     SessionMoved,
+    /// The parent is ephemeral, so that nothing can lie below it.
+    NoChildren,
     Other(String),
 }
 

@@ -73,14 +73,17 @@ pub(super) fn replicas(layers: &Layers<'_>) -> Result<Option<Replicas>> {
         None => None,
     };
     let count = match extra(layers, "replicas") {
+        Some(setting) if setting.text == "all" => Replicas::ALL,
         Some(setting) => match setting.text.parse() {
             Ok(count @ 0..=100_u32) => count,
-            _ => return Err(setting.refuse("it is no number of replicas").hint("0 (none) to 100")),
+            _ => return Err(setting.refuse("it is no number of replicas").hint("all, or 0 (none) to 100")),
         },
         None => 0,
     };
     match (count, within) {
-        (0, Some((setting, _))) => Err(setting.refuse("replica_timeout needs replicas=N").hint("replicas=1 waits for one replica")),
+        (0, Some((setting, _))) => {
+            Err(setting.refuse("replica_timeout needs replicas=all or replicas=N").hint("replicas=all waits for all replicas"))
+        }
         (0, None) => Ok(None),
         (count, within) => Ok(Some(Replicas { count, within: within.map_or(Replicas::WITHIN, |(_, within)| within) })),
     }

@@ -54,6 +54,7 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
     if sql.cert_file.is_none() && sql.key_file.is_none() {
         (sql.cert_file, sql.key_file) = (client.cert_file, client.key_file);
     }
+    sql.no_shedlock = !extra(layers, "shedlock").map_or(Ok(true), |setting| setting.yes())?;
     if let Some(setting) = extra(layers, "table") {
         sql.table = table(&setting)?;
     }

@@ -60,6 +60,7 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
         name => Some(name.to_owned()),
     };
     tls(&mut sql, layers)?;
+    sql.no_shedlock = !extra(layers, "shedlock").map_or(Ok(true), |setting| setting.yes())?;
     if let Some(setting) = extra(layers, "table") {
         sql.table = table(&setting)?;
     }

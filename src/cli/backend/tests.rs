@@ -53,6 +53,7 @@ fn every_scheme_is_understood() {
     assert_eq!((sentinel.user.as_deref(), &sentinel.password), (None, &None), "the servers' are not the sentinels'");
     assert_eq!(options.redacted_url(), "rediss+sentinel://s1:26379,s2:7000,[::1]:26379/prod.1?db=2");
     assert_eq!(options.replicas, Some(Replicas { count: 1, within: std::time::Duration::from_millis(200) }));
+    assert_eq!(redis("redis://h?replicas=all").replicas.map(|replicas| replicas.count), Some(Replicas::ALL));
     let options = redis("redis+cluster://c1,c2:7001?replicas=0");
     assert_eq!((options.redacted_url().as_str(), options.replicas), ("redis+cluster://c1:6379,c2:7001", None));
     let env = [("DLOCK_SENTINEL_PASSWORD", "spw")];
@@ -182,8 +183,15 @@ fn mistakes_are_refused_with_their_place_and_without_secrets() {
         (None, Some("redis+cluster://a/1"), "", Kind::Usage, "DLOCK_BACKEND: redis+cluster://a/1: a cluster has no databases", ""),
         (None, Some("redis+cluster://a?db=0"), "", Kind::Usage, "DLOCK_BACKEND: redis+cluster://a: a cluster has no databases", ""),
         (None, Some("redis://a?sentinel_user=u"), "", Kind::Usage, "DLOCK_BACKEND: this backend has no sentinel_user", ""),
-        (None, Some("redis://a?replicas=x"), "", Kind::Usage, "DLOCK_BACKEND: it is no number of replicas", "0 (none)"),
-        (None, Some("redis://a?replica_timeout=1s"), "", Kind::Usage, "DLOCK_BACKEND: replica_timeout needs replicas=N", ""),
+        (None, Some("redis://a?replicas=x"), "", Kind::Usage, "DLOCK_BACKEND: it is no number of replicas", "all, or 0 (none)"),
+        (
+            None,
+            Some("redis://a?replica_timeout=1s"),
+            "",
+            Kind::Usage,
+            "DLOCK_BACKEND: replica_timeout needs replicas=all or replicas=N",
+            "",
+        ),
         (None, Some("redis://a?replicas=1&replica_timeout=0"), "", Kind::Usage, "DLOCK_BACKEND: it is out of range", "1ms to 1m"),
         (None, Some("sqlite:///a?replicas=1"), "", Kind::Usage, "DLOCK_BACKEND: this backend has no replicas", ""),
         (None, Some("sqlite:relative"), "", Kind::Usage, "DLOCK_BACKEND: sqlite:relative: it needs the absolute path", "sqlite:///"),

@@ -1,8 +1,10 @@
 //! A lock that is kept for as long as a process lives, by a keeper that stays behind.
 
 use std::{
+    cell::RefCell,
     fs, io,
     os::fd::{AsFd as _, OwnedFd},
+    time::Duration,
 };
 
 use rustix::process::{Signal, pidfd_send_signal};
@@ -11,22 +13,21 @@ use super::{AcquireSettings, Hold, Taken, give_back, take};
 use crate::{
     commands::{
         Context,
-        hold::{
-            HoldUntil,
-            until::{Over, Until},
-        },
+        hold::until::{Over, Until, check_process, open_process},
         interrupted,
         take::keep,
     },
     exit,
-    lease::{self, BootClock, Clock as _, Limits, Loss, ask, wall_ms},
-    lock::{self, Backend, Break, End, Error, Key, Kind, Parting, Past, Purpose, Result, Scope},
-    output::{Syslog, age, mark},
-    supervise::{Detach, Keeper, Signals, fork_keeper},
+    lease::{self, BootClock, Budget, Clock as _, Lease, Limits, Loss, ask, wall_ms},
+    lock::{self, Backend, BootTime, Break, End, Error, Intent, Key, Kind, Parting, Past, Result, Scope},
+    output::{Syslog, drain, loss, mark},
+    supervise::{Detach, Keeper, Monitor, Signals, fork_keeper, fork_monitor},
 };
 
 /// How long the store is asked how a hold ended that is gone.
-const ASIDE: Limits = Limits { answer: std::time::Duration::from_secs(2) };
+const ASIDE: Limits = Limits { answer: Duration::from_secs(2) };
+/// How long what is left to be printed may take before the keeper leaves the terminal.
+const LAST_WORD: Duration = Duration::from_millis(100);
 
 /// Takes the lock, prints its token, and leaves a keeper behind.
 ///
@@ -34,20 +35,27 @@ const ASIDE: Limits = Limits { answer: std::time::Duration::from_secs(2) };
 /// As for a lock that nobody keeps.
 pub fn run(settings: &AcquireSettings, pid: i32, context: &Context) -> Result<u8> {
     context.out.check_token_has_a_reader()?;
+    check_process(pid)?;
     let forked = fork_keeper().map_err(|error| Error::new(Kind::Unavailable, "no keeper can be started").source(error))?;
     match forked {
         Keeper::Caller(status) => Ok(status),
-        Keeper::Worker(caller) => crate::commands::block_on(work(settings, pid, context, caller)),
+        Keeper::Worker(caller) => {
+            // Before the wait: the process may be gone after it, and its number another's.
+            let process = open_process(pid)?;
+            let key = settings.wanted.key.clone();
+            let monitor = fork_monitor(&process, |why| say(&key, &format!("lost: {why}")))
+                .map_err(|error| Error::new(Kind::Unavailable, "no monitor can be started").source(error))?;
+            crate::commands::block_on(work(settings, pid, context, caller, process, monitor))
+        }
     }
 }
 
-async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: Detach) -> Result<u8> {
-    // Before the wait: the process may be gone after it, and its number another's.
-    let until = Until::open(HoldUntil::ProcessEnds(pid))?;
-    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
+async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: Detach, process: OwnedFd, monitor: Monitor) -> Result<u8> {
+    let until = Until::process(process)?;
+    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
     let program = fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim().to_owned());
     let stop = until.ended_or(interrupted(&mut signals));
-    let mut holds = match take(&settings.wanted, true, program, context, stop).await? {
+    let mut holds = match Box::pin(take(&settings.wanted, true, program, context, stop)).await? {
         Taken::Granted(holds) => holds,
         Taken::Stopped(Over::Ended) => return Ok(exit::OK),
         Taken::Stopped(Over::Signal(signal)) => return Ok(super::stopped(signal, &settings.wanted.key, context)),
@@ -56,26 +64,35 @@ async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: D
     if let Some(status) = super::print(&mut holds, context).await {
         return Ok(status);
     }
+    drain(Some(LAST_WORD));
     if let Err(error) = caller.detach(exit::OK) {
         super::undo(&mut holds, context.limits).await;
         return Err(Error::new(Kind::Unavailable, "the keeper can't be left behind").source(error));
     }
-    keep_on(holds, context.limits, &until, signals).await;
+    keep_on(holds, context.limits, &until, signals, &monitor).await;
+    monitor.dismiss();
     Ok(exit::OK)
 }
 
 /// Renews until the process has ended; tells it to end if a lock is lost or broken. Nobody reads what is printed here.
-async fn keep_on(mut holds: Vec<Hold>, limits: Limits, until: &Until, mut signals: Signals) {
+async fn keep_on(mut holds: Vec<Hold>, limits: Limits, until: &Until, mut signals: Signals, monitor: &Monitor) {
     let began = BootClock.now();
-    let mut purpose = Purpose::GoOn;
+    let mut intent = Intent::Extend(None);
     let mut broken: Option<Break> = None;
     let mut lost = false;
     let mut signalled = false;
     while !holds.is_empty() {
+        let deadlines = RefCell::new(deadlines(&holds));
+        monitor.extend(earliest(&deadlines.borrow()));
+        let extended = |at: usize, lease: &Lease, budget: &Budget| {
+            let mut deadlines = deadlines.borrow_mut();
+            deadlines[at] = budget.kill_at(lease.t0);
+            monitor.extend(earliest(&deadlines));
+        };
         // A keeper that is told to end gives the locks back once; then only the process's end counts.
         let over = tokio::select! {
             biased;
-            loss = keep(&mut holds, limits, purpose) => Err(loss),
+            loss = keep(&mut holds, limits, intent, &extended) => Err(loss),
             over = until.ended_or(interrupted(&mut signals)) => Ok(over),
         };
         match over {
@@ -86,7 +103,7 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits, until: &Until, mut signal
                 say(&holds[at].lease.key, &format!("broken {}", mark(&by)));
                 end(until);
                 broken = Some(by);
-                purpose = Purpose::Stop;
+                intent = Intent::Drain;
             }
             // The others are kept until the process has ended.
             Err(Ok((at, Loss::NotOwner))) => {
@@ -97,9 +114,9 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits, until: &Until, mut signal
                     lost = true;
                 }
             }
-            Err(Ok((at, Loss::Unconfirmed { since, .. }))) => {
+            Err(Ok((at, unconfirmed @ Loss::Unconfirmed { .. }))) => {
                 let Hold { mut backend, lease } = holds.remove(at);
-                let how = format!("no renewal for {}", age(since));
+                let how = loss(&unconfirmed);
                 say(&lease.key, &format!("lost: {how}"));
                 end(until);
                 lost = true;
@@ -122,10 +139,20 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits, until: &Until, mut signal
     give_back(&mut holds, &parting, limits).await;
 }
 
+/// When the process must have been told to end if nothing is heard of the keeper.
+fn deadlines(holds: &[Hold]) -> Vec<BootTime> {
+    let deadline = |hold: &Hold| hold.budget().map_or(hold.lease.t0, |budget| budget.kill_at(hold.lease.t0));
+    holds.iter().map(deadline).collect()
+}
+
+fn earliest(deadlines: &[BootTime]) -> BootTime {
+    deadlines.iter().copied().min().unwrap_or_else(|| BootClock.now())
+}
+
 /// Whether the hold that is gone was given back: by `dlock release`, with the token that was printed.
 async fn was_released(Hold { backend, lease }: &mut Hold) -> bool {
     let question = async |backend: &mut dyn Backend| backend.history(&lease.key).await;
-    let told = ask(&mut **backend, &BootClock, ASIDE, question).await;
+    let told = ask(&mut **backend, &BootClock, ASIDE, ("history", Some(&lease.key)), question).await;
     told.is_ok_and(|told| told.past.iter().any(|past| past.fence == Some(lease.fence) && past.end == End::Released))
 }
 

@@ -4,6 +4,7 @@
 //! page is made from as well.
 
 mod files;
+mod host;
 mod probe;
 
 pub use files::{Secret, SecretPlace};
@@ -50,6 +51,7 @@ pub struct DoctorSettings {
 pub const CHECKS: &[Check] = &[
     check("settings", "which settings count, and where each came from"),
     check("secrets", "who may read passwords and keys, and who may change the configuration"),
+    check("host", "whether dlock has the CPU time and the rights to kill in time, and a TTL that is long enough for it"),
     check("reachable", "whether the store answers, and lets this user in"),
     check("acquire-renew-release", "a lock of dlock's own, taken, renewed and given back"),
     check("hand-over", "whether who waits for that lock gets it, and how soon"),
@@ -68,7 +70,7 @@ pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
     }
     let mut report = Report {
         name: context.target.name.clone(),
-        backend: backend.describe(),
+        backend: backend.identity().url,
         from: settings.from.clone(),
         findings: vec![sources(&settings, context)],
         measured: Measured::default(),
@@ -76,7 +78,8 @@ pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
         error: None,
     };
     report.findings.push(files::look(&settings.secrets));
-    let examined = ask(&mut *backend, &BootClock, context.limits, async |b| b.examine().await).await;
+    report.findings.extend(host::look(settings.ttl));
+    let examined = ask(&mut *backend, &BootClock, context.limits, ("doctor", None), async |b| b.examine().await).await;
     match examined {
         Ok(findings) => {
             report.findings.push(Finding::ok("reachable", "the store answers"));
@@ -123,7 +126,7 @@ fn print_grants(backend: &dyn Backend, role: Role, context: &Context) -> u8 {
     let grants = backend.grants(role);
     let out = &context.out;
     if out.is_json() {
-        return out.finish(out.json(&Granted::new(&grants, role, &backend.describe())), exit::OK);
+        return out.finish(out.json(&Granted::new(&grants, role, &backend.identity().url)), exit::OK);
     }
     for note in &grants.notes {
         out.notice(note);

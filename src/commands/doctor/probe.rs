@@ -50,7 +50,7 @@ pub(super) async fn try_out(backend: &mut dyn Backend, settings: &DoctorSettings
             return None;
         }
     };
-    let ttl = settings.ttl.unwrap_or_else(|| backend.capabilities().clamp_ttl(Ttl::DEFAULT));
+    let ttl = settings.ttl.unwrap_or_else(|| backend.identity().capabilities.clamp_ttl(Ttl::DEFAULT));
     let stopped = |signal: Signal| {
         let status = context.out.interrupted(&Key::probe(), signal.number);
         if signal.from_terminal {
@@ -121,9 +121,12 @@ async fn measure(backend: &mut dyn Backend, lease: &Lease, context: &Context, re
     let mut trouble = None;
     for _ in 0..RENEWALS {
         let sent = BootClock.now();
-        let answer = ask(backend, &BootClock, context.limits, async |b| b.renew(&lease.key, &lease.token, None.into()).await).await;
+        let answer = ask(backend, &BootClock, context.limits, ("renew", Some(&lease.key)), async |b| {
+            b.renew(&lease.key, &lease.token, None.into()).await
+        })
+        .await;
         match answer {
-            Ok(Renewal::Renewed { .. } | Renewal::WouldShorten { .. }) => took.push(BootClock.now().since(sent)),
+            Ok(Renewal::Renewed { .. } | Renewal::Kept { .. }) => took.push(BootClock.now().since(sent)),
             Ok(Renewal::NotHeld | Renewal::Broken(_)) => {
                 let text = "the lock was taken, and not ours any more when it was to be renewed";
                 trouble = Some(Finding::not_safe(TAKEN, text, "two may run").mend("what removes locks, or forgets them, in this store?"));
@@ -148,7 +151,7 @@ async fn measure(backend: &mut dyn Backend, lease: &Lease, context: &Context, re
 
 fn round_trip(usual: Duration, ttl: Ttl, backend: &dyn Backend) -> Finding {
     const ID: &str = "round-trip";
-    let Ok(budget) = Budget::new(ttl, None, backend.capabilities().pace) else {
+    let Ok(budget) = Budget::new(ttl, None, backend.identity().capabilities.pace) else {
         return Finding::unchecked(ID, "how much time renewals have", "the lease is too short");
     };
     let every = budget.renew_every();
@@ -175,7 +178,7 @@ async fn hand_over(
     report: &mut Report,
 ) -> Option<Signal> {
     let mut other = open_as_it_is(context);
-    let wakes = other.capabilities().notification;
+    let wakes = other.identity().capabilities.notification;
     let (waits, others, given) = (Cell::new(false), Cell::new(false), Cell::new(None));
     let limits = context.limits;
     let waiting = acquire(
@@ -215,7 +218,9 @@ async fn hand_over(
             let text = "the lock was not ours any more when it was to be given back";
             Some(Finding::not_safe(TAKEN, text, "two may run").mend("what removes locks, or forgets them, in this store?"))
         }
-        Released::Unknown(error) => Some(failed(TAKEN, &error, "a lock that can't be given back is held until its lease ends")),
+        Released::Untold(error) | Released::Unknown(error) => {
+            Some(failed(TAKEN, &error, "a lock that can't be given back is held until its lease or its session ends"))
+        }
     });
     let (got, at) = got;
     let lease = match got {
@@ -241,8 +246,8 @@ async fn hand_over(
         Finding::ok("hand-over", text)
     });
     let given = give_back(&mut *other, &BootClock, &lease.key, &lease.token, &UNTOLD, limits).await;
-    if let Released::Unknown(error) = given {
-        report.findings.push(failed("hand-over", &error, "a lock that can't be given back is held until its lease ends"));
+    if let Released::Untold(error) | Released::Unknown(error) = given {
+        report.findings.push(failed("hand-over", &error, "a lock that can't be given back is held until its lease or its session ends"));
     }
     None
 }
@@ -254,7 +259,7 @@ async fn clock(backend: &mut dyn Backend, context: &Context) -> Finding {
     // The first round trip may be that of connecting; the shortest is the most exact.
     for _ in 0..3 {
         let (sent, wall) = (BootClock.now(), BootClock::wall());
-        let asked = ask(backend, &BootClock, context.limits, async |b| b.clocks().await).await;
+        let asked = ask(backend, &BootClock, context.limits, ("doctor", None), async |b| b.clocks().await).await;
         let took = BootClock.now().since(sent);
         let times = match asked {
             Ok(times) => times,

@@ -3,21 +3,28 @@
 use std::{
     io,
     os::fd::{AsFd as _, OwnedFd},
+    time::Duration,
 };
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{FileType, fstat, major, minor},
-    process::{Pid, PidfdFlags, pidfd_open},
+    io::Errno,
+    process::{Pid, PidfdFlags, getpgid, getpid, pidfd_open},
+    termios::tcgetpgrp,
 };
 use tokio::io::unix::AsyncFd;
 
 use super::HoldUntil;
 use crate::{
+    lease::{BootClock, Clock as _},
     lock::{Error, Kind, Result},
     output::plain,
     supervise::{Signal, watch_fd},
 };
+
+/// How often a process in the background looks whether it may read from its terminal.
+const BACKGROUND: Duration = Duration::from_secs(1);
 
 /// Why holding is over.
 #[derive(Clone, Copy, Debug)]
@@ -63,17 +70,24 @@ impl Until {
                 Ok(Self::Stdin(watch_fd(copy).map_err(internal)?))
             }
             HoldUntil::ProcessEnds(number) => {
-                let no_process = || Error::new(Kind::Usage, format!("--while-pid {number}: there is no such process"));
-                let pid = Pid::from_raw(number).ok_or_else(no_process)?;
-                let watched = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).and_then(watch_fd);
-                let watched = watched.map_err(|error| match error.kind() {
-                    io::ErrorKind::NotFound => no_process(),
-                    _ if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => no_process(),
-                    _ => Error::new(Kind::Usage, format!("--while-pid {number}: {}", plain(&error))),
-                })?;
-                Ok(Self::Process(watched))
+                check_process(number)?;
+                Self::process(open_process(number)?)
             }
         }
+    }
+
+    /// Gets ready to watch a process, inside the runtime.
+    ///
+    /// # Errors
+    /// If no descriptor is left.
+    pub fn process(process: OwnedFd) -> Result<Self> {
+        let failed = |error: io::Error| Error::new(Kind::Unavailable, format!("the process can't be watched: {}", plain(&error)));
+        watch_fd(process).map(Self::Process).map_err(failed)
+    }
+
+    /// Whether stdin is a terminal in whose background this process is.
+    pub fn is_kept_from_reading(&self) -> bool {
+        matches!(self, Self::Stdin(stdin) if is_in_background(stdin.get_ref()))
     }
 
     /// Ready when that has ended, or with the signal that comes before. Cancel safe.
@@ -97,12 +111,48 @@ impl Until {
                 // It is left as it is for whoever shares it, blocking: so it is read only if there is something.
                 if !has_input(stdin.get_ref()) {
                     ready.clear_ready();
-                } else if rustix::io::read(stdin.get_ref(), &mut [0; 4096]).is_ok_and(|length| length == 0) {
-                    return;
+                    continue;
+                }
+                match rustix::io::read(stdin.get_ref(), &mut [0; 4096]) {
+                    // What is typed is for the process in the foreground; this one may come there.
+                    Err(Errno::IO) if is_in_background(stdin.get_ref()) => BootClock.sleep_until(BootClock.now().plus(BACKGROUND)).await,
+                    Ok(0) | Err(Errno::IO) => return,
+                    _ => {}
                 }
             },
         }
     }
+}
+
+/// Refuses processes whose end can't be waited for, or that must not be told to end.
+///
+/// # Errors
+/// [`Kind::Usage`].
+pub fn check_process(number: i32) -> Result<()> {
+    let what = match number {
+        1 => "is the init process, which dlock would tell to end if the lock is lost",
+        _ if Pid::from_raw(number) == Some(getpid()) => "is dlock itself",
+        _ => return Ok(()),
+    };
+    Err(Error::new(Kind::Usage, format!("--while-pid {number}: this {what}")).hint("name the process that needs the lock: $$ in a script"))
+}
+
+/// A descriptor of the process: its number may be another's later.
+///
+/// # Errors
+/// [`Kind::Usage`] if there is none.
+pub fn open_process(number: i32) -> Result<OwnedFd> {
+    let no_process = || Error::new(Kind::Usage, format!("--while-pid {number}: there is no such process"));
+    let pid = Pid::from_raw(number).ok_or_else(no_process)?;
+    pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {
+        Errno::SRCH | Errno::NOENT => no_process(),
+        error => Error::new(Kind::Usage, format!("--while-pid {number}: {}", plain(&error.into()))),
+    })
+}
+
+/// Whether this is a terminal that has another process group in its foreground.
+fn is_in_background(terminal: &OwnedFd) -> bool {
+    tcgetpgrp(terminal).is_ok_and(|foreground| getpgid(None).is_ok_and(|own| own != foreground))
 }
 
 fn has_input(fd: &OwnedFd) -> bool {

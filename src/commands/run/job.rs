@@ -1,8 +1,8 @@
 //! One run, from the lock to the verdict: keeps the lease and the command's supervision side by side.
 
-use std::{cell::RefCell, ffi::OsString, io, time::Duration};
+use std::{cell::RefCell, io, time::Duration};
 
-use futures_util::future::join_all;
+use futures_util::future::{FutureExt as _, join_all};
 
 use jiff::Timestamp;
 use tokio::sync::mpsc;
@@ -15,18 +15,24 @@ use crate::{
     commands::Context,
     exit,
     lease::{
-        BootClock, Budget, Claim, Clock, Held, Lease, Limits, Loss, Released, Together, acquire_all, give_back, keep_all, may_warn, note,
-        note_skip, wall_ms,
+        BootClock, Budget, Claim, Clock, Held, Lease, Limits, Loss, Released, Together, acquire_all, bounded, give_back, keep_all,
+        may_warn, note, note_skip, wall_ms,
     },
-    lock::{self, Backend, BootTime, Busy, Error, Key, Kind, Metadata, Note, Parting, Past, Purpose, Result, Scope},
+    lock::{self, Backend, BootTime, Busy, Error, Intent, Key, Kind, Metadata, Note, Parting, Past, Result, Scope},
     output::{self, Cause, CommandEnd, GivenBack, Outcome, Output, Skip, Syslog, Verdict, Waiting, age, plain},
     supervise::{self, Deadlines, Signal, Signals, Supervisor, stop_self},
 };
 
 /// How long descendants may outlive the command before somebody is told.
 const LEFTOVER_NOTICE: Duration = Duration::from_secs(5);
-/// How long a store that did not confirm a lease any more is asked to take it back.
-const LOST_RELEASE: Limits = Limits { answer: Duration::from_secs(1) };
+/// How long a store that did not confirm a lease any more is asked to take it back, and to write down how the hold ended: it may be back.
+const AFTERWARDS: Duration = Duration::from_secs(3);
+/// The same if all of that is over.
+const LAST_TRY: Duration = Duration::from_secs(1);
+/// How long the renewals may take to say why the lease ran out, after the guardian said that it did.
+const REASON: Duration = Duration::from_millis(200);
+/// How long the metrics of the start may take once all else is done.
+const NOTING: Duration = Duration::from_secs(5);
 
 /// What is at hand once the guardian lives.
 pub(super) struct Job<'a> {
@@ -69,6 +75,7 @@ pub(super) struct Done {
 impl Job<'_> {
     /// Takes all that is claimed, then runs the command under it.
     pub(super) async fn run(mut self, mut claims: Vec<Claim>) -> Result<Done> {
+        output::write_aside();
         let (settings, out, clock) = (self.settings, &self.context.out, BootClock);
         let waiting = Waiting::new(out, settings.patience, &clock);
         let stop = waiting.ticking(wait_ended(&mut self.signals, &mut self.supervisor));
@@ -80,7 +87,7 @@ impl Job<'_> {
             self.context.tell(&mut **backend);
         }
         let waited = waiting.waited();
-        let store = claims.first().map(|claim| claim.backend.describe()).unwrap_or_default();
+        let store = claims.first().map(|claim| claim.backend.identity().url).unwrap_or_default();
         let verdict = |outcome, status| Verdict { waited, ..Verdict::new(outcome, &settings.key, &*store, status) };
         let outcome = match outcome {
             Ok(Together::Granted(leases)) => {
@@ -134,19 +141,24 @@ impl Job<'_> {
         let budgets: Vec<_> = holds.iter().map(|Hold { lease, .. }| (lease, self.budget.for_ttl(lease.ttl))).collect();
         let start_by = budgets.iter().map(|(lease, budget)| budget.start_by(lease.t0)).min().unwrap_or(began);
         let deadlines: Vec<_> = budgets.iter().map(|(lease, budget)| deadlines(lease, budget)).collect();
-        let first = earliest(&deadlines);
-        watch.term_at = first.term_at;
+        let (first, ends_at) = earliest(&deadlines);
+        (watch.term_at, watch.ends_at, watch.granted_in_time) = (first.term_at, ends_at, began < start_by);
         let environment = self.environment(&holds);
-        let lifelines = holds.iter().map(|hold| hold.backend.lifelines()).collect::<io::Result<Vec<_>>>();
+        let lifelines =
+            holds.iter_mut().filter_map(|hold| hold.backend.tether()).map(|tether| tether.lifelines()).collect::<io::Result<Vec<_>>>();
         let launch = lifelines.and_then(|lines| {
             let lines: Vec<_> = lines.into_iter().flatten().collect();
             self.supervisor.start(&environment, start_by, first, &lines)
         });
         let end = match launch {
             Ok(()) => self.watch(&mut holds, deadlines, &mut watch).await,
-            Err(error) => End::NotStarted(exit::CANNOT_EXECUTE, format!("the command can't be started: {}", plain(&error))),
+            Err(error) => {
+                let why = format!("the command can't be started: {}", plain(&error));
+                End::NotStarted(exit::CANNOT_EXECUTE, why, "fewer keys make a shorter environment".into())
+            }
         };
         let ran = clock.now().since(began);
+        let ended = clock.now();
         watch.ended = !matches!(end, End::Unkillable(_));
         let command = match &end {
             End::Ended(ended) => ended.outcome,
@@ -160,7 +172,12 @@ impl Job<'_> {
             started: Some(started).filter(|_| !matches!(end, End::NotStarted(..))),
             ran: Some(ran).filter(|_| !matches!(end, End::NotStarted(..))),
             command: command.map(CommandEnd::from),
-            ..Verdict::new(Outcome::Ok, &settings.key, holds[0].backend.describe(), command.map_or(exit::LOST, supervise::Outcome::status))
+            ..Verdict::new(
+                Outcome::Ok,
+                &settings.key,
+                holds[0].backend.identity().url,
+                command.map_or(exit::LOST, supervise::Outcome::status),
+            )
         };
         // What is still alive keeps the locks.
         if !matches!(end, End::Unkillable(_)) {
@@ -181,13 +198,14 @@ impl Job<'_> {
         if let Some(how) = &watch.lost {
             // The others were told with their release how it ended.
             let untold = holds.iter_mut().filter(|hold| hold.standing != Standing::GivenBack);
-            join_all(untold.map(|hold| self.note_loss(hold, how, ran))).await;
+            let answer = ended.plus(AFTERWARDS).since(clock.now()).max(LAST_TRY);
+            join_all(untold.map(|hold| self.note_loss(hold, how, ran, Limits { answer }))).await;
         }
         match end {
             End::Unkillable(pid) => watch.give_up_on(pid),
-            End::NotStarted(status, why) => {
+            End::NotStarted(status, why, hint) => {
                 self.supervisor.finish();
-                let error = Error::new(Kind::Usage, why).key(&settings.key).hint(not_started_hint(status));
+                let error = Error::new(Kind::Usage, why).key(&settings.key).hint(hint);
                 let verdict = Verdict { outcome: Outcome::Error, status, error: Some(error), ..verdict };
                 return Ok(Done { verdict, reraise: None });
             }
@@ -200,7 +218,7 @@ impl Job<'_> {
         }
         if let Some(noting) = watch.noting.take() {
             // Whether they could be written is told of the metrics of the end.
-            let _ = noting.await;
+            let _ = bounded(&clock, clock.now().plus(NOTING), noting).await;
         }
         let reraise = watch.reraise.filter(|_| {
             watch.lost.is_none()
@@ -208,26 +226,12 @@ impl Job<'_> {
                 && !watch.timed_out
                 && verdict.command == watch.reraise.map(CommandEnd::Signalled)
         });
-        if watch.timed_out {
-            verdict.outcome = Outcome::TimedOut;
-            verdict.status = exit::TIMED_OUT;
-            verdict.error = Some(Error::new(Kind::Timeout, settings.max_runtime()));
-        }
-        if let (None, Some(mark)) = (&watch.lost, &watch.broken) {
-            verdict.outcome = Outcome::Broken;
-            verdict.status = exit::LOST;
-            verdict.error = Some(Error::new(Kind::Unavailable, format!("broken {}", crate::output::mark(mark))));
-        }
-        if let Some(how) = watch.lost {
-            verdict.outcome = Outcome::Lost;
-            verdict.status = exit::LOST;
-            verdict.error = Some(Error::new(Kind::Unavailable, how));
-        }
+        conclude(&mut verdict, watch, settings);
         Ok(Done { verdict, reraise })
     }
 
     /// Renews, passes signals on and listens to the guardian until the tree is empty, or can't be emptied.
-    async fn watch(&mut self, holds: &mut [Hold], known: Vec<Deadlines>, watch: &mut Watch<'_>) -> End {
+    async fn watch(&mut self, holds: &mut [Hold], known: Vec<(Deadlines, BootTime)>, watch: &mut Watch<'_>) -> End {
         let clock = BootClock;
         let (extended, mut extensions) = mpsc::unbounded_channel();
         let known = RefCell::new(known);
@@ -237,16 +241,15 @@ impl Job<'_> {
             // Its receiver lives as long as this future does.
             let _ = extended.send(earliest(&known));
         };
-        let mut purpose = Purpose::GoOn;
+        let mut intent = Intent::Extend(None);
         loop {
-            let (at, loss) = {
+            let (event, loss) = {
                 let ours = holds.iter_mut().enumerate().filter(|(_, hold)| hold.standing == Standing::Ours);
                 let ours = ours.map(|(at, Hold { backend, lease, .. })| (at, (backend, lease)));
-                let renewals = keep_all(ours, &clock, self.budget, self.context.limits, purpose, &told);
+                let renewals = keep_all(ours, &clock, self.budget, self.context.limits, intent, &told);
                 tokio::pin!(renewals);
                 loop {
-                    // Whichever came first: with the lock gone there is nothing that waiting for such a process could save.
-                    if let (Some(pid), true) = (watch.stuck, watch.lost.is_some()) {
+                    if let Some(pid) = watch.outlived_by(clock.now()) {
                         return End::Unkillable(pid);
                     }
                     let notice = watch.leftover.as_ref().map(|(at, _)| at.plus(LEFTOVER_NOTICE));
@@ -254,41 +257,73 @@ impl Job<'_> {
                         // The guardian first: after a stop, what it says of the deadline comes before all else.
                         biased;
                         event = self.supervisor.next() => {
-                            if let Some(end) = watch.event(event) {
+                            if watch.is_unexplained(&event)
+                                && let Some(loss) = bounded(&clock, clock.now().plus(REASON), &mut renewals).await
+                            {
+                                break (Some(event), loss);
+                            }
+                            if let Some(end) = self.learn(Some(event), watch) {
                                 return end;
                             }
                         }
                         // Once one lock is lost, nothing that becomes of the others gives the command more time.
-                        Some(deadlines) = extensions.recv(), if watch.lost.is_none() => {
-                            watch.term_at = deadlines.term_at;
+                        Some((deadlines, ends_at)) = extensions.recv(), if watch.lost.is_none() => {
+                            (watch.term_at, watch.ends_at) = (deadlines.term_at, ends_at);
                             self.supervisor.extend(deadlines);
                         }
                         signal = self.signals.next() => watch.signal(signal, &mut self.supervisor),
-                        loss = &mut renewals => break loss,
+                        loss = &mut renewals => break (None, loss),
                         () = clock.sleep_until(notice.unwrap_or(watch.term_at)), if notice.is_some() => watch.tell_leftover(),
+                        () = clock.sleep_until(watch.ends_at), if watch.may_be_outlived() => {}
                     }
                 }
             };
+            let (at, loss) = loss;
             let Hold { lease, standing, .. } = &mut holds[at];
+            let how = output::loss(&loss);
             match loss {
                 Loss::NotOwner => {
                     *standing = Standing::Gone;
                     self.supervisor.lost();
-                    watch.lose(&lease.key, "the store says that it is not ours any more");
+                    watch.ends_at = clock.now();
+                    watch.lose(&lease.key, &how);
                 }
-                Loss::Unconfirmed { since, last } => {
+                Loss::Unconfirmed { last, .. } => {
+                    watch.trouble = watch.trouble.take().or(last);
+                    watch.unconfirmed = Some(how.clone());
+                    // After a stop of dlock only timers have run so far: what the guardian said meanwhile is still to be read.
+                    if event.is_none()
+                        && let Some(end) = self.learn(None, watch)
+                    {
+                        return end;
+                    }
                     *standing = Standing::Unsure;
-                    let last = last.map(|error| format!(" ({error})")).unwrap_or_default();
-                    watch.lose(&lease.key, &format!("no renewal for {}{last}", age(since)));
+                    watch.lose(&lease.key, &how);
                 }
                 Loss::Broken(mark) => {
-                    watch.broken(&lease.key, mark);
                     // Goes on renewing until the tree is empty.
                     self.supervisor.stop(watch.budget.grace());
-                    purpose = Purpose::Stop;
+                    watch.broken(&lease.key, mark);
+                    intent = Intent::Drain;
                 }
             }
+            if let Some(end) = event.and_then(|event| watch.event(event)) {
+                return end;
+            }
         }
+    }
+
+    /// Takes note of an event, if one is given, and of all others that have come; how it ended, if it did.
+    fn learn(&mut self, first: Option<supervise::Event>, watch: &mut Watch<'_>) -> Option<End> {
+        let mut next = first.or_else(|| self.supervisor.next().now_or_never());
+        while let Some(event) = next {
+            if let Some(end) = watch.event(event) {
+                return Some(end);
+            }
+            next = self.supervisor.next().now_or_never();
+        }
+        watch.stop_with_command(&mut self.supervisor);
+        None
     }
 
     /// Gives one of the locks back, unless it is somebody else's already.
@@ -301,7 +336,7 @@ impl Job<'_> {
         let recorded = lease.key == self.settings.key && lease.holds == 1 && self.settings.policy.often != Often::Always;
         parting.became = parting.became.filter(|_| recorded);
         let limits = if lost {
-            LOST_RELEASE
+            Limits { answer: AFTERWARDS }
         } else if recorded {
             // What became of it is worth telling for as long as the lock lasts: it may not be run again by mistake, or not at all.
             let left = lease.t0.plus(lease.ttl.get()).since(BootClock.now());
@@ -313,7 +348,7 @@ impl Job<'_> {
     }
 
     /// Tells the store how the hold was lost, which it can't know by itself. It may not answer: that was the reason perhaps.
-    async fn note_loss(&self, Hold { backend, lease, .. }: &mut Hold, how: &str, ran: Duration) {
+    async fn note_loss(&self, Hold { backend, lease, .. }: &mut Hold, how: &str, ran: Duration, limits: Limits) {
         let ended_ms = wall_ms();
         let past = Past {
             fence: Some(lease.fence),
@@ -323,12 +358,12 @@ impl Job<'_> {
             why: Some(how.to_owned()),
             metadata: self.metadata.clone(),
         };
-        note(&mut **backend, &lease.key, &Note::Lost(past), LOST_RELEASE).await;
+        note(&mut **backend, &lease.key, &Note::Lost(past), limits).await;
     }
 
     /// What the command gets in addition to our environment.
-    fn environment(&self, holds: &[Hold]) -> Vec<(OsString, OsString)> {
-        let and = |held: Held, Hold { backend, lease, .. }: &Hold| held.and(backend.fingerprint(), &lease.key, lease.token);
+    fn environment(&self, holds: &[Hold]) -> Vec<(String, String)> {
+        let and = |held: Held, Hold { backend, lease, .. }: &Hold| held.and(backend.identity().fingerprint, &lease.key, lease.token);
         let held = holds.iter().fold(self.held.clone(), and);
         let mut environment = vec![(Held::VARIABLE, held.reveal())];
         if let [Hold { lease, .. }] = holds {
@@ -341,7 +376,30 @@ impl Job<'_> {
             let pairs: Vec<_> = holds.iter().map(|Hold { lease, .. }| format!("{}={}", lease.key, lease.fence)).collect();
             environment.push(("DLOCK_FENCES", pairs.join("\n")));
         }
-        environment.into_iter().map(|(name, value)| (name.into(), value.into())).collect()
+        environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+/// Has the verdict say what else there is to say than how the command ended.
+fn conclude(verdict: &mut Verdict, watch: Watch<'_>, settings: &RunSettings) {
+    if watch.timed_out {
+        verdict.outcome = Outcome::TimedOut;
+        verdict.status = exit::TIMED_OUT;
+        verdict.error = Some(Error::new(Kind::Timeout, settings.max_runtime()));
+    }
+    if let (None, Some(mark)) = (&watch.lost, &watch.broken) {
+        verdict.outcome = Outcome::Broken;
+        verdict.status = exit::LOST;
+        verdict.error = Some(Error::new(Kind::Unavailable, format!("broken {}", crate::output::mark(mark))));
+    }
+    if let Some(how) = watch.lost {
+        verdict.outcome = Outcome::Lost;
+        verdict.status = exit::LOST;
+        let error = Error::new(Kind::Unavailable, how);
+        verdict.error = Some(match watch.trouble {
+            Some(trouble) => error.source(trouble),
+            None => error,
+        });
     }
 }
 
@@ -363,25 +421,16 @@ async fn wait_ended(signals: &mut Signals, supervisor: &mut Supervisor) -> Optio
     }
 }
 
-/// What to do about a command that could not be started.
-fn not_started_hint(status: u8) -> String {
-    match status {
-        exit::NOT_FOUND => format!("PATH is {}", std::env::var("PATH").unwrap_or_default()),
-        exit::CANNOT_EXECUTE => "chmod +x makes a file executable; -c takes a shell line".into(),
-        _ => "try again, or give the lease a longer --ttl".into(),
-    }
+/// When the command is told to end and made to, and when the lease is over.
+fn deadlines(lease: &Lease, budget: &Budget) -> (Deadlines, BootTime) {
+    (Deadlines { term_at: budget.term_at(lease.t0), kill_at: budget.kill_at(lease.t0) }, budget.ends_at(lease.t0))
 }
 
-fn deadlines(lease: &Lease, budget: &Budget) -> Deadlines {
-    Deadlines { term_at: budget.term_at(lease.t0), kill_at: budget.kill_at(lease.t0) }
-}
-
-/// What a command that runs under several locks goes by.
-fn earliest(all: &[Deadlines]) -> Deadlines {
+/// The deadlines of a command that runs under several locks.
+fn earliest(all: &[(Deadlines, BootTime)]) -> (Deadlines, BootTime) {
     let never = BootTime::from_boot(Duration::MAX);
-    let earlier =
-        |one: Deadlines, other: &Deadlines| Deadlines { term_at: one.term_at.min(other.term_at), kill_at: one.kill_at.min(other.kill_at) };
-    all.iter().fold(Deadlines { term_at: never, kill_at: never }, earlier)
+    let first = |of: fn(&(Deadlines, BootTime)) -> BootTime| all.iter().map(of).min().unwrap_or(never);
+    (Deadlines { term_at: first(|one| one.0.term_at), kill_at: first(|one| one.0.kill_at) }, first(|one| one.1))
 }
 
 /// Warns of a lock that somebody has had for too long, unless somebody else has.

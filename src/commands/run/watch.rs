@@ -5,35 +5,51 @@ use std::{io, time::Duration};
 use jiff::Timestamp;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use super::RunSettings;
+use super::{Often, RunSettings};
 use crate::{
     commands::Context,
     exit,
     lease::{BootClock, Budget, Released, wall_ms},
-    lock::{self, BootTime, Break, Key, Parting, Scope, Stage},
-    output::{CommandEnd, GivenBack, age},
-    supervise::{CannotStart, Ended, Event, OnLost, Signal, Supervisor, Why, stop_self},
+    lock::{self, BootTime, Break, Error, Key, Parting, Scope, Stage},
+    output::{CommandEnd, GivenBack, age, drain},
+    supervise::{CannotStart, Ended, Event, OnLost, Signal, Supervisor, Why, has_keyboard, process_name, stop_self},
 };
+
+/// How long after Ctrl-Z a command may take to stop itself.
+const STOPS_WITHIN: Duration = Duration::from_secs(2);
+/// How long a line may take before dlock stops itself.
+const LAST_WORD: Duration = Duration::from_millis(50);
 
 /// How the supervision of the command ended.
 pub(super) enum End {
     /// The tree is empty, or was left on purpose.
     Ended(Ended),
-    /// The command was never executed: the status that says so, and why.
-    NotStarted(u8, String),
+    /// The command was never executed: the status that says so, why, and what to do.
+    NotStarted(u8, String, String),
     /// The lock is lost, and this process lives on.
     Unkillable(i32),
 }
 
 /// What is known while the command runs.
+#[allow(clippy::struct_excessive_bools)] // independent facts
 pub(super) struct Watch<'a> {
     settings: &'a RunSettings,
     context: &'a Context,
     pub budget: Budget,
     /// When the command gets TERM, as last confirmed.
     pub term_at: BootTime,
+    /// When the lock may be another holder's, as last confirmed.
+    pub ends_at: BootTime,
+    /// Whether the store granted the lock early enough to start the command.
+    pub granted_in_time: bool,
     /// How the lock was lost, if it was.
     pub lost: Option<String>,
+    /// What the store said last before that.
+    pub trouble: Option<Error>,
+    /// Why the last renewal was not confirmed in time, if it was not.
+    pub unconfirmed: Option<String>,
+    /// The locks whose loss was told.
+    told: Vec<Key>,
     /// Who is taking it away, if somebody is.
     pub broken: Option<Break>,
     /// Whether the command ran for as long as it may.
@@ -44,8 +60,16 @@ pub(super) struct Watch<'a> {
     pub leftover: Option<(BootTime, Vec<i32>)>,
     /// A signal of the terminal that may end the command.
     pub reraise: Option<i32>,
-    /// The process that can't be killed, while the lock is kept because of it.
-    pub stuck: Option<i32>,
+    /// The processes that can't be killed, while the lock is kept because of them.
+    stuck: Vec<i32>,
+    /// What stopped the command on a terminal, while it is stopped.
+    stopped: Option<i32>,
+    /// When Ctrl-Z was pressed, if the command did not go on since.
+    asked_to_stop: Option<BootTime>,
+    /// The command itself is over, and what it started is not.
+    outlived: bool,
+    /// Whether what outlives the command was told to end.
+    told_to_end: bool,
     /// The start's metrics being written.
     pub noting: Option<JoinHandle<io::Result<()>>>,
 }
@@ -58,13 +82,22 @@ impl<'a> Watch<'a> {
             context,
             budget,
             term_at,
+            ends_at: term_at,
+            granted_in_time: true,
             lost: None,
+            trouble: None,
+            unconfirmed: None,
+            told: Vec::new(),
             broken: None,
             timed_out: false,
             ended: false,
             leftover: None,
             reraise: None,
-            stuck: None,
+            stuck: Vec::new(),
+            stopped: None,
+            asked_to_stop: None,
+            outlived: false,
+            told_to_end: false,
             noting: None,
         }
     }
@@ -72,34 +105,34 @@ impl<'a> Watch<'a> {
     pub(super) fn event(&mut self, event: Event) -> Option<End> {
         match event {
             Event::Started { .. } => self.note_start(),
-            Event::Continued => {}
-            Event::CannotStart(why) => return Some(End::NotStarted(why.status(), self.not_started(why))),
-            Event::Stopped { signal } => {
-                let left = self.term_at.since(BootClock::read());
-                self.warn(&format!("stopped; the lock is lost unless this goes on within {}", age(left)));
-                stop_self(signal);
+            Event::Continued => (self.stopped, self.asked_to_stop) = (None, None),
+            Event::CannotStart(why) => return Some(self.not_started(why)),
+            Event::Stopped { signal } => self.stopped = Some(signal),
+            Event::Leftover { pids } => {
+                self.outlived = true;
+                self.leftover = Some((BootClock::read(), pids));
             }
-            Event::Leftover { pids } => self.leftover = Some((BootClock::read(), pids)),
             Event::TimeUp => self.time_up(),
             Event::DeadlineTerm => {
                 if self.lost.is_none() {
-                    self.lose(&self.settings.key, "no renewal was confirmed in time: was dlock stopped?");
+                    self.lose_by_silence("the guardian heard of no renewal in time: was dlock stopped?");
                 }
             }
             Event::Unkillable { pid, why } => {
-                if self.lost.is_some() {
-                    return Some(End::Unkillable(pid));
+                self.stuck.retain(|stuck| *stuck != pid);
+                self.stuck.push(pid);
+                if self.lost.is_none() {
+                    self.warn(&format!("process {pid} can't be killed ({why}): the lock is kept as long as it lives"));
                 }
-                self.stuck = Some(pid);
-                self.warn(&format!("process {pid} can't be killed ({why}): the lock is kept as long as it lives"));
             }
+            Event::Gone { pid } => self.stuck.retain(|stuck| *stuck != pid),
             Event::GuardianLost { frozen } => {
                 let what = if frozen { "did not answer" } else { "was killed" };
                 self.lose(&self.settings.key, &format!("the guardian {what}, and the command with it"));
             }
             Event::Ended(ended) => {
                 if self.lost.is_none() && matches!(ended.stopped, Some(Why::Deadline | Why::Lost | Why::Guardian)) {
-                    self.lose(&self.settings.key, "the command had to be stopped");
+                    self.lose_by_silence("the command had to be stopped");
                 }
                 if ended.stopped == Some(Why::TimeUp) {
                     self.time_up();
@@ -110,6 +143,16 @@ impl<'a> Watch<'a> {
         None
     }
 
+    /// Whether it says that the lease ran out, and nothing has said why: the renewals know, which are as late as the guardian.
+    pub(super) fn is_unexplained(&self, event: &Event) -> bool {
+        let late = match event {
+            Event::DeadlineTerm => true,
+            Event::Ended(ended) => ended.stopped == Some(Why::Deadline),
+            _ => false,
+        };
+        late && self.lost.is_none()
+    }
+
     /// Writes the metrics of the start, beside all else: the file may have to be waited for.
     fn note_start(&mut self) {
         if let Some(file) = self.settings.metrics_file.clone() {
@@ -118,7 +161,52 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// A process that outlives the lease: with the lock gone there is nothing that waiting for it could save.
+    /// Before the end of the lease it may only be slow to die.
+    pub(super) fn outlived_by(&self, now: BootTime) -> Option<i32> {
+        self.stuck.first().copied().filter(|_| self.lost.is_some() && now >= self.ends_at)
+    }
+
+    /// Whether the end of the lease decides about such a process.
+    pub(super) fn may_be_outlived(&self) -> bool {
+        self.lost.is_some() && !self.stuck.is_empty()
+    }
+
+    /// Stops dlock with a command that was stopped from the terminal. To be called once all events that came are known.
+    pub(super) fn stop_with_command(&mut self, supervisor: &mut Supervisor) {
+        let Some(mut signal) = self.stopped else { return };
+        if signal == rustix::process::Signal::STOP.as_raw() {
+            // A debugger, cpulimit or an administrator; or, after Ctrl-Z, the program's own way to stop.
+            if self.asked_to_stop.is_none_or(|at| BootClock::read().since(at) >= STOPS_WITHIN) {
+                return;
+            }
+            signal = rustix::process::Signal::TSTP.as_raw();
+        }
+        self.warn_of_the_stop();
+        supervisor.stop_with_command(signal);
+        (self.stopped, self.asked_to_stop) = (None, None);
+    }
+
+    fn warn_of_the_stop(&self) {
+        let left = self.term_at.since(BootClock::read());
+        self.warn(&format!("stopped; the lock is lost unless this goes on within {}", age(left)));
+        drain(Some(LAST_WORD));
+    }
+
     pub(super) fn signal(&mut self, signal: Signal, supervisor: &mut Supervisor) {
+        if signal.is_stop() && signal.from_terminal {
+            if self.outlived {
+                self.warn_of_the_stop();
+                return stop_self(signal.number);
+            }
+            self.asked_to_stop = Some(BootClock::read());
+            self.stop_with_command(supervisor);
+        }
+        if self.outlived && signal.ends_wait() {
+            // Without a command there is nothing else that the keys could be for: they must get the user out of here.
+            let again = std::mem::replace(&mut self.told_to_end, true);
+            return supervisor.stop(if again { Duration::ZERO } else { self.budget.grace() });
+        }
         if signal.from_terminal && signal.ends_wait() {
             self.reraise = Some(signal.number);
         }
@@ -130,8 +218,18 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Says how a lock was lost. The first loss is the one that counts.
+    /// Says that the guardian stopped the command. The renewals know best why, if they have said it.
+    fn lose_by_silence(&mut self, otherwise: &str) {
+        let how = self.unconfirmed.take();
+        self.lose(&self.settings.key, how.as_deref().unwrap_or(otherwise));
+    }
+
+    /// Says how a lock was lost, once for each. The first loss is the one that counts.
     pub(super) fn lose(&mut self, key: &Key, how: &str) {
+        if self.told.contains(key) {
+            return;
+        }
+        self.told.push(key.clone());
         let what = match self.settings.on_lost {
             _ if self.ended => "the command had ended by then",
             OnLost::Continue => "the command goes on without it, as --on-lost continue says",
@@ -166,7 +264,7 @@ impl<'a> Watch<'a> {
             (None, Some(mark), ..) => mark.into(),
             // However the command took its TERM, it did not do what it was to do.
             (None, None, ..) if self.timed_out => (lock::End::Exited(exit::TIMED_OUT), Some(self.settings.max_runtime())),
-            (None, None, End::NotStarted(_, why), _) => (lock::End::NotStarted, Some(why.clone())),
+            (None, None, End::NotStarted(_, why, _), _) => (lock::End::NotStarted, Some(why.clone())),
             (None, None, _, Some(CommandEnd::Exited(status))) => (lock::End::Exited(status), None),
             (None, None, _, Some(CommandEnd::Signalled(signal))) => (lock::End::Signalled(signal), None),
             (None, None, _, None) => (lock::End::Released, None),
@@ -186,10 +284,19 @@ impl<'a> Watch<'a> {
     }
 
     pub(super) fn tell_leftover(&mut self) {
-        if let Some((_, pids)) = self.leftover.take() {
-            let pids: Vec<String> = pids.iter().take(5).map(i32::to_string).collect();
-            self.warn(&format!("the command ended, but not all that it started ({}): the lock is kept until then", pids.join(", ")));
-        }
+        let Some((_, pids)) = self.leftover.take() else { return };
+        let named = |pid: &i32| Some(format!("{} (pid {pid})", process_name(*pid)?));
+        let named: Vec<String> = pids.iter().filter_map(named).collect();
+        let what = match &*named {
+            [] => "what the command started is".to_owned(),
+            [one] => format!("{one} is"),
+            [some @ .., last] if some.len() < 4 => format!("{} and {last} are", some.join(", ")),
+            some => format!("{} and {} more are", some[..3].join(", "), some.len() - 3),
+        };
+        let beforehand = "--leftover kill|leave decides beforehand";
+        let hint = if has_keyboard() { format!("Ctrl-C stops it; {beforehand}") } else { beforehand.to_owned() };
+        let text = format!("{}: {what} still running: the lock stays held", self.settings.key.escaped());
+        self.context.out.warn_with_hint(&text, &hint);
     }
 
     pub(super) fn warn(&self, what: &str) {
@@ -207,6 +314,18 @@ impl<'a> Watch<'a> {
                 }
                 GivenBack::NotHeld
             }
+            Released::Untold(error) => {
+                if self.lost.is_none() {
+                    let mut hint = format!("dlock history {} does not tell how this run ended", crate::output::shell(key));
+                    if self.settings.policy.often != Often::Always && *key == self.settings.key {
+                        hint = format!("{hint}: a later run refuses to guess, or runs it again if told to by --retry-crashed");
+                    }
+                    self.context
+                        .out
+                        .warn_with_hint(&format!("{error}: the lock is free, but the store was not told how the run ended"), &hint);
+                }
+                GivenBack::Unknown
+            }
             Released::Unknown(error) => {
                 if self.lost.is_none() {
                     self.context.out.warn_with_hint(
@@ -219,8 +338,33 @@ impl<'a> Watch<'a> {
         }
     }
 
-    fn not_started(&self, why: CannotStart) -> String {
+    fn not_started(&self, why: CannotStart) -> End {
         let program = self.settings.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        format!("{program}: {why}")
+        let slow = why == CannotStart::TooLate && self.granted_in_time;
+        let why_so = if slow { ": this host was too slow" } else { "" };
+        End::NotStarted(why.status(), format!("{program}: {why}{why_so}"), not_started_hint(why, slow))
+    }
+}
+
+/// What to do about a command that could not be started.
+fn not_started_hint(why: CannotStart, slow: bool) -> String {
+    match why {
+        CannotStart::NotFound => format!("PATH is {}", std::env::var("PATH").unwrap_or_default()),
+        CannotStart::NotExecutable(_) => "chmod +x makes a file executable; -c takes a shell line".into(),
+        CannotStart::TooLate if slow => "give this host more CPU time, or the lease a longer --ttl".into(),
+        CannotStart::TooLate => "try again, or give the lease a longer --ttl".into(),
+        CannotStart::System(_) => "processes, descriptors or memory may have run out on this host".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_processes_is_not_told_to_lengthen_its_lease() {
+        assert!(!not_started_hint(CannotStart::System(11), false).contains("--ttl"));
+        assert!(not_started_hint(CannotStart::TooLate, true).contains("CPU"));
+        assert!(!not_started_hint(CannotStart::TooLate, false).contains("host"));
     }
 }

@@ -14,9 +14,8 @@ use super::*;
 use crate::{
     backends::memory::{Memory, Store},
     lock::{
-        Attempt, Backend, Busy, Capabilities, Check, Effect, Entry, Error, Examine, Extension, Finding, Grants, Holding, Init, Kind,
-        LockState, Mode, Namespace, Once, Pace, Parting, Purpose, Release, Renewal, Request, Result, Role, Rule, Scope, ServerTime, Stage,
-        Terms, Wake,
+        Admin, Amendment, Attempt, Backend, Busy, Check, Effect, Entry, Error, Finding, Grants, History, Identity, Intent, Kind, LockState,
+        Mode, Namespace, Once, Pace, Parting, Release, Renewal, Request, Result, Role, Rule, Scope, ServerTime, Stage, Terms, Tether, Wake,
     },
 };
 
@@ -54,11 +53,16 @@ enum Fault {
 struct Faulty {
     inner: Memory,
     faults: Rc<RefCell<VecDeque<Option<Fault>>>>,
+    /// Those to come for each attempt to leave the queue.
+    leaving: Rc<RefCell<VecDeque<Option<Fault>>>>,
     calls: Rc<RefCell<Vec<&'static str>>>,
     /// How long its grants have to settle.
     settle: Duration,
     /// How many times a lock that nobody has is busy in passing.
     passing: u32,
+    other_servers: bool,
+    /// A hold that can't be released ends when its tether is cut.
+    cuts: bool,
     /// Something happened to the hold.
     hint: Rc<tokio::sync::Notify>,
 }
@@ -66,7 +70,8 @@ struct Faulty {
 impl Faulty {
     async fn meet<T>(&mut self, name: &'static str, call: impl AsyncFnOnce(&mut Memory) -> Result<T>) -> Result<T> {
         self.calls.borrow_mut().push(name);
-        let fault = self.faults.borrow_mut().pop_front().flatten();
+        let faults = if name == "leave" { &self.leaving } else { &self.faults };
+        let fault = faults.borrow_mut().pop_front().flatten();
         let lost = || Error::new(Kind::Unavailable, "connection reset");
         match fault {
             None => call(&mut self.inner).await,
@@ -91,7 +96,7 @@ impl Faulty {
 }
 
 #[async_trait(?Send)]
-impl Examine for Faulty {
+impl Admin for Faulty {
     fn checks(&self) -> Vec<Check> {
         self.inner.checks()
     }
@@ -111,14 +116,8 @@ impl Examine for Faulty {
 
 #[async_trait(?Send)]
 impl Backend for Faulty {
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
-    fn fingerprint(&self) -> u64 {
-        self.inner.fingerprint()
+    fn identity(&self) -> Identity {
+        Identity { has_other_servers: self.other_servers, ..self.inner.identity() }
     }
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
         if self.passing > 0 {
@@ -131,25 +130,21 @@ impl Backend for Faulty {
         }
         Ok(attempt)
     }
-    async fn watch(&mut self, _: &Key, _: &Token) {
-        self.hint.notified().await;
-    }
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
         let at_most = if self.passing > 0 { Duration::from_millis(5) } else { at_most };
         self.inner.wait(request, at_most).await
     }
-    async fn abandon(&mut self, request: &Request) -> Result<()> {
-        self.calls.borrow_mut().push("abandon");
-        self.inner.abandon(request).await
+    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
+        self.meet("leave", async |inner: &mut Memory| inner.leave_queue(request).await).await
     }
-    async fn renew(&mut self, key: &Key, token: &Token, extension: Extension) -> Result<Renewal> {
-        self.meet("renew", async |inner: &mut Memory| inner.renew(key, token, extension).await).await
-    }
-    async fn verify(&mut self, key: &Key, token: &Token) -> Result<Holding> {
-        self.inner.verify(key, token).await
+    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        self.meet("renew", async |inner: &mut Memory| inner.renew(key, token, intent).await).await
     }
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         self.meet("release", async |inner: &mut Memory| inner.release(key, token, parting).await).await
+    }
+    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        self.inner.amend(key, change).await
     }
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
         self.inner.inspect(key).await
@@ -157,8 +152,22 @@ impl Backend for Faulty {
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         self.inner.list(start).await
     }
-    async fn init(&mut self) -> Result<Init> {
-        self.inner.init().await
+    async fn history(&mut self, key: &Key) -> Result<History> {
+        self.inner.history(key).await
+    }
+    fn tether(&mut self) -> Option<&mut dyn Tether> {
+        Some(self)
+    }
+}
+
+#[async_trait(?Send)]
+impl Tether for Faulty {
+    async fn watch(&mut self, _: &Key, _: &Token) {
+        self.hint.notified().await;
+    }
+    async fn cut(&mut self, _: &Key, _: &Token) -> bool {
+        self.calls.borrow_mut().push("cut");
+        self.cuts
     }
 }
 
@@ -201,9 +210,12 @@ impl World {
         Faulty {
             inner: Memory::new(self.store.clone(), Namespace::default()),
             faults: Rc::new(RefCell::new(faults.iter().copied().collect())),
+            leaving: Rc::default(),
             calls: Rc::default(),
             settle: Duration::ZERO,
             passing: 0,
+            other_servers: false,
+            cuts: false,
             hint: Rc::default(),
         }
     }

@@ -62,8 +62,36 @@ async fn what_was_wrong_is_told_although_the_last_attempt_had_no_time_for_an_ans
     assert_eq!((error.kind, error.effect, error.message.as_str()), (Kind::Unavailable, Effect::Unknown, "connection reset"));
     let mut client = world.client(&faults);
     let (key, token) = (key(), Token::random());
-    let error = ask(&mut client, &world.clock, LIMITS, async |backend| backend.renew(&key, &token, None.into()).await).await.unwrap_err();
+    let question = async |backend: &mut dyn Backend| backend.renew(&key, &token, None.into()).await;
+    let error = ask(&mut client, &world.clock, LIMITS, ("renew", Some(&key)), question).await.unwrap_err();
     assert_eq!((error.kind, error.effect, error.message.as_str()), (Kind::Unavailable, Effect::Unknown, "connection reset"));
+}
+
+/// Of a store's own errors, and of answers that never come.
+#[tokio::test(start_paused = true)]
+async fn an_error_names_the_operation_the_store_and_the_key() {
+    let world = World::new();
+    let named = |operation: &str, error: &Error| {
+        let text = error.to_string();
+        assert!(error.operation == Some(operation) && text.starts_with("job: memory:: no "), "{operation}: {error:?}");
+    };
+    for fault in [Fault::Denied, Fault::Hangs] {
+        let client = || world.client(&[Some(fault); 99]);
+        named("acquire", &world.acquire(&mut client(), Patience::Try).await.unwrap_err());
+        let question = async |backend: &mut dyn Backend| backend.renew(&key(), &Token::random(), None.into()).await;
+        named("renew", &ask(&mut client(), &world.clock, LIMITS, ("renew", Some(&key())), question).await.unwrap_err());
+        match give_back(&mut client(), &world.clock, &key(), &Token::random(), &Scope::Tree.into(), LIMITS).await {
+            Released::Unknown(error) => named("release", &error),
+            other => panic!("{other:?}"),
+        }
+        let mut lease = world.taken(&mut world.client(&[])).await;
+        match keep(&mut client(), &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |_, _| ()).await {
+            Loss::Unconfirmed { last: Some(error), .. } if matches!(fault, Fault::Denied) => named("renew", &error),
+            Loss::Unconfirmed { .. } => {}
+            other => panic!("{other:?}"),
+        }
+        world.store.lose_data();
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -71,7 +99,7 @@ async fn refused_rights_are_not_asked_for_again() {
     let world = World::new();
     let mut client = world.client(&[Some(Fault::Denied)]);
     assert_eq!(world.acquire(&mut client, Patience::Forever).await.unwrap_err().kind, Kind::Denied);
-    assert_eq!(*client.calls.borrow(), ["acquire", "abandon"]);
+    assert_eq!(*client.calls.borrow(), ["acquire", "leave"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,6 +196,68 @@ async fn a_stop_during_an_unanswered_attempt_undoes_it() {
     assert!(world.is_free().await);
 }
 
+/// The first answer does not come, and the second is lost: the queue is left all the same, and soon.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_leaves_asks_again_within_two_seconds() {
+    let world = World::new();
+    let _held = world.taken(&mut world.client(&[])).await;
+    let mut leaver = world.client(&[]);
+    leaver.leaving.borrow_mut().extend([Some(Fault::Hangs), Some(Fault::Refused)]);
+    let stop = world.clock.sleep_until(world.clock.now().plus(secs(3)));
+    let before = world.clock.now();
+    let outcome = acquire(&mut leaver, &world.clock, request(), Patience::Forever, LIMITS, stop, |_: &Busy| ()).await.unwrap();
+    assert!(matches!(outcome, Outcome::Stopped(())));
+    assert!(world.state().await.waiters.is_empty());
+    assert_eq!(leaver.calls.borrow().iter().filter(|call| **call == "leave").count(), 3);
+    assert!(world.clock.now().since(before) < secs(4));
+    // And without any answer it ends too.
+    leaver.leaving.borrow_mut().extend([Some(Fault::Hangs); 9]);
+    let stop = world.clock.sleep_until(world.clock.now().plus(secs(3)));
+    let before = world.clock.now();
+    acquire(&mut leaver, &world.clock, request(), Patience::Forever, LIMITS, stop, |_: &Busy| ()).await.unwrap();
+    assert_about(world.clock.now().since(before), secs(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_may_have_been_granted_is_undone_by_a_later_attempt() {
+    let world = World::new();
+    let mut client = world.client(&[Some(Fault::AnswerHangs), Some(Fault::Hangs), Some(Fault::Refused)]);
+    let stop = world.clock.sleep_until(world.clock.now().plus(secs(1)));
+    let outcome = acquire(&mut client, &world.clock, request(), Patience::Forever, LIMITS, stop, |_: &Busy| ()).await.unwrap();
+    assert!(matches!(outcome, Outcome::Stopped(())));
+    assert!(world.is_free().await);
+    assert_eq!(*client.calls.borrow(), ["acquire", "release", "release", "release", "leave"]);
+}
+
+/// A server that another one can stand in for is waited for a second.
+#[tokio::test(start_paused = true)]
+async fn a_release_is_soon_asked_of_another_server() {
+    for (other_servers, after) in [(true, secs(1)), (false, secs(2))] {
+        let world = World::new();
+        let mut client = Faulty { other_servers, ..world.client(&[None, Some(Fault::Hangs)]) };
+        let lease = world.taken(&mut client).await;
+        let before = world.clock.now();
+        let released = give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
+        assert!(matches!(released, Released::Free), "{released:?}");
+        let took = world.clock.now().since(before);
+        assert!(after <= took && took < after + Duration::from_millis(100), "{took:?}");
+        assert_eq!(*client.calls.borrow(), ["acquire", "release", "release"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_without_an_answer_has_the_hold_ended_otherwise() {
+    for (scope, cuts, last) in [(Scope::Tree, true, "cut"), (Scope::Tree, false, "cut"), (Scope::Hold, true, "release")] {
+        let world = World::new();
+        let mut client = Faulty { cuts, ..world.client(&[None, Some(Fault::Denied)]) };
+        let lease = world.taken(&mut client).await;
+        let released = give_back(&mut client, &world.clock, &lease.key, &lease.token, &scope.into(), LIMITS).await;
+        let ended = cuts && scope == Scope::Tree;
+        assert!(if ended { matches!(released, Released::Untold(_)) } else { matches!(released, Released::Unknown(_)) }, "{released:?}");
+        assert_eq!(client.calls.borrow().last(), Some(&last));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_nested_request_enters_and_without_its_outer_hold_takes_the_lock_anew() {
     let world = World::new();
@@ -194,7 +284,8 @@ async fn renewals_come_every_sixth_and_count_from_their_send() {
     let mut lease = world.taken(&mut client).await;
     let began = lease.t0;
     let mut seen = Vec::new();
-    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Purpose::GoOn, |lease, _| seen.push(lease.t0.since(began)));
+    let keeping =
+        keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |lease, _| seen.push(lease.t0.since(began)));
     let end = world.clock.sleep_until(began.plus(secs(100)));
     tokio::select! { loss = keeping => panic!("{loss:?}"), () = end => {} }
     assert_eq!(seen.len(), 10, "{seen:?}");
@@ -211,7 +302,7 @@ async fn an_unanswered_renewal_is_never_taken_for_a_renewed_one() {
         let mut lease = world.taken(&mut client).await;
         let began = lease.t0;
         client.faults.borrow_mut().extend((0..1000).map(|_| Some(fault)));
-        let loss = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Purpose::GoOn, |_, _| panic!("renewed")).await;
+        let loss = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |_, _| panic!("renewed")).await;
         assert!(matches!(loss, Loss::Unconfirmed { last: Some(_), .. }), "{loss:?}");
         let took = world.clock.now().since(began);
         assert_about(took, budget().term_at(began).since(began));
@@ -226,7 +317,7 @@ async fn a_short_outage_is_ridden_out() {
     let began = lease.t0;
     client.faults.borrow_mut().extend((0..6).map(|_| Some(Fault::Hangs)));
     let mut renewed = 0;
-    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Purpose::GoOn, |_, _| renewed += 1);
+    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |_, _| renewed += 1);
     let end = world.clock.sleep_until(began.plus(secs(60)));
     tokio::select! { loss = keeping => panic!("{loss:?}"), () = end => {} }
     assert!(renewed >= 3, "{renewed}");
@@ -239,7 +330,7 @@ async fn a_hold_that_is_gone_is_lost_at_once() {
     let mut lease = world.taken(&mut client).await;
     let began = lease.t0;
     world.store.lose_data();
-    let loss = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Purpose::GoOn, |_, _| panic!("renewed")).await;
+    let loss = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |_, _| panic!("renewed")).await;
     assert!(matches!(loss, Loss::NotOwner));
     assert_about(world.clock.now().since(began), budget().renew_every());
 }
@@ -289,7 +380,7 @@ async fn a_hint_has_the_lease_renewed_at_once() {
     let (hint, began) = (Rc::clone(&client.hint), world.clock.now());
     let mut renewed = Vec::new();
     let keeping =
-        keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Purpose::GoOn, |lease, _| renewed.push(lease.t0.since(began)));
+        keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |lease, _| renewed.push(lease.t0.since(began)));
     let happening = async {
         // Wrong, though the lock is ours; then right.
         world.clock.sleep_until(began.plus(secs(2))).await;
@@ -310,7 +401,7 @@ async fn hints_without_end_are_not_followed_without_end() {
     let mut client = world.client(&[]);
     let mut lease = world.taken(&mut client).await;
     let (hint, calls) = (Rc::clone(&client.hint), Rc::clone(&client.calls));
-    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Purpose::GoOn, |_, _| hint.notify_one());
+    let keeping = keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |_, _| hint.notify_one());
     hint.notify_one();
     assert!(tokio::time::timeout(secs(60), keeping).await.is_err());
     assert!(calls.borrow().len() < 70, "{}", calls.borrow().len());

@@ -1,7 +1,7 @@
 //! Several locks at once, on the in-memory store.
 
 use super::*;
-use crate::lock::Break;
+use crate::lock::{Amendment, Break, Intent};
 
 fn named(name: &str) -> Request {
     Request { key: Key::new(name).unwrap(), ..request() }
@@ -37,6 +37,20 @@ async fn free(world: &World, (mut client, lease): (Faulty, Lease)) {
     give_back(&mut client, &world.clock, &lease.key, &lease.token, &parting, LIMITS).await;
 }
 
+/// Marks a hold to be broken, or takes the lock from it at once; which it was.
+async fn broken(world: &World, name: &str, at_once: bool) -> Fence {
+    let (mut client, key) = (world.client(&[]).inner, Key::new(name).unwrap());
+    let fence = client.inspect(&key).await.unwrap().holders[0].fence.unwrap();
+    let mark = Break { by: "ana@ops1".into(), why: None, seen: false };
+    let done = if at_once {
+        client.amend(&key, Amendment::Evict(fence, &mark)).await
+    } else {
+        client.amend(&key, Amendment::Mark(fence, &mark)).await
+    };
+    assert!(done.unwrap());
+    fence
+}
+
 #[tokio::test(start_paused = true)]
 async fn all_are_taken_in_the_order_of_their_keys() {
     let world = World::new();
@@ -70,8 +84,8 @@ async fn what_is_taken_is_renewed_while_the_next_is_waited_for() {
         let mut busy = busy;
         for _ in 0..18 {
             tokio::time::sleep(secs(10)).await;
-            let extension = Extension { ttl: None, purpose: Purpose::GoOn };
-            busy.0.renew(&busy.1.key, &busy.1.token, extension).await.unwrap();
+            let intent = Intent::Extend(None);
+            busy.0.renew(&busy.1.key, &busy.1.token, intent).await.unwrap();
             assert!(held(&world, "a").await);
         }
         free(&world, busy).await;
@@ -89,11 +103,7 @@ async fn one_that_is_lost_meanwhile_is_taken_anew_with_the_others() {
     let mut claims = claims(&world, &["a", "b"]);
     let administrator = async {
         tokio::time::sleep(secs(5)).await;
-        let key = Key::new("a").unwrap();
-        let mut client = world.client(&[]);
-        let fence = client.inspect(&key).await.unwrap().holders[0].fence.unwrap();
-        let mark = Break { by: "ana@ops1".into(), why: None, seen: false };
-        client.inner.evict(&key, fence, &mark).await.unwrap();
+        let fence = broken(&world, "a", true).await;
         let thief = hold(&world, "a").await;
         tokio::time::sleep(secs(20)).await;
         free(&world, busy).await;
@@ -114,10 +124,7 @@ async fn one_that_is_broken_meanwhile_ends_it() {
     let mut claims = claims(&world, &["a", "b"]);
     let administrator = async {
         tokio::time::sleep(secs(5)).await;
-        let key = Key::new("a").unwrap();
-        let mut client = world.client(&[]);
-        let fence = client.inspect(&key).await.unwrap().holders[0].fence.unwrap();
-        client.inner.mark(&key, fence, &Break { by: "ana@ops1".into(), why: None, seen: false }).await.unwrap();
+        broken(&world, "a", false).await;
     };
     let (taken, ()) = tokio::join!(take(&world, &mut claims, Patience::For(secs(40))), administrator);
     let error = taken.unwrap_err();
@@ -171,13 +178,10 @@ async fn the_first_that_is_lost_is_told() {
     let (a, b) = (hold(&world, "a").await, hold(&world, "b").await);
     let mut holds = [a, b].map(|(client, lease)| (Box::new(client) as Box<dyn Backend>, lease));
     let each = holds.iter_mut().map(|(backend, lease)| (backend, lease)).enumerate();
-    let keeping = keep_all(each, &world.clock, budget(), LIMITS, Purpose::GoOn, &|_, _, _| ());
+    let keeping = keep_all(each, &world.clock, budget(), LIMITS, Intent::Extend(None), &|_, _, _| ());
     let thief = async {
         tokio::time::sleep(secs(95)).await;
-        let key = Key::new("b").unwrap();
-        let mut client = world.client(&[]);
-        let fence = client.inspect(&key).await.unwrap().holders[0].fence.unwrap();
-        client.inner.evict(&key, fence, &Break { by: "ana@ops1".into(), why: None, seen: false }).await.unwrap();
+        broken(&world, "b", true).await;
     };
     let ((at, loss), ()) = tokio::join!(keeping, thief);
     assert!(at == 1 && matches!(loss, Loss::NotOwner), "{at} {loss:?}");

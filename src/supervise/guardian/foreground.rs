@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use super::Guardian;
+use super::{Guardian, Phase};
 use crate::supervise::{sys, terminal, tree};
 
 impl Guardian {
@@ -24,11 +24,24 @@ impl Guardian {
         }
     }
 
+    /// Whether dlock has stopped itself for a command that is stopped no longer, though the tree is not being stopped.
+    pub(super) fn wakes_dlock(&self) -> bool {
+        let stopped = self.stopped && self.outcome.is_none();
+        self.paused && !stopped && !self.orphaned && matches!(self.phase, Phase::Running)
+    }
+
+    /// Continues dlock, which may be about to stop itself just now: so again and again, until it says that it goes on.
+    pub(super) fn wake_dlock(&self) {
+        if let Some(dlock) = self.dlock.filter(|_| self.wakes_dlock()) {
+            let _ = kill_process(dlock, Signal::CONT);
+        }
+    }
+
     /// Passes a signal on, as the terminal or a user meant it: those that end a job to all of the job.
     pub(super) fn forward(&mut self, number: i32) {
         let Some(signal) = sys::signal(number) else { return };
         let ends = [Signal::TERM, Signal::HUP].contains(&signal);
-        let alive = self.command.as_ref().filter(|_| self.outcome.is_none()).map(|command| command.pid);
+        let alive = self.alive();
         let for_all = ends || [Signal::INT, Signal::QUIT, Signal::TSTP, Signal::CONT].contains(&signal);
         if signal == Signal::CONT {
             self.lend_terminal();
@@ -47,6 +60,7 @@ impl Guardian {
                 let me = rustix::process::getpid().as_raw_pid();
                 let group = self.setup.group.map_or(0, Pid::as_raw_pid);
                 let all = tree::below(me, &[]).unwrap_or_default();
+                // Once the command is over, all of what it left behind is meant.
                 for process in all.iter().filter(|process| alive.is_none() || process.group == group) {
                     let _ = tree::signal(process, me, signal);
                     if ends {

@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use dlock::lock::{
-    Attempt, Break, End, Extension, Fence, Holding, Key, Marking, Mode, Parting, Purpose, Release, Renewal, Request, Scope, Ttl,
-};
+use dlock::lock::{Amendment, Attempt, Break, End, Fence, Intent, Key, Mode, Parting, Release, Renewal, Request, Scope};
 
 use super::{
     Case, cases, everywhere,
     history::{broken, history},
 };
-use crate::lab::{Client, LONG, Lab, SHORT, SOON, key, nested, request, waiting};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, key, nested, request, soon, waiting},
+    support::slowness,
+};
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
@@ -40,20 +41,17 @@ pub fn all() -> Vec<Case> {
     all
 }
 
-const NONE: Option<Ttl> = None;
-
-async fn mark(client: &mut Client, key: &Key, fence: Fence, why: &str) -> Marking {
-    client.0.mark(key, fence, &broken(why)).await.unwrap_or_else(|error| panic!("mark: {error:?}"))
+async fn mark(client: &mut Client, key: &Key, fence: Fence, why: &str) -> bool {
+    client.0.amend(key, Amendment::Mark(fence, &broken(why))).await.unwrap_or_else(|error| panic!("mark: {error:?}"))
 }
 
-async fn evict(client: &mut Client, key: &Key, fence: Fence) -> Marking {
-    client.0.evict(key, fence, &broken("NFS")).await.unwrap_or_else(|error| panic!("evict: {error:?}"))
+async fn evict(client: &mut Client, key: &Key, fence: Fence) -> bool {
+    client.0.amend(key, Amendment::Evict(fence, &broken("NFS"))).await.unwrap_or_else(|error| panic!("evict: {error:?}"))
 }
 
 /// A renewal that keeps the lock until what ran under it is dead.
 async fn stop(client: &mut Client, of: &Request) -> Renewal {
-    let extension = Extension { purpose: Purpose::Stop, ..NONE.into() };
-    client.0.renew(&of.key, &of.token, extension).await.unwrap_or_else(|error| panic!("renew: {error:?}"))
+    client.0.renew(&of.key, &of.token, Intent::Drain).await.unwrap_or_else(|error| panic!("renew: {error:?}"))
 }
 
 async fn shown(client: &mut Client, key: &Key) -> Option<Break> {
@@ -68,7 +66,7 @@ async fn a_marked_hold_is_renewed_only_to_be_stopped(lab: &Lab) {
     let asked = request(&job, LONG);
     let fence = a.take(&asked).await.fence;
     a.renewed(&asked, None).await;
-    assert_eq!(mark(&mut b, &job, fence, "NFS \"hangs\"\n\u{2600}").await, Marking::Done);
+    assert!(mark(&mut b, &job, fence, "NFS \"hangs\"\n\u{2600}").await);
     for _ in 0..2 {
         assert_eq!(a.renew(&asked, None).await, Renewal::Broken(broken("NFS \"hangs\"\n\u{2600}")));
     }
@@ -87,7 +85,7 @@ async fn a_mark_is_shown_and_the_hold_goes_on(lab: &Lab) {
     mark(&mut b, &job, fence, "NFS").await;
     assert_eq!(shown(&mut b, &job).await, Some(broken("NFS")));
     b.refused(&request(&job, LONG)).await;
-    assert!(matches!(b.0.verify(&job, &asked.token).await, Ok(Holding::Held { .. })));
+    assert!(matches!(b.0.renew(&job, &asked.token, Intent::Probe).await, Ok(Renewal::Kept { .. })));
     stop(&mut a, &asked).await;
     assert_eq!(shown(&mut b, &job).await, Some(Break { seen: true, ..broken("NFS") }));
     b.refused(&request(&job, LONG)).await;
@@ -116,7 +114,7 @@ async fn who_answers_a_mark_gives_back_what_was_broken(lab: &Lab) {
 async fn a_marked_hold_ends_with_its_lease(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    let asked = lab.expiring(&job, SHORT);
+    let asked = lab.expiring(&job, SHORT * slowness());
     let grant = a.take(&asked).await;
     mark(&mut b, &job, grant.fence, "NFS").await;
     b.refused(&request(&job, LONG)).await;
@@ -137,17 +135,17 @@ async fn a_marked_hold_ends_with_its_lease(lab: &Lab) {
 async fn only_the_hold_that_was_seen_is_marked(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    assert_eq!(mark(&mut b, &job, Fence(7), "NFS").await, Marking::Changed, "it is free");
+    assert!(!mark(&mut b, &job, Fence(7), "NFS").await, "it is free");
     let first = request(&job, LONG);
     let before = a.take(&first).await.fence;
     a.free(&first).await;
-    assert_eq!(mark(&mut b, &job, before, "NFS").await, Marking::Changed, "it was given back");
+    assert!(!mark(&mut b, &job, before, "NFS").await, "it was given back");
     let second = request(&job, LONG);
     let fence = a.take(&second).await.fence;
     for other in [before, Fence(fence.0 + 1), Fence(0)] {
-        assert_eq!(mark(&mut b, &job, other, "NFS").await, Marking::Changed);
+        assert!(!mark(&mut b, &job, other, "NFS").await);
     }
-    assert_eq!(mark(&mut b, &key("other"), fence, "NFS").await, Marking::Changed);
+    assert!(!mark(&mut b, &key("other"), fence, "NFS").await);
     a.renewed(&second, None).await;
     assert_eq!(shown(&mut b, &job).await, None);
     a.free(&second).await;
@@ -178,8 +176,8 @@ async fn who_means_another_hold_leaves_the_mark(lab: &Lab) {
     let fence = a.take(&asked).await.fence;
     mark(&mut b, &job, fence, "NFS").await;
     for other in [before, Fence(fence.0 + 1)] {
-        assert_eq!(mark(&mut b, &job, other, "late").await, Marking::Changed);
-        assert_eq!(evict(&mut b, &job, other).await, Marking::Changed);
+        assert!(!mark(&mut b, &job, other, "late").await);
+        assert!(!evict(&mut b, &job, other).await);
     }
     assert_eq!(shown(&mut b, &job).await, Some(broken("NFS")));
     assert_eq!(a.renew(&asked, None).await, Renewal::Broken(broken("NFS")));
@@ -205,7 +203,7 @@ async fn who_is_evicted_holds_nothing(lab: &Lab) {
     let job = key("job");
     let asked = request(&job, LONG);
     let fence = a.take(&asked).await.fence;
-    assert_eq!(evict(&mut b, &job, fence).await, Marking::Done);
+    assert!(evict(&mut b, &job, fence).await);
     let next = b.hold(&job).await;
     assert_eq!(a.renew(&asked, None).await, Renewal::NotHeld);
     assert_eq!(stop(&mut a, &asked).await, Renewal::NotHeld);
@@ -227,27 +225,27 @@ async fn an_eviction_frees_the_lock_for_who_waits(lab: &Lab) {
     let ((), grant) = tokio::join!(
         async {
             lab.pass(Duration::from_millis(200)).await;
-            assert_eq!(evict(&mut c, &job, fence).await, Marking::Done);
+            assert!(evict(&mut c, &job, fence).await);
         },
         b.wait_for(&wanted, LONG)
     );
     assert!(grant.fence > fence);
     // A holder that vanished may settle for half a second.
-    assert!(lab.kind.clock_is_ours() || !lab.kind.notifies() || began.elapsed() < SOON + Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(lab.kind.clock_is_ours() || !lab.kind.notifies() || began.elapsed() < soon() + Duration::from_secs(1), "{:?}", began.elapsed());
     b.free(&wanted).await;
 }
 
 async fn only_the_hold_that_was_seen_is_evicted(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    assert_eq!(evict(&mut b, &job, Fence(7)).await, Marking::Changed, "it is free");
+    assert!(!evict(&mut b, &job, Fence(7)).await, "it is free");
     let first = request(&job, LONG);
     let before = a.take(&first).await.fence;
     a.free(&first).await;
     let second = request(&job, LONG);
     let fence = a.take(&second).await.fence;
     for other in [before, Fence(fence.0 + 1)] {
-        assert_eq!(evict(&mut b, &job, other).await, Marking::Changed);
+        assert!(!evict(&mut b, &job, other).await);
     }
     a.renewed(&second, None).await;
     b.refused(&request(&job, LONG)).await;
@@ -281,12 +279,12 @@ async fn a_nested_hold_that_outlives_the_outer_one_is_broken(lab: &Lab) {
         b.take(&inner).await;
         b.take(&other).await;
         if before {
-            assert_eq!(mark(&mut c, &job, fence, "NFS").await, Marking::Done);
+            assert!(mark(&mut c, &job, fence, "NFS").await);
         }
         assert_eq!(a.release(&outer, Scope::Hold).await, Release::StillHeld(2));
         if !before {
             b.renewed(&inner, None).await;
-            assert_eq!(mark(&mut c, &job, fence, "NFS").await, Marking::Done);
+            assert!(mark(&mut c, &job, fence, "NFS").await);
         }
         assert_eq!(b.renew(&inner, None).await, Renewal::Broken(broken("NFS")));
         assert_eq!(b.renew(&other, None).await, Renewal::Broken(broken("NFS")));
@@ -313,7 +311,7 @@ async fn nested_holds_are_evicted_with_the_one_they_entered(lab: &Lab) {
         if outlived {
             assert_eq!(a.release(&outer, Scope::Hold).await, Release::StillHeld(1));
         }
-        assert_eq!(evict(&mut c, &job, fence).await, Marking::Done);
+        assert!(evict(&mut c, &job, fence).await);
         let next = c.hold(&job).await;
         assert_eq!(b.renew(&inner, None).await, Renewal::NotHeld);
         assert_eq!(b.release(&inner, Scope::Tree).await, Release::NotHeld);
@@ -334,8 +332,8 @@ async fn who_waits_is_not_broken(lab: &Lab) {
     b.refused(&wanted).await;
     // Its place has a number too, which becomes its fence, and which everybody can see.
     for later in 1..=20 {
-        assert_eq!(mark(&mut c, &job, Fence(fence.0 + later), "NFS").await, Marking::Changed);
-        assert_eq!(evict(&mut c, &job, Fence(fence.0 + later)).await, Marking::Changed);
+        assert!(!mark(&mut c, &job, Fence(fence.0 + later), "NFS").await);
+        assert!(!evict(&mut c, &job, Fence(fence.0 + later)).await);
     }
     a.free(&held).await;
     assert!(b.wait_for(&wanted, LONG).await.fence.0 <= fence.0 + 20, "the case missed it");
@@ -349,7 +347,7 @@ async fn one_reader_is_broken_and_no_other(lab: &Lab) {
     let (one, two, three) = (request(&job, LONG), request(&job, LONG), request(&job, LONG));
     let [one, two, three] = [one, two, three].map(|reader| Request { mode: Mode::Shared, ..reader });
     let fences = [a.take(&one).await.fence, b.take(&two).await.fence, a.take(&three).await.fence];
-    assert_eq!(mark(&mut c, &job, fences[1], "NFS").await, Marking::Done);
+    assert!(mark(&mut c, &job, fences[1], "NFS").await);
     assert_eq!(b.renew(&two, None).await, Renewal::Broken(broken("NFS")));
     a.renewed(&one, None).await;
     a.renewed(&three, None).await;
@@ -358,7 +356,7 @@ async fn one_reader_is_broken_and_no_other(lab: &Lab) {
     if lab.kind.bound_to_processes() {
         return;
     }
-    assert_eq!(evict(&mut c, &job, fences[1]).await, Marking::Done);
+    assert!(evict(&mut c, &job, fences[1]).await);
     assert_eq!(b.renew(&two, None).await, Renewal::NotHeld);
     a.renewed(&one, None).await;
     a.renewed(&three, None).await;

@@ -13,7 +13,7 @@ use dlock::{
         redis::{Options, Redis, Replicas},
     },
     lease::{self, BootClock, Limits, Outcome, Patience, Released},
-    lock::{Attempt, Backend as _, Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
+    lock::{Attempt, Backend as _, Effect, Intent, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope},
 };
 
 use super::{
@@ -22,7 +22,7 @@ use super::{
     transport::{LEAST, live},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting},
     support::{
         self,
         cluster::{Cluster, MASTERS},
@@ -35,13 +35,15 @@ pub fn all() -> Vec<Case> {
         nodes_that_are_gone_are_passed_over,
         locks_of_all_nodes_are_listed,
         a_hold_outlives_the_move_of_its_slot,
+        a_slot_that_is_only_marked_loses_nobodys_hold,
         a_waiter_outlives_the_move_of_its_slot,
         a_lock_that_is_half_moved_is_refused_for_the_moment,
+        shares_that_are_half_moved_are_refused_for_the_moment,
         a_hold_and_a_waiter_outlive_their_node,
         an_acquire_unanswered_by_a_frozen_node_is_granted_once,
         a_node_that_is_replaced_alive_is_left,
         without_its_node_a_lock_is_unavailable,
-        redissons_sharded_listeners_are_told,
+        redissons_listeners_are_told,
         nodes_are_spoken_with_over_tls,
         a_user_with_the_least_rights_can_do_all,
         a_hold_outlives_all_nodes_of_the_url,
@@ -92,7 +94,7 @@ async fn nodes_that_are_gone_are_passed_over(_: &Lab) {
     let began = Instant::now();
     let mut a = client_at(&cluster, &[3, 4, 0]);
     let held = a.hold(&job).await;
-    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    assert!(began.elapsed() < soon(), "{:?}", began.elapsed());
     cluster.nodes[4].kill();
     let error = client_at(&cluster, &[3, 4]).0.try_acquire(&request(&job, LONG)).await.expect_err("nobody there");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
@@ -141,6 +143,56 @@ async fn a_hold_outlives_the_move_of_its_slot(_: &Lab) {
     assert!(b.take(&request(&job, LONG)).await.fence > fence, "the counter has moved as well");
 }
 
+async fn a_slot_that_is_only_marked_loses_nobodys_hold(_: &Lab) {
+    let cluster = Cluster::start();
+    let job = key_at(&cluster, 0);
+    let slot = cluster.slot(&format!("dlock:{job}"));
+    let mut a = client(&cluster);
+    for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits(2)] {
+        let held = Request { mode, ..request(&job, LONG) };
+        let inner = Request { mode, ..nested(&held) };
+        let fence = a.take(&held).await.fence;
+        a.take(&inner).await;
+        cluster.begin_move(slot, 0, 1);
+        // A process that took it, and one that knows nothing of it but the token.
+        assert_eq!(a.renewed(&held, None).await, fence, "{mode:?}");
+        assert_eq!(client(&cluster).renewed(&held, None).await, fence, "{mode:?}");
+        let holding = client(&cluster).0.renew(&job, &held.token, Intent::Probe).await.expect("verify");
+        assert!(matches!(holding, Renewal::Kept { .. }), "{mode:?}: {holding:?}");
+        assert_eq!(client(&cluster).release(&inner, Scope::Hold).await, Release::StillHeld(1), "{mode:?}");
+        a.free(&held).await;
+        cluster.nodes[0].command(&["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
+        cluster.nodes[1].command(&["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]);
+        assert!(client(&cluster).inspect(&job).await.holders.is_empty(), "{mode:?}");
+    }
+}
+
+/// What belongs to readers and permits arrives key by key.
+async fn shares_that_are_half_moved_are_refused_for_the_moment(_: &Lab) {
+    let cluster = Cluster::start();
+    let ways =
+        [Mode::Shared, Mode::Permits(2)].map(|mode| [":shares", ":ends", ":rwlock_timeout:1", "the lock"].map(|ahead| (mode, ahead)));
+    let ways = ways.concat().into_iter().filter(|(mode, ahead)| *mode == Mode::Shared || !ahead.contains("timeout"));
+    let names = (0..1000).map(|nth| format!("job-{nth}")).filter(|name| cluster.owner(&format!("dlock:{name}")) == 0);
+    let names: Vec<_> = names.take(7).collect();
+    for ((mode, ahead), name) in ways.zip(&names) {
+        let (job, lock) = (key(name), format!("dlock:{name}"));
+        let slot = cluster.slot(&lock);
+        let mut a = client(&cluster);
+        let held = Request { mode, ..request(&job, LONG) };
+        let fence = a.take(&held).await.fence;
+        cluster.begin_move(slot, 0, 1);
+        cluster.move_keys(slot, 0, 1, |name| name.ends_with(ahead) || ahead == "the lock" && name == lock);
+        let error = a.0.renew(&job, &held.token, None.into()).await.expect_err("half there");
+        assert!(error.kind == ErrorKind::Unavailable && error.message.contains("moving"), "{mode:?} {ahead}: {error:?}");
+        cluster.move_keys(slot, 0, 1, |_| true);
+        assert_eq!(a.renewed(&held, None).await, fence, "{mode:?} {ahead}");
+        cluster.end_move(slot, 0, 1);
+        assert_eq!(a.renewed(&held, None).await, fence, "{mode:?} {ahead}");
+        a.free(&held).await;
+    }
+}
+
 async fn a_waiter_outlives_the_move_of_its_slot(_: &Lab) {
     let cluster = Cluster::start();
     let job = key_at(&cluster, 0);
@@ -162,7 +214,7 @@ async fn a_waiter_outlives_the_move_of_its_slot(_: &Lab) {
     let wait = core_acquire(&mut b, waiting(&job, LONG), Patience::For(LONG));
     let (outcome, released) = tokio::join!(wait, release);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 
 async fn a_lock_that_is_half_moved_is_refused_for_the_moment(_: &Lab) {
@@ -217,7 +269,7 @@ async fn a_hold_and_a_waiter_outlive_their_node(_: &Lab) {
     };
     let (outcome, released) = tokio::join!(wait, release);
     let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
     assert!(lease.fence > fence);
     assert_eq!(cluster.owner(&format!("dlock:{job}")), usize::from(MASTERS));
 }
@@ -258,7 +310,7 @@ async fn a_node_that_is_replaced_alive_is_left(_: &Lab) {
     };
     let (outcome, released) = tokio::join!(wait, release);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 
 async fn without_its_node_a_lock_is_unavailable(_: &Lab) {
@@ -278,7 +330,7 @@ async fn without_its_node_a_lock_is_unavailable(_: &Lab) {
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
 }
 
-async fn redissons_sharded_listeners_are_told(_: &Lab) {
+async fn redissons_listeners_are_told(_: &Lab) {
     let cluster = Cluster::start();
     let job = key_at(&cluster, 1);
     let mut a = client(&cluster);
@@ -290,11 +342,19 @@ async fn redissons_sharded_listeners_are_told(_: &Lab) {
         listening.send_packed_command(&subscribe.get_packed_command()).expect("sent");
         let _: redis::Value = listening.recv_response().expect("subscribed");
     }
+    // Before its version 3.22, on any node.
+    let mut anywhere = cluster.nodes[2].connect();
+    let mut subscribe = redis::cmd("SUBSCRIBE");
+    subscribe.arg(format!("redisson_lock__channel:{{dlock:{job}}}"));
+    anywhere.send_packed_command(&subscribe.get_packed_command()).expect("sent");
+    let _: redis::Value = anywhere.recv_response().expect("subscribed");
     a.free(&held).await;
     for message in ["0", "1"] {
         let said: Vec<String> = redis::from_redis_value(listening.recv_response().expect("a message")).expect("text");
         assert_eq!((said[0].as_str(), said[2].as_str()), ("smessage", message), "{said:?}");
     }
+    let said: Vec<String> = redis::from_redis_value(anywhere.recv_response().expect("a message")).expect("text");
+    assert_eq!((said[0].as_str(), said[2].as_str()), ("message", "0"), "{said:?}");
 }
 
 async fn nodes_are_spoken_with_over_tls(_: &Lab) {
@@ -353,8 +413,8 @@ async fn a_hold_outlives_all_nodes_of_the_url(_: &Lab) {
 
 async fn any_node_leads_to_the_same_store(lab: &Lab) {
     let of = |ports: &[u16]| Redis::new(options_at(ports.iter().copied()));
-    assert_eq!(of(&[1, 2]).fingerprint(), of(&[3]).fingerprint());
-    assert_ne!(of(&[1]).describe(), of(&[2]).describe());
+    assert_eq!(of(&[1, 2]).identity().fingerprint, of(&[3]).identity().fingerprint);
+    assert_ne!(of(&[1]).identity().url, of(&[2]).identity().url);
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let held = a.hold(&key("job")).await;
     assert!(matches!(b.attempt(&nested(&held)).await, Attempt::Granted(_)));

@@ -1,4 +1,4 @@
-//! A thousand who wait for one lock of a SQL server, each with sessions of its own, while its holder is cut off for good.
+//! Many who wait for one lock of a SQL server, each with sessions of its own, while its holder is cut off for good.
 
 use std::{
     cell::{Cell, RefCell},
@@ -29,8 +29,6 @@ pub fn all() -> Vec<Case> {
     cases![|kind| kind.is_mariadb() || kind.is_postgres() => a_crowd_outlives_a_holder_that_vanished]
 }
 
-/// How many wait.
-const WAITERS: u32 = 1000;
 /// That of the holder.
 const TTL: Duration = SHORT.saturating_mul(4);
 /// By then all have come and gone, however slow the machine.
@@ -71,7 +69,7 @@ impl Clients {
 impl Place {
     fn make(lab: &Lab) -> (Self, Clients) {
         // One each; with mode=row a few have another one to count fences over; and ours to look.
-        let most = WAITERS + 50;
+        let most = support::crowd() + 50;
         if lab.kind.is_mariadb() {
             let settings = vec![format!("--max-connections={most}")];
             let server = mariadb::MariaDb::with(mariadb::Options { settings, ..Default::default() });
@@ -188,7 +186,7 @@ async fn crowd(lab: &Lab, place: &Place, clients: &Clients) {
     let holder = Holder::start(clients, Proxy::to(place.port()));
     let (began, memory) = (Instant::now(), procfs::rss_kib(std::process::id()));
     let turns = Rc::new(Turns::default());
-    let (count, mut waiting) = (WAITERS, Vec::new());
+    let (count, mut waiting) = (u32::try_from(support::crowd()).expect("few"), Vec::new());
     for n in 0..count {
         waiting.push(spawn_local(have_a_turn(clients.at(place.port()), Rc::clone(&turns))));
         // Connections are made one at a time: nobody is to wait for that in vain.

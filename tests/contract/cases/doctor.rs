@@ -7,13 +7,17 @@ use std::{
 
 use dlock::{
     backends::{redis, redlock::Redlock, sql},
-    lock::{Finding, Key, Severity},
+    lock::{Finding, Key, Kind as ErrorKind, Severity},
 };
 
 use super::{Case, cases, everywhere};
 use crate::{
     lab::{Client, LONG, Lab, key, request},
-    support,
+    support::{
+        self,
+        mariadb::{MariaDb, Options as MariaOptions},
+        postgres::{Options as PostgresOptions, Postgres},
+    },
     targets::{Kind, etcd, redlock, zookeeper},
 };
 
@@ -36,9 +40,10 @@ pub fn all() -> Vec<Case> {
         a_node_that_is_down_is_said,
     ));
     all.extend(cases!(|kind| kind == Kind::Sqlite => a_directory_for_everybody_is_seen));
-    all.extend(cases!(Kind::is_postgres => a_pooler_is_told, settings_that_forget_are_told, missing_tables_are_told));
-    all.extend(cases!(|kind| kind == Kind::PostgresLease => a_standby_is_unsafe));
+    all.extend(cases!(Kind::is_postgres => a_pooler_is_told, settings_that_forget_are_told, missing_tables_are_told, what_only_speaks_as_postgresql_does_is_refused));
+    all.extend(cases!(|kind| kind == Kind::PostgresLease => a_standby_is_unsafe, what_a_failover_of_postgresql_forgets_is_told));
     all.extend(cases!(Kind::is_mariadb => settings_of_the_server_are_told, missing_tables_of_mysql_are_told));
+    all.extend(cases!(|kind| kind == Kind::MariadbLease => what_a_failover_of_mariadb_forgets_is_told));
     all.extend(cases!(|kind| kind == Kind::Etcd => an_alarm_is_unsafe));
     all.extend(cases!(|kind| kind == Kind::ZooKeeper => a_small_range_is_told));
     all
@@ -283,6 +288,60 @@ async fn a_standby_is_unsafe(_: &Lab) {
     assert_found(&found, "role", Severity::Unsafe, "standby");
 }
 
+/// A standby that is connected and flushes what it hears; and a role whose commits don't wait for it.
+async fn what_a_failover_of_postgresql_forgets_is_told(lab: &Lab) {
+    let Some(program) = support::postgres::program("pg_receivewal") else {
+        return support::skip("what_a_failover_of_postgresql_forgets_is_told", "not installed: pg_receivewal");
+    };
+    let settings = vec![
+        "synchronous_standby_names=*".into(),
+        "synchronous_commit=local".into(),
+        "wal_level=replica".into(),
+        "max_wal_senders=4".into(),
+    ];
+    let server = Postgres::with(PostgresOptions { settings, durable: true, ..Default::default() });
+    let mut options = lab.postgres().options("dlock");
+    options.sql.server = sql::Server::Tcp { host: "127.0.0.1".into(), port: server.port };
+    let database = server.database();
+    options.sql.database = Some(database.clone());
+    let mut client = Client(dlock::backends::postgres::backend(options));
+    client.0.init().await.expect("init");
+    let standbys = || server.text("postgres", "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'");
+    let folder = tempfile::tempdir().expect("a folder");
+    support::postgres::give(folder.path());
+    let address = ["-h", "127.0.0.1", "-p", &server.port.to_string(), "-U", support::postgres::USER].map(str::to_owned);
+    let mut standby = support::postgres::as_user(&program)
+        .args(address)
+        .args(["--synchronous", "--no-password", "-D"])
+        .arg(folder.path())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("pg_receivewal starts");
+    support::must("the standby is connected", Duration::from_secs(20), || standbys() == "1");
+    let local = examine(&mut client).await;
+    server.sql("postgres", &format!("ALTER DATABASE {database} SET synchronous_commit = on"));
+    let on = examine(&mut client).await;
+    standby.kill().expect("it is there");
+    standby.wait().expect("its end");
+    assert_found(&local, "replication", Severity::Warn, "no grant waits for one: synchronous_commit is local");
+    assert_found(&on, "replication", Severity::Ok, "promote none but those");
+    support::must("the standby is gone", Duration::from_secs(10), || standbys() == "0");
+    assert_found(&examine(&mut client).await, "replication", Severity::Warn, "no standby is connected");
+}
+
+/// CockroachDB takes PostgreSQL's statements, and gives an advisory lock to everybody.
+async fn what_only_speaks_as_postgresql_does_is_refused(lab: &Lab) {
+    let server = lab.postgres();
+    server.sql("CREATE FUNCTION public.version() RETURNS text LANGUAGE sql AS $$ SELECT 'CockroachDB CCL v24.1.0'::text $$");
+    server.sql("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = public, pg_catalog', current_database()); END $$");
+    let mut client = lab.client().await;
+    assert_found(&examine(&mut client).await, "version", Severity::Unsafe, "not PostgreSQL but CockroachDB");
+    if lab.kind.is_a_session() {
+        let error = client.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("a server of another kind");
+        assert_eq!(error.kind, ErrorKind::Config, "{error:?}");
+    }
+}
+
 async fn settings_of_the_server_are_told(lab: &Lab) {
     lab.target.isolate().await;
     let set = |setting: &str| lab.mariadb().sql(&format!("SET GLOBAL {setting}"));
@@ -302,6 +361,41 @@ async fn settings_of_the_server_are_told(lab: &Lab) {
     set("read_only = 1");
     assert_found(&examine(&mut client).await, "role", Severity::Unsafe, "read-only");
     set("read_only = 0");
+}
+
+/// A server that has a replica, which confirms each commit until it stands still.
+async fn what_a_failover_of_mariadb_forgets_is_told(lab: &Lab) {
+    let semi = |role: &str| format!("--rpl-semi-sync-{role}-enabled=ON");
+    let logging = |number: u32| vec!["--log-bin=b".into(), "--sync-binlog=0".into(), format!("--server-id={number}")];
+    let start = |settings| MariaDb::with(MariaOptions { settings, durable: true, ..Default::default() });
+    let primary = start([logging(1), vec![semi("master"), "--rpl-semi-sync-master-timeout=300".into()]].concat());
+    primary.sql("mysql", "CREATE DATABASE app");
+    let mut options = lab.mariadb().options("dlock");
+    options.sql.server = sql::Server::Tcp { host: "127.0.0.1".into(), port: primary.port };
+    options.sql.database = Some("app".into());
+    let mut client = Client(dlock::backends::mysql::backend(options));
+    client.0.init().await.expect("init");
+    assert_found(&examine(&mut client).await, "durability", Severity::Warn, "sync_binlog");
+    primary.sql("mysql", "SET GLOBAL sync_binlog = 1");
+    let found = examine(&mut client).await;
+    assert_found(&found, "durability", Severity::Ok, "sync_binlog 1");
+    assert_found(&found, "replication", Severity::Ok, "no replica");
+    let replica = start([logging(2), vec![semi("slave")]].concat());
+    let source = format!("MASTER_HOST = '127.0.0.1', MASTER_PORT = {}, MASTER_USER = '{}'", primary.port, support::mariadb::USER);
+    replica.sql("mysql", &format!("CHANGE MASTER TO {source}, MASTER_USE_GTID = slave_pos; START SLAVE"));
+    let counts = || {
+        primary
+            .sql("mysql", "SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_master_status'; SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_master_clients'")
+    };
+    support::must("the replica confirms", Duration::from_secs(20), || {
+        primary.sql("app", "CREATE OR REPLACE TABLE tick (n int)");
+        counts().iter().all(|row| row[1] == "ON" || row[1] == "1")
+    });
+    assert_found(&examine(&mut client).await, "replication", Severity::Ok, "a commit waits for");
+    replica.freeze();
+    primary.sql("app", "CREATE OR REPLACE TABLE tick (n int)");
+    assert_found(&examine(&mut client).await, "replication", Severity::Warn, "fell back");
+    replica.thaw();
 }
 
 async fn missing_tables_of_mysql_are_told(lab: &Lab) {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Attempt, End, Entry, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake};
+use dlock::lock::{Amendment, Attempt, End, Entry, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope, Wake};
+use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
 use super::{
@@ -10,7 +11,7 @@ use super::{
     history::{broken, history},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting, who},
     targets::Kind,
 };
 
@@ -36,6 +37,8 @@ pub fn all() -> Vec<Case> {
         what_is_unused_is_collected,
         a_token_does_not_follow_from_what_is_stored,
         a_shared_hold_is_not_entered_exclusively,
+        one_that_looks_after_the_queue_is_followed_by_another,
+        those_who_wait_leave_the_server_alone,
     ]
 }
 
@@ -91,7 +94,10 @@ async fn a_foreign_holder_is_busy_and_waited_for(lab: &Lab) {
     assert_eq!(a.keys("").await, ["job"]);
     // Nor is it broken: it would not listen.
     let fence = busy.holders[0].fence.expect("a fence");
-    let broken = [a.0.mark(&key("job"), fence, &broken("NFS")).await, a.0.evict(&key("job"), fence, &broken("NFS")).await];
+    let broken = [
+        a.0.amend(&key("job"), Amendment::Mark(fence, &broken("NFS"))).await,
+        a.0.amend(&key("job"), Amendment::Evict(fence, &broken("NFS"))).await,
+    ];
     assert!(broken.iter().all(|answer| matches!(answer, Err(error) if error.kind == ErrorKind::Unsupported)), "{broken:?}");
     a.refused(&wanted).await;
     let revoke = async {
@@ -100,7 +106,7 @@ async fn a_foreign_holder_is_busy_and_waited_for(lab: &Lab) {
         Instant::now()
     };
     let (_, gone) = tokio::join!(a.wait_for(&wanted, LONG), revoke);
-    assert!(gone.elapsed() < SOON, "{:?}", gone.elapsed());
+    assert!(gone.elapsed() < soon(), "{:?}", gone.elapsed());
 }
 
 async fn foreign_readers_share_with_readers_only(lab: &Lab) {
@@ -126,7 +132,7 @@ async fn a_key_that_nothing_ends_is_an_error(lab: &Lab) {
     for wanted in [request(&key("job"), LONG), waiting(&key("job"), LONG)] {
         let error = a.0.try_acquire(&wanted).await.expect_err("cron would skip silently for ever");
         assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
-        a.abandon(&wanted).await;
+        a.leave_queue(&wanted).await;
     }
     assert_eq!(keys(lab), [name]);
     assert!(a.keys("").await.is_empty(), "it is nobody's hold");
@@ -196,7 +202,7 @@ async fn a_holder_hears_that_its_key_is_gone(lab: &Lab) {
     for how in ["deleted", "revoked", "unheard before"] {
         let held = a.hold(&key("job")).await;
         if how != "unheard before" {
-            assert!(timeout(SLACK, a.0.watch(&held.key, &held.token)).await.is_err(), "nothing happened");
+            assert!(timeout(SLACK, a.0.tether().expect("a session").watch(&held.key, &held.token)).await.is_err(), "nothing happened");
             a.renewed(&held, None).await;
         }
         let own = own(lab);
@@ -204,7 +210,9 @@ async fn a_holder_hears_that_its_key_is_gone(lab: &Lab) {
         let words: &[&str] = if how == "revoked" { &["lease", "revoke", &lease] } else { &["del", &own] };
         lab.etcd().etcd().ctl(words);
         let began = Instant::now();
-        timeout(SOON, a.0.watch(&held.key, &held.token)).await.unwrap_or_else(|_| panic!("{how}: not heard of"));
+        timeout(soon(), a.0.tether().expect("a session").watch(&held.key, &held.token))
+            .await
+            .unwrap_or_else(|_| panic!("{how}: not heard of"));
         assert!(began.elapsed() < SLACK, "{how}: {:?}", began.elapsed());
         assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
         assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
@@ -221,7 +229,7 @@ async fn requeue(lab: &Lab, lose: impl AsyncFn(&str)) {
     let behind = waiting(&key("job"), LONG);
     assert_eq!(c.refused(&behind).await.position, Some(2));
     let wait = async {
-        let wake = timeout(SOON, b.wait(&wanted, LONG)).await;
+        let wake = timeout(soon(), b.wait(&wanted, LONG)).await;
         assert_eq!(wake.expect("woken"), Wake::Changed);
     };
     let taken_away = async {
@@ -281,7 +289,7 @@ async fn who_follows_one_that_vanished_lets_it_die(lab: &Lab) {
     let (leaving, wanted) = (waiting(&key("job"), LONG), waiting(&key("job"), LONG));
     b.refused(&leaving).await;
     c.refused(&wanted).await;
-    b.abandon(&leaving).await;
+    b.leave_queue(&leaving).await;
     a.free(&held).await;
     assert_eq!(c.wait_for(&wanted, LONG).await.settle, Duration::ZERO);
 }
@@ -350,7 +358,7 @@ async fn compaction_does_not_deafen_a_waiter(lab: &Lab) {
         Instant::now()
     };
     let (_, released) = tokio::join!(b.wait_for(&wanted, LONG), release);
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
     // The same for a holder that listens.
     lab.etcd().etcd().ctl(&["put", &format!("{}.other/x", lab.etcd().namespace("dlock")), "x"]);
     let mut c = lab.client().await;
@@ -371,7 +379,7 @@ async fn nothing_stays_but_the_last_fence_and_the_history(lab: &Lab) {
     let queued: Vec<String> =
         lab.etcd().etcd().keys(&folder(lab, "job")).iter().filter_map(|n| n.rsplit('/').next().map(str::to_owned)).collect();
     let _ = timeout(Duration::from_millis(20), b.wait(&wanted, LONG)).await;
-    b.abandon(&wanted).await;
+    b.leave_queue(&wanted).await;
     assert_eq!(keys(lab), before);
     c.take(&nested(&held)).await;
     assert_eq!(a.release(&held, Scope::Tree).await, Release::Released);
@@ -393,8 +401,8 @@ async fn what_is_unused_is_collected(lab: &Lab) {
     a.hold(&key("used")).await;
     let vanished = history(&mut a, &key("job")).await;
     assert_eq!(vanished.past.len(), 1);
-    assert_eq!(a.0.collect(SHORT).await.expect("gc"), 2, "a fence, and a record of one that vanished");
-    assert_eq!(a.0.collect(SHORT).await.expect("gc"), 0, "they have their time already");
+    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(2), "the lock of a fence, and that of a record of one that vanished");
+    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(0), "they have their time already");
     assert!(a.inspect(&key("a/b")).await.last_fence.is_some());
     assert_eq!(history(&mut a, &key("job")).await, vanished);
     lab.outlast(SHORT).await;
@@ -405,7 +413,11 @@ async fn what_is_unused_is_collected(lab: &Lab) {
     left.retain(|name| name.contains("%last"));
     assert_eq!(left, [format!("{}.meta/%last/used", lab.etcd().namespace("dlock"))]);
     a.free(&next).await;
-    assert_eq!(a.0.collect(Duration::ZERO).await.expect("gc"), 3, "at once: a fence, and what is remembered of two locks");
+    assert_eq!(
+        a.0.collect(Duration::ZERO).await.expect("gc"),
+        Some(1),
+        "at once: one lock that was used since; the other one was counted before"
+    );
     assert_eq!(history(&mut a, &key("a/b")).await.past, []);
     assert_eq!(history(&mut a, &key("used")).await.past.len(), 1);
     assert_eq!(a.inspect(&key("job")).await.last_fence, None);
@@ -432,4 +444,56 @@ async fn a_shared_hold_is_not_entered_exclusively(lab: &Lab) {
     let error = lab.client().await.0.try_acquire(&inner).await.expect_err("it would run beside other readers");
     assert_eq!(error.kind, ErrorKind::Usage, "{error:?}");
     lab.client().await.refused(&request(&key("job"), LONG)).await;
+}
+
+/// The waiter that looks after the queue dies together with the one before it: another one takes its post.
+async fn one_that_looks_after_the_queue_is_followed_by_another(lab: &Lab) {
+    let (mut a, mut gone, mut looks, mut c) = (lab.client().await, lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let post = || lab.etcd().etcd().ctl(&["get", "-w", "fields", &format!("{}.meta/%last/job/lookout", lab.etcd().namespace("dlock"))]);
+    gone.refused(&waiting(&job, LONG)).await;
+    assert!(!post().contains("Lease"), "the first one looks after nobody");
+    let second = waiting(&job, LONG);
+    looks.refused(&second).await;
+    let _ = timeout(Duration::from_millis(500), looks.wait(&second, LONG)).await;
+    let first = post();
+    assert!(first.contains("Lease"), "{first}");
+    drop(looks);
+    let wanted = waiting(&job, LONG);
+    assert_eq!(c.refused(&wanted).await.position, Some(3));
+    let began = Instant::now();
+    let free = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+    };
+    let _ = tokio::join!(free, c.wait_for(&wanted, LONG));
+    crate::support::say(&format!("etcd: two that died, of which one looked after the queue, blocked it for {:?}", began.elapsed()));
+    assert!(began.elapsed() < LONG / 3, "long before their leases end: {:?}", began.elapsed());
+    assert!(!post().contains("Lease"), "one that holds the lock has given the post up");
+    c.free(&wanted).await;
+}
+
+/// However many wait, each extends its lease now and then, and one looks after all.
+async fn those_who_wait_leave_the_server_alone(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let mut crowd = Vec::new();
+    for _ in 0..20 {
+        let (mut one, wanted) = (lab.client().await, waiting(&job, LONG));
+        one.refused(&wanted).await;
+        crowd.push((one, wanted));
+    }
+    let calls = lab.etcd().namespace("dlock") + ".meta/%last/job/call/";
+    let all =
+        crowd.iter_mut().map(|(one, wanted)| async { timeout(Duration::from_secs(6), one.wait(wanted, LONG)).await.expect_err("woken") });
+    join_all(all).await;
+    let called = lab.etcd().etcd().keys(&calls).len();
+    assert!((2..10).contains(&called), "a few at the front are called: {called}");
+    for (one, wanted) in &mut crowd {
+        one.leave_queue(wanted).await;
+    }
+    assert!(lab.etcd().etcd().keys(&calls).is_empty());
+    a.free(&held).await;
 }

@@ -8,7 +8,7 @@ use dlock::{
         etcd::{Etcd, Options},
     },
     lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Attempt, Backend as _, Effect, End, Error, Kind as ErrorKind, Marking, Note, Result, Scope},
+    lock::{Amendment, Attempt, Backend as _, Effect, End, Error, Kind as ErrorKind, Note, Result, Scope},
 };
 
 use super::{
@@ -16,7 +16,7 @@ use super::{
     history::{broken, history},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SOON, key, request, waiting},
+    lab::{Client, LONG, Lab, key, request, soon, waiting},
     support::{
         self, ports,
         proxy::{Mode, Proxy},
@@ -60,17 +60,17 @@ async fn live(options: Options) {
     let wanted = waiting(&key("a/b"), LONG);
     client.refused(&wanted).await;
     client.wait(&wanted, Duration::from_millis(20)).await;
-    client.abandon(&wanted).await;
+    client.leave_queue(&wanted).await;
     client.take(&crate::lab::nested(&held)).await;
-    let _ = tokio::time::timeout(Duration::from_millis(20), client.0.watch(&held.key, &held.token)).await;
+    let _ = tokio::time::timeout(Duration::from_millis(20), client.0.tether().expect("a session").watch(&held.key, &held.token)).await;
     client.inspect(&key("a/b")).await;
     assert_eq!(client.keys("").await, ["a/b"]);
     let fence = client.renewed(&held, None).await;
-    assert_eq!(client.0.mark(&held.key, fence, &broken("NFS")).await.expect("a mark"), Marking::Done);
+    assert!(client.0.amend(&held.key, Amendment::Mark(fence, &broken("NFS"))).await.expect("a mark"));
     client.release(&held, Scope::Tree).await;
     let fence = client.take(&request(&key("a/b"), LONG)).await.fence;
-    assert_eq!(client.0.evict(&held.key, fence, &broken("NFS")).await.expect("an eviction"), Marking::Done);
-    client.0.note(&held.key, &skip()).await.expect("a note");
+    assert!(client.0.amend(&held.key, Amendment::Evict(fence, &broken("NFS"))).await.expect("an eviction"));
+    client.0.amend(&held.key, Amendment::Note(&skip())).await.expect("a note");
     let known = history(&mut client, &held.key).await;
     assert!(known.past[0].end == End::Broken && known.past[1].end == End::Released && !known.skips.is_empty(), "{known:?}");
     client.0.collect(Duration::from_secs(60)).await.expect("gc");
@@ -113,8 +113,10 @@ async fn a_member_that_does_not_answer_is_left_for_the_next(lab: &Lab) {
         other.set(Mode::BlackHole);
         hole.set(if n % 2 == 0 { Mode::Pass } else { Mode::Refuse });
         if n % 2 == 0 {
-            let renewed =
-                lease::ask(&mut *b.0, &BootClock, limits, async |backend| backend.renew(&job, &lease.token, None.into()).await).await;
+            let renewed = lease::ask(&mut *b.0, &BootClock, limits, ("ask", None), async |backend| {
+                backend.renew(&job, &lease.token, None.into()).await
+            })
+            .await;
             assert!(matches!(renewed, Ok(dlock::lock::Renewal::Renewed { .. })), "{renewed:?}");
         }
         a.0.release(&job, &lease.token, &Scope::Tree.into()).await.expect("release");
@@ -159,9 +161,9 @@ async fn who_may_only_read_sees_the_history(_: &Lab) {
     etcd.ctl(&["user", "grant-role", "viewer", "viewers"]);
     let mut viewer = client(Options { user: Some("viewer".into()), ..user(etcd.port(), "only-looks") });
     assert_eq!(history(&mut viewer, &key("job")).await.past.len(), 1);
-    assert_denied(&viewer.0.note(&key("job"), &skip()).await.expect_err("it may not"));
-    assert_denied(&viewer.0.mark(&key("job"), fence, &broken("NFS")).await.expect_err("it may not"));
-    assert_denied(&viewer.0.evict(&key("job"), fence, &broken("NFS")).await.expect_err("it may not"));
+    assert_denied(&viewer.0.amend(&key("job"), Amendment::Note(&skip())).await.expect_err("it may not"));
+    assert_denied(&viewer.0.amend(&key("job"), Amendment::Mark(fence, &broken("NFS"))).await.expect_err("it may not"));
+    assert_denied(&viewer.0.amend(&key("job"), Amendment::Evict(fence, &broken("NFS"))).await.expect_err("it may not"));
 }
 
 async fn who_may_not_write_the_history_has_the_lock_all_the_same(_: &Lab) {
@@ -214,8 +216,10 @@ async fn a_login_that_is_over_is_made_anew(_: &Lab) {
     // A server that is started again knows no logins.
     etcd.kill();
     etcd.restart();
-    let answer =
-        lease::ask(&mut *a.0, &BootClock, Limits::DEFAULT, async |backend| backend.renew(&held.key, &held.token, None.into()).await).await;
+    let answer = lease::ask(&mut *a.0, &BootClock, Limits::DEFAULT, ("ask", None), async |backend| {
+        backend.renew(&held.key, &held.token, None.into()).await
+    })
+    .await;
     assert!(matches!(answer, Ok(dlock::lock::Renewal::Renewed { .. })), "{answer:?}");
     a.free(&held).await;
 }
@@ -274,11 +278,11 @@ async fn a_full_store_takes_nothing_and_gives_back(_: &Lab) {
     assert!(c.0.try_acquire(&last).await.is_err(), "no space in the queue either");
     a.free(&held).await;
     // Who stands in the queue has its turn, and leaves; or is made to.
-    let fence = b.wait_for(&wanted, SOON).await.fence;
-    let error = c.0.mark(&key("job"), fence, &broken("NFS")).await.expect_err("no space");
+    let fence = b.wait_for(&wanted, soon()).await.fence;
+    let error = c.0.amend(&key("job"), Amendment::Mark(fence, &broken("NFS"))).await.expect_err("no space");
     assert!(error.is_transient(), "{error:?}");
     b.renewed(&wanted, None).await;
-    assert_eq!(c.0.evict(&key("job"), fence, &broken("NFS")).await.expect("an eviction"), Marking::Done);
+    assert!(c.0.amend(&key("job"), Amendment::Evict(fence, &broken("NFS"))).await.expect("an eviction"));
     assert_eq!(b.renew(&wanted, None).await, dlock::lock::Renewal::NotHeld);
     let state = a.inspect(&key("job")).await;
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");

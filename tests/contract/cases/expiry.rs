@@ -4,7 +4,7 @@ use dlock::lock::{Release, Renewal, Request, Scope};
 
 use super::{Case, cases, everywhere};
 use crate::{
-    lab::{LONG, Lab, SHORT, SLACK, SOON, key, request},
+    lab::{LONG, Lab, SHORT, SLACK, key, request, soon},
     targets::Kind,
 };
 
@@ -96,7 +96,7 @@ async fn a_vanished_holders_lock_is_free_at_once(lab: &Lab) {
     drop(a);
     let began = std::time::Instant::now();
     b.wait_for(&Request { waiting: true, ..request(&job, LONG) }, LONG).await;
-    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    assert!(began.elapsed() < soon(), "{:?}", began.elapsed());
 }
 
 async fn a_living_holders_lock_is_held_beyond_its_lease(lab: &Lab) {

@@ -6,14 +6,14 @@ use dlock::lock::{Attempt, Kind as ErrorKind, Release, Renewal, Request, Scope};
 
 use super::{Case, cases};
 use crate::{
-    lab::{LONG, Lab, SHORT, SOON, key, request, waiting},
+    lab::{LONG, Lab, SHORT, key, request, soon, waiting},
     targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redis =>
         a_string_that_ends_is_a_busy_lock,
-        a_string_that_does_not_end_is_an_error,
+        a_string_that_does_not_end_is_a_busy_lock,
         another_type_is_an_error,
         a_hash_that_is_no_lock_is_an_error,
         redissons_locks_are_busy_and_reported,
@@ -67,15 +67,21 @@ async fn a_string_that_ends_is_a_busy_lock(lab: &Lab) {
     a.hold(&key("job")).await;
 }
 
-async fn a_string_that_does_not_end_is_an_error(lab: &Lab) {
+/// As redis-py's lock is by default.
+async fn a_string_that_does_not_end_is_a_busy_lock(lab: &Lab) {
     let name = name(lab, "job").await;
-    lab.redis().server().command(&["SET", &name, "not a lock"]);
+    lab.redis().server().command(&["SET", &name, "0a1b2c", "NX"]);
     let mut a = lab.client().await;
     for wanted in [request(&key("job"), LONG), waiting(&key("job"), LONG)] {
-        let error = a.0.try_acquire(&wanted).await.expect_err("cron would skip silently for ever");
-        assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
+        let busy = a.refused(&wanted).await;
+        assert!(busy.expires_in.is_none() && !busy.notifies, "it has to be looked at: {busy:?}");
+        assert!(busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
     }
+    let state = a.inspect(&key("job")).await;
+    assert!(state.holders.len() == 1 && state.holders[0].foreign && state.holders[0].expires_in.is_none(), "{state:?}");
     assert_untouched(lab, "job", &name).await;
+    lab.redis().server().command(&["DEL", &name]);
+    a.hold(&key("job")).await;
 }
 
 async fn another_type_is_an_error(lab: &Lab) {
@@ -220,5 +226,5 @@ async fn a_foreign_holder_is_waited_for_by_looking(lab: &Lab) {
     };
     let (outcome, deleted) = tokio::join!(take, delete);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-    assert!(deleted.elapsed() < SOON, "{:?}", deleted.elapsed());
+    assert!(deleted.elapsed() < soon(), "{:?}", deleted.elapsed());
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     backends::{Secret, etcd, mysql, postgres, redis, redlock::Redlock, zookeeper::ZooKeeper},
-    lock::{Break, Effect, Holding, Kind as ErrorKind, Marking, Mode, Note, PASSWORD, Release, Result, Role, Scope, Stage},
+    lock::{Amendment, Break, Effect, Intent, Kind as ErrorKind, Mode, Note, PASSWORD, Release, Renewal, Result, Role, Scope, Stage},
 };
 use zookeeper_client::{Acl, AuthId, Client as Admin, CreateMode, Permission};
 
@@ -13,7 +13,7 @@ use super::{
     terms::{asking, once},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting, who},
     support::{self, cluster::Cluster, sentinel::Deployment},
     targets::{Kind, cluster, redlock, sentinel},
 };
@@ -39,7 +39,7 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
         let job = key("job");
         let first = dlock::lock::Request { metadata: Some(who("web1")), ..asking("job", &once(LONG, 9, true)) };
         let fence = a.take(&first).await.fence;
-        assert!(b.0.claim_warning(&job, fence, 1).await.expect("a warning"), "{user}");
+        assert!(b.0.amend(&job, Amendment::Warn(fence, 1)).await.expect("a warning"), "{user}");
         a.renewed(&first, None).await;
         let second = dlock::lock::Request { metadata: Some(who("web2")), ..waiting(&job, LONG) };
         assert_eq!(b.refused(&second).await.position, Some(1), "{user} is not in the queue");
@@ -53,7 +53,7 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
             (grant, tokio::time::Instant::now())
         };
         let (freed, (grant, got)) = tokio::join!(given_back, taken);
-        assert!(got.duration_since(freed) < SOON, "{user} was not woken");
+        assert!(got.duration_since(freed) < soon(), "{user} was not woken");
         let start = a.record(&job).await.start.expect("a start");
         assert_eq!((start.fence, start.stage), (fence, Stage::Failed), "{user} could not say what became of it");
         if lab.kind.hands_on() && lab.kind != Kind::ZooKeeper {
@@ -68,8 +68,8 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
             assert_eq!((state.holders[0].fence, &state.holders[0].metadata), (Some(grant.fence), &Some(who("web2"))));
             assert!(state.waiters.is_empty());
             assert_eq!(looker.keys("").await, ["job"]);
-            let verified = looker.0.verify(&job, &second.token).await.expect("verify");
-            assert!(matches!(verified, Holding::Held { .. }), "{verified:?}");
+            let verified = looker.0.renew(&job, &second.token, Intent::Probe).await.expect("verify");
+            assert!(matches!(verified, Renewal::Kept { .. }), "{verified:?}");
             match looker.0.history(&job).await {
                 Ok(history) => assert!(history.past.iter().any(|past| past.metadata == Some(who("web1"))), "{name} sees {history:?}"),
                 Err(error) => assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}"),
@@ -80,7 +80,7 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
         }
         b.renewed(&second, None).await;
         let skip = Note::Skipped { host: "web3".into(), reason: "busy".into(), at_ms: 1_700_000_000_000 };
-        can_or_nobody_can(a.0.note(&job, &skip).await.map(|()| Marking::Done));
+        can_or_nobody_can(a.0.amend(&job, Amendment::Note(&skip)).await);
         b.free(&second).await;
         if lab.kind.permits() || lab.kind == Kind::Redlock {
             share(lab, user, &open).await;
@@ -105,7 +105,7 @@ async fn share(lab: &Lab, user: &str, open: &impl Fn(&str) -> Client) {
         lab.outlast(SHORT).await;
         a.renewed(&one, None).await;
         let mut view = open("dlock-view");
-        assert!(matches!(view.0.verify(&job, &one.token).await, Ok(Holding::Held { .. })));
+        assert!(matches!(view.0.renew(&job, &one.token, Intent::Probe).await, Ok(Renewal::Kept { .. })));
         assert_eq!(view.inspect(&job).await.holders.len(), 1);
         let freed = async {
             lab.pass(SLACK).await;
@@ -113,15 +113,15 @@ async fn share(lab: &Lab, user: &str, open: &impl Fn(&str) -> Client) {
             tokio::time::Instant::now()
         };
         let (_, freed) = tokio::join!(c.wait_for(&writer, LONG), freed);
-        assert!(freed.elapsed() < SOON, "{user} was not woken");
+        assert!(freed.elapsed() < soon(), "{user} was not woken");
         c.free(&writer).await;
     }
 }
 
 /// What this store has no way to do is no matter of rights.
-fn can_or_nobody_can(done: Result<Marking>) {
+fn can_or_nobody_can(done: Result<bool>) {
     match done {
-        Ok(marking) => assert_eq!(marking, Marking::Done),
+        Ok(marking) => assert!(marking),
         Err(error) => assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}"),
     }
 }
@@ -132,8 +132,8 @@ async fn breaks(a: &mut Client, b: &mut Client) {
     let job = key("to break");
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
-    can_or_nobody_can(b.0.mark(&job, fence, &decision).await);
-    can_or_nobody_can(b.0.evict(&job, fence, &decision).await);
+    can_or_nobody_can(b.0.amend(&job, Amendment::Mark(fence, &decision)).await);
+    can_or_nobody_can(b.0.amend(&job, Amendment::Evict(fence, &decision)).await);
     // Of a session that was ended it may be an error as well.
     let _ = a.0.release(&held.key, &held.token, &Scope::Tree.into()).await;
 }
@@ -274,7 +274,7 @@ async fn users_of_etcd_can_do_their_part(lab: &Lab) {
     let options = etcd::Options::new(server.ports().iter().map(|port| ("127.0.0.1".into(), *port)).collect());
     let client = etcd::Etcd::new(options.clone());
     for role in ROLES {
-        use dlock::lock::Examine as _;
+        use dlock::lock::Admin as _;
         for line in client.grants(role).text.replace(PASSWORD, "pw").lines() {
             let words: Vec<&str> = line.split(' ').skip(1).collect();
             server.ctl(&words);

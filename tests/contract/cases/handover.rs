@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Holding, Request, Scope, Wake},
+    lock::{Intent, Renewal, Request, Scope, Wake},
 };
 use tokio::time::{Instant, timeout};
 
 use super::{Case, cases, everywhere};
-use crate::lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, waiting, who};
+use crate::lab::{Client, LONG, Lab, SHORT, SLACK, key, soon, waiting, who};
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
@@ -60,7 +60,7 @@ async fn a_release_wakes_who_waits(lab: &Lab) {
             },
             release
         );
-        assert!(released.elapsed() < SOON, "{:?} after the release", released.elapsed());
+        assert!(released.elapsed() < soon(), "{:?} after the release", released.elapsed());
         b.free(&wanted).await;
     }
 }
@@ -74,7 +74,7 @@ async fn a_release_before_the_wait_is_not_missed(lab: &Lab) {
     a.free(&held).await;
     let began = Instant::now();
     b.wait_for(&wanted, NEVER).await;
-    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    assert!(began.elapsed() < soon(), "{:?}", began.elapsed());
 }
 
 async fn a_release_of_the_last_nested_hold_wakes_who_waits(lab: &Lab) {
@@ -99,7 +99,7 @@ async fn a_release_of_the_last_nested_hold_wakes_who_waits(lab: &Lab) {
         },
         give_back
     );
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 
 async fn waiting_ends_by_itself(lab: &Lab) {
@@ -112,7 +112,7 @@ async fn waiting_ends_by_itself(lab: &Lab) {
         let began = Instant::now();
         let wake = b.wait(&wanted, length).await;
         let took = began.elapsed();
-        assert!(took < length + SOON, "{length:?} took {took:?}");
+        assert!(took < length + soon(), "{length:?} took {took:?}");
         // Who isn't told looks by himself; but not in a busy loop.
         if lab.kind.notifies() || wake == Wake::TimedOut {
             assert_eq!(wake, Wake::TimedOut);
@@ -141,7 +141,7 @@ async fn who_waits_outlives_a_holder_that_vanished(lab: &Lab) {
         let left = busy.expires_in.or(busy.passing.then_some(Duration::ZERO)).expect("a lease that ends");
         b.wait(&wanted, left + Duration::from_millis(1)).await;
     }
-    assert!(began.elapsed() < SHORT + lab.kind.late() + SOON, "{:?}", began.elapsed());
+    assert!(began.elapsed() < SHORT + lab.kind.late() + soon(), "{:?}", began.elapsed());
 }
 
 /// Waiters that stand in the queue of a lock, in order.
@@ -213,7 +213,7 @@ async fn every_waiter_has_its_turn(lab: &Lab) {
         .await;
     };
     tokio::join!(all, release);
-    assert!(began.elapsed() < SLACK + SOON * 2, "{:?}", began.elapsed());
+    assert!(began.elapsed() < SLACK + soon() * 2, "{:?}", began.elapsed());
 }
 
 async fn a_waiter_that_was_woken_and_leaves_passes_it_on(lab: &Lab) {
@@ -226,7 +226,7 @@ async fn a_waiter_that_was_woken_and_leaves_passes_it_on(lab: &Lab) {
     let leave = async {
         // Whoever is woken first: if it is the one that leaves, it leaves without asking.
         let _ = timeout(Duration::from_millis(500), leaving.wait(&unwanted, NEVER)).await;
-        leaving.abandon(&unwanted).await;
+        leaving.leave_queue(&unwanted).await;
     };
     let release = async {
         lab.pass(SLACK).await;
@@ -234,7 +234,7 @@ async fn a_waiter_that_was_woken_and_leaves_passes_it_on(lab: &Lab) {
     };
     let began = Instant::now();
     let (_, (), ()) = tokio::join!(next.wait_for(&wanted, NEVER), leave, release);
-    assert!(began.elapsed() < SLACK + Duration::from_millis(500) + SOON, "{:?}", began.elapsed());
+    assert!(began.elapsed() < SLACK + Duration::from_millis(500) + soon(), "{:?}", began.elapsed());
 }
 
 async fn a_turn_that_comes_while_giving_up_is_passed_on(lab: &Lab) {
@@ -249,7 +249,7 @@ async fn a_turn_that_comes_while_giving_up_is_passed_on(lab: &Lab) {
         let patience = Duration::from_millis(20) + Duration::from_micros(150) * step;
         let leave = async {
             let _ = timeout(patience, leaving.wait(&unwanted, NEVER)).await;
-            leaving.abandon(&unwanted).await;
+            leaving.leave_queue(&unwanted).await;
         };
         let release = async {
             lab.pass(Duration::from_millis(21)).await;
@@ -257,7 +257,7 @@ async fn a_turn_that_comes_while_giving_up_is_passed_on(lab: &Lab) {
         };
         let began = Instant::now();
         let (_, (), ()) = tokio::join!(next.wait_for(&wanted, NEVER), leave, release);
-        assert!(began.elapsed() < SOON, "step {step}: {:?}", began.elapsed());
+        assert!(began.elapsed() < soon(), "step {step}: {:?}", began.elapsed());
         next.free(&wanted).await;
     }
 }
@@ -281,7 +281,7 @@ async fn a_waiter_that_vanished_does_not_swallow_the_turn(lab: &Lab) {
     };
     let began = Instant::now();
     let (_, (), ()) = tokio::join!(next.wait_for(&wanted, NEVER), die, release);
-    assert!(began.elapsed() < SLACK * 2 + place + SOON, "{:?}", began.elapsed());
+    assert!(began.elapsed() < SLACK * 2 + place + soon(), "{:?}", began.elapsed());
 }
 
 async fn leaving_leaves_nothing_in_the_queue(lab: &Lab) {
@@ -290,8 +290,8 @@ async fn leaving_leaves_nothing_in_the_queue(lab: &Lab) {
     a.hold(&job).await;
     for (mut client, request) in queue(lab, &job, 3).await {
         let _ = timeout(Duration::from_millis(20), client.wait(&request, NEVER)).await;
-        client.abandon(&request).await;
-        client.abandon(&request).await;
+        client.leave_queue(&request).await;
+        client.leave_queue(&request).await;
     }
     assert!(a.inspect(&job).await.waiters.is_empty());
     // A granted waiter stands in it no more either.
@@ -319,7 +319,7 @@ async fn who_has_waited_is_seen_to_hold(lab: &Lab) {
     assert_eq!(state.holders.len(), 1, "{state:?}");
     assert_eq!((state.holders[0].fence, &state.holders[0].metadata), (Some(grant.fence), &Some(who("web2"))));
     assert_eq!(c.keys("").await, ["job"]);
-    assert!(matches!(c.0.verify(&job, &next.token).await, Ok(Holding::Held { .. })));
+    assert!(matches!(c.0.renew(&job, &next.token, Intent::Probe).await, Ok(Renewal::Kept { .. })));
     b.free(&next).await;
     assert!(c.inspect(&job).await.holders.is_empty());
 }
@@ -327,11 +327,11 @@ async fn who_has_waited_is_seen_to_hold(lab: &Lab) {
 async fn leaving_without_having_waited_is_nothing(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
-    b.abandon(&waiting(&job, LONG)).await;
+    b.leave_queue(&waiting(&job, LONG)).await;
     let held = a.hold(&job).await;
-    b.abandon(&waiting(&job, LONG)).await;
+    b.leave_queue(&waiting(&job, LONG)).await;
     // Not even of the holder's own request.
-    a.abandon(&held).await;
+    a.leave_queue(&held).await;
     a.renewed(&held, None).await;
     b.refused(&waiting(&job, LONG)).await;
 }
@@ -371,7 +371,7 @@ async fn the_core_hands_over_at_once(lab: &Lab) {
     };
     let (outcome, released) = tokio::join!(acquire, release);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 
 async fn the_core_leaves_nothing_when_it_gives_up(lab: &Lab) {

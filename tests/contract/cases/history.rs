@@ -1,10 +1,10 @@
 //! What a store remembers of holds that are over, and of who did without.
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
 use dlock::{
-    lease::{self, BootClock, Limits},
-    lock::{Attempt, Break, End, Fence, History, Key, Mode, Note, Parting, Past, REMEMBERED, Release, Request, Scope},
+    lease::{self, BootClock, Limits, Outcome, Patience},
+    lock::{Amendment, Attempt, Break, End, Fence, History, Key, Mode, Note, Parting, Past, REMEMBERED, Release, Request, Scope},
 };
 
 use super::{Case, cases, everywhere};
@@ -39,7 +39,10 @@ pub fn all() -> Vec<Case> {
         who_only_waited_is_not_remembered,
         who_waited_first_is_remembered_too,
     ]);
-    all.extend(cases![|kind| kind.has_server() => a_release_whose_answer_was_lost_is_remembered_once]);
+    all.extend(cases![|kind| kind.has_server() =>
+        a_release_whose_answer_was_lost_is_remembered_once,
+        a_run_whose_answers_were_lost_is_one_run,
+    ]);
     all
 }
 
@@ -218,7 +221,7 @@ async fn skips_are_counted_by_host(lab: &Lab) {
     let job = key("job");
     let skip = |host: &str, reason: &str| Note::Skipped { host: host.into(), reason: reason.into(), at_ms: dlock::lease::wall_ms() };
     for (host, reason) in [("web4", "busy"), ("web5", "busy"), ("web4", "skew guard 5s")] {
-        a.0.note(&job, &skip(host, reason)).await.expect("a note");
+        a.0.amend(&job, Amendment::Note(&skip(host, reason))).await.expect("a note");
     }
     let told = history(&mut b, &job).await;
     assert_eq!(told.past, []);
@@ -230,7 +233,7 @@ async fn skips_are_counted_by_host(lab: &Lab) {
     }
     // A note says nothing about who has it.
     let held = a.hold(&job).await;
-    b.0.note(&job, &skip("web5", "busy")).await.expect("a note");
+    b.0.amend(&job, Amendment::Note(&skip("web5", "busy"))).await.expect("a note");
     a.renewed(&held, None).await;
     a.free(&held).await;
     assert_eq!(history(&mut b, &job).await.skips[1].count, 2);
@@ -252,7 +255,7 @@ async fn who_lost_a_hold_knows_best_how_it_ended(lab: &Lab) {
         metadata: asked.metadata.clone(),
     };
     let loss = lost(grant.fence);
-    b.0.note(&job, &Note::Lost(loss.clone())).await.expect("a note");
+    b.0.amend(&job, Amendment::Note(&Note::Lost(loss.clone()))).await.expect("a note");
     let past = history(&mut b, &job).await.past;
     assert_eq!(past, std::slice::from_ref(&loss));
     // Also when somebody has it by then, and after.
@@ -295,7 +298,7 @@ async fn whatever_is_said_is_told_as_it_was(lab: &Lab) {
         assert_eq!(a.0.release(&job, &asked.token, &parting).await.expect("release"), Release::Released);
         let past = history(&mut a, &job).await.past;
         assert_eq!((&past[0].end, past[0].why.as_deref(), &past[0].metadata), (&End::Lost, Some(text), &asked.metadata));
-        a.0.note(&job, &Note::Skipped { host: text.into(), reason: text.into(), at_ms: 1 }).await.expect("a note");
+        a.0.amend(&job, Amendment::Note(&Note::Skipped { host: text.into(), reason: text.into(), at_ms: 1 })).await.expect("a note");
         assert!(history(&mut a, &job).await.skips.iter().any(|skips| skips.host == text && skips.reason == text), "{text:?}");
     }
 }
@@ -369,7 +372,7 @@ async fn who_only_waited_is_not_remembered(lab: &Lab) {
     drop(b);
     let leaving = waiting(&job, LONG);
     c.refused(&leaving).await;
-    c.abandon(&leaving).await;
+    c.leave_queue(&leaving).await;
     part(&mut a, &held, End::Exited(0)).await;
     let next = waiting(&job, LONG);
     c.wait_for(&next, Duration::from_millis(200)).await;
@@ -424,6 +427,30 @@ async fn a_release_whose_answer_was_lost_is_remembered_once(lab: &Lab) {
         assert_eq!(proxy.sprung(), 1);
         let past = history(&mut lab.client().await, &job).await.past;
         assert!(past.len() == 1 && past[0].end == End::Exited(7), "{fault:?}: {past:?}");
+    }
+}
+
+/// Whichever answer is lost on the way to the lock, no second hold is made of it that would have to be told as one that vanished.
+async fn a_run_whose_answers_were_lost_is_one_run(lab: &Lab) {
+    for nth in 0.. {
+        let proxy = Proxy::to(lab.server().port());
+        let mut a = Client(lab.server().through(proxy.port).await);
+        a.inspect(&key("warm")).await;
+        let asked = told("web1")(request(&key(&format!("job-{nth}")), LONG));
+        proxy.trap_nth("", nth, 1, Fault::CutAfter);
+        let limits = Limits { answer: Duration::from_secs(2) };
+        let patience = Patience::For(LONG);
+        let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), patience, limits, pending::<()>(), |_| {}).await;
+        let Ok(Outcome::Granted(lease)) = outcome else { panic!("answer {nth}: {outcome:?}") };
+        let lost = proxy.sprung();
+        lease::give_back(&mut *a.0, &BootClock, &asked.key, &asked.token, &ended(End::Exited(7)), limits).await;
+        let past = history(&mut lab.client().await, &asked.key).await.past;
+        let [Past { fence: Some(fence), end: End::Exited(7), .. }] = &past[..] else { panic!("answer {nth}: {past:?}") };
+        assert_eq!(*fence, lease.fence);
+        if lost == 0 {
+            assert!(nth > 0, "no answer was lost");
+            break;
+        }
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Attempt, Busy, Effect, Key, Kind as ErrorKind, Mode, Release, Request, Scope};
+use dlock::lock::{Amendment, Attempt, Busy, Effect, Key, Kind as ErrorKind, Mode, Release, Request, Scope};
 use tokio::time::Instant;
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, ttl, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request, soon, ttl, waiting, who},
     targets::Kind,
 };
 
@@ -30,6 +30,7 @@ pub fn all() -> Vec<Case> {
         a_newcomer_does_not_go_past_who_waits_fairly,
         who_leaves_the_line_lets_the_next_go,
         who_died_in_line_loses_its_turn,
+        however_many_died_in_line_they_have_one_turn,
         who_waits_fairly_for_permits_goes_as_there_is_room,
         readers_in_line_go_together,
     ]);
@@ -222,7 +223,7 @@ async fn a_permit_that_comes_back_wakes_who_waits(lab: &Lab) {
         Instant::now()
     };
     let (grant, released) = tokio::join!(c.wait_for(&wanted, Duration::from_secs(20)), release);
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
     assert_eq!(grant.permit, Some(0));
 }
 
@@ -234,7 +235,7 @@ async fn a_permit_is_broken_by_itself(lab: &Lab) {
     let two = permit(2, lab.expiring(&job, LONG));
     let fence = b.take(&two).await.fence;
     let mut c = lab.client().await;
-    c.0.evict(&job, fence, &super::history::broken("NFS")).await.expect("evict");
+    c.0.amend(&job, Amendment::Evict(fence, &super::history::broken("NFS"))).await.expect("evict");
     assert_eq!(b.release(&two, Scope::Hold).await, Release::NotHeld);
     a.renewed(&one, None).await;
     assert_eq!(numbers(lab, &job).await, [0]);
@@ -271,7 +272,7 @@ async fn who_waits_fairly_is_served_in_order(lab: &Lab) {
         }
         let (mut next, request) = clients.remove(0);
         next.take(&request).await;
-        next.abandon(&request).await;
+        next.leave_queue(&request).await;
         (holder, held) = (next, request);
     }
 }
@@ -301,11 +302,11 @@ async fn who_leaves_the_line_lets_the_next_go(lab: &Lab) {
     let leave = async {
         lab.pass(SLACK).await;
         a.free(&held).await;
-        b.abandon(&first).await;
+        b.leave_queue(&first).await;
         Instant::now()
     };
     let (_, left) = tokio::join!(c.wait_for(&second, Duration::from_secs(20)), leave);
-    assert!(left.elapsed() < SOON, "{:?}", left.elapsed());
+    assert!(left.elapsed() < soon(), "{:?}", left.elapsed());
 }
 
 /// As the core does: no longer than the store said.
@@ -341,6 +342,21 @@ async fn who_died_in_line_loses_its_turn(lab: &Lab) {
     let at_once = lab.kind.bound_to_processes() || lab.kind.keeps_places();
     let least = if at_once { Duration::ZERO } else { Duration::from_millis(500) };
     assert!(waited >= least && waited < Duration::from_secs(2) + lab.kind.late(), "{waited:?}");
+}
+
+async fn however_many_died_in_line_they_have_one_turn(lab: &Lab) {
+    let job = key("job");
+    let (mut a, mut c) = (lab.client().await, lab.client().await);
+    let held = a.hold(&job).await;
+    for _ in 0..6 {
+        let mut b = lab.client().await;
+        b.refused(&dying_in_line(lab, fair(request(&job, LONG)))).await;
+    }
+    let last = fair(request(&job, LONG));
+    c.refused(&last).await;
+    a.free(&held).await;
+    let waited = wait_as_told(lab, &mut c, &last).await;
+    assert!(waited < Duration::from_secs(4) + lab.kind.late(), "{waited:?}");
 }
 
 /// A request of one who is not heard of again. Where places are kept, its place lasts as long as its lease.
@@ -385,7 +401,7 @@ async fn readers_in_line_go_together(lab: &Lab) {
     };
     let never = Duration::from_secs(20);
     let (_, _, released) = tokio::join!(b.wait_for(&first, never), c.wait_for(&second, never), release);
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 
 async fn a_waiting_writer_keeps_new_readers_out(lab: &Lab) {
@@ -395,7 +411,7 @@ async fn a_waiting_writer_keeps_new_readers_out(lab: &Lab) {
     a.take(&reader).await;
     let writer = waiting(&job, LONG);
     let meanwhile = async {
-        lab.pass(SLACK * 2).await;
+        lab.pass(overtaken()).await;
         c.refused(&shared(request(&job, LONG))).await;
         a.renewed(&reader, None).await;
         a.free(&reader).await;
@@ -413,7 +429,7 @@ async fn a_writer_that_leaves_lets_readers_in(lab: &Lab) {
     let mut b = lab.client().await;
     let writer = waiting(&job, LONG);
     b.refused(&writer).await;
-    b.abandon(&writer).await;
+    b.leave_queue(&writer).await;
     c.take(&shared(request(&job, LONG))).await;
 }
 

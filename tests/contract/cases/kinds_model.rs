@@ -5,6 +5,7 @@ use std::{
     collections::{HashMap, HashSet},
     env,
     fmt::Write as _,
+    time::{Duration, Instant},
 };
 
 use dlock::{
@@ -70,7 +71,7 @@ impl Side {
         match operation {
             Operation::Acquire(request) | Operation::Crash(request) => match client.attempt(request).await {
                 Attempt::Granted(grant) => {
-                    client.abandon(request).await;
+                    client.leave_queue(request).await;
                     format!("granted, fence {}, permit {:?}", self.fences.place("job", grant.fence), grant.permit)
                 }
                 Attempt::Busy(_)
@@ -94,7 +95,7 @@ impl Side {
                 Release::StillHeld(holds) => panic!("{holds}"),
             },
             Operation::Abandon(request) => {
-                client.abandon(request).await;
+                client.leave_queue(request).await;
                 String::new()
             }
         }
@@ -244,12 +245,21 @@ async fn random_kinds_are_answered_as_by_the_reference(lab: &Lab) {
     let given = env::var("DLOCK_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let first = given.unwrap_or_else(dlock::lock::random);
     for round in 0..if given.is_some() { 1 } else { ROUNDS } {
-        play(lab, first.wrapping_add(round)).await;
+        let mut replays = 0;
+        while let Err(differs) = play(lab, first.wrapping_add(round)).await {
+            replays += 1;
+            assert!(replays < 4, "{differs}");
+            lab.target.lose_data().await;
+        }
         lab.target.lose_data().await;
     }
 }
 
-async fn play(lab: &Lab, seed: u64) {
+/// A step that takes longer may see a waiter called, or given up on, that the other side did not: those are done by the clock.
+const COMPARABLE: Duration = Duration::from_millis(100);
+
+/// What differed where a step took too long to be compared, as on a machine that is busy.
+async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
     let mut dice = Dice(seed);
     let store = Store::default();
     let (mut reference, mut tried) = (Vec::new(), Vec::new());
@@ -261,19 +271,32 @@ async fn play(lab: &Lab, seed: u64) {
     let mut tried = Side::new(tried, places.then(HashSet::new));
     let mut reference = if places { Reference::Line(Line::default()) } else { Reference::Memory(Side::new(reference, None)) };
     let mut made: Vec<(usize, Request)> = Vec::new();
-    let mut told = String::new();
+    let (mut told, mut slowest) = (String::new(), Duration::ZERO);
     for step in 0..STEPS {
         let (client, operation) = next(&mut dice, &mut made, lab.kind);
+        if lab.kind.has_proofs_of_life() {
+            // Those that wait do so all the time.
+            for (client, request) in made.iter().filter(|(_, request)| request.waiting) {
+                tried.clients[*client].wait(request, Duration::from_millis(1)).await;
+            }
+        }
+        let began = Instant::now();
         let mut expected = reference.ask(client, &operation).await;
         let mut answer = tried.ask(client, &operation).await;
+        slowest = slowest.max(began.elapsed());
         if matches!(operation, Operation::Crash(_)) {
             lab.outlast(SHORT).await;
         }
         let _ = write!(expected, "; then {}", reference.look().await);
         let _ = write!(answer, "; then {}", tried.look().await);
         let _ = writeln!(told, "{step}: client {client} {}: {expected}", words(&operation));
-        assert_eq!(answer, expected, "DLOCK_TEST_SEED={seed} step {step}; so far, as the reference answered:\n{told}");
+        if answer != expected {
+            let differs = format!("DLOCK_TEST_SEED={seed} step {step}: {answer}\nbut as the reference answered:\n{told}");
+            assert!(slowest > COMPARABLE, "{differs}");
+            return Err(differs);
+        }
     }
+    Ok(())
 }
 
 fn next(dice: &mut Dice, made: &mut Vec<(usize, Request)>, kind: Kind) -> (usize, Operation) {

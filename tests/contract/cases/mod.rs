@@ -4,11 +4,13 @@ mod breaking;
 mod cluster;
 mod crowd;
 mod doctor;
+mod document;
 mod etcd_queue;
 mod etcd_ways;
 mod expiry;
 mod fence;
 mod foreign;
+mod gone;
 mod grants;
 mod handover;
 mod history;
@@ -32,6 +34,7 @@ mod sentinel;
 mod shared;
 mod sql_line;
 mod sql_many;
+mod sql_servers;
 mod sql_sessions;
 mod sql_shares;
 mod tair;
@@ -79,10 +82,12 @@ pub fn all() -> Vec<Case> {
         shared::all(),
         kinds::all(),
         kinds_model::all(),
+        document::all(),
         permits::all(),
         names::all(),
         report::all(),
         refusal::all(),
+        gone::all(),
         handover::all(),
         unanswered::all(),
         verify::all(),
@@ -93,6 +98,7 @@ pub fn all() -> Vec<Case> {
         terms_sql::all(),
         sql_line::all(),
         sql_sessions::all(),
+        sql_servers::all(),
         zookeeper_line::all(),
         zookeeper_ways::all(),
         lost_reply::all(),

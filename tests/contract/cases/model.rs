@@ -83,7 +83,7 @@ impl Side {
                     self.sessions.extend(grant.session.map(|session| (name(request), session)));
                     if request.waiting {
                         // As the core does on every way out of waiting.
-                        client.abandon(request).await;
+                        client.leave_queue(request).await;
                     }
                     let place = self.fences.place(request.key.as_str(), grant.fence);
                     // Asked again, a store may count only what it was asked for.
@@ -102,7 +102,7 @@ impl Side {
                 Renewal::Renewed { ttl, fence } => {
                     format!("renewed for {:?}, fence {}", ttl.get(), self.fences.place(request.key.as_str(), fence))
                 }
-                Renewal::WouldShorten { .. } => "would shorten".into(),
+                Renewal::Kept { .. } => "would shorten".into(),
                 Renewal::NotHeld => "not held".into(),
                 Renewal::Broken(mark) => format!("broken {mark}"),
             },
@@ -112,7 +112,7 @@ impl Side {
                 Release::NotHeld => "not held".into(),
             },
             Operation::Abandon(request) => {
-                client.abandon(request).await;
+                client.leave_queue(request).await;
                 String::new()
             }
             Operation::Inspect(name) => {

@@ -14,7 +14,7 @@ use dlock::{
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting},
     support::{
         self,
         mariadb::{self, MariaDb},
@@ -115,7 +115,7 @@ async fn a_shedlock_in_mysql_that_was_given_back_is_free(lab: &Lab) {
     let (outcome, freed) = tokio::join!(take, free);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
     // It tells nobody: it is looked at.
-    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+    assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
 }
 
 async fn a_lock_of_ours_keeps_shedlock_out_of_mysql(lab: &Lab) {
@@ -231,15 +231,15 @@ async fn unused_rows_in_mysql_are_collected_and_fences_rise_on(lab: &Lab) {
         }
     }
     let day = Duration::from_secs(24 * 3600);
-    assert_eq!(a.0.collect(day).await.expect("gc"), 0);
+    assert_eq!(a.0.collect(day).await.expect("gc"), Some(0));
     lab.mariadb().sql(
         "UPDATE dlock SET lock_until = lock_until - INTERVAL 2 DAY, locked_at = locked_at - INTERVAL 2 DAY, \
          renewed_at = renewed_at - INTERVAL 2 DAY WHERE name = 'dlock:old'",
     );
     // Its fence is not older than the day: a clock that is set back by less could repeat it.
-    assert_eq!(a.0.collect(day).await.expect("gc"), 0);
+    assert_eq!(a.0.collect(day).await.expect("gc"), Some(0));
     lab.mariadb().sql("UPDATE dlock SET fence = fence - 172800000000 WHERE name = 'dlock:old'");
-    assert_eq!(a.0.collect(day).await.expect("gc"), 1);
+    assert_eq!(a.0.collect(day).await.expect("gc"), Some(1));
     // What is remembered goes by its own age.
     assert_eq!(super::history::history(&mut a, &key("old")).await.past.len(), 1);
     lab.mariadb().sql("UPDATE dlock_runs SET ended = ended - INTERVAL 2 DAY WHERE name = 'dlock:old'");
@@ -264,7 +264,7 @@ async fn a_row_that_somebody_keeps_locked_in_mysql_is_asked_for_again(lab: &Lab)
     let began = Instant::now();
     let error = a.0.renew(&job, &held.token, None.into()).await.expect_err("it is locked");
     assert!(error.is_transient() && error.effect == Effect::NotApplied, "{error:?}");
-    assert!(began.elapsed() < Duration::from_secs(2) + SOON, "whoever asked would be gone: {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(2) + soon(), "whoever asked would be gone: {:?}", began.elapsed());
     drop(blocker);
     a.renewed(&held, None).await;
     a.free(&held).await;
@@ -394,11 +394,11 @@ async fn a_session_that_is_killed_is_noticed_at_once(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let held = a.hold(&job).await;
-    let quiet = tokio::time::timeout(SLACK, a.0.watch(&job, &held.token)).await;
+    let quiet = tokio::time::timeout(SLACK, a.0.tether().expect("a session").watch(&job, &held.token)).await;
     assert!(quiet.is_err(), "nothing happened yet");
     let id = lab.mariadb().sql("SELECT session FROM dlock_sessions WHERE name = 'dlock:job'")[0][0].clone();
     lab.mariadb().sql(&format!("KILL {id}"));
-    tokio::time::timeout(SOON, a.0.watch(&job, &held.token)).await.expect("the session is over");
+    tokio::time::timeout(soon(), a.0.tether().expect("a session").watch(&job, &held.token)).await.expect("the session is over");
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     b.hold(&job).await;
@@ -410,7 +410,7 @@ async fn a_cut_connection_to_mysql_is_noticed_at_once(lab: &Lab) {
     let job = key("job");
     let held = a.hold(&job).await;
     proxy.cut();
-    tokio::time::timeout(SOON, a.0.watch(&job, &held.token)).await.expect("the connection is over");
+    tokio::time::timeout(soon(), a.0.tether().expect("a session").watch(&job, &held.token)).await.expect("the connection is over");
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     lab.client().await.wait_for(&waiting(&job, LONG), Duration::from_millis(100)).await;
 }
@@ -429,7 +429,7 @@ async fn a_silent_holder_is_ended_by_mysql(lab: &Lab) {
     b.refused(&waiting(&job, LONG)).await;
     b.wait_for(&waiting(&job, LONG), Duration::from_secs(5)).await;
     let took = renewed.elapsed();
-    assert!(took + Duration::from_millis(20) >= SHORT * 2 && took < SHORT * 2 + SOON, "{took:?}");
+    assert!(took + Duration::from_millis(20) >= SHORT * 2 && took < SHORT * 2 + soon(), "{took:?}");
 }
 
 async fn a_renewal_whose_answer_was_lost_keeps_the_lock_in_mysql(lab: &Lab) {
@@ -461,10 +461,10 @@ async fn fences_rise_in_mysql_though_holders_crash(lab: &Lab) {
 
 async fn there_is_a_lifeline_for_each_hold_in_mysql(lab: &Lab) {
     let mut a = lab.client().await;
-    assert!(a.0.lifelines().expect("none").is_empty());
+    assert!(a.0.tether().expect("a session").lifelines().expect("none").is_empty());
     let held = a.hold(&key("job")).await;
     a.hold(&key("other")).await;
-    let lines = a.0.lifelines().expect("two");
+    let lines = a.0.tether().expect("a session").lifelines().expect("two");
     assert_eq!(lines.len(), 2);
     drop(lines);
     a.renewed(&held, None).await;
@@ -475,8 +475,8 @@ async fn anybody_can_take_the_same_lock_of_mysql(lab: &Lab) {
     let mut a = lab.client().await;
     let database = &lab.mariadb().database;
     let held = a.hold(&key("job")).await;
-    let plain = format!("'{database}/dlock:job'");
-    let hashed = format!("CONCAT('dlock#', LEFT(SHA2('{database}/dlock:JOB', 256), 58))");
+    let plain = format!("'{database}.dlock/dlock:job'");
+    let hashed = format!("CONCAT('dlock#', LEFT(SHA2('{database}.dlock/dlock:JOB', 256), 58))");
     let take = |name: &str| lab.mariadb().sql(&format!("SELECT GET_LOCK({name}, 0)"))[0][0].clone();
     assert_eq!((take(&plain).as_str(), take(&hashed).as_str()), ("0", "1"));
     a.hold(&key("JOB")).await;
@@ -543,12 +543,16 @@ async fn a_restarted_mysql_is_asked_again(lab: &Lab) {
     let held = a.hold(&job).await;
     let fence = a.inspect(&job).await.last_fence;
     server.restart();
-    let renewal = lease::ask(&mut *a.0, &BootClock, Limits::DEFAULT, async |backend: &mut dyn dlock::lock::Backend| {
+    let renewal = lease::ask(&mut *a.0, &BootClock, Limits::DEFAULT, ("ask", None), async |backend: &mut dyn dlock::lock::Backend| {
         backend.renew(&held.key, &held.token, None.into()).await
     });
     let renewal = renewal.await.expect("an answer");
     if lab.kind.is_a_session() {
         assert_eq!(renewal, Renewal::NotHeld, "sessions end with the server");
+        // What it ran may run yet, until it says that it does not.
+        Client(backend(options.clone())).refused(&request(&job, LONG)).await;
+        let parting = dlock::lock::Parting { end: Some(dlock::lock::End::Lost), became: None, ..dlock::lock::Parting::UNDO };
+        assert_eq!(a.0.release(&job, &held.token, &parting).await.expect("an answer"), Release::NotHeld);
     } else {
         assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
         Client(backend(options.clone())).refused(&request(&job, LONG)).await;
@@ -577,8 +581,9 @@ async fn nobody_else_is_ended_after_a_restart(lab: &Lab) {
     while server.text("mysql", "SELECT MAX(id) FROM information_schema.processlist").parse::<u64>().expect("a number") <= last {
         others.push(server.keep("mysql", "SELECT 1"));
     }
-    let abandoned =
-        lease::ask(&mut *b.0, &BootClock, Limits::DEFAULT, async |backend: &mut dyn dlock::lock::Backend| backend.abandon(&wanted).await);
+    let abandoned = lease::ask(&mut *b.0, &BootClock, Limits::DEFAULT, ("ask", None), async |backend: &mut dyn dlock::lock::Backend| {
+        backend.leave_queue(&wanted).await
+    });
     abandoned.await.expect("an answer");
     let left = server.text("mysql", "SELECT COUNT(*) FROM information_schema.processlist WHERE db = 'mysql' AND id <> CONNECTION_ID()");
     assert_eq!(left.parse(), Ok(others.len()), "all of the others' sessions");
@@ -612,5 +617,5 @@ async fn a_unix_socket_of_mysql_serves(lab: &Lab) {
         Instant::now()
     };
     let (_, released) = tokio::join!(b.wait_for(&wanted, LONG), release);
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }

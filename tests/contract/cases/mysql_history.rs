@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     backends::mysql::backend,
-    lock::{End, Kind as ErrorKind, Marking, Parting, Release, Renewal, Scope, Wake},
+    lock::{Amendment, End, Kind as ErrorKind, Parting, Release, Renewal, Scope, Wake},
 };
 
 use super::{
@@ -174,13 +174,13 @@ async fn whose_session_can_t_be_ended_keeps_the_lock(lab: &Lab) {
     let job = key("job");
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
-    let error = other.0.evict(&job, fence, &broken("NFS")).await.expect_err("another user's session");
+    let error = other.0.amend(&job, Amendment::Evict(fence, &broken("NFS"))).await.expect_err("another user's session");
     assert!(error.kind == ErrorKind::Denied && error.hint.as_deref().is_some_and(|hint| hint.contains("CONNECTION_ADMIN")), "{error:?}");
     // Nor is it asked to stop.
     a.renewed(&held, None).await;
     assert_eq!(a.inspect(&job).await.holders[0].broken, None);
-    assert_eq!(other.0.mark(&job, fence, &broken("NFS")).await.expect("mark"), Marking::Done);
-    assert_eq!(other.0.evict(&job, fence, &broken("NFS")).await.expect_err("as before").kind, ErrorKind::Denied);
+    assert!(other.0.amend(&job, Amendment::Mark(fence, &broken("NFS"))).await.expect("mark"));
+    assert_eq!(other.0.amend(&job, Amendment::Evict(fence, &broken("NFS"))).await.expect_err("as before").kind, ErrorKind::Denied);
     assert_eq!(a.renew(&held, None).await, Renewal::Broken(broken("NFS")));
     a.free(&held).await;
 }
@@ -194,10 +194,10 @@ async fn who_leaves_keeps_nothing_though_nothing_can_be_written(lab: &Lab) {
     a.free(&held).await;
     assert_eq!(b.wait(&unwanted, LONG).await, Wake::Changed, "its session has the lock");
     let blocker = lab.mariadb().keep("LOCK TABLES dlock_sessions WRITE");
-    let left = b.0.abandon(&unwanted).await;
+    let left = b.0.leave_queue(&unwanted).await;
     assert!(left.as_ref().err().is_none_or(dlock::lock::Error::is_transient), "{left:?}");
     drop(blocker);
-    b.abandon(&unwanted).await;
+    b.leave_queue(&unwanted).await;
     c.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
 }
 

@@ -14,7 +14,7 @@ use dlock::{
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting},
     support::{
         self,
         mariadb::{self, MariaDb},
@@ -107,7 +107,7 @@ async fn a_clock_of_mysql_that_is_set_back_repeats_no_fence(lab: &Lab) {
     // It lasts longer, and nobody else gets it.
     b.refused(&request(&job, LONG)).await;
     assert!(a.left(&job).await > LONG * 50);
-    assert!(matches!(a.renew(&held, None).await, Renewal::WouldShorten { .. }));
+    assert!(matches!(a.renew(&held, None).await, Renewal::Kept { .. }));
     a.free(&held).await;
     let second = b.take(&request(&job, LONG)).await.fence;
     assert!(second > first, "{second} after {first}");
@@ -243,13 +243,13 @@ async fn a_node_of_a_cluster_is_refused_unless_it_alone_is_written_to(lab: &Lab)
     let (outcome, freed) = tokio::join!(next, free);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
     // Leases have no gate there: the lock is looked at.
-    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+    assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
 }
 
 /// The core's own question, in the time that `--backend-timeout` gives.
 async fn through_the_core(client: &mut Client, held: &Request) -> Renewal {
     let question = async |backend: &mut dyn Backend| backend.renew(&held.key, &held.token, None.into()).await;
-    lease::ask(&mut *client.0, &BootClock, Limits::DEFAULT, question).await.expect("an answer")
+    lease::ask(&mut *client.0, &BootClock, Limits::DEFAULT, ("ask", None), question).await.expect("an answer")
 }
 
 /// Somebody keeps what we write locked, or the whole table: each question is asked again until it is answered.
@@ -330,10 +330,10 @@ async fn a_deadlock_in_the_queue_is_left_again(lab: &Lab) {
     let other = deadlocking(lab, &row(1), &row(0));
     lab.pass(SHORT / 2).await;
     let (_, mut first, wanted) = waiters.remove(0);
-    let error = first.0.abandon(&wanted).await.expect_err("a deadlock");
+    let error = first.0.leave_queue(&wanted).await.expect_err("a deadlock");
     assert!(error.is_transient() && error.message.contains("deadlock"), "{error:?}");
     assert_eq!(other.join().expect("the other session").last().expect("an answer")[0], "done");
-    first.abandon(&wanted).await;
+    first.leave_queue(&wanted).await;
     assert_eq!(a.inspect(&job).await.waiters.len(), 1);
     a.free(&held).await;
     let (_, mut second, wanted) = waiters.remove(0);

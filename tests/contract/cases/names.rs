@@ -140,8 +140,8 @@ async fn namespaces_are_apart(lab: &Lab) {
     // A fingerprint says whether two processes mean the same store and namespace.
     let mut prints = Vec::new();
     for namespace in namespaces {
-        let print = lab.client_in(namespace).await.0.fingerprint();
-        assert_eq!(lab.client_in(namespace).await.0.fingerprint(), print);
+        let print = lab.client_in(namespace).await.0.identity().fingerprint;
+        assert_eq!(lab.client_in(namespace).await.0.identity().fingerprint, print);
         prints.push(print);
     }
     prints.sort_unstable();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     lease::{self, BootClock, Limits, Patience},
-    lock::{Effect, Entry, Error, Fence, Kind as ErrorKind, Mode, Renewal, Request},
+    lock::{Amendment, Effect, Entry, Error, Fence, Kind as ErrorKind, Mode, Renewal, Request},
 };
 
 use super::{Case, cases, everywhere};
@@ -45,7 +45,7 @@ fn assert_refused(what: &str, backend: &str, error: &Error) {
 async fn what_is_not_declared_is_refused_without_asking(lab: &Lab) {
     // This client's store can't be reached: any answer but "unavailable" was given without it.
     let mut backend = lab.target.unreachable().await;
-    let capabilities = backend.capabilities().clone();
+    let capabilities = backend.identity().capabilities.clone();
     for (what, has, request) in asked_for(&capabilities) {
         let never = std::future::pending::<()>();
         let outcome = lease::acquire(&mut *backend, &BootClock, request, Patience::Try, LIMITS, never, |_| {}).await;
@@ -60,8 +60,8 @@ async fn what_is_not_declared_is_refused_without_asking(lab: &Lab) {
     let job = key("job");
     let mark = super::history::broken("NFS");
     let history = backend.history(&job).await.err().filter(|_| !capabilities.history);
-    let marked = backend.mark(&job, Fence(7), &mark).await.err().filter(|_| !capabilities.breakable);
-    let evicted = backend.evict(&job, Fence(7), &mark).await.err().filter(|_| !capabilities.breakable);
+    let marked = backend.amend(&job, Amendment::Mark(Fence(7), &mark)).await.err().filter(|_| !capabilities.breakable);
+    let evicted = backend.amend(&job, Amendment::Evict(Fence(7), &mark)).await.err().filter(|_| !capabilities.breakable);
     for error in [history, marked, evicted].into_iter().flatten() {
         assert_refused("history and break", capabilities.backend, &error);
     }
@@ -81,7 +81,7 @@ async fn what_is_declared_is_served(lab: &Lab) {
 
 async fn another_ttl_is_refused_where_a_hold_has_one_only(lab: &Lab) {
     let mut backend = lab.target.unreachable().await;
-    let capabilities = backend.capabilities().clone();
+    let capabilities = backend.identity().capabilities.clone();
     assert_eq!(capabilities.adjustable_ttl, lab.kind.adjusts_ttl());
     if !capabilities.adjustable_ttl {
         let held = request(&key("job"), LONG);

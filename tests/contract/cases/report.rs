@@ -117,7 +117,7 @@ async fn who_waits_is_reported_in_order(lab: &Lab) {
         assert!(state.waiters.iter().all(|waiter| waiter.waiting_for.is_none()), "what is not known is not invented");
     }
     let (mut first, request) = queue.remove(0);
-    first.abandon(&request).await;
+    first.leave_queue(&request).await;
     let hosts: Vec<_> = a.inspect(&job).await.waiters.into_iter().map(|w| w.metadata.and_then(|m| m.host)).collect();
     assert_eq!(hosts, [None, Some("web3".to_owned())]);
 }

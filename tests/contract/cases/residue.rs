@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::lock::{End, Note, Parting, Request, Scope};
+use dlock::lock::{Amendment, End, Note, Parting, Request, Scope};
 use tokio::time::timeout;
 
 use super::{Case, cases};
@@ -72,7 +72,7 @@ async fn a_history_ends_by_itself_after_the_last_run(lab: &Lab) {
     let held = a.hold(&key("job")).await;
     let parting = Parting { end: Some(End::Lost), ..Scope::Tree.into() };
     a.0.release(&held.key, &held.token, &parting).await.expect("release");
-    a.0.note(&held.key, &Note::Skipped { host: "web1".into(), reason: "busy".into(), at_ms: 0 }).await.expect("a note");
+    a.0.amend(&held.key, Amendment::Note(&Note::Skipped { host: "web1".into(), reason: "busy".into(), at_ms: 0 })).await.expect("a note");
     let kept: Vec<_> = lab.redis().server().keys().into_iter().filter(|(name, _)| is_history(name)).collect();
     assert_eq!(kept.len(), 3, "{kept:?}");
     assert!(kept.iter().all(|(_, left)| *left > KEPT - 60_000 && *left <= KEPT), "{kept:?}");
@@ -113,7 +113,7 @@ async fn a_refused_attempt_leaves_nothing(lab: &Lab) {
     let wanted = waiting(&job, LONG);
     b.refused(&wanted).await;
     let _ = timeout(Duration::from_millis(20), b.wait(&wanted, LONG)).await;
-    b.abandon(&wanted).await;
+    b.leave_queue(&wanted).await;
     let after: Vec<_> = stored(lab).into_iter().map(|(name, _)| name).collect();
     assert_eq!(after, before);
     a.free(&held).await;

@@ -14,7 +14,7 @@ use dlock::{
         redis::{Options, Redis, Replicas},
     },
     lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Attempt, Backend, Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
+    lock::{Attempt, Backend as _, Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
 };
 
 use super::{
@@ -22,7 +22,7 @@ use super::{
     transport::{LEAST, live},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SOON, key, request, waiting},
+    lab::{Client, LONG, Lab, SHORT, key, request, soon, waiting},
     support::{
         self,
         proxy::Mode,
@@ -69,7 +69,7 @@ fn confirmed(count: u32, options: Options) -> Options {
 }
 
 /// Not for long, for those that are not.
-fn soon(count: u32, options: Options) -> Options {
+fn briefly(count: u32, options: Options) -> Options {
     Options { replicas: Some(Replicas { count, within: Duration::from_millis(300) }), ..options }
 }
 
@@ -130,7 +130,7 @@ async fn a_waiter_outlives_its_master(_: &Lab) {
     };
     let (outcome, released) = tokio::join!(wait, release);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-    assert!(released.elapsed() < SOON, "{:?} after the release", released.elapsed());
+    assert!(released.elapsed() < soon(), "{:?} after the release", released.elapsed());
 }
 
 async fn a_master_that_is_replaced_alive_is_left(_: &Lab) {
@@ -154,7 +154,7 @@ async fn a_master_that_is_replaced_alive_is_left(_: &Lab) {
     let take = lease::acquire(&mut *b.0, &BootClock, wanted, Patience::For(LONG), LIMITS, pending::<()>(), |_| {});
     let (outcome, released) = tokio::join!(take, release);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 
 async fn an_acquire_unanswered_by_a_frozen_master_is_granted_once(_: &Lab) {
@@ -185,7 +185,7 @@ async fn a_master_cut_off_from_its_replicas_grants_and_renews_nothing(_: &Lab) {
     deployment.await_failover(0);
     let stray = deployment.stray();
     let believing = || options_at([stray.port]);
-    let mut alone = client(soon(1, believing()));
+    let mut alone = client(briefly(1, believing()));
     let error = alone.0.try_acquire(&request(&job, LONG)).await.expect_err("nobody else has it");
     assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
     assert!(error.message.contains("0 of 1 replicas") && error.hint.is_some(), "{error:?}");
@@ -202,7 +202,7 @@ async fn a_master_cut_off_from_its_replicas_grants_and_renews_nothing(_: &Lab) {
 async fn too_few_replicas_leave_nothing_behind(_: &Lab) {
     let mut deployment = Deployment::with(&Plan::default());
     let job = key("job");
-    let mut three = client(soon(3, all_of(&deployment)));
+    let mut three = client(briefly(3, all_of(&deployment)));
     let mut two = client(confirmed(2, all_of(&deployment)));
     let wanted = waiting(&job, LONG);
     for _ in 0..2 {
@@ -210,7 +210,7 @@ async fn too_few_replicas_leave_nothing_behind(_: &Lab) {
         assert_eq!((error.kind, error.effect), (ErrorKind::Unavailable, Effect::NotApplied), "{error:?}");
         assert!(error.message.contains("of 3 replicas"), "{error:?}");
     }
-    three.abandon(&wanted).await;
+    three.leave_queue(&wanted).await;
     let left: Vec<_> = deployment.servers[0].keys().into_iter().filter(|(name, _)| !name.starts_with("redisson_lock_token")).collect();
     assert_eq!(left, [], "of a grant that was refused");
     let held = request(&job, SHORT * 2);
@@ -227,7 +227,8 @@ async fn too_few_replicas_leave_nothing_behind(_: &Lab) {
     deployment.servers[1].kill();
     let budget = lease::Budget::new(lease.ttl, None, dlock::lock::Pace::USUAL).expect("a budget");
     let mut renewals = 0;
-    let loss = lease::keep(&mut *two.0, &BootClock, &mut lease, budget, LIMITS, dlock::lock::Purpose::GoOn, |_, _| renewals += 1).await;
+    let loss =
+        lease::keep(&mut *two.0, &BootClock, &mut lease, budget, LIMITS, dlock::lock::Intent::Extend(None), |_, _| renewals += 1).await;
     assert!(matches!(loss, lease::Loss::Unconfirmed { .. }), "{loss:?}");
     assert_eq!(renewals, 0);
 }
@@ -240,7 +241,7 @@ async fn sentinels_that_are_gone_are_passed_over(_: &Lab) {
     let mut a = client(options_at(ports.clone()));
     let began = Instant::now();
     let held = a.hold(&key("job")).await;
-    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    assert!(began.elapsed() < soon(), "{:?}", began.elapsed());
     a.free(&held).await;
     // What is known needs no sentinel.
     let held = a.hold(&key("job")).await;
@@ -334,10 +335,10 @@ async fn a_user_with_the_least_rights_can_do_all_and_may_ask_for_the_role(_: &La
 
 async fn any_sentinel_leads_to_the_same_store(_: &Lab) {
     let of = |ports: &[u16]| Redis::new(options_at(ports.iter().copied()));
-    assert_eq!(of(&[1, 2]).fingerprint(), of(&[2, 3]).fingerprint());
-    assert_ne!(of(&[1]).describe(), of(&[2]).describe());
+    assert_eq!(of(&[1, 2]).identity().fingerprint, of(&[2, 3]).identity().fingerprint);
+    assert_ne!(of(&[1]).identity().url, of(&[2]).identity().url);
     let other = Redis::new(Options { db: 1, ..options_at([1]) });
-    assert_ne!(of(&[1]).fingerprint(), other.fingerprint());
+    assert_ne!(of(&[1]).identity().fingerprint, other.identity().fingerprint);
     let deployment = Deployment::with(&Plan { replicas: 0, ..Plan::default() });
     let mut clients: Vec<_> = deployment.sentinels.iter().map(|sentinel| client(options(&[sentinel]))).collect();
     let held = clients[0].hold(&key("job")).await;

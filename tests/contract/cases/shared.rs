@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{Case, cases};
 use crate::{
-    lab::{LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting},
+    lab::{LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting},
     targets::Kind,
 };
 
@@ -102,7 +102,7 @@ async fn the_last_reader_wakes_the_writer(lab: &Lab) {
         Instant::now()
     };
     let (_, released) = tokio::join!(c.wait_for(&wanted, NEVER), release);
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
     c.free(&wanted).await;
 }
 
@@ -119,7 +119,7 @@ async fn a_writer_wakes_all_readers(lab: &Lab) {
         Instant::now()
     };
     let (_, _, released) = tokio::join!(b.wait_for(&one, NEVER), c.wait_for(&two, NEVER), release);
-    assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
 }
 
 async fn a_reader_that_vanished_ends_by_itself(lab: &Lab) {
@@ -212,7 +212,7 @@ async fn the_core_hands_over_between_kinds(lab: &Lab) {
         };
         let (outcome, released) = tokio::join!(next, release);
         assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
-        assert!(released.elapsed() < SOON, "{:?}", released.elapsed());
+        assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
         assert_eq!(b.0.release(&job, &token, &Scope::Tree.into()).await.expect("release"), Release::Released);
     }
 }

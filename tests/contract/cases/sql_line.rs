@@ -16,7 +16,7 @@ use tokio::task::{LocalSet, spawn_local};
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SLACK, SOON, key, request, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, request, soon, waiting},
     support::{self, proxy::Proxy},
     targets::Kind,
 };
@@ -81,9 +81,9 @@ async fn turns_cost_the_same_however_many_wait(lab: &Lab) {
         for count in [5, 40] {
             let (requests, each) = drain(lab, count, mode, fair).await;
             told.push(format!("{count}: {requests} requests, {each:.1?}"));
-            // Some look by themselves meanwhile.
-            assert!(f64::from(requests) <= 20.0 + 40.0 * each.as_secs_f64(), "{mode:?}: {told:?}");
-            assert!(each < SOON / 2, "{mode:?}: {told:?}");
+            // Some look by themselves meanwhile, the more the slower the machine is. Waking all would take a hundred and more.
+            assert!(f64::from(requests) <= 20.0 * f64::from(support::slowness()) + 40.0 * each.as_secs_f64(), "{mode:?}: {told:?}");
+            assert!(each < soon() / 2, "{mode:?}: {told:?}");
         }
         support::say(&format!("{}: {mode:?}, each turn of {}", lab.kind.name(), told.join("; of ")));
     }
@@ -107,7 +107,7 @@ async fn who_may_not_be_woken_looks_by_itself(lab: &Lab) {
         Instant::now()
     };
     let (_, freed) = tokio::join!(b.wait_for(&wanted, Duration::from_secs(20)), release);
-    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+    assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
 }
 
 /// The bell comes late: whom it was for is awake, and asks.
@@ -145,7 +145,7 @@ async fn who_waits_for_the_whole_lock_keeps_its_turn_when_it_is_shared(lab: &Lab
         Instant::now()
     };
     let (_, freed) = tokio::join!(b.wait_for(&writer, never), others);
-    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+    assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
     c.refused(&reader).await;
     let release = async {
         lab.pass(SLACK).await;
@@ -153,5 +153,5 @@ async fn who_waits_for_the_whole_lock_keeps_its_turn_when_it_is_shared(lab: &Lab
         Instant::now()
     };
     let (_, freed) = tokio::join!(c.wait_for(&reader, never), release);
-    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+    assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
 }

@@ -6,7 +6,7 @@ use dlock::lock::{Attempt, Mode, Request};
 use tokio::time::Instant;
 
 use super::{Case, cases};
-use crate::lab::{LONG, Lab, SHORT, SLACK, SOON, key, request, waiting};
+use crate::lab::{LONG, Lab, SHORT, SLACK, key, request, soon, waiting};
 
 pub fn all() -> Vec<Case> {
     cases![|kind| kind.is_a_session() && kind.shared() =>
@@ -69,7 +69,7 @@ async fn a_writer_that_waits_is_not_taken_for_a_holder(lab: &Lab) {
         Instant::now()
     };
     let (_, freed) = tokio::join!(b.wait_for(&writer, Duration::from_secs(20)), look);
-    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+    assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
     let state = c.inspect(&job).await;
     assert!(state.holders.len() == 1 && state.holders[0].mode == Mode::Exclusive && !state.holders[0].foreign, "{state:?}");
 }

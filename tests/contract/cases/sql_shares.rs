@@ -7,12 +7,12 @@ use std::{
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Attempt, Busy, End, Init, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope},
+    lock::{Attempt, Busy, End, Init, Intent, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope},
 };
 
 use super::{Case, cases, history::history, mysql, postgres};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, SOON, key, nested, request, waiting},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request, soon, waiting},
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
@@ -37,7 +37,7 @@ pub fn all() -> Vec<Case> {
     ]
 }
 
-const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+const LIMITS: Limits = Limits { answer: Duration::from_secs(5) };
 
 pub fn reader(of: Request) -> Request {
     Request { mode: Mode::Shared, ..of }
@@ -119,7 +119,7 @@ async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
             assert_eq!((state.holders.len(), state.last_fence), (1, Some(lease.fence)));
             // And the same of its release, which is done.
             proxy.trap(write(lab), fault);
-            let lost = tokio::time::timeout(SOON, a.0.release(&job, &wanted.token, &Scope::Hold.into())).await;
+            let lost = tokio::time::timeout(soon(), a.0.release(&job, &wanted.token, &Scope::Hold.into())).await;
             assert!(!matches!(lost, Ok(Ok(_))), "{lost:?}");
             assert_eq!(a.release(&wanted, Scope::Hold).await, Release::NotHeld);
             assert_eq!(history(&mut a, &job).await.past.len(), 1);
@@ -128,16 +128,16 @@ async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
 }
 
 async fn a_share_that_arrives_late_ends_with_its_lease(lab: &Lab) {
-    // Later than another session is made on a machine that is busy.
-    const LATE: Duration = Duration::from_millis(900);
+    // Another session is made meanwhile.
+    let late_by = overtaken() * 2;
     let (proxy, mut a) = through(lab).await;
     let job = key("job");
-    proxy.trap(write(lab), Fault::Late(LATE));
+    proxy.trap(write(lab), Fault::Late(late_by));
     let late = reader(request(&job, SHORT));
     let given_up = tokio::time::timeout(Duration::from_millis(150), a.0.try_acquire(&late)).await;
     assert!(given_up.is_err(), "{given_up:?}");
     assert_eq!(a.release(&late, Scope::Hold).await, Release::NotHeld, "it has not arrived yet");
-    lab.pass(LATE).await;
+    lab.pass(late_by).await;
     if let Some(holder) = lab.client().await.inspect(&job).await.holders.first() {
         assert!(holder.expires_in.expect("an end") <= SHORT);
         lab.outlast(SHORT).await;
@@ -152,7 +152,7 @@ async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
     let first = reader(request(&job, LONG));
     b.take(&first).await;
     b.free(&first).await;
-    proxy.trap(write(lab), Fault::Late(Duration::from_millis(400)));
+    proxy.trap(write(lab), Fault::Late(overtaken()));
     let late = reader(request(&job, LONG));
     let attempt = a.0.try_acquire(&late);
     let meanwhile = async {
@@ -167,7 +167,7 @@ async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
     // ShedLock counts no revision.
     b.take(&first).await;
     b.free(&first).await;
-    proxy.trap(write(lab), Fault::Late(Duration::from_millis(400)));
+    proxy.trap(write(lab), Fault::Late(overtaken()));
     let attempt = a.0.try_acquire(&late);
     let meanwhile = async {
         lab.pass(Duration::from_millis(150)).await;
@@ -221,7 +221,7 @@ async fn shares_keep_shedlock_out_until_the_last_ends(lab: &Lab) {
     };
     let poll = if busy.notifies { LONG } else { SLACK };
     let (_, ended) = tokio::join!(a.wait_for(&wanted, poll), end);
-    assert!(ended.elapsed() < SOON, "{:?}", ended.elapsed());
+    assert!(ended.elapsed() < soon(), "{:?}", ended.elapsed());
 }
 
 async fn what_shedlock_took_over_is_nobodys_share(lab: &Lab) {
@@ -282,7 +282,7 @@ async fn a_reader_who_comes_during_a_release_is_woken(lab: &Lab) {
         Instant::now()
     };
     let (_, freed) = tokio::join!(b.wait(&wanted, Duration::from_secs(20)), release);
-    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+    assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
     coming.join().expect("the other session");
     b.take(&wanted).await;
 }
@@ -299,13 +299,13 @@ async fn who_was_told_before_it_listened_does_not_wait(lab: &Lab) {
         let began = Instant::now();
         b.wait(&wanted, SLACK).await;
         assert!(began.elapsed() >= SLACK, "nobody told it anything");
-        c.abandon(&other).await;
-        b.abandon(&wanted).await;
+        c.leave_queue(&other).await;
+        b.leave_queue(&wanted).await;
     }
     let wanted = reader(waiting(&job, LONG));
     b.refused(&wanted).await;
     a.free(&held).await;
-    tokio::time::timeout(SOON, b.wait(&wanted, LONG)).await.expect("it was told already");
+    tokio::time::timeout(soon(), b.wait(&wanted, LONG)).await.expect("it was told already");
     b.take(&wanted).await;
 }
 
@@ -327,7 +327,7 @@ async fn who_waited_before_it_was_shared_keeps_its_place(lab: &Lab) {
     };
     // Of all who want it alone one is woken, wherever they wait.
     let (_, freed) = tokio::join!(b.wait_for(&writer, Duration::from_secs(20)), release);
-    assert!(freed.elapsed() < SOON, "{:?}", freed.elapsed());
+    assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
     c.refused(&reading).await;
     b.free(&writer).await;
     c.take(&reading).await;
@@ -341,7 +341,7 @@ async fn a_waiter_is_out_of_the_row_when_it_leaves(lab: &Lab) {
     for wanted in [reader(waiting(&job, LONG)), fair(request(&job, LONG)), Request { mode: Mode::Permits(2), ..waiting(&job, LONG) }] {
         b.refused(&wanted).await;
         assert!(column(lab, "crowd").is_some());
-        b.abandon(&wanted).await;
+        b.leave_queue(&wanted).await;
         assert_eq!(column(lab, "crowd"), None);
     }
     a.renewed(&held, None).await;
@@ -380,7 +380,7 @@ async fn a_newer_layout_of_shares_is_refused(lab: &Lab) {
     errors.extend(a.0.try_acquire(&reader(request(&job, LONG))).await.err());
     errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
     errors.extend(a.0.release(&job, &held.token, &Scope::Tree.into()).await.err());
-    errors.extend(a.0.verify(&job, &held.token).await.err());
+    errors.extend(a.0.renew(&job, &held.token, Intent::Probe).await.err());
     errors.extend(a.0.inspect(&job).await.err());
     assert!(errors.len() == 6 && errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
     sql(lab, "UPDATE dlock SET crowd = replace(crowd, '\"v\":200', '\"v\":199')");
@@ -393,10 +393,10 @@ async fn rows_that_were_shared_are_collected(lab: &Lab) {
     let held = reader(request(&job, LONG));
     a.take(&held).await;
     let old = "UPDATE dlock SET lock_until = '2001-01-01', locked_at = '2001-01-01', renewed_at = '2001-01-01', fence = 1";
-    assert_eq!(a.0.collect(Duration::from_secs(60)).await.expect("gc"), 0);
+    assert_eq!(a.0.collect(Duration::from_secs(60)).await.expect("gc"), Some(0));
     a.free(&held).await;
     sql(lab, old);
-    assert_eq!(a.0.collect(Duration::from_secs(60)).await.expect("gc"), 1);
+    assert_eq!(a.0.collect(Duration::from_secs(60)).await.expect("gc"), Some(1));
     let Attempt::Granted(_) = a.attempt(&held).await else { panic!("a row that is gone is made anew") };
     let busy: Busy = a.refused(&request(&job, LONG)).await;
     assert_eq!(busy.holders.len(), 1);

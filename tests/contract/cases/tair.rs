@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     backends::tair::Mode,
-    lock::{Attempt, Effect, Kind as ErrorKind, Release, Renewal, Scope, Terms},
+    lock::{Attempt, Effect, Kind as ErrorKind, Release, Renewal, Rule, Scope, Stage, Terms},
 };
 use redis::Value;
 
@@ -14,7 +14,7 @@ use super::{
     terms::{WINDOW, asking, once},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request},
     support::{
         self,
         proxy::{Fault, Proxy},
@@ -28,7 +28,8 @@ pub fn all() -> Vec<Case> {
         every_step_keeps_an_end,
         plain_users_of_cas_are_kept_out_and_keep_out,
         users_of_versions_are_kept_out_and_keep_out,
-        what_has_no_end_is_no_lock,
+        what_has_no_end_is_no_lock_unless_it_is_a_string,
+        what_another_scheme_left_is_not_in_the_way,
         a_count_that_comes_after_the_lease_is_refused,
         a_start_that_was_not_written_is_written_when_asked_again,
         others_counting_meanwhile_does_not_repeat_a_fence,
@@ -119,11 +120,16 @@ async fn users_of_versions_are_kept_out_and_keep_out(lab: &Lab) {
     a.renewed(&held, None).await;
 }
 
-async fn what_has_no_end_is_no_lock(lab: &Lab) {
+async fn what_has_no_end_is_no_lock_unless_it_is_a_string(lab: &Lab) {
     let server = lab.tair().server();
     let mut a = lab.client().await;
-    for words in [["SET", NAME, "not a lock"], ["EXSET", NAME, "not a lock"]] {
-        server.command(&words);
+    server.command(&["SET", NAME, "0a1b2c", "NX"]);
+    let busy = a.refused(&request(&key("job"), LONG)).await;
+    assert!(busy.expires_in.is_none() && busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
+    assert!(a.inspect(&key("job")).await.holders[0].foreign);
+    server.command(&["DEL", NAME]);
+    for words in [&["HSET", NAME, "not", "a lock"][..], &["EXSET", NAME, "not a lock"]] {
+        server.command(words);
         let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("cron would skip silently for ever");
         assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
         assert_eq!(a.0.inspect(&key("job")).await.expect_err("no lock").kind, ErrorKind::Data);
@@ -161,7 +167,8 @@ async fn a_start_that_was_not_written_is_written_when_asked_again(lab: &Lab) {
     let mut a = lab.client().await;
     let asked = asking("job", &Terms { skew_guard: Some(WINDOW), ..once(WINDOW, 0, false) });
     let fence = a.take(&asked).await.fence;
-    lab.tair().server().command(&["DEL", "dlock:{dlock:job}:starts"]);
+    lab.tair().server().command(&["DEL", "dlock:{dlock:job}:starts-string"]);
+    lab.tair().server().command(&["DEL", "dlock:{dlock:job}:starts-exstrtype"]);
     assert_eq!(a.take(&asked).await.fence, fence);
     let record = history(&mut a, &key("job")).await.record;
     assert_eq!(record.start.map(|start| (start.fence, start.tries)), Some((fence, 1)));
@@ -170,7 +177,7 @@ async fn a_start_that_was_not_written_is_written_when_asked_again(lab: &Lab) {
 
 async fn others_counting_meanwhile_does_not_repeat_a_fence(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
-    proxy.trap_nth("", 1, 1, Fault::Late(SLACK * 2));
+    proxy.trap_nth("", 1, 1, Fault::Late(overtaken()));
     let held = request(&key("job"), LONG);
     let count = async {
         lab.pass(SLACK).await;
@@ -219,9 +226,23 @@ async fn only_the_counter_stays(lab: &Lab) {
     b.refused(&wanted).await;
     let endless = |lab: &Lab| lab.tair().server().keys().into_iter().filter(|(_, left)| *left < 0).collect::<Vec<_>>();
     assert_eq!(endless(lab).len(), 1, "{:?}", endless(lab));
-    b.abandon(&wanted).await;
+    b.leave_queue(&wanted).await;
     a.free(&held).await;
     // And the history, which ends a hundred days after the last run.
     let left: Vec<(String, bool)> = lab.tair().server().keys().into_iter().map(|(name, left)| (name, left < 0)).collect();
     assert_eq!(left, [("dlock:{dlock:job}:runs".to_owned(), false), (COUNTER.to_owned(), true)]);
+}
+
+/// What `redis://` or the other mode left beside a lock is of another type.
+async fn what_another_scheme_left_is_not_in_the_way(lab: &Lab) {
+    let server = lab.tair().server();
+    server.command(&["HSET", "dlock:{dlock:job}:starts", "ps", "1"]);
+    let mut a = lab.client().await;
+    a.ran(&asking("job", &once(WINDOW, 0, false)), Stage::Ok).await;
+    let other = match lab.tair().mode {
+        Mode::Plain => "exstrtype",
+        Mode::Version => "string",
+    };
+    server.command(&["HSET", &format!("dlock:{{dlock:job}}:starts-{other}"), "ps", "1"]);
+    assert_eq!(a.judged(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(Stage::Ok));
 }

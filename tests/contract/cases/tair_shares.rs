@@ -5,14 +5,14 @@ use std::{cell::RefCell, rc::Rc, time::Duration};
 use dlock::{
     backends::tair::Mode as TairMode,
     lease::{self, BootClock, Limits, Outcome, Patience, Released},
-    lock::{Attempt, Break, End, Fence, Holding, Marking, Mode, Release, Renewal, Request, Scope},
+    lock::{Amendment, Attempt, Break, End, Fence, Intent, Mode, Release, Renewal, Request, Scope},
 };
 use redis::Value;
 use tokio::task::{LocalSet, spawn_local};
 
 use super::{Case, cases, history::history};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request, waiting, who},
     support::proxy::{Fault, Proxy},
     targets::Kind,
 };
@@ -107,7 +107,7 @@ async fn a_share_that_is_granted_late_is_nobodys(lab: &Lab) {
 async fn a_share_that_others_get_in_before_is_granted_all_the_same(lab: &Lab) {
     let (mut b, there, _) = other(lab).await;
     let (proxy, mut a) = warm(lab).await;
-    proxy.trap("INCRBY", Fault::Late(SLACK * 2));
+    proxy.trap("INCRBY", Fault::Late(overtaken()));
     let held = reader(LONG);
     let meanwhile = async {
         lab.pass(SLACK).await;
@@ -148,7 +148,7 @@ async fn a_renewal_of_a_share_that_comes_late_does_not_revive_it(lab: &Lab) {
         let unanswered = tokio::time::timeout(over, a.renew(&held, Some(LONG))).await;
         assert!(unanswered.is_err() && proxy.sprung() == 1, "{unanswered:?}");
         if told == "itself" {
-            assert_eq!(lab.client().await.0.verify(&held.key, &held.token).await.expect("verify"), Holding::NotHeld);
+            assert_eq!(lab.client().await.0.renew(&held.key, &held.token, Intent::Probe).await.expect("verify"), Renewal::NotHeld);
         } else {
             assert_eq!(lab.client().await.refused(&request(&key("job"), LONG)).await.holders.len(), 1);
         }
@@ -264,7 +264,7 @@ async fn a_lock_that_others_took_is_no_reader_s(lab: &Lab) {
     let theirs = if lab.tair().mode == TairMode::Plain { "SET" } else { "EXSET" };
     server.command(&[theirs, NAME, "theirs", "NX", "PX", "5000"]);
     assert_eq!(b.renew(&there, None).await, Renewal::NotHeld);
-    assert_eq!(b.0.verify(&there.key, &there.token).await.expect("verify"), Holding::NotHeld);
+    assert_eq!(b.0.renew(&there.key, &there.token, Intent::Probe).await.expect("verify"), Renewal::NotHeld);
     assert_eq!(b.release(&there, Scope::Tree).await, Release::NotHeld);
     assert!(b.inspect(&key("job")).await.holders[0].foreign);
 }
@@ -295,15 +295,21 @@ async fn a_break_that_others_get_in_before_is_of_one_share(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     let mark = Break { by: "ana@ops1".into(), why: None, seen: false };
     for evicts in [false, true] {
-        proxy.trap_nth("", 1, 1, Fault::Late(SLACK * 2));
+        proxy.trap_nth("", 1, 1, Fault::Late(overtaken()));
         let job = key("job");
-        let breaking = async { if evicts { a.0.evict(&job, fence, &mark).await } else { a.0.mark(&job, fence, &mark).await } };
+        let breaking = async {
+            if evicts {
+                a.0.amend(&job, Amendment::Evict(fence, &mark)).await
+            } else {
+                a.0.amend(&job, Amendment::Mark(fence, &mark)).await
+            }
+        };
         let meanwhile = async {
             lab.pass(SLACK).await;
             c.renewed(&next, None).await;
         };
         let (answer, ()) = tokio::join!(breaking, meanwhile);
-        assert_eq!(answer.expect("break"), Marking::Done);
+        assert!(answer.expect("break"));
         let expected = if evicts { Renewal::NotHeld } else { Renewal::Broken(mark.clone()) };
         assert_eq!(b.renew(&there, None).await, expected);
         c.renewed(&next, None).await;
@@ -325,8 +331,8 @@ async fn nothing_of_shares_stays(lab: &Lab) {
     let endless = lab.tair().server().keys().into_iter().filter(|(_, left)| *left < 0).count();
     assert_eq!(endless, 1, "only the counter has no end");
     c.take(&writer).await;
-    c.abandon(&writer).await;
-    d.abandon(&behind).await;
+    c.leave_queue(&writer).await;
+    d.leave_queue(&behind).await;
     c.free(&writer).await;
     let names: Vec<String> = lab.tair().server().keys().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["dlock:{dlock:job}:runs", "redisson_lock_token:{dlock:job}"]);
@@ -343,7 +349,7 @@ async fn who_looks_at_a_lock_changes_nothing_of_it(lab: &Lab) {
     assert_eq!(fences(lab).await, [fence]);
     assert_eq!(looks.keys("").await, ["job"]);
     assert_eq!(history(&mut looks, &key("job")).await.past.len(), 1);
-    assert!(matches!(looks.0.verify(&there.key, &there.token).await, Ok(Holding::Held { .. })));
+    assert!(matches!(looks.0.renew(&there.key, &there.token, Intent::Probe).await, Ok(Renewal::Kept { .. })));
     assert_eq!(lab.tair().server().command(&words), before);
     assert!(matches!(looks.attempt(&request(&key("job"), LONG)).await, Attempt::Busy(busy) if busy.holders.len() == 1));
     assert_ne!(lab.tair().server().command(&words), before);

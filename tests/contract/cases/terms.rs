@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Attempt, End, Fence, Grant, Key, Mode, Once, Parting, Record, Refusal, Release, Request, Rule, Scope, Stage, Terms, random},
+    lock::{
+        Amendment, Attempt, End, Fence, Grant, Key, Mode, Once, Parting, Record, Refusal, Release, Request, Rule, Scope, Stage, Terms,
+        random,
+    },
 };
 
 use tokio::task::LocalSet;
@@ -218,8 +221,8 @@ async fn a_window_has_one_run(lab: &Lab) {
     assert_eq!(refusal.metadata, Some(who("web1")));
     a.judged(&asking("job", &once(WINDOW, 9, true))).await;
     // Its own end, by the store's clock.
-    let began = tokio::time::Instant::now();
     a.ran(&asking("brief", &once(BRIEF, 0, false)), Stage::Ok).await;
+    let began = tokio::time::Instant::now();
     b.judged(&asking("brief", &once(BRIEF, 0, false))).await;
     lab.pass((BRIEF + lab.kind.late()).saturating_sub(began.elapsed()) + Duration::from_millis(100)).await;
     assert!(free(lab, &mut b, &asking("brief", &once(BRIEF, 0, false))).await.is_ok());
@@ -400,7 +403,7 @@ async fn whatever_runs_do_the_record_is_right(lab: &Lab) {
             }),
         };
         let asked = Request { terms: Some(wanted.clone()).filter(Terms::record_anything), ..asking("job", &wanted) };
-        let expected = record.judge(asked.terms.as_ref(), 1000);
+        let expected = record.judge(asked.terms.as_ref(), &asked.token, 1000);
         match (client.attempt(&asked).await, expected) {
             (Attempt::Refused(refusal), Some(expected)) => {
                 assert_eq!((refusal.rule, refusal.fence), (expected.rule, expected.fence), "seed {seed}, step {step}: {wanted:?}");
@@ -431,7 +434,7 @@ async fn a_warning_is_claimed_once(lab: &Lab) {
     let job = key("job");
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
-    let claim = async |client: &mut Client, fence, level| client.0.claim_warning(&job, fence, level).await.expect("claim");
+    let claim = async |client: &mut Client, fence, level| client.0.amend(&job, Amendment::Warn(fence, level)).await.expect("claim");
     assert!(claim(&mut b, fence, 1).await);
     assert!(!claim(&mut a, fence, 1).await && !claim(&mut b, fence, 1).await);
     assert!(claim(&mut a, fence, 3).await);

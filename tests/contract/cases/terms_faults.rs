@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Attempt, Refusal, Release, Request, Rule, Scope, Stage, Terms, Wake},
+    lock::{Amendment, Attempt, Refusal, Release, Request, Rule, Scope, Stage, Terms, Wake},
 };
 
 use super::{
@@ -12,8 +12,8 @@ use super::{
     terms::{BRIEF, WINDOW, asking, guarded, kept, once},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, nested, request, waiting},
-    support::proxy::{Fault, Proxy},
+    lab::{Client, LONG, Lab, SHORT, key, nested, request, ttl, waiting},
+    support::proxy::{Fault, Mode, Proxy},
     targets::Kind,
 };
 
@@ -22,6 +22,9 @@ pub fn all() -> Vec<Case> {
         a_start_whose_answer_was_lost_is_one_start,
         a_start_that_is_given_up_on_is_undone,
     ];
+    all.extend(cases![Kind::knows_its_starts => no_run_is_refused_by_its_own_lost_attempt]);
+    let redis = |kind| matches!(kind, Kind::Redis | Kind::Sentinel | Kind::Cluster | Kind::Redlock);
+    all.extend(cases![redis => asked_again_after_its_lease_a_run_is_not_refused_by_itself]);
     all.extend(cases![Kind::hands_on => what_becomes_of_an_entry_is_nothing_to_the_run_around_it]);
     all.extend(cases![Kind::keeps_places => who_is_kept_stays_first]);
     all.extend(cases![|kind| kind == Kind::Etcd => recording_a_start_takes_no_longer, starts_end_with_their_leases_and_leave_none]);
@@ -94,6 +97,50 @@ async fn a_start_that_is_given_up_on_is_undone(lab: &Lab) {
     }
 }
 
+/// Whichever answer is lost, the attempt ends with its lease while the store is out of reach.
+async fn no_run_is_refused_by_its_own_lost_attempt(lab: &Lab) {
+    for nth in 0.. {
+        let (mut proxy, mut a) = warm(lab).await;
+        let asked = Request { ttl: ttl(SHORT), ..asking(&format!("job-{nth}"), &everything("a", 0)) };
+        proxy.trap_nth("", nth, 1, Fault::Swallow);
+        let outage = async {
+            while proxy.sprung() == 0 {
+                lab.pass(Duration::from_millis(5)).await;
+            }
+            lab.pass(Duration::from_millis(100)).await;
+            proxy.set(Mode::Refuse);
+            lab.outlast(SHORT * 2).await;
+            proxy.set(Mode::Pass);
+            std::future::pending::<()>().await;
+        };
+        let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), Patience::For(LONG), LIMITS, outage, |_| {}).await;
+        let Ok(Outcome::Granted(taken)) = outcome else { panic!("answer {nth}: {outcome:?}") };
+        if proxy.sprung() == 0 {
+            assert!(nth > 0, "no answer was lost");
+            break;
+        }
+        let start = lab.client().await.record(&asked.key).await.start.expect("a start");
+        assert_eq!((start.fence, start.tries, start.stage), (taken.fence, 1, Stage::Started), "answer {nth}");
+        // The answer that was lost may be one that nobody waited for, and the connection deaf since.
+        lease::give_back(&mut *a.0, &BootClock, &asked.key, &asked.token, &Scope::Tree.into(), LIMITS).await;
+    }
+}
+
+/// As if the answer to the first attempt had been lost, on stores of several servers.
+async fn asked_again_after_its_lease_a_run_is_not_refused_by_itself(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let asked = Request { ttl: ttl(SHORT), ..asking("job", &everything("a", 1)) };
+    let first = a.take(&asked).await.fence;
+    lab.outlast(SHORT).await;
+    b.judged(&asking("job", &everything("b", 1))).await;
+    let second = a.take(&asked).await.fence;
+    assert!(second > first);
+    let start = b.record(&asked.key).await.start.expect("a start");
+    assert_eq!((start.fence, start.tries, start.stage), (second, 1, Stage::Started));
+    a.part(&asked, Stage::Failed).await;
+    b.judged(&asking("job", &everything("b", 1))).await;
+}
+
 async fn what_becomes_of_an_entry_is_nothing_to_the_run_around_it(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let outer = asking("job", &everything("a", 0));
@@ -160,21 +207,28 @@ async fn recording_a_start_takes_no_longer(lab: &Lab) {
     let (proxy, mut a) = warm(lab).await;
     proxy.delay(WAY);
     let all = Terms { at_least: Some(BRIEF), ..everything("a", 0) };
-    // The last one goes by what another has left.
-    let asked =
-        [request(&key("plain"), LONG), asking("first", &all), asking("job", &guarded("a", WINDOW)), asking("job", &guarded("a", WINDOW))];
-    let mut took = Vec::new();
-    for asked in asked {
-        let began = tokio::time::Instant::now();
-        a.take(&asked).await;
-        took.push(began.elapsed());
-        a.part(&asked, Stage::Ok).await;
+    let mut tries = Vec::new();
+    // On a busy machine an answer may come late that was sent in time: the quickest of some tries tells.
+    for nth in 0..5 {
+        let named = |name: &str| format!("{name}-{nth}");
+        let guarded = asking(&named("job"), &guarded("a", WINDOW));
+        // The last one goes by what another has left.
+        let again = asking(&named("job"), guarded.terms.as_ref().expect("terms"));
+        let mut took = Vec::new();
+        for asked in [request(&key(&named("plain")), LONG), asking(&named("first"), &all), guarded, again] {
+            let began = tokio::time::Instant::now();
+            a.take(&asked).await;
+            took.push(began.elapsed());
+            a.part(&asked, Stage::Ok).await;
+        }
+        // There and back is a question more; what must not be overwritten by accident takes one, beside the two for any lock.
+        let (plain, more) = (took[0], WAY * 2);
+        if took[1] < plain + more && took[2] < plain + more && took[3] < plain * 2 {
+            return;
+        }
+        tries.push(took);
     }
-    // There and back is a question more.
-    let (plain, more) = (took[0], WAY * 2);
-    assert!(took[1] < plain + more && took[2] < plain + more, "{took:?}");
-    // What must not be overwritten by accident takes one more question, beside the two for any lock.
-    assert!(took[3] < plain * 2, "{took:?}");
+    panic!("{tries:?}");
 }
 
 async fn starts_end_with_their_leases_and_leave_none(lab: &Lab) {
@@ -224,10 +278,10 @@ async fn a_start_is_kept_as_long_as_somebody_goes_by_it(lab: &Lab) {
     let held = asking("held", &once(SHORT, 0, false));
     let own = a.take(&held).await.fence;
     for name in ["brief", "held"] {
-        assert!(a.0.claim_warning(&key(name), own, 1).await.expect("claim"));
+        assert!(a.0.amend(&key(name), Amendment::Warn(own, 1)).await.expect("claim"));
     }
     lab.pass(SHORT + Duration::from_millis(200)).await;
-    assert_eq!(a.0.collect(SHORT).await.expect("gc"), 2, "one record, and one history");
+    assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(1), "the record of one start, and the history of that lock");
     assert_eq!(a.record(&key("brief")).await, dlock::lock::Record::default());
     assert!(a.record(&key("held")).await.start.is_some());
     let refusal = a.judged(&asking("long", &once(WINDOW, 9, true))).await;

@@ -59,19 +59,21 @@ impl Lab {
     }
 }
 
-const COLUMNS: [&str; 14] = [
+const COLUMNS: [&str; 16] = [
     "paced_at",
     "paced_fence",
     "paced_place",
     "guard_ms",
     "at_least_ms",
     "paced_who",
+    "paced_hold",
     "start_at",
     "start_fence",
     "start_stage",
     "start_tries",
     "start_window_ms",
     "start_who",
+    "start_hold",
     "warned_fence",
     "warned_level",
 ];
@@ -134,7 +136,7 @@ async fn who_is_refused_and_waits_keeps_nothing(lab: &Lab) {
     lab.sql("UPDATE $table SET paced_at = NULL", "UPDATE $table SET paced_at = NULL");
     // With the session that it was refused over.
     b.take(&waiting).await;
-    b.0.abandon(&waiting).await.expect("abandon");
+    b.0.leave_queue(&waiting).await.expect("abandon");
     b.part(&waiting, Stage::Started).await;
     a.take(&request(&key("job"), LONG)).await;
 }
@@ -180,22 +182,22 @@ async fn what_later_runs_go_by_is_not_collected(lab: &Lab) {
     let age = |days: u32| {
         lab.sql(
             &format!(
-                "UPDATE dlock SET locked_at = locked_at - interval '{days} days', renewed_at = renewed_at - interval '{days} days', \
+                "UPDATE dlock SET lock_until = lock_until - interval '{days} days', locked_at = locked_at - interval '{days} days', renewed_at = renewed_at - interval '{days} days', \
                  paced_at = paced_at - interval '{days} days', start_at = start_at - interval '{days} days', \
                  fence = fence - {days} * 86400000000"
             ),
             &format!(
-                "UPDATE dlock SET locked_at = locked_at - INTERVAL {days} DAY, renewed_at = renewed_at - INTERVAL {days} DAY, \
+                "UPDATE dlock SET lock_until = lock_until - INTERVAL {days} DAY, locked_at = locked_at - INTERVAL {days} DAY, renewed_at = renewed_at - INTERVAL {days} DAY, \
                  paced_at = paced_at - INTERVAL {days} DAY, start_at = start_at - INTERVAL {days} DAY, \
                  fence = fence - {days} * 86400000000"
             ),
         );
     };
     age(2);
-    assert_eq!(a.0.collect(days(1)).await.expect("gc"), 0);
+    assert_eq!(a.0.collect(days(1)).await.expect("gc"), Some(0));
     assert_eq!(a.judged(&asking("job", &once(days(10), 0, false))).await.rule, Rule::Once(Stage::Ok));
     age(9);
-    assert_eq!(a.0.collect(days(1)).await.expect("gc"), 2);
+    assert_eq!(a.0.collect(days(1)).await.expect("gc"), Some(2));
 }
 
 /// What is in the tables when a fence was counted for this hold, and the answer was lost with the session.
@@ -204,17 +206,21 @@ fn begun(lab: &Lab, of: &Request) {
     lab.sql(
         &format!(
             "INSERT INTO dlock_fences (name, fence, start_at, start_fence, start_stage, start_tries, start_window_ms, paced_at, paced_fence,
-                                       paced_place, guard_ms, at_least_ms)
-             SELECT 'dlock:job', 7, t.now, 7, 'started', 1, 3600000, t.now, 7, 'a', 3600000, 3600000
+                                       paced_place, guard_ms, at_least_ms, start_hold, paced_hold)
+             SELECT 'dlock:job', 7, t.now, 7, 'started', 1, 3600000, t.now, 7, 'a', 3600000, 3600000, '{hold}', '{hold}'
                FROM (SELECT timezone('utc', clock_timestamp()) AS now) AS t;
-             INSERT INTO dlock_sessions (name, pid, hold, shared, fence, since, ttl_ms)
-             VALUES ('dlock:job', 1, '{hold}', false, 7, clock_timestamp(), 30000)"
+             INSERT INTO dlock_sessions (name, pid, hold, shared, fence, since, ttl_ms, server)
+             VALUES ('dlock:job', 1, '{hold}', false, 7, clock_timestamp(), 30000, left(pg_walfile_name(pg_current_wal_lsn()), 8)
+                     || '/' || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint)"
         ),
         &format!(
             "INSERT INTO dlock_sessions (name, layout, fence, session, root, since, renewed_at, ttl_ms, start_at, start_fence, start_stage,
-                                         start_tries, start_window_ms, paced_at, paced_fence, paced_place, guard_ms, at_least_ms)
+                                         start_tries, start_window_ms, paced_at, paced_fence, paced_place, guard_ms, at_least_ms, start_hold,
+                                         paced_hold, server)
              VALUES ('dlock:job', 100, 7, 1, '{hold}', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 30000, UTC_TIMESTAMP(6), 7, 'started', 1, 3600000,
-                     UTC_TIMESTAMP(6), 7, 'a', 3600000, 3600000)"
+                     UTC_TIMESTAMP(6), 7, 'a', 3600000, 3600000, '{hold}', '{hold}',
+                     CONCAT_WS('/', @@hostname, @@port, @@server_id, UNIX_TIMESTAMP() -
+                               (SELECT variable_value FROM information_schema.session_status WHERE variable_name = 'Uptime') DIV 1))"
         ),
     );
 }

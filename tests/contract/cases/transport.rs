@@ -43,7 +43,7 @@ pub async fn live(options: Options) {
     client.renewed(&held, None).await;
     client.refused(&waiting(&key("a{b}c"), LONG)).await;
     client.wait(&waiting(&key("a{b}c"), LONG), Duration::from_millis(20)).await;
-    client.abandon(&waiting(&key("a{b}c"), LONG)).await;
+    client.leave_queue(&waiting(&key("a{b}c"), LONG)).await;
     client.inspect(&key("a{b}c")).await;
     assert_eq!(client.keys("").await, ["a{b}c"]);
     client.free(&held).await;
@@ -110,7 +110,7 @@ async fn databases_are_apart(lab: &Lab) {
     let mut seven = Client(Box::new(Redis::new(Options { db: 7, ..at(port) })));
     zero.hold(&key("job")).await;
     seven.hold(&key("job")).await;
-    assert_ne!(zero.0.fingerprint(), seven.0.fingerprint());
+    assert_ne!(zero.0.identity().fingerprint, seven.0.identity().fingerprint);
     let error = attempt(Options { db: 99, ..at(port) }).await.expect_err("there are 16");
     assert_eq!(error.effect, Effect::NotApplied, "{error:?}");
     assert!(!error.is_transient(), "asking again won't make more of them: {error:?}");

@@ -6,7 +6,7 @@ use dlock::lock::{Release, Renewal, Scope, Wake};
 use tokio::time::timeout;
 
 use super::{Case, cases, everywhere};
-use crate::lab::{LONG, Lab, SHORT, SOON, key, request, waiting};
+use crate::lab::{LONG, Lab, SHORT, key, request, soon, waiting};
 
 pub fn all() -> Vec<Case> {
     cases![everywhere =>
@@ -71,7 +71,7 @@ async fn a_dropped_acquire_can_be_undone(lab: &Lab) {
         assert!(matches!(answer, Release::Released | Release::NotHeld), "{answer:?}");
         let began = tokio::time::Instant::now();
         other.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
-        assert!(began.elapsed() < SHORT + SOON, "{moment:?}: {:?}", began.elapsed());
+        assert!(began.elapsed() < SHORT + soon(), "{moment:?}: {:?}", began.elapsed());
     }
 }
 
@@ -122,8 +122,8 @@ async fn a_dropped_wait_can_be_followed_by_anything(lab: &Lab) {
             b.refused(&wanted).await;
         }
         let _ = cut(moment, b.0.wait(&wanted, LONG)).await;
-        let _ = cut(moment, b.0.abandon(&wanted)).await;
-        b.abandon(&wanted).await;
+        let _ = cut(moment, b.0.leave_queue(&wanted)).await;
+        b.leave_queue(&wanted).await;
         assert!(a.inspect(&job).await.waiters.is_empty(), "{moment:?}");
     }
     a.free(&held).await;
@@ -171,10 +171,10 @@ async fn a_dropped_entry_can_be_undone(lab: &Lab) {
             let _ = cut(moment, b.0.try_acquire(&inner)).await;
             let answer = again(async || b.0.release(&inner.key, &inner.token, &Scope::Hold.into()).await).await;
             assert!(matches!(answer, Release::StillHeld(_) | Release::NotHeld), "{moment:?}: {answer:?}");
-            b.abandon(&inner).await;
+            b.leave_queue(&inner).await;
             let mut c = lab.client().await;
             let _ = cut(moment, c.0.try_acquire(&inner)).await;
-            c.abandon(&inner).await;
+            c.leave_queue(&inner).await;
             let answer = again(async || a.0.renew(&outer.key, &outer.token, None.into()).await).await;
             assert!(matches!(answer, Renewal::Renewed { .. }), "{moment:?}: {answer:?}");
             other.refused(&request(&job, LONG)).await;

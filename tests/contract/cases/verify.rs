@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Holding, Key, Release, Scope, Token};
+use dlock::lock::{Intent, Key, Release, Renewal, Scope, Token};
 
 use super::{Case, cases, everywhere};
 use crate::{
@@ -25,9 +25,10 @@ pub fn all() -> Vec<Case> {
 
 /// What is left of the lease that `token` has; `None` if it has none.
 async fn left(client: &mut Client, key: &Key, token: &Token) -> Option<Duration> {
-    match client.0.verify(key, token).await.unwrap_or_else(|error| panic!("verify: {error:?}")) {
-        Holding::Held { expires_in } => Some(expires_in.expect("a lease that ends")),
-        Holding::NotHeld => None,
+    match client.0.renew(key, token, Intent::Probe).await.unwrap_or_else(|error| panic!("verify: {error:?}")) {
+        Renewal::Kept { expires_in } => Some(expires_in.expect("a lease that ends")),
+        Renewal::NotHeld => None,
+        other => panic!("a probe was answered by {other:?}"),
     }
 }
 
@@ -82,7 +83,7 @@ async fn a_waiters_token_holds_nothing(lab: &Lab) {
     let waiting = crate::lab::waiting(&job, LONG);
     b.refused(&waiting).await;
     assert_eq!(left(&mut c, &job, &waiting.token).await, None);
-    b.abandon(&waiting).await;
+    b.leave_queue(&waiting).await;
     a.free(&held).await;
 }
 

@@ -8,7 +8,7 @@ use dlock::{
         zookeeper::{Options, ZooKeeper},
     },
     lease::{self, BootClock, Limits},
-    lock::{Attempt, Backend as _, Effect, Error, Kind as ErrorKind, Note, Renewal, Request},
+    lock::{Amendment, Attempt, Backend as _, Effect, Error, Kind as ErrorKind, Note, Renewal, Request},
 };
 use zookeeper_client::{Acl, Acls, AuthId, Client as Admin, CreateMode, Permission};
 
@@ -112,9 +112,9 @@ async fn who_may_only_read_sees_the_history(lab: &Lab) {
     let mut viewer = Client(Box::new(ZooKeeper::new(target.options(target.servers().hosts(), "dlock"))));
     assert_eq!(history(&mut viewer, &job).await.past.len(), 1);
     let skip = Note::Skipped { host: "web1".into(), reason: "busy".into(), at_ms: 1 };
-    assert_denied(&viewer.0.note(&job, &skip).await.expect_err("it may not"), "secret");
-    assert_denied(&viewer.0.mark(&job, fence, &broken("NFS")).await.expect_err("it may not"), "secret");
-    assert_denied(&viewer.0.evict(&job, fence, &broken("NFS")).await.expect_err("it may not"), "secret");
+    assert_denied(&viewer.0.amend(&job, Amendment::Note(&skip)).await.expect_err("it may not"), "secret");
+    assert_denied(&viewer.0.amend(&job, Amendment::Mark(fence, &broken("NFS"))).await.expect_err("it may not"), "secret");
+    assert_denied(&viewer.0.amend(&job, Amendment::Evict(fence, &broken("NFS"))).await.expect_err("it may not"), "secret");
 }
 
 async fn who_may_not_write_the_history_has_the_lock_all_the_same(lab: &Lab) {
@@ -150,7 +150,7 @@ async fn a_history_that_was_removed_begins_anew(lab: &Lab) {
             }
         }
         if evicted {
-            b.0.evict(&job, fence, &broken("NFS")).await.expect("an eviction");
+            b.0.amend(&job, Amendment::Evict(fence, &broken("NFS"))).await.expect("an eviction");
         } else {
             a.free(&held).await;
         }
@@ -298,7 +298,7 @@ async fn a_leader_that_is_gone_is_survived(_: &Lab) {
     let leader = servers.leader();
     servers.nodes[leader].kill();
     let limits = Limits { answer: Duration::from_secs(10) };
-    let renewal = lease::ask(&mut *a.0, &BootClock, limits, async |backend: &mut dyn dlock::lock::Backend| {
+    let renewal = lease::ask(&mut *a.0, &BootClock, limits, ("ask", None), async |backend: &mut dyn dlock::lock::Backend| {
         backend.renew(&job, &held.token, None.into()).await
     });
     assert!(matches!(renewal.await, Ok(Renewal::Renewed { fence: same, .. }) if same == fence));

@@ -196,6 +196,16 @@ impl Kind {
         matches!(self, Self::MariadbLease | Self::MariadbRow | Self::MariadbAdvisory)
     }
 
+    /// Whether they are in a SQL server that the cases start themselves.
+    pub fn is_ours(self) -> bool {
+        self.is_postgres() || self.is_mariadb()
+    }
+
+    /// Whether the locks are in a SQL server.
+    pub fn is_sql(self) -> bool {
+        self.is_postgres() || self.is_mariadb() || matches!(self, Self::MysqlLease | Self::MysqlRow | Self::MysqlAdvisory)
+    }
+
     /// Whether the server is PostgreSQL.
     pub fn is_postgres(self) -> bool {
         matches!(self, Self::PostgresLease | Self::PostgresRow | Self::PostgresAdvisory)
@@ -237,6 +247,16 @@ impl Kind {
             self,
             Self::Redis | Self::Tair | Self::TairVersion | Self::Etcd | Self::ZooKeeper | Self::PostgresLease | Self::MariadbLease
         )
+    }
+
+    /// Servers whose record of a start names the hold that wrote it. To become all of them.
+    /// Whether its queue decides who is next, and waiters prove that they live.
+    pub fn has_proofs_of_life(self) -> bool {
+        self.is_etcd() || self.is_zookeeper()
+    }
+
+    pub fn knows_its_starts(self) -> bool {
+        self.is_sql() || matches!(self, Self::Redis | Self::Tair | Self::TairVersion | Self::Etcd | Self::ZooKeeper)
     }
 
     pub fn make(self) -> Box<dyn Target> {

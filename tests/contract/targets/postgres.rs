@@ -108,7 +108,7 @@ impl super::Target for Target {
 
     async fn lose_data(&self) {
         // Clients that were dropped end when the runtime comes to it, and their sessions a little later.
-        let sessions = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'dlock'";
+        let sessions = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dlock %'";
         for _ in 0..200 {
             if self.mode == Mode::Lease || self.sql(sessions).is_empty() {
                 break;

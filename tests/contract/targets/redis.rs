@@ -15,8 +15,7 @@ pub struct Target(RefCell<support::redis::Redis>);
 fn client(port: u16, namespace: &str) -> Box<dyn Backend> {
     let mut options = Options::new(Server::Tcp { host: "127.0.0.1".into(), port });
     options.namespace = Namespace::new(namespace).expect("a namespace");
-    let mut backend = Redis::new(options);
-    backend.prepare().expect("prepare");
+    let backend = Redis::new(options);
     Box::new(backend)
 }
 

@@ -24,8 +24,7 @@ pub fn options(ports: &[u16], namespace: &str) -> Options {
 
 /// A client of the servers at these ports.
 pub fn client(ports: &[u16], namespace: &str) -> Box<dyn Backend> {
-    let mut backend = Redlock::new(options(ports, namespace));
-    backend.prepare().expect("prepare");
+    let backend = Redlock::new(options(ports, namespace));
     Box::new(backend)
 }
 

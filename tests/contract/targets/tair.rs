@@ -28,8 +28,7 @@ impl Target {
     pub fn client(&self, port: u16, namespace: &str) -> Box<dyn Backend> {
         let server = ServerOptions::new(Server::Tcp { host: "127.0.0.1".into(), port });
         let namespace = Namespace::new(namespace).expect("a namespace");
-        let mut backend = Tair::new(Options { mode: self.mode, namespace, ..Options::new(server) });
-        backend.prepare().expect("prepare");
+        let backend = Tair::new(Options { mode: self.mode, namespace, ..Options::new(server) });
         Box::new(backend)
     }
 }

@@ -3,17 +3,22 @@
 -- forgotten.
 SELECT (SELECT COUNT(*) FROM :sessions WHERE name = :name AND session IS NOT NULL AND root <> :root)
      + (SELECT COUNT(*) FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads);
+INSERT IGNORE INTO :table (name, lock_until, locked_at, locked_by, layout, mode, revision)
+SELECT :name, '2000-01-01 00:00:00.000000', UTC_TIMESTAMP(6), :free, 100, :mode, 1 FROM DUAL
+ WHERE :has AND NOT EXISTS (SELECT 1 FROM :table AS k WHERE k.name = :name);
 INSERT INTO :sessions (name, layout, fence, session, root, since, renewed_at, ttl_ms)
 SELECT :name, 100, 0, NULL, NULL, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 0 FROM DUAL WHERE :has
     ON DUPLICATE KEY UPDATE layout = layout;
 UPDATE :sessions
    SET fence = LAST_INSERT_ID(GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))),
-       session = NULL, root = NULL, metadata = NULL
- WHERE name = :name AND :has AND :clear;
-INSERT INTO :readers (name, root, fence, session, since, renewed_at, ttl_ms, metadata)
-SELECT :name, :root, LAST_INSERT_ID(), :session, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), :ttl, :metadata FROM DUAL WHERE ROW_COUNT() > 0 AND :has
+       session = NULL, root = NULL, metadata = NULL, server = NULL, ends = NULL
+ WHERE name = :name AND :has AND :clear
+   AND EXISTS (SELECT 1 FROM :table AS k WHERE k.name = :name AND k.mode = :mode)
+   AND NOT (session IS NOT NULL AND root <> :root AND :left);
+INSERT INTO :readers (name, root, fence, session, since, renewed_at, ttl_ms, metadata, server)
+SELECT :name, :root, LAST_INSERT_ID(), :session, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), :ttl, :metadata, :server FROM DUAL WHERE ROW_COUNT() > 0 AND :has
     ON DUPLICATE KEY UPDATE fence = VALUES(fence), session = VALUES(session), since = VALUES(since), renewed_at = VALUES(renewed_at),
-       ttl_ms = VALUES(ttl_ms), metadata = VALUES(metadata);
+       ttl_ms = VALUES(ttl_ms), metadata = VALUES(metadata), server = VALUES(server), ends = NULL;
 SELECT r.fence, s.layout, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
   FROM :readers AS r JOIN :sessions AS s ON s.name = r.name WHERE r.name = :name AND r.root = :root AND r.session = :session AND :has;
-DELETE r FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads;
+DELETE r FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads AND NOT :left;

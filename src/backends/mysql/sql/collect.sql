@@ -1,6 +1,6 @@
 -- Removes rows last used longer ago than this that no later run goes by, what is remembered from before then, and waiters that are gone.
 DELETE FROM :table
- WHERE GREATEST(lock_until, locked_at, COALESCE(renewed_at, locked_at)) < TIMESTAMPADD(MICROSECOND, -:age, UTC_TIMESTAMP(6))
+ WHERE LEFT(name, LENGTH(:start)) = :start AND mode IS NULL AND GREATEST(lock_until, locked_at, COALESCE(renewed_at, locked_at)) < TIMESTAMPADD(MICROSECOND, -:age, UTC_TIMESTAMP(6))
    AND lock_until < UTC_TIMESTAMP(6)
    AND COALESCE(TIMESTAMPADD(MICROSECOND, GREATEST(guard_ms, at_least_ms) * 1000, paced_at) < UTC_TIMESTAMP(6), 1)
    AND COALESCE(TIMESTAMPADD(MICROSECOND, start_window_ms * 1000, start_at) < UTC_TIMESTAMP(6), 1)

@@ -4,7 +4,8 @@
 INSERT IGNORE INTO :runs (name, fence, since, ended, how, why, metadata)
 SELECT l.name, l.fence, l.locked_at, l.lock_until, IF(m.mark IS NULL, 'expired', 'broken'), m.broken, l.metadata
   FROM :table AS l LEFT JOIN :marks AS m ON m.name = l.name AND m.fence = l.fence
- WHERE l.name = :name AND l.owner = l.locked_by AND l.lock_until > '2000-01-02 00:00:00' AND l.lock_until <= UTC_TIMESTAMP(6);
+ WHERE l.name = :name AND l.owner = l.locked_by AND l.lock_until > '2000-01-02 00:00:00' AND l.lock_until <= UTC_TIMESTAMP(6)
+   AND (l.root IS NOT NULL OR l.holds IS NOT NULL);
 SET @dlock_gone = ROW_COUNT();
 UPDATE :table
    SET :start_set
@@ -22,5 +23,6 @@ UPDATE :table
        locked_by = :owner,
        lock_until = TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6)),
        crowd = :crowd
- WHERE name = :name AND lock_until <= UTC_TIMESTAMP(6) AND COALESCE(layout, 0) < 200 AND fence < 9007199254740990
+ WHERE name = :name AND (lock_until <= UTC_TIMESTAMP(6) OR owner = locked_by AND root IS NULL AND holds IS NULL) AND mode IS NULL
+   AND COALESCE(layout, 0) < 200 AND fence < 9007199254740990
    AND :clear AND :nobody_first;

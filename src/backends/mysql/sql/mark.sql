@@ -6,6 +6,6 @@ DELETE FROM :marks
    AND fence NOT IN (SELECT fence FROM :readers WHERE name = :name);
 INSERT INTO :marks (name, fence, mark, broken)
 SELECT l.name, l.fence, :mark, :broken FROM :table AS l
- WHERE l.name = :name AND l.fence = :fence AND l.owner = l.locked_by AND l.lock_until > UTC_TIMESTAMP(6)
+ WHERE l.name = :name AND l.fence = :fence AND l.owner = l.locked_by AND (l.root IS NOT NULL OR l.holds IS NOT NULL) AND l.lock_until > UTC_TIMESTAMP(6)
     ON DUPLICATE KEY UPDATE mark = :mark, broken = :broken;
-SELECT COUNT(*) FROM :table AS l WHERE l.name = :name AND l.fence = :fence AND l.owner = l.locked_by AND l.lock_until > UTC_TIMESTAMP(6);
+SELECT COUNT(*) FROM :table AS l WHERE l.name = :name AND l.fence = :fence AND l.owner = l.locked_by AND (l.root IS NOT NULL OR l.holds IS NOT NULL) AND l.lock_until > UTC_TIMESTAMP(6);

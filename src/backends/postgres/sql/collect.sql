@@ -1,5 +1,5 @@
 -- Removes rows last used longer ago than this, what is remembered from before then, and waiters that are gone.
--- $1 seconds
+-- $1 seconds, $2 what names of the namespace begin with
 WITH t AS (
     SELECT timezone('utc', clock_timestamp()) - $1 * interval '1 second' AS before
 ), gone AS (
@@ -13,7 +13,7 @@ WITH t AS (
     DELETE FROM {marks} AS m USING t WHERE m.fence < extract(epoch FROM t.before) * 1000000
 )
 DELETE FROM {table} AS l USING t
- WHERE greatest(l.lock_until, l.locked_at, l.renewed_at) < t.before
+ WHERE left(l.name, length($2)) = $2 AND l.mode IS NULL AND greatest(l.lock_until, l.locked_at, l.renewed_at) < t.before
    AND l.lock_until < timezone('utc', clock_timestamp())
    -- What later runs go by stays for as long as they do.
    AND coalesce(l.paced_at + greatest(l.guard_ms, l.at_least_ms) * interval '1 millisecond' < timezone('utc', clock_timestamp()), true)

@@ -28,7 +28,8 @@ WITH granted AS (
         metadata = excluded.metadata,
         crowd = excluded.crowd,
         revision = l.revision + 1{start_set}
-    WHERE l.lock_until <= excluded.locked_at
+    WHERE (l.lock_until <= excluded.locked_at OR l.owner = l.locked_by AND l.root IS NULL AND l.holds IS NULL)
+      AND l.mode IS NULL
       AND coalesce(l.layout, 0) < 200
       AND l.fence < 9007199254740990
       {nobody_first}
@@ -41,6 +42,7 @@ WITH granted AS (
     SELECT l.fence, l.locked_at, l.lock_until, l.metadata, m.broken
       FROM {table} AS l LEFT JOIN {marks} AS m ON m.name = l.name AND m.fence = l.fence
      WHERE l.name = $1 AND l.owner = l.locked_by AND l.lock_until > timestamp '2000-01-02'
+       AND (l.root IS NOT NULL OR l.holds IS NOT NULL)
 ), vanished AS (
     INSERT INTO {runs} (name, fence, since, ended, how, why, metadata)
     SELECT $1, o.fence, o.locked_at, o.lock_until, CASE WHEN o.broken IS NULL THEN 'expired' ELSE 'broken' END, o.broken, o.metadata

@@ -8,6 +8,6 @@ WITH old AS (
 )
 INSERT INTO {marks} AS m (name, fence, mark, broken)
 SELECT l.name, l.fence, $3, $4 FROM {table} AS l
- WHERE l.name = $1 AND l.fence = $2 AND l.owner = l.locked_by AND l.lock_until > timezone('utc', clock_timestamp())
+ WHERE l.name = $1 AND l.fence = $2 AND l.owner = l.locked_by AND (l.root IS NOT NULL OR l.holds IS NOT NULL) AND l.lock_until > timezone('utc', clock_timestamp())
 ON CONFLICT (name, fence) DO UPDATE SET mark = excluded.mark, broken = excluded.broken
 RETURNING 1

@@ -8,8 +8,8 @@ SELECT held.pid, coalesce(s.shared, false) AS shared, s.fence, s.metadata,
        -- A session that is just ending keeps its locks for an instant longer than its place among the others.
        CASE WHEN a.pid IS NULL THEN s.ttl_ms * 1000
             ELSE (extract(epoch FROM clock_timestamp() - a.state_change) * 1000000)::bigint END AS silent_us,
-       s.ttl_ms, m.mark, m.seen,
-       (SELECT f.fence FROM {fences} AS f WHERE f.name = $1) AS last_fence
+       s.ttl_ms, m.mark, m.seen, a.backend_start::text AS began,
+       (SELECT f.fence FROM {fences} AS f WHERE f.name = $1) AS last_fence, s.since
   FROM (SELECT 1) AS one
   LEFT JOIN (
     WITH named AS (
@@ -21,12 +21,13 @@ SELECT held.pid, coalesce(s.shared, false) AS shared, s.fence, s.metadata,
             ON has.pid = said.pid AND has.granted AND has.locktype = 'relation' AND has.mode = 'RowShareLock'
            AND has.relation = '{rows}'::regclass
           LEFT JOIN pg_stat_activity AS lives ON lives.pid = said.pid
-         WHERE said.name = $1 AND coalesce(lives.backend_start, said.since) <= said.since
+         WHERE said.name = $1 AND said.server = {server} AND coalesce(lives.backend_start, said.since) <= said.since
     )
     SELECT pid FROM named
     UNION SELECT pid FROM told WHERE shared OR NOT EXISTS (SELECT FROM named)
   ) AS held ON true
-  LEFT JOIN {sessions} AS s ON s.name = $1 AND s.pid = held.pid
+  LEFT JOIN {sessions} AS s ON s.name = $1 AND s.pid = held.pid AND s.server = {server}
   LEFT JOIN {marks} AS m ON m.name = $1 AND m.fence = s.fence
   LEFT JOIN pg_stat_activity AS a ON a.pid = held.pid
- ORDER BY s.since
+UNION ALL
+{left_holds} ORDER BY since

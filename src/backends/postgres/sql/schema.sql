@@ -78,8 +78,9 @@ CREATE TABLE IF NOT EXISTS {marks} (
     seen   boolean NOT NULL DEFAULT false,
     PRIMARY KEY (name, fence)
 );
--- What is known of their holds, which end with the server and so need no log.
-CREATE UNLOGGED TABLE IF NOT EXISTS {sessions} (
+-- What is known of their holds: of one that a server left behind when it was restarted, or another one took over, the next holder must
+-- know when its lease is over.
+CREATE TABLE IF NOT EXISTS {sessions} (
     name     text COLLATE "C" NOT NULL,
     pid      integer NOT NULL,
     hold     text NOT NULL,
@@ -90,3 +91,8 @@ CREATE UNLOGGED TABLE IF NOT EXISTS {sessions} (
     metadata text,
     PRIMARY KEY (name, pid)
 );
+ALTER TABLE {sessions} SET LOGGED;
+ALTER TABLE {sessions}
+    -- Which server, since when, and when its lease is over if that server is gone.
+    ADD COLUMN IF NOT EXISTS server text,
+    ADD COLUMN IF NOT EXISTS ends   timestamptz;

@@ -4,11 +4,13 @@
     ADD COLUMN IF NOT EXISTS guard_ms        bigint,
     ADD COLUMN IF NOT EXISTS at_least_ms     bigint,
     ADD COLUMN IF NOT EXISTS paced_who       text,
+    ADD COLUMN IF NOT EXISTS paced_hold      text,
     ADD COLUMN IF NOT EXISTS start_at        timestamp,
     ADD COLUMN IF NOT EXISTS start_fence     bigint,
     ADD COLUMN IF NOT EXISTS start_stage     text,
     ADD COLUMN IF NOT EXISTS start_tries     bigint,
     ADD COLUMN IF NOT EXISTS start_window_ms bigint,
     ADD COLUMN IF NOT EXISTS start_who       text,
+    ADD COLUMN IF NOT EXISTS start_hold      text,
     ADD COLUMN IF NOT EXISTS warned_fence    bigint,
     ADD COLUMN IF NOT EXISTS warned_level    bigint;

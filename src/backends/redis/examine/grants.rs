@@ -17,6 +17,7 @@ pub(in crate::backends) struct Needs<'a> {
     pub publishes: bool,
     pub select: bool,
     pub replicas: bool,
+    pub all_replicas: bool,
     pub sentinel: bool,
     pub cluster: bool,
 }
@@ -36,12 +37,10 @@ impl<'a> Needs<'a> {
                 "del",
                 "pexpire",
                 "pexpireat",
-                "exists",
                 "zadd",
                 "zrem",
                 "zrank",
                 "zscore",
-                "zcard",
                 "zcount",
                 "zrangebyscore",
                 "hmget",
@@ -56,12 +55,14 @@ impl<'a> Needs<'a> {
                 "eval",
                 "time",
                 "type",
+                "exists",
                 "hexists",
                 "hrandfield",
                 "hlen",
                 "pttl",
                 "hget",
                 "hgetall",
+                "hkeys",
                 "hvals",
                 "zrange",
                 "lrange",
@@ -71,6 +72,7 @@ impl<'a> Needs<'a> {
             publishes: true,
             select: false,
             replicas: false,
+            all_replicas: false,
             sentinel: false,
             cluster: false,
         }
@@ -87,11 +89,11 @@ pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
         words.push(format!("~redisson_lock_token:{{{start}*}}"));
     }
     if needs.publishes && role.writes() {
-        // How long Redisson's readers last, and ours.
-        words.push(format!("~{{{start}*}}:*:rwlock_timeout:*"));
+        // How long Redisson's readers last, and ours; and who waits for its fair lock.
+        words.push(format!("~{{{start}*}}:*:rwlock_timeout:* ~redisson_lock_queue:{{{start}*}}"));
     }
     if needs.publishes && role.writes() {
-        words.push(format!("&redisson_lock__channel:{{{start}*}} &redisson_rwlock:{{{start}*}}"));
+        words.push(format!("&redisson_lock__channel:{{{start}*}}* &redisson_rwlock:{{{start}*}}"));
     }
     let mut commands = needs.reads.to_vec();
     if role.writes() {
@@ -100,7 +102,8 @@ pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
     for (wanted, names) in [
         (needs.select, &["select"] as &[&str]),
         (needs.replicas && role.writes(), &["wait"]),
-        (needs.sentinel, &["role"]),
+        (needs.sentinel || needs.all_replicas && role.writes() && !needs.cluster, &["role"]),
+        (needs.all_replicas && role.writes() && needs.cluster, &["cluster|nodes"]),
         (needs.cluster, &["cluster|slots", "asking", "exists"]),
         (needs.cluster && needs.publishes && role.writes(), &["spublish"]),
     ] {

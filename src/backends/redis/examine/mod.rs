@@ -16,12 +16,12 @@ pub use self::{
 };
 pub(in crate::backends) use self::{
     grants::{Needs, grants},
-    server::{Part, Server, field, merge, questions, time as server_time},
+    server::{Part, Server, field, merge, questions, replicas as connected_replicas, time as server_time},
 };
 use super::{Redis, connection::Connection, options, race::HEDGE, reading::exchange, reply};
 use crate::{
     backends::transport,
-    lock::{Check, Examine, Finding, Grants, Key, Result, Role, ServerTime},
+    lock::{Admin, Check, Finding, Grants, Key, Result, Role, ServerTime},
 };
 
 impl Redis {
@@ -48,7 +48,7 @@ impl Redis {
 
     /// What fails in silence for want of a right: a lock is taken and given back all the same, but nobody is woken by it.
     async fn look_at_rights(&mut self) -> Result<Finding> {
-        let names = self.names(&Key::probe());
+        let names = self.names(&Key::probe())?;
         let mut pipeline = ::redis::pipe();
         pipeline.cmd("TYPE").arg(&names.lock).cmd("GET").arg(&names.fence).cmd("EXISTS").arg(&names.wake);
         // Nobody listens to the probe's channels.
@@ -109,7 +109,7 @@ fn tls(options: &options::Options) -> Finding {
 }
 
 #[async_trait(?Send)]
-impl Examine for Redis {
+impl Admin for Redis {
     fn checks(&self) -> Vec<Check> {
         let deployment = match &self.options().server {
             options::Server::Sentinel(_) => SENTINEL,
@@ -120,13 +120,11 @@ impl Examine for Redis {
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
-        let outcome = self.look_at_servers().await;
-        self.about(outcome, "doctor", None)
+        self.look_at_servers().await
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        let outcome = self.read_clocks().await;
-        self.about(outcome, "doctor", None)
+        self.read_clocks().await
     }
 
     fn grants(&self, role: Role) -> Grants {
@@ -134,6 +132,7 @@ impl Examine for Redis {
         let mut needs = Needs::scripts_and_lists(&options.namespace);
         needs.select = options.db != 0;
         needs.replicas = options.replicas.is_some();
+        needs.all_replicas = options.replicas.is_some_and(|replicas| replicas.count == options::Replicas::ALL);
         match &options.server {
             options::Server::Sentinel(_) => needs.sentinel = true,
             options::Server::Cluster(_) => needs.cluster = true,

@@ -7,7 +7,7 @@ use redis::{Pipeline, Value};
 use super::text;
 use crate::{
     backends::redis::{
-        options::{Address, Options},
+        options::{Address, Options, Replicas},
         reply,
     },
     lock::{Check, Finding, ServerTime, Severity, check},
@@ -190,12 +190,21 @@ impl Server {
             1 => "a master with 1 replica".to_owned(),
             count => format!("a master with {count} replicas"),
         };
-        match options.replicas {
-            Some(wanted) if count < u64::from(wanted.count) => {
-                let text = format!("{has}, and replicas={}", wanted.count);
+        match options.replicas.map(|replicas| replicas.count) {
+            Some(Replicas::ALL) if count == 0 => {
+                Finding::not_safe(ID, format!("{has}, and replicas=all"), "no grant and no renewal counts").mend("bring the replicas back")
+            }
+            Some(Replicas::ALL) => Finding::ok(ID, format!("{has}; all must have each grant")),
+            Some(wanted) if count < u64::from(wanted) => {
+                let text = format!("{has}, and replicas={wanted}");
                 Finding::not_safe(ID, text, "no grant and no renewal counts").mend("bring the replicas back, or ask for fewer")
             }
-            Some(wanted) => Finding::ok(ID, format!("{has}; {} must have each grant", wanted.count)),
+            Some(wanted) if count > u64::from(wanted) => {
+                let text = format!("{has}, and replicas={wanted}");
+                let risk = "a master that is cut off with one of them goes on renewing, while another one is promoted: two may run";
+                Finding::not_safe(ID, text, risk).mend("replicas=all in the URL")
+            }
+            Some(wanted) => Finding::ok(ID, format!("{has}; {wanted} must have each grant")),
             None if count == 0 && fails_over => {
                 Finding::warn(ID, has, "nobody can take over for it").mend("give it a replica: REPLICAOF on another server")
             }
@@ -207,7 +216,7 @@ impl Server {
                 };
                 let risk = format!("a failover forgets a lock that they had not heard of, so that two may run{least}");
                 Finding::warn(ID, format!("{has}, and grants wait for none"), risk).mend(match part {
-                    Part::Store => "replicas=1 in the URL; CONFIG SET min-replicas-to-write 1",
+                    Part::Store => "replicas=all in the URL; CONFIG SET min-replicas-to-write 1",
                     Part::Vote => "REPLICAOF NO ONE on them: the other nodes are what makes up for one that fails",
                     Part::Tair => "no setting closes that gap: have the resource check DLOCK_FENCE",
                 })
@@ -253,7 +262,7 @@ pub(in crate::backends) fn time(server: String, reply: &Value) -> Option<ServerT
 }
 
 /// The replicas in a master's answer to `ROLE`: `[master, offset, [[host, port, offset]…]]`.
-pub(super) fn replicas(role: &Value) -> Vec<Address> {
+pub(in crate::backends) fn replicas(role: &Value) -> Vec<Address> {
     let Some([_, _, replicas]) = reply::items(role) else { return Vec::new() };
     let address = |replica: &Value| {
         let [host, port, ..] = reply::items(replica)? else { return None };
@@ -327,7 +336,7 @@ fn megabytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::redis::options::{Replicas, Server as Place};
+    use crate::backends::redis::options::Server as Place;
 
     fn nothing() -> Server {
         Server::read(&[Value::Nil, Value::Nil, Value::Nil, Value::Nil])
@@ -359,6 +368,8 @@ mod tests {
             |count, wanted| server(&format!("role:master connected_slaves:{count}")).replication(&options(wanted), Part::Store).severity;
         assert_eq!((with(0, None), with(1, None)), (Severity::Ok, Severity::Warn));
         assert_eq!((with(1, Some(1)), with(1, Some(2))), (Severity::Ok, Severity::Unsafe));
+        assert_eq!((with(2, Some(2)), with(2, Some(1))), (Severity::Ok, Severity::Unsafe), "one cut off with its master, one promoted");
+        assert_eq!((with(2, Some(Replicas::ALL)), with(0, Some(Replicas::ALL))), (Severity::Ok, Severity::Unsafe));
     }
 
     #[test]

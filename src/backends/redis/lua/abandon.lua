@@ -1,6 +1,7 @@
 -- Leaves the queue, and passes on a wake-up that this waiter may have taken without using it.
 --
 -- KEYS  1 lock  2 queue  3 waiters  4 wake-up list  5 line  6 wake-up list of its own  7 fair  8 fair-readers
+--       9 the line's common wake-up list
 -- ARGV  1 hold  2 what the wake-up lists of those in the line begin with
 -- Reply 1
 --
@@ -18,6 +19,6 @@ if free then
   wake_one(KEYS[2], KEYS[4])
 end
 if free or went > 0 then
-  wake_line(KEYS[5], ARGV[2])
+  wake_line(KEYS[5], ARGV[2], KEYS[9])
 end
 return 1

@@ -5,7 +5,7 @@
 -- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": enter the owner's hold only  5 "1": join the queue if busy
 --       6 "1": this hold may be in the queue  7 "1": detached  8 metadata as JSON, or ""
 --       9 place  10 skew guard in ms  11 at-least in ms  12 once: window in ms  13 retries of failed runs  14 "1": of crashed ones
---       15 "1": in fair order
+--       15 "1": in fair order  16 what the wake-up lists of those in the line begin with
 -- Reply {"granted", fence, holds}
 --       {"busy", now, pttl, {field, value, ...} of the lock, {field, value, ...} of the record, place or 0, {shares}, for how many ms
 --        the lock is kept for who is to go first, or 0}
@@ -15,9 +15,12 @@
 --       {"alien", type, pttl}     something else than a hash is stored there
 --       {"layout", version}       a newer dlock's
 --
+-- The lock is busy as long as there is a share that has not ended, even if another library let the lock itself end.
+--
 -- Worst cases: the reply is lost and the request repeated (the owner's field says so: same fence, counted once);
 -- the server is out of memory or a right is missing half-way (nothing is rolled back, so every kind of command
--- that the lock itself needs has succeeded on the record before the lock is written: no lock without expiry).
+-- that the lock itself needs has succeeded on the record before the lock is written: no lock without expiry; and nothing that comes after
+-- that fails).
 
 local lock, counter, record_key, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local owner, hold, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -50,13 +53,14 @@ end
 
 if kind == 'hash' then
   local record, flat = read_record(record_key)
-  if is_newer(record) then
+  -- That of another hold, which had the lock before, says nothing.
+  if is_newer(record) and (not record.owner or has_field(lock, record.owner .. ':1:write')) then
     return { 'layout', record.v }
   end
   local ours = has_field(lock, field)
   if ours and record.owner == owner then
     local others, _, ended = other_holds(record, hold, now)
-    local latest = math.max(ends, now + redis.call('PTTL', lock))
+    local latest = math.max(ends, end_of(lock) or 0)
     -- Asked again after it was extended, the hold keeps what it was given.
     ends = math.max(ends, (live_hold(record, hold, now)) or 0)
     redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. ARGV[3])
@@ -85,15 +89,21 @@ if reenter then
   return { 'not-held' }
 end
 
+-- Looked at only where there may be something.
+local others = redis.call('EXISTS', KEYS[10], KEYS[12], KEYS[13]) > 0
+local shared_until = others and kind == 'none' and last_end(KEYS[10]) or 0
+if shared_until > now then
+  local place, some = join and wait_in_place() or 0, some_shares(KEYS[9], KEYS[10])
+  return { 'busy', now, -2, {}, {}, place, some, shared_until - now }
+end
+
 local terms, starts = read_terms(9), read_record(KEYS[8])
-local refused = judge(starts, terms, now)
+local refused = judge(starts, terms, now, hold)
 if refused then
   return refused
 end
 
--- Looked at only where there may be something.
-local others = redis.call('EXISTS', KEYS[10], KEYS[12], KEYS[13]) > 0
-local left = others and held_up(lock, counter, queue, waiters, KEYS[11], KEYS[12], KEYS[13], 'x', hold, now, us)
+local left = others and held_up(lock, counter, queue, waiters, KEYS[11], KEYS[12], KEYS[13], 'x', hold, now, us, ARGV[16])
 if left then
   return { 'busy', now, -2, {}, {}, join and wait_in_place() or 0, {}, left }
 end
@@ -118,7 +128,7 @@ if beside ~= 'none' then
 end
 redis.call('HSET', record_key, unpack(record))
 redis.call('PEXPIREAT', record_key, whole(ends + KEEP))
-begin(KEYS[8], starts, terms, fence, now, ARGV[8])
+begin(KEYS[8], starts, terms, fence, now, ARGV[8], hold)
 redis.call('HSET', lock, 'mode', 'write', field, '1')
 redis.call('PEXPIREAT', lock, whole(ends))
 if queued then
@@ -126,6 +136,6 @@ if queued then
 end
 remember_vanished(vanished, KEYS[6], KEYS[7], now)
 if others then
-  sweep(lock, KEYS[9], KEYS[10], KEYS[6], KEYS[7], now, true)
+  sweep(lock, KEYS[9], KEYS[10], KEYS[6], KEYS[7], now)
 end
 return { 'granted', fence, 1 }

@@ -1,9 +1,10 @@
 -- Marks a hold as to be broken, or takes the lock away from it at once. Only the hold with this fence.
 --
 -- KEYS  1 lock  2 record  3 queue  4 wake-up list  5 runs  6 runs that ended badly  7 shares  8 their ends  9 line
+--       10 its common wake-up list
 -- ARGV  1 fence  2 the mark as JSON  3 the same as the end of a line of the history  4 "1": at once
 --       5 channel that waits for Redisson's plain lock  6 channel that waits for its read-write lock  7 "1": in a cluster
---       8 what the wake-up lists of those in the line begin with
+--       8 what the wake-up lists of those in the line begin with  9 queue of Redisson's fair lock
 -- Reply {"done"} | {"changed"} | {"layout", version}
 
 local lock, record_key, queue, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -15,8 +16,9 @@ local share
 if record.fence ~= ARGV[1] or not record.owner or not has_field(lock, record.owner .. ':1:write') then
   local texts = redis.pcall('HVALS', KEYS[7])
   for _, text in ipairs(texts.err and {} or texts) do
-    local one = cjson.decode(text)
-    if one.fence == ARGV[1] and not is_newer(one) and has_field(lock, field_of(one)) then
+    local one = share_from(text)
+    -- One that the lock has forgotten keeps others out all the same.
+    if one and one.fence == ARGV[1] and not is_newer(one) then
       share, record = one, one
     end
   end
@@ -36,15 +38,15 @@ if ARGV[4] ~= '1' then
 end
 local free = true
 if share then
-  free = drop_share(lock, KEYS[7], KEYS[8], share)
+  free = drop_share(lock, KEYS[7], KEYS[8], share, (clock()))
 else
   redis.call('DEL', lock)
   redis.pcall('DEL', record_key)
 end
 if free then
   wake_one(queue, wake)
-  tell_redisson(ARGV[5], ARGV[6], ARGV[7])
+  tell_redisson(ARGV[5], ARGV[6], ARGV[9], ARGV[7])
 end
-wake_line(KEYS[9], ARGV[8])
+wake_line(KEYS[9], ARGV[8], KEYS[10])
 remember(KEYS[5], KEYS[6], past(record, (clock()), ARGV[3]), true)
 return { 'done' }

@@ -14,6 +14,16 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
+-- When a key ends, never before it does; nil if it has no end. One that does not exist has ended.
+local function end_of(key)
+  local left = redis.pcall('PTTL', key)
+  if type(left) ~= 'number' or left == -1 then
+    return nil
+  end
+  -- Before Redis 7.2 the clock goes on while a script runs: it is read after what is left.
+  return left < 0 and 0 or clock() + left
+end
+
 -- The record at `key` as a table, and as the flat list that Redis returns.
 local function read_record(key)
   local flat, record = redis.call('HGETALL', key), {}
@@ -120,8 +130,8 @@ local function remember_vanished(record, runs, bad, now)
 end
 
 -- What is kept of the starts of a lock's runs, in a hash of its own, for `terms` of later ones. Of the last run that had a skew guard or
--- at-least, p and: s when (ms), f fence, p place, g guard in ms, l at-least in ms, m who as JSON. Of the last that had once, o and: s, f, m,
--- x what became of it (started, ok, failed, undone), n the how manieth try it is, w its window in ms. wf, wl: the hold that was last warned about, and up to which level.
+-- at-least, p and: s when (ms), f fence, p place, g guard in ms, l at-least in ms, m who as JSON, h the hold that wrote it. Of the last that had
+-- once, o and: s, f, m, h, x what became of it (started, ok, failed, undone), n the how manieth try it is, w its window in ms. wf, wl: the hold that was last warned about, and up to which level.
 
 -- Six arguments from the nth on; each may be "".
 local function read_terms(n)
@@ -136,10 +146,17 @@ local function left_of(since, length, now)
   end
 end
 
--- Why a lock that is free is not to be granted: {"refused", rule, length or state, fence, age in ms, ms left, who}; nil if it is.
-local function judge(starts, terms, now)
+-- Whether an attempt of `hold` wrote the last start that had once, whose command was never started.
+local function is_own(starts, hold)
+  return starts.oh == hold and starts.ox == 'started'
+end
+
+-- Why a lock that is free is not to be granted to `hold`: {"refused", rule, length or state, fence, age in ms, ms left, who}; nil if it is. A
+-- hold is never refused by a start of its own whose end was not told: an earlier attempt whose answer was lost wrote that, and its command was
+-- never started.
+local function judge(starts, terms, now, hold)
   local since = tonumber(starts.ps)
-  if since then
+  if since and starts.ph ~= hold then
     local left = left_of(since, starts.pl, now)
     if left then
       return { 'refused', 'at-least', starts.pl, starts.pf, now - since, left, starts.pm or '' }
@@ -150,7 +167,7 @@ local function judge(starts, terms, now)
     end
   end
   since = tonumber(starts.os)
-  if since and terms.window ~= '' then
+  if since and not is_own(starts, hold) and terms.window ~= '' then
     local age, state = now - since, starts.ox
     local again = state == 'undone' or age >= tonumber(terms.window)
       or (state == 'failed' and (tonumber(starts.on) or 1) <= tonumber(terms.failed))
@@ -161,8 +178,8 @@ local function judge(starts, terms, now)
   end
 end
 
--- Takes down a start, if `terms` say so.
-local function begin(key, starts, terms, fence, now, who)
+-- Takes down a start of `hold`, if `terms` say so.
+local function begin(key, starts, terms, fence, now, who, hold)
   local fields, length = {}, 0
   local function add(...)
     for _, value in ipairs({ ... }) do
@@ -170,15 +187,15 @@ local function begin(key, starts, terms, fence, now, who)
     end
   end
   if terms.guard ~= '' or terms.least ~= '' then
-    add('ps', whole(now), 'pf', fence, 'pp', terms.place, 'pg', terms.guard, 'pl', terms.least, 'pm', who)
+    add('ps', whole(now), 'pf', fence, 'pp', terms.place, 'pg', terms.guard, 'pl', terms.least, 'pm', who, 'ph', hold)
     length = math.max(tonumber(terms.guard) or 0, tonumber(terms.least) or 0)
   end
   if terms.window ~= '' then
     local since, tries = tonumber(starts.os), 1
     if since and now - since < tonumber(terms.window) then
-      tries = (tonumber(starts.on) or 0) + 1
+      tries = (tonumber(starts.on) or 0) + (is_own(starts, hold) and 0 or 1)
     end
-    add('os', whole(now), 'of', fence, 'ox', 'started', 'on', whole(tries), 'ow', terms.window, 'om', who)
+    add('os', whole(now), 'of', fence, 'ox', 'started', 'on', whole(tries), 'ow', terms.window, 'om', who, 'oh', hold)
     length = math.max(length, tonumber(terms.window))
   end
   if #fields > 0 then
@@ -188,23 +205,32 @@ local function begin(key, starts, terms, fence, now, who)
   end
 end
 
--- Takes down what became of the start of the hold with this fence. Never fails: what came before must stand.
-local function became(key, fence, state)
-  if state == '' or not fence then
-    return
+-- The part of the record of starts that `became` changes, or nil. Read before anything is changed: it fails while a cluster has moved the record
+-- elsewhere, and what became of a start would be lost.
+local function known_start(key, state)
+  if state == '' then
+    return nil
   end
   local known = redis.pcall('HMGET', key, 'pf', 'of', 'ox', 'on')
-  if known.err then
+  if known.err and state ~= 'undone' and string.find(known.err, 'non local key', 1, true) then
+    error(known.err)
+  end
+  return not known.err and known or nil
+end
+
+-- Takes down what became of the start of the hold with this fence. Never fails: what came before must stand.
+local function became(key, fence, state, known)
+  if not known or not fence then
     return
   end
   if state == 'undone' and known[1] == fence then
-    redis.pcall('HDEL', key, 'ps', 'pf', 'pp', 'pg', 'pl', 'pm')
+    redis.pcall('HDEL', key, 'ps', 'pf', 'pp', 'pg', 'pl', 'pm', 'ph')
   end
   if known[2] == fence and known[3] == 'started' then
     local tries = tonumber(known[4]) or 1
     if state == 'undone' then
       -- What was tried before had failed, or it could not have been tried again.
-      tries = tries - 1
+      tries = math.max(tries - 1, 0)
       state = tries > 0 and 'failed' or 'undone'
     end
     redis.pcall('HSET', key, 'ox', state, 'on', whole(tries))

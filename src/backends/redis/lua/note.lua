@@ -19,9 +19,9 @@ if ARGV[1] == 'lost' then
   end
   local texts = redis.pcall('HVALS', KEYS[7])
   for _, text in ipairs(texts.err and {} or texts) do
-    local share = cjson.decode(text)
+    local share = share_from(text)
     local now = clock()
-    if share.fence == ARGV[2] and not is_newer(share) and (select(2, other_holds(share, '', now)) <= now or not has_field(KEYS[1], field_of(share))) then
+    if share and share.fence == ARGV[2] and not is_newer(share) and (select(2, other_holds(share, '', now)) <= now or not has_field(KEYS[1], field_of(share))) then
       redis.pcall('HDEL', KEYS[1], field_of(share))
       redis.call('HDEL', KEYS[7], share.owner)
       redis.call('ZREM', KEYS[8], share.owner)

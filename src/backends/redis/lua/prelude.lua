@@ -17,13 +17,21 @@
 -- it lies the string that Redisson looks for to see how long each reader lasts. A permit is a share as well, in mode "permits", which no
 -- other library knows and each takes for busy; its field "<owner>:1:permit" has its number. What dlock knows of shares lies in
 -- two keys: in `shares`, a hash, by owner a record as above in JSON, with `kind` and for permits `most` and `permit`; and in
--- `ends`, a sorted set, by owner when the last of its holds ends. A share counts only while the lock has its field.
-
+-- `ends`, a sorted set, by owner when the last of its holds ends. A hold of a share is extended only while the lock has its field. Until its
+-- end in `ends` the share keeps the lock from writers and permits even if the lock is gone: Redisson's watchdog cuts the lock's time.
 --
 -- Who waits for the whole lock stands in the queue, and one of them is woken by a push to one list for all. Who waits for a share, or in
--- fair order, stands in the line, and each blocks on a list of its own. Of those in the line, `fair` and `fair-readers` have those who asked
--- for fair order, with the same scores; the hash of waiters has under "as:<hold>" what they want: "x" the whole lock, "s" to read, "p<n>"
--- one of n permits; and under "called:<hold>" since when somebody has let one go first, and the fence counter then.
+-- fair order, stands in the line, and each blocks on a list of its own and on one for all of the line. Of those in the line, `fair` and
+-- `fair-readers` have those who asked for fair order, with the same scores; the hash of waiters has under "as:<hold>" what they want: "x" the
+-- whole lock, "s" to read, "p<n>" one of n permits; and under "called:<hold>" since when another one lets it go first, and the fence
+-- counter then.
+--
+-- A cluster that moves a slot refuses a script if one of its declared keys has moved and another one has not, or never was. Scripts that
+-- extend a hold or give it back therefore declare the lock only, and are told the other names as arguments. A command of theirs on a key that
+-- has moved fails, or finds nothing at the new server: see `assert_together`.
+
+-- How many fields a lock with shares has at most, and how many times one reader of Redisson may have entered it.
+local MANY, MOST_ENTERED = 10000, 1000
 
 -- Whether the hash at `lock` has `field`. Something else than a hash has not; other errors are raised.
 local function has_field(lock, field)
@@ -47,16 +55,40 @@ local function timeout_of(lock, share)
   return '{' .. lock .. '}:' .. share.owner .. ':1:rwlock_timeout:1'
 end
 
+-- A share from its JSON; nil if there is none, or if it can't be read.
+local function share_from(text)
+  local fine, share = pcall(cjson.decode, type(text) == 'string' and text or '')
+  if not fine or type(share) ~= 'table' or type(share.owner) ~= 'string' then
+    return nil
+  end
+  for _, value in pairs(share) do
+    if type(value) ~= 'string' then
+      return type(share.v) == 'string' and is_newer(share) and share or nil
+    end
+  end
+  return share
+end
+
 -- The owner's share as a table, and nil if it has none or the lock knows nothing of it.
 local function share_of(lock, shares, owner)
-  local text = redis.call('HGET', shares, owner)
-  local share = text and cjson.decode(text)
+  local share = share_from(redis.call('HGET', shares, owner))
   if share and (is_newer(share) or has_field(lock, field_of(share))) then
     return share
   end
 end
 
--- Writes a share down, which is there until `ends`.
+-- Fails while a cluster has moved some of these keys to another server and some not.
+local function assert_together(...)
+  redis.call('EXISTS', ...)
+end
+
+-- When the last share ends, and whose it is; 0 if there is none.
+local function last_end(ends_key)
+  local last = redis.pcall('ZRANGE', ends_key, -1, -1, 'WITHSCORES')
+  return tonumber(last[2]) or 0, last[1]
+end
+
+-- Writes a share down, which is there until `ends`. Returns when the last of all ends.
 local function save_share(lock, shares, ends_key, share, ends)
   -- First what another right is needed for, so that nothing is left of a share that can't be had.
   if share.kind == 'shared' then
@@ -64,37 +96,96 @@ local function save_share(lock, shares, ends_key, share, ends)
   end
   redis.call('ZADD', ends_key, whole(ends), share.owner)
   redis.call('HSET', shares, share.owner, cjson.encode(share))
-  local latest = whole(tonumber(redis.call('ZRANGE', ends_key, -1, -1, 'WITHSCORES')[2]) + KEEP)
-  redis.call('PEXPIREAT', shares, latest)
-  redis.call('PEXPIREAT', ends_key, latest)
+  local latest = last_end(ends_key)
+  redis.call('PEXPIREAT', shares, whole(latest + KEEP))
+  redis.call('PEXPIREAT', ends_key, whole(latest + KEEP))
+  return latest
 end
 
 -- Keeps a lock that has shares until `ends` at least. One without an end, which a reader of Redisson may have, stays so.
-local function keep_lock(lock, ends, now)
-  local left = redis.call('PTTL', lock)
-  if left ~= -1 then
-    redis.call('PEXPIREAT', lock, whole(math.max(ends, now + left)))
+local function keep_lock(lock, ends)
+  local present = end_of(lock)
+  if present then
+    redis.call('PEXPIREAT', lock, whole(math.max(ends, present)))
   end
 end
 
--- Lets a lock that has shares end with the last of them, and frees it if there is none; whether it did. A reader that was given back,
--- or crashed, must not keep the lock.
-local function settle_lock(lock, ends_key)
-  local last = redis.pcall('ZRANGE', ends_key, -1, -1, 'WITHSCORES')
-  local latest, left, now = tonumber(last[2]) or 0, redis.call('HLEN', lock) - 1, clock()
-  if left > redis.call('ZCARD', ends_key) then
-    -- Readers of Redisson, each of which is as many as it entered. One without an end keeps the lock so.
-    if redis.call('PTTL', lock) == -1 then
-      return false
-    end
-    local fields = redis.call('HGETALL', lock)
-    for i = 1, #fields, 2 do
-      for n = 1, tonumber(fields[i + 1]) or 0 do
-        latest = math.max(latest, now + redis.call('PTTL', '{' .. lock .. '}:' .. fields[i] .. ':rwlock_timeout:' .. n))
+-- The values of a hash in this mode, without the mode, if each of its fields is that of a reader or of a permit; nil otherwise.
+local function values_of_shares(lock, mode)
+  local count = redis.call('HLEN', lock)
+  if count < 2 or count > MANY then
+    return nil
+  end
+  local fields, values = redis.call('HGETALL', lock), {}
+  local shape = mode == 'read' and '^.+:%d+$' or '^.+:%d+:permit$'
+  for i = 1, #fields, 2 do
+    if fields[i] ~= 'mode' then
+      local number = tonumber(string.match(fields[i + 1], '^%d+$'))
+      if not number or mode == 'read' and number > MOST_ENTERED or not string.match(fields[i], shape) then
+        return nil
       end
+      values[#values + 1] = fields[i + 1]
     end
   end
-  if left > 0 and latest > now then
+  return values
+end
+
+-- When the last of Redisson's readers ends, who have these fields in the lock, each as often as it entered; nil if one has no end, or if
+-- that can't be told.
+local function end_of_readers(lock, readers)
+  local latest = 0
+  for field, entered in pairs(readers) do
+    if entered > MOST_ENTERED or not end_of(lock) then
+      return nil
+    end
+    for n = 1, entered do
+      local ends = end_of('{' .. lock .. '}:' .. field .. ':rwlock_timeout:' .. n)
+      if not ends then
+        return nil
+      end
+      latest = math.max(latest, ends)
+    end
+  end
+  return latest
+end
+
+-- Lets a lock that has shares end with the last of them, and frees it if there is none; whether there is no lock now. A reader that was given
+-- back, or crashed, must not keep the lock. What is not ours by its name is a reader of Redisson, or else the lock is left as it is.
+local function settle_lock(lock, shares, ends_key, now)
+  local count = redis.call('HLEN', lock)
+  if count == 0 or count > MANY then
+    return count == 0
+  end
+  local flat, fields, ours, theirs, left = redis.call('HGETALL', lock), {}, {}, {}, 0
+  for i = 1, #flat, 2 do
+    fields[flat[i]] = flat[i + 1]
+  end
+  local mode = fields.mode
+  fields.mode = nil
+  if mode == 'read' then
+    local known = redis.pcall('HKEYS', shares)
+    for _, owner in ipairs(known.err and {} or known) do
+      ours[owner .. ':1'] = true
+    end
+  elseif mode ~= 'permits' then
+    return false
+  end
+  for field, value in pairs(fields) do
+    local entered = tonumber(string.match(value, '^%d+$'))
+    if ours[field] or mode == 'permits' and string.match(field, ':1:permit$') then
+      left = left + 1
+    elseif mode == 'read' and entered and string.match(field, '^.+:%d+$') then
+      theirs[field] = entered
+    else
+      return false
+    end
+  end
+  local latest, last = end_of_readers(lock, theirs), last_end(ends_key)
+  if not latest then
+    return false
+  end
+  latest = math.max(latest, left > 0 and last or 0)
+  if latest > now then
     redis.call('PEXPIREAT', lock, whole(latest))
     return false
   end
@@ -103,31 +194,28 @@ local function settle_lock(lock, ends_key)
 end
 
 -- Takes a share out of the lock; whether that freed it.
-local function drop_share(lock, shares, ends_key, share)
+local function drop_share(lock, shares, ends_key, share, now)
   redis.call('HDEL', lock, field_of(share))
   redis.pcall('DEL', timeout_of(lock, share))
   redis.pcall('HDEL', shares, share.owner)
   redis.pcall('ZREM', ends_key, share.owner)
-  return settle_lock(lock, ends_key)
+  return settle_lock(lock, shares, ends_key, now)
 end
 
--- Remembers the shares that were never given back, a few at a time, and takes them out of the lock; all of them
--- where there is no lock. Whether the lock is free now.
-local function sweep(lock, shares, ends_key, runs, bad, now, is_free)
-  local owners = redis.pcall('ZRANGEBYSCORE', ends_key, '-inf', is_free and '+inf' or whole(now), 'LIMIT', 0, 32)
+-- Remembers the shares that were never given back, and takes them out of the lock; whether there were some. Never fails: what came before
+-- must stand.
+local function sweep(lock, shares, ends_key, runs, bad, now)
+  local owners = redis.pcall('ZRANGEBYSCORE', ends_key, '-inf', whole(now), 'LIMIT', 0, 1000)
   for _, owner in ipairs(owners.err and {} or owners) do
-    local text = redis.call('HGET', shares, owner)
-    local share = text and cjson.decode(text)
-    if share and not is_newer(share) then
-      if not is_free then
-        redis.call('HDEL', lock, field_of(share))
-      end
-      redis.call('HDEL', shares, owner)
-      remember_vanished(share, runs, bad, now)
+    local share = share_from(redis.pcall('HGET', shares, owner))
+    if not share or not is_newer(share) then
+      redis.pcall('HDEL', shares, owner)
     end
-    redis.call('ZREM', ends_key, owner)
+    redis.pcall('HDEL', lock, owner .. ':1', owner .. ':1:permit')
+    remember_vanished(share or {}, runs, bad, now)
+    redis.pcall('ZREM', ends_key, owner)
   end
-  return is_free or (#owners > 0 and settle_lock(lock, ends_key))
+  return not owners.err and #owners > 0
 end
 
 -- Some of the shares there are, in JSON; enough to tell who has the lock. One that has ended is among them as long as the lock has
@@ -169,15 +257,25 @@ local function leave_line(line, fair, fair_readers, waiters, hold)
   redis.pcall('HDEL', waiters, 'as:' .. hold)
 end
 
--- Pushes a wake-up to each of the two who are first in the line of those that want shares and have not one lying there already:
--- one of them may be frozen. Each that is granted a share passes it on. Never fails: what came before must stand.
-local function wake_line(line, prefix)
+-- Pushes a wake-up to a list, of which there is one at most. Never fails: what came before must stand.
+local function push(wake)
+  local count = redis.pcall('LPUSH', wake, '1')
+  if type(count) == 'number' then
+    if count > 1 then
+      redis.pcall('LTRIM', wake, 0, 0)
+    end
+    redis.pcall('PEXPIRE', wake, 15000)
+  end
+end
+
+-- Wakes the one who is first in the line, and of the others the one that has blocked longest, on the list `any`: the first may be dead. Each that
+-- is granted a share passes it on.
+local function wake_line(line, prefix, any)
   local first = redis.pcall('ZRANGE', line, 0, 1)
-  for _, hold in ipairs(first.err and {} or first) do
-    local wake = prefix .. hold
-    if redis.pcall('EXISTS', wake) == 0 then
-      redis.pcall('LPUSH', wake, '1')
-      redis.pcall('PEXPIRE', wake, 15000)
+  if not first.err and #first > 0 then
+    push(prefix .. first[1])
+    if any and #first > 1 then
+      push(any)
     end
   end
 end
@@ -194,56 +292,89 @@ local function has_room(lock, as)
   return mode == 'read' and as == 's'
 end
 
--- For how many ms yet a request that wants `as` must let another one go first that came before it, or nil: one who asked for fair order,
--- but readers don't hold up readers; and a writer, before readers. The lock has room for the request.
---
--- Worst cases: who is to go first has died. It has a second to come from when it was first let go first, and loses its place then; or, if
--- there is no room for it, after 15 s without a sign. A call counts only until somebody is granted the lock (the counter tells) or until
--- it asks again.
-local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us)
-  local mine = redis.call('ZSCORE', line, hold) or redis.call('ZSCORE', queue, hold)
-  local before, most = '(' .. (mine or whole(us)), tonumber(string.match(as, '^p(%d+)$'))
-  for _ = 1, 8 do
-    local first, wants, since
-    for _, key in ipairs(as == 's' and { queue, fair } or { fair, fair_readers }) do
-      local one = redis.call('ZRANGEBYSCORE', key, '-inf', before, 'WITHSCORES', 'LIMIT', 0, 1)
-      if one[1] and (not since or tonumber(one[2]) < since) then
-        first, since = one[1], tonumber(one[2])
-        wants = key == queue and 'x' or redis.call('HGET', waiters, 'as:' .. first) or 'x'
-      end
+-- How many of those in front of a request are looked at; in ms: for how long the first of them is waited for before the others are called as
+-- well, how long each has to come, and when one that gave no sign is gone.
+local FRONT, HEAR, TURN, GONE = 100, 200, 1000, 15000
+
+-- Those who came before a request that wants `as` and go before it, in their order: those who asked for fair order, but readers don't hold up
+-- readers; and writers, before readers.
+local function in_front(queue, waiters, fair, fair_readers, as, before)
+  local front, fields = {}, {}
+  for _, key in ipairs(as == 's' and { queue, fair } or { fair, fair_readers }) do
+    local found = redis.call('ZRANGEBYSCORE', key, '-inf', before, 'WITHSCORES', 'LIMIT', 0, FRONT)
+    for i = 1, #found, 2 do
+      front[#front + 1] = { hold = found[i], since = tonumber(found[i + 1]), plain = key == queue }
     end
-    if not first then
+  end
+  if #front == 0 then
+    return front
+  end
+  table.sort(front, function(a, b) return a.since < b.since end)
+  for i, one in ipairs(front) do
+    fields[3 * i - 2], fields[3 * i - 1], fields[3 * i] = one.hold, 'as:' .. one.hold, 'called:' .. one.hold
+  end
+  local said = redis.call('HMGET', waiters, unpack(fields))
+  for i, one in ipairs(front) do
+    one.seen = tonumber(string.match(said[3 * i - 2] or '', '^%d+')) or 0
+    one.wants = not one.plain and said[3 * i - 1] or 'x'
+    one.called, one.counter = string.match(said[3 * i] or '', '^(%d+):(%d*)$')
+    one.called = tonumber(one.called) or 0
+  end
+  return front
+end
+
+-- For how many ms yet a request that wants `as` must let another one go first that came before it, or nil. The lock has room for the request.
+--
+-- Worst cases: those who are to go first have died. The first of them has a second to come from when it was called; those behind it are called
+-- soon after it, and have the same second. Who has not come by then loses its place; or, if there is no room for it, after 15 s without a sign.
+-- A call counts only until the next grant (the counter tells) or until the called one asks again.
+local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us, prefix, wake)
+  local mine = redis.call('ZSCORE', line, hold) or redis.call('ZSCORE', queue, hold)
+  local front = in_front(queue, waiters, fair, fair_readers, as, '(' .. (mine or whole(us)))
+  if #front == 0 then
+    return nil
+  end
+  local most = tonumber(string.match(as, '^p(%d+)$'))
+  if most then
+    -- As many as there is room for go together, whichever of them comes first.
+    local alike = #front < math.min(most - math.max(redis.call('HLEN', lock) - 1, 0), FRONT)
+    for _, one in ipairs(front) do
+      alike = alike and string.sub(one.wants, 1, 1) == 'p'
+    end
+    if alike then
       return nil
     end
-    if most and redis.call('ZCOUNT', fair_readers, '-inf', before) == 0 then
-      -- As many as there is room for go together, whoever of them comes first.
-      local room = most - math.max(redis.call('HLEN', lock) - 1, 0)
-      local others = redis.call('ZRANGEBYSCORE', fair, '-inf', before, 'LIMIT', 0, room)
-      local alike = #others < room
-      for _, other in ipairs(others) do
-        alike = alike and string.sub(redis.call('HGET', waiters, 'as:' .. other) or '', 1, 1) == 'p'
-      end
-      if alike then
-        return nil
-      end
-    end
-    local seen = tonumber(string.match(redis.call('HGET', waiters, first) or '', '^%d+')) or 0
-    local left = seen + 15000 - now
-    if left > 0 and has_room(lock, wants) then
-      local last = redis.call('GET', counter) or ''
-      local at, when = string.match(redis.call('HGET', waiters, 'called:' .. first) or '', '^(%d+):(%d*)$')
-      if when ~= last or tonumber(at) < seen then
-        at = whole(now)
-        redis.call('HSET', waiters, 'called:' .. first, at .. ':' .. last)
-      end
-      left = at + 1000 - now
-    end
-    if left > 0 then
-      return left
-    end
-    leave_queue(queue, waiters, first)
-    leave_line(line, fair, fair_readers, waiters, first)
   end
+  local last, first, held = redis.call('GET', counter) or '', nil, nil
+  local function call(one)
+    one.called = now
+    redis.call('HSET', waiters, 'called:' .. one.hold, whole(now) .. ':' .. last)
+    push(one.plain and wake or prefix .. one.hold)
+  end
+  for i, one in ipairs(front) do
+    local left, room = one.seen + GONE - now, has_room(lock, one.wants)
+    local is_called = one.counter == last
+    if left > 0 and room and not first then
+      if not is_called or one.called < one.seen then
+        call(one)
+      end
+      left = one.called + TURN - now
+    elseif left > 0 and room and one.seen < first.called and (not is_called or one.called < first.called) then
+      call(one)
+    end
+    if left <= 0 then
+      leave_queue(queue, waiters, one.hold)
+      leave_line(line, fair, fair_readers, waiters, one.hold)
+    elseif not first then
+      first, held = one, left
+      if not room then
+        return held
+      elseif now - one.called < HEAR and i < #front then
+        return one.called + HEAR - now
+      end
+    end
+  end
+  return held
 end
 
 -- Never below the time in us, so that a server that lost its data doesn't repeat a fence; nil beyond 2^53.
@@ -258,18 +389,22 @@ end
 
 -- Pushes one wake-up if somebody may wait and none lies there already. Never fails: what came before must stand.
 local function wake_one(queue, wake)
-  if redis.pcall('EXISTS', queue) == 1 and redis.pcall('EXISTS', wake) == 0 then
-    redis.pcall('LPUSH', wake, '1')
-    redis.pcall('PEXPIRE', wake, 15000)
+  if redis.pcall('EXISTS', queue) == 1 then
+    push(wake)
   end
 end
 
--- Tells those who wait for Redisson's plain lock and its read-write lock. In a cluster from Redis 7 on they listen where the
--- channel's slot is; before, on all nodes.
-local function tell_redisson(channel, rw_channel, in_cluster)
-  for _, one in ipairs({ { channel, '0' }, { rw_channel, '1' } }) do
-    if in_cluster ~= '1' or type(redis.pcall('SPUBLISH', one[1], one[2])) ~= 'number' then
-      redis.pcall('PUBLISH', one[1], one[2])
+-- Tells those who wait for Redisson's plain lock, its read-write lock and its fair lock, of whom the first ones of its queue listen each on a
+-- channel of its own. In a cluster they listen where the channel's slot is, or, as before Redis 7, on any node.
+local function tell_redisson(channel, rw_channel, fair_queue, in_cluster)
+  local told, first = { { channel, '0' }, { rw_channel, '1' } }, redis.pcall('LRANGE', fair_queue, 0, 2)
+  for _, waiter in ipairs(first.err and {} or first) do
+    told[#told + 1] = { channel .. ':' .. waiter, '0' }
+  end
+  for _, one in ipairs(told) do
+    if in_cluster == '1' then
+      redis.pcall('SPUBLISH', one[1], one[2])
     end
+    redis.pcall('PUBLISH', one[1], one[2])
   end
 end

@@ -1,21 +1,24 @@
 -- Extends a hold; never creates one, and never moves its end or the lock's backwards.
 --
--- KEYS  1 lock  2 record, or 2 shares  3 their ends: only what is there, or a slot that is being moved could not be asked
+-- KEYS  1 lock
 -- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the one that the hold was taken with
 --       4 "go-on"; "stop": also if the hold is to be broken, which its holder has seen; "look": likewise, and it has not
+--       5 record  6 shares  7 their ends
 -- Reply {"renewed", ttl, fence} | {"shorter", ms left} | {"broken", mark} | {"not-held"} | {"layout", version}
---       {"otherwise"}  it is a share, if anything: ask with its keys
 --
 -- Worst cases: the hold ended while the request was on its way (its own end says so, not only the lock's);
 -- the server is out of memory (PEXPIREAT is allowed then, and a script that has written once may go on writing,
 -- so it comes first even where the lock lasts longer already).
 
-local lock, record_key = KEYS[1], KEYS[2]
+local lock, record_key, shares, ends_key = KEYS[1], ARGV[5], ARGV[6], ARGV[7]
 local owner, hold = ARGV[1], ARGV[2]
-local written, share = #KEYS == 2 and has_field(lock, owner .. ':1:write'), #KEYS > 2 and share_of(lock, KEYS[2], owner)
+local written = has_field(lock, owner .. ':1:write')
+local share = not written and share_of(lock, shares, owner)
+if not written then
+  assert_together(lock, shares, ends_key)
+end
 if not written and not share then
-  local mode = #KEYS == 2 and redis.call('TYPE', lock).ok == 'hash' and redis.call('HGET', lock, 'mode')
-  return { (mode == 'read' or mode == 'permits') and 'otherwise' or 'not-held' }
+  return { 'not-held' }
 end
 local record = share or read_record(record_key)
 if is_newer(record) then
@@ -23,8 +26,18 @@ if is_newer(record) then
 end
 local now = clock()
 local held_until, taken_with = live_hold(record, hold, now)
+if record.owner ~= owner then
+  assert_together(lock, record_key)
+end
 if record.owner ~= owner or not held_until then
   return { 'not-held' }
+end
+if ARGV[4] == 'look' then
+  -- Changes nothing. A replica refuses it, whose copy of the hold proves nothing.
+  local written_to = redis.pcall('HDEL', lock, '')
+  if type(written_to) == 'table' and string.find(written_to.err, 'READONLY', 1, true) then
+    return written_to
+  end
 end
 if record.mark then
   if ARGV[4] == 'go-on' then
@@ -32,7 +45,7 @@ if record.mark then
   elseif ARGV[4] == 'stop' and not record.seen then
     record.seen = '1'
     if share then
-      redis.call('HSET', KEYS[2], owner, cjson.encode(share))
+      redis.call('HSET', shares, owner, cjson.encode(share))
     else
       redis.call('HSET', record_key, 'seen', '1')
     end
@@ -44,13 +57,13 @@ if ends < held_until then
   return { 'shorter', held_until - now }
 end
 if share then
-  keep_lock(lock, ends, now)
+  keep_lock(lock, ends)
   local _, others = other_holds(share, hold, now)
   share['hold:' .. hold], share.renewed = whole(ends) .. ':' .. whole(taken_with), whole(now)
-  save_share(lock, KEYS[2], KEYS[3], share, math.max(ends, others))
+  save_share(lock, shares, ends_key, share, math.max(ends, others))
   return { 'renewed', ttl, share.fence }
 end
-local latest = math.max(ends, now + redis.call('PTTL', lock))
+local latest = math.max(ends, end_of(lock) or 0)
 redis.call('PEXPIREAT', lock, whole(latest))
 redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
 -- Only a value: the fields are there. Were it to fail, the caller would be told so, and would not count on the time.

@@ -5,7 +5,7 @@
 -- ARGV  1 owner  2 hold  3 ttl in ms  4 "1": enter the owner's hold only  5 "1": join the line if busy
 --       6 "1": this hold may be in the line  7 "1": detached  8 metadata as JSON, or ""
 --       9 how many permits there are, or "" for a reader  10 what the wake-up lists of those in the line begin with
---       11 "1": in fair order
+--       11 "1": in fair order  12 the line's common wake-up list  13 that of the queue
 -- Reply as acquire.lua, but {"granted", fence, holds, number of the permit or -1}, and the end of "busy" is for how many ms the
 --       lock is kept for who is to go first, or 0. {"otherwise", kind} means: the owner to be entered holds it in
 --       another way, "exclusive", "shared" or "permits".
@@ -16,7 +16,9 @@
 --   one was given back, so that a lock of which only crashed readers are left ends with the last of them.
 -- - Readers come in a stream. While a writer waits in front of them they get nothing; once the last reader has gone, the writer has
 --   a second to come (`held_up`).
--- - Redisson's readers hold as well: their fields are counted, and their time is never cut. Their lock may have none: then it is left so.
+-- - Redisson's readers hold as well: their time is never cut. Their lock may have none: then it is left so.
+-- - Redisson's watchdog, or a forced unlock, ended the lock under our readers. Those that come then make it anew, to the end of the last of all;
+--   until that no permit is granted. What is no lock of readers, whatever its mode is called, is left as it is.
 -- - The number of permits was changed: what is held stays, and there is room once less is held than are asked for now. There is a number
 --   below it free then, since each has another one.
 
@@ -36,6 +38,14 @@ end
 if has_field(lock, owner .. ':1:write') then
   return { 'otherwise', 'exclusive' }
 end
+local mode = kind == 'hash' and redis.call('HGET', lock, 'mode')
+local values
+if mode == 'read' or mode == 'permits' then
+  values = values_of_shares(lock, mode)
+  if not values then
+    return { 'alien', kind, redis.call('PTTL', lock) }
+  end
+end
 local share = kind == 'hash' and share_of(lock, shares, owner)
 if share and is_newer(share) then
   return { 'layout', share.v }
@@ -43,8 +53,12 @@ end
 if share and share.kind ~= (most and 'permits' or 'shared') then
   return { 'otherwise', share.kind }
 end
-if sweep(lock, shares, ends_key, runs, bad, now, kind == 'none') then
-  kind = 'none'
+if sweep(lock, shares, ends_key, runs, bad, now) then
+  if settle_lock(lock, shares, ends_key, now) then
+    kind, mode, values = 'none', nil, nil
+  else
+    values = values and values_of_shares(lock, mode) or values
+  end
 end
 if share and select(2, other_holds(share, '', now)) > now then
   local others, latest, ended = other_holds(share, hold, now)
@@ -55,7 +69,7 @@ if share and select(2, other_holds(share, '', now)) > now then
   ends = math.max(ends, (live_hold(share, hold, now)) or 0)
   share['hold:' .. hold] = whole(ends) .. ':' .. ARGV[3]
   latest = math.max(latest, ends)
-  keep_lock(lock, latest, now)
+  keep_lock(lock, latest)
   save_share(lock, shares, ends_key, share, latest)
   if queued then
     leave_line(line, fair, fair_readers, waiters, hold)
@@ -66,29 +80,32 @@ if reenter then
   return { 'not-held' }
 end
 
-local mode = kind == 'hash' and redis.call('HGET', lock, 'mode')
 local room
 if kind == 'none' then
-  room = not most or most > 0
+  local last, whose = last_end(ends_key)
+  local other = last > now and (share_from(redis.call('HGET', shares, whose)) or { kind = 'permits' })
+  room = not other and most ~= 0 or other and not most and other.kind == 'shared'
 elseif most then
-  room = mode == 'permits' and redis.call('HLEN', lock) - 1 < most
+  room = mode == 'permits' and #values < most
 else
   room = mode == 'read'
 end
 local left = 0
 if room then
-  local refused = judge(read_record(starts), { guard = '', window = '' }, now)
+  local refused = judge(read_record(starts), { guard = '', window = '' }, now, hold)
   if refused then
     return refused
   end
-  left = held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us) or 0
+  left = held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us, ARGV[10], ARGV[13]) or 0
 end
 if not room or left > 0 then
   local record, flat = read_record(KEYS[3])
-  if is_newer(record) and mode == 'write' then
+  if is_newer(record) and mode == 'write' and (not record.owner or has_field(lock, record.owner .. ':1:write')) then
     return { 'layout', record.v }
   end
-  if left == 0 and most and mode == 'permits' then
+  if left == 0 and kind == 'none' then
+    left = math.max(last_end(ends_key) - now, 0)
+  elseif left == 0 and most and mode == 'permits' then
     -- Whichever comes back first is enough.
     local first = redis.call('ZRANGE', ends_key, 0, 0, 'WITHSCORES')
     left = first[2] and math.max(tonumber(first[2]) - now, 1) or 0
@@ -113,8 +130,7 @@ end
 local value = '1'
 if most then
   local taken, number = {}, 0
-  local fields = kind == 'hash' and redis.call('HVALS', lock) or {}
-  for _, other in ipairs(fields) do
+  for _, other in ipairs(values or {}) do
     taken[other] = true
   end
   while taken[whole(number)] do
@@ -123,14 +139,16 @@ if most then
   value = whole(number)
   share.permit, share.most = value, whole(most)
 end
-save_share(lock, shares, ends_key, share, ends)
-local lasts = kind == 'hash' and redis.call('PTTL', lock) or 0
+local latest = save_share(lock, shares, ends_key, share, ends)
+local lasts = kind ~= 'hash' and latest or end_of(lock)
 redis.call('HSET', lock, 'mode', most and 'permits' or 'read', field_of(share), value)
-if lasts ~= -1 then
-  redis.call('PEXPIREAT', lock, whole(math.max(ends, now + lasts)))
+if lasts then
+  redis.call('PEXPIREAT', lock, whole(math.max(latest, lasts)))
 end
 if queued then
   leave_line(line, fair, fair_readers, waiters, hold)
 end
-wake_line(line, ARGV[10])
+-- Where no permit is left, only another number of them would do.
+local is_full = most and values and #values + 1 >= most
+wake_line(line, ARGV[10], not is_full and ARGV[12] or nil)
 return { 'granted', fence, 1, tonumber(share.permit) or -1 }

@@ -86,12 +86,28 @@ async fn renewing_extends_and_never_shortens() {
     assert!(server.number(&["PTTL", "dlock:job"]) > 4_990);
     assert_eq!(a.renew(&asked.key, &asked.token, Some(ttl(60_000)).into()).await.unwrap(), Renewal::Renewed { ttl: ttl(60_000), fence });
     match a.renew(&asked.key, &asked.token, Some(ttl(2_000)).into()).await.unwrap() {
-        Renewal::WouldShorten { expires_in } => assert!(expires_in > Duration::from_secs(59)),
+        Renewal::Kept { expires_in: Some(expires_in) } => assert!(expires_in > Duration::from_secs(59)),
         other => panic!("{other:?}"),
     }
     for name in ["dlock:job", "dlock:{dlock:job}:record"] {
         assert!(server.number(&["PTTL", name]) > 59_000, "{name}");
     }
+}
+
+/// Each look at what is left may be a millisecond late: many renewals must not add that up.
+#[tokio::test]
+async fn renewals_never_cut_a_longer_nested_hold() {
+    let server = TestServer::start();
+    let mut a = server.backend();
+    let outer = request("job");
+    granted(&mut a, &outer).await;
+    granted(&mut a, &Request { ttl: ttl(600_000), ..nested(&outer) }).await;
+    let end = || server.number(&["PEXPIRETIME", "dlock:job"]);
+    let granted_until = end();
+    for _ in 0..500 {
+        a.renew(&outer.key, &outer.token, None.into()).await.unwrap();
+    }
+    assert!(end() >= granted_until, "cut by {} ms", granted_until - end());
 }
 
 #[tokio::test]

@@ -102,7 +102,9 @@ async fn what_is_no_lock_and_what_is_too_new_are_told_apart() {
     server.raw(&["RPUSH", "dlock:list", "x"]);
     server.raw(&["SET", "dlock:string", "x"]);
     server.raw(&["HSET", "dlock:object", "name", "ana"]);
-    for name in ["list", "string", "object"] {
+    let state = a.inspect(&key("string")).await.unwrap();
+    assert!(state.holders[0].foreign && state.holders[0].expires_in.is_none(), "a lock of SET NX");
+    for name in ["list", "object"] {
         assert_eq!(a.inspect(&key(name)).await.unwrap_err().kind, Kind::Data, "{name}");
     }
     server.raw(&["SET", "dlock:string", "x", "PX", "9000"]);

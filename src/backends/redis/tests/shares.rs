@@ -1,7 +1,9 @@
 //! Readers beside those of Redisson, and permits, which it doesn't know.
 
-use super::server::{TestServer, busy, granted, key, request};
-use crate::lock::{Backend as _, Mode, Release, Renewal, Request, Scope};
+use std::time::Duration;
+
+use super::server::{TestServer, busy, granted, key, nested, pause, request, ttl};
+use crate::lock::{Amendment, Attempt, Backend as _, Break, Kind, Mode, Release, Renewal, Request, Scope};
 
 const REDISSON: &str = "6f3f1e1e-0c5d-4d0e-a3f7-1c7b6a1f0001:42";
 
@@ -51,7 +53,8 @@ async fn our_readers_and_redissons_go_together_and_each_ends_for_itself() {
     assert_eq!(state.holders.iter().filter(|holder| holder.foreign).count(), 1, "{state:?}");
     assert!(state.holders.len() == 2 && state.holders.iter().all(|holder| holder.mode == Mode::Shared), "{state:?}");
     assert_eq!(busy(&mut b, &request("job")).await.holders.len(), 2);
-    assert!(server.number(&["PTTL", "dlock:job"]) >= server.number(&["PTTL", &timeout_of(REDISSON)]));
+    let [of_the_lock, of_theirs] = ["dlock:job", &timeout_of(REDISSON)].map(|name| server.number(&["PEXPIRETIME", name]));
+    assert!(of_the_lock >= of_theirs, "{of_the_lock} {of_theirs}");
     a.release(&ours.key, &ours.token, &Scope::Tree.into()).await.unwrap();
     let left = server.number(&["PTTL", "dlock:job"]);
     assert!((19_000..=20_000).contains(&left), "theirs is left, and lasts as long as theirs: {left}");
@@ -109,4 +112,144 @@ async fn nothing_is_left_of_a_share_but_what_is_remembered() {
         let sides = ["shares", "ends", "line", "queue", "waiters", "wake"].map(|side| format!("dlock:{{dlock:job}}:{side}"));
         assert_eq!(server.number(&[&["EXISTS", "dlock:job"], &sides.each_ref().map(String::as_str)[..]].concat()), 0, "{mode:?}");
     }
+}
+
+/// Redisson's watchdog sets the time of the whole lock for its reader, and its forced unlock deletes it.
+#[tokio::test]
+async fn readers_keep_a_lock_that_redisson_ended_to_their_own_ends() {
+    let server = TestServer::start();
+    let (mut a, mut b) = (server.backend(), server.backend());
+    let (ours, writer) = (reader("job"), request("job"));
+    let fence = granted(&mut a, &ours).await.fence;
+    redisson_reads(&server, 20_000);
+    server.raw(&["PEXPIRE", "dlock:job", "1"]);
+    pause(20).await;
+    assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0);
+    for mode in [Mode::Exclusive, Mode::Permits(2)] {
+        let busy = busy(&mut b, &Request { mode, ..writer.clone() }).await;
+        assert!(busy.expires_in.unwrap() > Duration::from_secs(8) && !busy.passing, "{busy:?}");
+        assert!(busy.holders.len() == 1 && busy.holders[0].mode == Mode::Shared && !busy.holders[0].foreign, "{busy:?}");
+    }
+    assert_eq!(b.inspect(&key("job")).await.unwrap().holders.len(), 1);
+    // Another reader makes it anew, to the end of the last of all.
+    let short = Request { ttl: ttl(1000), ..reader("job") };
+    granted(&mut b, &short).await;
+    assert!(server.number(&["PTTL", "dlock:job"]) > 8_000);
+    b.release(&short.key, &short.token, &Scope::Tree.into()).await.unwrap();
+    busy(&mut b, &writer).await;
+    let mark = Break { by: "ana".into(), why: None, seen: false };
+    assert!(b.amend(&key("job"), Amendment::Evict(fence, &mark)).await.unwrap());
+    granted(&mut b, &writer).await;
+}
+
+#[tokio::test]
+async fn a_reader_of_redisson_is_told_from_ours_by_its_name() {
+    let server = TestServer::start();
+    let mut a = server.backend();
+    // More than are taken out at a time, of a host that died.
+    for _ in 0..1100 {
+        let dead = Request { ttl: ttl(1000), ..reader("job") };
+        granted(&mut a, &dead).await;
+    }
+    pause(1100).await;
+    redisson_reads(&server, 30_000);
+    let ours = reader("job");
+    granted(&mut a, &ours).await;
+    a.release(&ours.key, &ours.token, &Scope::Tree.into()).await.unwrap();
+    let left = server.number(&["PTTL", "dlock:job"]);
+    assert!((25_000..=30_000).contains(&left), "theirs is left: {left}");
+    let writer = busy(&mut a, &request("job")).await;
+    assert!(writer.holders.iter().any(|holder| holder.foreign), "{writer:?}");
+}
+
+#[tokio::test]
+async fn a_reader_that_the_lock_forgot_stands_for_no_other() {
+    let server = TestServer::start();
+    let (mut a, mut b) = (server.backend(), server.backend());
+    granted(&mut a, &reader("job")).await;
+    server.raw(&["DEL", "dlock:job"]);
+    redisson_reads(&server, 30_000);
+    let ours = Request { ttl: ttl(2000), ..reader("job") };
+    granted(&mut b, &ours).await;
+    b.release(&ours.key, &ours.token, &Scope::Tree.into()).await.unwrap();
+    let left = server.number(&["PTTL", "dlock:job"]);
+    assert!((25_000..=30_000).contains(&left), "{left}");
+}
+
+#[tokio::test]
+async fn more_crashed_permits_than_a_few_make_room_at_once() {
+    let server = TestServer::start();
+    let mut a = server.backend();
+    let permit = || Request { mode: Mode::Permits(60), ..request("job") };
+    for _ in 0..59 {
+        granted(&mut a, &Request { ttl: ttl(1000), ..permit() }).await;
+    }
+    granted(&mut a, &permit()).await;
+    pause(1100).await;
+    granted(&mut a, &Request { mode: Mode::Permits(2), ..permit() }).await;
+}
+
+#[tokio::test]
+async fn a_hash_that_is_no_lock_is_shared_with_nobody() {
+    let server = TestServer::start();
+    let mut a = server.backend();
+    let hashes: [&[&str]; 7] = [
+        &["mode", "read", "user", "ana"],
+        &["mode", "read", "hits", "3000000"],
+        &["mode", "read", "a:1", "3000000"],
+        &["mode", "read"],
+        &["mode", "permits"],
+        &["mode", "permits", REDISSON, "1"],
+        &["mode", "permits", "user", "ana"],
+    ];
+    for fields in hashes {
+        server.raw(&[&["HSET", "dlock:job"], fields].concat());
+        server.raw(&["PEXPIRE", "dlock:job", "60000"]);
+        let before = server.raw(&["HGETALL", "dlock:job"]);
+        for mode in [Mode::Shared, Mode::Permits(3), Mode::Exclusive] {
+            let wanted = Request { mode, ..request("job") };
+            match a.try_acquire(&wanted).await {
+                Ok(Attempt::Busy(_)) => assert!(mode == Mode::Exclusive && fields.contains(&"a:1"), "{fields:?} {mode:?}"),
+                Ok(other) => panic!("{fields:?} {mode:?}: {other:?}"),
+                Err(error) => assert_eq!(error.kind, Kind::Data, "{fields:?} {mode:?}"),
+            }
+            assert_eq!(a.release(&wanted.key, &wanted.token, &Scope::Tree.into()).await.unwrap(), Release::NotHeld);
+        }
+        assert_eq!(server.raw(&["HGETALL", "dlock:job"]), before);
+        assert!(server.number(&["PTTL", "dlock:job"]) > 50_000);
+        server.raw(&["DEL", "dlock:job"]);
+    }
+}
+
+#[tokio::test]
+async fn a_share_that_can_t_be_read_keeps_nobody_out() {
+    let server = TestServer::start();
+    let mut a = server.backend();
+    for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits(2)] {
+        server.raw(&["HSET", "dlock:{dlock:job}:shares", "me", "not json"]);
+        server.raw(&["ZADD", "dlock:{dlock:job}:ends", "1", "me"]);
+        let wanted = Request { mode, ..request("job") };
+        let fence = granted(&mut a, &wanted).await.fence;
+        let mark = Break { by: "ana".into(), why: None, seen: false };
+        assert!(a.amend(&key("job"), Amendment::Mark(fence, &mark)).await.unwrap());
+        assert_eq!(a.release(&wanted.key, &wanted.token, &Scope::Tree.into()).await.unwrap(), Release::Released);
+        assert_eq!(server.number(&["EXISTS", "dlock:job", "dlock:{dlock:job}:shares"]), 0, "{mode:?}");
+    }
+}
+
+#[tokio::test]
+async fn without_memory_an_inner_reader_is_given_back() {
+    let server = TestServer::start();
+    let mut a = server.backend();
+    let outer = reader("job");
+    granted(&mut a, &outer).await;
+    let inner = nested(&outer);
+    granted(&mut a, &inner).await;
+    server.raw(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(a.release(&inner.key, &inner.token, &Scope::Hold.into()).await.unwrap(), Release::StillHeld(1));
+    assert!(matches!(a.renew(&outer.key, &outer.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
+    assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
+    assert!(a.try_acquire(&reader("job")).await.is_err(), "there is no memory");
+    server.raw(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(matches!(a.try_acquire(&request("job")).await.unwrap(), Attempt::Granted(_)));
 }

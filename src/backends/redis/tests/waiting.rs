@@ -80,7 +80,7 @@ async fn who_leaves_after_being_woken_wakes_the_next() {
         async {
             let woken = first.wait(&leaves, LONG).await.unwrap();
             // It blocked first, is woken alone, and gives up instead of taking the lock.
-            first.abandon(&leaves).await.unwrap();
+            first.leave_queue(&leaves).await.unwrap();
             woken
         },
         async {
@@ -91,7 +91,7 @@ async fn who_leaves_after_being_woken_wakes_the_next() {
     assert_eq!((woken, passed_on), (Wake::Changed, Wake::Changed));
     assert!(BootClock::read().since(before) < Duration::from_secs(1));
     granted(&mut second, &stays).await;
-    second.abandon(&stays).await.unwrap();
+    second.leave_queue(&stays).await.unwrap();
 }
 
 #[tokio::test]
@@ -110,7 +110,7 @@ async fn a_wake_up_that_went_to_a_dropped_wait_is_passed_on() {
         release(&mut holder, &held).await;
     }
     assert_eq!(server.number(&["LLEN", "dlock:{dlock:job}:wake"]), 0);
-    let (woken, left) = tokio::join!(second.wait(&stays, LONG), first.abandon(&leaves));
+    let (woken, left) = tokio::join!(second.wait(&stays, LONG), first.leave_queue(&leaves));
     left.unwrap();
     assert_eq!(woken.unwrap(), Wake::Changed);
     granted(&mut second, &stays).await;
@@ -122,10 +122,10 @@ async fn who_leaves_while_the_lock_is_held_leaves_nothing_and_wakes_nobody() {
     let (mut holder, mut waiter) = (server.backend(), server.backend());
     let asked = waiting("job");
     granted(&mut holder, &request("job")).await;
-    waiter.abandon(&asked).await.unwrap();
+    waiter.leave_queue(&asked).await.unwrap();
     busy(&mut waiter, &asked).await;
     assert_eq!(server.number(&["ZCARD", "dlock:{dlock:job}:queue"]), 1);
-    waiter.abandon(&asked).await.unwrap();
+    waiter.leave_queue(&asked).await.unwrap();
     assert_eq!(server.number(&["DBSIZE"]), 3, "lock, record and fence");
 }
 
@@ -189,7 +189,7 @@ async fn take_turn(mut backend: Redis, asked: Request, waits: Rc<Cell<u64>>) {
             other => panic!("{other:?}"),
         }
     }
-    backend.abandon(&asked).await.unwrap();
+    backend.leave_queue(&asked).await.unwrap();
     release(&mut backend, &asked).await;
 }
 
@@ -286,4 +286,39 @@ async fn a_waiter_of_one_lock_hears_nothing_of_another() {
     let stranger: Key = key("other");
     let elsewhere = Request { key: stranger, token: Token::random(), ..asked.clone() };
     assert_eq!(waiter.wait(&elsewhere, LONG).await.unwrap(), Wake::Changed);
+}
+
+#[tokio::test]
+async fn however_many_died_in_line_the_lock_is_idle_for_one_turn() {
+    let server = TestServer::start();
+    let (mut holder, mut lives) = (server.backend(), server.backend());
+    let fair = || Request { fair: true, ..waiting("job") };
+    let held = request("job");
+    granted(&mut holder, &held).await;
+    for _ in 0..10 {
+        busy(&mut server.backend(), &fair()).await;
+    }
+    let asked = fair();
+    busy(&mut lives, &asked).await;
+    let turn = async {
+        loop {
+            match lives.try_acquire(&asked).await.unwrap() {
+                Attempt::Granted(_) => return BootClock::read(),
+                Attempt::Busy(found) => {
+                    let most = found.expires_in.unwrap_or(LONG).min(LONG);
+                    lives.wait(&asked, most + Duration::from_millis(1)).await.unwrap();
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    let (granted, released) = tokio::join!(turn, async {
+        pause(100).await;
+        release(&mut holder, &held).await;
+        BootClock::read()
+    });
+    let idle = granted.since(released);
+    assert!(idle >= Duration::from_millis(900) && idle < Duration::from_millis(2500), "{idle:?}");
+    let sides = ["line", "fair", "waiters"].map(|side| format!("dlock:{{dlock:job}}:{side}"));
+    assert_eq!(server.number(&[&["EXISTS"], &sides.each_ref().map(String::as_str)[..]].concat()), 0);
 }

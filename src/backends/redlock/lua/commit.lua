@@ -36,7 +36,7 @@ if fences then
   redis.call('HSET', shares, 'fences', fences, ARGV[1], cjson.encode(share))
 elseif not share then
   if record.fence ~= fence then
-    begin(KEYS[4], read_record(KEYS[4]), read_terms(5), fence, now, record.meta or '')
+    begin(KEYS[4], read_record(KEYS[4]), read_terms(5), fence, now, record.meta or '', ARGV[11])
   end
   redis.call('HSET', record_key, 'fence', fence)
 end

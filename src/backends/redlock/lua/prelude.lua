@@ -49,8 +49,8 @@ end
 local function share_with(shares, fence)
   local texts = redis.pcall('HVALS', shares)
   for _, text in ipairs(texts.err and {} or texts) do
-    local share = string.sub(text, 1, 1) == '{' and cjson.decode(text)
-    if share and share.fence == fence and not is_newer(share) then
+    local fine, share = pcall(cjson.decode, text)
+    if fine and type(share) == 'table' and share.fence == fence and not is_newer(share) then
       return share
     end
   end
@@ -72,7 +72,8 @@ local function take_out(shares, ends_key, now, all)
   local owners, gone = redis.pcall('ZRANGEBYSCORE', ends_key, '-inf', all and '+inf' or whole(now), 'LIMIT', 0, 32), {}
   for _, owner in ipairs(owners.err and {} or owners) do
     local text = redis.pcall('HGET', shares, owner)
-    gone[#gone + 1] = type(text) == 'string' and cjson.decode(text) or nil
+    local fine, share = pcall(cjson.decode, type(text) == 'string' and text or '')
+    gone[#gone + 1] = fine and type(share) == 'table' and share or nil
     if not all then
       redis.call('HDEL', shares, owner)
       redis.call('ZREM', ends_key, owner)

@@ -28,11 +28,14 @@ end
 -- Who entered whom is not recorded: only the first hold is known to enclose all others.
 local whole_tree = ARGV[3] == '1' and record.root == hold
 local others, latest = other_holds(record, hold, now)
+local start = known_start(KEYS[5], ARGV[6])
 if share and others > 0 and not whole_tree then
   share['hold:' .. hold] = nil
+  -- A server that is out of memory lets a script go on that has written before.
+  redis.call('PEXPIREAT', ends_key, whole(latest + KEEP))
   save_share(shares, ends_key, share, latest)
   settle(lock, shares, ends_key, KEYS[3], KEYS[4], now)
-  became(KEYS[5], record.fence, ARGV[6])
+  became(KEYS[5], record.fence, ARGV[6], start)
   return { 'still-held', others }
 end
 if others > 0 and not whole_tree then
@@ -40,7 +43,7 @@ if others > 0 and not whole_tree then
   -- What is left lasts as long as its own holds: an inner one that is killed must not keep the outer one's time.
   redis.call('PEXPIREAT', lock, whole(latest))
   redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
-  became(KEYS[5], record.fence, ARGV[6])
+  became(KEYS[5], record.fence, ARGV[6], start)
   return { 'still-held', others }
 end
 if share then
@@ -49,7 +52,7 @@ else
   redis.call('DEL', lock)
   redis.pcall('DEL', record_key)
 end
-became(KEYS[5], record.fence, ARGV[6])
+became(KEYS[5], record.fence, ARGV[6], start)
 if ARGV[4] ~= '' and record.fence then
   remember(KEYS[3], KEYS[4], past(record, now, ARGV[4]), ARGV[5] == '1')
 end

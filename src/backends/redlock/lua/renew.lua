@@ -40,7 +40,7 @@ local ends = now + ttl
 if ends < held_until then
   return { 'shorter', held_until - now, record.attempt, record.fence or '' }
 end
-local latest = math.max(ends, now + redis.call('PTTL', lock))
+local latest = math.max(ends, end_of(lock) or 0)
 redis.call('PEXPIREAT', lock, whole(latest))
 if share then
   redis.call('PEXPIREAT', KEYS[3], whole(latest + KEEP))

@@ -6,12 +6,12 @@
 -- ARGV  1 owner  2 hold  3 attempt, never sent twice  4 ttl in ms  5 "1": enter the owner's hold only
 --       6 "1": join the queue if busy  7 "1": this hold may be in the queue  8 "1": detached  9 metadata as JSON, or ""
 --       10 place  11 skew guard in ms  12 at-least in ms  13 once: window in ms  14 retries of failed runs  15 "1": of crashed ones
---       16 "1": to read
--- Reply {"taken", count}
+--       16 "1": to read  17 "1": refuse nothing for starts, which have been judged by what a majority knows
+-- Reply {"taken", count, now, {field, value, ...} of the record of starts}
 --       {"entered", attempt, fence, holds}   the owner has it, committed
 --       {"busy", now, pttl, type, value, {field, value, ...} of the record, place or 0, {JSON of some shares}, for how many ms readers
 --        are kept out for a writer}
---       {"refused", …}            as `judge` says
+--       {"refused", now, {field, value, ...} of the record of starts}   this node knows of a start that forbids it
 --       {"not-held"}              ARGV[5] was set and the owner does not hold it
 --       {"otherwise"}             the owner that is to be entered only reads
 --       {"twice"}                 this very attempt has it: two of the nodes are one server
@@ -97,11 +97,11 @@ if kind ~= 'none' then
         own[field] = nil
       end
       own['hold:' .. hold] = whole(ends) .. ':' .. ARGV[4]
-      redis.call('PEXPIREAT', lock, whole(math.max(ends, now + redis.call('PTTL', lock))))
+      redis.call('PEXPIREAT', lock, whole(math.max(ends, end_of(lock) or 0)))
       save_share(shares, ends_key, own, math.max(ends, latest))
       settle(lock, shares, ends_key, KEYS[6], KEYS[7], now)
     else
-      latest = math.max(ends, now + redis.call('PTTL', lock))
+      latest = math.max(ends, end_of(lock) or 0)
       redis.call('HSET', record_key, 'hold:' .. hold, whole(ends) .. ':' .. ARGV[4])
       redis.call('PEXPIREAT', lock, whole(latest))
       redis.call('PEXPIREAT', record_key, whole(latest + KEEP))
@@ -122,9 +122,9 @@ if reenter then
   return { 'not-held' }
 end
 
-local refused = judge(read_record(KEYS[8]), read_terms(10), now)
-if refused then
-  return refused
+local starts, starts_flat = read_record(KEYS[8])
+if ARGV[17] ~= '1' and judge(starts, read_terms(10), now, hold) then
+  return { 'refused', now, starts_flat }
 end
 if reads and not own and not mine then
   local kept = kept_out()
@@ -151,7 +151,7 @@ if reads then
     root = hold, detached = ARGV[8], ['hold:' .. hold] = whole(ends) .. ':' .. ARGV[4], meta = ARGV[9] ~= '' and ARGV[9] or nil,
   }
   if readers then
-    redis.call('PEXPIREAT', lock, whole(math.max(ends, now + redis.call('PTTL', lock))))
+    redis.call('PEXPIREAT', lock, whole(math.max(ends, end_of(lock) or 0)))
     save_share(shares, ends_key, share, ends)
     settle(lock, shares, ends_key, KEYS[6], KEYS[7], now)
   else
@@ -181,4 +181,4 @@ remember_vanished(vanished, KEYS[6], KEYS[7], now)
 for _, share in ipairs(gone) do
   remember_vanished(share, KEYS[6], KEYS[7], now)
 end
-return { 'taken', whole(count) }
+return { 'taken', whole(count), now, starts_flat }

@@ -50,7 +50,7 @@ async fn two_owners_in_one_process_exclude_each_other() {
     granted(&mut a, &first).await;
     busy(&mut a, &second).await;
     assert_eq!(a.wait(&second, Duration::from_millis(10)).await.unwrap(), Wake::TimedOut);
-    a.abandon(&second).await.unwrap();
+    a.leave_queue(&second).await.unwrap();
     busy(&mut backend(&path), &second).await;
     release(&mut a, &first).await;
     granted(&mut a, &second).await;
@@ -126,11 +126,11 @@ async fn a_renewal_never_ends_a_hold_sooner() {
     for held in [request("x"), detached("y")] {
         let grant = granted(&mut a, &held).await;
         let shorter = a.renew(&held.key, &held.token, Some(ttl(5)).into()).await.unwrap();
-        assert!(matches!(shorter, Renewal::WouldShorten { expires_in } if expires_in > Duration::from_secs(50)), "{shorter:?}");
+        assert!(matches!(shorter, Renewal::Kept { expires_in: Some(expires_in) } if expires_in > Duration::from_secs(50)), "{shorter:?}");
         let longer = a.renew(&held.key, &held.token, Some(ttl(600)).into()).await.unwrap();
         assert_eq!(longer, Renewal::Renewed { ttl: ttl(600), fence: grant.fence });
         let usual = a.renew(&held.key, &held.token, None.into()).await.unwrap();
-        assert!(matches!(usual, Renewal::WouldShorten { expires_in } if expires_in > Duration::from_secs(590)), "{usual:?}");
+        assert!(matches!(usual, Renewal::Kept { expires_in: Some(expires_in) } if expires_in > Duration::from_secs(590)), "{usual:?}");
         let left = a.inspect(&held.key).await.unwrap().holders[0].expires_in.unwrap();
         assert!(left > Duration::from_secs(590), "{left:?}");
     }
@@ -152,7 +152,7 @@ async fn odd_keys_and_namespaces_are_distinct() {
         granted(&mut other, &request(name)).await;
         granted(&mut none, &request(name)).await;
     }
-    assert_ne!(a.fingerprint(), other.fingerprint());
+    assert_ne!(a.identity().fingerprint, other.identity().fingerprint);
     let listed = |start: &'static str| {
         let mut look = backend(&path);
         async move { look.list(start).await.unwrap().into_iter().map(|state| state.key.to_string()).collect::<Vec<_>>() }

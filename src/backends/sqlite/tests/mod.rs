@@ -2,10 +2,10 @@
 #![allow(clippy::disallowed_methods)] // time is what is measured here
 
 mod answers;
-mod figures;
 mod nesting;
 mod places;
 mod processes;
+mod removal;
 mod shares;
 mod waits;
 
@@ -19,7 +19,7 @@ use sqlx::{Connection, SqliteConnection};
 use super::{LockFile, Options, Sqlite};
 use crate::lock::{
     Attempt, Backend, Busy, Effect, Entry, Grant, Key, Kind, Metadata, Mode, Namespace, Once, Release, Renewal, Request, Scope, Terms,
-    Token, Ttl, Wake,
+    Tether, Token, Ttl, Wake,
 };
 
 fn key(name: &str) -> Key {
@@ -79,7 +79,7 @@ async fn acquire(backend: &mut Sqlite, request: &Request) -> Grant {
     loop {
         match backend.try_acquire(request).await {
             Ok(Attempt::Granted(grant)) => {
-                backend.abandon(request).await.unwrap();
+                backend.leave_queue(request).await.unwrap();
                 return grant;
             }
             Ok(Attempt::Busy(busy)) => {

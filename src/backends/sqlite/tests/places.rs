@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use sqlx::Connection;
 
 use super::*;
-use crate::lock::{Fence, Init};
+use crate::lock::{Admin as _, Fence, Init, Renewal, Tether as _};
 
 async fn refused(path: &Path) -> crate::lock::Error {
     backend(path).try_acquire(&request("job")).await.unwrap_err()
@@ -221,5 +221,5 @@ async fn two_names_of_one_database_are_one_store() {
     let (mut a, mut b) = (backend(&path), backend(&link));
     granted(&mut a, &request("job")).await;
     assert_eq!(busy(&mut b, &request("job")).await.expires_in, None);
-    assert_eq!(a.fingerprint(), b.fingerprint());
+    assert_eq!(a.identity().fingerprint, b.identity().fingerprint);
 }

@@ -27,12 +27,6 @@ async fn process() {
         "count" => count(path, Path::new(words[2])).await,
         "refused" => say(&format!("{:?}", backend(path).try_acquire(&request("job")).await.unwrap_err().kind)),
         "drain" => drain(path).await,
-        "steps" => {
-            let steps: Vec<_> = figures::steps(path).await.iter().map(ToString::to_string).collect();
-            say(&steps.join(" "));
-            // As dlock ends: nothing is closed.
-            rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
-        }
         other => panic!("{other}"),
     }
 }

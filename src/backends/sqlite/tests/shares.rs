@@ -5,7 +5,7 @@ use std::fs;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{processes::Other, waits::for_each_at_once, *};
-use crate::lock::End;
+use crate::lock::{End, Renewal, Tether as _};
 
 const SOON: Duration = Duration::from_millis(500);
 
@@ -225,7 +225,7 @@ async fn a_wait_for_the_one_kind_does_not_turn_into_the_other() {
         let first = waiting(first);
         busy(&mut b, &first).await;
         let _ = tokio::time::timeout(Duration::from_millis(50), b.wait(&first, Duration::from_secs(9))).await;
-        b.abandon(&first).await.unwrap();
+        b.leave_queue(&first).await.unwrap();
         // The thread that it left behind is still in the kernel's queue.
         busy(&mut b, &second).await;
         release(&mut a, &held).await;
@@ -323,7 +323,7 @@ async fn asked_in_all(waiters: usize, wants: &Request) -> usize {
                     other => assert!(matches!(&other, Err(error) if error.is_transient()), "{other:?}"),
                 }
             }
-            waiter.abandon(&wants).await.unwrap();
+            waiter.leave_queue(&wants).await.unwrap();
             release(&mut waiter, &wants).await;
         })
     });
@@ -366,8 +366,8 @@ async fn who_comes_while_the_lock_is_being_granted_goes_not_before_that() {
         busy(&mut b, &wants).await;
         let found = busy(&mut b, &wants).await;
         assert!(found.position == Some(1) && found.expires_in.is_none(), "{found:?}");
-        b.abandon(&wants).await.unwrap();
-        a.abandon(&held).await.unwrap();
+        b.leave_queue(&wants).await.unwrap();
+        a.leave_queue(&held).await.unwrap();
     }
 }
 

@@ -90,7 +90,7 @@ async fn a_waiter_that_was_dropped_and_left_swallows_nothing() {
     busy(&mut quitter, &wants).await;
     let dropped = tokio::time::timeout(Duration::from_millis(50), quitter.wait(&wants, Duration::from_secs(9))).await;
     assert!(dropped.is_err());
-    quitter.abandon(&wants).await.unwrap();
+    quitter.leave_queue(&wants).await.unwrap();
     assert!(quitter.inspect(&held.key).await.unwrap().waiters.is_empty());
     release(&mut holder, &held).await;
     // The thread that it left behind gives back what it gets.
@@ -111,7 +111,7 @@ async fn the_turn_that_comes_while_leaving_is_passed_on() {
     // By now the thread has the bytes for somebody who does not want them any more.
     std::thread::sleep(Duration::from_millis(50));
     busy(&mut holder, &request("job")).await;
-    quitter.abandon(&wants).await.unwrap();
+    quitter.leave_queue(&wants).await.unwrap();
     granted(&mut holder, &request("job")).await;
 }
 
@@ -159,7 +159,7 @@ async fn a_dropped_attempt_is_asked_again_or_undone() {
                     assert_eq!(release(&mut a, &wants).await, Release::Released);
                 } else {
                     a.release(&wants.key, &wants.token, &Scope::Hold.into()).await.unwrap();
-                    a.abandon(&wants).await.unwrap();
+                    a.leave_queue(&wants).await.unwrap();
                 }
                 let free = request("job");
                 granted(&mut other, &free).await;

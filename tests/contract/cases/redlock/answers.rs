@@ -70,7 +70,7 @@ async fn a_node_that_is_heard_of_again_counts_again(lab: &Lab) {
         fronts.0[n].set(Mode::Refuse);
     }
     // The silent connection is given up, another one made, and its answer is needed.
-    let renewal = lease::ask(&mut *a.0, &BootClock, LIMITS, async |b: &mut dyn dlock::lock::Backend| {
+    let renewal = lease::ask(&mut *a.0, &BootClock, LIMITS, ("ask", None), async |b: &mut dyn dlock::lock::Backend| {
         b.renew(&held.key, &held.token, None.into()).await
     });
     let renewal = renewal.await;

@@ -4,6 +4,7 @@ mod answers;
 mod nodes;
 mod others;
 mod readers;
+mod starts;
 
 use std::{future::pending, time::Duration};
 
@@ -20,7 +21,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    [nodes::all(), answers::all(), others::all(), readers::all()].concat()
+    [nodes::all(), answers::all(), others::all(), readers::all(), starts::all()].concat()
 }
 
 const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };

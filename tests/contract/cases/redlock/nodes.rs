@@ -227,7 +227,7 @@ async fn servers_that_forgot_their_scripts_are_asked_in_full(lab: &Lab) {
             let words: &[&str] = if forget[0] == "SCRIPT" { &forget } else { &["CLIENT", "KILL", "TYPE", "normal"] };
             lab.redlock().node(n).command(words);
         }
-        let answer = lease::ask(&mut *a.0, &BootClock, LIMITS, async |b: &mut dyn dlock::lock::Backend| {
+        let answer = lease::ask(&mut *a.0, &BootClock, LIMITS, ("ask", None), async |b: &mut dyn dlock::lock::Backend| {
             b.renew(&job, &held.token, None.into()).await
         });
         assert!(matches!(answer.await, Ok(Renewal::Renewed { .. })));

@@ -25,6 +25,7 @@ pub fn all() -> Vec<Case> {
     cases![|kind| kind == Kind::Redlock =>
         other_libraries_are_kept_out_and_keep_out,
         what_is_no_lock_is_refused_only_if_a_majority_has_it,
+        strings_without_an_end_are_another_librarys,
         one_server_under_two_names_counts_once,
         a_replica_is_told_of,
         a_refused_password_is_denied,
@@ -62,7 +63,7 @@ async fn other_libraries_are_kept_out_and_keep_out(lab: &Lab) {
 async fn what_is_no_lock_is_refused_only_if_a_majority_has_it(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
-    for (count, puts) in [["SET", "dlock:job", "not a lock"], ["RPUSH", "dlock:job", "a"]].iter().enumerate() {
+    for (count, puts) in [&["HSET", "dlock:job", "not", "a lock"][..], &["RPUSH", "dlock:job", "a"]].iter().enumerate() {
         lab.redlock().node(count).command(puts);
         let held = a.hold(&job).await;
         a.renewed(&held, None).await;
@@ -72,8 +73,24 @@ async fn what_is_no_lock_is_refused_only_if_a_majority_has_it(lab: &Lab) {
     let error = a.0.try_acquire(&request(&job, LONG)).await.expect_err("cron would skip silently for ever");
     assert_eq!(error.kind, ErrorKind::Data, "{error:?}");
     assert_eq!(a.0.inspect(&job).await.expect_err("no lock").kind, ErrorKind::Data);
-    assert_eq!(lab.redlock().node(0).text(&["GET", "dlock:job"]), "not a lock");
+    assert_eq!(lab.redlock().node(0).text(&["HGET", "dlock:job", "not"]), "a lock");
     assert_eq!((3..NODES).map(|n| lab.redlock().node(n).int(&["EXISTS", "dlock:job"])).sum::<i64>(), 0);
+}
+
+async fn strings_without_an_end_are_another_librarys(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    for n in [0, 2, 4] {
+        lab.redlock().node(n).command(&["SET", "dlock:job", "mK3xV9", "NX"]);
+    }
+    let busy = a.refused(&request(&job, LONG)).await;
+    assert!(!busy.passing && busy.holders.len() == 1 && busy.holders[0].foreign && busy.expires_in.is_none(), "{busy:?}");
+    let state = a.inspect(&job).await;
+    assert!(state.holders.len() == 1 && state.holders[0].foreign && state.holders[0].expires_in.is_none(), "{state:?}");
+    for n in [0, 2] {
+        lab.redlock().node(n).command(&["DEL", "dlock:job"]);
+    }
+    a.hold(&job).await;
 }
 
 fn at(host: &str, port: u16) -> NodeOptions {
@@ -155,7 +172,7 @@ async fn only_counters_stay(lab: &Lab) {
     let mut b = lab.client().await;
     let wanted = crate::lab::waiting(&key("job"), LONG);
     b.refused(&wanted).await;
-    b.abandon(&wanted).await;
+    b.leave_queue(&wanted).await;
     for n in 0..NODES {
         let endless = lab.redlock().node(n).keys().into_iter().filter(|(_, left)| *left < 0).map(|(name, _)| name).collect::<Vec<_>>();
         assert_eq!(endless, ["redisson_lock_token:{dlock:job}"]);

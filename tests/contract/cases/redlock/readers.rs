@@ -410,7 +410,7 @@ async fn only_counters_stay_of_readers(lab: &Lab) {
     let wanted = waiting(&job, LONG);
     c.refused(&wanted).await;
     c.refused(&Request { mode: LockMode::Shared, ..waiting(&job, LONG) }).await;
-    c.abandon(&wanted).await;
+    c.leave_queue(&wanted).await;
     let endless =
         |n: usize| lab.redlock().node(n).keys().into_iter().filter(|(_, left)| *left < 0).map(|(name, _)| name).collect::<Vec<_>>();
     assert!((0..NODES).all(|n| endless(n) == ["redisson_lock_token:{dlock:job}"]));

@@ -1,4 +1,4 @@
-//! One share of a lock: an owner's, with all of its holds.
+//! One holder of a lock: an owner with all of its holds.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,18 +8,18 @@ use super::super::{Break, End, Fence, Holder, Metadata, Mode, Past, Request, Tok
 
 /// Times are ms of the store's clock; the short names are part of the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Share {
+pub(super) struct HolderEntry {
     #[serde(rename = "o")]
     pub owner: String,
-    /// The hold that it was taken with.
+    /// The hold that the lock was taken with.
     #[serde(rename = "r")]
     pub root: String,
     /// By their text form.
     #[serde(rename = "h")]
-    pub holds: BTreeMap<String, Held>,
+    pub holds: BTreeMap<String, HoldEntry>,
     #[serde(rename = "m", with = "self")]
     pub mode: Mode,
-    /// Which of the permits it has.
+    /// The number of its permit.
     #[serde(rename = "n", default, skip_serializing_if = "Option::is_none")]
     pub permit: Option<u32>,
     #[serde(rename = "f")]
@@ -32,14 +32,14 @@ pub(super) struct Share {
     pub metadata: Option<Metadata>,
     #[serde(rename = "d", default, skip_serializing_if = "std::ops::Not::not")]
     pub detached: bool,
-    /// Who is breaking it.
+    /// The mark of a break.
     #[serde(rename = "k", default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<Break>,
 }
 
 /// One hold of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Held {
+pub(super) struct HoldEntry {
     /// The TTL in ms that it was taken with.
     #[serde(rename = "t")]
     pub ttl: u64,
@@ -47,12 +47,12 @@ pub(super) struct Held {
     pub ends: u64,
 }
 
-impl Share {
+impl HolderEntry {
     pub fn new(request: &Request, permit: Option<u32>, fence: Fence, now: u64, ends: u64) -> Self {
         let hold = request.token.hold_text();
         Self {
             owner: request.token.owner.to_string(),
-            holds: BTreeMap::from([(hold.clone(), Held { ttl: request.ttl.as_millis(), ends })]),
+            holds: BTreeMap::from([(hold.clone(), HoldEntry { ttl: request.ttl.as_millis(), ends })]),
             root: hold,
             mode: request.mode,
             permit,
@@ -95,7 +95,7 @@ impl Share {
         }
     }
 
-    /// What is remembered of it.
+    /// Its entry in the history.
     pub fn past(&self, ended: u64, end: End, why: Option<String>) -> Past {
         Past {
             fence: Some(Fence(self.fence)),
@@ -107,7 +107,7 @@ impl Share {
         }
     }
 
-    /// The same, where it was never given back.
+    /// Its entry in the history if it is never released.
     pub fn vanished(&self, ended: u64) -> Past {
         let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
         self.past(ended, end, why)

@@ -1,11 +1,11 @@
 use super::*;
-use crate::lock::Key;
+use crate::lock::{Busy, Entry, Grant, Intent, Key, Renewal, Request};
 
 const SECOND: u64 = 1000;
 
-/// A crowd with a clock and a counter, that is written down and read again before each step.
+/// A document with a clock and a counter, which is written down and read again before each step.
 struct World {
-    crowd: Crowd,
+    document: Document,
     now: u64,
     fence: u64,
     outside: Option<u64>,
@@ -29,24 +29,25 @@ fn fair(mode: Mode) -> Request {
 
 impl World {
     fn new() -> Self {
-        Self { crowd: Crowd::default(), now: 1_700_000_000_000, fence: 0, outside: None }
+        Self { document: Document::default(), now: 1_700_000_000_000, fence: 0, outside: None }
     }
 
     fn step(&mut self) -> Vec<Past> {
-        let mut read = Crowd::read(self.crowd.write().as_deref()).unwrap();
-        (read.stirred, read.called) = (self.crowd.stirred, std::mem::take(&mut self.crowd.called));
-        assert_eq!(read.write(), self.crowd.write());
-        self.crowd = read;
-        self.crowd.settle(self.now)
+        let mut read = Document::read(self.document.write().as_deref()).unwrap();
+        (read.dirty, read.offered) = (self.document.dirty, std::mem::take(&mut self.document.offered));
+        assert_eq!(read.write(), self.document.write());
+        self.document = read;
+        self.document.expire(self.now);
+        self.document.take_ended()
     }
 
     fn ask(&mut self, request: &Request) -> std::result::Result<Grant, Busy> {
         self.step();
-        match self.crowd.ask(request, self.now, self.outside, || None) {
+        match self.document.ask(request, self.now, self.outside, || None) {
             Answer::Has(grant) => Ok(grant),
             Answer::Go => {
                 self.fence += 1;
-                Ok(self.crowd.grant(request, Fence(self.fence), self.now))
+                Ok(self.document.grant(request, Fence(self.fence), self.now))
             }
             Answer::Busy(busy) => Err(busy),
             other => panic!("{other:?}"),
@@ -63,11 +64,11 @@ impl World {
 
     fn free(&mut self, request: &Request) {
         self.step();
-        assert_eq!(self.crowd.release(&request.token, &Scope::Hold.into(), self.now).0, Release::Released);
+        assert_eq!(self.document.release(&request.token, &Scope::Hold.into(), self.now), Release::Released);
     }
 
     fn woken(&mut self) -> Vec<String> {
-        self.crowd.woken(self.outside).into_iter().map(|woken| woken.hold).collect()
+        self.document.take_wake_ups(self.outside).into_iter().map(|woken| woken.hold).collect()
     }
 }
 
@@ -76,14 +77,16 @@ fn holds(requests: &[&Request]) -> Vec<String> {
 }
 
 #[test]
-fn nobody_is_written_as_nothing() {
+fn an_empty_document_is_written_as_nothing() {
     let mut world = World::new();
-    assert_eq!(world.crowd.write(), None);
+    assert_eq!(world.document.write(), None);
     let one = request(Mode::Shared);
     world.take(&one);
-    assert!(world.crowd.write().is_some());
+    assert!(world.document.write().is_some());
     world.free(&one);
-    assert_eq!(world.crowd.write(), None);
+    assert!(world.document.write().is_some(), "the outbox has not been emptied");
+    assert_eq!(world.document.take_ended().len(), 1);
+    assert_eq!(world.document.write(), None);
 }
 
 #[test]
@@ -91,38 +94,38 @@ fn newer_minor_layouts_are_read_and_newer_majors_refused() {
     let mut world = World::new();
     world.take(&request(Mode::Permits(3)));
     world.busy(&fair(Mode::Exclusive));
-    let text = world.crowd.write().unwrap();
+    let text = world.document.write().unwrap();
     assert!(text.starts_with(r#"{"v":100,"s":[{"o":""#) && text.contains(r#""m":"p3","n":0,"f":1,"#), "{text}");
     let newer = text.replace(r#""v":100"#, r#""v":107,"new":[1]"#).replace(r#""n":0"#, r#""n":0,"new":{}"#);
-    assert_eq!(Crowd::read(Some(&newer)).unwrap().holders(world.now), world.crowd.holders(world.now));
-    assert_eq!(Crowd::read(Some(r#"{"v":200,"s":7}"#)).unwrap_err().kind, Kind::Layout);
+    assert_eq!(Document::read(Some(&newer)).unwrap().holders(world.now), world.document.holders(world.now));
+    assert_eq!(Document::read(Some(r#"{"v":200,"s":7}"#)).unwrap_err().kind, Kind::Layout);
     for bad in ["", "[]", "{}", r#"{"v":100,"s":7}"#, &text.replace("p3", "z")] {
-        assert_eq!(Crowd::read(Some(bad)).unwrap_err().kind, Kind::Data);
+        assert_eq!(Document::read(Some(bad)).unwrap_err().kind, Kind::Data);
     }
 }
 
 #[test]
-fn a_share_asked_again_is_one_and_nested_ones_end_by_themselves() {
+fn a_hold_asked_again_is_one_and_nested_ones_end_by_themselves() {
     let mut world = World::new();
     let outer = request(Mode::Permits(2));
     let inner =
         Request { token: outer.token.nested(), entry: Entry::Reenter, ttl: Ttl::new(Duration::from_secs(5)).unwrap(), ..outer.clone() };
-    assert!(matches!(world.crowd.ask(&inner, world.now, None, || None), Answer::NotHeld));
+    assert!(matches!(world.document.ask(&inner, world.now, None, || None), Answer::NotHeld));
     let first = world.take(&outer);
     assert_eq!(world.take(&outer), first);
     assert_eq!((world.take(&inner).holds, world.take(&inner).permit), (2, Some(0)));
     world.now += 6 * SECOND;
     world.step();
-    assert_eq!(world.crowd.renew(&inner.token, None.into(), world.now), Renewal::NotHeld);
-    assert_eq!(world.crowd.verify(&outer.token, world.now), Holding::Held { expires_in: Some(Duration::from_secs(54)) });
+    assert_eq!(world.document.renew(&inner.token, None.into(), world.now), Renewal::NotHeld);
+    assert_eq!(world.document.verify(&outer.token, world.now), Renewal::Kept { expires_in: Some(Duration::from_secs(54)) });
     world.take(&inner);
     let parting = Parting::from(Scope::Tree);
-    assert_eq!(world.crowd.clone().release(&inner.token, &parting, world.now).0, Release::StillHeld(1));
-    assert_eq!(world.crowd.release(&outer.token, &parting, world.now).0, Release::Released);
+    assert_eq!(world.document.clone().release(&inner.token, &parting, world.now), Release::StillHeld(1));
+    assert_eq!(world.document.release(&outer.token, &parting, world.now), Release::Released);
 }
 
 #[test]
-fn each_share_ends_by_its_own_time_and_is_remembered() {
+fn each_hold_ends_by_its_own_time_and_is_remembered() {
     let mut world = World::new();
     let (short, long) = (request(Mode::Shared), Request { ttl: Ttl::new(Duration::from_secs(90)).unwrap(), ..request(Mode::Shared) });
     world.take(&short);
@@ -130,13 +133,16 @@ fn each_share_ends_by_its_own_time_and_is_remembered() {
     world.now += 70 * SECOND;
     let past = world.step();
     assert_eq!((past.len(), past[0].fence, past[0].ended_ms), (1, Some(Fence(1)), Some(world.now - 10 * SECOND)));
-    assert_eq!(world.crowd.ends(), Some(world.now + 20 * SECOND));
-    let past = world.crowd.lose(world.now);
-    assert_eq!((past.len(), past[0].ended_ms, world.crowd.is_shared()), (1, Some(world.now), false));
+    assert_eq!(world.document.ends(), Some(world.now + 20 * SECOND));
+    let past = {
+        world.document.lose(world.now);
+        world.document.take_ended()
+    };
+    assert_eq!((past.len(), past[0].ended_ms, world.document.has_holders()), (1, Some(world.now), false));
 }
 
 #[test]
-fn who_waits_for_a_hold_outside_goes_when_that_is_over() {
+fn a_waiter_for_a_hold_outside_goes_when_that_is_over() {
     let mut world = World::new();
     world.outside = Some(world.now + 7 * SECOND);
     let (writer, reader) = (waiting(Mode::Exclusive), waiting(Mode::Shared));
@@ -145,7 +151,7 @@ fn who_waits_for_a_hold_outside_goes_when_that_is_over() {
     assert_eq!(world.busy(&reader).position, Some(2));
     assert!(world.woken().is_empty());
     world.outside = None;
-    world.crowd.stirred = true;
+    world.document.dirty = true;
     assert_eq!(world.woken(), holds(&[&writer, &reader]));
     let busy = world.busy(&reader);
     assert_eq!((busy.passing, busy.expires_in), (true, Some(Duration::from_secs(1))));
@@ -155,16 +161,16 @@ fn who_waits_for_a_hold_outside_goes_when_that_is_over() {
 }
 
 #[test]
-fn those_who_came_before_it_was_shared_keep_their_places() {
+fn waiters_of_the_plain_list_keep_their_positions() {
     let mut world = World::new();
     let reader = waiting(Mode::Shared);
     world.take(&request(Mode::Exclusive));
     world.busy(&reader);
     let now = world.now;
-    world.crowd.absorb("0000000000000001".into(), None, now - 5, now);
-    world.crowd.absorb("0000000000000002".into(), None, now + 5, now);
-    world.crowd.absorb("0000000000000001".into(), None, now - 7, now);
-    let order: Vec<_> = world.crowd.waiters(now).into_iter().map(|(hold, _)| hold.to_owned()).collect();
+    world.document.absorb("0000000000000001".into(), None, now - 5, now);
+    world.document.absorb("0000000000000002".into(), None, now + 5, now);
+    world.document.absorb("0000000000000001".into(), None, now - 7, now);
+    let order: Vec<_> = world.document.waiters(now).into_iter().map(|(hold, _)| hold.to_owned()).collect();
     assert_eq!(order, ["0000000000000001", &*reader.token.hold_text(), "0000000000000002"]);
 }
 
@@ -181,9 +187,9 @@ fn a_granted_reader_lets_the_next_be_woken_and_a_writer_lets_nobody() {
     world.busy(&last);
     assert!(world.woken().is_empty());
     world.free(&writer);
-    let told = world.crowd.told();
+    let told = world.document.notified();
     assert_eq!(world.woken(), holds(&[&readers[0], &readers[1]]));
-    assert!(world.woken().is_empty() && world.crowd.told() == told + 1);
+    assert!(world.woken().is_empty() && world.document.notified() == told + 1);
     world.take(&readers[0]);
     assert_eq!(world.woken(), holds(&[&readers[1], &readers[2]]));
     for reader in &readers[1..] {
@@ -210,7 +216,7 @@ fn one_is_woken_of_those_who_are_alike() {
 }
 
 #[test]
-fn who_is_held_up_is_not_woken() {
+fn a_waiter_that_is_held_up_is_not_woken() {
     let mut world = World::new();
     world.take(&request(Mode::Shared));
     let (writer, reader) = (waiting(Mode::Exclusive), waiting(Mode::Shared));
@@ -218,14 +224,14 @@ fn who_is_held_up_is_not_woken() {
     let busy = world.busy(&reader);
     assert_eq!((busy.expires_in, busy.position), (Some(Duration::from_secs(15)), Some(2)));
     world.woken();
-    world.crowd.stirred = true;
+    world.document.dirty = true;
     assert!(world.woken().is_empty());
-    world.crowd.leave(&writer.token);
+    world.document.leave(&writer.token);
     assert_eq!(world.woken(), holds(&[&reader]));
 }
 
 #[test]
-fn who_does_not_come_loses_its_turn_and_a_clock_set_back_makes_it_no_longer() {
+fn an_offer_that_is_not_taken_ends_and_a_clock_set_back_makes_it_no_longer() {
     let mut world = World::new();
     let holder = request(Mode::Exclusive);
     world.take(&holder);
@@ -239,7 +245,7 @@ fn who_does_not_come_loses_its_turn_and_a_clock_set_back_makes_it_no_longer() {
     world.woken();
     world.now += SECOND;
     world.take(&next);
-    assert!(world.crowd.waiters(world.now).is_empty());
+    assert!(world.document.waiters(world.now).is_empty());
     assert_eq!(world.woken(), holds(&[&dead]), "it may be only slow");
 }
 
@@ -261,18 +267,18 @@ fn a_waiter_without_a_sign_is_gone() {
 }
 
 #[test]
-fn a_break_is_of_one_share_and_stays_seen() {
+fn a_break_is_of_one_hold_and_stays_seen() {
     let mut world = World::new();
     let (one, two) = (request(Mode::Shared), request(Mode::Shared));
     let (fence, _) = (world.take(&one).fence, world.take(&two));
     let mark = Break { by: "ann@desk".into(), why: None, seen: false };
-    assert_eq!(world.crowd.mark(fence, &mark), Marking::Done);
-    assert_eq!(world.crowd.renew(&one.token, None.into(), world.now), Renewal::Broken(mark.clone()));
-    let stop = Extension { ttl: None, purpose: Purpose::Stop };
-    assert!(matches!(world.crowd.renew(&one.token, stop, world.now), Renewal::Renewed { .. }));
-    assert_eq!(world.crowd.mark(fence, &mark), Marking::Done);
-    assert!(world.crowd.holders(world.now)[0].broken.as_ref().unwrap().seen);
-    assert!(matches!(world.crowd.renew(&two.token, None.into(), world.now), Renewal::Renewed { .. }));
-    assert!(world.crowd.evict(fence, &mark, world.now).is_some() && world.crowd.evict(fence, &mark, world.now).is_none());
-    assert_eq!(world.crowd.holders(world.now).len(), 1);
+    assert!(world.document.mark(fence, &mark));
+    assert_eq!(world.document.renew(&one.token, None.into(), world.now), Renewal::Broken(mark.clone()));
+    let stop = Intent::Drain;
+    assert!(matches!(world.document.renew(&one.token, stop, world.now), Renewal::Renewed { .. }));
+    assert!(world.document.mark(fence, &mark));
+    assert!(world.document.holders(world.now)[0].broken.as_ref().unwrap().seen);
+    assert!(matches!(world.document.renew(&two.token, None.into(), world.now), Renewal::Renewed { .. }));
+    assert!(world.document.evict(fence, &mark, world.now) && !world.document.evict(fence, &mark, world.now));
+    assert_eq!(world.document.holders(world.now).len(), 1);
 }

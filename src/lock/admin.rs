@@ -1,4 +1,4 @@
-//! What a store says of its own settings, and what they make of the promise: the questions of `dlock doctor`.
+//! What an operator asks of a store: to be set up and swept, and what its settings make of the promise (`dlock doctor`).
 
 use std::{borrow::Cow, time::Duration};
 
@@ -142,10 +142,26 @@ pub struct ServerTime {
     pub since_epoch: Duration,
 }
 
-/// What a backend tells of its store besides locks. Every backend answers it.
+/// What a backend does to its store, and tells of it, besides locks.
 #[async_trait(?Send)]
-pub trait Examine {
-    /// What [`Examine::examine`] looks at: each of its findings is of one of these, and each of these has a finding.
+pub trait Admin {
+    /// Creates or upgrades what the store must have before locks can be kept (a schema). Idempotent.
+    async fn init(&mut self) -> Result<Init> {
+        Ok(Init::NotNeeded)
+    }
+
+    /// Returns what [`Admin::init`] would do, in the store's own language; `None` where it does nothing.
+    fn schema(&self) -> Option<String> {
+        None
+    }
+
+    /// Removes what no lock has used for so long by the store's clock, and says how much that was; `None` where nothing is left
+    /// behind. Never what a lock's fences depend on.
+    async fn collect(&mut self, _unused_for: Duration) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
+    /// Returns what [`Admin::examine`] looks at: each of its findings is of one of these, and each of these has a finding.
     fn checks(&self) -> Vec<Check>;
 
     /// Reads the store's settings. Read only. What can't be read is a finding that says so, never one that is fine.
@@ -157,4 +173,15 @@ pub trait Examine {
 
     /// The least rights for `role`, in the store's own language. Without I/O.
     fn grants(&self, role: Role) -> Grants;
+}
+
+/// The answer to [`Admin::init`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Init {
+    /// The store needs nothing.
+    NotNeeded,
+    /// It was there already, in this version.
+    UpToDate,
+    /// It was created or upgraded.
+    Created,
 }

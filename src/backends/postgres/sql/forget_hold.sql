@@ -1,7 +1,7 @@
--- Takes out what was written of a hold that nobody was told of.
+-- Takes out what was written of a hold, and says what became of its start.
 -- $1 name, $2 hold
 WITH freed AS (
-    DELETE FROM {sessions} AS s WHERE s.name = $1 AND s.hold = $2 RETURNING s.fence
+    DELETE FROM {sessions} AS s WHERE s.name = $1 AND s.hold = $2 {which} RETURNING s.fence
 )
 UPDATE {fences} AS l SET fence = l.fence{became} FROM freed AS f
  WHERE l.name = $1 AND f.fence IN (l.start_fence, l.paced_fence)

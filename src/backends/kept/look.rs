@@ -1,0 +1,50 @@
+//! Looking at locks.
+
+use super::{Kept, ReadFor, Snapshot, Store};
+use crate::lock::{End, Fence, History, Key, LockState, Result};
+
+impl<S: Store> Kept<S> {
+    pub(super) async fn read_lock(&mut self, key: &Key) -> Result<LockState> {
+        let snapshot = self.store.read(key, ReadFor::Look).await?;
+        self.state(key.clone(), snapshot)
+    }
+
+    pub(super) async fn read_locks(&mut self, start: &str) -> Result<Vec<LockState>> {
+        let mut found = Vec::new();
+        for (key, snapshot) in self.store.scan(start).await? {
+            found.push(self.state(key, snapshot)?);
+        }
+        found.retain(|state| !state.holders.is_empty());
+        found.sort_by(|a, b| a.key.cmp(&b.key));
+        Ok(found)
+    }
+
+    fn state(&self, key: Key, mut snapshot: Snapshot<S::Version>) -> Result<LockState> {
+        let now = snapshot.now();
+        snapshot.document.expire(now);
+        Ok(LockState {
+            stored_as: self.store.stored_as(&key)?,
+            key,
+            holders: snapshot.outside.into_iter().map(|outside| outside.holder).chain(snapshot.document.holders(now)).collect(),
+            waiters: snapshot.document.waiters(now).into_iter().map(|(_, waiter)| waiter).collect(),
+            last_fence: snapshot.fence,
+            nodes: Vec::new(),
+        })
+    }
+
+    /// The log and the outbox. The outbox is read first: what goes into the log meanwhile is found twice, and told once.
+    pub(super) async fn read_history(&mut self, key: &Key) -> Result<History> {
+        let mut snapshot = self.store.read(key, ReadFor::Look).await?;
+        let now = snapshot.now();
+        snapshot.document.expire(now);
+        let held: Vec<Fence> = snapshot.document.fences().collect();
+        let (mut past, skips) = self.store.log(key).await?;
+        past.extend(snapshot.document.take_ended());
+        past.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
+        for one in past.iter_mut().filter(|one| one.end == End::Expired) {
+            // A lease that ended early would have ended later.
+            one.ended_ms = one.ended_ms.map(|ended| ended.min(now));
+        }
+        Ok(History { record: snapshot.document.policy().clone(), ..History::new(past, skips) })
+    }
+}

@@ -1,0 +1,214 @@
+//! The steps that change a lock: read, decide, and write if no other client wrote meanwhile.
+
+use super::{Base, Change, Kept, ReadFor, Snapshot, Store, changed_meanwhile, in_order};
+use crate::lock::{
+    Attempt, Busy, Entry, Error, Fence, Intent, Key, Kind, Parting, Release, Renewal, Request, Result, Token,
+    document::{Document, Moment},
+};
+
+/// How often a step begins anew because other clients were faster.
+const TRIES: usize = 20;
+/// Fences stay below this: programs that read JSON have no exact numbers from here on.
+const LAST_FENCE: u64 = 1 << 53;
+
+impl<S: Store> Kept<S> {
+    /// Takes a lock, enters it, or joins its queue.
+    pub(super) async fn take(&mut self, request: &Request) -> Result<Attempt> {
+        self.store.identity().capabilities.check(request)?;
+        let fresh = request.entry == Entry::Fresh;
+        // A waiter in the queue looks first, and keeps no other program out while it may not go.
+        let mut claims = fresh && !(in_order(request) && self.is_queued(request));
+        for _ in 0..TRIES {
+            let snapshot = self.store.read(&request.key, ReadFor::Acquire { request, claims }).await?;
+            if let Some(attempt) = self.decide(request, snapshot).await? {
+                return Ok(self.answered(request, attempt).await);
+            }
+            claims = fresh;
+        }
+        Ok(self.answered(request, passing()).await)
+    }
+
+    /// `None` if it has to be read anew.
+    async fn decide(&mut self, request: &Request, snapshot: Snapshot<S::Version>) -> Result<Option<Attempt>> {
+        let (now_us, apart, outside, base) = (snapshot.now_us, snapshot.apart, snapshot.outside.clone(), snapshot.base);
+        let moment = Moment { now: snapshot.now(), outside: snapshot.outside_until(), fence: snapshot.next_fence() };
+        let mut document = snapshot.document.clone();
+        document.expire(moment.now);
+        let answer = if apart && request.waiting {
+            document.acquire(&Request { waiting: false, ..request.clone() }, &moment)
+        } else {
+            document.acquire(request, &moment)
+        };
+        let granted = matches!(&answer, Ok(Attempt::Granted(grant)) if grant.fence == moment.fence);
+        let answer = match answer {
+            Ok(_) if granted && base == Base::Nothing => return Ok(None),
+            Ok(_) if granted && moment.fence.0 >= LAST_FENCE => Err(beyond()),
+            answer => answer,
+        };
+        let mut answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                if base == Base::Claim {
+                    let unchanged = snapshot.document.clone();
+                    // A claim that can't be taken back ends by itself.
+                    let _ = self.write(&request.key, snapshot, unchanged, (None, true), Some(request)).await;
+                }
+                return Err(error);
+            }
+        };
+        if matches!(answer, Attempt::Busy(_)) && request.waiting {
+            self.note_queued(request);
+        }
+        if granted {
+            self.unsure = Some((request.key.clone(), request.token));
+        }
+        let written =
+            self.write(&request.key, snapshot, document, (granted.then_some(moment.fence), base == Base::Claim), Some(request)).await?;
+        if granted {
+            self.unsure = None;
+        }
+        if !written {
+            // A claim is lost only if its time is over: then another client has the lock, or will.
+            return Ok((granted && base == Base::Claim).then(passing));
+        }
+        if let Attempt::Busy(busy) = &mut answer {
+            if apart && request.waiting {
+                busy.position = self.store.note_waiter(request, now_us).await?;
+            }
+            if let Some(outside) = outside {
+                busy.expires_in = outside.left.map(std::time::Duration::from_millis);
+                (busy.holders, busy.passing) = (vec![outside.holder], outside.passing);
+            }
+            busy.notifies = self.store.identity().capabilities.notification;
+        }
+        Ok(Some(answer))
+    }
+
+    /// Notes what an answer means for waiting.
+    async fn answered(&mut self, request: &Request, attempt: Attempt) -> Attempt {
+        self.passing = matches!(&attempt, Attempt::Busy(Busy { passing: true, .. }));
+        if matches!(attempt, Attempt::Granted(_)) {
+            // If this fails, the entry ends by itself.
+            let _ = self.leave_list(request).await;
+        }
+        attempt
+    }
+
+    /// Writes what a step made of a lock, if it changed anything or must be written. False if another client wrote meanwhile.
+    async fn write(
+        &mut self,
+        key: &Key,
+        mut was: Snapshot<S::Version>,
+        mut document: Document,
+        (granted, must): (Option<Fence>, bool),
+        request: Option<&Request>,
+    ) -> Result<bool> {
+        let wake = document.take_wake_ups(was.outside_until());
+        let ended = document.take_ended();
+        // An outbox that is all that is new can wait for the next step.
+        was.document.take_ended();
+        if !must && document == was.document {
+            return Ok(true);
+        }
+        self.store.swap(key, was, Change { document: &document, granted, ended, wake, request, must }).await
+    }
+
+    /// One step on the document of a lock.
+    pub(super) async fn step<T>(&mut self, key: &Key, purpose: ReadFor<'_>, decide: impl Fn(&mut Document, u64) -> T) -> Result<T> {
+        for _ in 0..TRIES {
+            let snapshot = self.store.read(key, purpose).await?;
+            let (now, mut document) = (snapshot.now(), snapshot.document.clone());
+            document.expire(now);
+            let answer = decide(&mut document, now);
+            if self.write(key, snapshot, document, (None, false), None).await? {
+                return Ok(answer);
+            }
+        }
+        Err(changed_meanwhile())
+    }
+
+    /// Extends a hold.
+    pub(super) async fn extend(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
+        if let Some(ttl) = intent.ttl() {
+            self.store.identity().capabilities.check_ttl(ttl)?;
+        }
+        self.step(key, ReadFor::Change, |document, now| document.renew(token, intent, now)).await
+    }
+
+    /// Whether a token has a hold. That it is over is written before it is told.
+    pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
+        let snapshot = self.store.read(key, ReadFor::Change).await?;
+        let (now, mut document) = (snapshot.now(), snapshot.document.clone());
+        document.expire(now);
+        let answer = document.verify(token, now);
+        if answer == Renewal::NotHeld && snapshot.document.lasts(token).is_some() {
+            match self.write(key, snapshot, document, (None, false), None).await {
+                // A client that may only look changes nothing.
+                Err(error) if error.kind != Kind::Denied => return Err(error),
+                // A client that was faster has written it as well.
+                _ => {}
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Gives a hold back.
+    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        for _ in 0..TRIES {
+            let snapshot = self.store.read(key, ReadFor::Release(token, parting)).await?;
+            let (now, claimed, mut document) = (snapshot.now(), snapshot.base == Base::Claim, snapshot.document.clone());
+            document.expire(now);
+            let answer = document.release(token, parting, now);
+            // A grant that is still on its way must not find what it was decided on.
+            let unsure = self.unsure.as_ref().is_some_and(|(of, unsure)| (of, unsure) == (key, token));
+            let must = claimed || (unsure && answer == Release::NotHeld);
+            if self.write(key, snapshot, document, (None, must), None).await? {
+                if unsure {
+                    self.unsure = None;
+                }
+                return Ok(if claimed { Release::Released } else { answer });
+            }
+        }
+        Err(changed_meanwhile())
+    }
+
+    fn is_queued(&self, request: &Request) -> bool {
+        self.queued.iter().any(|(key, token)| *key == request.key && *token == request.token)
+    }
+
+    fn note_queued(&mut self, request: &Request) {
+        if !self.is_queued(request) {
+            self.queued.push((request.key.clone(), request.token));
+        }
+    }
+
+    /// Leaves the queue.
+    pub(super) async fn leave(&mut self, request: &Request) -> Result<()> {
+        if self.is_queued(request) && !self.leave_list(request).await? {
+            self.step(&request.key, ReadFor::Change, |document, _| document.leave(&request.token)).await?;
+            self.forget_queued(request);
+        }
+        Ok(())
+    }
+
+    /// Removes a waiter that is stored by itself; whether it is so.
+    async fn leave_list(&mut self, request: &Request) -> Result<bool> {
+        let removed = self.is_queued(request) && self.store.remove_waiter(request).await?;
+        if removed {
+            self.forget_queued(request);
+        }
+        Ok(removed)
+    }
+
+    fn forget_queued(&mut self, request: &Request) {
+        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
+    }
+}
+
+fn passing() -> Attempt {
+    Attempt::Busy(Busy { passing: true, ..Busy::default() })
+}
+
+fn beyond() -> Error {
+    Error::new(Kind::Data, "the lock's fence counter is beyond 2^53").hint("another program wrote it")
+}

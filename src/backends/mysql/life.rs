@@ -1,0 +1,51 @@
+//! Which server has the session of a hold, and since when: what a session has ends with its server, and its holder may hear nothing of that.
+//!
+//! A server that is restarted or fails over frees the locks of its sessions at once. What such a hold wrote of itself tells that its session was
+//! of another server, or of this one before it was started: its lease counts until it is over by this server's clock.
+
+use super::{
+    checks::Checked,
+    statement::{Value, literal},
+};
+
+/// What statements ask of the server that wrote a row of a session or of one who shares a row, as SQL.
+pub(super) struct Life {
+    /// The server as it writes itself down.
+    pub server: String,
+    /// The row is of this server, since it was started.
+    pub lives: String,
+    /// It is not, and its lease may not be over.
+    pub left: String,
+    /// When that lease is over: no renewal of a server that was restarted is later than its start. Of another one nothing is known: all of
+    /// the lease, from when it is found.
+    pub ends: String,
+}
+
+impl Life {
+    pub(super) fn of(checked: &Checked) -> Self {
+        let identity = literal(Value::Text(&format!("{}/", checked.identity)));
+        let status = if checked.mariadb { "information_schema" } else { "performance_schema" };
+        // Both go by when the statement began, so that this is when the server was started, however its clock is set since.
+        let start = format!(
+            "(CAST(UNIX_TIMESTAMP() AS SIGNED) - (SELECT CAST(variable_value AS SIGNED) FROM {status}.session_status WHERE variable_name = 'Uptime'))"
+        );
+        let server = format!("CONCAT({identity}, {start})");
+        let lives = format!("(server <=> {server})");
+        let left = format!("(NOT {lives} AND COALESCE(ends > UTC_TIMESTAMP(6), 1))");
+        let begin = format!("TIMESTAMPADD(SECOND, {start} + 1, '1970-01-01 00:00:00.000000')");
+        let ends = format!(
+            "TIMESTAMPADD(MICROSECOND, ttl_ms * 1000, IF(LOCATE({identity}, COALESCE(server, '')) = 1, GREATEST(renewed_at, {begin}), UTC_TIMESTAMP(6)))"
+        );
+        Self { server, lives, left, ends }
+    }
+
+    /// As values of a statement.
+    pub(super) fn values(&self) -> [(&str, Value<'_>); 4] {
+        [
+            ("server", Value::Sql(&self.server)),
+            ("lives", Value::Sql(&self.lives)),
+            ("left", Value::Sql(&self.left)),
+            ("ends", Value::Sql(&self.ends)),
+        ]
+    }
+}

@@ -1,0 +1,10 @@
+-- What may be in the way of a hold beyond the starts before it, of a lock that was just taken: notes when the leases are over of holds
+-- whose server was restarted or is another one by now; claims the lock for this mode if it is free in mode=lease. Says in which mode the
+-- lock is kept, and whether such a lease is not over.
+-- $1 name, $2 hold, $3 shared, $4 mode
+UPDATE {sessions} AS s SET ends = {ends}
+ WHERE s.name = $1 AND s.hold <> $2 AND s.ends IS NULL AND s.server IS DISTINCT FROM {server};
+UPDATE {table} AS l SET mode = $4, revision = l.revision + 1
+ WHERE l.name = $1 AND l.mode IS NULL AND {free};
+SELECT (SELECT coalesce(l.mode, 'lease') FROM {table} AS l WHERE l.name = $1) AS mode,
+       EXISTS (SELECT FROM {sessions} AS s WHERE s.name = $1 AND s.hold <> $2 AND NOT ($3 AND s.shared) AND {left}) AS waits

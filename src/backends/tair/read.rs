@@ -1,0 +1,301 @@
+//! Reading a lock: its value, and the parts of its document that lie next to it.
+
+use std::collections::BTreeSet;
+
+use ::redis::{Pipeline, Value};
+
+use super::{
+    TairStore, history,
+    line::{self, Line},
+    options::Mode,
+    value::{self, READS, Seen, Stored, What, created, readable},
+};
+use crate::{
+    backends::{
+        kept::{Base, Outside, ReadFor, Snapshot, in_order},
+        redis::{
+            failure,
+            names::{ENCODING, Names, key_of, pattern, prefix},
+            reply,
+            state::foreign,
+        },
+    },
+    lock::{Error, Fence, Holder, Key, Kind, Mode as LockMode, Parting, Record, Request, Result, Token, document::Document},
+};
+
+/// How many locks are read in one packet.
+const BATCH: usize = 50;
+
+/// What the parts of a document were read from.
+#[derive(Debug, Default)]
+pub struct Version {
+    /// The lock's value, if it is dlock's; or that of the warning, if only this was read.
+    pub(super) stored: Option<Stored>,
+    pub(super) is_warning: bool,
+    /// The run policy.
+    pub(super) policy: Option<Stored>,
+    pub(super) line: Line,
+}
+
+/// Which parts are read.
+#[derive(Clone, Copy)]
+struct Parts {
+    /// The outbox, and which waiters the rules concern.
+    most: bool,
+    /// All waiters.
+    queue: bool,
+    /// A run policy that can't be read is an error.
+    strict: bool,
+}
+
+impl Parts {
+    const ALL: Self = Self { most: true, queue: true, strict: false };
+
+    fn add(self, mode: Mode, pipeline: &mut Pipeline, names: &Names) {
+        mode.read(pipeline, names);
+        mode.read_value(pipeline, &mode.policy(names));
+        if self.most {
+            history::read_outbox(pipeline, names);
+            line::read_turns(pipeline, names);
+        }
+        if self.queue {
+            line::read_queue(pipeline, names);
+        }
+    }
+
+    const fn count(self) -> usize {
+        READS + 1 + if self.most { 2 } else { 0 } + if self.queue { 2 } else { 0 }
+    }
+}
+
+impl Mode {
+    /// Where the run policy is: apart from that of `redis://`, which is of another type, and for each mode its own.
+    pub(super) fn policy(self, names: &Names) -> String {
+        format!("{}-{}", names.starts, self.kind())
+    }
+
+    pub(super) fn warned(self, names: &Names) -> String {
+        format!("{}-warned", self.policy(names))
+    }
+}
+
+impl TairStore {
+    pub(super) async fn read_snapshot(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
+        let (names, mode) = (self.names(key)?, self.options.mode);
+        let (asks, claims) = match purpose {
+            ReadFor::Warn => return self.read_warned(&names).await,
+            ReadFor::Release(token, parting) => {
+                if let Some(snapshot) = self.as_written(key, token, parting) {
+                    return Ok(snapshot);
+                }
+                (None, false)
+            }
+            ReadFor::Acquire { request, claims } => (Some(request), claims),
+            ReadFor::Change | ReadFor::Look => (None, false),
+        };
+        let look = matches!(purpose, ReadFor::Look);
+        let parts = Parts { most: look || asks.is_some(), queue: look || asks.is_some_and(in_order), strict: asks.is_some() };
+        let mut packet = ::redis::pipe();
+        let claim = match asks.filter(|_| claims) {
+            Some(request) => Some(mode.create(&mut packet, &names.lock, &value::claim(request)?, request.ttl.as_millis())),
+            None => None,
+        };
+        parts.add(mode, &mut packet, &names);
+        let replies = if claim.is_some() { self.run(&packet, true).await? } else { self.look(&packet).await? };
+        let (made, reads) = match (claim, replies.split_first()) {
+            (Some(claim), Some((reply, reads))) => (created(reply)?.then_some(claim), reads),
+            _ => (None, &*replies),
+        };
+        let own = match purpose {
+            ReadFor::Release(token, _) => Some(token.hold_text()),
+            _ => asks.map(|request| request.token.hold_text()),
+        };
+        let found = self.understand(reads, parts, (made.clone(), own), &names, asks).await;
+        if let (Err(_), Some(made)) = (&found, &made) {
+            self.undo(&names, made).await;
+        }
+        let snapshot = found?;
+        if let Some(request) = asks {
+            self.in_line = in_order(request) || !snapshot.version.line.is_empty() || snapshot.is_shared();
+        }
+        Ok(snapshot)
+    }
+
+    async fn understand(
+        &mut self,
+        reads: &[Value],
+        parts: Parts,
+        (made, own): (Option<Stored>, Option<String>),
+        names: &Names,
+        asks: Option<&Request>,
+    ) -> Result<Snapshot<Version>> {
+        let mut snapshot = snapshot(self.options.mode, reads, parts, (made, own))?;
+        if asks.is_some() && !parts.queue {
+            snapshot.apart = snapshot.version.line.is_empty();
+            if !snapshot.apart {
+                // The rest of the queue, of which no more was read than that there is one.
+                let mut packet = ::redis::pipe();
+                line::read_turns(&mut packet, names);
+                line::read_queue(&mut packet, names);
+                let replies = self.look(&packet).await?;
+                let (turns, queue) = replies.split_first().ok_or_else(failure::unreadable)?;
+                snapshot.version.line = Line::read(turns, queue)?;
+            }
+        }
+        let Snapshot { document, version, .. } = &mut snapshot;
+        version.line.fill(document);
+        Ok(snapshot)
+    }
+
+    /// What is known of a lock whose value was last written by this client, for a hold that has it alone.
+    fn as_written(&mut self, key: &Key, token: &Token, parting: &Parting) -> Option<Snapshot<Version>> {
+        let (_, mut snapshot) = self.written.take().filter(|(of, _)| of == key)?;
+        let (since, ends) = (snapshot.document.alone()?, snapshot.document.ends()?);
+        if let Some(held) = parting.held_ms {
+            snapshot.now_us = snapshot.now_us.max(since.saturating_add(held).saturating_mul(1000));
+        }
+        (snapshot.document.fence(token).is_some() && snapshot.now() < ends).then_some(snapshot)
+    }
+
+    async fn read_warned(&mut self, names: &Names) -> Result<Snapshot<Version>> {
+        let mode = self.options.mode;
+        let mut look = ::redis::pipe();
+        mode.read_value(&mut look, &mode.warned(names));
+        let known = value::stored(self.look(&look).await?.first().ok_or_else(failure::unreadable)?)?;
+        let mut document = Document::default();
+        if let Some((fence, level)) = known.as_ref().and_then(|known| known.value.split_once(':'))
+            && let (Ok(fence), Ok(level)) = (fence.parse(), level.parse())
+        {
+            document.claim_warning(Fence(fence), level);
+        }
+        let version = Version { stored: known, is_warning: true, ..Version::default() };
+        Ok(Snapshot { document, now_us: 0, fence: None, outside: None, base: Base::Document, apart: true, version })
+    }
+
+    pub(super) async fn read_all(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
+        let (mode, keys) = (self.options.mode, self.scan_keys(start).await?.into_iter().collect::<Vec<Key>>());
+        let mut found = Vec::new();
+        for batch in keys.chunks(BATCH) {
+            let mut packet = ::redis::pipe();
+            for key in batch {
+                Parts::ALL.add(mode, &mut packet, &self.names(key)?);
+            }
+            let replies = self.look(&packet).await?;
+            for (key, replies) in batch.iter().zip(replies.chunks(Parts::ALL.count())) {
+                match snapshot(mode, replies, Parts::ALL, (None, None)) {
+                    // With an empty namespace, that may be any program's passing value.
+                    Ok(found) if found.is_foreign() && self.options.namespace.as_str().is_empty() => {}
+                    Ok(mut snapshot) => {
+                        snapshot.version.line.fill(&mut snapshot.document);
+                        found.push((key.clone(), snapshot));
+                    }
+                    Err(error) if error.kind == Kind::Data => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    async fn scan_keys(&mut self, start: &str) -> Result<BTreeSet<Key>> {
+        let start = prefix(&self.options.namespace) + &ENCODING.encode_str(start);
+        let pattern = pattern(&start);
+        let mut found = BTreeSet::new();
+        let mut cursor = "0".to_owned();
+        loop {
+            let mut pipeline = ::redis::pipe();
+            let kind = self.options.mode.kind();
+            pipeline.cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000).arg("TYPE").arg(kind);
+            let replies = self.look(&pipeline).await?;
+            let reply = replies.first().ok_or_else(failure::unreadable)?;
+            if let Value::ServerError(error) = reply {
+                return Err(failure::refused(error));
+            }
+            let Some([next, names]) = reply::items(reply) else { return Err(failure::unreadable()) };
+            for name in reply::items(names).unwrap_or_default() {
+                if let Value::BulkString(name) = name
+                    && let Ok(name) = str::from_utf8(name)
+                {
+                    found.extend(key_of(&self.options.namespace, name));
+                }
+            }
+            cursor = reply::text(next).ok_or_else(failure::unreadable)?;
+            if cursor == "0" {
+                return Ok(found);
+            }
+        }
+    }
+}
+
+impl Snapshot<Version> {
+    fn is_foreign(&self) -> bool {
+        self.outside.as_ref().is_some_and(|outside| outside.holder.foreign)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.document.holders(self.now()).iter().any(|holder| holder.mode != LockMode::Exclusive)
+    }
+}
+
+/// From the replies to [`Parts::add`]; without its queue. `made` is the claim that was made just before, `own` the hold that the lock is read for.
+fn snapshot(mode: Mode, replies: &[Value], parts: Parts, (made, own): (Option<Stored>, Option<String>)) -> Result<Snapshot<Version>> {
+    let (reads, rest) = replies.split_at_checked(READS).ok_or_else(failure::unreadable)?;
+    let (policy, rest) = rest.split_first().ok_or_else(failure::unreadable)?;
+    let seen = Seen::read(mode, reads)?;
+    let (mut document, mut outside, mut base, mut stored) = (Document::default(), None, Base::Nothing, None);
+    let left = u64::try_from(seen.left).ok();
+    let expires_in = left.map(std::time::Duration::from_millis);
+    match (made, seen.what) {
+        (Some(made), _) => (base, stored) = (Base::Claim, Some(made)),
+        (None, What::Held(held, value)) => (document, base, stored) = (*held, Base::Document, Some(value)),
+        // Of an earlier attempt whose answer was lost.
+        (None, What::Claimed(claim, value)) if Some(&claim.hold) == own.as_ref() => (base, stored) = (Base::Claim, Some(value)),
+        (None, What::Claimed(claim, _)) => {
+            let holder = Holder { foreign: false, metadata: claim.metadata, ..foreign(LockMode::Exclusive, expires_in) };
+            outside = Some(Outside { holder, left, passing: true });
+        }
+        (None, What::Foreign) => outside = Some(Outside { holder: foreign(LockMode::Exclusive, expires_in), left, passing: false }),
+        (None, What::Nothing) => {}
+        (None, What::NoLock(kind)) => return Err(failure::no_lock(&format!("a {kind}"))),
+    }
+    let now_us = match seen.now_us {
+        Some(now) => now,
+        // For people: the value lasts as long as the last hold.
+        None if parts.queue && own.is_none() => {
+            document.ends().zip(left).map_or(0, |(ends, left)| ends.saturating_sub(left)).saturating_mul(1000)
+        }
+        None => return Err(Error::new(Kind::Denied, "the user may not ask the server for its time").hint("ACL SETUSER USER +time")),
+    };
+    let policy = if parts.strict { value::stored(policy)? } else { readable(policy)?.map_or(Ok(None), value::stored)? };
+    match policy.as_ref().map(|policy| read_policy(&policy.value)) {
+        Some(Err(error)) if parts.strict => return Err(error),
+        Some(Ok(policy)) => document.set_policy(policy),
+        _ => {}
+    }
+    let mut line = Line::default();
+    if parts.most {
+        let [outbox, turns, queue @ ..] = rest else { return Err(failure::unreadable()) };
+        history::fill(&mut document, outbox)?;
+        line = Line::read(turns, queue)?;
+    }
+    let version = Version { stored, is_warning: false, policy, line };
+    Ok(Snapshot { document, now_us, fence: seen.counter.map(Fence), outside, base, apart: false, version })
+}
+
+/// What can't be read denies every run: it may be a start.
+fn read_policy(json: &str) -> Result<Record> {
+    serde_json::from_str(json).map_err(|error| {
+        Error::new(Kind::Data, "the record of starts can't be read").hint("another program wrote it; delete …:starts").source(error)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_that_can_t_be_read_is_an_error() {
+        assert!(read_policy("{}").unwrap() == Record::default());
+        assert_eq!(read_policy("7").unwrap_err().kind, Kind::Data);
+    }
+}

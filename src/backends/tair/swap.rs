@@ -1,0 +1,248 @@
+//! Writing what a step made of a lock: its value by comparing, and in the same packet what lies next to it.
+
+use ::redis::{Pipeline, Value};
+
+use super::{
+    TairStore, history,
+    line::remove_gone,
+    millis,
+    read::Version,
+    value::{Compared, Stored, compared, created, holders},
+};
+use crate::{
+    backends::{
+        kept::{Base, Change, Snapshot},
+        redis::{failure, history::to_json, names::Names, reply},
+    },
+    lock::{Error, Fence, Key, Kind, Result, document::Document, whole_ms},
+};
+
+/// For how many ms something is kept that no client changes, and longer if a run may ask for it.
+const KEEP: u64 = 100 * 24 * 3600 * 1000;
+/// How many bytes the holders of a lock may take when another one is granted; of a value twice as long, not all would be read.
+const MOST: usize = 1 << 19;
+
+/// A packet, and where in its replies the answers to its conditions are.
+#[derive(Default)]
+struct Packet {
+    commands: Pipeline,
+    counted: Option<usize>,
+    compared: Option<usize>,
+    begun: Option<usize>,
+    /// What the lock's value becomes; `None` if it is deleted.
+    value: Option<Stored>,
+    policy: Option<Stored>,
+}
+
+impl TairStore {
+    pub(super) async fn write(&mut self, key: &Key, was: Snapshot<Version>, change: Change<'_>) -> Result<bool> {
+        self.written = None;
+        let names = self.names(key)?;
+        if was.version.is_warning {
+            return self.write_warned(&names, was.version.stored.as_ref(), change.document).await;
+        }
+        let packet = match self.packet(&names, &was, &change) {
+            Ok(packet) => packet,
+            Err(error) => {
+                self.take_back(&names, &was, (None, change.granted)).await;
+                return Err(error);
+            }
+        };
+        if !packet.commands.is_empty() {
+            let replies = self.run(&packet.commands, change.request.is_some()).await?;
+            let reply = |at: Option<usize>| at.map(|at| replies.get(at).ok_or_else(failure::unreadable)).transpose();
+            match reply(packet.compared)?.map(compared).transpose() {
+                Ok(None | Some(Compared::Done)) => {}
+                Ok(Some(Compared::Changed | Compared::Gone)) => {
+                    self.restore_outbox(&names, &was, &change).await;
+                    return Ok(false);
+                }
+                Err(error) => {
+                    self.take_back(&names, &was, (None, change.granted)).await;
+                    return Err(error);
+                }
+            }
+            if let Err(error) = confirmed(&change, &replies, reply(packet.counted)?, reply(packet.begun)?) {
+                self.take_back(&names, &was, (packet.value.as_ref(), change.granted)).await;
+                return Err(error);
+            }
+        }
+        if packet.compared.is_some() {
+            self.finish(&names, &was, &change).await;
+        }
+        self.note_written(key, &was, &change, packet.value, packet.policy);
+        Ok(true)
+    }
+
+    fn packet(&self, names: &Names, was: &Snapshot<Version>, change: &Change<'_>) -> Result<Packet> {
+        let (mode, now, mut packet) = (self.options.mode, was.now(), Packet::default());
+        let Packet { commands, counted, compared, begun, value, policy } = &mut packet;
+        let (before, after) = (&was.document, change.document);
+        if let Some(fence) = change.granted {
+            *counted = Some(commands.len());
+            commands.cmd("INCRBY").arg(&names.fence).arg(fence.0 - was.fence.map_or(0, |fence| fence.0));
+        }
+        if let Some(old) = was.version.stored.as_ref().filter(|_| change.must || before.write_holders() != after.write_holders()) {
+            *compared = Some(commands.len());
+            if let (Some(new), Some(ends)) = (holders(after), after.ends()) {
+                if change.granted.is_some() && new.len() > MOST {
+                    return Err(Error::new(Kind::Unsupported, "more holders share the lock than a value has room for"));
+                }
+                *value = Some(mode.swap(commands, &names.lock, old, &new, millis(ends.saturating_sub(now).max(1))));
+            } else {
+                mode.delete(commands, &names.lock, old);
+            }
+        }
+        policy.clone_from(&was.version.policy);
+        if before.policy() != after.policy() {
+            let (json, name) = (to_json(after.policy())?, mode.policy(names));
+            let keep = whole_ms(after.policy().relevant(now)).saturating_mul(2).max(KEEP);
+            if change.request.is_some() {
+                *begun = Some(commands.len());
+                *policy = Some(mode.put(commands, &name, &json, keep));
+            } else if let Some(known) = &was.version.policy {
+                // A release may come when another run has begun.
+                *policy = Some(mode.swap(commands, &name, known, &json, millis(keep)));
+            }
+        }
+        for (fence, past) in changed(before, after) {
+            // On top of others' holds a grant may come to nothing, and no other client may take it for a hold: it is noted once it is granted.
+            if Some(fence) != change.granted || was.base == Base::Claim {
+                history::note_begun(commands, names, fence, &past)?;
+            }
+        }
+        for past in change.ended.iter().filter(|past| past.fence.is_some_and(|fence| before.vanished(fence).is_some())) {
+            history::note_begun(commands, names, past.fence.unwrap_or(Fence(0)), past)?;
+        }
+        if let Some(request) = change.request.filter(|_| change.granted.is_none() && before.queue() != after.queue()) {
+            let queue = [before.queue(), after.queue()];
+            was.version.line.write(commands, names, request, queue, was.now_us)?;
+            remove_gone(commands, names, Some(&request.token.hold_text()), queue);
+        }
+        Ok(packet)
+    }
+
+    /// Writes what may come after the change, and is made good by the next grant if it does not.
+    async fn finish(&mut self, names: &Names, was: &Snapshot<Version>, change: &Change<'_>) {
+        let mut commands = ::redis::pipe();
+        let (before, after) = (&was.document, change.document);
+        if let Some(fence) = change.granted {
+            if let Some(past) = after.vanished(fence).filter(|_| was.base == Base::Document) {
+                // A document of texts and numbers, which can always be written.
+                let _ = history::note_begun(&mut commands, names, fence, &past);
+            }
+            was.version.line.clear(&mut commands, names);
+            let own = change.request.map(|request| request.token.hold_text());
+            remove_gone(&mut commands, names, own.as_deref(), [before.queue(), after.queue()]);
+        }
+        for past in &change.ended {
+            let _ = history::archive(&mut commands, names, past);
+        }
+        for fence in before.fences().filter(|fence| after.vanished(*fence).is_none()) {
+            history::forget(&mut commands, names, fence);
+        }
+        if !commands.is_empty() {
+            let _ = self.run(&commands, false).await;
+        }
+    }
+
+    /// Undoes what a change that came to nothing wrote into the outbox.
+    async fn restore_outbox(&mut self, names: &Names, was: &Snapshot<Version>, change: &Change<'_>) {
+        let mut commands = ::redis::pipe();
+        if let Some(fence) = change.granted {
+            history::forget(&mut commands, names, fence);
+        }
+        for fence in change.ended.iter().filter_map(|past| past.fence) {
+            if let Some(past) = was.document.vanished(fence) {
+                let _ = history::note_begun(&mut commands, names, fence, &past);
+            }
+        }
+        if !commands.is_empty() {
+            let _ = self.run(&commands, false).await;
+        }
+    }
+
+    /// Takes back a claim, or a grant that was `written`, and its entry in the outbox. If that fails, it ends with its TTL.
+    async fn take_back(&mut self, names: &Names, was: &Snapshot<Version>, (written, granted): (Option<&Stored>, Option<Fence>)) {
+        let mut commands = ::redis::pipe();
+        let mode = self.options.mode;
+        match (written, &was.version.stored) {
+            (Some(written), _) if granted.is_some() => match (holders(&was.document), was.document.ends()) {
+                (Some(value), Some(ends)) => {
+                    mode.swap(&mut commands, &names.lock, written, &value, millis(ends.saturating_sub(was.now()).max(1)));
+                }
+                _ => mode.delete(&mut commands, &names.lock, written),
+            },
+            (_, Some(claim)) if was.base == Base::Claim => mode.delete(&mut commands, &names.lock, claim),
+            _ => {}
+        }
+        if let Some(fence) = granted {
+            history::forget(&mut commands, names, fence);
+        }
+        if commands.is_empty() {
+            return;
+        }
+        let _ = self.run(&commands, false).await;
+    }
+
+    /// Deletes what this very attempt wrote.
+    pub(super) async fn undo(&mut self, names: &Names, claim: &Stored) {
+        let mut delete = ::redis::pipe();
+        self.options.mode.delete(&mut delete, &names.lock, claim);
+        let _ = self.run(&delete, false).await;
+    }
+
+    fn note_written(&mut self, key: &Key, was: &Snapshot<Version>, change: &Change<'_>, value: Option<Stored>, policy: Option<Stored>) {
+        let Some(stored) = value.filter(|_| change.document.alone().is_some()) else { return };
+        let Ok(mut document) = Document::read(change.document.write_holders().as_deref()) else { return };
+        document.set_policy(change.document.policy().clone());
+        let version = Version { stored: Some(stored), policy, ..Version::default() };
+        let fence = change.granted.or(was.fence);
+        let snapshot = Snapshot { document, fence, outside: None, base: Base::Document, apart: true, version, now_us: was.now_us };
+        self.written = Some((key.clone(), snapshot));
+    }
+
+    async fn write_warned(&mut self, names: &Names, known: Option<&Stored>, document: &Document) -> Result<bool> {
+        let (mode, mut step, (fence, level)) = (self.options.mode, ::redis::pipe(), document.warned());
+        let (name, value) = (mode.warned(names), format!("{fence}:{level}"));
+        match known {
+            Some(known) => mode.swap(&mut step, &name, known, &value, millis(KEEP)),
+            None => mode.create(&mut step, &name, &value, KEEP),
+        };
+        let replies = self.run(&step, false).await?;
+        let reply = replies.first().ok_or_else(failure::unreadable)?;
+        if known.is_some() { Ok(compared(reply)? == Compared::Done) } else { created(reply) }
+    }
+}
+
+/// Holds that are new or changed, with their entries in the history should they never be released.
+fn changed(before: &Document, after: &Document) -> Vec<(Fence, crate::lock::Past)> {
+    let entry = |fence: Fence| after.vanished(fence).filter(|past| before.vanished(fence).as_ref() != Some(past)).map(|past| (fence, past));
+    after.fences().filter_map(entry).collect()
+}
+
+/// Whether the counter was raised. Other clients may have counted as well, before they found that the lock isn't theirs: then it is more.
+fn counted(fence: Fence, reply: &Value) -> Result<()> {
+    match reply {
+        Value::ServerError(error) => Err(failure::refused(error)),
+        reply if reply::int(reply).and_then(|counted| u64::try_from(counted).ok()).is_some_and(|counted| counted >= fence.0) => Ok(()),
+        _ => Err(Error::new(Kind::Unavailable, "the fence counter was set back meanwhile")),
+    }
+}
+
+/// Whether all that the answer depends on was written: the counter and the start of a grant, or the position of a waiter.
+fn confirmed(change: &Change<'_>, replies: &[Value], count: Option<&Value>, begun: Option<&Value>) -> Result<()> {
+    if let (Some(fence), Some(reply)) = (change.granted, count) {
+        counted(fence, reply)?;
+    }
+    if let Some(reply) = begun
+        && !created(reply)?
+    {
+        return Err(failure::unreadable());
+    }
+    let in_vain = change.request.is_some() && change.granted.is_none();
+    match replies.iter().find(|reply| in_vain && matches!(reply, Value::ServerError(_))) {
+        Some(Value::ServerError(error)) => Err(failure::refused(error)),
+        _ => Ok(()),
+    }
+}

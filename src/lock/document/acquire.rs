@@ -1,0 +1,152 @@
+//! Taking a lock, entering one that the owner has, and joining the queue.
+
+use std::time::Duration;
+
+use super::{
+    super::{Attempt, Busy, Entry, Fence, Grant, Mode, Refusal, Request, Result},
+    Document,
+    holder::{HoldEntry, HolderEntry},
+    room,
+};
+
+/// The answer to [`Document::ask`].
+#[derive(Debug)]
+pub enum Answer {
+    /// The owner has the lock already, and now this hold.
+    Has(Grant),
+    /// The owner has the lock in this mode, which does not cover the request ([`Mode::covers`]).
+    Otherwise(Mode),
+    /// The request may be granted; it is out of the queue.
+    Go,
+    /// Other holders have the lock, or other waiters go first; a request that waits is in the queue. Only holders of the document are known.
+    Busy(Busy),
+    /// There is room, but the run policy denies the request.
+    Refused(Box<Refusal>),
+    /// The owner to be entered is no holder.
+    NotHeld,
+}
+
+/// The circumstances of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// The store's time in ms.
+    pub now: u64,
+    /// Until when a hold outside of the document lasts; `None` without one.
+    pub outside: Option<u64>,
+    /// The fence of a fresh grant, above all fences before.
+    pub fence: Fence,
+}
+
+impl Document {
+    /// Takes the lock, enters it, or joins the queue, and records a fresh run. A grant is fresh if it has the fence of `moment`.
+    ///
+    /// # Errors
+    /// [`Mode::not_enough`] if the owner has the lock in a mode that does not cover the request.
+    pub fn acquire(&mut self, request: &Request, moment: &Moment) -> Result<Attempt> {
+        let now = moment.now;
+        let refusal = self.policy.judge(request.terms.as_ref(), &request.token, now);
+        Ok(match self.ask(request, now, moment.outside, || refusal) {
+            Answer::Has(grant) => {
+                if request.entry == Entry::Fresh {
+                    self.record_missing(request, grant.fence, now);
+                }
+                Attempt::Granted(grant)
+            }
+            Answer::Otherwise(mode) => return Err(mode.not_enough()),
+            Answer::Go => {
+                self.policy.begin(request, moment.fence, now);
+                Attempt::Granted(self.grant(request, moment.fence, now))
+            }
+            Answer::Busy(busy) => Attempt::Busy(busy),
+            Answer::Refused(refusal) => Attempt::Refused(refusal),
+            Answer::NotHeld => Attempt::NotHeld,
+        })
+    }
+
+    /// Asks for the lock, while an exclusive hold outside lasts until `outside`; `refused` returns why the run policy denies a fresh hold
+    /// of a lock that has room. After [`Answer::Go`] the lock is to be granted in the same step: by [`Document::grant`], or outside.
+    pub fn ask(&mut self, request: &Request, now: u64, outside: Option<u64>, refused: impl FnOnce() -> Option<Refusal>) -> Answer {
+        match self.holder(&request.token) {
+            Some(holder) if !holder.mode.covers(request.mode) => return Answer::Otherwise(holder.mode),
+            _ => {}
+        }
+        if let Some(grant) = self.enter(request, now) {
+            return Answer::Has(grant);
+        }
+        if request.entry == Entry::Reenter {
+            return Answer::NotHeld;
+        }
+        let mut held_up = None;
+        if self.room(request.mode, outside) > 0 {
+            if let Some(refusal) = refused() {
+                return Answer::Refused(Box::new(refusal));
+            }
+            held_up = self.held_up(request, now, outside);
+            if held_up.is_none() {
+                self.queue.granted(&request.token);
+                self.dirty = true;
+                return Answer::Go;
+            }
+        }
+        let position = self.queue.join(request, now);
+        let ends = self.holders.iter().map(HolderEntry::ends).chain(outside);
+        // Whichever permit comes back first is enough.
+        let end = if matches!(request.mode, Mode::Permits(_)) { ends.min() } else { ends.max() };
+        Answer::Busy(Busy {
+            expires_in: held_up.or(end.map(|end| end.saturating_sub(now))).map(Duration::from_millis),
+            passing: !self.has_holders() && outside.is_none(),
+            holders: self.holders(now),
+            notifies: true,
+            position,
+        })
+    }
+
+    /// Grants a hold, after [`Answer::Go`].
+    pub fn grant(&mut self, request: &Request, fence: Fence, now: u64) -> Grant {
+        let ends = now.saturating_add(request.ttl.as_millis());
+        let permit = self.permit(request.mode);
+        self.holders.push(HolderEntry::new(request, permit, fence, now, ends));
+        Grant { fence, ttl: request.ttl, holds: 1, settle: Duration::ZERO, session: None, permit }
+    }
+
+    /// Enters or repeats a hold of an owner that is a holder. Never moves an end backwards.
+    fn enter(&mut self, request: &Request, now: u64) -> Option<Grant> {
+        let holder = self.holder_mut(&request.token)?;
+        let (ttl, hold) = (request.ttl.as_millis(), request.token.hold_text());
+        let before = holder.holds.get(&hold).map_or(0, |hold| hold.ends);
+        holder.holds.insert(hold, HoldEntry { ttl, ends: before.max(now.saturating_add(ttl)) });
+        holder.renewed = now;
+        let grant = Grant {
+            fence: Fence(holder.fence),
+            permit: holder.permit,
+            ttl: request.ttl,
+            holds: holder.count(),
+            settle: Duration::ZERO,
+            session: None,
+        };
+        self.leave(&request.token);
+        Some(grant)
+    }
+
+    /// Records the start of a hold that is asked for again, where the step that granted it was cut short before that.
+    fn record_missing(&mut self, request: &Request, fence: Fence, now: u64) {
+        let Some(terms) = &request.terms else { return };
+        let paced =
+            terms.skew_guard.is_none() && terms.at_least.is_none() || self.policy.paced.as_ref().is_some_and(|paced| paced.fence == fence);
+        let once = terms.once.is_none() || self.policy.start.as_ref().is_some_and(|start| start.fence == fence);
+        if !(paced && once) {
+            self.policy.begin(request, fence, now);
+        }
+    }
+
+    fn held_up(&mut self, request: &Request, now: u64, outside: Option<u64>) -> Option<u64> {
+        let Self { queue, holders, offered, .. } = self;
+        queue.held_up(request, |mode| room(holders, mode, outside), now, offered)
+    }
+
+    /// The lowest number that no permit has.
+    fn permit(&self, mode: Mode) -> Option<u32> {
+        let Mode::Permits(most) = mode else { return None };
+        (0..most).find(|number| self.holders.iter().all(|holder| holder.permit != Some(*number)))
+    }
+}

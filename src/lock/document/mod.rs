@@ -1,0 +1,347 @@
+//! One lock as one document: its holders with their nested holds, its queue, the run policy, the warnings given, and an outbox of ended
+//! holds. All rules of a lock are decided here.
+//!
+//! The module does no I/O and reads no clock. A store reads the document, expires what is over by the store's time in ms, asks one question,
+//! and writes the document back in a step that fails if another client changed it meanwhile. An exclusive hold may be in the document, or
+//! outside, where the store keeps such holds itself: then each question is told until when that hold lasts.
+//!
+//! Worst cases: a hold is never released (it ends by its own time, whatever becomes of others); the clock is set back (no sign of life and
+//! no offer lies in the future); a waiter dies (see [`queue`]); an answer is lost (asked again with the same token, the answer is the same).
+
+mod acquire;
+mod holder;
+mod parts;
+mod queue;
+#[cfg(test)]
+mod tests;
+mod witness;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    acquire::{Answer, Moment},
+    queue::QueueEntry,
+};
+use self::{holder::HolderEntry, queue::Queue};
+use super::{
+    Break, Error, Fence, Holder, Intent, Kind, Metadata, Mode, Parting, Past, Record, Release, Renewal, Result, Scope, Token, Ttl, Waiter,
+};
+
+/// The layout that this version writes: its major number by a hundred, and its minor one.
+const LAYOUT: u16 = 100;
+/// From here on a layout is a newer major one, which must not be touched.
+const LAYOUT_REFUSED: u16 = 200;
+/// How long a lock that has room is kept for the waiter that it was offered to.
+pub const OFFER: Duration = Duration::from_millis(queue::OFFER);
+/// How many waiters are woken at a time: one of them may be frozen.
+const WOKEN: usize = 2;
+
+/// All that dlock knows of one lock. The short names are part of the stored layout.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Document {
+    #[serde(rename = "v")]
+    layout: u16,
+    #[serde(rename = "s", default, skip_serializing_if = "Vec::is_empty")]
+    holders: Vec<HolderEntry>,
+    /// Wake-up counter.
+    #[serde(rename = "n", default, skip_serializing_if = "is_zero")]
+    notified: u64,
+    #[serde(rename = "q", default, skip_serializing_if = "Queue::is_empty")]
+    queue: Queue,
+    /// What earlier runs ask of later ones.
+    #[serde(rename = "p", default, skip_serializing_if = "is_default")]
+    policy: Record,
+    /// The hold that was last warned about, and up to which level.
+    #[serde(rename = "w", default, skip_serializing_if = "is_default")]
+    warned: (u64, u32),
+    /// Outbox: ended holds that the history does not have yet.
+    #[serde(rename = "e", default, skip_serializing_if = "Vec::is_empty")]
+    ended: Vec<Past>,
+    /// Other waiters may be granted the lock now.
+    #[serde(skip)]
+    dirty: bool,
+    /// Waiters whose offer has just begun, or is over.
+    #[serde(skip)]
+    offered: Vec<WakeUp>,
+}
+
+impl Default for Document {
+    fn default() -> Self {
+        Self {
+            layout: LAYOUT,
+            holders: Vec::new(),
+            notified: 0,
+            queue: Queue::default(),
+            policy: Record::default(),
+            warned: (0, 0),
+            ended: Vec::new(),
+            dirty: false,
+            offered: Vec::new(),
+        }
+    }
+}
+
+/// A waiter that should ask now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WakeUp {
+    /// The hold, as [`Token::hold_text`] has it.
+    pub hold: String,
+    /// An unfair exclusive waiter: any other of this kind will do.
+    pub plain: bool,
+}
+
+impl Document {
+    /// Reads a document as [`Document::write`] wrote it; an empty one from `None`.
+    ///
+    /// # Errors
+    /// [`Kind::Layout`] if a newer dlock wrote it, [`Kind::Data`] if no dlock did.
+    pub fn read(json: Option<&str>) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Version {
+            v: u16,
+        }
+        let Some(json) = json else { return Ok(Self::default()) };
+        let bad = |error| Error::new(Kind::Data, "the lock's document is not as dlock writes it").source(error);
+        let Version { v } = serde_json::from_str(json).map_err(bad)?;
+        if v >= LAYOUT_REFUSED {
+            let text = format!("a newer dlock wrote the lock's document, in layout {}.{} which this one can't read", v / 100, v % 100);
+            return Err(Error::new(Kind::Layout, text).hint("update dlock on this machine"));
+        }
+        serde_json::from_str(json).map_err(bad)
+    }
+
+    /// Returns the document as JSON; `None` if it is empty.
+    pub fn write(&self) -> Option<String> {
+        // Texts and numbers, which can always be written.
+        if self.is_empty() { None } else { serde_json::to_string(self).ok() }
+    }
+
+    /// Whether the document says nothing at all.
+    pub fn is_empty(&self) -> bool {
+        !self.has_holders() && self.queue.is_empty() && self.policy == Record::default() && self.warned == (0, 0) && self.ended.is_empty()
+    }
+
+    /// Whether the document has a holder.
+    pub fn has_holders(&self) -> bool {
+        !self.holders.is_empty()
+    }
+
+    /// When the last hold ends unless it is renewed.
+    pub fn ends(&self) -> Option<u64> {
+        self.holders.iter().map(HolderEntry::ends).max()
+    }
+
+    /// Until when this token's owner is a holder; `None` if it is none.
+    pub fn lasts(&self, token: &Token) -> Option<u64> {
+        self.holder(token).map(HolderEntry::ends)
+    }
+
+    /// The fence of this token's hold, if there is that hold.
+    pub fn fence(&self, token: &Token) -> Option<Fence> {
+        let holder = self.holder(token)?;
+        holder.holds.contains_key(&token.hold_text()).then_some(Fence(holder.fence))
+    }
+
+    /// Ends the holds whose time is over; a holder ends with its last hold. Removes waiters that are gone.
+    pub fn expire(&mut self, now: u64) {
+        let mut over = Vec::new();
+        self.holders.retain_mut(|holder| {
+            let last = holder.ends();
+            holder.holds.retain(|_, hold| hold.ends > now);
+            if holder.holds.is_empty() {
+                over.push(holder.vanished(last));
+            }
+            !holder.holds.is_empty()
+        });
+        self.dirty |= self.queue.expire(now) || !over.is_empty();
+        self.ended.extend(over);
+    }
+
+    /// Ends all holds, since a client that knows nothing of them took the lock.
+    pub fn lose(&mut self, now: u64) {
+        self.dirty |= self.has_holders();
+        self.ended.extend(self.holders.drain(..).map(|holder| holder.vanished(holder.ends().min(now))));
+    }
+
+    /// Extends a hold. Never re-creates one, and never moves its end backwards.
+    pub fn renew(&mut self, token: &Token, intent: Intent, now: u64) -> Renewal {
+        if intent == Intent::Probe {
+            return self.verify(token, now);
+        }
+        let Some(holder) = self.holder_mut(token) else { return Renewal::NotHeld };
+        let Some(hold) = holder.holds.get_mut(&token.hold_text()) else { return Renewal::NotHeld };
+        if let Some(mark) = &mut holder.mark {
+            if matches!(intent, Intent::Extend(_)) {
+                return Renewal::Broken(mark.clone());
+            }
+            mark.seen = true;
+        }
+        let ttl = intent.ttl().map_or(hold.ttl, Ttl::as_millis);
+        let ends = now.saturating_add(ttl);
+        if ends < hold.ends {
+            return Renewal::Kept { expires_in: Some(Duration::from_millis(hold.ends - now)) };
+        }
+        hold.ends = ends;
+        holder.renewed = now;
+        Renewal::Renewed { ttl: Ttl::new(Duration::from_millis(ttl)).unwrap_or(Ttl::DEFAULT), fence: Fence(holder.fence) }
+    }
+
+    /// Whether a token has a hold.
+    pub fn verify(&self, token: &Token, now: u64) -> Renewal {
+        match self.holder(token).and_then(|holder| holder.holds.get(&token.hold_text())) {
+            Some(hold) => Renewal::Kept { expires_in: Some(Duration::from_millis(hold.ends.saturating_sub(now))) },
+            None => Renewal::NotHeld,
+        }
+    }
+
+    /// Releases a hold, and with the first hold of a tree all others. Records what became of the run.
+    pub fn release(&mut self, token: &Token, parting: &Parting, now: u64) -> Release {
+        let hold = token.hold_text();
+        let Some(holder) = self.holders.iter_mut().find(|holder| holder.is_of(token)) else { return Release::NotHeld };
+        if holder.holds.remove(&hold).is_none() {
+            return Release::NotHeld;
+        }
+        if let Some(stage) = parting.became {
+            self.policy.end(Fence(holder.fence), stage);
+        }
+        // Which hold entered which is not recorded: only the first is known to enclose all others.
+        if parting.scope == Scope::Tree && holder.root == hold {
+            holder.holds.clear();
+        }
+        if !holder.holds.is_empty() {
+            return Release::StillHeld(holder.count());
+        }
+        let past = parting.end.clone().map(|end| holder.past(now, end, parting.why.clone()));
+        let fence = holder.fence;
+        self.ended.extend(past);
+        self.remove(fence);
+        Release::Released
+    }
+
+    /// Leaves the queue; whether the token was in it.
+    pub fn leave(&mut self, token: &Token) -> bool {
+        let left = self.queue.leave(&token.hold_text());
+        // The waiter may have held others up, or have been woken in the place of another one.
+        self.dirty |= left;
+        left
+    }
+
+    /// Marks the hold with this fence as to be broken. A hold that was marked before stays seen.
+    pub fn mark(&mut self, fence: Fence, mark: &Break) -> bool {
+        let Some(holder) = self.holders.iter_mut().find(|holder| holder.fence == fence.0) else { return false };
+        let seen = holder.mark.as_ref().is_some_and(|known| known.seen);
+        holder.mark = Some(Break { seen, ..mark.clone() });
+        true
+    }
+
+    /// Ends the hold with this fence at once, with all holds nested in it.
+    pub fn evict(&mut self, fence: Fence, mark: &Break, now: u64) -> bool {
+        let (end, why) = mark.into();
+        let Some(holder) = self.remove(fence.0) else { return false };
+        self.ended.push(holder.past(now, end, why));
+        true
+    }
+
+    /// Claims the warning of this level about a hold; true for the first claim of that level or a higher one.
+    pub fn claim_warning(&mut self, fence: Fence, level: u32) -> bool {
+        let new = self.warned < (fence.0, level);
+        self.warned = self.warned.max((fence.0, level));
+        new
+    }
+
+    /// Says that an exclusive hold outside was released.
+    pub fn freed(&mut self) {
+        self.dirty = true;
+    }
+
+    /// Moves a waiter from the plain wait list into this queue, keeping its arrival time.
+    pub fn absorb(&mut self, hold: String, metadata: Option<Metadata>, since: u64, seen: u64) {
+        self.queue.insert(QueueEntry { hold, mode: Mode::Exclusive, fair: false, metadata, since, seen, offered: None });
+    }
+
+    /// Returns the waiters that should ask now, since the last call; to be called before the document is written. Not all waiters are woken
+    /// at once: each grant lets the next ones be woken.
+    pub fn take_wake_ups(&mut self, outside: Option<u64>) -> Vec<WakeUp> {
+        let offered = std::mem::take(&mut self.offered);
+        let most = if std::mem::take(&mut self.dirty) { WOKEN } else { 0 };
+        let mut woken = self.queue.may_go(|mode| self.room(mode, outside), most);
+        for one in offered {
+            if !woken.contains(&one) {
+                woken.push(one);
+            }
+        }
+        self.notified += u64::from(!woken.is_empty());
+        woken
+    }
+
+    /// Empties the outbox, for a store that writes the history in the same step, or has written it.
+    pub fn take_ended(&mut self) -> Vec<Past> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Behind which holds this one waits: the one in front of it in the queue, or the first holds of some holders.
+    pub fn behind_whom(&self, hold: &str) -> Vec<&str> {
+        match self.queue.in_front_of(hold) {
+            Some(other) => vec![other],
+            None => self.holders.iter().take(WOKEN).map(|holder| &*holder.root).collect(),
+        }
+    }
+
+    /// Wake-up counter. A waiter that sees it rise may have missed a wake-up and must ask again.
+    pub fn notified(&self) -> u64 {
+        self.notified
+    }
+
+    /// Each holder.
+    pub fn holders(&self, now: u64) -> Vec<Holder> {
+        self.holders.iter().map(|holder| holder.holder(now)).collect()
+    }
+
+    /// Each waiter by hold, longest first.
+    pub fn waiters(&self, now: u64) -> Vec<(&str, Waiter)> {
+        self.queue.waiters(now)
+    }
+
+    /// How many holds of this mode the lock has room for.
+    fn room(&self, mode: Mode, outside: Option<u64>) -> usize {
+        room(&self.holders, mode, outside)
+    }
+
+    fn holder(&self, token: &Token) -> Option<&HolderEntry> {
+        self.holders.iter().find(|holder| holder.is_of(token))
+    }
+
+    fn holder_mut(&mut self, token: &Token) -> Option<&mut HolderEntry> {
+        self.holders.iter_mut().find(|holder| holder.is_of(token))
+    }
+
+    fn remove(&mut self, fence: u64) -> Option<HolderEntry> {
+        let at = self.holders.iter().position(|holder| holder.fence == fence)?;
+        self.dirty = true;
+        Some(self.holders.remove(at))
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// How many holds of `mode` there is room for next to `holders`. A new number of permits rules for new holds.
+fn room(holders: &[HolderEntry], mode: Mode, outside: Option<u64>) -> usize {
+    match mode {
+        _ if outside.is_some() => 0,
+        Mode::Exclusive => usize::from(holders.is_empty()),
+        Mode::Shared if holders.iter().all(|holder| holder.mode == Mode::Shared) => usize::MAX,
+        Mode::Permits(most) if holders.iter().all(|holder| holder.permit.is_some()) => {
+            usize::try_from(most).unwrap_or(usize::MAX).saturating_sub(holders.len())
+        }
+        Mode::Shared | Mode::Permits(_) => 0,
+    }
+}

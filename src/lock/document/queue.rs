@@ -1,0 +1,240 @@
+//! The queue of a lock, and which waiter goes first: the reference for every store.
+//!
+//! A waiter never holds up those in front of it. It holds up those behind it in two cases: it asked for fair order, or it is a writer, which
+//! a stream of readers would otherwise keep out for ever. Readers never hold each other up.
+//!
+//! The worst cases are waiters that die. A waiter that has not asked for [`GONE`] is dropped. A waiter that the lock is offered to, since there is
+//! room for it and a waiter behind it was told to let it go first, has [`OFFER`] to ask; then it has lost its position, even if
+//! it was only slow. Only its own request brings it another offer.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    super::{Metadata, Mode, Request, Token, Waiter},
+    WakeUp, holder,
+};
+
+/// A waiter that has not asked for so many ms is gone: the core asks every five seconds.
+const GONE: u64 = 15_000;
+/// For how many ms a sign of life is as good as a new one.
+const FRESH: u64 = 2_000;
+/// For how many ms the lock is offered to the first waiter alone, before it is offered to those behind it.
+const HEAR: u64 = 200;
+/// For how many ms a lock that has room is kept for the waiter that it was offered to.
+pub(super) const OFFER: u64 = 1_000;
+
+/// The waiters, longest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct Queue(Vec<QueueEntry>);
+
+/// One waiter. Times are ms of the store's clock; the short names are part of the layout.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueEntry {
+    /// The hold, as [`Token::hold_text`] has it.
+    #[serde(rename = "h")]
+    pub hold: String,
+    /// How it wants the lock.
+    #[serde(rename = "m", with = "holder")]
+    pub mode: Mode,
+    /// It asked for fair order.
+    #[serde(rename = "f", default, skip_serializing_if = "std::ops::Not::not")]
+    pub fair: bool,
+    /// What the waiter said of itself.
+    #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Metadata>,
+    /// Since when it waits.
+    #[serde(rename = "b")]
+    pub since: u64,
+    /// When it last asked.
+    #[serde(rename = "l")]
+    pub seen: u64,
+    /// Since when the lock is offered to it: a waiter behind it has let it go first.
+    #[serde(rename = "c", default, skip_serializing_if = "Option::is_none")]
+    pub offered: Option<u64>,
+}
+
+impl QueueEntry {
+    fn goes_before(&self, mode: Mode) -> bool {
+        match (self.mode, mode) {
+            (Mode::Shared, Mode::Shared) => false,
+            (Mode::Exclusive, Mode::Shared) => true,
+            _ => self.fair,
+        }
+    }
+
+    /// An unfair exclusive waiter.
+    pub fn is_plain(&self) -> bool {
+        self.mode == Mode::Exclusive && !self.fair
+    }
+
+    fn wake_up(&self) -> WakeUp {
+        WakeUp { hold: self.hold.clone(), plain: self.is_plain() }
+    }
+}
+
+impl Queue {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn all(&self) -> &[QueueEntry] {
+        &self.0
+    }
+
+    pub fn find(&self, hold: &str) -> Option<&QueueEntry> {
+        self.0.iter().find(|queued| queued.hold == hold)
+    }
+
+    pub fn find_mut(&mut self, hold: &str) -> Option<&mut QueueEntry> {
+        self.0.iter_mut().find(|queued| queued.hold == hold)
+    }
+
+    /// Drops waiters that are gone; whether there was one.
+    pub fn expire(&mut self, now: u64) -> bool {
+        for queued in &mut self.0 {
+            queued.seen = queued.seen.min(now);
+            queued.offered = queued.offered.map(|offered| offered.min(now));
+        }
+        let before = self.0.len();
+        self.0.retain(|queued| now.saturating_sub(queued.seen) < GONE);
+        self.0.len() < before
+    }
+
+    /// Returns for how many ms yet `request` must let others go first, or `None` if it may go; `room` says how many of a mode can be granted now.
+    ///
+    /// Soon after the first waiter in front, the lock is offered to all others, so that dead waiters lose their positions after one offer, however many they are.
+    /// A waiter that gets an offer or loses its position is `notified`: it may only have been slow.
+    pub fn held_up(&mut self, request: &Request, room: impl Fn(Mode) -> usize, now: u64, notified: &mut Vec<WakeUp>) -> Option<u64> {
+        loop {
+            let end = self.place(&request.token.hold_text()).unwrap_or(self.0.len());
+            let permits = |mode| matches!(mode, Mode::Permits(_));
+            if permits(request.mode) {
+                let all = self.0[..end].iter().filter(|queued| queued.goes_before(request.mode));
+                let (alike, count) = all.fold((true, 0), |(alike, count), queued| (alike && permits(queued.mode), count + 1));
+                if alike && count < room(request.mode) {
+                    return None;
+                }
+            }
+            let mut before = self.0[..end].iter_mut().filter(|queued| queued.goes_before(request.mode));
+            let first = before.next()?;
+            if room(first.mode) == 0 {
+                return Some(GONE.saturating_sub(now.saturating_sub(first.seen)));
+            }
+            if first.offered.is_none() {
+                notified.push(first.wake_up());
+            }
+            let offered = *first.offered.get_or_insert(now);
+            let since = now.saturating_sub(offered);
+            if since < OFFER {
+                let mut before = before.peekable();
+                if since < HEAR && before.peek().is_some() {
+                    return Some(HEAR - since);
+                }
+                // A waiter that has asked since then lives.
+                for other in before.filter(|other| other.offered.is_none() && other.seen < offered && room(other.mode) > 0) {
+                    other.offered = Some(now);
+                    notified.push(other.wake_up());
+                }
+                return Some(OFFER - since);
+            }
+            let late = first.wake_up();
+            self.leave(&late.hold);
+            notified.push(late);
+        }
+    }
+
+    /// Joins the queue, or shows that the waiter lives; the position, from 1.
+    pub fn join(&mut self, request: &Request, now: u64) -> Option<u32> {
+        let hold = request.token.hold_text();
+        let place = self.place(&hold).or_else(|| {
+            request.waiting.then(|| {
+                self.0.push(QueueEntry {
+                    hold,
+                    mode: request.mode,
+                    fair: request.fair,
+                    metadata: request.metadata.clone(),
+                    since: now,
+                    seen: now,
+                    offered: None,
+                });
+                self.0.len() - 1
+            })
+        })?;
+        let queued = &mut self.0[place];
+        // A fresh sign of life need not be written again.
+        if queued.offered.take().is_some() || now.saturating_sub(queued.seen) >= FRESH {
+            queued.seen = now;
+        }
+        u32::try_from(place + 1).ok()
+    }
+
+    /// Puts in a waiter that came at some other time, unless it is there.
+    pub fn insert(&mut self, queued: QueueEntry) {
+        if self.place(&queued.hold).is_none() {
+            let at = self.0.iter().position(|other| other.since > queued.since).unwrap_or(self.0.len());
+            self.0.insert(at, queued);
+        }
+    }
+
+    /// Drops waiters that don't live; whether there was one.
+    pub fn keep(&mut self, lives: impl Fn(&str) -> bool) -> bool {
+        let before = self.0.len();
+        self.0.retain(|queued| lives(&queued.hold));
+        self.0.len() < before
+    }
+
+    /// The waiters in front of it.
+    pub fn before(&self, hold: &str) -> impl DoubleEndedIterator<Item = &QueueEntry> {
+        self.0[..self.place(hold).unwrap_or(self.0.len())].iter()
+    }
+
+    /// Removes a waiter; whether it was there.
+    pub fn leave(&mut self, hold: &str) -> bool {
+        let before = self.0.len();
+        self.0.retain(|queued| queued.hold != hold);
+        self.0.len() < before
+    }
+
+    /// Ends all offers, since the lock was granted to this token.
+    pub fn granted(&mut self, token: &Token) {
+        self.leave(&token.hold_text());
+        self.0.iter_mut().for_each(|queued| queued.offered = None);
+    }
+
+    /// Waiters that can be granted the lock now, or will be once those in front of them have let their offers pass; so many at most, and one
+    /// unfair exclusive waiter: any of them would do.
+    pub fn may_go(&self, room: impl Fn(Mode) -> usize, most: usize) -> Vec<WakeUp> {
+        let blocked = |at: usize, mode| self.0[..at].iter().any(|other| other.goes_before(mode) && room(other.mode) == 0);
+        let mut woken: Vec<WakeUp> = Vec::new();
+        for (at, queued) in self.0.iter().enumerate() {
+            if woken.len() == most {
+                break;
+            }
+            let another = queued.is_plain() && woken.iter().any(|other| other.plain);
+            if !another && room(queued.mode) > 0 && !blocked(at, queued.mode) {
+                woken.push(queued.wake_up());
+            }
+        }
+        woken
+    }
+
+    pub fn waiters(&self, now: u64) -> Vec<(&str, Waiter)> {
+        let waiter = |queued: &QueueEntry| Waiter {
+            metadata: queued.metadata.clone(),
+            waiting_for: Some(Duration::from_millis(now.saturating_sub(queued.since))),
+        };
+        self.0.iter().map(|queued| (&*queued.hold, waiter(queued))).collect()
+    }
+
+    pub fn in_front_of(&self, hold: &str) -> Option<&str> {
+        let at = self.place(hold)?.checked_sub(1)?;
+        Some(&*self.0[at].hold)
+    }
+
+    fn place(&self, hold: &str) -> Option<usize> {
+        self.0.iter().position(|queued| queued.hold == hold)
+    }
+}

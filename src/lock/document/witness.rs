@@ -1,0 +1,166 @@
+//! The word of a store that sees processes live and die, which is put over the times of a document.
+
+use super::{
+    super::{Mode, Token},
+    Document, room,
+};
+
+impl Document {
+    /// Says which processes live: `stands` whether one stands behind a hold, `awaits` whether one waits for it. A holder that is a process
+    /// lasts as long as any of its holds has one, and no longer; a detached one by its times, or longer if a nested hold
+    /// has a process. To be followed by [`Document::expire`].
+    pub fn witness(&mut self, now: u64, stands: impl Fn(&str) -> bool, awaits: impl Fn(&str) -> bool) {
+        for holder in &mut self.holders {
+            let mut alive = holder.detached;
+            for (hold, held) in &mut holder.holds {
+                if stands(hold) {
+                    alive = true;
+                    held.ends = held.ends.max(now + 1);
+                }
+            }
+            if !alive {
+                holder.holds.values_mut().for_each(|held| held.ends = held.ends.min(now));
+            }
+        }
+        self.dirty |= self.queue.keep(awaits);
+    }
+
+    /// Says that the processes are unknown from now on: holds last by their times.
+    pub fn detach(&mut self) {
+        self.holders.iter_mut().for_each(|holder| holder.detached = true);
+    }
+
+    /// Drops the other holds of this token's owner behind which no process stands, unless the hold is detached.
+    pub fn forsake(&mut self, token: &Token, stands: impl Fn(&str) -> bool) {
+        let own = token.hold_text();
+        if let Some(holder) = self.holder_mut(token).filter(|holder| !holder.detached) {
+            holder.holds.retain(|hold, _| *hold == own || stands(hold));
+        }
+    }
+
+    /// Whether there is room for a hold of this mode, queue or not.
+    pub fn has_room(&self, mode: Mode, outside: Option<u64>) -> bool {
+        room(&self.holders, mode, outside) > 0
+    }
+
+    /// When detached holds will have ended so that there may be room; `None` while processes hold the lock.
+    pub fn ends_by_itself(&self, mode: Mode) -> Option<u64> {
+        let detached = self.holders.iter().filter(|holder| holder.detached);
+        if matches!(mode, Mode::Permits(_)) {
+            return detached.map(super::HolderEntry::ends).min();
+        }
+        if self.holders.iter().all(|holder| holder.detached) { detached.map(super::HolderEntry::ends).max() } else { None }
+    }
+
+    /// Whether the holder with this fence lasts by its times alone; `None` if there is none.
+    pub fn is_detached(&self, fence: super::Fence) -> Option<bool> {
+        self.holders.iter().find(|holder| holder.fence == fence.0).map(|holder| holder.detached)
+    }
+
+    /// The holds of processes.
+    pub fn attached(&self) -> impl Iterator<Item = &str> {
+        self.holders.iter().filter(|holder| !holder.detached).flat_map(|holder| holder.holds.keys().map(String::as_str))
+    }
+
+    /// The position of this token in the queue, from 0.
+    pub fn position(&self, token: &Token) -> Option<usize> {
+        self.queue.find(&token.hold_text()).map(|queued| self.queue.before(&queued.hold).count())
+    }
+
+    /// The waiters in front of this token, longest first.
+    pub fn before(&self, token: &Token) -> Vec<&str> {
+        self.queue.before(&token.hold_text()).map(|queued| &*queued.hold).collect()
+    }
+
+    /// The second waiter of the same kind in front of this one: nothing that happens to the lock concerns it earlier.
+    /// `None` for the first two, of which one may be frozen.
+    pub fn ahead(&self, token: &Token) -> Option<&str> {
+        let own = self.queue.find(&token.hold_text())?;
+        let alike = |other: &&super::QueueEntry| other.mode == own.mode && other.fair == own.fair;
+        self.queue.before(&own.hold).filter(alike).nth_back(1).map(|queued| &*queued.hold)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::lock::{Entry, Fence, Key, Parting, Past, Release, Request, Scope, Ttl, document::Answer};
+
+    fn request(mode: Mode) -> Request {
+        Request { mode, waiting: true, ..Request::new(Key::new("job").unwrap(), Ttl::new(Duration::from_secs(10)).unwrap()) }
+    }
+
+    fn take(document: &mut Document, request: &Request, now: u64) {
+        assert!(matches!(document.ask(request, now, None, || None), Answer::Go));
+        document.grant(request, Fence(now), now);
+    }
+
+    fn ended(document: &mut Document, now: u64) -> Vec<Past> {
+        document.expire(now);
+        document.take_ended()
+    }
+
+    fn is(all: &[&Request]) -> impl Fn(&str) -> bool {
+        let all: Vec<_> = all.iter().map(|request| request.token.hold_text()).collect();
+        move |hold| all.iter().any(|one| one == hold)
+    }
+
+    #[test]
+    fn a_process_keeps_its_share_beyond_its_time_and_no_other() {
+        let mut document = Document::default();
+        let (lives, dies) = (request(Mode::Shared), request(Mode::Shared));
+        take(&mut document, &lives, 0);
+        take(&mut document, &dies, 1);
+        document.witness(2, is(&[&lives]), |_| true);
+        let past = ended(&mut document, 2);
+        assert_eq!(past.iter().map(|past| (past.fence, past.ended_ms)).collect::<Vec<_>>(), [(Some(Fence(1)), Some(2))]);
+        document.witness(60_000, is(&[&lives]), |_| true);
+        assert!(ended(&mut document, 60_000).is_empty() && document.has_holders());
+        document.detach();
+        document.witness(60_002, |_| false, |_| true);
+        assert_eq!(ended(&mut document, 60_002).len(), 1, "by its time, which had been over");
+    }
+
+    #[test]
+    fn a_detached_share_needs_no_process() {
+        let mut document = Document::default();
+        let held = Request { detached: true, ..request(Mode::Permits(1)) };
+        take(&mut document, &held, 0);
+        document.witness(9_999, |_| false, |_| true);
+        assert!(ended(&mut document, 9_999).is_empty());
+        assert_eq!(document.ends_by_itself(Mode::Permits(1)), Some(10_000));
+        document.witness(10_000, |_| false, |_| true);
+        assert_eq!(ended(&mut document, 10_000).len(), 1);
+    }
+
+    #[test]
+    fn a_nested_hold_without_a_process_keeps_nothing() {
+        let mut document = Document::default();
+        let outer = request(Mode::Shared);
+        take(&mut document, &outer, 0);
+        let inner = Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() };
+        assert!(matches!(document.ask(&inner, 1, None, || None), Answer::Has(_)));
+        document.forsake(&outer.token, is(&[&outer]));
+        assert_eq!(document.release(&outer.token, &Parting::from(Scope::Hold), 2), Release::Released);
+    }
+
+    #[test]
+    fn the_dead_leave_the_line_and_the_third_waits_for_the_first() {
+        let mut document = Document::default();
+        take(&mut document, &request(Mode::Permits(1)), 0);
+        let waiting = [(); 4].map(|()| request(Mode::Permits(1)));
+        let other = request(Mode::Shared);
+        for one in waiting.iter().chain([&other]) {
+            assert!(matches!(document.ask(one, 1, None, || None), Answer::Busy(_)));
+        }
+        let text = |at: usize| waiting[at].token.hold_text();
+        let ahead = |document: &Document, of: &Request| document.ahead(&of.token).map(str::to_owned);
+        assert_eq!([0, 1, 2, 3].map(|at| ahead(&document, &waiting[at])), [None, None, Some(text(0)), Some(text(1))]);
+        assert_eq!(ahead(&document, &other), None, "the first of its kind");
+        document.witness(2, |_| true, is(&[&waiting[0], &waiting[2], &waiting[3], &other]));
+        assert_eq!(ahead(&document, &waiting[3]), Some(text(0)));
+        assert_eq!(document.before(&other.token), [text(0), text(2), text(3)]);
+    }
+}

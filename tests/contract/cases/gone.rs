@@ -1,0 +1,143 @@
+//! Waiters that are gone without having left the queue, in stores whose queue decides: they don't block it for their whole lease.
+
+use std::time::Duration;
+
+use dlock::lock::{Attempt, Mode, Request};
+use tokio::time::Instant;
+
+use super::{Case, cases};
+use crate::{
+    lab::{LONG, Lab, SLACK, key, request, waiting},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    cases![Kind::has_proofs_of_life =>
+        a_waiter_that_is_gone_is_removed_by_the_next_one,
+        a_waiter_that_is_gone_keeps_no_try_from_the_lock,
+        a_reader_passes_a_writer_that_is_gone,
+        a_waiter_for_a_permit_that_is_gone_is_removed,
+        a_holder_that_waited_is_never_removed,
+        a_waiter_that_lives_keeps_its_place,
+    ]
+}
+
+/// After so long a waiter that is gone blocks nobody any more.
+const BLOCKED: Duration = Duration::from_secs(6);
+/// More than that takes on a busy machine, and much less than a lease.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Several that are gone are removed one after the other, without waiting for each.
+async fn a_waiter_that_is_gone_is_removed_by_the_next_one(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let mut gone = Vec::new();
+    for _ in 0..3 {
+        let mut one = lab.client().await;
+        one.refused(&waiting(&job, LONG)).await;
+        gone.push(one);
+    }
+    let began = Instant::now();
+    let wanted = waiting(&job, LONG);
+    assert_eq!(b.refused(&wanted).await.position, Some(4));
+    let free = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+    };
+    let ((), grant) = tokio::join!(free, b.wait_for(&wanted, LIMIT));
+    assert_eq!(grant.settle, Duration::ZERO, "it ran nothing");
+    crate::support::say(&format!("three waiters that are gone blocked the queue for {:?}; {BLOCKED:?} are allowed", began.elapsed()));
+    assert!(began.elapsed() < LIMIT);
+    b.free(&wanted).await;
+    lab.client().await.hold(&job).await;
+}
+
+async fn a_waiter_that_is_gone_keeps_no_try_from_the_lock(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    b.refused(&waiting(&job, LONG)).await;
+    a.free(&held).await;
+    let began = Instant::now();
+    loop {
+        let wanted = request(&job, LONG);
+        if let Attempt::Granted(_) = c.attempt(&wanted).await {
+            break;
+        }
+        assert!(began.elapsed() < LIMIT);
+        lab.pass(SLACK).await;
+    }
+    assert!(began.elapsed() > Duration::from_secs(2), "one that is not silent for long is not passed: {:?}", began.elapsed());
+}
+
+async fn a_reader_passes_a_writer_that_is_gone(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let reads = |of: Request| Request { mode: Mode::Shared, ..of };
+    a.take(&reads(request(&job, LONG))).await;
+    b.refused(&waiting(&job, LONG)).await;
+    let wanted = reads(waiting(&job, LONG));
+    c.refused(&wanted).await;
+    c.wait_for(&wanted, LIMIT).await;
+}
+
+async fn a_waiter_for_a_permit_that_is_gone_is_removed(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let permit = |of: Request| Request { mode: Mode::Permits(1), ..of };
+    let held = permit(request(&job, LONG));
+    a.take(&held).await;
+    b.refused(&permit(waiting(&job, LONG))).await;
+    let wanted = permit(waiting(&job, LONG));
+    c.refused(&wanted).await;
+    a.free(&held).await;
+    c.wait_for(&wanted, LIMIT).await;
+}
+
+/// It gives no proof any more once it holds the lock.
+async fn a_holder_that_waited_is_never_removed(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let (first, second) = (waiting(&job, LONG), waiting(&job, LONG));
+    b.refused(&first).await;
+    c.refused(&second).await;
+    a.free(&held).await;
+    let fence = b.wait_for(&first, LIMIT).await.fence;
+    let began = Instant::now();
+    while began.elapsed() < BLOCKED * 2 {
+        c.wait(&second, Duration::from_secs(1)).await;
+        c.refused(&second).await;
+        lab.client().await.refused(&request(&job, LONG)).await;
+    }
+    assert_eq!(b.renewed(&first, None).await, fence);
+    b.free(&first).await;
+    c.wait_for(&second, LIMIT).await;
+}
+
+async fn a_waiter_that_lives_keeps_its_place(lab: &Lab) {
+    let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let (first, second) = (waiting(&job, LONG), waiting(&job, LONG));
+    b.refused(&first).await;
+    c.refused(&second).await;
+    let free = async {
+        lab.pass(BLOCKED * 2).await;
+        a.renewed(&held, None).await;
+        a.free(&held).await;
+    };
+    let first_turn = async {
+        b.wait_for(&first, LIMIT).await;
+        lab.pass(SLACK).await;
+        b.free(&first).await;
+        Instant::now()
+    };
+    let second_turn = async {
+        c.wait_for(&second, LIMIT).await;
+        Instant::now()
+    };
+    let ((), first, second) = tokio::join!(free, first_turn, second_turn);
+    assert!(first <= second + SLACK, "in the order of their coming");
+}

@@ -1,0 +1,408 @@
+//! What SQL servers make of locks when they are restarted, differ in their setup, or are shared with others.
+
+use std::time::Duration;
+
+use dlock::{
+    backends::{mysql, postgres, sql::Server},
+    lease::{self, BootClock, Limits, Outcome, Patience},
+    lock::{Attempt, End, Kind as ErrorKind, Metadata, Parting, Release, Request, Scope, Terms},
+};
+
+use super::{Case, cases};
+use crate::{
+    lab::{Client, LONG, Lab, SLACK, key, request, ttl, waiting},
+    support::{
+        mariadb::MariaDb,
+        postgres::{self as pg, Postgres},
+        proxy::{Fault, Mode, Proxy},
+    },
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![|kind| kind.is_a_session() && kind.is_ours() =>
+        a_hold_of_a_server_that_crashed_is_waited_out,
+        a_hold_that_was_given_back_after_a_crash_is_not_waited_out,
+    ];
+    all.extend(cases![|kind| kind.is_ours() => modes_of_one_table_exclude_each_other]);
+    all.extend(cases![|kind| kind == Kind::PostgresLease || kind == Kind::MariadbLease =>
+        at_least_holds_for_shedlock,
+        a_table_that_shedlock_may_share_is_not_collected,
+        a_session_that_took_over_a_number_is_not_ended,
+    ]);
+    all.extend(cases![|kind| kind.is_postgres() => an_encoding_without_all_characters_keeps_no_job_from_running, a_standby_is_looked_at]);
+    all.extend(cases![|kind| kind == Kind::PostgresLease =>
+        a_grant_whose_client_died_is_not_given,
+        a_second_table_of_the_name_is_told,
+        what_the_server_refuses_is_no_bug,
+    ]);
+    all.extend(cases![|kind| kind == Kind::MariadbLease => a_table_of_shedlock_lacks_columns]);
+    all.extend(cases![|kind| kind == Kind::MariadbAdvisory || kind == Kind::MariadbRow => a_session_survives_its_transactions]);
+    all.extend(cases![|kind| kind == Kind::MariadbAdvisory => names_go_by_the_table]);
+    all.extend(cases![|kind| kind == Kind::PostgresAdvisory || kind == Kind::MariadbAdvisory => the_name_in_the_server_is_told]);
+    all
+}
+
+/// A server of the case's own, which can crash.
+enum Own {
+    Postgres(Postgres, postgres::Options),
+    MariaDb(MariaDb, mysql::Options),
+}
+
+impl Own {
+    async fn start(lab: &Lab) -> Self {
+        let own = if lab.kind.is_postgres() {
+            let server = Postgres::with(pg::Options { durable: true, ..Default::default() });
+            let mut options = lab.postgres().options("dlock");
+            options.sql.database = Some("postgres".into());
+            Self::Postgres(server, options)
+        } else {
+            let server = MariaDb::durable();
+            server.sql("mysql", "CREATE DATABASE app");
+            let mut options = lab.mariadb().options("dlock");
+            options.sql.database = Some("app".into());
+            Self::MariaDb(server, options)
+        };
+        own.client().0.init().await.expect("init");
+        own
+    }
+
+    fn port(&self) -> u16 {
+        match self {
+            Self::Postgres(server, _) => server.port,
+            Self::MariaDb(server, _) => server.port,
+        }
+    }
+
+    fn client(&self) -> Client {
+        self.through(self.port())
+    }
+
+    fn through(&self, port: u16) -> Client {
+        let server = Server::Tcp { host: "127.0.0.1".into(), port };
+        Client(match self {
+            Self::Postgres(_, options) => {
+                let mut options = options.clone();
+                options.sql.server = server;
+                postgres::backend(options)
+            }
+            Self::MariaDb(_, options) => {
+                let mut options = options.clone();
+                options.sql.server = server;
+                mysql::backend(options)
+            }
+        })
+    }
+
+    fn restart(&mut self) {
+        match self {
+            Self::Postgres(server, _) => server.restart(),
+            Self::MariaDb(server, _) => server.restart(),
+        }
+    }
+}
+
+/// Its holder is cut off, and hears nothing of the crash.
+async fn a_hold_of_a_server_that_crashed_is_waited_out(lab: &Lab) {
+    const LEASE: Duration = Duration::from_secs(15);
+    let mut server = Own::start(lab).await;
+    let mut proxy = Proxy::to(server.port());
+    let mut a = server.through(proxy.port);
+    let job = key("job");
+    let taken = std::time::Instant::now();
+    let fence = a.take(&request(&job, LEASE)).await.fence;
+    proxy.set(Mode::BlackHole);
+    server.restart();
+    let mut b = server.client();
+    let busy = b.refused(&request(&job, LEASE)).await;
+    assert_eq!(busy.holders.iter().map(|holder| holder.fence).collect::<Vec<_>>(), [Some(fence)], "{busy:?}");
+    let state = b.inspect(&job).await;
+    assert!(state.holders.len() == 1 && state.holders[0].renewed_ago.is_none(), "nobody knows whether it is alive: {state:?}");
+    let mut c = server.client();
+    let wanted = waiting(&job, LEASE);
+    let grant = c.wait_for(&wanted, LEASE * 3).await;
+    assert!(taken.elapsed() >= LEASE, "{:?}", taken.elapsed());
+    assert!(grant.fence > fence);
+    let past = c.0.history(&job).await.expect("history").past;
+    assert!(past.iter().any(|past| past.fence == Some(fence) && past.end == End::Expired), "{past:?}");
+    c.free(&wanted).await;
+}
+
+async fn a_hold_that_was_given_back_after_a_crash_is_not_waited_out(lab: &Lab) {
+    let mut server = Own::start(lab).await;
+    let mut a = server.client();
+    let job = key("job");
+    let held = a.hold(&job).await;
+    server.restart();
+    server.client().refused(&request(&job, LONG)).await;
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld, "it was lost, and is over");
+    server.client().hold(&job).await;
+}
+
+async fn modes_of_one_table_exclude_each_other(lab: &Lab) {
+    let open = |mode: &str| {
+        Client(if lab.kind.is_postgres() {
+            let mut options = lab.postgres().options("dlock");
+            options.mode = match mode {
+                "lease" => postgres::Mode::Lease,
+                "row" => postgres::Mode::Row,
+                _ => postgres::Mode::Advisory,
+            };
+            postgres::backend(options)
+        } else {
+            let mut options = lab.mariadb().options("dlock");
+            options.mode = match mode {
+                "lease" => mysql::Mode::Lease,
+                "row" => mysql::Mode::Row,
+                _ => mysql::Mode::Advisory,
+            };
+            mysql::backend(options)
+        })
+    };
+    let job = key("job");
+    let mut a = lab.client().await;
+    let held = a.hold(&job).await;
+    let own = a.0.identity().url;
+    for mode in ["lease", "row", "advisory"] {
+        let mut b = open(mode);
+        if b.0.identity().url == own {
+            continue;
+        }
+        let error = b.0.try_acquire(&request(&job, LONG)).await.expect_err("another mode");
+        assert_eq!(error.kind, ErrorKind::Config, "{mode}: {error}");
+        a.renewed(&held, None).await;
+    }
+    a.free(&held).await;
+    // Whoever puts the tables in order says in which mode they are.
+    let other = if own.contains("mode=row") { "lease" } else { "row" };
+    let mut b = open(other);
+    b.0.init().await.expect("init");
+    let theirs = b.hold(&job).await;
+    assert_eq!(a.0.try_acquire(&request(&job, LONG)).await.expect_err("another mode").kind, ErrorKind::Config);
+    b.free(&theirs).await;
+}
+
+fn sql(lab: &Lab, statement: &str) -> usize {
+    if lab.kind.is_postgres() { lab.postgres().sql(statement).len() } else { lab.mariadb().sql(statement).len() }
+}
+
+async fn at_least_holds_for_shedlock(lab: &Lab) {
+    let job = key("job");
+    let mut a = lab.client().await;
+    let terms = Terms { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: None };
+    let held = Request { terms: Some(terms), ..request(&job, LONG) };
+    a.take(&held).await;
+    a.free(&held).await;
+    let until = if lab.kind.is_postgres() { "timezone('utc', CURRENT_TIMESTAMP)" } else { "UTC_TIMESTAMP(3)" };
+    let free = format!("SELECT 1 FROM dlock WHERE name = 'dlock:job' AND lock_until <= {until}");
+    assert_eq!(sql(lab, &free), 0, "ShedLock is kept out");
+    let state = a.inspect(&job).await;
+    assert!(state.holders.is_empty(), "nobody has it: {state:?}");
+    assert!(a.keys("").await.is_empty());
+    assert!(matches!(a.attempt(&request(&job, LONG)).await, Attempt::Refused(_)), "it is kept, not held");
+    let past = a.0.history(&job).await.expect("history").past;
+    assert_eq!(past.len(), 1, "it did not vanish: {past:?}");
+    // What was undone keeps nobody out.
+    let undone = key("undone");
+    let held = Request { key: undone.clone(), ..Request { terms: held.terms.clone(), ..request(&undone, LONG) } };
+    a.take(&held).await;
+    assert_eq!(a.0.release(&undone, &held.token, &Parting::UNDO).await.expect("an answer"), Release::Released);
+    assert_eq!(sql(lab, &free.replace("dlock:job", "dlock:undone")), 1);
+}
+
+async fn a_table_that_shedlock_may_share_is_not_collected(lab: &Lab) {
+    let open = |table: &str, namespace: &str, vouched: bool| {
+        Client(if lab.kind.is_postgres() {
+            let mut options = lab.postgres().options(namespace);
+            (options.sql.table, options.sql.no_shedlock) = (table.into(), vouched);
+            postgres::backend(options)
+        } else {
+            let mut options = lab.mariadb().options(namespace);
+            (options.sql.table, options.sql.no_shedlock) = (table.into(), vouched);
+            mysql::backend(options)
+        })
+    };
+    for (table, namespace) in [("shedlock", "dlock"), ("dlock", "")] {
+        let mut a = open(table, namespace, false);
+        a.0.init().await.expect("init");
+        let held = a.hold(&key("job")).await;
+        a.free(&held).await;
+        let error = a.0.collect(Duration::ZERO).await.expect_err("its nodes remember the row");
+        assert_eq!(error.kind, ErrorKind::Unsupported, "{error}");
+        open(table, namespace, true).0.collect(Duration::ZERO).await.expect("somebody vouches for it");
+    }
+}
+
+/// The answer to a grant is lost, the server is restarted, and others have its session's number.
+async fn a_session_that_took_over_a_number_is_not_ended(lab: &Lab) {
+    let mut server = Own::start(lab).await;
+    let proxy = Proxy::to(server.port());
+    let mut a = server.through(proxy.port);
+    let job = key("job");
+    proxy.trap(lab.server().acquire_mark(), Fault::Swallow);
+    let wanted = request(&job, LONG);
+    assert!(tokio::time::timeout(Duration::from_millis(500), a.0.try_acquire(&wanted)).await.is_err(), "no answer");
+    proxy.cut();
+    server.restart();
+    let Own::MariaDb(database, _) = &server else {
+        // No process of the server can be given a number there; the name that its statement asks for is no other session's.
+        a.take(&wanted).await;
+        return;
+    };
+    let mut others = Vec::new();
+    while others.len() < 40 {
+        others.push(database.keep("mysql", "SELECT 1"));
+    }
+    let taken = lease::acquire(&mut *a.0, &BootClock, wanted, Patience::Try, Limits::DEFAULT, std::future::pending::<()>(), |_| {}).await;
+    assert!(matches!(taken, Ok(Outcome::Granted(_))), "{taken:?}");
+    let left = database.text("mysql", "SELECT COUNT(*) FROM information_schema.processlist WHERE db = 'mysql' AND id <> CONNECTION_ID()");
+    assert_eq!(left.parse(), Ok(others.len()), "all of the others' sessions");
+}
+
+async fn an_encoding_without_all_characters_keeps_no_job_from_running(lab: &Lab) {
+    let server = lab.postgres().server();
+    let database = format!("{}_latin1", lab.postgres().database);
+    server.sql(pg::USER, &format!("CREATE DATABASE {database} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"));
+    let mut options = lab.postgres().options("dlock");
+    options.sql.database = Some(database.clone());
+    {
+        let mut a = Client(postgres::backend(options));
+        a.0.init().await.expect("init");
+        assert!(a.0.notices().iter().any(|notice| notice.text.contains("encoding")), "init says so");
+        let job = key("job");
+        let said = "\u{65e5}\u{672c} \u{1f512} \u{f8}";
+        let metadata = Metadata { host: Some(said.into()), description: Some(said.into()), ..Metadata::default() };
+        let held = Request { metadata: Some(metadata.clone()), ..request(&job, LONG) };
+        a.take(&held).await;
+        assert_eq!(a.inspect(&job).await.holders[0].metadata.as_ref(), Some(&metadata));
+        let parting = Parting { end: Some(End::Exited(0)), why: Some(said.into()), became: None, ..Parting::UNDO };
+        assert_eq!(a.0.release(&job, &held.token, &parting).await.expect("released"), Release::Released);
+        let past = a.0.history(&job).await.expect("history").past;
+        assert_eq!(past[0].metadata.as_ref(), Some(&metadata), "{past:?}");
+        let error = a.0.try_acquire(&request(&key(said), LONG)).await.expect_err("no such characters");
+        assert_eq!(error.kind, ErrorKind::Config, "{error}");
+        assert!(error.hint.is_some(), "{error:?}");
+    }
+    server.sql(pg::USER, &format!("DROP DATABASE {database} WITH (FORCE)"));
+}
+
+async fn a_standby_is_looked_at(lab: &Lab) {
+    let mut server = Postgres::with(pg::Options { durable: true, ..Default::default() });
+    let mut options = lab.postgres().options("dlock");
+    options.sql.server = Server::Tcp { host: "127.0.0.1".into(), port: server.port };
+    options.sql.database = Some("postgres".into());
+    let job = key("job");
+    let mut a = Client(postgres::backend(options.clone()));
+    a.0.init().await.expect("init");
+    let fence = a.take(&request(&job, LONG)).await.fence;
+    server.standby();
+    let mut b = Client(postgres::backend(options));
+    let state = b.inspect(&job).await;
+    assert_eq!(state.holders.iter().map(|holder| holder.fence).collect::<Vec<_>>(), [Some(fence)], "{state:?}");
+    assert_eq!(b.keys("").await, ["job"]);
+    b.0.history(&job).await.expect("history");
+    for of in [request(&job, LONG), request(&key("other"), LONG)] {
+        let error = b.0.try_acquire(&of).await.expect_err("it takes no writes");
+        assert!(error.kind == ErrorKind::Config && error.message.contains("standby") && error.hint.is_some(), "{error}");
+    }
+}
+
+/// Somebody keeps the lock's row locked meanwhile.
+async fn a_grant_whose_client_died_is_not_given(lab: &Lab) {
+    let job = key("job");
+    let mut b = lab.client().await;
+    let held = b.hold(&job).await;
+    b.free(&held).await;
+    let kept = lab.postgres().keep("BEGIN; SELECT 1 FROM dlock WHERE name = 'dlock:job' FOR UPDATE");
+    let mut a = lab.client().await;
+    assert!(tokio::time::timeout(Duration::from_millis(300), a.0.try_acquire(&request(&job, LONG))).await.is_err(), "it waits");
+    drop(a);
+    // The server looks twice a second whether its client is there.
+    let waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dlock %' AND wait_event_type = 'Lock'";
+    let began = std::time::Instant::now();
+    while !lab.postgres().sql(waits).is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(20), "it waits yet");
+        lab.pass(SLACK / 4).await;
+    }
+    drop(kept);
+    let state = b.inspect(&job).await;
+    assert!(state.holders.is_empty(), "{state:?}");
+}
+
+async fn a_second_table_of_the_name_is_told(lab: &Lab) {
+    lab.postgres().sql("CREATE SCHEMA other; CREATE TABLE other.dlock (LIKE public.dlock)");
+    let mut client = lab.client().await;
+    let found = client.0.examine().await.expect("an examination");
+    let schema = found.iter().find(|finding| finding.check == "schema").expect("it is looked at");
+    assert!(schema.text.contains("other.dlock") && schema.text.contains("public.dlock"), "{schema:?}");
+    client.0.init().await.expect("init");
+    assert!(client.0.notices().iter().any(|notice| notice.text.contains("other.dlock")), "init says so");
+}
+
+async fn what_the_server_refuses_is_no_bug(lab: &Lab) {
+    lab.postgres().sql("ALTER TABLE dlock ADD CONSTRAINT strict CHECK (name <> 'dlock:job')");
+    let error = lab.client().await.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("refused");
+    assert!(error.kind == ErrorKind::Config && error.message.contains("strict"), "{error}");
+}
+
+async fn a_table_of_shedlock_lacks_columns(lab: &Lab) {
+    lab.mariadb().sql("CREATE TABLE shedlock (name VARCHAR(64) PRIMARY KEY, lock_until TIMESTAMP(3) NOT NULL, locked_at TIMESTAMP(3) NOT NULL, locked_by VARCHAR(255) NOT NULL)");
+    let mut options = lab.mariadb().options("dlock");
+    options.sql.table = "shedlock".into();
+    let error = Client(mysql::backend(options)).0.try_acquire(&request(&key("job"), LONG)).await.expect_err("refused");
+    assert!(error.kind == ErrorKind::Config && error.message.contains("missing"), "{error}");
+    assert!(!error.message.contains("the lock table does not exist"), "{error}");
+}
+
+/// A server can be set up to end sessions with their transactions.
+async fn a_session_survives_its_transactions(lab: &Lab) {
+    lab.target.isolate().await;
+    lab.mariadb().sql("SET GLOBAL completion_type = 'RELEASE'");
+    let mut a = lab.client().await;
+    let job = key("job");
+    for _ in 0..2 {
+        let held = Request { ttl: ttl(LONG), ..request(&job, LONG) };
+        a.take(&held).await;
+        a.free(&held).await;
+    }
+}
+
+async fn names_go_by_the_table(lab: &Lab) {
+    let target = lab.mariadb();
+    let other = format!("{}_two", target.database);
+    target.sql(&format!("CREATE DATABASE {other}"));
+    let open = |database: &str, table: String| {
+        let mut options = target.options("dlock");
+        (options.sql.database, options.sql.table) = (Some(database.into()), table);
+        Client(mysql::backend(options))
+    };
+    let table = format!("{}.dlock", target.database);
+    let (mut a, mut b) = (open(&target.database, "dlock".into()), open(&other, table));
+    a.hold(&key("job")).await;
+    b.refused(&request(&key("job"), LONG)).await;
+    let mut c = open(&other, "dlock".into());
+    c.0.init().await.expect("init");
+    c.hold(&key("job")).await;
+    drop((a, b, c));
+    target.sql(&format!("DROP DATABASE {other}"));
+}
+
+async fn the_name_in_the_server_is_told(lab: &Lab) {
+    let mut a = lab.client().await;
+    for name in ["job", "JOB"] {
+        a.hold(&key(name)).await;
+        let stored = a.inspect(&key(name)).await.stored_as;
+        let held = if lab.kind.is_postgres() {
+            let number = format!("SELECT {stored}");
+            let number = lab.postgres().sql(&number)[0][0].clone().expect("a number");
+            lab.postgres().sql(&format!(
+                "SELECT 1 FROM pg_locks JOIN pg_database AS d ON d.oid = database AND d.datname = current_database() WHERE locktype = 'advisory'
+                    AND classid = ((({number}) >> 32) & 4294967295)::oid AND objid = (({number}) & 4294967295)::oid"
+            ))
+            .len()
+        } else {
+            lab.mariadb().sql(&format!("SELECT 1 FROM DUAL WHERE IS_USED_LOCK('{stored}') IS NOT NULL")).len()
+        };
+        assert_eq!(held, 1, "{stored}");
+    }
+}

@@ -1,0 +1,264 @@
+//! What can befall a store that is a file of this host: it is removed, busy or too large.
+
+use std::{
+    fs,
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use sqlx::{Connection as _, SqliteConnection};
+
+use crate::{
+    support::{
+        self, dlock, must,
+        process::{Ended, Process},
+    },
+    world::{LIMIT, World, shell},
+};
+
+fn url(database: &Path) -> String {
+    format!("sqlite://{}", database.display())
+}
+
+/// A lease whose renewals are so rare that none of them notices anything.
+const LONG: [&str; 2] = ["--ttl", "120s"];
+
+fn taken_away(take_away: impl FnOnce(&Path)) {
+    let root = support::folder();
+    let store = root.path().join("store");
+    fs::create_dir(&store).unwrap();
+    let world = World::new(url(&store.join("locks.db")));
+    let first = world.first_on(&url(&store.join("locks.db")), &LONG);
+    // So that it is watched, as what is worth losing has been running for some time.
+    std::thread::sleep(Duration::from_millis(300));
+    take_away(&store);
+    world.second();
+    let first = first.wait(LIMIT);
+    assert_eq!(first.code(), 76, "{}", first.stderr);
+    assert!(first.stderr.contains("not ours any more"), "{}", first.stderr);
+    world.assert_gone();
+}
+
+#[test]
+fn a_directory_that_is_removed_ends_the_hold_before_the_next_one_starts() {
+    taken_away(|store| {
+        fs::remove_dir_all(store).unwrap();
+        fs::create_dir(store).unwrap();
+    });
+}
+
+#[test]
+fn a_directory_that_is_replaced_ends_the_hold_before_the_next_one_starts() {
+    taken_away(|store| {
+        fs::rename(store, store.with_extension("old")).unwrap();
+        fs::create_dir(store).unwrap();
+    });
+}
+
+/// Keeps everybody from writing the database until it is dropped.
+struct Writer(tokio::runtime::Runtime, Option<SqliteConnection>);
+
+impl Writer {
+    fn begin(database: &Path) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let connection = runtime.block_on(async {
+            let mut connection = SqliteConnection::connect(&url(database)).await.unwrap();
+            sqlx::raw_sql("PRAGMA busy_timeout = 10000; BEGIN IMMEDIATE").execute(&mut connection).await.unwrap();
+            connection
+        });
+        Self(runtime, Some(connection))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if let Some(connection) = self.1.take() {
+            let _ = self.0.block_on(connection.close());
+        }
+    }
+}
+
+/// A job that is run once, whose database is busy when it ends; and what the status file says.
+struct Once {
+    world: World,
+    folder: tempfile::TempDir,
+}
+
+impl Once {
+    fn new() -> Self {
+        let folder = support::folder();
+        Self { world: World::new(url(&folder.path().join("locks.db"))), folder }
+    }
+
+    fn start(&self, options: &[&str]) -> Process {
+        let (go, ran) = (self.folder.path().join("go"), self.folder.path().join("ran"));
+        let script = format!("echo ran >> {}; while [ ! -e {} ]; do sleep 0.02; done", shell(&ran), shell(&go));
+        let status = self.folder.path().join("status.json").display().to_string();
+        self.world.start(&[&["--once", "--keep", "1d", "--status-file", &status], options].concat(), &script)
+    }
+
+    fn runs(&self) -> usize {
+        support::lines(&self.folder.path().join("ran")).len()
+    }
+
+    fn end_while_busy(&self) -> Writer {
+        must("the job runs", LIMIT, || self.runs() == 1);
+        let writer = Writer::begin(&self.folder.path().join("locks.db"));
+        fs::write(self.folder.path().join("go"), "").unwrap();
+        writer
+    }
+
+    fn history(&self) -> String {
+        dlock::run(&url(&self.folder.path().join("locks.db")), &["history", &self.world.key]).stdout
+    }
+
+    fn status(&self) -> serde_json::Value {
+        serde_json::from_str(&fs::read_to_string(self.folder.path().join("status.json")).unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn success_is_told_to_a_busy_database_for_as_long_as_the_lease_lasts() {
+    let once = Once::new();
+    let job = once.start(&LONG);
+    let writer = once.end_while_busy();
+    // Longer than any single answer may take.
+    std::thread::sleep(Duration::from_secs(7));
+    drop(writer);
+    let job = job.wait(LIMIT);
+    assert_eq!((job.code(), job.stderr.as_str()), (0, ""));
+    assert_eq!(once.status()["released"], "yes");
+    let again = once.start(&["--retry-crashed"]).wait(LIMIT);
+    assert_eq!(again.code(), 75, "{}", again.stderr);
+    assert_eq!(once.runs(), 1, "it was charged again");
+    let history = once.history();
+    assert!(history.contains(" ok ") && !history.contains("EXPIRED"), "{history}");
+}
+
+#[test]
+fn success_that_could_not_be_told_is_not_passed_over() {
+    let once = Once::new();
+    let job = once.start(&["--ttl", "3s"]);
+    let writer = once.end_while_busy();
+    let job = job.wait(LIMIT);
+    assert_eq!(job.code(), 0, "{}", job.stderr);
+    assert!(job.stderr.contains("the database is busy") && job.stderr.contains("was not told how the run ended"), "{}", job.stderr);
+    assert_eq!(once.status()["released"], "unknown");
+    drop(writer);
+    let again = once.start(&[]).wait(LIMIT);
+    assert_eq!(again.code(), 75, "{}", again.stderr);
+    assert_eq!(once.runs(), 1);
+}
+
+/// A shell with a limit, and dlock in its place.
+fn limited(limit: &str, backend: &str, arguments: &[&str]) -> Ended {
+    let mut command: Command = support::process::command("sh");
+    command.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\"")]).arg(dlock::binary()).args(arguments);
+    command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent").stdin(Stdio::null());
+    command.env("DLOCK_BACKEND", backend).process_group(0);
+    Process::collect(command).wait(LIMIT)
+}
+
+#[test]
+fn a_limit_of_file_size_ends_no_job() {
+    let folder = support::folder();
+    let backend = url(&folder.path().join("locks.db"));
+    assert_eq!(dlock::run(&backend, &["init"]).code(), 0);
+    // Each renewal adds some KiB to the log, until it may not grow any more.
+    let job = limited("-f 120", &backend, &["run", "-k", "job", "--ttl", "1s", "--", "sh", "-c", "sleep 8; exit 7"]);
+    assert_eq!(job.code(), 7, "{}", job.stderr);
+    // No status file can be written, and nothing is left of the attempt.
+    let status = folder.path().join("status/s.json");
+    fs::create_dir(status.parent().unwrap()).unwrap();
+    let path = status.display().to_string();
+    let job = limited("-f 0", &backend, &["verify", "job", "--token", "x"]);
+    assert_ne!(job.code(), 153, "{}", job.stderr);
+    let job = limited("-f 0", &backend, &["run", "-k", "job", "--status-file", &path, "--", "true"]);
+    assert!(job.status.code().is_some(), "{job:?}");
+    assert_eq!(fs::read_dir(status.parent().unwrap()).unwrap().count(), 0, "{}", job.stderr);
+}
+
+#[test]
+fn a_command_has_its_own_limit_of_file_size() {
+    let folder = support::folder();
+    let backend = url(&folder.path().join("locks.db"));
+    let large = folder.path().join("large");
+    let script = format!("ulimit -f 1; exec dd if=/dev/zero of={} bs=4096 count=2", shell(&large));
+    let job = dlock::run(&backend, &["run", "-k", "job", "--", "sh", "-c", &script]);
+    assert_eq!(job.code(), 128 + libc::SIGXFSZ, "{}", job.stderr);
+}
+
+#[test]
+fn a_limit_of_descriptors_needs_no_number_beyond_it() {
+    let folder = support::folder();
+    let backend = url(&folder.path().join("locks.db"));
+    for limit in ["-n 100", "-n 40"] {
+        let job = limited(limit, &backend, &["run", "-k", "job", "--", "sh", "-c", "exit 7"]);
+        assert_eq!(job.code(), 7, "{limit}: {}", job.stderr);
+    }
+    // Too few: said in words.
+    let job = limited("-n 6", &backend, &["run", "-k", "job", "--", "true"]);
+    assert!(job.code() != 0 && job.code() != 70 && !job.stderr.contains("os error"), "{}: {}", job.code(), job.stderr);
+}
+
+/// A pipe that takes nothing more, and its end for reading.
+fn full_pipe() -> (std::os::fd::OwnedFd, fs::File) {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let flags = rustix::fs::fcntl_getfl(&write).unwrap();
+    rustix::fs::fcntl_setfl(&write, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+    while rustix::io::write(&write, &[b'x'; 4096]).is_ok() {}
+    while rustix::io::write(&write, b"x").is_ok() {}
+    rustix::fs::fcntl_setfl(&write, flags).unwrap();
+    (write, fs::File::from(read))
+}
+
+/// What a run prints while it holds its lock, to a reader that has stopped: nothing that keeps the lock waits for it.
+#[test]
+fn a_reader_that_has_stopped_holds_nothing_up() {
+    use std::io::Read as _;
+    let folder = support::folder();
+    let done = folder.path().join("done");
+    let (write, mut read) = full_pipe();
+    let mut command = dlock::command();
+    // What outlives the command is told of after 5 s.
+    let script = format!("(sleep 9; echo > {}) & exit 3", shell(&done));
+    command.args(["run", "-k", "job", "--ttl", "3s", "--", "sh", "-c", &script]).env("DLOCK_BACKEND", url(&folder.path().join("locks.db")));
+    command.stdout(Stdio::null()).stderr(write).process_group(0);
+    let job = Process::start(command);
+    must("what it started ends by itself", LIMIT, || done.exists());
+    let reader = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        let _ = read.read_to_end(&mut all);
+        String::from_utf8_lossy(&all).into_owned()
+    });
+    let job = job.wait(LIMIT);
+    let said = reader.join().unwrap();
+    assert_eq!(job.code(), 3, "{}", said.trim_start_matches('x'));
+    assert!(said.contains("the lock stays held"), "it was printed once that was possible: {}", said.trim_start_matches('x'));
+}
+
+/// The same when it is told to stop: the command is stopped and the lock free, whoever reads; and a signal ends what is left.
+#[test]
+fn a_reader_that_has_stopped_delays_no_stop() {
+    let folder = support::folder();
+    let backend = url(&folder.path().join("locks.db"));
+    let (write, _read) = full_pipe();
+    let mut command = dlock::command();
+    let ready = folder.path().join("ready");
+    let script = format!("touch {}; sleep 100", shell(&ready));
+    command.args(["run", "-k", "job", "--max-runtime", "1s", "--", "sh", "-c", &script]).env("DLOCK_BACKEND", &backend);
+    command.stdout(Stdio::null()).stderr(write).process_group(0);
+    let job = Process::start(command);
+    must("it runs", LIMIT, || ready.exists());
+    must("the lock is free", LIMIT, || {
+        let state = dlock::run(&backend, &["inspect", "job", "--json"]).stdout;
+        serde_json::from_str::<serde_json::Value>(&state).is_ok_and(|state| state["held"] == false)
+    });
+    must("it heeds a signal", LIMIT, || {
+        let _ =
+            rustix::process::kill_process(rustix::process::Pid::from_raw(job.pid().cast_signed()).unwrap(), rustix::process::Signal::TERM);
+        support::procfs::stat(job.pid()).is_none_or(|stat| stat.state == 'Z')
+    });
+}
