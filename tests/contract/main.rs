@@ -19,7 +19,7 @@ use std::{
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Most of a case's time is spent waiting for a lease to end, so that there can be more of them than cores.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 12;
 
 /// A case with so many clients is as much as a small machine can do: it is run by itself, after all others.
 fn is_crowded(case: &cases::Case) -> bool {

@@ -75,6 +75,7 @@ fn template() -> &'static Path {
         let folder = super::folder();
         let mut install = process::command("mariadb-install-db");
         install.arg("--no-defaults").args(runs_as()).arg(format!("--datadir={}", folder.path().join("data").display()));
+        install.env("TMPDIR", folder.path());
         install.args(["--skip-test-db", "--auth-root-authentication-method=normal", "--innodb-log-file-size=4M"]);
         run(install, "mariadb-install-db");
         folder
@@ -167,6 +168,8 @@ impl MariaDb {
             .arg("--no-defaults")
             .args(runs_as())
             .arg(format!("--datadir={}", self.folder.path().join("data").display()))
+            // A server that starts removes the temporary tables that it finds, another's too.
+            .arg(format!("--tmpdir={}", self.folder.path().display()))
             .arg(format!("--port={}", self.port))
             .arg(format!("--socket={}", self.socket().display()))
             .arg(format!("--innodb-flush-log-at-trx-commit={}", if self.options.durable { 1 } else { 2 }))

@@ -68,7 +68,7 @@ pub fn have(test: &str, programs: &[&str]) -> bool {
     false
 }
 
-/// A new folder that goes away with its owner; in memory where there is such a place, for speed.
+/// A new folder that goes away with its owner.
 pub fn folder() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("dlock-test-").tempdir().expect("a temporary folder")
 }

@@ -287,8 +287,10 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
         if matches!(operation, Operation::Crash(_)) {
             lab.outlast(SHORT).await;
         }
+        let looked = Instant::now();
         let _ = write!(expected, "; then {}", reference.look().await);
         let _ = write!(answer, "; then {}", tried.look().await);
+        slowest = slowest.max(looked.elapsed());
         let _ = writeln!(told, "{step}: client {client} {}: {expected}", words(&operation));
         if answer != expected {
             let differs = format!("DLOCK_TEST_SEED={seed} step {step}: {answer}\nbut as the reference answered:\n{told}");
