@@ -34,6 +34,9 @@ mount --bind /usr/sbin real-sbin
 for program in real-sbin/*; do ln -s "$1/$program" sbin/; done
 ln -sf "$1/sendmail" sbin/sendmail
 for device in null zero full random urandom; do touch dev/$device; mount --bind /dev/$device dev/$device; done
+# The node's folder may be there.
+mkdir dev/shm
+mount --rbind /dev/shm dev/shm
 mkdir crontabs
 install -m 600 crontab crontabs/root
 mount -t tmpfs none /run

@@ -4,7 +4,12 @@
 //! written by [`super::statement`] alone. It never reconnects and knows no time limits. After a question that was dropped
 //! half-way, the next one first awaits and drops what is still to come; a session that keeps no lock is better dropped.
 
-use std::{os::fd::OwnedFd, time::Duration};
+use std::{
+    collections::HashMap,
+    os::fd::OwnedFd,
+    sync::{Arc, LazyLock, PoisonError},
+    time::Duration,
+};
 
 use futures_util::TryStreamExt as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -33,8 +38,17 @@ const SET_UP: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES', autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, \
     completion_type = 0, @dlock = CONNECTION_ID(); ";
 
-/// One connection is made at a time, so that its socket can be told from others.
-static CONNECTING: Mutex<()> = Mutex::const_new(());
+/// One connection to a server is made at a time, so that its socket can be told from others; a server that does not answer keeps none
+/// to another server waiting. By the server's port or path.
+static CONNECTING: LazyLock<std::sync::Mutex<HashMap<String, Arc<Mutex<()>>>>> = LazyLock::new(Default::default);
+
+fn connecting(server: &Server) -> Arc<Mutex<()>> {
+    let place = match server {
+        Server::Tcp { port, .. } => port.to_string(),
+        Server::Unix { path, .. } => path.display().to_string(),
+    };
+    Arc::clone(CONNECTING.lock().unwrap_or_else(PoisonError::into_inner).entry(place).or_default())
+}
 
 /// The values of one row as text; `None` for NULL.
 pub(super) type Row = Vec<Option<Vec<u8>>>;
@@ -298,7 +312,8 @@ async fn connect(options: &sql::Options) -> Result<(MySqlConnection, Option<Owne
         let socket = relay.socket.try_clone().ok();
         return Ok((connection, socket, Some(relay)));
     }
-    let _alone = CONNECTING.lock().await;
+    let turn = connecting(&options.server);
+    let _alone = turn.lock().await;
     let before = Sockets::of_this_process();
     let connection = driver.connect().await.map_err(failure::connecting)?;
     Ok((connection, before.newest(&options.server), None))

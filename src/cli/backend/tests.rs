@@ -299,7 +299,8 @@ fn mysql_of(target: Target) -> MysqlOptions {
 
 #[test]
 fn mysql_is_found_as_its_clients_find_it() {
-    let home = tempfile::tempdir().unwrap();
+    // Not in the folder of temporary files, which may be in memory: a secret there may have any mode.
+    let home = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let file = home.path().join(".my.cnf");
     std::fs::write(&file, "[client]\nuser = ana\npassword = 'fr#om file'\nhost = db1\nport = 3307\nssl-mode = REQUIRED\n").unwrap();
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
