@@ -325,3 +325,23 @@ fn a_frozen_follower_costs_a_run_little() {
     crate::stores::runs_beside_a_frozen_server(&etcd.all());
     etcd.thaw_member(followers[0]);
 }
+
+/// It renews leases by a clock of its own, of which all that ask at once for one lease share an answer.
+#[test]
+fn behind_grpc_proxy_holds_are_renewed_and_handed_over() {
+    if !have("behind_grpc_proxy_holds_are_renewed_and_handed_over", &Etcd::PROGRAMS) {
+        return;
+    }
+    let etcd = Etcd::plain();
+    let proxy = etcd.proxy();
+    let world = World::new(format!("etcd://127.0.0.1:{}", proxy.port));
+    let section = world.path("section").display().to_string();
+    let holder = world.start(&["--ttl", "6s"], &format!("mkdir {section}; sleep 14; rmdir {section}"));
+    must("the lock is held", LIMIT, || world.path("section").exists());
+    let waiter = world.start(&["--ttl", "6s", "-w", "30"], &format!("! test -e {section}"));
+    for (process, limit) in [(holder, LIMIT * 2), (waiter, LIMIT)] {
+        let ended = process.wait(limit);
+        assert_eq!(ended.code(), 0, "{}", ended.stderr);
+    }
+    world.assert_free();
+}

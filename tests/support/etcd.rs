@@ -53,6 +53,19 @@ pub struct Etcd {
     root: bool,
 }
 
+/// It ends with this value.
+pub struct GrpcProxy {
+    pub port: u16,
+    child: std::process::Child,
+}
+
+impl Drop for GrpcProxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// Leases are no shorter than one and a half elections: with these, of a second.
 const ELECTION_MS: u32 = 500;
 const HEARTBEAT_MS: u32 = 50;
@@ -177,6 +190,19 @@ impl Etcd {
             return TcpStream::connect((Ipv4Addr::LOCALHOST, self.members[member].client)).is_ok() && self.try_ctl(&["get", "x"]).is_ok();
         }
         http(self.members[member].client, "/health").is_ok_and(|text| text.contains("\"true\""))
+    }
+
+    /// A process of `etcd grpc-proxy` in front of the members.
+    pub fn proxy(&self) -> GrpcProxy {
+        let port = ports::free();
+        let mut command = process::command("etcd");
+        let members: Vec<_> = self.ports().iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        command.args(["grpc-proxy", "start", "--endpoints", &members.join(","), "--listen-addr", &format!("127.0.0.1:{port}")]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.current_dir(self.folder.path()).env_clear().env("PATH", "/usr/bin:/bin");
+        let child = process::start(command).expect("etcd grpc-proxy");
+        super::must("the proxy answers", Duration::from_secs(20), || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
+        GrpcProxy { port, child }
     }
 
     pub fn pid(&self, member: usize) -> u32 {

@@ -6,7 +6,7 @@
 
 use prost::Message;
 use tokio::{sync::mpsc, task::JoinSet};
-use tokio_stream::{StreamExt as _, wrappers::UnboundedReceiverStream};
+use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{
     Request, Status, Streaming,
     codegen::http::uri::PathAndQuery,
@@ -151,8 +151,14 @@ impl Client {
             match style {
                 Style::Unary => Ok(connection.grpc.unary(request, path, ProstCodec::<Q, A>::default()).await?.into_inner()),
                 Style::OneOfStream => {
-                    // Left open until the answer has come: `etcd grpc-proxy` takes the end of the requests for the end of it all.
-                    let request = request.map(|message| tokio_stream::once(message).chain(tokio_stream::pending()));
+                    // The requests end when the answer has come, or is not waited for any more: `etcd grpc-proxy` answers nothing
+                    // after their end, and until it shares what it asks the cluster with the next one that asks.
+                    let (open, requests) = mpsc::unbounded_channel();
+                    // The receiver is at hand.
+                    let request = request.map(|message| {
+                        let _ = open.send(message);
+                        UnboundedReceiverStream::new(requests)
+                    });
                     let mut answers = connection.grpc.streaming(request, path, ProstCodec::<Q, A>::default()).await?.into_inner();
                     answers.message().await?.ok_or_else(|| Status::unavailable("no answer"))
                 }

@@ -9,7 +9,7 @@ use std::{
     ffi::OsString,
     fs, io,
     os::{
-        fd::{OwnedFd, RawFd},
+        fd::{AsRawFd as _, OwnedFd, RawFd},
         unix::ffi::OsStringExt as _,
     },
     path::PathBuf,
@@ -37,7 +37,9 @@ impl Sockets {
     /// The one that came since then and is connected with `server`; `None` if that can't be told for certain.
     pub(super) fn newest(&self, server: &Server) -> Option<OwnedFd> {
         let new = all().into_iter().filter(|(_, name)| !self.0.contains(name));
-        let mut ours = new.filter_map(|(number, _)| duplicate(number).ok()).filter(|socket| leads_to(socket, server));
+        // Another thread may have closed one meanwhile, and its number be another socket's.
+        let same = |(number, name)| duplicate(number).ok().filter(|socket| name_of(socket.as_raw_fd()) == Some(name));
+        let mut ours = new.filter_map(same).filter(|socket| leads_to(socket, server));
         let found = ours.next()?;
         ours.next().is_none().then_some(found)
     }
@@ -52,12 +54,16 @@ pub(super) fn has_proc() -> bool {
 fn all() -> Vec<(RawFd, String)> {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else { return Vec::new() };
     let read = |entry: io::Result<fs::DirEntry>| {
-        let entry = entry.ok()?;
-        let name = fs::read_link(entry.path()).ok()?.to_str()?.to_owned();
-        name.starts_with("socket:").then_some(())?;
-        Some((entry.file_name().to_str()?.parse().ok()?, name))
+        let number = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        Some((number, name_of(number)?))
     };
     entries.filter_map(read).collect()
+}
+
+/// `None` if it isn't a socket.
+fn name_of(number: RawFd) -> Option<String> {
+    let name = fs::read_link(format!("/proc/self/fd/{number}")).ok()?.to_str()?.to_owned();
+    name.starts_with("socket:").then_some(name)
 }
 
 fn duplicate(number: RawFd) -> io::Result<OwnedFd> {

@@ -80,10 +80,11 @@ async fn renewing_extends_and_never_shortens() {
     let mut a = server.backend();
     let asked = Request { ttl: ttl(5_000), ..request("job") };
     let Grant { fence, .. } = granted(&mut a, &asked).await;
-    pause(30).await;
+    pause(1_000).await;
     let renewed = a.renew(&asked.key, &asked.token, None.into()).await.unwrap();
     assert_eq!(renewed, Renewal::Renewed { ttl: ttl(5_000), fence });
-    assert!(server.number(&["PTTL", "dlock:job"]) > 4_990);
+    // Unless renewed, it has 4 s at most; a busy machine takes its time to look.
+    assert!(server.number(&["PTTL", "dlock:job"]) > 4_000);
     assert_eq!(a.renew(&asked.key, &asked.token, Some(ttl(60_000)).into()).await.unwrap(), Renewal::Renewed { ttl: ttl(60_000), fence });
     match a.renew(&asked.key, &asked.token, Some(ttl(2_000)).into()).await.unwrap() {
         Renewal::Kept { expires_in: Some(expires_in) } => assert!(expires_in > Duration::from_secs(59)),

@@ -2,13 +2,14 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use tempfile::TempDir;
 
+use super::ports;
 use crate::{
     backends::redis::{Options, Redis, Server},
     lock::{Attempt, Backend as _, Busy, Entry, Grant, Key, Namespace, Request, Ttl},
@@ -29,7 +30,7 @@ impl TestServer {
     /// With more arguments to `redis-server`; `--port 0` and others can be among them.
     pub fn with(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = ports::free();
         let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
         let process = spawn(port, &folder, &arguments);
         Self { process, port, folder, arguments }
