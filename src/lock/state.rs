@@ -88,7 +88,7 @@ pub struct LockState {
     pub stored_as: String,
     /// Who holds it; empty when it is free.
     pub holders: Vec<Holder>,
-    /// Who waits, longest first.
+    /// The waiters, longest first.
     pub waiters: Vec<Waiter>,
     /// The last fence given out, also when the lock is free.
     pub last_fence: Option<Fence>,

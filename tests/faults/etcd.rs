@@ -14,6 +14,7 @@ use dlock::{
 use crate::{
     support::{
         crowd,
+        deaf::Deaf,
         dlock::{run, unique},
         etcd::Etcd,
         have, must,
@@ -322,8 +323,17 @@ fn a_frozen_follower_costs_a_run_little() {
     let etcd = cluster_or_return!("a_frozen_follower_costs_a_run_little");
     let (_, followers) = etcd.leader();
     etcd.freeze_member(followers[0]);
-    crate::stores::runs_beside_a_frozen_server(&etcd.all());
+    crate::stores::runs_beside_a_silent_server(&etcd.all());
     etcd.thaw_member(followers[0]);
+}
+
+/// The same where a host is off, and nothing is there that would refuse a connection.
+#[test]
+fn a_member_whose_packets_are_dropped_costs_a_run_little() {
+    let etcd = cluster_or_return!("a_member_whose_packets_are_dropped_costs_a_run_little");
+    let (ports, deaf) = (etcd.ports(), Deaf::new());
+    let url = format!("etcd://127.0.0.1:{},127.0.0.1:{},127.0.0.1:{}", deaf.port, ports[0], ports[1]);
+    crate::stores::runs_beside_a_silent_server(&url);
 }
 
 /// It renews leases by a clock of its own, of which all that ask at once for one lease share an answer.

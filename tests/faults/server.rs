@@ -153,7 +153,8 @@ pub fn killed(server: &mut dyn Server) {
 
 fn restarted_with_its_data(server: &mut dyn Server) {
     let world = World::new(server.url());
-    let job = world.start(&["--ttl", "6s"], "sleep 3");
+    // A server may take its time to start.
+    let job = world.start(&["--ttl", "20s"], "sleep 5");
     must("the lock is held", LIMIT, || !world.is_free());
     server.kill();
     server.restart();

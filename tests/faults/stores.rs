@@ -499,8 +499,8 @@ impl Server for ZooKeeper {
     }
 }
 
-/// Runs a short command many times.
-pub fn runs_beside_a_frozen_server(url: &str) {
+/// Runs a short command many times, on servers of which one does not answer.
+pub fn runs_beside_a_silent_server(url: &str) {
     let runs = support::long_or(200, 24);
     let mut took = Vec::new();
     for nth in 0..runs {

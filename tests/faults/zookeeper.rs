@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    support::{self, must, process::Process, zookeeper::ZooKeeper},
+    support::{self, deaf::Deaf, must, process::Process, zookeeper::ZooKeeper},
     world::{LIMIT, TTL, World},
 };
 
 /// A lease that outlasts an election: TERM comes after half of it.
-const LONG: [&str; 2] = ["--ttl", "12s"];
+const LONG: [&str; 2] = ["--ttl", "20s"];
 
 fn ensemble(test: &str) -> Option<ZooKeeper> {
     match ZooKeeper::missing() {
@@ -236,6 +236,15 @@ fn a_frozen_follower_costs_a_run_little() {
     let Some(servers) = ensemble("a_frozen_follower_costs_a_run_little") else { return };
     let frozen = (servers.leader() + 1) % 3;
     servers.nodes[frozen].freeze();
-    crate::stores::runs_beside_a_frozen_server(&servers.url());
+    crate::stores::runs_beside_a_silent_server(&servers.url());
     servers.nodes[frozen].thaw();
+}
+
+/// The same where a host is off, and nothing is there that would refuse a connection.
+#[test]
+fn a_server_whose_packets_are_dropped_costs_a_run_little() {
+    let Some(servers) = ensemble("a_server_whose_packets_are_dropped_costs_a_run_little") else { return };
+    let (hosts, deaf) = (servers.hosts(), Deaf::new());
+    let url = format!("zookeeper://127.0.0.1:{},127.0.0.1:{},127.0.0.1:{}", deaf.port, hosts[0].1, hosts[1].1);
+    crate::stores::runs_beside_a_silent_server(&url);
 }

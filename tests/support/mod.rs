@@ -7,6 +7,7 @@
 #![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
 pub mod cluster;
+pub mod deaf;
 pub mod dice;
 pub mod dlock;
 pub mod etcd;

@@ -119,7 +119,7 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
     if let Some(leases) = &leases {
         leases.freshen(client).await;
     }
-    retire(client, session).await;
+    retire(client, session);
     let (created, dying) = (look.contenders[place].created, look.dying(request.mode));
     let number = look.number_of(&look.contenders[place]).cloned();
     let grant = Grant {
@@ -335,7 +335,7 @@ pub(super) async fn declined(
     busy(client, session, request, look).await
 }
 
-/// Nobody has the lock, but an earlier run keeps it from us. Who waits stays first, and keeps its place alive by asking again.
+/// The lock is free, but an earlier run keeps it from this one. A waiter stays first, and keeps its place alive by asking again.
 async fn refused(
     client: &mut Client,
     session: &mut Session,

@@ -324,12 +324,22 @@ impl Client {
     /// Ends several, all at once, that would end by themselves too.
     pub(super) async fn revoke_all(&mut self, ids: &[i64]) {
         let questions = ids.iter().map(|id| LeaseRequest { id: *id }).collect();
-        let _: Vec<Answer<LeaseRevokeResponse>> = self.ask_all("/etcdserverpb.Lease/LeaseRevoke", questions).await;
+        let _: Vec<Answer<LeaseRevokeResponse>> = self.ask_all(REVOKE, questions).await;
+    }
+
+    /// Ends a lease that would end by itself too, while others are asked.
+    pub(super) fn revoke_meanwhile(&self, id: i64) {
+        let Some(connection) = &self.connection else { return };
+        let (mut grpc, request) = (connection.grpc.clone(), self.request(LeaseRequest { id }));
+        tokio::spawn(async move {
+            let codec = ProstCodec::<LeaseRequest, LeaseRevokeResponse>::default();
+            drop(grpc.unary(request, PathAndQuery::from_static(REVOKE), codec).await);
+        });
     }
 
     /// Ends a lease and removes its keys; that there is none is as good.
     pub(super) async fn revoke(&mut self, id: i64) -> Answer<()> {
-        let answer: Answer<LeaseRevokeResponse> = self.ask("/etcdserverpb.Lease/LeaseRevoke", LeaseRequest { id }, Style::Unary).await;
+        let answer: Answer<LeaseRevokeResponse> = self.ask(REVOKE, LeaseRequest { id }, Style::Unary).await;
         match answer {
             Ok(_) | Err(Trouble::NoLease) => Ok(()),
             Err(trouble) => Err(trouble),
@@ -389,6 +399,7 @@ pub(super) struct Watches {
 }
 
 const TXN: &str = "/etcdserverpb.KV/Txn";
+const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
 
 /// Why there is no answer.
 enum Unanswered {

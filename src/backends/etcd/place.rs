@@ -6,7 +6,7 @@ use super::{
     acquire::{declined, told},
     client::{Answer, Client},
     failure, hold,
-    lookout::{self, Lookout},
+    lookout::Lookout,
     names::Names,
     ops::{self, Answers},
     queue::{Before, Look},
@@ -66,11 +66,12 @@ impl Stood {
     }
 }
 
-/// One that has its turn looks after the queue no more.
-pub(super) async fn retire(client: &mut Client, session: &mut Session) {
-    let lease = session.lookout();
-    if let Stage::Queued(queued) = &mut session.stage {
-        lookout::retire(client, queued, lease).await;
+/// A waiter that has its turn no longer looks after the queue. Its command need not wait for that.
+pub(super) fn retire(client: &Client, session: &Session) {
+    if let Stage::Queued(queued) = &session.stage
+        && queued.lookout.is_own()
+    {
+        client.revoke_meanwhile(session.lookout());
     }
 }
 

@@ -1,6 +1,6 @@
-//! Waiting in a lock's crowd, where the rules say who goes next and others are not to be woken.
+//! Waiting where the document says which waiter is next, and no other one is to be woken.
 //!
-//! Who waits sleeps in the server, blocked on the rope of the one before it: a `GET_LOCK` that each waiter has from then on until it has had
+//! A waiter sleeps in the server, blocked on the rope of the one before it: a `GET_LOCK` that each waiter has from then on until it has had
 //! its turn, or is gone. The first one is blocked on that of a holder, or on its gate. So the next one wakes when a turn is over, however
 //! many wait.
 //!
@@ -40,7 +40,7 @@ const LOOKING: u32 = 2;
 /// How often those look who come next.
 const LOOK_NOW_AND_THEN: Duration = Duration::from_secs(1);
 
-/// What a waiter of a crowd was told when it asked.
+/// What a waiter in the document was told when it asked.
 #[derive(Clone, Debug)]
 pub(super) struct Told {
     /// What the bell said then.
@@ -54,10 +54,10 @@ pub(super) struct Told {
 }
 
 /// What those have who are before this hold in a row.
-pub(super) fn behind(tables: &Tables, name: &str, hold: &str, crowd: Option<&str>, root: Option<&str>) -> Vec<String> {
+pub(super) fn behind(tables: &Tables, name: &str, hold: &str, document: Option<&str>, root: Option<&str>) -> Vec<String> {
     // What can't be read was read before.
-    let crowd = Document::read(crowd).unwrap_or_default();
-    let before = crowd.behind_whom(hold);
+    let document = Document::read(document).unwrap_or_default();
+    let before = document.behind_whom(hold);
     if before.is_empty() {
         return root.map(|root| tables.rope(name, root)).into_iter().chain([tables.gate(name)]).collect();
     }
@@ -76,7 +76,7 @@ impl Lease {
     pub(super) async fn await_bell(&mut self, name: &str, hold: &str, told: Told, at_most: Duration) -> Result<Wake> {
         let mut session = self.take_session().await?;
         if session.gates.iter().any(|gate| gate == name) {
-            // Who waits for it would wait for nothing.
+            // A waiter for it would wait for nothing.
             session.ask(&format!("DO RELEASE_LOCK({})", self.tables.gate(name))).await?;
             session.gates.retain(|gate| gate != name);
         }

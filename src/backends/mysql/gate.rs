@@ -49,7 +49,7 @@ impl Lease {
             let answers = session.try_ask(&format!("SELECT GET_LOCK({gate}, {seconds})")).await?;
             match answers.refusal {
                 None => {}
-                // Meant for a sleep in a lock's crowd that was over by then.
+                // Meant for a sleep in a lock's queue that was over by then.
                 Some(refusal) if refusal.number == failure::INTERRUPTED => {
                     self.session = Some(session);
                     return Ok(Wake::Changed);

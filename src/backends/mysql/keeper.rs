@@ -24,7 +24,7 @@ use crate::{
     lock::{Break, Error, Fence, Intent, Kind, Parting, Record, Refusal, Request, Result, Token, Ttl, random},
 };
 
-/// Who waits is not to keep the lock for longer than this if he is frozen when he gets it.
+/// A waiter that is frozen when it gets the lock keeps it for at most this long.
 const UNCLAIMED: Duration = Duration::from_secs(10);
 /// The number of the error that a row stayed locked for too long.
 const LOCKED: u16 = 1205;
@@ -420,7 +420,7 @@ impl Keeper {
         }
     }
 
-    /// Asks who is breaking the hold, as the intent has it, and says that it was extended, for people who look.
+    /// Reads the mark of a break, as the intent asks, and writes that the hold was extended, for `inspect`.
     pub(super) fn touch(&self, token: &Token, fence: Fence, length: Duration, intent: Option<Intent>) -> String {
         let ttl = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
         let root = token.hold_text();

@@ -50,7 +50,7 @@ struct Queued {
     /// It has the lock now. Its entry is passed over by who looks, and goes when the lock is given back: the command
     /// need not wait for that.
     granted: bool,
-    /// It waits in the lock's crowd.
+    /// It waits in the document's queue.
     told: Option<Told>,
 }
 
@@ -92,7 +92,7 @@ impl Lease {
             seen: Seen::No,
             place: None,
             bell: 0,
-            crowd: (None, None),
+            document: (None, None),
             share: None,
             freed: false,
         };
@@ -135,21 +135,21 @@ impl Lease {
         if request.waiting && self.queued(&request.key, &request.token).is_none() {
             self.queued.push(Queued { key: request.key.clone(), token: request.token, granted: false, told: None });
         }
-        let crowded = self.queued(&request.key, &request.token).is_some_and(|queued| queued.told.is_some());
-        let (taken, position, (bell, (crowd, root))) = self
+        let documented = self.queued(&request.key, &request.token).is_some_and(|queued| queued.told.is_some());
+        let (taken, position, (bell, (document, root))) = self
             .ask_for_good(async |table| {
                 table.share = Some(request.token.hold_text()).filter(|_| !request.detached && request.mode != Mode::Exclusive);
-                let mut taken = ledger::take(table, &name, request, crowded).await;
+                let mut taken = ledger::take(table, &name, request, documented).await;
                 if taken.is_err() && table.session.interrupted {
                     // Somebody woke a waiter that was awake.
-                    taken = ledger::take(table, &name, request, crowded).await;
+                    taken = ledger::take(table, &name, request, documented).await;
                 }
-                Ok((taken?, table.place, (table.bell, table.crowd.clone())))
+                Ok((taken?, table.place, (table.bell, table.document.clone())))
             })
             .await?;
         let told = match &taken {
             Taken::Queued { busy, foreign, .. } => {
-                let behind = behind(&self.tables, &name, &request.token.hold_text(), crowd.as_deref(), root.as_deref());
+                let behind = behind(&self.tables, &name, &request.token.hold_text(), document.as_deref(), root.as_deref());
                 Some(Told { bell, place: busy.position, foreign: *foreign, behind })
             }
             _ => None,
@@ -330,7 +330,7 @@ impl Backend for Lease {
             let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
             if let Some(record) = &record {
                 past.extend(record.vanished());
-                past.extend(record.crowd()?.1);
+                past.extend(record.document()?.1);
             }
             Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })
         })

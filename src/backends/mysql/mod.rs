@@ -18,7 +18,7 @@
 //! - *A client is frozen in the midst of anything.* No transaction spans a round trip, so that it keeps no row locked. It
 //!   may keep a gate: see [`gate`].
 //! - *Readers, permits and those who wait in order change one row at once.* One of them gets on each time, and the others read it anew.
-//!   Who waits there is told by the one before, or by whoever lets it go: see [`bell`].
+//!   A waiter is notified by the one before it, or by the process that releases: see [`bell`].
 //! - *The row is changed between being read and written back* (nested holds). `revision` tells, and it is asked again.
 //! - *The server is restarted.* Rows and fences are as durable as its commits (`innodb_flush_log_at_trx_commit`). The
 //!   gates are gone, and are taken again with the next renewal.

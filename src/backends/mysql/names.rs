@@ -82,7 +82,7 @@ impl Tables {
         self.lock("gate", &[name])
     }
 
-    /// What whoever waits in a lock's crowd with this hold has until its turn is over, likewise.
+    /// The chain lock of a fair waiter with this hold, until its turn is over.
     pub(super) fn rope(&self, name: &str, hold: &str) -> String {
         self.lock("rope", &[name, hold])
     }

@@ -12,8 +12,8 @@ pub(super) const RECORD: &str = "name, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', 
     layout, owner, root, ttl_ms, holds, fence, detached, l.mode, \
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', COALESCE(renewed_at, locked_at)), metadata, revision, \
     (SELECT m.mark FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), \
-    COALESCE((SELECT m.seen FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), 0), crowd, \
-    crowd IS NULL AND EXISTS (SELECT 1 FROM :waiters AS w WHERE w.name = l.name AND ABS(TIMESTAMPDIFF(SECOND, w.seen, UTC_TIMESTAMP(6))) < 15), \
+    COALESCE((SELECT m.seen FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), 0), document, \
+    document IS NULL AND EXISTS (SELECT 1 FROM :waiters AS w WHERE w.name = l.name AND ABS(TIMESTAMPDIFF(SECOND, w.seen, UTC_TIMESTAMP(6))) < 15), \
     :starts";
 
 /// A row's values, one after the other.
@@ -67,7 +67,7 @@ impl<'a> Fields<'a> {
             revision: self.int()?,
             mark: self.text_or_null()?,
             seen: self.int()? != 0,
-            crowd: self.text_or_null()?,
+            document: self.text_or_null()?,
             waited: self.int()? != 0,
             starts: starts::read(self)?,
         })

@@ -25,7 +25,7 @@ const COLUMNS: [(&str, &str, &str); 17] = [
     ("renewed_at", "datetime(6)", "DATETIME(6) NULL"),
     ("metadata", "mediumtext", "MEDIUMTEXT NULL"),
     ("revision", "bigint", "BIGINT NOT NULL DEFAULT 0"),
-    ("crowd", "mediumtext", "MEDIUMTEXT NULL"),
+    ("document", "mediumtext", "MEDIUMTEXT NULL"),
     ("bell", "bigint", "BIGINT NOT NULL DEFAULT 0"),
 ];
 

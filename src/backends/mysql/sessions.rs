@@ -14,7 +14,7 @@
 //! - *The server crashes, or another one takes over, and a holder hears nothing of it.* What it left behind says which server had its session
 //!   ([`life`](super::life)): the lock is busy until its lease is over by the server's clock.
 //! - *Another mode is used for the same lock.* The lock's row in the table of leases says in which mode it is kept: others are refused.
-//! - *Who waits gets the lock while it is frozen.* The server ends that session after ten seconds of silence.
+//! - *A waiter gets the lock while it is frozen.* The server ends that session after ten seconds of silence.
 //! - *The reply to a release is lost.* It took its hold out in the step that remembered it: asked again it finds nothing to remember.
 //! - *The release can't be remembered.* The lock is given back without.
 //! - *A holder vanishes.* Who it was stays behind, and is told as expired, or as broken if it was marked; the next grant writes it down
@@ -337,7 +337,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// Extends a hold. Without an intent it is not asked who is breaking it.
+    /// Extends a hold. With an intent it also reads the mark of a break.
     async fn ask_renew(&mut self, key: &Key, token: &Token, ttl: Option<Ttl>, intent: Option<Intent>) -> Result<Renewal> {
         let Some(at) = self.hold_of(key, token).filter(|at| !self.holds[*at].leaving) else { return Ok(Renewal::NotHeld) };
         let fence = self.holds[at].fence;

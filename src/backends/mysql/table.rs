@@ -39,8 +39,8 @@ pub(super) struct LockTable<'a> {
     pub place: Option<u32>,
     /// What the bell of the row said that was read last, or written.
     pub bell: i64,
-    /// What its crowd was then, and the hold that has the lock for itself alone.
-    pub crowd: (Option<String>, Option<String>),
+    /// What its document was then, and the hold that has the lock for itself alone.
+    pub document: (Option<String>, Option<String>),
     /// Whose rope is to be taken and let go with a share.
     pub share: Option<String>,
     /// Nobody has the lock any more who had it for itself alone.
@@ -89,7 +89,7 @@ impl LockTable<'_> {
             self.session.gates.push(name.to_owned());
         }
         self.bell = fields.int()?;
-        self.crowd = (record.crowd.clone(), record.root.clone());
+        self.document = (record.document.clone(), record.root.clone());
         Ok(Some(record))
     }
 
@@ -144,15 +144,15 @@ impl LockTable<'_> {
         Ok(())
     }
 
-    /// Takes a waiter out of the queue, and opens its gate if it has that. Whether there is a crowd where it may wait as well.
+    /// Takes a waiter out of the queue, and opens its gate if it has that. Whether there is a document where it may wait as well.
     pub(super) async fn leave(&mut self, name: &str, token: &Token, gate: bool) -> Result<bool> {
         let mut batch = if gate { format!("DO {};\n", self.open_gate(name)) } else { String::new() };
         let rope = self.tables.rope(name, &token.hold_text());
         if gate && self.session.ropes.contains(&rope) {
             batch.extend([format!("DO RELEASE_LOCK({rope});\n")]);
         }
-        let crowd = "SELECT 1 FROM :table WHERE name = :name AND crowd IS NOT NULL;";
-        batch += &self.tables.fill(crowd, &[("name", Value::Bytes(name))]);
+        let document = "SELECT 1 FROM :table WHERE name = :name AND document IS NOT NULL;";
+        batch += &self.tables.fill(document, &[("name", Value::Bytes(name))]);
         let first = batch.lines().count() - 1;
         let answers = self.session.ask(&(batch + &leaving(self.tables, name, token))).await?;
         if gate {
@@ -195,9 +195,9 @@ impl sql::Table for LockTable<'_> {
             ("start_columns", Value::Sql(&starts.columns)),
             ("start_values", Value::Sql(&starts.values)),
             ("clear", Value::Sql(&clear)),
-            ("crowd", Value::text_or_null(judged.and_then(|record| record.crowd.as_deref()))),
-            // While there is a crowd, its rules are asked before.
-            ("nobody_first", Value::Sql(if judged.is_some() { "1" } else { "crowd IS NULL" })),
+            ("document", Value::text_or_null(judged.and_then(|record| record.document.as_deref()))),
+            // While there is a document, its rules are asked before.
+            ("nobody_first", Value::Sql(if judged.is_some() { "1" } else { "document IS NULL" })),
             ("metadata", Value::text_or_null(metadata.as_deref())),
         ];
         let mut batch = self.before(idle);
@@ -341,7 +341,7 @@ impl sql::Table for LockTable<'_> {
             ("holds", Value::text_or_null(is.holds.as_deref())),
             ("fence", Value::Int(is.fence)),
             ("renewed", Value::Sql(&renewed)),
-            ("crowd", Value::text_or_null(is.crowd.as_deref())),
+            ("document", Value::text_or_null(is.document.as_deref())),
             ("became", Value::Sql(&became)),
             ("ring", Value::Int(ring)),
             ("open", Value::Sql(&open)),
@@ -357,7 +357,7 @@ impl sql::Table for LockTable<'_> {
         // As with `grant`: a share that is given up must not be taken when nobody waits for the answer any more.
         self.session.drop_unsent_on_close(grants);
         let share = self.share.clone().filter(|_| self.gated).map(|hold| {
-            let (shares, rope) = (is.crowd.as_ref().is_some_and(|crowd| crowd.contains(&hold)), self.tables.rope(name, &hold));
+            let (shares, rope) = (is.document.as_ref().is_some_and(|document| document.contains(&hold)), self.tables.rope(name, &hold));
             let has = self.session.ropes.contains(&rope);
             (rope, has, if grants { true } else { has && shares })
         });
@@ -391,7 +391,7 @@ impl sql::Table for LockTable<'_> {
             self.session.ropes.extend(keeps.then_some(rope));
         }
         self.bell += ring;
-        self.crowd = (is.crowd.clone(), is.root.clone());
+        self.document = (is.document.clone(), is.root.clone());
         self.freed |= freed && was.locked_by != SHARED_BY;
         if freed {
             self.gate_is_open(name);

@@ -4,7 +4,7 @@
 //! listens for the notification that each release sends, and his core's timer covers holders that vanish. All others
 //! are blocked on the gate in the server, so that a release wakes one session however many wait.
 //!
-//! Who waits in a lock's crowd ([`crate::lock::document`]), for a share or in fair order, listens on a channel of its own, and is told by
+//! A fair waiter, or one for a share ([`crate::lock::document`]), listens on a channel of its own, and is told by
 //! the step that lets it go. Those who want the whole lock in no order stand at the gate in any case: whichever of them is its head
 //! goes in the place of all.
 //!
@@ -31,7 +31,7 @@ pub(super) struct Gate {
     pub asked: Option<Key>,
     /// The one who has it tells nobody.
     pub foreign: bool,
-    /// The channel of who asked, if it waits in the crowd, and how often somebody had been woken there.
+    /// The channel of who asked, if it waits in the document, and how often somebody had been woken there.
     pub own: Option<(String, u64)>,
     /// The channel of that kind to which this session listens.
     listens: Option<String>,
@@ -113,7 +113,7 @@ impl Lease {
                 let unlock = if self.gate.kept.take().is_some() { "SELECT pg_advisory_unlock_all();" } else { "" };
                 // Listen first, then look whether anybody was woken in between.
                 let look = format!(
-                    "BEGIN; {unlock} UNLISTEN *; LISTEN {channel}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND coalesce((crowd::json->>'n')::bigint, 0) = $2 AND crowd IS NOT NULL"
+                    "BEGIN; {unlock} UNLISTEN *; LISTEN {channel}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND coalesce((document::json->>'n')::bigint, 0) = $2 AND document IS NOT NULL"
                 );
                 let same = session
                     .query(&self.tables.fill(&look), &[Value::Text(name), Value::Int(i64::try_from(told).unwrap_or(i64::MAX))])
@@ -131,7 +131,7 @@ impl Lease {
             }
             let number = self.tables.gate(name);
             // The server ends it by itself. However late its answer comes on a machine that is busy, breaking the session off
-            // would only make it busier: each of a crowd would log in again.
+            // would only make it busier: each of many would log in again.
             let line = self.tables.line(name, session.pid());
             let queued = stand_in(line, &format!("PERFORM pg_advisory_lock({number});"), at_most.min(BLOCKED), session.version);
             let got = match session.run(&format!("{queued} SELECT pg_try_advisory_lock({number})")).await {

@@ -23,7 +23,7 @@ use crate::lock::{Break, Error, Fence, Holder, Kind, Mode as How, Parting, Resul
 pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
 /// From this version on a role's settings can bound a transaction as a whole.
 const TRANSACTION_TIMEOUT: u32 = 170_000;
-/// Who waits is not to keep the lock for longer than this if he is frozen when he gets it.
+/// A waiter that is frozen when it gets the lock keeps it for at most this long.
 const UNCLAIMED: Duration = Duration::from_secs(5);
 
 /// What is locked.

@@ -46,9 +46,9 @@ pub struct Lease {
     pub(super) gate: Gate,
     /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
-    /// The holds whose lock had a crowd when they were last asked for, and whether they were granted as shares: what is quicker without
+    /// The holds whose lock had a document when they were last asked for, and whether they were granted as shares: what is quicker without
     /// need not be tried for them.
-    crowded: Vec<(u64, bool)>,
+    documented: Vec<(u64, bool)>,
     pub(super) notices: Vec<Notice>,
 }
 
@@ -64,7 +64,7 @@ impl Lease {
             unanswered: None,
             gate: Gate::default(),
             queued: Vec::new(),
-            crowded: Vec::new(),
+            documented: Vec::new(),
             notices: Vec::new(),
         }
     }
@@ -120,8 +120,8 @@ impl Lease {
         .await
     }
 
-    fn crowd_of(&self, token: &Token) -> Option<bool> {
-        self.crowded.iter().find(|(hold, _)| *hold == token.hold).map(|(_, shared)| *shared)
+    fn document_of(&self, token: &Token) -> Option<bool> {
+        self.documented.iter().find(|(hold, _)| *hold == token.hold).map(|(_, shared)| *shared)
     }
 
     fn is_queued(&self, key: &Key, token: &Token) -> bool {
@@ -135,9 +135,9 @@ impl Lease {
             self.queued.push((request.key.clone(), request.token));
         }
         self.gate.asked = None;
-        let crowded = self.crowd_of(&request.token);
+        let documented = self.document_of(&request.token);
         let (taken, left) = self
-            .ask_for_good(async |table| match ledger::take(table, &name, request, crowded.is_some()).await? {
+            .ask_for_good(async |table| match ledger::take(table, &name, request, documented.is_some()).await? {
                 Taken::Held(record) if request.waiting => {
                     let place = table.join_queue(&name, request).await?;
                     Ok(((Taken::Held(record), Some(place)), false))
@@ -146,10 +146,10 @@ impl Lease {
             })
             .await?;
         let shared = request.mode != Mode::Exclusive && matches!(taken, (Taken::Granted(_), _));
-        let still = matches!(taken, (Taken::Queued { .. }, _)) || (crowded.is_some() && matches!(taken, (Taken::Granted(_), _)));
-        self.crowded.retain(|(hold, _)| *hold != request.token.hold);
+        let still = matches!(taken, (Taken::Queued { .. }, _)) || (documented.is_some() && matches!(taken, (Taken::Granted(_), _)));
+        self.documented.retain(|(hold, _)| *hold != request.token.hold);
         if still || shared {
-            self.crowded.push((request.token.hold, shared));
+            self.documented.push((request.token.hold, shared));
         }
         if left {
             self.gate.is_left();
@@ -204,14 +204,14 @@ impl Lease {
         })
         .await?;
         self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
-        self.crowded.retain(|(hold, _)| *hold != request.token.hold);
+        self.documented.retain(|(hold, _)| *hold != request.token.hold);
         Ok(())
     }
 
     async fn ask_release(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<Release> {
-        let crowded = self.crowd_of(token).is_some();
-        let released = self.ask_for_good(async |table| ledger::release(table, name, token, parting, crowded).await).await?;
-        self.crowded.retain(|(hold, _)| *hold != token.hold);
+        let documented = self.document_of(token).is_some();
+        let released = self.ask_for_good(async |table| ledger::release(table, name, token, parting, documented).await).await?;
+        self.documented.retain(|(hold, _)| *hold != token.hold);
         Ok(released)
     }
 
@@ -264,7 +264,7 @@ impl Backend for Lease {
         if let Some(ttl) = intent.ttl() {
             CAPABILITIES.check_ttl(ttl)?;
         }
-        let (name, shared) = (self.names.of(key), self.crowd_of(token) == Some(true));
+        let (name, shared) = (self.names.of(key), self.document_of(token) == Some(true));
         self.ask(async |table| match intent {
             Intent::Probe => ledger::verify(table, &name, token).await,
             Intent::Extend(_) | Intent::Drain => ledger::renew(table, &name, token, intent, shared).await,
@@ -303,7 +303,7 @@ impl Backend for Lease {
             let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
             if let Some(record) = &record {
                 past.extend(record.vanished());
-                past.extend(record.crowd()?.1);
+                past.extend(record.document()?.1);
             }
             Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })
         })

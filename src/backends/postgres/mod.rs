@@ -24,9 +24,9 @@
 //!   shared, which is no hold's, and which is compared in the step that writes. Until then ShedLock, and a dlock that knows of no shares,
 //!   see one holder that ends with the last share. What they do about those who wait is none of their business: they go past.
 //! - *A release, or a newcomer, is faster than one who joins the queue.* The plain statements that take and free a row do nothing while
-//!   there is a crowd in it, also if that came while they waited for the row.
+//!   there is a document in it, also if that came while they waited for the row.
 //! - *Who joined the queue is told to go before it listens.* How often anybody was told is counted in the row, and looked at after that.
-//! - *Who was told to go is frozen or dead.* Two are told; the second waits a second for the first, and then goes ([`crate::lock::crowd`]).
+//! - *Who was told to go is frozen or dead.* Two are told; the second waits a second for the first, and then goes ([`crate::lock::document`]).
 //! - *The server is restarted.* Rows and fences are as durable as its commits (`fsync`, `synchronous_commit`).
 //! - *The server's clock is stepped.* Forward ends leases early, back keeps them longer; fences go on rising either way.
 

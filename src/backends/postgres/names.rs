@@ -2,7 +2,7 @@
 
 use crate::lock::fingerprint;
 
-/// Who waits stands in one of so many lines first, and only their heads for the lock itself. A second after it began to wait each
+/// A waiter stands in one of so many lines first, and only their heads for the lock itself. A second after it began to wait each
 /// session looks for a deadlock among all who wait for the same, with all locks of the server locked meanwhile, in time that grows
 /// with the cube of their number. Lines decide nothing.
 const LINES: u32 = 32;
@@ -81,7 +81,7 @@ impl Tables {
         format!("dlock_{:016x}", fingerprint(&["channel", &self.plain, name]))
     }
 
-    /// Where one who waits in a lock's crowd is told that it may go.
+    /// The channel on which a fair waiter is notified.
     pub(super) fn waiter(&self, name: &str, hold: &str) -> String {
         format!("dlock_{:016x}", fingerprint(&["waiter", &self.plain, name, hold]))
     }

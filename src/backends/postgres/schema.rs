@@ -71,7 +71,7 @@ pub(super) async fn is_complete(session: &mut Session, tables: &Tables) -> Resul
         && wide("locked_by")
         && column("mode").is_some()
         && column("revision").is_some()
-        && column("crowd").is_some()
+        && column("document").is_some()
         && column("warned_level").is_some()
         && column("start_hold").is_some();
     let sides: Vec<String> =

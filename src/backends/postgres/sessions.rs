@@ -14,7 +14,7 @@
 //! - *The server crashes, or another one takes over, and a holder hears nothing of it.* The row that it left behind says which server had
 //!   its session: the lock is busy until its lease is over by the server's clock.
 //! - *Another mode is used for the same lock.* The lock's row in the table of leases says in which mode it is kept: others are refused.
-//! - *Who waits gets the lock while it is frozen.* The server ends that session after five seconds of silence.
+//! - *A waiter gets the lock while it is frozen.* The server ends that session after five seconds of silence.
 //! - *Readers come one after the other while somebody waits to write.* The server asks who waits before it lets one in, in `mode=row` by an
 //!   advisory lock beside the row. A wait ends every few seconds and begins again: who comes in just that instant gets in.
 //! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
@@ -252,7 +252,7 @@ impl Sessions {
         }
         let near = position.is_none_or(|place| place <= NEAR);
         if near || keeper.found.is_none() {
-            // The server lists all that anybody waits for to find it out: of a crowd, who is far behind looks once.
+            // The server lists all that anybody waits for to find it out: a waiter far behind looks once.
             let rows = keeper.session.query(&look, &[Value::Text(&name)]).await?;
             keeper.rests = rests(&rows)?;
             keeper.found = Some(holders(&rows)?.0);
@@ -286,7 +286,7 @@ impl Sessions {
             return Ok(Wake::TimedOut);
         }
         // The server ends it by itself. However late its answer comes on a machine that is busy, breaking the session off
-        // would only make it busier: each of a crowd would log in again.
+        // would only make it busier: each of many would log in again.
         Ok(if keeper.wait(request.ttl, at_most).await? { Wake::Changed } else { Wake::TimedOut })
     }
 

@@ -32,8 +32,8 @@ impl sql::Table for LockTable<'_> {
         let begin = Begin::of(request, judged.map(|record| (&record.starts, record.now_ms())));
         let sql = format!("{}{}", self.session.look_for_client(), self.tables.fill(include_str!("sql/grant.sql")));
         let sql = starts::granting(&sql, &begin, judged.map(|_| "AND l.revision = $16"), "excluded.locked_at", "$3");
-        // While there is a crowd, its rules are asked before.
-        let sql = sql.replace("{nobody_first}", if judged.is_some() { "" } else { "AND l.crowd IS NULL" });
+        // While there is a document, its rules are asked before.
+        let sql = sql.replace("{nobody_first}", if judged.is_some() { "" } else { "AND l.document IS NULL" });
         let [place, guard, at_least, window, tries, who, revision] =
             starts::values(&begin, metadata.as_deref(), judged.map(|record| record.revision));
         // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
@@ -56,7 +56,7 @@ impl sql::Table for LockTable<'_> {
                 tries,
                 who,
                 revision,
-                Value::Maybe(judged.and_then(|record| record.crowd.as_deref())),
+                Value::Maybe(judged.and_then(|record| record.document.as_deref())),
             ]
         };
         let mut rows = self.session.query(&sql, &values(true)).await;
@@ -141,7 +141,7 @@ impl sql::Table for LockTable<'_> {
             channels.push(self.tables.channel(&was.name));
         }
         let past = history::json(self.session, change.past)?;
-        let crowd = is.crowd.as_deref().map(ascii);
+        let document = is.document.as_deref().map(ascii);
         let sql = self.tables.fill(include_str!("sql/write.sql")).replace("{became}", &starts::became(change.became, "l.fence"));
         let values = |past| {
             [
@@ -158,7 +158,7 @@ impl sql::Table for LockTable<'_> {
                 Value::Maybe(is.holds.as_deref()),
                 Value::Int(is.fence),
                 Value::Int(is.renewed_us),
-                Value::Maybe(crowd.as_deref()),
+                Value::Maybe(document.as_deref()),
                 Value::Text(past),
                 Value::Texts(&channels),
                 Value::Texts(change.absorbed),
@@ -225,13 +225,13 @@ impl<'a> LockTable<'a> {
         Ok(!self.session.query(&sql, &[Value::Text(name), Value::Int(fence), Value::Int(level.into())]).await?.is_empty())
     }
 
-    /// Takes a waiter out of the queue, after what `first` does; whether there is a crowd that it may be in.
+    /// Takes a waiter out of the queue, after what `first` does; whether there is a document that it may be in.
     pub(super) async fn leave_queue(&mut self, first: &str, name: &str, token: &Token) -> Result<bool> {
         let sql = format!("{first}\n{}", self.tables.fill(include_str!("sql/leave.sql")));
         Ok(!self.session.query(&sql, &[Value::Text(name), Value::Text(&token.hold_text())]).await?.is_empty())
     }
 
-    /// Who waits for the lock `name`, or for all whose names start with it, longest first.
+    /// Returns the waiters for the lock `name`, or for all whose names start with it, longest first.
     pub(super) async fn queue(&mut self, name: &str, whole: bool) -> Result<Vec<(String, Waiter)>> {
         let sql = self.tables.fill(include_str!("sql/queue.sql"));
         let rows = self.session.query(&sql, &[Value::Text(name), Value::Bool(whole)]).await?;
@@ -292,7 +292,7 @@ fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
         metadata: row.try_get("metadata")?,
         mark: row.try_get("mark")?,
         seen: row.try_get("seen")?,
-        crowd: row.try_get("crowd")?,
+        document: row.try_get("document")?,
         mode: row.try_get("mode")?,
         waited: row.try_get("waited")?,
         revision: row.try_get("revision")?,

@@ -16,7 +16,7 @@ pub(in crate::backends) struct Names {
     pub fence: String,
     /// What dlock knows of the hold.
     pub record: String,
-    /// Who waits, by arrival.
+    /// The waiters, in order of arrival.
     pub queue: String,
     /// What those who wait said of themselves.
     pub waiters: String,
@@ -32,7 +32,7 @@ pub(in crate::backends) struct Names {
     pub shares: String,
     /// When each of them ends.
     pub ends: String,
-    /// Who waits for a share, by arrival.
+    /// The waiters for a share, in order of arrival.
     pub line: String,
     /// Those of them who asked for fair order, but readers.
     pub fair: String,

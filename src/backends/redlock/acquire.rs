@@ -184,7 +184,7 @@ impl Redlock {
             String::new(),
             flag(false),
             Stage::Undone.as_str().into(),
-            // Who waits keeps its place, and readers out by it.
+            // A waiter keeps its place, and so keeps readers out.
             flag(false),
         ];
         let keys = release_keys(names);

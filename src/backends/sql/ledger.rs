@@ -27,7 +27,7 @@ pub trait Table {
     /// fence is one more than the last one, and never below the server's time in µs; from [`LAST_FENCE`] on there is none.
     ///
     /// Nor is it taken if one of the starts in its columns may be in the way, unless it was `judged` as it is: its revision is that of
-    /// this record. The start is written down by the same statement. Nor, unless `judged`, while there is a crowd in its row; that
+    /// this record. The start is written down by the same statement. Nor, unless `judged`, while there is a document in its row; that
     /// becomes what this record has.
     async fn grant(&mut self, name: &str, request: &Request, judged: Option<&Record>) -> Result<Option<Fence>>;
 
@@ -36,7 +36,7 @@ pub trait Table {
     /// is noted with the mark. `None` if there is no such row.
     async fn extend(&mut self, name: &str, token: &Token, intent: Intent) -> Result<Option<(Ttl, Fence)>>;
 
-    /// Frees the row, if the lock is held with this token, no other hold is beside it (`holds` is null), and no crowd. Wakes who waits, and
+    /// Frees the row, if the lock is held with this token, no other hold is beside it (`holds` is null), and no document. Wakes who waits, and
     /// remembers how it ended, and what became of its start.
     async fn free(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<bool>;
 
@@ -60,7 +60,7 @@ pub trait Table {
 }
 
 /// What is to become of a row. `lock_until`, `locked_at`, `locked_by`, `layout` (which is kept if there is one), `root`, `ttl_ms`, `holds`,
-/// `fence`, `renewed_at` and `crowd` are written.
+/// `fence`, `renewed_at` and `document` are written.
 #[derive(Debug)]
 pub struct Change<'a> {
     /// As it was read: it must have that `revision`, `locked_by` and `lock_until` still. ShedLock changes the last two only.
@@ -73,11 +73,11 @@ pub struct Change<'a> {
     pub past: &'a [Past],
     /// What became of the start of the hold that had the lock.
     pub became: Option<Stage>,
-    /// Who is in the row's crowd now, and so no plain waiter any more.
+    /// The waiters that are in the row's document now, and so no plain ones any more.
     pub absorbed: &'a [String],
     /// Whether to wake one of those who wait for the whole lock in no order.
     pub wake_plain: bool,
-    /// Which of those in the row's crowd that may be; any other is as good.
+    /// Which waiters in the row's document that may be; any other is as good.
     pub plain: Option<String>,
     /// The holds of others who are to be woken.
     pub wake: Vec<String>,
@@ -91,9 +91,9 @@ pub const LAST_FENCE: i64 = (1 << 53) - 2;
 pub enum Taken {
     /// It is ours.
     Granted(Grant),
-    /// Somebody else has it, and there is no crowd: waiters are all alike.
+    /// Another owner has it, and the row has no document: waiters are all alike.
     Held(Box<Record>),
-    /// Others have it, or go first, as the crowd in its row says, where this waiter is as well.
+    /// Others have it, or go first, by the document in its row, which has this waiter as well.
     Queued {
         /// Who has it, and what to wait for.
         busy: Busy,
@@ -120,14 +120,14 @@ fn pause(round: u32) -> Duration {
     Duration::from_micros(random() % most)
 }
 
-/// Takes the row or a share of it, or enters it for its owner. Where there is a crowd, as far as is known, there is no need to try without.
+/// Takes the row or a share of it, or enters it for its owner. Where there is a document, as far as is known, there is no need to try without.
 ///
 /// # Errors
 /// The dialect's, and those of a row that can't be understood.
-pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Request, crowded: bool) -> Result<Taken> {
+pub async fn take(table: &mut (impl Table + ?Sized), name: &str, request: &Request, documented: bool) -> Result<Taken> {
     let nested = request.entry == Entry::Reenter;
     if !nested
-        && !crowded
+        && !documented
         && request.mode == Mode::Exclusive
         && let Some(fence) = table.grant(name, request, None).await?
     {
@@ -228,7 +228,7 @@ pub async fn verify(table: &mut (impl Table + ?Sized), name: &str, token: &Token
     let Some(record) = table.read(name, Duration::ZERO).await? else { return Ok(Renewal::NotHeld) };
     record.check_layout()?;
     if !record.is_held_by(token) {
-        return Ok(record.crowd()?.0.verify(token, record.now_ms()));
+        return Ok(record.document()?.0.verify(token, record.now_ms()));
     }
     Ok(match record.live_holds()?.get(&token.hold_text()) {
         Some(hold) => Renewal::Kept { expires_in: Some(micros(hold.ends - record.now_us)) },
@@ -236,12 +236,12 @@ pub async fn verify(table: &mut (impl Table + ?Sized), name: &str, token: &Token
     })
 }
 
-/// Gives a hold back, in a crowd as far as is known.
+/// Gives a hold back; `documented`: through the document, as far as is known.
 ///
 /// # Errors
 /// As [`take`].
-pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Token, parting: &Parting, crowded: bool) -> Result<Release> {
-    if !crowded && table.free(name, token, parting).await? {
+pub async fn release(table: &mut (impl Table + ?Sized), name: &str, token: &Token, parting: &Parting, documented: bool) -> Result<Release> {
+    if !documented && table.free(name, token, parting).await? {
         return Ok(Release::Released);
     }
     in_rounds(table, name, Release::NotHeld, async |table, record| {
@@ -263,7 +263,7 @@ async fn release_held(table: &mut (impl Table + ?Sized), record: Record, token: 
         _ => {}
     }
     if answer == Release::Released {
-        step.crowd.freed();
+        step.document.freed();
     }
     step.became = parting.became;
     Ok(step.write(table).await?.then_some(answer))
@@ -279,7 +279,7 @@ pub async fn mark(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, m
     }
     in_rounds(table, name, false, async |table, record| {
         let mut step = Step::from(record)?;
-        if !step.crowd.mark(fence, mark) {
+        if !step.document.mark(fence, mark) {
             return Ok(Some(false));
         }
         Ok(step.write(table).await?.then_some(true))
@@ -299,10 +299,10 @@ pub async fn evict(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, 
             let (end, why) = mark.into();
             step.past.push(step.is.past(step.is.now_us, end, why));
             step.is.evict();
-            step.crowd.freed();
+            step.document.freed();
         } else {
             let now = step.is.now_ms();
-            if !step.crowd.evict(fence, mark, now) {
+            if !step.document.evict(fence, mark, now) {
                 return Ok(Some(false));
             }
         }
@@ -317,13 +317,13 @@ pub async fn evict(table: &mut (impl Table + ?Sized), name: &str, fence: Fence, 
 /// As [`take`].
 pub async fn leave(table: &mut (impl Table + ?Sized), name: &str, token: &Token) -> Result<()> {
     in_rounds(table, name, (), async |table, record| {
-        if record.crowd.is_none() {
+        if record.document.is_none() {
             return Ok(Some(()));
         }
         let mut step = Step::from(record)?;
         // Somebody may have come in between who is not in there yet.
         step.wake_plain = !step.is.is_held();
-        Ok((!step.crowd.leave(token) || step.write(table).await?).then_some(()))
+        Ok((!step.document.leave(token) || step.write(table).await?).then_some(()))
     })
     .await
 }

@@ -6,7 +6,7 @@
 //!
 //! [`Table`] is what a dialect answers, each question in one atomic statement: take a free row, extend or free a plain
 //! hold, read a row, write back a row that nobody changed meanwhile. [`ledger`] makes the answers of a backend of them. Who shares a lock
-//! with others, or waits by rules, is in a column of its row ([`Record::crowd`]): what is decided there is written back with the row.
+//! with others, or waits by rules, is in a column of its row ([`Record::document`]): what is decided there is written back with the row.
 //! No transaction spans a round trip, so that a client which is frozen never blocks the others.
 //!
 //! This module may not: know a driver, speak SQL, do I/O by itself but read certificates.
@@ -30,7 +30,7 @@ pub use self::{
 };
 
 /// With `mode=row`, who waits in one of so many first places has a second session ready, to count the fence over when the turn
-/// comes. All others have one each: a crowd is not to take twice as many.
+/// comes. All others have one each: many waiters are not to take twice as many.
 pub const NEAR: u32 = 32;
 
 /// Whether who has this place looks at the lock when its lease ends. A thousand who did at once would keep the server

@@ -53,8 +53,8 @@ pub struct Record {
     pub mark: Option<String>,
     /// See `mark`.
     pub seen: bool,
-    /// Who shares the lock, and who waits by rules, as [`Document`](crate::lock::document::Document) writes it; `None` if nobody does.
-    pub crowd: Option<String>,
+    /// Its readers, permits and fair waiters, as [`Document`](crate::lock::document::Document) writes them; `None` if there are none.
+    pub document: Option<String>,
     /// Somebody waits for the whole lock who is not in there.
     pub waited: bool,
     /// The mode that the lock is kept in, if it is another one than `mode=lease`.
@@ -276,13 +276,13 @@ impl Record {
     /// As [`Record::holder`].
     pub fn state(&self, key: crate::lock::Key, mut waiters: Vec<Waiter>) -> Result<LockState> {
         self.check_mode()?;
-        let (crowd, _) = self.crowd()?;
-        waiters.extend(crowd.waiters(self.now_ms()).into_iter().map(|(_, waiter)| waiter));
+        let (document, _) = self.document()?;
+        waiters.extend(document.waiters(self.now_ms()).into_iter().map(|(_, waiter)| waiter));
         waiters.sort_by_key(|waiter| std::cmp::Reverse(waiter.waiting_for));
         Ok(LockState {
             key,
             stored_as: self.name.clone(),
-            holders: self.holder()?.into_iter().chain(crowd.holders(self.now_ms())).collect(),
+            holders: self.holder()?.into_iter().chain(document.holders(self.now_ms())).collect(),
             waiters,
             last_fence: (self.fence > 0).then(|| self.fence()),
             nodes: Vec::new(),
@@ -367,7 +367,7 @@ mod tests {
             metadata: Some(r#"{"host":"web1","new":1}"#.into()),
             mark: None,
             seen: false,
-            crowd: None,
+            document: None,
             waited: false,
             mode: None,
             revision: 1,

@@ -49,28 +49,28 @@ impl Record {
         (self.is_held() && !self.is_shared()).then_some(until)
     }
 
-    /// Who shares the lock and who waits, as it is now, and what is to be remembered of shares that are over.
+    /// The readers, permits and fair waiters as they are now, and the holds among them that are over.
     ///
     /// # Errors
     /// As [`Document::read`].
-    pub fn crowd(&self) -> Result<(Document, Vec<Past>)> {
-        let mut crowd = Document::read(self.crowd.as_deref())?;
+    pub fn document(&self) -> Result<(Document, Vec<Past>)> {
+        let mut document = Document::read(self.document.as_deref())?;
         if self.locked_by != SHARED_BY {
-            crowd.lose(self.now_ms());
+            document.lose(self.now_ms());
         }
-        crowd.expire(self.now_ms());
-        let past = crowd.take_ended();
-        Ok((crowd, past))
+        document.expire(self.now_ms());
+        let past = document.take_ended();
+        Ok((document, past))
     }
 
     /// Writes down who shares the lock and who waits; with no share left, a lock that was shared is free.
-    fn put_crowd(&mut self, crowd: &Document) {
-        let crowd_text = crowd.write();
-        if crowd_text == self.crowd {
+    fn put_document(&mut self, document: &Document) {
+        let document_text = document.write();
+        if document_text == self.document {
             return;
         }
-        self.crowd = crowd_text;
-        if let Some(ends) = crowd.ends() {
+        self.document = document_text;
+        if let Some(ends) = document.ends() {
             if !self.is_shared() {
                 self.locked_at_us = self.now_us;
             }
@@ -89,7 +89,7 @@ impl Record {
 pub(super) struct Step {
     was: Record,
     pub is: Record,
-    pub crowd: Document,
+    pub document: Document,
     pub past: Vec<Past>,
     pub became: Option<Stage>,
     /// See [`Change::by_us`].
@@ -101,15 +101,15 @@ pub(super) struct Step {
 
 impl Step {
     pub fn from(was: Record) -> Result<Self> {
-        let (crowd, past) = was.crowd()?;
-        Ok(Self { is: was.clone(), was, crowd, past, became: None, by_us: None, wake_plain: false, absorbed: Vec::new() })
+        let (document, past) = was.document()?;
+        Ok(Self { is: was.clone(), was, document, past, became: None, by_us: None, wake_plain: false, absorbed: Vec::new() })
     }
 
     /// Writes it down, if there is anything to be written. False, and nothing was done, if the row is not as it was any more.
     pub async fn write(mut self, table: &mut (impl Table + ?Sized)) -> Result<bool> {
-        self.past.extend(self.crowd.take_ended());
-        let woken = self.crowd.take_wake_ups(self.is.outside());
-        self.is.put_crowd(&self.crowd);
+        self.past.extend(self.document.take_ended());
+        let woken = self.document.take_wake_ups(self.is.outside());
+        self.is.put_document(&self.document);
         if self.is == self.was && self.past.is_empty() && self.became.is_none() {
             return Ok(true);
         }
@@ -130,13 +130,13 @@ impl Step {
 
     /// What it goes by ends with this token's share.
     fn while_held(&mut self, token: &Token) {
-        self.by_us = self.crowd.lasts(token).map(|ends| i64::try_from(ends.saturating_mul(1000)).unwrap_or(i64::MAX));
+        self.by_us = self.document.lasts(token).map(|ends| i64::try_from(ends.saturating_mul(1000)).unwrap_or(i64::MAX));
     }
 }
 
 /// Whether a request is to be judged by who shares the lock and who waits.
 pub(super) fn rule(record: &Record, request: &Request) -> bool {
-    record.crowd.is_some() || request.mode != Mode::Exclusive || (request.fair && request.waiting && record.is_held())
+    record.document.is_some() || request.mode != Mode::Exclusive || (request.fair && request.waiting && record.is_held())
 }
 
 /// Takes the lock, a share of it, or a place in its queue. `None` if it was changed meanwhile.
@@ -148,7 +148,7 @@ pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, requ
         // Who has the lock may have been asked for again, when it was not known yet.
         for plain in table.plain_waiters(&step.was.name).await?.into_iter().filter(|plain| Some(&plain.hold) != holder.as_ref()) {
             let metadata = plain.metadata.and_then(|json| serde_json::from_str(&json).ok());
-            step.crowd.absorb(plain.hold.clone(), metadata, plain.since_ms, plain.seen_ms);
+            step.document.absorb(plain.hold.clone(), metadata, plain.since_ms, plain.seen_ms);
             step.absorbed.push(plain.hold);
         }
     }
@@ -160,15 +160,15 @@ pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, requ
     step.while_held(&request.token);
     let (known, now_ms) = (step.was.starts.clone(), step.was.now_ms());
     let outside = step.was.outside();
-    match step.crowd.ask(request, now_ms, outside, || known.judge(request.terms.as_ref(), &request.token, now_ms)) {
+    match step.document.ask(request, now_ms, outside, || known.judge(request.terms.as_ref(), &request.token, now_ms)) {
         Answer::Has(grant) => Ok(step.write(table).await?.then_some(Taken::Granted(grant))),
         Answer::NotHeld => Ok(Some(Taken::NotHeld)),
         Answer::Otherwise(mode) => Err(mode.not_enough()),
         Answer::Refused(refusal) => Ok(Some(Taken::Refused(refusal))),
         Answer::Go if step.was.fence >= LAST_FENCE => Err(beyond()),
         Answer::Go if request.mode == Mode::Exclusive => {
-            step.is.put_crowd(&step.crowd);
-            let judged = Record { crowd: step.is.crowd, ..step.was };
+            step.is.put_document(&step.document);
+            let judged = Record { document: step.is.document, ..step.was };
             let fence = table.grant(&judged.name, request, Some(&judged)).await?;
             Ok(fence.map(|fence| granted(request, fence, 1)))
         }
@@ -176,13 +176,13 @@ pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, requ
             // Never below the time, so that a lost table does not repeat fences.
             step.is.fence = (step.was.fence + 1).max(step.was.now_us);
             step.past.extend(step.was.vanished());
-            let grant = step.crowd.grant(request, Fence(u64::try_from(step.is.fence).unwrap_or_default()), now_ms);
+            let grant = step.document.grant(request, Fence(u64::try_from(step.is.fence).unwrap_or_default()), now_ms);
             Ok(step.write(table).await?.then_some(Taken::Granted(grant)))
         }
         Answer::Busy(mut busy) => {
             busy.holders.extend(step.was.holder()?);
             let foreign = outside.is_some() && !step.was.is_ours();
-            let told = step.crowd.notified();
+            let told = step.document.notified();
             Ok(step.write(table).await?.then_some(Taken::Queued { busy, foreign, told }))
         }
     }
@@ -192,9 +192,9 @@ pub(super) async fn take(table: &mut (impl Table + ?Sized), record: Record, requ
 pub(super) async fn renew(table: &mut (impl Table + ?Sized), record: Record, token: &Token, intent: Intent) -> Result<Option<Renewal>> {
     let mut step = Step::from(record)?;
     let now = step.was.now_ms();
-    let Renewal::Kept { expires_in: Some(left) } = step.crowd.verify(token, now) else { return Ok(Some(Renewal::NotHeld)) };
+    let Renewal::Kept { expires_in: Some(left) } = step.document.verify(token, now) else { return Ok(Some(Renewal::NotHeld)) };
     step.by_us = Some(step.was.now_us.saturating_add(i64::try_from(left.as_micros()).unwrap_or(i64::MAX)));
-    let answer = step.crowd.renew(token, intent, now);
+    let answer = step.document.renew(token, intent, now);
     if matches!(answer, Renewal::Broken(_)) {
         return Ok(Some(answer));
     }
@@ -210,7 +210,7 @@ pub(super) async fn release(
 ) -> Result<Option<Release>> {
     let mut step = Step::from(record)?;
     step.while_held(token);
-    let answer = step.crowd.release(token, parting, step.was.now_ms());
+    let answer = step.document.release(token, parting, step.was.now_ms());
     if answer == Release::NotHeld {
         return Ok(Some(answer));
     }
@@ -252,7 +252,7 @@ mod tests {
             metadata: None,
             mark: None,
             seen: false,
-            crowd: None,
+            document: None,
             waited: false,
             mode: None,
             revision: 1,
@@ -261,9 +261,9 @@ mod tests {
     }
 
     fn share(row: &mut Record, request: &Request) {
-        let (mut crowd, _) = row.crowd().unwrap();
-        crowd.grant(request, Fence(8), row.now_ms());
-        row.put_crowd(&crowd);
+        let (mut document, _) = row.document().unwrap();
+        document.grant(request, Fence(8), row.now_ms());
+        row.put_document(&document);
     }
 
     #[test]
@@ -276,12 +276,12 @@ mod tests {
         assert!(row.is_shared() && !row.is_ours() && !row.is_held_by(&token) && row.vanished().is_none());
         assert_eq!((row.lock_until_us - row.now_us, row.layout, row.outside()), (20 * SECOND, Some(LAYOUT), None));
         row.now_us += 15 * SECOND;
-        let (mut crowd, past) = row.crowd().unwrap();
-        assert_eq!((past.len(), crowd.holders(row.now_ms()).len()), (1, 1));
-        crowd.release(&long.token, &crate::lock::Scope::Hold.into(), row.now_ms());
-        assert_eq!(crowd.take_ended().len(), 1);
-        row.put_crowd(&crowd);
-        assert_eq!((row.is_held(), row.lock_until_us, &row.crowd), (false, ENDED_US, &None));
+        let (mut document, past) = row.document().unwrap();
+        assert_eq!((past.len(), document.holders(row.now_ms()).len()), (1, 1));
+        document.release(&long.token, &crate::lock::Scope::Hold.into(), row.now_ms());
+        assert_eq!(document.take_ended().len(), 1);
+        row.put_document(&document);
+        assert_eq!((row.is_held(), row.lock_until_us, &row.document), (false, ENDED_US, &None));
     }
 
     #[test]
@@ -289,8 +289,8 @@ mod tests {
         let mut row = row(&Token::random());
         share(&mut row, &request(Mode::Permits(2), 10));
         row.locked_by = "web7".into();
-        let (crowd, past) = row.crowd().unwrap();
-        assert!(!crowd.has_holders() && past.len() == 1 && past[0].ended_ms == Some(row.now_ms()));
+        let (document, past) = row.document().unwrap();
+        assert!(!document.has_holders() && past.len() == 1 && past[0].ended_ms == Some(row.now_ms()));
         assert_eq!(row.outside(), Some(u64::try_from(row.lock_until_us / 1000).unwrap()));
         assert!(row.holder().unwrap().unwrap().foreign);
     }

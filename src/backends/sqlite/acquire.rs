@@ -164,7 +164,7 @@ impl Sqlite {
             Err(error) if by_bytes && error.is_transient() => None,
             found => found?,
         };
-        if request.fair && request.waiting || row.as_ref().is_some_and(|row| row.crowd.is_some()) {
+        if request.fair && request.waiting || row.as_ref().is_some_and(|row| row.document.is_some()) {
             let obstacle = if obstacle == Obstacle::Lease { Obstacle::Document } else { obstacle };
             return self.ask_alone(request, false, obstacle).await;
         }
@@ -207,7 +207,7 @@ impl Sqlite {
                 store.leave_queue(&options.namespace, &request.key, &other).await.ok()?;
             }
         }
-        // It had joined a crowd that is gone.
+        // It had joined a document that is gone.
         store.join_queue(whose, request.metadata.as_ref()).await.ok()?;
         Some(position)
     }

@@ -40,21 +40,21 @@ impl Sqlite {
         let (file, bytes) = (self.file_now()?, self.bytes(key));
         let Self { options, store, slots, .. } = self;
         let (store, _) = opened(store, &options.path).await?;
-        if store.look(&options.namespace, key).await?.is_none_or(|row| row.crowd.is_none()) {
+        if store.look(&options.namespace, key).await?.is_none_or(|row| row.document.is_none()) {
             return Ok(false);
         }
         let witness = Self::witness(slots, key, file.as_deref(), bytes);
         let mut gathering = store.gather(&options.namespace, key, true, witness).await?;
-        let marking = match gathering.crowd.is_detached(fence) {
+        let marking = match gathering.document.is_detached(fence) {
             None => false,
-            Some(_) if !at_once => gathering.crowd.mark(fence, mark),
+            Some(_) if !at_once => gathering.document.mark(fence, mark),
             Some(false) => {
-                let holder = gathering.crowd.holders(gathering.now).into_iter().find(|holder| holder.fence == Some(fence));
+                let holder = gathering.document.holders(gathering.now).into_iter().find(|holder| holder.fence == Some(fence));
                 return Err(lives(holder.and_then(|holder| holder.metadata)));
             }
-            Some(true) => gathering.crowd.evict(fence, mark, gathering.now),
+            Some(true) => gathering.document.evict(fence, mark, gathering.now),
         };
-        let ring = !gathering.crowd.take_wake_ups(None).is_empty();
+        let ring = !gathering.document.take_wake_ups(None).is_empty();
         gathering.save().await?;
         if ring {
             self.lock_file()?.ring();

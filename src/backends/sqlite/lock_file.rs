@@ -51,7 +51,7 @@ impl Range {
 /// Who has the lock alone has `first` locked for writing. A hold that was entered by another process has `nested` locked
 /// for reading. Whoever wants the lock alone must lock both for writing at once, so that either keeps him out.
 ///
-/// Who shares the lock, as a reader or with a permit, has `first` locked for reading, which keeps out those who want it alone and
+/// A reader, or a holder of a permit, has `first` locked for reading, which keeps out those who want it alone and
 /// nobody else. Which of the shares live is told by a byte for each of their holds ([`Bytes::of_hold`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bytes(libc::off_t);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Sqlite,
-    crowd::Witness,
+    document::Witness,
     failure, location,
     lock_file::LockFile,
     ours,
@@ -47,7 +47,7 @@ impl Sqlite {
         let Some(store) = &mut self.store else { return Ok(Renewal::NotHeld) };
         let whose = Whose { namespace: &self.options.namespace, key, token };
         let Some(row) = store.look(whose.namespace, key).await? else { return Ok(Renewal::NotHeld) };
-        if row.crowd.is_some() && !row.is_owned_by(token) {
+        if row.document.is_some() && !row.is_owned_by(token) {
             let now = row.now();
             return Ok(row.settled(now, self.witness_of(key, file.as_deref()))?.0.verify(token, now));
         }
@@ -105,9 +105,9 @@ impl Sqlite {
         let (mut holders, mut waiters) = (Vec::new(), Vec::new());
         if let Some(row) = &row {
             let (now, witness) = (row.now(), self.witness_of(&key, file));
-            let (crowd, _) = row.settled(now, witness)?;
-            holders = crowd.holders(now);
-            waiters.extend(crowd.waiters(now).into_iter().map(|(_, waiter)| waiter));
+            let (document, _) = row.settled(now, witness)?;
+            holders = document.holders(now);
+            waiters.extend(document.waiters(now).into_iter().map(|(_, waiter)| waiter));
         }
         match row.filter(|row| row.is_held(file.map(LockFile::id), locked)) {
             _ if !holders.is_empty() => {}

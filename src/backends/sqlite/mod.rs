@@ -15,7 +15,7 @@
 //!
 //! Those who **share** a lock ([`share`]) keep its byte locked for reading, so that the kernel keeps them and who has it alone
 //! apart, and a byte for each of their holds, which tells whether it lives. Which shares there are, and who waits for one or in order, is one
-//! line of JSON in the row ([`crowd`]); it is empty while holders and waiters want the lock alone and in no order, whose
+//! line of JSON in the row ([`document`]); it is empty while holders and waiters want the lock alone and in no order, whose
 //! way knows nothing of it but that.
 //!
 //! If database and lock file are both replaced under a holder, nothing is left that keeps others out: the holder is told at once
@@ -29,7 +29,7 @@
 mod acquire;
 mod alarm;
 mod breaking;
-mod crowd;
+mod document;
 pub mod examine;
 mod failure;
 mod history;

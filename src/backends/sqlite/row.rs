@@ -26,9 +26,9 @@ pub(super) struct Row {
     pub now_ms: i64,
     /// Nested holds whose lease is running.
     pub nested: u32,
-    /// Who shares the lock, or waits in order, as it is written; and the lock file that shares are locked in.
-    pub crowd: Option<String>,
-    pub crowd_file: Option<i64>,
+    /// Its readers, permits and waiters, as written; and the lock file that shares are locked in.
+    pub document: Option<String>,
+    pub document_file: Option<i64>,
 }
 
 impl Row {
@@ -50,8 +50,8 @@ impl Row {
                 mark: mark(row)?,
                 now_ms: row.try_get("now_ms")?,
                 nested: row.try_get("nested")?,
-                crowd: row.try_get("crowd")?,
-                crowd_file: row.try_get("crowd_file")?,
+                document: row.try_get("document")?,
+                document_file: row.try_get("document_file")?,
             })
         };
         read().map_err(malformed)

@@ -24,20 +24,11 @@ use super::{failure, location};
 use crate::lock::{Error, Kind, Result, random};
 
 /// The layout that this version writes, kept in `user_version`.
-pub(super) const LAYOUT: i64 = 4;
+pub(super) const LAYOUT: i64 = 5;
 /// "dlck", kept in `application_id`.
 const APPLICATION: i64 = 0x646c_636b;
 
-const SCHEMA: &str =
-    concat!(include_str!("sql/schema.sql"), include_str!("sql/history.sql"), include_str!("sql/starts.sql"), include_str!("sql/crowd.sql"));
-const FROM_1: &str = concat!(
-    include_str!("sql/upgrade.sql"),
-    include_str!("sql/history.sql"),
-    include_str!("sql/starts.sql"),
-    include_str!("sql/crowd.sql")
-);
-const FROM_2: &str = concat!(include_str!("sql/starts.sql"), include_str!("sql/crowd.sql"));
-const FROM_3: &str = include_str!("sql/crowd.sql");
+const SCHEMA: &str = include_str!("sql/schema.sql");
 
 /// How long SQLite itself waits for another writer, who needs some 0.1 ms unless he is frozen or his disk is.
 const BUSY: Duration = Duration::from_secs(1);
@@ -52,17 +43,12 @@ pub(super) async fn open(path: &Path) -> Result<(SqliteConnection, bool)> {
     Ok((connect(&options(path)?).await?, created))
 }
 
-/// Refuses what is no database of this layout. One that is empty is filled, and one of an older layout upgraded; whether it was.
+/// Refuses what is no database of this layout. One that is empty is filled; whether it was.
 pub(super) async fn check(connection: &mut SqliteConnection) -> Result<bool> {
-    let found = layout(connection).await?;
-    let schema = match found {
-        Found::Ours => return Ok(false),
-        Found::Nothing => SCHEMA,
-        Found::Older(1) => FROM_1,
-        Found::Older(2) => FROM_2,
-        Found::Older(_) => FROM_3,
-    };
-    fill(connection, schema, found).await?;
+    if layout(connection).await? == Found::Ours {
+        return Ok(false);
+    }
+    fill(connection).await?;
     Ok(true)
 }
 
@@ -75,7 +61,6 @@ pub(super) async fn open_to_look(path: &Path) -> Result<Option<SqliteConnection>
     match layout(&mut connection).await? {
         Found::Ours => Ok(Some(connection)),
         Found::Nothing => Ok(None),
-        Found::Older(_) => Err(Error::new(Kind::Config, "the database has the layout of an older dlock").hint("dlock init upgrades it")),
     }
 }
 
@@ -125,8 +110,6 @@ async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection> {
 enum Found {
     /// Of this layout.
     Ours,
-    /// Of this layout before it.
-    Older(i64),
     /// Empty.
     Nothing,
 }
@@ -142,13 +125,19 @@ async fn layout(connection: &mut SqliteConnection) -> Result<Found> {
     match number(connection, "PRAGMA user_version").await? {
         LAYOUT => Ok(Found::Ours),
         0 if application == 0 && tables == 0 => Ok(Found::Nothing),
-        older @ 1..LAYOUT if application == APPLICATION => Ok(Found::Older(older)),
-        newer if application == APPLICATION && newer > LAYOUT => {
-            Err(Error::new(Kind::Layout, format!("the database has layout {newer}, newer than this dlock's {LAYOUT}"))
-                .hint("use the dlock that created it, or a newer one"))
-        }
+        other if application == APPLICATION => Err(other_layout(other)),
         _ => Err(failure::not_ours("it belongs to another program")),
     }
+}
+
+/// The error for a database of dlock with a layout that is not this one.
+pub(super) fn other_layout(found: i64) -> Error {
+    let (age, hint) = if found > LAYOUT {
+        ("newer", "use the dlock that created it, or a newer one")
+    } else {
+        ("older", "once no lock in it is held, remove the file and run dlock init")
+    };
+    Error::new(Kind::Layout, format!("the database has layout {found}, {age} than this dlock's {LAYOUT}")).hint(hint)
 }
 
 async fn number(connection: &mut SqliteConnection, sql: &'static str) -> Result<i64> {
@@ -166,7 +155,7 @@ async fn create(path: &Path) -> Result<bool> {
     // Small pages: whoever opens the database first reads the whole log, and each change logs whole pages.
     let options = options(&draft.0)?.page_size(1024).journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full);
     let mut connection = connect(&options).await?;
-    fill(&mut connection, SCHEMA, Found::Nothing).await?;
+    fill(&mut connection).await?;
     connection.close().await.map_err(failure::statement)?;
     match put_in_place(&draft.0, path) {
         Ok(()) => Ok(true),
@@ -184,21 +173,17 @@ fn put_in_place(draft: &Path, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Creates the tables in an empty database, or those that an older one lacks, unless somebody did so meanwhile.
-async fn fill(connection: &mut SqliteConnection, schema: &'static str, from: Found) -> Result<()> {
+/// Creates the tables in an empty database, unless another process did so meanwhile.
+async fn fill(connection: &mut SqliteConnection) -> Result<()> {
     let run = async |connection: &mut SqliteConnection, sql: &'static str| {
         sqlx::raw_sql(sql).execute(connection).await.map(|_| ()).map_err(failure::statement)
     };
     run(connection, "PRAGMA journal_mode = WAL").await?;
     let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
-    let version = match from {
-        Found::Older(version) => version,
-        _ => 0,
-    };
-    if number(&mut transaction, "PRAGMA user_version").await? != version {
+    if number(&mut transaction, "PRAGMA user_version").await? != 0 {
         return Ok(());
     }
-    run(&mut transaction, schema).await?;
+    run(&mut transaction, SCHEMA).await?;
     transaction.commit().await.map_err(failure::statement)
 }
 

@@ -13,7 +13,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use super::{
     Sqlite,
-    crowd::{Gathering, Witness},
+    document::{Gathering, Witness},
     lock_file::{Bytes, Kind as LockKind, LockFile},
     opened, ours,
     row::unknown_holder,
@@ -31,7 +31,7 @@ const PASSING: Duration = Duration::from_millis(20);
 /// An exclusive hold that processes stand behind lasts as long as they do.
 const WITHOUT_END: u64 = u64::MAX;
 
-/// An answer of the crowd.
+/// An answer of the document.
 struct Asked {
     attempt: Attempt,
     /// Others may go now.
@@ -110,7 +110,7 @@ impl Sqlite {
         Ok(asked.attempt)
     }
 
-    /// One question to the crowd.
+    /// One question to the document.
     async fn ask(&mut self, request: &Request, secured: bool, obstacle: Obstacle) -> Result<Asked> {
         let Self { options, store, slots, prepared, .. } = self;
         let Some(slot) = slots.get_mut(&request.key) else { return Err(super::acquire::lost_slot()) };
@@ -126,22 +126,22 @@ impl Sqlite {
         let (store, _) = opened(store, &options.path).await?;
         let mut gathering = store.gather(whose.namespace, whose.key, request.detached || counts, Witness::Slot(slot)).await?;
         let outside = outside(&gathering, slot, request, secured)?;
-        let passed = !secured && obstacle == Obstacle::Bytes && !outside.known && !gathering.crowd.has_holders();
-        if passed && slot.passed != Some(request.token) && gathering.crowd.position(&request.token).is_none() {
-            // Somebody is about to be granted it who came first. In the queue it would be who goes first, and a crowd is in his way.
+        let passed = !secured && obstacle == Obstacle::Bytes && !outside.known && !gathering.document.has_holders();
+        if passed && slot.passed != Some(request.token) && gathering.document.position(&request.token).is_none() {
+            // Another one that came first is about to be granted it. In the plain queue it would go first, and a document is in its way.
             let busy = Busy { holders: vec![unknown_holder()], expires_in: Some(PASSING), notifies: true, passing: true, position: None };
             return Ok(Asked { passed, ..Asked::only(Attempt::Busy(busy)) });
         }
-        if fresh && gathering.crowd.is_empty() {
+        if fresh && gathering.document.is_empty() {
             gathering.absorb(Witness::Slot(slot)).await?;
         }
-        let room = gathering.crowd.has_room(request.mode, outside.until);
+        let room = gathering.document.has_room(request.mode, outside.until);
         let known = starts::known(&mut gathering.transaction, whose).await?;
         let refusal = known.record.judge(request.terms.as_ref(), &request.token, gathering.now);
-        if !secured && !request.detached && !slot.has_share(&request.token) && gathering.crowd.fence(&request.token).is_some() {
+        if !secured && !request.detached && !slot.has_share(&request.token) && gathering.document.fence(&request.token).is_some() {
             return Err(Error::new(Kind::Unavailable, "another process has this very hold"));
         }
-        let answer = gathering.crowd.ask(request, gathering.now, outside.until, || refusal);
+        let answer = gathering.document.ask(request, gathering.now, outside.until, || refusal);
         let attempt = match answer {
             Answer::Has(grant) => Attempt::Granted(grant),
             Answer::NotHeld => Attempt::NotHeld,
@@ -154,16 +154,16 @@ impl Sqlite {
             }
             Answer::Go => {
                 let fence = gathering.count_fence().await?;
-                Attempt::Granted(gathering.crowd.grant(request, fence, gathering.now))
+                Attempt::Granted(gathering.document.grant(request, fence, gathering.now))
             }
             Answer::Busy(busy) => Attempt::Busy(told(&gathering, busy, request, outside, room, obstacle)),
         };
         let alone = request.mode == Mode::Exclusive && matches!(attempt, Attempt::Granted(_));
         // Who has it alone gives it back without a word: from now on its bytes are to be waited for.
-        let ring = if alone { !gathering.crowd.is_empty() } else { !gathering.crowd.take_wake_ups(outside.until).is_empty() };
-        let ahead = gathering.crowd.ahead(&request.token).map(str::to_owned);
-        let shares = gathering.crowd.attached().map(|hold| (slot.bytes.of_hold(hold).first(), LockKind::Read));
-        let before = gathering.crowd.before(&request.token).into_iter().map(|hold| (slot.bytes.of_hold(hold).alive(), LockKind::Read));
+        let ring = if alone { !gathering.document.is_empty() } else { !gathering.document.take_wake_ups(outside.until).is_empty() };
+        let ahead = gathering.document.ahead(&request.token).map(str::to_owned);
+        let shares = gathering.document.attached().map(|hold| (slot.bytes.of_hold(hold).first(), LockKind::Read));
+        let before = gathering.document.before(&request.token).into_iter().map(|hold| (slot.bytes.of_hold(hold).alive(), LockKind::Read));
         let nested = (slot.bytes.nested(), LockKind::Write);
         let watched =
             shares.chain(before).chain([nested]).filter(|(range, kind)| slot.file.others_keep_out(*range, *kind).unwrap_or(false));
@@ -212,8 +212,8 @@ impl Sqlite {
             let (store, _) = opened(store, &options.path).await?;
             let witness = Self::witness(slots, key, file.as_deref(), bytes);
             let mut gathering = store.gather(&options.namespace, key, !standing, witness).await?;
-            let answer = gathering.row.is_some().then(|| gathering.crowd.renew(token, intent, gathering.now));
-            let ring = !gathering.crowd.take_wake_ups(None).is_empty();
+            let answer = gathering.row.is_some().then(|| gathering.document.renew(token, intent, gathering.now));
+            let ring = !gathering.document.take_wake_ups(None).is_empty();
             gathering.save().await?;
             Ok::<_, Error>((answer, ring))
         };
@@ -248,9 +248,9 @@ impl Sqlite {
             let (store, _) = opened(store, &options.path).await?;
             let witness = Self::witness(slots, key, file.as_deref(), bytes);
             let mut gathering = store.gather(&options.namespace, key, !standing, witness).await?;
-            gathering.crowd.forsake(token, |hold| witness.stands(hold));
-            let answer = gathering.crowd.release(token, parting, gathering.now);
-            let ring = !gathering.crowd.take_wake_ups(None).is_empty();
+            gathering.document.forsake(token, |hold| witness.stands(hold));
+            let answer = gathering.document.release(token, parting, gathering.now);
+            let ring = !gathering.document.take_wake_ups(None).is_empty();
             let unknown = gathering.row.is_none();
             gathering.save().await?;
             Ok::<_, Error>((answer, ring, unknown))
@@ -281,15 +281,15 @@ impl Sqlite {
         answer
     }
 
-    /// Leaves the crowd's queue, and lets those know whom it has held up.
+    /// Leaves the document's queue, and notifies those that it held up.
     pub(super) async fn leave_line(&mut self, request: &Request) -> Result<()> {
         let (file, bytes) = (self.file_now()?, self.bytes(&request.key));
         let Self { options, store, slots, .. } = self;
         let (store, _) = opened(store, &options.path).await?;
         let witness = Self::witness(slots, &request.key, file.as_deref(), bytes);
         let mut gathering = store.gather(&options.namespace, &request.key, false, witness).await?;
-        gathering.crowd.leave(&request.token);
-        let ring = !gathering.crowd.take_wake_ups(None).is_empty();
+        gathering.document.leave(&request.token);
+        let ring = !gathering.document.take_wake_ups(None).is_empty();
         gathering.save().await?;
         if let Some(file) = file.filter(|_| ring) {
             file.ring();
@@ -298,7 +298,7 @@ impl Sqlite {
     }
 }
 
-/// Who has the lock alone, as far as it concerns the crowd.
+/// Who has the lock alone, as far as the document needs it.
 #[derive(Clone, Copy)]
 struct Outside {
     /// Until when somebody has it, or may be about to; `None` if nobody does.
@@ -325,7 +325,7 @@ fn outside(gathering: &Gathering<'_>, slot: &Slot, request: &Request, secured: b
     Ok(if held { Outside { until: Some(WITHOUT_END), known: true } } else { nobody })
 }
 
-/// What the crowd can't say of who has the lock: who has it alone, and which of them end by themselves.
+/// What the document can't say of the lock's holders: who has it alone, and which of them end by themselves.
 fn told(gathering: &Gathering<'_>, busy: Busy, request: &Request, outside: Outside, room: bool, obstacle: Obstacle) -> Busy {
     let Busy { mut holders, mut expires_in, position, .. } = busy;
     let row = gathering.row.as_ref().filter(|_| outside.known && holders.is_empty());
@@ -333,7 +333,7 @@ fn told(gathering: &Gathering<'_>, busy: Busy, request: &Request, outside: Outsi
     let passing = holders.is_empty() && obstacle != Obstacle::Ourselves;
     if !room {
         let end = match outside.until {
-            Some(WITHOUT_END) | None => gathering.crowd.ends_by_itself(request.mode),
+            Some(WITHOUT_END) | None => gathering.document.ends_by_itself(request.mode),
             end => end,
         };
         expires_in = end.filter(|_| !holders.is_empty()).map(|end| Duration::from_millis(end.saturating_sub(gathering.now)));

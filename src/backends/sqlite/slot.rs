@@ -37,7 +37,7 @@ pub(super) struct Mine {
     pub unsure: bool,
 }
 
-/// How a place in the crowd's queue is watched.
+/// How a place in the document's queue is watched.
 #[derive(Default)]
 pub(super) struct Line {
     /// The waiter whose end is waited for, and its byte; none: this one is among the first of its kind, who watch the lock file.

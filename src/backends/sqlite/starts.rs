@@ -42,7 +42,7 @@ pub(super) struct Known {
     own: Option<Fence>,
     now_ms: u64,
     /// Somebody shares the lock, or waits in order.
-    crowded: bool,
+    documented: bool,
 }
 
 impl Store {
@@ -64,7 +64,7 @@ impl Store {
         self.check().await?;
         let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
         let known = known(&mut transaction, whose).await?;
-        if known.crowded {
+        if known.documented {
             return Ok(Taken::Document);
         }
         // Who has it comes before what is recorded.
@@ -183,7 +183,7 @@ async fn read(connection: &mut SqliteConnection, query: Query) -> Result<Known> 
             fence: fence("fence")?,
             own: fence("own")?,
             now_ms,
-            crowded: found.try_get("crowded")?,
+            documented: found.try_get("documented")?,
         })
     };
     read().map_err(row::malformed)

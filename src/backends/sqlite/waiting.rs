@@ -1,7 +1,7 @@
 //! Waiting without polling, and leaving the queue.
 //!
 //! What processes have locked is waited for in the kernel's queue for those bytes. Behind a detached hold there is no process: those
-//! who wait for it queue for the gate byte, and whoever has that watches the lock file for all of them. In a crowd the first
+//! who wait for it queue for the gate byte, and whoever has that watches the lock file for all of them. In the document's queue the first
 //! two of each kind watch it, since one may be frozen, and each of the others waits for the second before it to go.
 
 use std::time::Duration;
@@ -105,7 +105,7 @@ impl Sqlite {
             if waited_in_vain && let Some(store) = store {
                 let left = store.leave_queue(&options.namespace, &request.key, &request.token.hold_text()).await;
                 if matches!(left, Ok(false)) {
-                    // It was taken into the crowd, where it may have held others up.
+                    // It was taken into the document, where it may have held others up.
                     let _ = self.leave_line(request).await;
                 }
             }

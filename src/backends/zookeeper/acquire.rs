@@ -373,7 +373,7 @@ impl Hold {
         let clock = if self.place.is_some() { Clock::Known(0) } else { Clock::Make(&folder) };
         let Some(session) = &mut self.session else { return Err(failure::unsettled()) };
         let line = &seen.line;
-        // Who waits for a permit may stand before one who has one.
+        // A waiter for a permit may stand before a holder of one.
         let permits = matches!(line.first().map(|first| first.class), Some(Class::Permit(_)));
         let with_permits = if permits { seen.with_permits() } else { Vec::new() };
         let told = if permits { &with_permits } else { line };

@@ -65,7 +65,7 @@ use crate::lock::{
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
     permits: true,
-    // Who waits has a place in the order of the coming, which nobody can go past.
+    // A waiter has a place in order of arrival, and no other one passes it.
     fair: true,
     history: true,
     terms: true,

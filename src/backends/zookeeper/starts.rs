@@ -252,7 +252,7 @@ impl Hold {
         let synced = asks.len();
         asks.extend([Ask::Exists { path: &meta }, Ask::Children { path: &lock }, Ask::Children { path: &meta }]);
         asks.extend([Ask::Read { path: &paced }, Ask::Read { path: &once }]);
-        // Who waits asks for it when its turn comes.
+        // A waiter asks for it when its turn comes.
         let timed = request.terms.is_some() && !request.waiting;
         asks.extend(timed.then(|| ask_time(&moment)).into_iter().flatten());
         let mut answers = self.ask(ensemble, &asks).await?.into_iter().skip(synced);

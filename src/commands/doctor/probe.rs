@@ -16,7 +16,7 @@ use crate::{
 
 /// So many renewals are timed; the one in the middle counts.
 const RENEWALS: usize = 5;
-/// Who waits should be woken sooner than this, where somebody wakes him.
+/// A waiter should be woken sooner than this, where the store wakes waiters.
 const WOKEN: Duration = Duration::from_secs(1);
 /// Clocks that are further apart than this matter to cron.
 const APART: Duration = Duration::from_secs(1);

@@ -49,7 +49,7 @@ async fn many_readers_come_in_at_once(lab: &Lab) {
     join_all(clients.iter_mut().map(async |(client, request)| client.renewed(request, None).await)).await;
     join_all(clients.iter_mut().map(async |(client, request)| client.free(request).await)).await;
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
-    assert_eq!(column(lab, "crowd"), None);
+    assert_eq!(column(lab, "document"), None);
 }
 
 async fn many_readers_are_let_in_by_one_release(lab: &Lab) {
@@ -139,7 +139,7 @@ async fn all_kinds_at_once_keep_each_other_out_and_nobody_is_forgotten(lab: &Lab
     join_all(clients).await;
     // Had nobody been told, they would have looked by themselves after five seconds; however slow the machine, a turn lasts one.
     assert!(inside.borrow().longest < Duration::from_secs(4), "{:?} of {:?}, seed {seed}", inside.borrow().longest, began.elapsed());
-    assert_eq!(column(lab, "crowd"), None);
+    assert_eq!(column(lab, "document"), None);
 }
 
 /// Requests from a holder's release to the next one's, for each of so many who want it.

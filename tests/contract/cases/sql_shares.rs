@@ -80,9 +80,9 @@ fn end_shedlock(lab: &Lab) {
     sql(lab, &format!("UPDATE dlock SET lock_until = {now} WHERE locked_by = 'web7'"));
 }
 
-/// Somebody's transaction who puts a crowd into the row, and lasts for half a second.
-fn put_crowd(lab: &Lab, crowd: &str) -> std::thread::JoinHandle<()> {
-    let update = format!("UPDATE dlock SET crowd = '{crowd}', revision = revision + 1");
+/// Another client's transaction that puts a document into the row, and lasts for half a second.
+fn put_document(lab: &Lab, document: &str) -> std::thread::JoinHandle<()> {
+    let update = format!("UPDATE dlock SET document = '{document}', revision = revision + 1");
     if lab.kind.is_postgres() {
         lab.postgres().meanwhile(&format!("BEGIN; {update}; SELECT pg_sleep(0.5); COMMIT"))
     } else {
@@ -231,7 +231,7 @@ async fn what_shedlock_took_over_is_nobodys_share(lab: &Lab) {
     lab.outlast(SHORT).await;
     assert!(shedlock(lab));
     // Even if its clock was ahead, and the share is not over by its own time.
-    sql(lab, "UPDATE dlock SET crowd = regexp_replace(crowd, '\"e\":[0-9]+', '\"e\":4000000000000')");
+    sql(lab, "UPDATE dlock SET document = regexp_replace(document, '\"e\":[0-9]+', '\"e\":4000000000000')");
     let before = sql(lab, "SELECT * FROM dlock");
     assert_eq!(a.renew(&held, Some(LONG)).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
@@ -245,21 +245,21 @@ async fn what_shedlock_took_over_is_nobodys_share(lab: &Lab) {
     assert!(grant.fence > fence && past.len() == 1 && (past[0].fence, &past[0].end) == (Some(fence), &End::Expired), "{past:?}");
 }
 
-/// What the crowd is with this waiter in it, taken out of the row again.
-async fn crowd_with(lab: &Lab, client: &mut Client, wanted: &Request) -> String {
+/// The document with this waiter in it, taken out of the row again.
+async fn document_with(lab: &Lab, client: &mut Client, wanted: &Request) -> String {
     client.refused(wanted).await;
-    let crowd = column(lab, "crowd").expect("a crowd");
-    sql(lab, "UPDATE dlock SET crowd = NULL, revision = revision + 1");
-    crowd
+    let document = column(lab, "document").expect("a document");
+    sql(lab, "UPDATE dlock SET document = NULL, revision = revision + 1");
+    document
 }
 
 async fn a_fair_waiter_who_comes_during_a_grant_goes_first(lab: &Lab) {
     let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
     let first = fair(request(&job, LONG));
-    let crowd = crowd_with(lab, &mut b, &first).await;
+    let document = document_with(lab, &mut b, &first).await;
     a.free(&held).await;
-    let coming = put_crowd(lab, &crowd);
+    let coming = put_document(lab, &document);
     lab.pass(SLACK).await;
     let began = Instant::now();
     let busy = c.refused(&request(&job, LONG)).await;
@@ -274,8 +274,8 @@ async fn a_reader_who_comes_during_a_release_is_woken(lab: &Lab) {
     let wanted = reader(waiting(&job, LONG));
     b.refused(&wanted).await;
     b.wait(&wanted, SLACK).await;
-    let crowd = crowd_with(lab, &mut b, &wanted).await;
-    let coming = put_crowd(lab, &crowd);
+    let document = document_with(lab, &mut b, &wanted).await;
+    let coming = put_document(lab, &document);
     lab.pass(SLACK).await;
     let release = async {
         a.free(&held).await;
@@ -316,7 +316,7 @@ async fn who_waited_before_it_was_shared_keeps_its_place(lab: &Lab) {
     assert_eq!(b.refused(&writer).await.position, Some(1));
     // Who does not wait changes nothing for those who do.
     c.refused(&reader(request(&job, LONG))).await;
-    assert_eq!(column(lab, "crowd"), None);
+    assert_eq!(column(lab, "document"), None);
     assert_eq!(c.refused(&reading).await.position, Some(2));
     assert_eq!(b.refused(&writer).await.position, Some(1));
     assert_eq!(a.inspect(&job).await.waiters.len(), 2);
@@ -332,7 +332,7 @@ async fn who_waited_before_it_was_shared_keeps_its_place(lab: &Lab) {
     b.free(&writer).await;
     c.take(&reading).await;
     c.free(&reading).await;
-    assert_eq!(column(lab, "crowd"), None);
+    assert_eq!(column(lab, "document"), None);
 }
 
 async fn a_waiter_is_out_of_the_row_when_it_leaves(lab: &Lab) {
@@ -340,9 +340,9 @@ async fn a_waiter_is_out_of_the_row_when_it_leaves(lab: &Lab) {
     let held = a.hold(&job).await;
     for wanted in [reader(waiting(&job, LONG)), fair(request(&job, LONG)), Request { mode: Mode::Permits(2), ..waiting(&job, LONG) }] {
         b.refused(&wanted).await;
-        assert!(column(lab, "crowd").is_some());
+        assert!(column(lab, "document").is_some());
         b.leave_queue(&wanted).await;
-        assert_eq!(column(lab, "crowd"), None);
+        assert_eq!(column(lab, "document"), None);
     }
     a.renewed(&held, None).await;
     a.free(&held).await;
@@ -359,7 +359,7 @@ async fn a_share_is_renewed_in_two_round_trips(lab: &Lab) {
 }
 
 async fn a_table_without_the_column_is_a_mistake_with_a_hint(lab: &Lab) {
-    sql(lab, "ALTER TABLE dlock DROP COLUMN crowd");
+    sql(lab, "ALTER TABLE dlock DROP COLUMN document");
     let mut a = lab.client().await;
     for wanted in [request(&key("job"), LONG), reader(request(&key("job"), LONG))] {
         let error = a.0.try_acquire(&wanted).await.expect_err("an older table");
@@ -374,7 +374,7 @@ async fn a_newer_layout_of_shares_is_refused(lab: &Lab) {
     let (mut a, job) = (lab.client().await, key("job"));
     let held = reader(request(&job, LONG));
     a.take(&held).await;
-    sql(lab, "UPDATE dlock SET crowd = replace(crowd, '\"v\":100', '\"v\":200')");
+    sql(lab, "UPDATE dlock SET document = replace(document, '\"v\":100', '\"v\":200')");
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
     errors.extend(a.0.try_acquire(&reader(request(&job, LONG))).await.err());
@@ -383,7 +383,7 @@ async fn a_newer_layout_of_shares_is_refused(lab: &Lab) {
     errors.extend(a.0.renew(&job, &held.token, Intent::Probe).await.err());
     errors.extend(a.0.inspect(&job).await.err());
     assert!(errors.len() == 6 && errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
-    sql(lab, "UPDATE dlock SET crowd = replace(crowd, '\"v\":200', '\"v\":199')");
+    sql(lab, "UPDATE dlock SET document = replace(document, '\"v\":200', '\"v\":199')");
     a.renewed(&held, None).await;
     a.free(&held).await;
 }

@@ -22,7 +22,7 @@ UPDATE :table
        locked_at = UTC_TIMESTAMP(6),
        locked_by = :owner,
        lock_until = TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6)),
-       crowd = :crowd
+       document = :document
  WHERE name = :name AND (lock_until <= UTC_TIMESTAMP(6) OR owner = locked_by AND root IS NULL AND holds IS NULL) AND mode IS NULL
    AND COALESCE(layout, 0) < 200 AND fence < 9007199254740990
    AND :clear AND :nobody_first;

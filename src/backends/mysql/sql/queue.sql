@@ -4,5 +4,5 @@ SELECT w.name, w.metadata, TIMESTAMPDIFF(MICROSECOND, w.since, UTC_TIMESTAMP(6))
    AND NOT EXISTS (SELECT 1 FROM :table AS l WHERE l.name = w.name AND l.root = w.hold)
    AND NOT EXISTS (SELECT 1 FROM :sessions AS s WHERE s.name = w.name AND s.root = w.hold)
    AND NOT EXISTS (SELECT 1 FROM :readers AS r WHERE r.name = w.name AND r.root = w.hold)
-   AND NOT EXISTS (SELECT 1 FROM :table AS l WHERE l.name = w.name AND l.crowd LIKE CONCAT('%"', w.hold, '"%'))
+   AND NOT EXISTS (SELECT 1 FROM :table AS l WHERE l.name = w.name AND l.document LIKE CONCAT('%"', w.hold, '"%'))
  ORDER BY w.since, w.hold;

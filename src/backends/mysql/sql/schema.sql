@@ -1,6 +1,6 @@
 -- Locks: a row per key that was ever taken, never deleted by a release. The first four columns are ShedLock's, in UTC, and
 -- of a type that no session's time zone changes; names are told apart by bytes. What follows counts only while owner says
--- what locked_by says; but who shares the lock and who waits by rules (crowd, JSON) and what wakes them (bell), and what is kept of the runs of a lock beyond their holds: of the last one with a skew guard or at-least,
+-- what locked_by says; but readers, permits and fair waiters (document, JSON) and what wakes them (bell), and what is kept of the runs of a lock beyond their holds: of the last one with a skew guard or at-least,
 -- of the last one with once and what became of it, and which hold was last warned about.
 CREATE TABLE IF NOT EXISTS :table (
     name       VARBINARY(320) NOT NULL,
@@ -18,7 +18,7 @@ CREATE TABLE IF NOT EXISTS :table (
     renewed_at DATETIME(6) NULL,
     metadata   MEDIUMTEXT NULL,
     revision   BIGINT NOT NULL DEFAULT 0,
-    crowd      MEDIUMTEXT NULL,
+    document      MEDIUMTEXT NULL,
     bell       BIGINT NOT NULL DEFAULT 0,
     paced_at        DATETIME(6) NULL,
     paced_fence     BIGINT NULL,

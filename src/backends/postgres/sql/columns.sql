@@ -1,6 +1,6 @@
 l.name::text AS name, l.locked_by::text AS locked_by, l.layout, l.owner, l.root, coalesce(l.ttl_ms, 0) AS ttl_ms, l.holds, l.fence,
-       l.detached, l.metadata, l.revision, l.crowd, l.mode,
-       l.crowd IS NULL AND EXISTS (SELECT FROM {waiters} AS w WHERE w.name = l.name AND w.seen > clock_timestamp() - interval '15 seconds')
+       l.detached, l.metadata, l.revision, l.document, l.mode,
+       l.document IS NULL AND EXISTS (SELECT FROM {waiters} AS w WHERE w.name = l.name AND w.seen > clock_timestamp() - interval '15 seconds')
            AS waited,
        (SELECT m.mark FROM {marks} AS m WHERE m.name = l.name AND m.fence = l.fence) AS mark,
        coalesce((SELECT m.seen FROM {marks} AS m WHERE m.name = l.name AND m.fence = l.fence), false) AS seen,

@@ -5,10 +5,10 @@
 -- lets the next one through the gate, who so listens before the lock is given back.
 -- $1 name, $2 locked_by, $3 root, $4 ttl_ms, $5 detached, $6 metadata, $7 whether it may have waited,
 -- $8 whether this session has the gate, $9 whether to remember who vanished, $10 and so on see starts.rs,
--- $17 its crowd
+-- $17 its document
 WITH granted AS (
     INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, layout, owner, root, ttl_ms, holds, fence, detached,
-                              renewed_at, metadata, revision, crowd{start_columns})
+                              renewed_at, metadata, revision, document{start_columns})
     SELECT $1, t.now + $4 * interval '1 millisecond', t.now, $2, 100, $2, $3, $4, NULL,
            (extract(epoch FROM t.now) * 1000000)::bigint, $5, t.now, $6, 1, $17{start_values}
       FROM (SELECT timezone('utc', clock_timestamp()) AS now) AS t
@@ -26,7 +26,7 @@ WITH granted AS (
         detached = excluded.detached,
         renewed_at = excluded.renewed_at,
         metadata = excluded.metadata,
-        crowd = excluded.crowd,
+        document = excluded.document,
         revision = l.revision + 1{start_set}
     WHERE (l.lock_until <= excluded.locked_at OR l.owner = l.locked_by AND l.root IS NULL AND l.holds IS NULL)
       AND l.mode IS NULL

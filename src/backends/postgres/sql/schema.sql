@@ -19,7 +19,7 @@ ALTER TABLE {table}
     ADD COLUMN IF NOT EXISTS metadata   text,
     ADD COLUMN IF NOT EXISTS revision   bigint NOT NULL DEFAULT 0,
     -- Who shares the lock, and who waits for it by rules, as JSON.
-    ADD COLUMN IF NOT EXISTS crowd      text;
+    ADD COLUMN IF NOT EXISTS document      text;
 -- What is kept of the runs of a lock beyond their holds: of the last one with a skew guard or at-least, of the last one with once
 -- and what became of it, and which hold was last warned about.
 ALTER TABLE {table}

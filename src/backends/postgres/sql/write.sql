@@ -1,14 +1,14 @@
 -- Writes a row back if nobody changed it since it was read and it is not too late; wakes who is to be woken, and remembers the holds that
--- are over by that. Who takes part in a crowd now is no plain waiter any more.
+-- are over by that. A waiter that is in the document now is no plain one any more.
 -- $1 name; as it was: $2 locked_by, $3 revision, $4 lock_until_us; $5 until when in us or NULL; as it is to be: $6 lock_until_us,
--- $7 locked_at_us, $8 locked_by, $9 root, $10 ttl_ms, $11 holds, $12 fence, $13 renewed_us, $14 crowd; $15 holds that are over, as JSON,
+-- $7 locked_at_us, $8 locked_by, $9 root, $10 ttl_ms, $11 holds, $12 fence, $13 renewed_us, $14 document; $15 holds that are over, as JSON,
 -- $16 channels, $17 plain waiters
 WITH written AS (
     UPDATE {table} AS l
        SET lock_until = timestamp 'epoch' + $6 * interval '1 microsecond',
            locked_at = timestamp 'epoch' + $7 * interval '1 microsecond',
            renewed_at = timestamp 'epoch' + $13 * interval '1 microsecond',
-           locked_by = $8, layout = coalesce(l.layout, 100), root = $9, ttl_ms = $10, holds = $11, fence = $12, crowd = $14,
+           locked_by = $8, layout = coalesce(l.layout, 100), root = $9, ttl_ms = $10, holds = $11, fence = $12, document = $14,
            revision = l.revision + 1{became}
      WHERE l.name = $1 AND l.locked_by = $2 AND l.revision = $3
        AND (extract(epoch FROM l.lock_until) * 1000000)::bigint = $4

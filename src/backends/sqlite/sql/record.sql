@@ -5,5 +5,5 @@ SELECT (SELECT record FROM starts WHERE namespace = ?1 AND key = ?2) AS record,
        (SELECT paced FROM locks WHERE namespace = ?1 AND key = ?2) AS paced,
        (SELECT fence FROM locks WHERE namespace = ?1 AND key = ?2) AS fence,
        (SELECT fence FROM locks WHERE namespace = ?1 AND key = ?2 AND owner = ?3 AND hold = ?4) AS own,
-       coalesce((SELECT crowd IS NOT NULL FROM locks WHERE namespace = ?1 AND key = ?2), 0) AS crowded,
+       coalesce((SELECT document IS NOT NULL FROM locks WHERE namespace = ?1 AND key = ?2), 0) AS documented,
        CAST(round(unixepoch('subsec') * 1000) AS INTEGER) AS now_ms

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use sqlx::Connection;
 
 use super::*;
-use crate::lock::{Admin as _, Fence, Init, Renewal, Tether as _};
+use crate::lock::{Admin as _, Init, Renewal, Tether as _};
 
 async fn refused(path: &Path) -> crate::lock::Error {
     backend(path).try_acquire(&request("job")).await.unwrap_err()
@@ -61,61 +61,22 @@ async fn a_directory_that_is_missing_is_named() {
     }
 }
 
-/// A database as the first layout had it, with a lock that is held until the year 2100.
-const LAYOUT_1: &str = "CREATE TABLE locks (namespace TEXT NOT NULL, key TEXT NOT NULL, fence INTEGER NOT NULL, owner TEXT, hold TEXT, \
-    detached INTEGER NOT NULL, lock_file INTEGER NOT NULL, since_ms INTEGER NOT NULL, renewed_ms INTEGER NOT NULL, \
-    ttl_ms INTEGER NOT NULL, hold_expires_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL, metadata TEXT, UNIQUE (namespace, key)); \
-    CREATE TABLE holds (namespace TEXT NOT NULL, key TEXT NOT NULL, owner TEXT NOT NULL, hold TEXT NOT NULL, ttl_ms INTEGER NOT NULL, \
-    expires_ms INTEGER NOT NULL, PRIMARY KEY (namespace, key, owner, hold)) WITHOUT ROWID; \
-    CREATE TABLE waiters (place INTEGER PRIMARY KEY, namespace TEXT NOT NULL, key TEXT NOT NULL, owner TEXT NOT NULL, \
-    since_ms INTEGER NOT NULL, metadata TEXT, UNIQUE (namespace, key, owner)); \
-    INSERT INTO locks VALUES ('dlock', 'old', 41, 'a', 'b', 1, 7, 1, 1, 1, 4102444800000, 4102444800000, NULL); \
-    PRAGMA application_id = 1684824939; PRAGMA user_version = 1";
-
 #[tokio::test]
-async fn an_older_layout_is_upgraded_and_its_locks_stay() {
-    let (_directory, path) = place();
-    sql(&path, LAYOUT_1).await.close().await.unwrap();
-    let error = backend(&path).inspect(&key("old")).await.unwrap_err();
-    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
-    // Whoever takes a lock upgrades it in passing.
-    let mut a = backend(&path);
-    assert!(matches!(a.try_acquire(&request("old")).await.unwrap(), Attempt::Busy(_)));
-    assert!(matches!(a.try_acquire(&request("job")).await.unwrap(), Attempt::Granted(_)));
-    let mut b = backend(&path);
-    assert_eq!(b.init().await.unwrap(), Init::UpToDate);
-    assert_eq!(b.inspect(&key("old")).await.unwrap().last_fence, Some(Fence(41)));
-}
-
-/// What the second layout had beyond that.
-const LAYOUT_2: &str = concat!(include_str!("../sql/upgrade.sql"), include_str!("../sql/history.sql"), "PRAGMA user_version = 2;");
-
-#[tokio::test]
-async fn the_layout_without_starts_is_upgraded_by_a_run_with_terms() {
-    let (_directory, path) = place();
-    sql(&path, LAYOUT_1).await.close().await.unwrap();
-    sql(&path, LAYOUT_2).await.close().await.unwrap();
-    let terms = Terms { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: None };
-    let mut a = backend(&path);
-    let asked = Request { terms: Some(terms), ..request("job") };
-    assert!(matches!(a.try_acquire(&asked).await.unwrap(), Attempt::Granted(_)));
-    assert_eq!(release(&mut a, &asked).await, Release::Released);
-    let mut b = backend(&path);
-    assert!(matches!(b.try_acquire(&request("job")).await.unwrap(), Attempt::Refused(_)));
-    assert_eq!(b.inspect(&key("old")).await.unwrap().last_fence, Some(Fence(41)));
-}
-
-#[tokio::test]
-async fn a_newer_layout_is_refused_and_left_alone() {
-    let (_keep, path) = place();
-    backend(&path).init().await.unwrap();
-    sql(&path, "PRAGMA user_version = 99").await.close().await.unwrap();
-    for error in [refused(&path).await, backend(&path).inspect(&key("job")).await.unwrap_err()] {
-        assert_eq!(error.kind, Kind::Layout, "{error}");
+async fn another_layout_is_refused_and_left_alone() {
+    for (set, layout, hint) in
+        [("PRAGMA user_version = 99", 99, "use the dlock that created it"), ("PRAGMA user_version = 4", 4, "remove the file")]
+    {
+        let (_keep, path) = place();
+        backend(&path).init().await.unwrap();
+        sql(&path, set).await.close().await.unwrap();
+        for error in [refused(&path).await, backend(&path).inspect(&key("job")).await.unwrap_err()] {
+            assert_eq!(error.kind, Kind::Layout, "{error}");
+            assert!(error.hint.as_deref().is_some_and(|said| said.contains(hint)), "{error:?}");
+        }
+        let mut again = sql(&path, "").await;
+        let version: i64 = sqlx::query_scalar("PRAGMA user_version").fetch_one(&mut again).await.unwrap();
+        assert_eq!(version, layout);
     }
-    let mut again = sql(&path, "").await;
-    let version: i64 = sqlx::query_scalar("PRAGMA user_version").fetch_one(&mut again).await.unwrap();
-    assert_eq!(version, 99);
 }
 
 #[tokio::test]

@@ -379,8 +379,8 @@ async fn a_lock_that_nobody_shares_any_more_is_as_before() {
     granted(&mut a, &held).await;
     release(&mut a, &held).await;
     let mut connection = sql(&path, "").await;
-    let crowd: Option<String> = sqlx::query_scalar("SELECT crowd FROM locks").fetch_one(&mut connection).await.unwrap();
-    assert_eq!(crowd, None);
+    let document: Option<String> = sqlx::query_scalar("SELECT document FROM locks").fetch_one(&mut connection).await.unwrap();
+    assert_eq!(document, None);
 }
 
 #[test]

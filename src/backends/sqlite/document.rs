@@ -13,11 +13,11 @@ use super::{
     lock_file::{Bytes, LockFile},
     row,
     row::Row,
-    schema::LAYOUT,
+    schema::{LAYOUT, other_layout},
     slot::Slot,
     store::{Store, bind_name, fence_of, json, look, run},
 };
-use crate::lock::{Error, Fence, Key, Kind, Namespace, Past, REMEMBERED, Result, document::Document};
+use crate::lock::{Fence, Key, Namespace, Past, REMEMBERED, Result, document::Document};
 
 const SHARE: &str = include_str!("sql/share.sql");
 const PAST: &str = include_str!("sql/past.sql");
@@ -28,7 +28,7 @@ pub(super) struct Gathering<'a> {
     namespace: &'a Namespace,
     key: &'a Key,
     pub row: Option<Row>,
-    pub crowd: Document,
+    pub document: Document,
     /// The store's time in ms.
     pub now: u64,
     file: i64,
@@ -69,21 +69,21 @@ impl Witness<'_> {
 }
 
 impl Row {
-    /// The crowd as it is now, and what is to be remembered of those who have left it.
+    /// The document as it is now, and what is to be remembered of those who have left it.
     pub(super) fn settled(&self, now: u64, witness: Witness<'_>) -> Result<(Document, Vec<Past>)> {
-        let mut crowd = Document::read(self.crowd.as_deref())?;
-        if self.crowd_file != Some(witness.file()) {
-            crowd.detach();
+        let mut document = Document::read(self.document.as_deref())?;
+        if self.document_file != Some(witness.file()) {
+            document.detach();
         }
-        crowd.witness(now, |hold| witness.stands(hold), |hold| witness.awaits(hold));
-        crowd.expire(now);
-        let past = crowd.take_ended();
-        Ok((crowd, past))
+        document.witness(now, |hold| witness.stands(hold), |hold| witness.awaits(hold));
+        document.expire(now);
+        let past = document.take_ended();
+        Ok((document, past))
     }
 }
 
 impl Store {
-    /// Reads a lock's row to change it. Those who wait for the whole lock join a crowd that there is.
+    /// Reads a lock's row to change it. Waiters for the whole lock join a document that there is.
     pub(super) async fn gather<'a>(
         &'a mut self,
         namespace: &'a Namespace,
@@ -101,16 +101,15 @@ impl Store {
         let number = |name: &str| found.try_get::<i64, _>(name).map_err(row::malformed);
         let (now, layout) = (u64::try_from(number("now_ms")?).unwrap_or_default(), number("layout")?);
         if layout != LAYOUT {
-            return Err(Error::new(Kind::Layout, format!("the database has layout {layout}, newer than this dlock's {LAYOUT}"))
-                .hint("use a newer dlock"));
+            return Err(other_layout(layout));
         }
         let row = look(&mut transaction, namespace, key).await?;
-        let (crowd, past) = match &row {
+        let (document, past) = match &row {
             Some(row) => row.settled(now, witness)?,
             None => (Document::default(), Vec::new()),
         };
-        let mut gathering = Gathering { transaction, namespace, key, row, crowd, now, file: witness.file(), past };
-        if !gathering.crowd.is_empty() {
+        let mut gathering = Gathering { transaction, namespace, key, row, document, now, file: witness.file(), past };
+        if !gathering.document.is_empty() {
             gathering.absorb(witness).await?;
         }
         Ok(gathering)
@@ -118,7 +117,7 @@ impl Store {
 }
 
 impl Gathering<'_> {
-    /// Has those who wait for the whole lock join the crowd.
+    /// Has the waiters for the whole lock join the document.
     pub(super) async fn absorb(&mut self, witness: Witness<'_>) -> Result<()> {
         let sql = "DELETE FROM waiters WHERE namespace = ?1 AND key = ?2 RETURNING place, hold, since_ms, metadata";
         let mut rows = run(&mut self.transaction, bind_name(sql, self.namespace, self.key)).await?;
@@ -129,7 +128,7 @@ impl Gathering<'_> {
             let (Some(hold), since) = read().map_err(row::malformed)? else { continue };
             if witness.awaits(&hold) {
                 let since = u64::try_from(since).unwrap_or_default().min(self.now);
-                self.crowd.absorb(hold, row::metadata(row).map_err(row::malformed)?, since, self.now);
+                self.document.absorb(hold, row::metadata(row).map_err(row::malformed)?, since, self.now);
             }
         }
         Ok(())
@@ -145,15 +144,15 @@ impl Gathering<'_> {
 
     /// Writes what changed.
     pub(super) async fn save(mut self) -> Result<()> {
-        self.past.extend(self.crowd.take_ended());
-        let crowd = self.crowd.write();
-        let before = self.row.as_ref().map(|row| (row.crowd.clone(), row.crowd_file));
-        let after = (crowd.clone(), crowd.is_some().then_some(self.file));
-        if before.as_ref() != Some(&after) && (before.is_some() || crowd.is_some()) {
-            // Who waits for a lock that was never taken comes before its first fence.
+        self.past.extend(self.document.take_ended());
+        let document = self.document.write();
+        let before = self.row.as_ref().map(|row| (row.document.clone(), row.document_file));
+        let after = (document.clone(), document.is_some().then_some(self.file));
+        if before.as_ref() != Some(&after) && (before.is_some() || document.is_some()) {
+            // A waiter for a lock that was never taken comes before its first fence.
             let sql = "INSERT INTO locks (namespace, key, fence, detached, lock_file, since_ms, renewed_ms, ttl_ms, hold_expires_ms, \
-                       expires_ms, crowd, crowd_file) VALUES (?1, ?2, 0, 0, ?5, 0, 0, 0, 0, 0, ?3, ?4) \
-                       ON CONFLICT (namespace, key) DO UPDATE SET crowd = excluded.crowd, crowd_file = excluded.crowd_file";
+                       expires_ms, document, document_file) VALUES (?1, ?2, 0, 0, ?5, 0, 0, 0, 0, 0, ?3, ?4) \
+                       ON CONFLICT (namespace, key) DO UPDATE SET document = excluded.document, document_file = excluded.document_file";
             run(&mut self.transaction, bind_name(sql, self.namespace, self.key).bind(after.0).bind(after.1).bind(self.file)).await?;
         }
         for past in std::mem::take(&mut self.past) {

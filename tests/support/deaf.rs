@@ -1,0 +1,34 @@
+//! A host that is off, as far as others can tell.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    os::fd::OwnedFd,
+    time::Duration,
+};
+
+use rustix::net::{AddressFamily, SocketType};
+
+use super::ports;
+
+/// A port where packets are dropped: what is sent there is never answered. It ends with this value.
+pub struct Deaf {
+    pub port: u16,
+    /// Its queue of connections is full, and nobody takes any out.
+    _queue: (OwnedFd, Vec<TcpStream>),
+}
+
+impl Deaf {
+    pub fn new() -> Self {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
+        // As listeners of std do.
+        rustix::net::sockopt::set_socket_reuseaddr(&socket, true).expect("a socket");
+        rustix::net::bind(&socket, &address).expect("a free port");
+        rustix::net::listen(&socket, 0).expect("a listener");
+        let mut queue = Vec::new();
+        while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
+            queue.push(stream);
+        }
+        Self { port: address.port(), _queue: (socket, queue) }
+    }
+}
