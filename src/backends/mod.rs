@@ -4,19 +4,18 @@ pub mod etcd;
 pub mod kept;
 pub mod memory;
 pub mod mysql;
+mod net;
 mod pause;
 pub mod postgres;
 pub mod redis;
 pub mod redlock;
-mod secret;
 pub mod sql;
 pub mod sqlite;
 pub mod tair;
-mod tls;
-mod transport;
 pub mod zookeeper;
 
-pub use self::{secret::Secret, tls::Tls};
+use self::net::transport;
+pub use self::net::{secret::Secret, tls::Tls};
 
 use crate::lock::{Capabilities, Check};
 

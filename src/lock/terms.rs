@@ -108,7 +108,7 @@ pub struct Paced {
     /// Who began it.
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
-    /// The hold that wrote it, as [`Token::hold_text`]; empty in records of older versions.
+    /// The hold that wrote it, as [`Token::hold_text`].
     #[serde(rename = "h", default, skip_serializing_if = "String::is_empty")]
     pub hold: String,
 }
@@ -125,7 +125,7 @@ pub struct Start {
     /// What became of it.
     #[serde(rename = "x")]
     pub stage: Stage,
-    /// The how manieth run within its window it is, from 1.
+    /// Attempt number within the window, starting at 1.
     #[serde(rename = "n")]
     pub tries: u32,
     /// The window of who began it, in ms: for so long it must be kept.
@@ -134,7 +134,7 @@ pub struct Start {
     /// Who began it.
     #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
-    /// The hold that wrote it, as [`Token::hold_text`]; empty in records of older versions.
+    /// The hold that wrote it, as [`Token::hold_text`].
     #[serde(rename = "h", default, skip_serializing_if = "String::is_empty")]
     pub hold: String,
 }

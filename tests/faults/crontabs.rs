@@ -276,8 +276,10 @@ fn judge(seed: u64, outcomes: &[Outcome], log: &dyn Fn(usize) -> PathBuf) -> u64
         ran.len(),
         missed.len()
     ));
-    assert!(ran.len() * 10 >= fired.len() * 9, "seed {seed}: {} of {} were run", ran.len(), fired.len());
+    // Nine of ten; on a machine that keeps its nodes waiting, three of four.
+    let slowness = support::slowness() as usize;
+    assert!(ran.len() * 20 >= fired.len() * (19 - slowness), "seed {seed}: {} of {} were run", ran.len(), fired.len());
     let slow = skips.get("too slow").copied().unwrap_or_default();
-    assert!(slow * 20 <= outcomes.len(), "seed {seed}: {slow} of {} had no answer", outcomes.len());
+    assert!(slow * 20 <= outcomes.len() * slowness, "seed {seed}: {slow} of {} had no answer", outcomes.len());
     outcomes.iter().filter(|outcome| outcome.says("busy")).count() as u64
 }

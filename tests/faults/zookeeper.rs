@@ -137,7 +137,7 @@ fn a_deleted_node_lets_nobody_start_beside_the_command() {
         let first = world.first();
         let waiter = {
             let probe = format!("sh {} {}", world.path("probe.sh").display(), world.path("").display());
-            world.start(&["-w", "25"], &probe)
+            world.start(&["-w", "25", LONG[0], LONG[1]], &probe)
         };
         std::thread::sleep(Duration::from_millis(500));
         let began = Instant::now();

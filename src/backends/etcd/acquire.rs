@@ -109,6 +109,7 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
                     ttl,
                     alive_until: waiting::fresh_until(Some(ttl), false),
                     called: false,
+                    unanswered: false,
                     lookout: Lookout::Another,
                 };
                 session.stage = Stage::Queued(queued);

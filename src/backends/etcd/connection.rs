@@ -6,7 +6,6 @@ use std::{
     error, fmt,
     future::{Future, pending},
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::{AsFd as _, OwnedFd},
     pin::Pin,
     sync::{
@@ -26,7 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},
-    net::{TcpStream, lookup_host},
+    net::TcpStream,
     task::AbortHandle,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
@@ -41,7 +40,10 @@ use super::{
     options::{Options, authority},
 };
 use crate::{
-    backends::{Tls, tls},
+    backends::{
+        Tls,
+        net::{dial, tls, unreachable},
+    },
     lock::{Error, Kind, Result},
 };
 
@@ -76,8 +78,8 @@ impl Drop for Connection {
 impl Connection {
     /// Connects to `endpoint`, which is one of those that `options` name.
     pub(super) async fn open(options: &Options, endpoint: &(String, u16)) -> Result<Self> {
-        let tcp = dial(endpoint).await?;
-        let socket = tcp.as_fd().try_clone_to_owned().map_err(failure::unreachable)?;
+        let tcp = dial(&endpoint.0, endpoint.1).await?;
+        let socket = tcp.as_fd().try_clone_to_owned().map_err(unreachable)?;
         let heard = Arc::new(AtomicBool::new(false));
         let tcp = Heard { tcp, heard: Arc::clone(&heard) };
         let scheme = if options.tls.is_some() { "https" } else { "http" };
@@ -94,7 +96,7 @@ impl Connection {
     /// Why a server that shook hands ended the connection at once: what it thinks of our certificate it says only after
     /// that, and our first words hid it. `None` if it says nothing of the kind.
     pub(super) async fn why_ended(options: &Options, endpoint: &(String, u16)) -> Option<Error> {
-        let tcp = dial(endpoint).await.ok()?;
+        let tcp = dial(&endpoint.0, endpoint.1).await.ok()?;
         let tcp = Heard { tcp, heard: Arc::default() };
         let mut stream = encrypt(options.tls.as_ref()?, endpoint, tcp).await.ok()?;
         stream.write_all(PREFACE).await.ok()?;
@@ -222,32 +224,4 @@ impl Service<http::Request<Body>> for Channel {
             })
         })
     }
-}
-
-/// Connects to the first address that answers.
-async fn dial((host, port): &(String, u16)) -> Result<TcpStream> {
-    let mut failed = None;
-    for address in resolve(host, *port).await? {
-        match TcpStream::connect((address, *port)).await {
-            Ok(stream) => {
-                // Requests are a few small packets: waiting to fill them would cost 40 ms. A refusal only costs time.
-                let _ = stream.set_nodelay(true);
-                return Ok(stream);
-            }
-            Err(error) => failed = Some(error),
-        }
-    }
-    Err(failed.map_or_else(|| failure::unresolved(None), failure::unreachable))
-}
-
-/// `localhost` and addresses need no resolver, which would start a thread.
-async fn resolve(host: &str, port: u16) -> Result<Vec<IpAddr>> {
-    if let Ok(address) = host.parse() {
-        return Ok(vec![address]);
-    }
-    if host.eq_ignore_ascii_case("localhost") {
-        return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
-    }
-    let found = lookup_host((host, port)).await.map_err(|error| failure::unresolved(Some(error)))?;
-    Ok(found.map(|address| address.ip()).collect())
 }

@@ -12,7 +12,7 @@ use super::{
     gc, names,
 };
 use crate::{
-    backends::transport,
+    backends::net::transport,
     lock::{Admin, Check, Error, Finding, Grants, PASSWORD, Result, Role, ServerTime, check},
 };
 

@@ -128,27 +128,6 @@ pub(super) fn contended() -> Error {
     Error::new(Kind::Unavailable, "nested holds of the lock came and went meanwhile")
 }
 
-/// No connection: nothing was sent.
-pub(super) fn unreachable(error: io::Error) -> Error {
-    let plain = |message: &str| Error::new(Kind::Unavailable, message);
-    let failure = match error.kind() {
-        io::ErrorKind::ConnectionRefused => plain("nothing listens there").hint("is the server running, and is the port right?"),
-        io::ErrorKind::TimedOut => plain("the server did not answer"),
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => plain("the server's network can't be reached"),
-        _ => plain("can't connect to the server"),
-    };
-    failure.source(error)
-}
-
-/// The host name means nothing.
-pub(super) fn unresolved(error: Option<io::Error>) -> Error {
-    let failure = Error::new(Kind::Unavailable, "the server's name can't be resolved");
-    match error {
-        Some(error) => failure.source(error),
-        None => failure,
-    }
-}
-
 /// A connection ended before anything came over it.
 pub(super) fn never_spoke(trouble: Trouble, encrypted: bool) -> Trouble {
     match trouble {

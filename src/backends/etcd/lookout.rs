@@ -2,7 +2,7 @@
 //!
 //! A waiter extends its lease, which is all that it does, once in a third of its length. One waiter at a time, the lookout, looks at the
 //! front of the queue every second. Those at the front, and more of them as long as they don't answer, it *calls*: it puts a key that they
-//! watch. One that is called extends its lease at once, and every [`BEAT`] from then on. One that is silent for [`SILENT`] after its call
+//! watch. One that is called extends its lease at once, answers, and extends its lease every [`BEAT`] from then on. One that is silent for [`SILENT`] after its call
 //! is gone, and is removed as soon as it is in the way.
 //!
 //! The lookout is the waiter whose key is [`Names::lookout`], on a lease of a few seconds. All waiters watch that key: when it goes, one of
@@ -27,6 +27,8 @@ use super::{
 
 /// How often the lookout looks.
 const ROUND: Duration = Duration::from_secs(1);
+/// After calls, unless some behind are known to live: a waiter that lives has answered by then.
+const AGAIN: Duration = Duration::from_millis(250);
 /// The length of the lookout's lease in seconds, unless the server's shortest is longer.
 const LEASE: i64 = 3;
 /// When the lookout is gone, each waiter comes for its post within so much time for each place in the line, at random: a few of them, and
@@ -40,9 +42,11 @@ pub(super) const BEAT: Duration = Duration::from_millis(1500);
 const SILENT: i64 = 5;
 /// In so many whole seconds one that was called has extended its lease.
 const ANSWERED: i64 = 4;
+/// What a waiter that was called makes of its call, once it has extended its lease.
+pub(super) const HERE: &str = "here";
 /// So many waiters that are known to live stand at the front, as far as the lookout looks.
 const LIVING: usize = 2;
-/// So many are called in one round; the double in each further one that finds some silent and too few living.
+/// So many are called in one round, and two more for each that is silent.
 const CALLS: usize = 8;
 /// So many are looked at together, and removed together.
 const TOGETHER: usize = 30;
@@ -53,16 +57,8 @@ pub(super) enum Lookout {
     Another,
     /// There is none; from this moment on it could be this waiter.
     Wanted(Instant),
-    Own(Post),
-}
-
-/// What the lookout remembers from round to round.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Post {
-    /// When the next round is due.
-    due: Instant,
-    /// How many it may call in it.
-    calls: usize,
+    /// This waiter, whose next round is due then.
+    Own(Instant),
 }
 
 impl Lookout {
@@ -86,8 +82,7 @@ impl Lookout {
     pub(super) fn due(&self) -> Option<Instant> {
         match self {
             Self::Another => None,
-            Self::Wanted(due) => Some(*due),
-            Self::Own(post) => Some(post.due),
+            Self::Wanted(due) | Self::Own(due) => Some(*due),
         }
     }
 
@@ -98,7 +93,7 @@ impl Lookout {
 
 /// Does what is due. `lease` is that of a lookout, and `own` the waiter's.
 pub(super) async fn serve(client: &mut Client, names: &Names, queued: &mut Queued, (lease, own): (i64, i64)) -> Answer<()> {
-    let post = match queued.lookout {
+    let due = match queued.lookout {
         Lookout::Another => return Ok(()),
         // The first in the queue has no other waiter to look after.
         Lookout::Wanted(_) if queued.busy.position == Some(1) => {
@@ -109,18 +104,18 @@ pub(super) async fn serve(client: &mut Client, names: &Names, queued: &mut Queue
             queued.lookout = Lookout::Another;
             return Ok(());
         }
-        Lookout::Wanted(_) => Post { due: after(Duration::ZERO), calls: CALLS },
-        Lookout::Own(post) => {
+        Lookout::Wanted(_) => after(Duration::ZERO),
+        Lookout::Own(due) => {
             if client.keep_alive(lease).await?.is_none() {
                 queued.lookout = Lookout::Wanted(after(Duration::ZERO));
                 return Ok(());
             }
-            post
+            due
         }
     };
     // One that is late itself, on a busy host, does not judge others.
-    let calls = if is_past(post.due + ROUND) { CALLS } else { look_after(client, names, &queued.own, post.calls).await? };
-    queued.lookout = Lookout::Own(Post { due: after(ROUND), calls });
+    let next = if is_past(due + ROUND) { ROUND } else { look_after(client, names, &queued.own).await? };
+    queued.lookout = Lookout::Own(after(next));
     Ok(())
 }
 
@@ -154,8 +149,8 @@ async fn take_post(client: &mut Client, names: &Names, lease: i64, own: i64) -> 
     Ok(ours)
 }
 
-/// Calls those at the front that were not called, up to so many, and removes those that are gone; returns how many to call next time.
-async fn look_after(client: &mut Client, names: &Names, own: &str, most: usize) -> Answer<usize> {
+/// Calls those at the front that were not called, and removes those that are gone; returns after what time to look again.
+async fn look_after(client: &mut Client, names: &Names, own: &str) -> Answer<Duration> {
     let (mut called, mut living, mut silent, mut seen) = (0, 0, 0, 0);
     let mut gone = Vec::new();
     let mut alone = false;
@@ -175,7 +170,7 @@ async fn look_after(client: &mut Client, names: &Names, own: &str, most: usize) 
                 State::Called => called += 1,
                 State::Gone => gone.push(ahead),
             }
-            if living == LIVING || called == most {
+            if living == LIVING || called >= CALLS + 2 * (silent + gone.len()) {
                 break 'front;
             }
         }
@@ -189,8 +184,7 @@ async fn look_after(client: &mut Client, names: &Names, own: &str, most: usize) 
             remove(client, names, some).await?;
         }
     }
-    let too_few = living < LIVING && called == most;
-    Ok(if too_few && silent + gone.len() > 0 { most * 2 } else { CALLS })
+    Ok(if called > 0 && living < LIVING { AGAIN } else { ROUND })
 }
 
 /// The first so many contenders, with their records and what else concerns them.
@@ -214,12 +208,26 @@ async fn front(client: &mut Client, names: &Names, most: usize) -> Answer<Look> 
     Ok(look)
 }
 
+/// A waiter's call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    /// Not answered. How long its lease had not been extended when it was called.
+    Open(i64),
+    Answered,
+}
+
+/// Answers the call of this waiter, which has extended its lease. Without an answer it is only taken for one that is slow.
+pub(super) async fn answer(client: &mut Client, names: &Names, own: i64) {
+    let _ = client.txn(ops::read(vec![ops::put(&names.call(own), HERE, own)])).await;
+}
+
 /// Of the keys beside a lock's last fence those that call a waiter, by its lease, and what they say.
-pub(super) fn calls(names: &Names, keys: &[KeyValue]) -> Vec<(i64, i64)> {
+pub(super) fn calls(names: &Names, keys: &[KeyValue]) -> Vec<(i64, Call)> {
     let folder = names.calls();
     let call = |kv: &KeyValue| {
         let lease = i64::from_str_radix(str::from_utf8(&kv.key).ok()?.strip_prefix(&*folder)?, 16).ok()?;
-        Some((lease, str::from_utf8(&kv.value).ok()?.parse().ok()?))
+        let said = str::from_utf8(&kv.value).ok()?;
+        Some((lease, if said == HERE { Call::Answered } else { Call::Open(said.parse().ok()?) }))
     };
     keys.iter().filter_map(call).collect()
 }
@@ -243,12 +251,13 @@ async fn judge(client: &mut Client, names: &Names, one: &Ahead) -> Answer<State>
         Err(trouble) => return Err(trouble),
     };
     let silent = lease.granted_ttl - lease.ttl;
-    let lives = || if silent < ANSWERED { State::Lives } else { State::Silent };
     match one.called {
         _ if !one.answers => Ok(State::Silent),
-        Some(called) if silent >= SILENT.max(called + ANSWERED) => Ok(State::Gone),
-        // If it has answered, it is known from then on that it does so each time.
-        Some(called) if silent + 2 >= called => Ok(lives()),
+        Some(Call::Answered) if silent >= SILENT => Ok(State::Gone),
+        Some(Call::Answered) => Ok(if silent < ANSWERED { State::Lives } else { State::Silent }),
+        Some(Call::Open(called)) if silent >= SILENT.max(called + ANSWERED) => Ok(State::Gone),
+        // What it says then is on its way, or was lost: it is called anew.
+        Some(Call::Open(called)) if silent + 2 >= called => Ok(State::Silent),
         _ => {
             // On the lease of the one that is called, if that stands there still.
             let compare = vec![ops::created_at(&one.key, one.created)];
@@ -272,8 +281,7 @@ pub(super) struct Ahead {
     pub revision: i64,
     /// dlock put it there: it answers a call.
     pub answers: bool,
-    /// How long its lease had not been extended when it was called.
-    pub called: Option<i64>,
+    pub called: Option<Call>,
 }
 
 /// Removes one that waits if it is gone, for one that does not wait itself; whether it was. One that was not called is.

@@ -42,13 +42,14 @@ pub(super) async fn behind(
     let ttl = granted.unwrap_or(request.ttl);
     let lookout = Lookout::seen(look.looked_after);
     let stood = stood.filter(|_| granted.is_none());
-    let stood = stood.unwrap_or_else(|| Stood { alive_until: waiting::fresh_until(granted, false), called: false, lookout });
+    let alive_until = waiting::fresh_until(granted, false);
+    let stood = stood.unwrap_or(Stood { alive_until, called: false, unanswered: false, lookout });
     let (created, seen) = (look.contenders[place].created, look.revision);
     let permits = matches!(request.mode, Mode::Permits(_)).then_some(look.numbers.len());
     // What a reader or a writer in front of one that wants a permit does is seen by the first one behind it only.
     let checks = if permits.is_some() && look.blocker(request.mode, place).is_some() { u32::MAX } else { 0 };
-    let Stood { alive_until, called, lookout } = stood;
-    let queued = Queued { own, created, before, permits, seen, busy: busy.clone(), checks, ttl, alive_until, called, lookout };
+    let Stood { alive_until, called, unanswered, lookout } = stood;
+    let queued = Queued { own, created, before, permits, seen, busy: busy.clone(), checks, ttl, alive_until, called, unanswered, lookout };
     session.stage = Stage::Queued(queued);
     Ok(Attempt::Busy(busy))
 }
@@ -57,12 +58,13 @@ pub(super) async fn behind(
 pub(super) struct Stood {
     alive_until: Instant,
     called: bool,
+    unanswered: bool,
     lookout: Lookout,
 }
 
 impl Stood {
     pub(super) fn of(queued: &Queued) -> Self {
-        Self { alive_until: queued.alive_until, called: queued.called, lookout: queued.lookout }
+        Self { alive_until: queued.alive_until, called: queued.called, unanswered: queued.unanswered, lookout: queued.lookout }
     }
 }
 

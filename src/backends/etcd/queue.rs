@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::{
-    lookout::Ahead,
+    lookout::{Ahead, Call},
     messages::KeyValue,
     names::{self, Names},
     record::Record,
@@ -93,7 +93,7 @@ pub(super) struct Look {
     /// Whether a waiter looks after the queue.
     pub looked_after: bool,
     /// The leases of the waiters that were called, and what each call says.
-    pub calls: Vec<(i64, i64)>,
+    pub calls: Vec<(i64, Call)>,
 }
 
 /// A permit that is held.

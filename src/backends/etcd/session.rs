@@ -77,6 +77,8 @@ pub(super) struct Queued {
     pub alive_until: Instant,
     /// Whether it was told to prove often that it lives.
     pub called: bool,
+    /// Whether it has not answered that yet.
+    pub unanswered: bool,
     pub lookout: Lookout,
 }
 

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
     client::{Answer, Client, Watches},
-    lookout::{self, BEAT},
+    lookout::{self, BEAT, HERE},
     messages::{NO_PUT, WatchCreateRequest, WatchRequest},
     names,
     queue::Before,
@@ -46,7 +46,7 @@ const ONLY_ANSWER: Duration = Duration::from_secs(5);
 /// What a stream of watches tells.
 enum Heard {
     /// This key is gone, or was put.
-    Changed { key: Vec<u8>, is_gone: bool },
+    Changed { key: Vec<u8>, value: Vec<u8>, is_gone: bool },
     /// The stream is over: something may have been missed.
     Over,
 }
@@ -66,7 +66,7 @@ impl Watches {
             }
             // Of one key, or of the numbers of permits, of which any tells the same.
             if let Some(kv) = answer.events.into_iter().filter_map(|event| event.kv).next_back() {
-                return Heard::Changed { is_gone: kv.version == 0, key: kv.key };
+                return Heard::Changed { is_gone: kv.version == 0, key: kv.key, value: kv.value };
             }
         }
     }
@@ -115,6 +115,9 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
             };
             queued.ttl = super::session::ttl(length)?;
             queued.alive_until = fresh_until(Some(queued.ttl), queued.called);
+            if std::mem::take(&mut queued.unanswered) {
+                lookout::answer(client, &session.names, session.lease).await;
+            }
         }
         if queued.lookout.due().is_some_and(is_past) {
             match timeout(answer, lookout::serve(client, &session.names, queued, (lookout, session.lease))).await {
@@ -144,11 +147,13 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
         }
         tokio::select! {
                    heard = watches.next() => match heard {
-                       Heard::Changed { key, is_gone } if key == post.as_bytes() => {
+                       Heard::Changed { key, is_gone, .. } if key == post.as_bytes() => {
         queued.lookout = queued.lookout.heard(is_gone, queued.busy.position);
         }
+                       // Its own answer is told as well.
+                       Heard::Changed { key, value, .. } if key == call.as_bytes() && value == HERE.as_bytes() => {}
                        Heard::Changed { key, .. } if key == call.as_bytes() => {
-                           (queued.called, queued.alive_until) = (true, after(Duration::ZERO));
+                           (queued.called, queued.unanswered, queued.alive_until) = (true, true, after(Duration::ZERO));
                        }
                        heard => {
                            if matches!(heard, Heard::Over) {

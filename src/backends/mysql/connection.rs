@@ -27,7 +27,10 @@ use super::{
     socket::{self, Sockets},
 };
 use crate::{
-    backends::sql::{self, Server, TlsMode},
+    backends::{
+        net,
+        sql::{self, Server, TlsMode},
+    },
     lock::{Effect, Result},
 };
 
@@ -229,7 +232,7 @@ impl Connection {
     /// Has the kernel notice within `limit` that the server's host is gone. A refusal only costs time.
     pub(super) fn keep_alive(&self, limit: Duration) {
         if let Some(socket) = &self.socket {
-            let _ = socket::keep_alive(socket, limit);
+            let _ = net::keep_alive(socket, limit);
         }
     }
 

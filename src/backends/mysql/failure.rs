@@ -4,7 +4,7 @@ use std::io;
 
 use super::connection::{self, Refusal};
 use crate::{
-    backends::sql::LAYOUT_REFUSED,
+    backends::{net, sql::LAYOUT_REFUSED},
     lock::{Effect, Error, Kind, Result},
 };
 
@@ -119,20 +119,8 @@ fn login_method(plugin: &str) -> Error {
 }
 
 pub(super) fn unreachable(error: io::Error) -> Error {
-    let plain = |message: &str| Error::new(Kind::Unavailable, message);
     let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    if cause.is_some() {
-        return tls(error.into());
-    }
-    let failure = match error.kind() {
-        io::ErrorKind::ConnectionRefused => plain("nothing listens there").hint("is the server running, and is the port right?"),
-        io::ErrorKind::NotFound => plain("there is no such socket").hint("is the server running, and is the path right?"),
-        io::ErrorKind::PermissionDenied => Error::new(Kind::Denied, "this user may not open the server's socket"),
-        io::ErrorKind::TimedOut => plain("the server did not answer"),
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => plain("the server's network can't be reached"),
-        _ => plain("can't connect to the server"),
-    };
-    failure.source(error)
+    if cause.is_some() { tls(error.into()) } else { net::unreachable(error) }
 }
 
 /// The server makes no offer of TLS.

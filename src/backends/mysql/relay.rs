@@ -31,7 +31,10 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::failure;
 use crate::{
-    backends::sql::{self, Server, TlsMode, tls},
+    backends::{
+        net,
+        sql::{self, Server, TlsMode, tls},
+    },
     lock::{Effect, Error, Kind, Result, random},
 };
 
@@ -73,7 +76,7 @@ impl Relay {
         let name = ServerName::try_from(host.clone())
             .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
         let connector = TlsConnector::from(Arc::new(tls::config(options)?));
-        let server = TcpStream::connect((&**host, *port)).await.map_err(failure::unreachable)?;
+        let server = net::dial(host, *port).await?;
         let socket = server.as_fd().try_clone_to_owned().map_err(failure::unreachable)?;
         let path = format!("\0dlock-{:016x}{:016x}", random(), random());
         let listener = listen(&path).map_err(failure::unreachable)?;

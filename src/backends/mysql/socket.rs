@@ -112,17 +112,3 @@ pub(super) fn no_delay(socket: &OwnedFd) {
 pub(super) fn drop_unsent_on_close(socket: &OwnedFd, drop: bool) {
     let _ = sockopt::set_socket_linger(socket, drop.then_some(Duration::ZERO));
 }
-
-/// Has the kernel notice within `limit` that the server's host is gone, also while nothing is sent.
-pub(super) fn keep_alive(socket: &OwnedFd, limit: Duration) -> io::Result<()> {
-    if sockopt::socket_domain(socket)? == AddressFamily::UNIX {
-        return Ok(());
-    }
-    let second = Duration::from_secs(1);
-    sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, (limit / 3).max(second))?;
-    sockopt::set_tcp_keepintvl(socket, (limit / 6).max(second))?;
-    sockopt::set_tcp_keepcnt(socket, 3)?;
-    sockopt::set_tcp_user_timeout(socket, u32::try_from(limit.as_millis()).unwrap_or(u32::MAX))?;
-    Ok(())
-}

@@ -29,7 +29,7 @@ use super::{
     tls::Tls,
 };
 use crate::{
-    backends::sql::Options,
+    backends::{net, sql::Options},
     lock::{Error, Kind, Result, random},
 };
 
@@ -117,7 +117,7 @@ impl Session {
             stream = tls.shake_hands(stream).await?;
         }
         let unasked = Arc::new(Unasked::default());
-        let relay = Relay::bind().map_err(failure::unreachable)?;
+        let relay = Relay::bind().map_err(net::unreachable)?;
         let folder = relay.folder();
         let passing = relay.start(stream, Arc::clone(&unasked));
         let name = format!("dlock {:016x}", random());
@@ -219,7 +219,7 @@ impl Session {
 
     /// Has the kernel notice within `limit` that the server's host is gone. A refusal only costs time.
     pub(super) fn keep_alive(&self, limit: Duration) {
-        let _ = dial::keep_alive(&self.socket, limit);
+        let _ = net::keep_alive(&self.socket, limit);
     }
 
     /// Runs statements in one round trip, `$n` in them being the nth value, as one transaction unless they say otherwise. The

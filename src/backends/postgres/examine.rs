@@ -16,7 +16,7 @@ use super::{
     sessions::Sessions,
 };
 use crate::{
-    backends::{sql::rights, transport},
+    backends::{net::transport, sql::rights},
     lock::{Admin, Check, Error, Finding, Grants, Init, Kind, Notice, PASSWORD, Result, Role, ServerTime, check},
 };
 

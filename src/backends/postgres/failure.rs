@@ -152,31 +152,6 @@ pub(super) fn handshake(error: io::Error) -> Error {
     failure.source(error)
 }
 
-/// No connection: nothing was sent.
-pub(super) fn unreachable(error: io::Error) -> Error {
-    let plain = |message: &str| Error::new(Kind::Unavailable, message);
-    let failure = match error.kind() {
-        io::ErrorKind::ConnectionRefused => plain("nothing listens there").hint("is the server running, and is the port right?"),
-        io::ErrorKind::NotFound => {
-            plain("there is no such socket").hint("is the server running, and are the directory and the port right?")
-        }
-        io::ErrorKind::PermissionDenied => Error::new(Kind::Denied, "this user may not open the server's socket"),
-        io::ErrorKind::TimedOut => plain("the server did not answer"),
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => plain("the server's network can't be reached"),
-        _ => plain("can't connect to the server"),
-    };
-    failure.source(error)
-}
-
-/// The host name means nothing.
-pub(super) fn unresolved(error: Option<io::Error>) -> Error {
-    let failure = Error::new(Kind::Unavailable, "the server's name can't be resolved");
-    match error {
-        Some(error) => failure.source(error),
-        None => failure,
-    }
-}
-
 /// A row that no version of dlock writes.
 pub(super) fn malformed(error: sqlx::Error) -> Error {
     Error::new(Kind::Data, "a row of the table is not what dlock writes")

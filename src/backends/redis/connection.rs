@@ -5,7 +5,6 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::{AsFd as _, BorrowedFd},
     time::Duration,
 };
@@ -18,7 +17,7 @@ use redis::{Pipeline, Value};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
-    net::{TcpStream, UnixStream, lookup_host},
+    net::{TcpStream, UnixStream},
 };
 use tokio_rustls::client::TlsStream;
 
@@ -26,7 +25,7 @@ use super::{
     failure,
     options::{Options, Server},
 };
-use crate::backends::tls;
+use crate::backends::net::{dial, tls, unreachable};
 use crate::lock::{Effect, Error, Key, Kind, Result};
 
 /// A byte stream of any kind, over a socket.
@@ -78,7 +77,7 @@ impl Connection {
     /// caller's to find.
     pub(in crate::backends) async fn open_and(options: &Options, questions: &Pipeline) -> Result<(Self, Vec<Value>)> {
         let stream: Box<dyn Stream> = match &options.server {
-            Server::Unix(path) => Box::new(UnixStream::connect(path).await.map_err(failure::unreachable)?),
+            Server::Unix(path) => Box::new(UnixStream::connect(path).await.map_err(unreachable)?),
             Server::Tcp { host, port } => {
                 let tcp = dial(host, *port).await?;
                 match &options.tls {
@@ -183,33 +182,4 @@ impl Connection {
             Err(_) => Err(failure::unreadable()),
         }
     }
-}
-
-/// Connects to the first address that answers.
-async fn dial(host: &str, port: u16) -> Result<TcpStream> {
-    let addresses = resolve(host, port).await?;
-    let mut failed = None;
-    for address in addresses {
-        match TcpStream::connect((address, port)).await {
-            Ok(stream) => {
-                // Requests are one small packet each: waiting to fill it would cost 40 ms. A refusal only costs time.
-                let _ = stream.set_nodelay(true);
-                return Ok(stream);
-            }
-            Err(error) => failed = Some(error),
-        }
-    }
-    Err(failed.map_or_else(|| failure::unresolved(None), failure::unreachable))
-}
-
-/// `localhost` and addresses need no resolver, which would start a thread.
-async fn resolve(host: &str, port: u16) -> Result<Vec<IpAddr>> {
-    if let Ok(address) = host.parse() {
-        return Ok(vec![address]);
-    }
-    if host.eq_ignore_ascii_case("localhost") {
-        return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
-    }
-    let found = lookup_host((host, port)).await.map_err(|error| failure::unresolved(Some(error)))?;
-    Ok(found.map(|address| address.ip()).collect())
 }

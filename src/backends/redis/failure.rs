@@ -3,8 +3,6 @@
 //! What the server says is quoted only where it can't contain what we sent: to an unknown command it
 //! answers with its arguments, passwords included.
 
-use std::io;
-
 use redis::ServerError;
 
 use super::options::{Address, Replicas};
@@ -140,29 +138,6 @@ fn innermost<'a>(code: &'a str, details: &'a str) -> (&'a str, &'a str) {
     }
     let mut words = details.split([' ', ':', '-']);
     words.find_map(|word| CODES.into_iter().find(|code| *code == word)).map_or((code, details), |code| (code, details))
-}
-
-/// No connection: nothing was sent.
-pub(super) fn unreachable(error: io::Error) -> Error {
-    let plain = |message: &str| Error::new(Kind::Unavailable, message);
-    let failure = match error.kind() {
-        io::ErrorKind::ConnectionRefused => plain("nothing listens there").hint("is the server running, and is the port right?"),
-        io::ErrorKind::NotFound => plain("there is no such socket").hint("is the server running, and is the path right?"),
-        io::ErrorKind::PermissionDenied => Error::new(Kind::Denied, "this user may not open the server's socket"),
-        io::ErrorKind::TimedOut => plain("the server did not answer"),
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => plain("the server's network can't be reached"),
-        _ => plain("can't connect to the server"),
-    };
-    failure.source(error)
-}
-
-/// The host name means nothing.
-pub(super) fn unresolved(error: Option<io::Error>) -> Error {
-    let failure = Error::new(Kind::Unavailable, "the server's name can't be resolved");
-    match error {
-        Some(error) => failure.source(error),
-        None => failure,
-    }
 }
 
 /// The connection broke while a request was on its way: it may have been applied.

@@ -6,11 +6,11 @@ use async_trait::async_trait;
 use super::{Redlock, options::name};
 use crate::{
     backends::{
+        net::transport,
         redis::{
             self,
             examine::{Needs, Part, SERVER, Server, grants, merge, questions, server_time},
         },
-        transport,
     },
     lock::{Admin, Check, Finding, Grants, Notice, Result, Role, ServerTime, check},
 };

@@ -2,7 +2,7 @@
 
 use super::{Options, Server, TlsMode};
 use crate::{
-    backends::transport,
+    backends::net::transport,
     lock::{Finding, Severity},
 };
 

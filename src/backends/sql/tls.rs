@@ -2,20 +2,23 @@
 //!
 //! An authority that the user names is the only one that is trusted then.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, SignatureScheme,
     client::{
         WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
     crypto::CryptoProvider,
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem, pem::PemObject as _},
+    pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
 use super::{Options, TlsMode};
-use crate::lock::{Error, Kind, Result};
+use crate::{
+    backends::net::tls::{certificates, private_key, roots},
+    lock::{Error, Kind, Result},
+};
 
 /// What `options` ask for.
 ///
@@ -33,12 +36,12 @@ pub fn config(options: &Options) -> Result<ClientConfig> {
         _ => Check::Authority,
     };
     let builder = match check {
-        Check::Full => builder.with_root_certificates(roots(options)?),
+        Check::Full => builder.with_root_certificates(roots(options.ca_file.as_deref())?),
         Check::Authority | Check::Nothing => {
             let authority = match check {
                 Check::Nothing => None,
                 _ => Some(
-                    WebPkiServerVerifier::builder_with_provider(Arc::new(roots(options)?), Arc::clone(&provider))
+                    WebPkiServerVerifier::builder_with_provider(Arc::new(roots(options.ca_file.as_deref())?), Arc::clone(&provider))
                         .build()
                         .map_err(|error| Error::new(Kind::Config, "no authority's certificate to check with").source(error))?,
                 ),
@@ -48,12 +51,9 @@ pub fn config(options: &Options) -> Result<ClientConfig> {
     };
     match (&options.cert_file, &options.key_file) {
         (None, None) => Ok(builder.with_no_client_auth()),
-        (Some(cert), Some(key)) => {
-            let key_der = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, "private key", error))?;
-            builder
-                .with_client_auth_cert(certificates(cert)?, key_der)
-                .map_err(|error| Error::new(Kind::Config, "the client certificate and its key don't fit").source(error))
-        }
+        (Some(cert), Some(key)) => builder
+            .with_client_auth_cert(certificates(cert)?, private_key(key)?)
+            .map_err(|error| Error::new(Kind::Config, "the client certificate and its key don't fit").source(error)),
         _ => Err(Error::new(Kind::Config, "a client certificate needs both cert and key")),
     }
 }
@@ -114,37 +114,6 @@ impl ServerCertVerifier for Lenient {
     }
 }
 
-fn roots(options: &Options) -> Result<RootCertStore> {
-    let Some(file) = &options.ca_file else {
-        return Ok(RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() });
-    };
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(file)? {
-        roots
-            .add(certificate)
-            .map_err(|error| Error::new(Kind::Config, format!("{}: no authority's certificate", file.display())).source(error))?;
-    }
-    Ok(roots)
-}
-
-fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    let read = || CertificateDer::pem_file_iter(file)?.collect::<Result<Vec<_>, pem::Error>>();
-    match read() {
-        Ok(certificates) if certificates.is_empty() => Err(Error::new(Kind::Config, format!("{}: no certificate in it", file.display()))),
-        Ok(certificates) => Ok(certificates),
-        Err(error) => Err(unreadable(file, "certificate", error)),
-    }
-}
-
-/// The cause may quote the file, so of the private key's it is left out.
-fn unreadable(file: &Path, what: &str, error: pem::Error) -> Error {
-    let why = match error {
-        pem::Error::Io(error) => error.to_string(),
-        _ => format!("no {what} in PEM form in it"),
-    };
-    Error::new(Kind::Config, format!("{}: {why}", file.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,7 +122,7 @@ mod tests {
     #[test]
     fn a_named_authority_is_the_only_one() {
         let mut options = Options::new(Server::Tcp { host: "db".into(), port: 1 });
-        assert!(roots(&options).unwrap().len() > 50, "the public ones");
+        assert!(roots(options.ca_file.as_deref()).unwrap().len() > 50, "the public ones");
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("ca.pem");
         let mut params = rcgen::CertificateParams::new(Vec::<String>::new()).unwrap();
@@ -161,6 +130,6 @@ mod tests {
         let ours = params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap();
         std::fs::write(&file, ours.pem()).unwrap();
         options.ca_file = Some(file);
-        assert_eq!(roots(&options).unwrap().len(), 1);
+        assert_eq!(roots(options.ca_file.as_deref()).unwrap().len(), 1);
     }
 }

@@ -123,9 +123,8 @@ impl Gathering<'_> {
         let mut rows = run(&mut self.transaction, bind_name(sql, self.namespace, self.key)).await?;
         rows.sort_by_key(|row| row.try_get::<i64, _>("place").unwrap_or_default());
         for row in &rows {
-            let read = || Ok::<_, sqlx::Error>((row.try_get::<Option<String>, _>("hold")?, row.try_get::<i64, _>("since_ms")?));
-            // Without a hold it is an older dlock's, which can't be granted the lock any more.
-            let (Some(hold), since) = read().map_err(row::malformed)? else { continue };
+            let read = || Ok::<_, sqlx::Error>((row.try_get::<String, _>("hold")?, row.try_get::<i64, _>("since_ms")?));
+            let (hold, since) = read().map_err(row::malformed)?;
             if witness.awaits(&hold) {
                 let since = u64::try_from(since).unwrap_or_default().min(self.now);
                 self.document.absorb(hold, row::metadata(row).map_err(row::malformed)?, since, self.now);

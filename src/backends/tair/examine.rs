@@ -5,11 +5,11 @@ use async_trait::async_trait;
 use super::{Mode, TairStore};
 use crate::{
     backends::{
+        net::transport,
         redis::{
             self,
             examine::{Needs, Part, SERVER, Server, grants, questions, server_time},
         },
-        transport,
     },
     lock::{Admin, Check, Finding, Grants, Result, Role, ServerTime},
 };

@@ -9,7 +9,7 @@
 //!   fails where the mark is. The grant checks the contender's node, which is gone after a removal.
 //! - **The waiter lives after all** (it was stopped, or cut off): it is told that its node is gone, and joins the line anew.
 //! - **Another leader's clock is ahead:** a waiter that lives may be removed, and joins the line anew.
-//! - **The waiter is one of an older dlock:** its node does not say that it gives proofs, and stays.
+//! - **The waiter is another library's:** its node is not dlock's, and stays.
 #![allow(clippy::disallowed_methods, reason = "a waiter keeps the time of its own proofs")]
 
 use std::time::Duration;
@@ -231,5 +231,5 @@ fn is_gone(node: Option<Answer>, proof: Option<&Answer>, now: i64) -> bool {
         Some(Err(Code::NoNode)) => stat.ctime,
         _ => return false,
     };
-    matches!(Said::read(&data), Ok(Some(Said { beats: true, .. }))) && now - last > GONE_MS
+    matches!(Said::read(&data), Ok(Some(_))) && now - last > GONE_MS
 }

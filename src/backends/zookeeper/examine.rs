@@ -12,12 +12,11 @@ use super::{
     ZooKeeper,
     failure::Fault,
     names::{folder, meta_folder},
-    relay,
     session::{LONGEST, Purpose, Session, VISIT},
     wire::{Node, Reply, Request as Ask},
 };
 use crate::{
-    backends::{tls, transport},
+    backends::net::{self, tls, transport},
     lock::{Admin, Check, Error, Finding, Grants, PASSWORD, Result, Role, ServerTime, Ttl, check},
 };
 
@@ -64,7 +63,7 @@ impl ZooKeeper {
         let options = self.options();
         let mut failed = None;
         for (host, port) in &options.hosts {
-            match relay::dial(host, *port).await {
+            match net::dial(host, *port).await {
                 Ok(tcp) => return said(options.tls.as_ref(), host, tcp).await,
                 Err(error) => failed = Some(error),
             }

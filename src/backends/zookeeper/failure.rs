@@ -1,7 +1,5 @@
 //! From what ZooKeeper, the network and TLS say to the one error type.
 
-use std::io;
-
 use super::wire::Code;
 use crate::lock::{Effect, Error, Kind};
 
@@ -64,23 +62,6 @@ pub(super) fn unreachable(error: zookeeper_client::Error) -> Error {
     Error::new(Kind::Unavailable, "none of the servers lets dlock in")
         .hint("are they running, has the ensemble a majority, and does it allow so many connections (maxClientCnxns)?")
         .source(error)
-}
-
-/// No connection to one server.
-pub(super) fn not_connected(error: io::Error) -> Error {
-    let plain = |message: &str| Error::new(Kind::Unavailable, message);
-    let failure = match error.kind() {
-        io::ErrorKind::ConnectionRefused => plain("nothing listens there").hint("is the server running, and is the port right?"),
-        io::ErrorKind::TimedOut => plain("the server did not answer"),
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => plain("the server's network can't be reached"),
-        _ => plain("can't connect to the server"),
-    };
-    failure.source(error)
-}
-
-/// The host name means nothing.
-pub(super) fn unresolved(error: io::Error) -> Error {
-    Error::new(Kind::Unavailable, "the server's name can't be resolved").source(error)
 }
 
 /// The connection broke while a request was on its way: it may have been applied.

@@ -19,16 +19,13 @@ pub(super) struct Said {
     /// Taken by `acquire`.
     #[serde(default)]
     pub(super) detached: bool,
-    /// It proves every few seconds that it lives while it waits, so that one that does not is known to be gone. Older versions don't.
-    #[serde(default)]
-    pub(super) beats: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) metadata: Option<Metadata>,
 }
 
 impl Said {
     pub(super) fn write(detached: bool, metadata: Option<&Metadata>) -> Vec<u8> {
-        json(&Self { dlock: VERSION.into(), detached, beats: true, metadata: metadata.cloned() })
+        json(&Self { dlock: VERSION.into(), detached, metadata: metadata.cloned() })
     }
 
     /// What a contender said; `None` if it is not dlock.
@@ -93,7 +90,7 @@ impl Record {
 /// What the mark of a grant says of the hold. That of a hold which is remembered already says nothing any more.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct Granted {
-    /// Its fence; `None` in what older versions wrote.
+    /// Its fence.
     #[serde(default, rename = "f")]
     pub(super) fence: Last,
     #[serde(default, rename = "r", skip_serializing_if = "std::ops::Not::not")]
@@ -106,7 +103,7 @@ pub(super) struct Granted {
     /// Who is breaking it.
     #[serde(default, rename = "b", skip_serializing_if = "Option::is_none")]
     pub(super) broken: Option<Break>,
-    /// Beside the others, as older versions wrote it alone.
+    /// For nested holds that outlive the one that the lock was taken with.
     #[serde(flatten)]
     pub(super) heirloom: Option<Heirloom>,
 }

@@ -25,14 +25,14 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, copy, sink, split},
-    net::{TcpListener, TcpStream, lookup_host},
+    net::{TcpListener, TcpStream},
     sync::Notify,
     task::{JoinHandle, JoinSet},
 };
 
-use super::{failure, options::Options};
+use super::options::Options;
 use crate::{
-    backends::tls,
+    backends::net::{dial, tls},
     lock::{Error, Kind, Result, Session, random},
 };
 
@@ -329,20 +329,6 @@ async fn frame(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     frame.resize(4 + length as usize, 0);
     from.read_exact(&mut frame[4..]).await?;
     Ok(frame)
-}
-
-/// Connects to the first address of a host that answers.
-pub(super) async fn dial(host: &str, port: u16) -> Result<TcpStream> {
-    let mut failed = None;
-    // No resolver for what needs none: it would start a thread.
-    let host = if host.eq_ignore_ascii_case("localhost") { "127.0.0.1" } else { host };
-    for address in lookup_host((host, port)).await.map_err(failure::unresolved)? {
-        match TcpStream::connect(address).await {
-            Ok(stream) => return Ok(stream),
-            Err(error) => failed = Some(error),
-        }
-    }
-    Err(failed.map_or_else(|| failure::unresolved(io::ErrorKind::NotFound.into()), failure::not_connected))
 }
 
 #[cfg(test)]

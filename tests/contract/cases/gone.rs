@@ -27,30 +27,36 @@ const BLOCKED: Duration = Duration::from_secs(6);
 /// More than that takes on a busy machine, and much less than a lease.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Several that are gone are removed one after the other, without waiting for each.
+/// Several that are gone are removed together, however many they are.
 async fn a_waiter_that_is_gone_is_removed_by_the_next_one(lab: &Lab) {
-    let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let job = key("job");
-    let held = a.hold(&job).await;
-    let mut gone = Vec::new();
-    for _ in 0..3 {
-        let mut one = lab.client().await;
-        one.refused(&waiting(&job, LONG)).await;
-        gone.push(one);
+    for dead in [3, 20] {
+        let (mut a, mut b) = (lab.client().await, lab.client().await);
+        let job = key(&format!("job-{dead}"));
+        let held = a.hold(&job).await;
+        let mut gone = Vec::new();
+        for _ in 0..dead {
+            let mut one = lab.client().await;
+            one.refused(&waiting(&job, LONG)).await;
+            gone.push(one);
+        }
+        let began = Instant::now();
+        let wanted = waiting(&job, LONG);
+        assert_eq!(b.refused(&wanted).await.position, Some(dead + 1));
+        let free = async {
+            lab.pass(SLACK).await;
+            a.free(&held).await;
+        };
+        let ((), grant) = tokio::join!(free, b.wait_for(&wanted, LIMIT));
+        assert_eq!(grant.settle, Duration::ZERO, "they ran nothing");
+        crate::support::say(&format!(
+            "{}: {dead} waiters that are gone blocked the queue for {:?}; {BLOCKED:?} are allowed",
+            lab.kind.name(),
+            began.elapsed()
+        ));
+        assert!(began.elapsed() < LIMIT);
+        b.free(&wanted).await;
+        lab.client().await.hold(&job).await;
     }
-    let began = Instant::now();
-    let wanted = waiting(&job, LONG);
-    assert_eq!(b.refused(&wanted).await.position, Some(4));
-    let free = async {
-        lab.pass(SLACK).await;
-        a.free(&held).await;
-    };
-    let ((), grant) = tokio::join!(free, b.wait_for(&wanted, LIMIT));
-    assert_eq!(grant.settle, Duration::ZERO, "it ran nothing");
-    crate::support::say(&format!("three waiters that are gone blocked the queue for {:?}; {BLOCKED:?} are allowed", began.elapsed()));
-    assert!(began.elapsed() < LIMIT);
-    b.free(&wanted).await;
-    lab.client().await.hold(&job).await;
 }
 
 async fn a_waiter_that_is_gone_keeps_no_try_from_the_lock(lab: &Lab) {

@@ -20,7 +20,7 @@ pub(in crate::backends) use self::{
 };
 use super::{Redis, connection::Connection, options, race::HEDGE, reading::exchange, reply};
 use crate::{
-    backends::transport,
+    backends::net::transport,
     lock::{Admin, Check, Finding, Grants, Key, Result, Role, ServerTime},
 };
 

@@ -64,7 +64,7 @@ CREATE TABLE waiters (
     owner     TEXT    NOT NULL,
     since_ms  INTEGER NOT NULL,
     metadata  TEXT,
-    hold      TEXT,
+    hold      TEXT    NOT NULL,
     UNIQUE (namespace, key, owner)
 );
 

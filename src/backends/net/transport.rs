@@ -5,15 +5,15 @@ use std::net::IpAddr;
 use crate::lock::{Check, Finding, check};
 
 /// The check that all stores of the network share.
-pub(super) const CHECK: Check = check("tls", "whether the way to the store is encrypted, and who is believed at its end");
+pub(in crate::backends) const CHECK: Check = check("tls", "whether the way to the store is encrypted, and who is believed at its end");
 
 /// Whether nobody but this host's root can listen in.
-pub(super) fn is_here(host: &str) -> bool {
+pub(in crate::backends) fn is_here(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// A way in clear to these hosts. `mend` is how the store's URL asks for TLS.
-pub(super) fn in_clear<'a>(hosts: impl IntoIterator<Item = &'a str>, has_password: bool, mend: &str) -> Finding {
+pub(in crate::backends) fn in_clear<'a>(hosts: impl IntoIterator<Item = &'a str>, has_password: bool, mend: &str) -> Finding {
     let Some(far) = hosts.into_iter().find(|host| !is_here(host)) else {
         return Finding::ok(CHECK.id, "no TLS, and no network: the store is on this host");
     };
@@ -27,6 +27,6 @@ pub(super) fn in_clear<'a>(hosts: impl IntoIterator<Item = &'a str>, has_passwor
 }
 
 /// A server that has proven who it is.
-pub(super) fn verified() -> Finding {
+pub(in crate::backends) fn verified() -> Finding {
     Finding::ok(CHECK.id, "TLS; the server's certificate was verified")
 }

@@ -27,7 +27,7 @@ pub struct Tls {
 }
 
 /// Shakes hands with the server, which must prove to be `host`. `in_clear` begins the URLs of the same store without TLS.
-pub(super) async fn wrap(options: &Tls, host: &str, stream: TcpStream, in_clear: &str) -> Result<TlsStream<TcpStream>> {
+pub(in crate::backends) async fn wrap(options: &Tls, host: &str, stream: TcpStream, in_clear: &str) -> Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|error| Error::new(Kind::Config, "the host's name can't be one in a certificate").source(error))?;
     let connector = TlsConnector::from(Arc::new(config(options)?));
@@ -35,26 +35,24 @@ pub(super) async fn wrap(options: &Tls, host: &str, stream: TcpStream, in_clear:
 }
 
 /// What a handshake is begun with.
-pub(super) fn config(options: &Tls) -> Result<ClientConfig> {
+pub(in crate::backends) fn config(options: &Tls) -> Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| Error::new(Kind::Internal, "TLS can't be set up").source(error))?
-        .with_root_certificates(roots(options)?);
+        .with_root_certificates(roots(options.ca_file.as_deref())?);
     match (&options.cert_file, &options.key_file) {
         (None, None) => Ok(builder.with_no_client_auth()),
-        (Some(cert), Some(key)) => {
-            let key_der = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, "private key", error))?;
-            builder
-                .with_client_auth_cert(certificates(cert)?, key_der)
-                .map_err(|error| Error::new(Kind::Config, "the client certificate and its key don't fit").source(error))
-        }
+        (Some(cert), Some(key)) => builder
+            .with_client_auth_cert(certificates(cert)?, private_key(key)?)
+            .map_err(|error| Error::new(Kind::Config, "the client certificate and its key don't fit").source(error)),
         _ => Err(Error::new(Kind::Config, "a client certificate needs both cert and key")),
     }
 }
 
-fn roots(options: &Tls) -> Result<RootCertStore> {
-    let Some(file) = &options.ca_file else {
+/// The authorities to trust: those of a file, or the public ones.
+pub(in crate::backends) fn roots(file: Option<&Path>) -> Result<RootCertStore> {
+    let Some(file) = file else {
         return Ok(RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() });
     };
     let mut roots = RootCertStore::empty();
@@ -66,13 +64,17 @@ fn roots(options: &Tls) -> Result<RootCertStore> {
     Ok(roots)
 }
 
-fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
+pub(in crate::backends) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let read = || CertificateDer::pem_file_iter(file)?.collect::<Result<Vec<_>, pem::Error>>();
     match read() {
         Ok(certificates) if certificates.is_empty() => Err(Error::new(Kind::Config, format!("{}: no certificate in it", file.display()))),
         Ok(certificates) => Ok(certificates),
         Err(error) => Err(unreadable(file, "certificate", error)),
     }
+}
+
+pub(in crate::backends) fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>> {
+    PrivateKeyDer::from_pem_file(file).map_err(|error| unreadable(file, "private key", error))
 }
 
 /// The cause may quote the file, so of the private key's it is left out.
