@@ -216,7 +216,8 @@ pub(super) enum Call {
     Answered,
 }
 
-/// Answers the call of this waiter, which has extended its lease. Without an answer it is only taken for one that is slow.
+/// Answers the call of this waiter, which has extended its lease. If the store refuses, the waiter only counts as a slow one: its
+/// extended lease keeps it from being removed.
 pub(super) async fn answer(client: &mut Client, names: &Names, own: i64) {
     let _ = client.txn(ops::read(vec![ops::put(&names.call(own), HERE, own)])).await;
 }

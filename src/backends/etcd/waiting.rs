@@ -115,8 +115,12 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
             };
             queued.ttl = super::session::ttl(length)?;
             queued.alive_until = fresh_until(Some(queued.ttl), queued.called);
-            if std::mem::take(&mut queued.unanswered) {
-                lookout::answer(client, &session.names, session.lease).await;
+            if queued.unanswered {
+                // Late, it is refused with the lease, or says what is so. Without an answer it is said again with the next extension.
+                match timeout(answer, lookout::answer(client, &session.names, session.lease)).await {
+                    Ok(()) => queued.unanswered = false,
+                    Err(_) => session.watches = None,
+                }
             }
         }
         if queued.lookout.due().is_some_and(is_past) {
