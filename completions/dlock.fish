@@ -48,6 +48,7 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "verify" -d 'Tell whethe
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back a lock that was acquired'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "hold" -d 'Keep a lock in the foreground, until stdin ends'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "inspect" -d 'Show who holds a lock, who waits, and when it expires'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "names" -d 'Tell what other lock libraries call a lock, and whether they share it'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "list" -d 'Show every held lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show who held a lock, and how it ended'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "break" -d 'Ask the holder of a lock to stop and give up'
@@ -241,6 +242,23 @@ complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l json -d 'Print o
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand names" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
+complete -c dlock -n "__fish_dlock_using_subcommand names" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand names" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand names" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand names" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand names" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand names" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand names" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand names" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand names" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand names" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand names" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand names" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand names" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l sort -d 'Order by key, since, expires or wait [key]' -r -f -a "key\t''
 since\t''
 expires\t''

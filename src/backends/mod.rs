@@ -7,6 +7,7 @@ pub mod mysql;
 mod net;
 mod pause;
 pub mod postgres;
+mod queue;
 pub mod redis;
 pub mod redlock;
 pub mod sql;
@@ -17,7 +18,7 @@ pub mod zookeeper;
 use self::net::transport;
 pub use self::net::{secret::Secret, tls::Tls};
 
-use crate::lock::{Capabilities, Check};
+use crate::lock::{Capabilities, Check, Library};
 
 /// What each store can do: what its backend says of itself.
 pub const CAPABILITIES: &[(&str, &Capabilities)] = &[
@@ -47,4 +48,15 @@ pub const CHECKS: &[(&str, &[&[Check]])] = &[
     ("MySQL and MariaDB", &[mysql::examine::CHECKS]),
     ("ZooKeeper", &[zookeeper::examine::CHECKS]),
     ("etcd", &[etcd::examine::CHECKS]),
+];
+
+/// The libraries that are known, by store.
+pub const LIBRARIES: &[(&str, &[Library])] = &[
+    ("Redis, Sentinel, Cluster", &redis::sharing::LIBRARIES),
+    ("Redlock and Tair", &redis::sharing::OF_STRINGS),
+    ("PostgreSQL, MySQL and MariaDB", &sql::SHEDLOCK),
+    ("PostgreSQL, mode=advisory", &postgres::sharing::ADVISORY),
+    ("MySQL and MariaDB, mode=advisory", &mysql::sharing::ADVISORY),
+    ("ZooKeeper", &zookeeper::sharing::LIBRARIES),
+    ("etcd", &etcd::sharing::LIBRARIES),
 ];

@@ -4,7 +4,9 @@ use std::ffi::OsString;
 
 use clap::{ArgAction, Args, Parser, Subcommand, builder::PossibleValuesParser};
 
-use crate::commands::{acquire, breaking, completions, doctor, gc, history, hold, init, inspect, list, man, release, renew, run, verify};
+use crate::commands::{
+    acquire, breaking, completions, doctor, gc, history, hold, init, inspect, list, man, names, release, renew, run, verify,
+};
 
 /// Take a lock on the store you already run, and run a command under it.
 #[derive(Debug, Parser)]
@@ -16,7 +18,7 @@ use crate::commands::{acquire, breaking, completions, doctor, gc, history, hold,
     disable_help_subcommand = true,
     help_template = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}",
     subcommand_help_heading = "Commands",
-    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock COMMAND --help; man dlock; --version; init, gc, completions, man"
+    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock COMMAND --help; man dlock; --version; names, init, gc, completions"
 )]
 pub struct Cli {
     /// What all commands take.
@@ -74,6 +76,9 @@ pub enum Command {
     Hold(hold::Args),
     /// Show who holds a lock, who waits, and when it expires
     Inspect(inspect::Args),
+    /// Tell what other lock libraries call a lock, and whether they share it
+    #[command(hide = true)]
+    Names(names::Args),
     /// Show every held lock
     List(list::Args),
     /// Show who held a lock, and how it ended

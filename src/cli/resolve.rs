@@ -23,7 +23,7 @@ use super::{
 use crate::{
     commands::{
         Context, KeyArg, ModeArgs, TokenArg, Wanted, WantedArgs, Work, acquire, breaking, doctor, gc, history, hold, hold::HoldUntil, init,
-        inspect, list, release, renew, verify,
+        inspect, list, names, release, renew, verify,
     },
     exit,
     lease::{Held, Limits, Patience},
@@ -89,6 +89,7 @@ fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)
             Ok((Some(Key::from_os(first)?), None))
         }
         Command::Inspect(args) => Ok((Some(key(&args.key)?), None)),
+        Command::Names(args) => Ok((Some(key(&args.key)?), None)),
         // Whether an ancestor holds it: DLOCK_HELD has the token.
         Command::Verify(args) if given(&args.key).is_some() && args.token.token.is_none() => Ok((Some(key(&args.key)?), None)),
         Command::Verify(args) => pair(&args.key, &args.token, env),
@@ -193,6 +194,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
         Command::History(args) => Work::History(history::HistorySettings { key: key()?, last: args.last, timeline: args.timeline }),
         Command::Release(_) => Work::Release(release::ReleaseSettings { key: key()?, token: token()? }),
         Command::Inspect(_) => Work::Inspect(inspect::InspectSettings { key: key()? }),
+        Command::Names(_) => Work::Names(names::NamesSettings { key: key()? }),
         Command::List(args) => Work::List(list_settings(args)?),
         Command::Init(args) => Work::Init(init::InitSettings { print: args.print }),
         Command::Gc(args) => {

@@ -10,7 +10,10 @@ use crate::{
 
 /// The arguments of `dlock inspect`.
 #[derive(clap::Args, Debug)]
-#[command(override_usage = "dlock inspect KEY [OPTIONS]", after_help = "Example:  dlock inspect nightly --json | jq .holders")]
+#[command(
+    override_usage = "dlock inspect KEY [OPTIONS]",
+    after_help = "stored as: the lock's name in the store. dlock names KEY: how programs share it.\nExample:  dlock inspect nightly --json | jq .holders"
+)]
 pub struct Args {
     /// The key.
     #[command(flatten)]

@@ -5,12 +5,12 @@ use clap_mangen::{
     roff::{Roff, bold, roman},
 };
 
-use super::{CAPABILITIES, CHECKS};
-use crate::lock::{Capabilities, Check, Error, Kind, Result};
+use super::{CAPABILITIES, CHECKS, LIBRARIES};
+use crate::lock::{Capabilities, Check, Error, Excludes, Kind, Library, Result};
 
 /// The arguments of `dlock man`.
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Example:  dlock man run | man -l -")]
+#[command(after_help = "interop, which is no command, is the page of the other lock libraries.\nExample:  dlock man run | man -l -")]
 pub struct Args {
     /// The page of this command instead of dlock's
     #[arg(value_name = "COMMAND")]
@@ -29,9 +29,10 @@ pub fn text(command: clap::Command, args: &Args, variables: &[(String, String)])
     let mut out = Vec::new();
     let rendered = match args.page.as_deref() {
         None => overview(command, variables, &mut out),
+        Some(INTEROP) => interop(&command, &mut out),
         Some(name) => {
             let Some(page) = command.get_subcommands().find(|page| page.get_name() == name) else {
-                let names: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+                let names: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).chain([INTEROP]).collect();
                 return Err(Error::new(Kind::Usage, "there is no page of this name").hint(format!("it is one of {}", names.join(", "))));
             };
             // `dlock man run` makes dlock-run(1).
@@ -41,6 +42,37 @@ pub fn text(command: clap::Command, args: &Args, variables: &[(String, String)])
     };
     rendered.map_err(|error| Error::new(Kind::Internal, "the page can't be made").source(error))?;
     Ok(out)
+}
+
+/// The page about other lock libraries.
+const INTEROP: &str = "interop";
+
+fn interop(command: &clap::Command, out: &mut Vec<u8>) -> std::io::Result<()> {
+    let mut title = Roff::new();
+    let version = format!("dlock {}", command.get_version().unwrap_or_default());
+    title.control("TH", ["dlock-interop", "7", "", &version, ""]);
+    title.to_writer(out)?;
+    render(&format!("{}\n{}", include_str!("man/interop.md"), libraries()), out)?;
+    render("# SEE ALSO\ndlock(1), dlock-names(1), dlock-inspect(1)", out)
+}
+
+/// The libraries of each store, from the tables that `dlock names` uses.
+fn libraries() -> String {
+    let one = |library: &Library| {
+        let Library { name, code, about, .. } = library;
+        let how = match library.excludes {
+            Excludes::BothWays => "both ways",
+            Excludes::OneWay => "one way",
+            Excludes::No => "no",
+        };
+        let code = code.replace("{string}", "\"NAME\"").replace("{word}", "NAME").replace("{sql}", "'NAME'").replace("{name}", "NAME");
+        let code = code.replace("{table}", "\"dlock\"").replace("{lock}", "NAME");
+        let code = if code.is_empty() { code } else { format!("    {code}\n\n") };
+        let about = if about.is_empty() { String::new() } else { format!("; {about}") };
+        format!("- {name}: {how}{about}.\n{code}")
+    };
+    let of = |(title, libraries): &(&str, &[Library])| format!("## {title}\n{}", libraries.iter().map(one).collect::<String>());
+    LIBRARIES.iter().map(of).collect()
 }
 
 fn overview(command: clap::Command, variables: &[(String, String)], out: &mut Vec<u8>) -> std::io::Result<()> {

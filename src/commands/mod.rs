@@ -15,6 +15,7 @@ mod key;
 pub mod list;
 pub mod man;
 mod metadata;
+pub mod names;
 pub mod release;
 pub mod renew;
 pub mod run;
@@ -24,7 +25,7 @@ pub mod verify;
 
 use std::{future::Future, time::Duration};
 
-pub use crate::backends::{CAPABILITIES, CHECKS};
+pub use crate::backends::{CAPABILITIES, CHECKS, LIBRARIES};
 pub use key::{KeyArg, KeysArg, ModeArgs, TakingArgs, TokenArg, WantedArgs};
 pub use metadata::{collect as collect_metadata, user as user_name};
 pub use take::Wanted;
@@ -35,9 +36,18 @@ pub use target::{
 };
 
 use crate::{
-    backends::{etcd::Etcd, mysql, postgres, redis::Redis, redlock::Redlock, sqlite::Sqlite, tair::Tair, zookeeper::ZooKeeper},
+    backends::{
+        etcd::{self, Etcd},
+        mysql, postgres,
+        redis::{self, Redis},
+        redlock::{self, Redlock},
+        sql,
+        sqlite::Sqlite,
+        tair::{self, Tair},
+        zookeeper::{self, ZooKeeper},
+    },
     lease::Limits,
-    lock::{Backend, Error, Kind, Notice, Result},
+    lock::{Backend, Error, Key, Kind, Notice, Result, Sharing},
     output::{Output, drain, plain},
     supervise::{Signal, Signals, reraise, stop_self, unblock_signals},
 };
@@ -91,6 +101,8 @@ pub enum Work {
     Hold(Box<hold::HoldSettings>),
     /// `dlock inspect`
     Inspect(inspect::InspectSettings),
+    /// `dlock names`
+    Names(names::NamesSettings),
     /// `dlock list`
     List(list::ListSettings),
     /// `dlock history`
@@ -120,6 +132,7 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
         Work::Hold(settings) => block_on(hold::run(&settings, context)),
         Work::Release(settings) => block_on(release::run(settings, context)),
         Work::Inspect(settings) => block_on(inspect::run(settings, context)),
+        Work::Names(settings) => names::run(&settings, context),
         Work::List(settings) => block_on(list::run(settings, context)),
         Work::History(settings) => block_on(history::run(settings, context)),
         Work::Break(settings) => block_on(breaking::run(settings, context)),
@@ -149,6 +162,20 @@ fn open_as_it_is(context: &Context) -> Box<dyn Backend> {
         BackendConfig::ZooKeeper(options) => Box::new(ZooKeeper::new(options.clone())),
         BackendConfig::Postgres(options) => postgres::backend(options.clone()),
     }
+}
+
+/// What each lock library is given for a lock. Without I/O.
+fn sharing(backend: &BackendConfig, key: &Key) -> Result<Sharing> {
+    Ok(match backend {
+        BackendConfig::Sqlite { options, .. } => Sharing::new(sql::Names::new(&options.namespace).of(key), &[], &[]),
+        BackendConfig::Redis(options) => redis::sharing::sharing(options, key)?,
+        BackendConfig::Redlock(options) => redlock::sharing::sharing(options, key)?,
+        BackendConfig::Tair(options) => tair::sharing::sharing(options, key)?,
+        BackendConfig::Mysql(options) => mysql::sharing::sharing(options, key),
+        BackendConfig::Postgres(options) => postgres::sharing::sharing(options, key),
+        BackendConfig::Etcd(options) => etcd::sharing::sharing(options, key),
+        BackendConfig::ZooKeeper(options) => zookeeper::sharing::sharing(options, key),
+    })
 }
 
 /// Waits until all was printed that was put aside. By then nothing is held any more, and a signal ends the wait, as it ends any program's.

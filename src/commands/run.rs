@@ -1,5 +1,6 @@
 //! `dlock run`: take a lock, run a command under it, keep renewing, release.
 
+mod ends;
 mod job;
 mod policy;
 mod watch;

@@ -115,6 +115,7 @@ async fn undo(backend: &mut dyn Backend, clock: &dyn Clock, request: &Request, l
 #[allow(clippy::struct_excessive_bools)] // what may have happened, each by itself
 struct Pursuit {
     limits: Limits,
+    began: BootTime,
     /// When waiting ends; `None` for never.
     wait_until: Option<BootTime>,
     /// When a store that doesn't answer is given up; `None` for never.
@@ -140,7 +141,17 @@ impl Pursuit {
             Patience::Forever => None,
         };
         let outage_until = wait_until.map(|end| end.max(now.plus(limits.answer)));
-        Self { limits, wait_until, outage_until, in_flight: false, unsure: false, waited: false, passing_until: None, settled: false }
+        Self {
+            limits,
+            began: now,
+            wait_until,
+            outage_until,
+            in_flight: false,
+            unsure: false,
+            waited: false,
+            passing_until: None,
+            settled: false,
+        }
     }
 
     async fn run<S>(
@@ -156,6 +167,9 @@ impl Pursuit {
         loop {
             let sent = clock.now();
             request.at_ms = Some(wall_ms());
+            if let Some(metadata) = &mut request.metadata {
+                metadata.waited_ms = u64::try_from(sent.since(self.began).as_millis()).ok();
+            }
             self.in_flight = true;
             self.waited |= request.waiting;
             let mut end = sent.plus(self.limits.attempt());

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::{
     Look,
     json::{ErrorReport, Head, head},
+    wrapped,
 };
 use crate::{
     exit,
@@ -157,9 +158,9 @@ pub fn view(report: &Report, only_bad: bool, look: Look) -> String {
             None => finding.text.clone(),
         };
         let gap = " ".repeat(INDENT - label.len());
-        let _ = writeln!(text, "{}{gap}{}", look.paint(style, label), wrapped(&said, look));
+        let _ = writeln!(text, "{}{gap}{}", look.paint(style, label), wrapped(&said, INDENT, look));
         if let Some(mend) = &finding.mend {
-            let _ = writeln!(text, "{}{}", " ".repeat(INDENT), wrapped(&format!("mend: {mend}"), look));
+            let _ = writeln!(text, "{}{}", " ".repeat(INDENT), wrapped(&format!("mend: {mend}"), INDENT, look));
         }
     }
     text + &summary(report) + "\n"
@@ -204,23 +205,6 @@ fn summary(report: &Report) -> String {
         Severity::Warn => format!("{warnings}, nothing unsafe"),
         Severity::Unsafe => format!("not safe: {} that must be mended, {warnings}", several(count(Severity::Unsafe), "thing", "things")),
     }
-}
-
-/// Broken between words to the width of the terminal, all lines but the first indented.
-fn wrapped(text: &str, look: Look) -> String {
-    let text = printable(text);
-    let Some(room) = look.width.map(|width| width.saturating_sub(INDENT).max(20)) else { return text.into_owned() };
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= room => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines.join(&format!("\n{}", " ".repeat(INDENT)))
 }
 
 #[cfg(test)]

@@ -95,16 +95,17 @@ pub fn view(runs: &[RunOf], last: usize, record: &Record, skips: &[Skips], now: 
         text.push_str("no runs are remembered\n");
     } else {
         let width = look.width.unwrap_or(80);
-        let shown: Vec<[String; 5]> = runs.iter().take(last).map(|run| cells(run, now)).collect();
-        let titles = ["STARTED", "HOST", "RAN", "END", "FENCE"].map(str::to_owned);
+        let shown: Vec<[String; 6]> = runs.iter().take(last).map(|run| cells(run, now)).collect();
+        let titles = ["STARTED", "HOST", "WAITED", "RAN", "END", "FENCE"].map(str::to_owned);
         let widest = |column: usize| shown.iter().chain([&titles]).map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let (started, host, ran, fence) = (widest(0), widest(1), widest(2), widest(4));
-        let end = width.saturating_sub(started + host + ran + fence + 8).max(10);
+        let (started, host, waited, ran, fence) = (widest(0), widest(1), widest(2), widest(3), widest(5));
+        let end = width.saturating_sub(started + host + waited + ran + fence + 10).max(10);
         // Off a terminal nobody has to be spared a long line.
-        let end = if look.width.is_some() { end } else { end.max(widest(3)) };
+        let end = if look.width.is_some() { end } else { end.max(widest(4)) };
         for (n, row) in [&titles].into_iter().chain(&shown).enumerate() {
-            let words = who::cut(&row[3], end);
-            let line = format!("{:<started$}  {:<host$}  {:<ran$}  {words:<end$}  {:>fence$}", row[0], row[1], row[2], row[4]);
+            let [begun, by, wait, run, how, number] = row;
+            let how = who::cut(how, end);
+            let line = format!("{begun:<started$}  {by:<host$}  {wait:<waited$}  {run:<ran$}  {how:<end$}  {number:>fence$}");
             let bad = n > 0 && runs.get(n - 1).is_some_and(RunOf::is_bad);
             let line = line.trim_end();
             text.push_str(&if n == 0 {
@@ -162,12 +163,14 @@ fn starts(text: &mut String, record: &Record, now: &Now) {
     }
 }
 
-fn cells(run: &RunOf, now: &Now) -> [String; 5] {
-    let ran = run.ran_ms(now.unix_ms()).map_or_else(|| "?".into(), |ms| age(std::time::Duration::from_millis(ms)));
+fn cells(run: &RunOf, now: &Now) -> [String; 6] {
+    let length = |ms: Option<u64>| ms.map_or_else(|| "?".into(), |ms| age(std::time::Duration::from_millis(ms)));
+    let (waited, ran) = (run.metadata.as_ref().and_then(|metadata| metadata.waited_ms), run.ran_ms(now.unix_ms()));
     [
         run.started_ms.map_or_else(|| "?".into(), |started| now.local(started)),
         run.host(),
-        ran,
+        length(waited),
+        length(ran),
         run.words(),
         run.fence.map(|fence| fence.to_string()).unwrap_or_default(),
     ]
@@ -231,7 +234,7 @@ mod tests {
         let started = now().unix_ms() - ago * 1000;
         RunOf {
             fence: Some(Fence(fence)),
-            metadata: Some(Metadata { host: Some(host.into()), ..Metadata::default() }),
+            metadata: Some(Metadata { host: Some(host.into()), waited_ms: Some(12_000), ..Metadata::default() }),
             started_ms: Some(started),
             ended_ms: end.is_some().then_some(started + ran * 1000),
             end,
@@ -260,9 +263,9 @@ mod tests {
         };
         let text = view(&some(), 20, &Record::default(), &[skips("web2", 4, 86_000), skips("web5", 5, 3839)], &now(), Look::default());
         let expected = "\
-STARTED          HOST  RAN      END                             FENCE
-Fri 20 02:00:01  web3  1h 4m    running                          1042
-Thu 19 03:00:00  web1  6m 2s    ok                               1041
+STARTED          HOST  WAITED  RAN      END                     FENCE
+Fri 20 02:00:01  web3  12s     1h 4m    running                  1042
+Thu 19 03:00:00  web1  12s     6m 2s    ok                       1041
 ";
         assert_eq!(text.lines().count(), 7, "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
@@ -280,7 +283,7 @@ Thu 19 03:00:00  web1  6m 2s    ok                               1041
         let strange = RunOf { started_ms: None, ended_ms: None, metadata: None, ..run("", 1, 1, Some(End::Expired), None, 7) };
         let text = view(&[strange], 20, &Record::default(), &[], &now(), Look::default());
         let line: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
-        assert_eq!(line, ["?", "?", "?", "EXPIRED", "7"]);
+        assert_eq!(line, ["?", "?", "?", "?", "EXPIRED", "7"]);
         assert_eq!(view(&[], 20, &Record::default(), &[], &now(), Look::default()), "no runs are remembered\n");
         assert_eq!(timeline(&[], 20, &now(), Look::default()), "no runs are remembered\n");
     }

@@ -11,6 +11,7 @@
 //! | `ok` of renew | 0 | `key backend fence ttl_ms`; no fence if the lease was longer already |
 //! | `ok` of release | 0 | `key backend holds`: of the same owner, that keep the lock |
 //! | `ok` of inspect | 0 | `backend` and a lock |
+//! | `ok` of names | 0 | `key backend stored_as libraries`: `library excludes code namespace about`, where `excludes` is `both_ways`, `one_way` or `no` |
 //! | `ok` of list | 0 | `backend locks`: an array of locks |
 //! | `ok` of history | 0 | `key backend runs skips` |
 //! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (or its lease ended) or `evicted` |
@@ -27,7 +28,7 @@
 //!
 //! A lock: `key stored_as held last_fence holders waiters nodes`. A node, of a store of several that decide together: `node held others
 //! fence expires_in_ms error`; `others` if it is held there by somebody else than the holder. A holder: `mode permit permits host user pid boot_id pid_ns command description fence
-//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if somebody is breaking it: `by reason seen`. A run: `fence host user pid command description started ended ran_ms end bad reason`, where `end` is `running`,
+//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if somebody is breaking it: `by reason seen`. A run: `fence host user pid command description started ended waited_ms ran_ms end bad reason`, where `end` is `running`,
 //! `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost` or `broken`. Skips of a host: `host count since last reason`. A waiter: `host user pid command description
 //! waiting_for_ms`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
 //! failed step happened in the store all the same: `not_applied`, `applied` or `unknown`. A `command`: `status` or `signal`. `released`:
@@ -35,19 +36,22 @@
 //!
 //! `run` prints its object as the last line of stderr, since stdout is the command's.
 
-use std::{error::Error as _, time::Duration};
+mod parts;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{
-    Cause, Now, Skip,
-    history::RunOf,
-    time::{millis, rfc3339_ms},
+pub use self::parts::{
+    BreakReport, ErrorReport, HolderReport, LockReport, PacedReport, PastReport, RefusedReport, SkipsReport, StartReport, mode,
 };
+use super::{Cause, Now, Skip, history::RunOf, time::millis};
 use crate::{
     exit,
     lease::Lease,
-    lock::{self, Break, Effect, End, Error, Fence, Holder, Key, Kind, LockState, Mode, NodeView, Refusal, Rule, Skips, Waiter},
+    lock::{self, Break, Error, Excludes, Fence, Key, LockState, Neighbour, Sharing, Skips},
 };
 
 /// The name of the schema.
@@ -304,55 +308,6 @@ impl<'a> Failed<'a> {
     }
 }
 
-/// One lock.
-#[derive(Debug, Serialize)]
-pub struct LockReport<'a> {
-    key: &'a str,
-    stored_as: &'a str,
-    held: bool,
-    last_fence: Option<u64>,
-    holders: Vec<HolderReport<'a>>,
-    waiters: Vec<WaiterReport<'a>>,
-    nodes: Vec<NodeReport<'a>>,
-}
-
-impl<'a> LockReport<'a> {
-    fn new(state: &'a LockState, now: &Now) -> Self {
-        Self {
-            key: state.key.as_str(),
-            stored_as: &state.stored_as,
-            held: !state.holders.is_empty(),
-            last_fence: state.last_fence.map(|fence| fence.0),
-            holders: state.holders.iter().map(|holder| HolderReport::new(holder, now)).collect(),
-            waiters: state.waiters.iter().map(WaiterReport::new).collect(),
-            nodes: state.nodes.iter().map(NodeReport::new).collect(),
-        }
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct NodeReport<'a> {
-    node: &'a str,
-    held: Option<bool>,
-    others: bool,
-    fence: Option<u64>,
-    expires_in_ms: Option<u64>,
-    error: Option<&'a str>,
-}
-
-impl<'a> NodeReport<'a> {
-    fn new(node: &'a NodeView) -> Self {
-        Self {
-            node: &node.node,
-            held: node.held,
-            others: node.others,
-            fence: node.fence.map(|fence| fence.0),
-            expires_in_ms: node.expires_in.map(millis),
-            error: node.error.as_deref(),
-        }
-    }
-}
-
 /// `inspect`.
 #[derive(Debug, Serialize)]
 pub struct Inspected<'a> {
@@ -370,6 +325,45 @@ impl<'a> Inspected<'a> {
     }
 }
 
+/// `names`.
+#[derive(Debug, Serialize)]
+pub struct Named<'a> {
+    #[serde(flatten)]
+    head: Head,
+    key: &'a str,
+    backend: &'a str,
+    stored_as: &'a str,
+    libraries: Vec<LibraryReport<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct LibraryReport<'a> {
+    library: &'static str,
+    excludes: &'static str,
+    code: Option<&'a str>,
+    namespace: Option<&'static str>,
+    about: Option<&'static str>,
+}
+
+impl<'a> Named<'a> {
+    /// Of this lock.
+    pub fn new(key: &'a Key, backend: &'a str, sharing: &'a Sharing) -> Self {
+        let report = |neighbour: &'a Neighbour| LibraryReport {
+            library: neighbour.library.name,
+            excludes: match neighbour.library.excludes {
+                Excludes::BothWays => "both_ways",
+                Excludes::OneWay => "one_way",
+                Excludes::No => "no",
+            },
+            code: neighbour.code.as_deref(),
+            namespace: neighbour.namespace,
+            about: Some(neighbour.library.about).filter(|about| !about.is_empty()),
+        };
+        let libraries = sharing.libraries.iter().map(report).collect();
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, stored_as: &sharing.stored_as, libraries }
+    }
+}
+
 /// `list`.
 #[derive(Debug, Serialize)]
 pub struct Listed<'a> {
@@ -383,339 +377,5 @@ impl<'a> Listed<'a> {
     /// Of these locks.
     pub fn new(states: &'a [LockState], backend: &'a str, now: &Now) -> Self {
         Self { head: head("ok", exit::OK), backend, locks: states.iter().map(|state| LockReport::new(state, now)).collect() }
-    }
-}
-
-/// One hold.
-#[derive(Debug, Serialize)]
-pub struct HolderReport<'a> {
-    mode: &'static str,
-    permit: Option<u32>,
-    permits: Option<u32>,
-    host: Option<&'a str>,
-    user: Option<&'a str>,
-    pid: Option<u32>,
-    boot_id: Option<&'a str>,
-    pid_ns: Option<u64>,
-    command: Option<&'a str>,
-    description: Option<&'a str>,
-    fence: Option<u64>,
-    foreign: bool,
-    detached: bool,
-    since: Option<String>,
-    held_for_ms: Option<u64>,
-    renewed_ago_ms: Option<u64>,
-    expires_in_ms: Option<u64>,
-    holds: u32,
-    broken: Option<BreakReport<'a>>,
-}
-
-/// A run that keeps a free lock from others.
-#[derive(Debug, Serialize)]
-pub struct RefusedReport<'a> {
-    reason: &'a str,
-    host: Option<&'a str>,
-    user: Option<&'a str>,
-    pid: Option<u32>,
-    fence: Option<u64>,
-    began: Option<String>,
-    state: Option<&'static str>,
-    again_in_ms: Option<u64>,
-}
-
-impl<'a> RefusedReport<'a> {
-    /// By what was asked with this option; `now` dates it.
-    pub fn new(refusal: &'a Refusal, option: &'a str, now: &Now) -> Self {
-        let metadata = refusal.metadata.as_ref();
-        Self {
-            reason: option,
-            host: metadata.and_then(|m| m.host.as_deref()),
-            user: metadata.and_then(|m| m.user.as_deref()),
-            pid: metadata.and_then(|m| m.pid),
-            fence: refusal.fence.map(|fence| fence.0),
-            began: refusal.began.and_then(|ago| now.utc_before(ago)),
-            state: match refusal.rule {
-                Rule::Once(stage) => Some(stage.as_str()),
-                Rule::SkewGuard(_) | Rule::AtLeast(_) => None,
-            },
-            again_in_ms: refusal.again_in.map(millis),
-        }
-    }
-}
-
-/// A start that is kept from others for a while.
-#[derive(Debug, Serialize)]
-pub struct PacedReport<'a> {
-    fence: u64,
-    host: Option<&'a str>,
-    user: Option<&'a str>,
-    began: Option<String>,
-    skew_guard_ms: u64,
-    at_least_ms: u64,
-}
-
-impl<'a> PacedReport<'a> {
-    fn new(paced: &'a lock::Paced) -> Self {
-        let metadata = paced.metadata.as_ref();
-        Self {
-            fence: paced.fence.0,
-            host: metadata.and_then(|m| m.host.as_deref()),
-            user: metadata.and_then(|m| m.user.as_deref()),
-            began: rfc3339_ms(paced.at_ms),
-            skew_guard_ms: paced.guard_ms,
-            at_least_ms: paced.at_least_ms,
-        }
-    }
-}
-
-/// The last start of a run that was to be the only one for some time.
-#[derive(Debug, Serialize)]
-pub struct StartReport<'a> {
-    fence: u64,
-    host: Option<&'a str>,
-    user: Option<&'a str>,
-    began: Option<String>,
-    state: &'static str,
-    tries: u32,
-    window_ms: u64,
-}
-
-impl<'a> StartReport<'a> {
-    fn new(start: &'a lock::Start) -> Self {
-        let metadata = start.metadata.as_ref();
-        Self {
-            fence: start.fence.0,
-            host: metadata.and_then(|m| m.host.as_deref()),
-            user: metadata.and_then(|m| m.user.as_deref()),
-            began: rfc3339_ms(start.at_ms),
-            state: start.stage.as_str(),
-            tries: start.tries,
-            window_ms: start.window_ms,
-        }
-    }
-}
-
-/// Who is breaking a hold.
-#[derive(Debug, Serialize)]
-pub struct BreakReport<'a> {
-    by: &'a str,
-    reason: Option<&'a str>,
-    seen: bool,
-}
-
-impl<'a> BreakReport<'a> {
-    /// Of this mark.
-    pub fn new(mark: &'a Break) -> Self {
-        Self { by: &mark.by, reason: mark.why.as_deref(), seen: mark.seen }
-    }
-}
-
-impl<'a> HolderReport<'a> {
-    /// Of this hold; `now` dates it.
-    pub fn new(holder: &'a Holder, now: &Now) -> Self {
-        let metadata = holder.metadata.as_ref();
-        Self {
-            mode: mode(holder.mode),
-            permit: holder.permit,
-            permits: if let Mode::Permits(most) = holder.mode { Some(most) } else { None },
-            host: metadata.and_then(|m| m.host.as_deref()),
-            user: metadata.and_then(|m| m.user.as_deref()),
-            pid: metadata.and_then(|m| m.pid),
-            boot_id: metadata.and_then(|m| m.boot_id.as_deref()),
-            pid_ns: metadata.and_then(|m| m.pid_ns),
-            command: metadata.and_then(|m| m.command.as_deref()),
-            description: metadata.and_then(|m| m.description.as_deref()),
-            fence: holder.fence.map(|fence| fence.0),
-            foreign: holder.foreign,
-            detached: holder.detached,
-            since: holder.held_for.and_then(|ago| now.utc_before(ago)),
-            held_for_ms: holder.held_for.map(millis),
-            renewed_ago_ms: holder.renewed_ago.map(millis),
-            expires_in_ms: holder.expires_in.map(millis),
-            holds: holder.holds,
-            broken: holder.broken.as_ref().map(BreakReport::new),
-        }
-    }
-}
-
-/// One run.
-#[derive(Debug, Serialize)]
-pub struct PastReport<'a> {
-    fence: Option<u64>,
-    host: Option<&'a str>,
-    user: Option<&'a str>,
-    pid: Option<u32>,
-    command: Option<&'a str>,
-    description: Option<&'a str>,
-    started: Option<String>,
-    ended: Option<String>,
-    ran_ms: Option<u64>,
-    end: String,
-    bad: bool,
-    reason: Option<&'a str>,
-}
-
-impl<'a> PastReport<'a> {
-    fn new(run: &'a RunOf) -> Self {
-        let metadata = run.metadata.as_ref();
-        Self {
-            fence: run.fence.map(|fence| fence.0),
-            host: metadata.and_then(|m| m.host.as_deref()),
-            user: metadata.and_then(|m| m.user.as_deref()),
-            pid: metadata.and_then(|m| m.pid),
-            command: metadata.and_then(|m| m.command.as_deref()),
-            description: metadata.and_then(|m| m.description.as_deref()),
-            started: run.started_ms.and_then(rfc3339_ms),
-            ended: run.ended_ms.and_then(rfc3339_ms),
-            ran_ms: run.end.as_ref().and_then(|_| run.ran_ms(0)),
-            end: run.end.as_ref().map_or_else(|| "running".into(), ToString::to_string),
-            bad: run.end.as_ref().is_some_and(End::is_bad),
-            reason: run.why.as_deref(),
-        }
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct SkipsReport<'a> {
-    host: &'a str,
-    count: u64,
-    since: Option<String>,
-    last: Option<String>,
-    reason: &'a str,
-}
-
-impl<'a> SkipsReport<'a> {
-    fn new(skips: &'a Skips) -> Self {
-        let (since, last) = (skips.since_ms.and_then(rfc3339_ms), skips.last_ms.and_then(rfc3339_ms));
-        Self { host: &skips.host, count: skips.count, since, last, reason: &skips.reason }
-    }
-}
-
-/// A mode in a word.
-pub const fn mode(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Permits(_) => "permits",
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct WaiterReport<'a> {
-    host: Option<&'a str>,
-    user: Option<&'a str>,
-    pid: Option<u32>,
-    command: Option<&'a str>,
-    description: Option<&'a str>,
-    waiting_for_ms: Option<u64>,
-}
-
-impl<'a> WaiterReport<'a> {
-    fn new(waiter: &'a Waiter) -> Self {
-        let metadata = waiter.metadata.as_ref();
-        Self {
-            host: metadata.and_then(|m| m.host.as_deref()),
-            user: metadata.and_then(|m| m.user.as_deref()),
-            pid: metadata.and_then(|m| m.pid),
-            command: metadata.and_then(|m| m.command.as_deref()),
-            description: metadata.and_then(|m| m.description.as_deref()),
-            waiting_for_ms: waiter.waiting_for.map(millis),
-        }
-    }
-}
-
-/// One error.
-#[derive(Debug, Serialize)]
-pub struct ErrorReport<'a> {
-    kind: &'static str,
-    message: &'a str,
-    hint: Option<&'a str>,
-    operation: Option<&'static str>,
-    key: Option<&'a str>,
-    backend: Option<&'a str>,
-    effect: &'static str,
-    causes: Vec<String>,
-}
-
-impl<'a> ErrorReport<'a> {
-    /// Of this error.
-    pub fn new(error: &'a Error) -> Self {
-        let mut causes = Vec::new();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            causes.push(error.to_string());
-            cause = error.source();
-        }
-        Self {
-            kind: kind(error.kind),
-            message: &error.message,
-            hint: error.hint.as_deref(),
-            operation: error.operation,
-            key: error.key.as_ref().map(Key::as_str),
-            backend: error.backend.as_deref(),
-            effect: match error.effect {
-                Effect::NotApplied => "not_applied",
-                Effect::Applied => "applied",
-                Effect::Unknown => "unknown",
-            },
-            causes,
-        }
-    }
-}
-
-const fn kind(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Unavailable => "unavailable",
-        Kind::Timeout => "timeout",
-        Kind::Denied => "denied",
-        Kind::Config => "config",
-        Kind::Layout => "layout",
-        Kind::Usage => "usage",
-        Kind::Unsupported => "unsupported",
-        Kind::Data => "data",
-        Kind::Internal => "internal",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use jiff::tz::TimeZone;
-
-    use super::*;
-    use crate::lock::Metadata;
-
-    #[test]
-    fn whatever_others_wrote_it_is_one_line_of_json() {
-        let metadata = Metadata { host: Some("a\n\u{1b}\"\u{202e}".into()), description: Some("x".repeat(1 << 20)), ..Metadata::default() };
-        let holder = Holder {
-            permit: None,
-            mode: Mode::Exclusive,
-            metadata: Some(metadata),
-            fence: None,
-            foreign: false,
-            detached: true,
-            held_for: Some(Duration::from_secs(60)),
-            renewed_ago: None,
-            expires_in: None,
-            holds: 1,
-            broken: None,
-        };
-        let state = LockState {
-            key: Key::new("k").unwrap(),
-            stored_as: "dlock:k".into(),
-            holders: vec![holder],
-            waiters: vec![],
-            last_fence: None,
-            nodes: vec![],
-        };
-        let now = Now::at("2026-11-20T02:00:00Z".parse().unwrap(), TimeZone::UTC);
-        let text = line(&Inspected::new(&state, "local", &now));
-        assert_eq!(text.matches('\n').count(), 1);
-        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!((&json["schema"], &json["result"], &json["held"]), (&"dlock/1".into(), &"ok".into(), &true.into()));
-        let holder = &json["holders"][0];
-        assert_eq!(holder["since"], "2026-11-20T01:59:00.000Z");
-        assert_eq!(holder["host"], "a\n\u{1b}\"\u{202e}");
-        assert!(holder["fence"].is_null() && holder["expires_in_ms"].is_null());
     }
 }

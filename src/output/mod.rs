@@ -9,6 +9,7 @@ pub mod inspect;
 pub mod json;
 pub mod list;
 mod metrics;
+pub mod names;
 mod replace;
 mod skip;
 mod status_file;
@@ -72,6 +73,23 @@ impl Look {
     pub fn paint(&self, style: &str, text: &str) -> String {
         if self.color { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
     }
+}
+
+/// `text` broken between words to the width of the terminal, all lines but the first indented.
+fn wrapped(text: &str, indent: usize, look: Look) -> String {
+    let text = printable(text);
+    let Some(room) = look.width.map(|width| width.saturating_sub(indent).max(20)) else { return text.into_owned() };
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= room => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.join(&format!("\n{}", " ".repeat(indent)))
 }
 
 impl Output {

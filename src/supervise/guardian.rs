@@ -4,25 +4,26 @@
 //! and is a subreaper. It never talks to a store and never prints: dlock, as long as it lives, does.
 
 mod foreground;
+mod stopping;
 
 use std::{ffi::CString, os::fd::OwnedFd, time::Duration};
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
     fs::{Mode, OFlags},
-    process::{Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, kill_process_group, nice, wait},
-    time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime},
+    process::{Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, nice, wait},
+    time::{TimerfdClockId, TimerfdFlags, timerfd_create},
 };
 
 use super::{
-    CannotStart, Contain, Deadlines, Ended, Leftover, OnLost, Outcome, Plan, Why,
+    CannotStart, Contain, Deadlines, Ended, OnLost, Outcome, Plan, Why,
     cgroup::{Cgroup, Parent},
     command::{Launch, Launched, environment},
-    hunt::{Hunt, News},
+    hunt::Hunt,
     message::{Order, Received, Report, decode, encode, receive, transmit},
-    sys::{self, SignalSet},
+    sys::{self, SignalSet, arm},
     terminal,
-    tree::{self, Process},
+    tree::Process,
 };
 use crate::{
     lease::BootClock,
@@ -325,140 +326,6 @@ impl Guardian {
         }
     }
 
-    /// What the clock and the state of the tree ask for.
-    fn judge(&mut self, now: BootTime) {
-        if matches!(self.phase, Phase::Idle) || self.is_done() {
-            return;
-        }
-        // A command that isn't there can't be stopped; descendants of it can.
-        if self.bound && !self.lapsed && now >= self.deadlines.term_at {
-            self.lapsed = true;
-            self.report(&Report::DeadlineTerm);
-            if matches!(self.phase, Phase::Running) {
-                let signal = match self.setup.plan.on_lost {
-                    OnLost::Signal(number) => sys::signal(number).unwrap_or(Signal::TERM),
-                    OnLost::Kill | OnLost::Continue => Signal::TERM,
-                };
-                self.stop(Why::Deadline, self.deadlines.kill_at, signal);
-            }
-        }
-        if matches!(self.phase, Phase::Running) && self.time_up_at.is_some_and(|at| now >= at) {
-            self.report(&Report::TimeUp);
-            self.stop(Why::TimeUp, now.plus(self.setup.plan.grace), Signal::TERM);
-        }
-        // Right after the last one was reaped its cgroup may still seem populated.
-        let settled = self.emptied.is_none_or(|emptied| now.since(emptied) >= SETTLE);
-        if self.outcome.is_some() && matches!(self.phase, Phase::Running) && settled {
-            self.judge_leftover(now);
-        }
-        if let Phase::Stopping(kill_at) = self.phase {
-            let due = if self.bound { kill_at.min(self.deadlines.kill_at) } else { kill_at };
-            if now >= due {
-                self.begin_killing(now);
-            }
-        }
-        self.hunt(now);
-    }
-
-    fn judge_leftover(&mut self, now: BootTime) {
-        match self.setup.plan.leftover {
-            Leftover::Wait if !self.leftover_told => {
-                self.leftover_told = true;
-                let left = tree::below(getpid().as_raw_pid(), &[]).unwrap_or_default();
-                let mut pids: Vec<i32> = left.iter().filter(|process| !process.is_dead()).map(|process| process.pid).collect();
-                pids.extend(self.cgroup.as_ref().map(Cgroup::members).unwrap_or_default());
-                pids.sort_unstable();
-                pids.dedup();
-                pids.truncate(1000);
-                self.report(&Report::Leftover(pids));
-            }
-            Leftover::Kill => self.stop(Why::Leftover, now.plus(self.setup.plan.grace), Signal::TERM),
-            Leftover::Wait | Leftover::Leave => {}
-        }
-    }
-
-    fn hunt(&mut self, now: BootTime) {
-        let group = self.group();
-        let Phase::Killing(hunt) = &mut self.phase else { return };
-        if now < hunt.next_at() {
-            return;
-        }
-        for news in hunt.round(group, self.cgroup.as_ref(), now) {
-            self.report(&match news {
-                News::Stuck(pid, why) => Report::Unkillable(pid, why),
-                News::Gone(pid) => Report::Gone(pid),
-            });
-        }
-        // Most are gone by now: no need to wait for the kernel to say so.
-        self.reap();
-    }
-
-    /// The command, unless it was reaped.
-    fn alive(&self) -> Option<Pid> {
-        self.command.as_ref().filter(|_| self.outcome.is_none()).map(|command| command.pid)
-    }
-
-    /// The command's own process group, as long as its number can't have come to mean another one.
-    fn group(&self) -> Option<Pid> {
-        self.alive().filter(|_| !self.joined)
-    }
-
-    fn stop(&mut self, why: Why, kill_at: BootTime, signal: Signal) {
-        if matches!(self.phase, Phase::Running) {
-            self.phase = Phase::Stopping(kill_at);
-            self.why.get_or_insert(why);
-            let group = self.group();
-            if let Some(group) = group {
-                let _ = kill_process_group(group, signal);
-                let _ = kill_process_group(group, Signal::CONT);
-            }
-            match tree::signal_all(getpid().as_raw_pid(), &[], group, signal) {
-                Ok(found) => self.termed = found,
-                // Without /proc the command and its group are all that we can name.
-                Err(_) => {
-                    if let Some(command) = self.alive().filter(|_| group.is_none()) {
-                        let _ = kill_process(command, signal);
-                        let _ = kill_process(command, Signal::CONT);
-                    }
-                }
-            }
-        } else if let Phase::Stopping(before) = self.phase {
-            self.phase = Phase::Stopping(before.min(kill_at));
-        }
-    }
-
-    fn kill(&mut self, why: Why) {
-        if matches!(self.phase, Phase::Running | Phase::Stopping(_)) {
-            self.why.get_or_insert(why);
-            self.begin_killing(BootClock::read());
-        }
-    }
-
-    fn begin_killing(&mut self, now: BootTime) {
-        // What can be named without looking.
-        let _ = match (self.group(), self.alive()) {
-            (Some(group), _) => kill_process_group(group, Signal::KILL),
-            (None, Some(command)) => kill_process(command, Signal::KILL),
-            (None, None) => Ok(()),
-        };
-        self.phase = Phase::Killing(Hunt::new(getpid().as_raw_pid(), Vec::new(), std::mem::take(&mut self.termed), now));
-    }
-
-    fn is_done(&self) -> bool {
-        if matches!(self.phase, Phase::Idle) {
-            return false;
-        }
-        let never_ran = self.command.is_none() && self.verdict.is_some();
-        let left = self.leaves_leftover();
-        let quiet = self.empty && !self.cgroup.as_ref().is_some_and(Cgroup::is_populated);
-        never_ran || (self.outcome.is_some() && (quiet || left))
-    }
-
-    /// Whether descendants are to be left alone now: never those of a command that was stopped.
-    fn leaves_leftover(&self) -> bool {
-        self.setup.plan.leftover == Leftover::Leave && self.outcome.is_some() && matches!(self.phase, Phase::Running) && !self.orphaned
-    }
-
     fn say_goodbye(&mut self) {
         self.return_terminal();
         let leftover_left = self.leaves_leftover() && !self.empty;
@@ -525,15 +392,4 @@ impl Guardian {
 pub fn outcome(status: WaitStatus) -> Option<Outcome> {
     let exited = status.exit_status().map(|status| Outcome::Exited(u8::try_from(status).unwrap_or(u8::MAX)));
     exited.or_else(|| status.terminating_signal().map(Outcome::Signalled))
-}
-
-/// Makes the timer readable at that time, which may have passed; or never.
-pub fn arm(timer: &OwnedFd, at: Option<BootTime>) {
-    let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let value = at.map_or(none, |at| {
-        let since = at.since_boot();
-        let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX / 1_000_000_000).min(i64::MAX / 1_000_000_000);
-        Timespec { tv_sec: seconds, tv_nsec: i64::from(since.subsec_nanos()) }
-    });
-    let _ = timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval: none, it_value: value });
 }

@@ -19,9 +19,8 @@ use rustix::{
 };
 
 use super::{
-    guardian::arm,
     keeper::close_others,
-    sys::{self, Fork},
+    sys::{self, Fork, arm},
 };
 use crate::{lease::BootClock, lock::BootTime};
 

@@ -2,6 +2,8 @@
 //!
 //! It knows no lock: whoever uses it renews the lease and says how far it reaches.
 
+mod watching;
+
 use std::{
     collections::VecDeque,
     ffi::CString,
@@ -13,18 +15,17 @@ use std::{
 use rustix::{
     io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
-    process::{Pid, Signal as Signo, WaitOptions, getpid, kill_process, kill_process_group, set_child_subreaper, wait, waitpid},
+    process::{Pid, Signal as Signo, WaitOptions, getpid, kill_process, set_child_subreaper, wait, waitpid},
     time::{TimerfdClockId, TimerfdFlags, timerfd_create},
 };
 use tokio::io::unix::AsyncFd;
 
 use super::{
-    Deadlines, Ended, Event, OnLost, Plan, Signal, Why, cgroup,
-    guardian::{Setup, arm, live},
-    hunt::News,
+    Deadlines, Event, OnLost, Plan, Signal, cgroup,
+    guardian::{Setup, live},
     message::{Order, Received, Report, decode, encode, receive, transmit},
     signals,
-    sys::{self, Fork, SignalSet},
+    sys::{self, Fork, SignalSet, arm},
     takeover::Takeover,
     tree::{self, Process},
 };
@@ -373,101 +374,5 @@ impl Supervisor {
         while let Ok(Some((pid, _))) = wait(WaitOptions::NOHANG) {
             self.reaped |= pid == self.guardian;
         }
-    }
-
-    /// When the guardian has to have acted on the end of the command's time, if it started then.
-    fn time_up_from(&self, started: BootTime) -> Option<Deadlines> {
-        let term_at = started.plus(self.plan.max_runtime?);
-        Some(Deadlines { term_at, kill_at: term_at.plus(self.plan.grace) })
-    }
-
-    /// When the guardian has to have acted: TERM, KILL.
-    fn due(&self) -> Option<Deadlines> {
-        let bound = self.acknowledged.filter(|_| self.plan.on_lost != OnLost::Continue);
-        let lost = self.told_to_kill.map(|at| Deadlines { term_at: at, kill_at: at });
-        let earliest = |one: Deadlines, other: Deadlines| Deadlines {
-            term_at: one.term_at.min(other.term_at),
-            kill_at: one.kill_at.min(other.kill_at),
-        };
-        [bound, lost, self.stopping, self.time_up].into_iter().flatten().reduce(earliest)
-    }
-
-    fn judge(&mut self, now: BootTime) {
-        if let Some(takeover) = &mut self.takeover {
-            if !self.over {
-                self.events.extend(takeover.step(now).into_iter().map(|news| match news {
-                    News::Stuck(pid, why) => Event::Unkillable { pid, why },
-                    News::Gone(pid) => Event::Gone { pid },
-                }));
-                if takeover.is_done() {
-                    self.over = true;
-                    self.reaped = true;
-                    let ended = Ended { outcome: takeover.outcome, stopped: Some(Why::Guardian), leftover_left: false };
-                    self.events.push_back(Event::Ended(ended));
-                }
-            }
-            return;
-        }
-        let Some(due) = self.due().filter(|due| !self.over && self.acknowledged.is_some() && now >= due.term_at) else { return };
-        let patience = self.patience(due);
-        let late = self.unanswered.front().is_some_and(|order| now.since(order.since) >= patience);
-        if self.unanswered.is_empty() && now.since(self.heard) >= PATIENCE {
-            let _ = self.order(&Order::Ping, None);
-        } else if late && now >= due.kill_at {
-            self.take_over(true);
-        } else if late && !self.termed {
-            // It may only be slow, so it gets its chance to reap; the command gets all of its grace.
-            self.termed = true;
-            let group = self.command.and_then(|command| tree::led_group(command, self.guardian));
-            if let Some(group) = group {
-                let _ = kill_process_group(group, Signo::TERM);
-                let _ = kill_process_group(group, Signo::CONT);
-            }
-            let _ = tree::signal_all(self.guardian.as_raw_pid(), &[], group, Signo::TERM);
-            if self.acknowledged.is_some_and(|deadlines| now >= deadlines.term_at) && !self.lapsed {
-                self.lapsed = true;
-                self.events.push_back(Event::DeadlineTerm);
-            }
-        }
-    }
-
-    fn patience(&self, due: Deadlines) -> Duration {
-        if self.heard >= due.kill_at { MORE_PATIENCE } else { PATIENCE }
-    }
-
-    fn wake_at(&self) -> Option<BootTime> {
-        if self.over {
-            return None;
-        }
-        if let Some(takeover) = &self.takeover {
-            return Some(takeover.next_at());
-        }
-        let due = self.due().filter(|_| self.acknowledged.is_some())?;
-        let answer_by = self.unanswered.front().map_or(self.heard.plus(PATIENCE), |order| order.since.plus(self.patience(due)));
-        Some(if self.termed && !self.unanswered.is_empty() { due.kill_at.max(answer_by) } else { due.term_at.max(answer_by) })
-    }
-
-    /// The guardian is dead, or as good as dead.
-    fn take_over(&mut self, frozen: bool) {
-        let now = BootClock::read();
-        self.events.push_back(Event::GuardianLost { frozen });
-        if self.acknowledged.is_none() {
-            // It died idle: there is no tree.
-            self.over = true;
-            self.events.push_back(Event::Ended(Ended { outcome: None, stopped: Some(Why::Guardian), leftover_left: false }));
-            return;
-        }
-        let kill_at = if frozen {
-            if let Some(group) = self.command.and_then(|command| tree::led_group(command, self.guardian)) {
-                let _ = kill_process_group(group, Signo::KILL);
-            }
-            let _ = kill_process(self.guardian, Signo::KILL);
-            now
-        } else {
-            let deadline = self.due().map(|due| due.kill_at);
-            deadline.into_iter().fold(now.plus(self.plan.grace), BootTime::min)
-        };
-        self.takeover = Some(Takeover::begin(std::mem::take(&mut self.spared), self.command, &self.cgroup, kill_at, now));
-        self.judge(now);
     }
 }

@@ -12,8 +12,13 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU8, Ordering},
 };
 
-use rustix::process::{Pid, Signal};
+use rustix::{
+    process::{Pid, Signal},
+    time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime},
+};
 use tokio::io::{Interest, unix::AsyncFd};
+
+use crate::lock::BootTime;
 
 /// Which side of a fork this is.
 #[derive(Debug)]
@@ -278,4 +283,15 @@ pub fn restore_dispositions() {
 pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd names the same open file for as long as it exists.
     Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
+}
+
+/// Makes the timer readable at that time, which may have passed; or never.
+pub fn arm(timer: &OwnedFd, at: Option<BootTime>) {
+    let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let value = at.map_or(none, |at| {
+        let since = at.since_boot();
+        let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX / 1_000_000_000).min(i64::MAX / 1_000_000_000);
+        Timespec { tv_sec: seconds, tv_nsec: i64::from(since.subsec_nanos()) }
+    });
+    let _ = timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval: none, it_value: value });
 }

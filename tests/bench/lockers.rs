@@ -9,7 +9,7 @@ use std::{
 use tempfile::TempDir;
 
 use crate::support::{
-    self, cluster::Cluster, dlock, etcd::Etcd, kazoo, mariadb::MariaDb, postgres::Postgres, redis::Redis, sentinel::Deployment,
+    self, cluster::Cluster, dlock, etcd::Etcd, libraries, mariadb::MariaDb, postgres::Postgres, redis::Redis, sentinel::Deployment,
     zookeeper::ZooKeeper,
 };
 
@@ -80,6 +80,9 @@ pub struct Stores {
 /// The stores that can be asked for, beside `sqlite` and `redis`, which are compared unless others are named.
 pub const NAMES: [&str; 8] = ["sqlite", "redis", "sentinel", "cluster", "postgres", "mariadb", "etcd", "zookeeper"];
 
+/// Modes of the SQL stores, each with a table of its own: one table keeps locks of one mode.
+const MODES: [(&str, &str); 3] = [("", ""), (", mode=row", "?mode=row&table=rows"), (", mode=advisory", "?mode=advisory&table=advisory")];
+
 impl Stores {
     /// Starts the servers of the named stores, and of none other.
     pub fn start(wanted: &[&str]) -> Self {
@@ -114,24 +117,24 @@ impl Stores {
         let postgres = on("postgres").then(Postgres::plain);
         if let Some(server) = &postgres {
             let url = server.url("postgres");
-            assert_eq!(dlock::run(&url, &["init"]).code(), 0);
-            lockers.push(Locker::new("dlock run, PostgreSQL", How::Dlock(url.clone())));
-            lockers.push(Locker::new("dlock run, PostgreSQL, mode=row", How::Dlock(format!("{url}?mode=row"))));
-            lockers.push(Locker::new("dlock run, PostgreSQL, mode=advisory", How::Dlock(format!("{url}?mode=advisory"))));
+            for (name, query) in MODES {
+                assert_eq!(dlock::run(&format!("{url}{query}"), &["init"]).code(), 0);
+                lockers.push(Locker::new(&format!("dlock run, PostgreSQL{name}"), How::Dlock(format!("{url}{query}"))));
+            }
         }
         let mariadb = on("mariadb").then(MariaDb::plain);
         if let Some(server) = &mariadb {
             let url = server.url(&server.database());
-            assert_eq!(dlock::run(&url, &["init"]).code(), 0);
             let words = ["sh".into(), "-c".into(), GET_LOCK.into(), "sh".into(), server.socket().display().to_string(), "KEY".into()];
             lockers.push(Locker::new("mariadb, GET_LOCK", How::Other(words.into())));
-            lockers.push(Locker::new("dlock run, MariaDB", How::Dlock(url.clone())));
-            lockers.push(Locker::new("dlock run, MariaDB, mode=row", How::Dlock(format!("{url}?mode=row"))));
-            lockers.push(Locker::new("dlock run, MariaDB, mode=advisory", How::Dlock(format!("{url}?mode=advisory"))));
+            for (name, query) in MODES {
+                assert_eq!(dlock::run(&format!("{url}{query}"), &["init"]).code(), 0);
+                lockers.push(Locker::new(&format!("dlock run, MariaDB{name}"), How::Dlock(format!("{url}{query}"))));
+            }
         }
         let zookeeper = on("zookeeper").then(ZooKeeper::single);
         if let Some(servers) = &zookeeper {
-            if let Ok(python) = kazoo::python() {
+            if let Ok(python) = libraries::python() {
                 let words =
                     [python.display().to_string(), "-c".into(), KAZOO.into(), servers.url().replace("zookeeper://", ""), "/KEY".into()];
                 lockers.push(Locker::new("kazoo", How::Other(words.into())));

@@ -17,6 +17,7 @@ fn compare(arguments: &[&str], file: &str) {
 #[test]
 fn man_pages() {
     compare(&["man"], "man/dlock.1");
+    compare(&["man", "interop"], "man/dlock-interop.7");
     for command in [
         "run",
         "acquire",
@@ -25,6 +26,7 @@ fn man_pages() {
         "release",
         "hold",
         "inspect",
+        "names",
         "list",
         "history",
         "break",

@@ -4,7 +4,7 @@ use snapbox::{assert_data_eq, file};
 
 use crate::lab::Lab;
 
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 16] = [
     "run",
     "acquire",
     "renew",
@@ -12,6 +12,7 @@ const COMMANDS: [&str; 15] = [
     "release",
     "hold",
     "inspect",
+    "names",
     "list",
     "history",
     "break",

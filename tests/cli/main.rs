@@ -14,6 +14,7 @@ mod help;
 mod hold;
 mod keeper;
 mod lab;
+mod names;
 mod schema;
 mod several;
 mod streams;

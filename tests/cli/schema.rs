@@ -71,6 +71,8 @@ fn all_that_is_printed_is_described() {
     said(&lab, "list", "list");
     said(&lab, "inspect job", "inspect");
     said(&lab, "history job", "history");
+    said(&lab, "names job", "names");
+    said(&lab, "names job -b redis://h", "names");
     let token = said(&lab, "acquire job --ttl 60s --describe a\u{202e}b", "acquire")["token"].as_str().unwrap().to_owned();
     said(&lab, "inspect job", "inspect");
     said(&lab, "list", "list");

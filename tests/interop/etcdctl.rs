@@ -1,4 +1,4 @@
-//! `etcdctl lock` and `etcdctl elect`, which are Go's `concurrency.Mutex` and `Election`.
+//! What only etcd has: `etcdctl elect`, the read-write lock of its recipes, one queue for all, and names within names.
 
 use std::{
     fs,
@@ -8,19 +8,12 @@ use std::{
 
 use rustix::process::Signal;
 
-use ::dlock::{
-    backends::etcd::{Etcd as Store, Options},
-    lock::Backend,
-};
-
-use crate::permit::Asker;
 use crate::support::{
     self,
     dlock::{self, unique},
     etcd::Etcd,
     have, must,
     process::Process,
-    say,
 };
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -80,82 +73,6 @@ fn start_etcdctl(etcd: &Etcd, name: &Name, script: &str) -> Process {
     Process::collect(command)
 }
 
-#[test]
-fn etcdctl_keeps_dlock_out() {
-    let etcd = etcd_or_return!("etcdctl_keeps_dlock_out");
-    for name in names("out") {
-        let folder = support::folder();
-        let folder = folder.path();
-        let holder = start_etcdctl(&etcd, &name, &job(folder, "etcdctl"));
-        must("etcdctl has it", LIMIT, || runs(folder, "etcdctl"));
-        let refused = start_dlock(&etcd, &name, "0", "true").wait(LIMIT);
-        assert_eq!(refused.code(), 75, "{}", refused.stderr);
-        let mut look = dlock::command();
-        look.arg("inspect").args(&name.options).args([&name.key, "--json"]).env("DLOCK_BACKEND", etcd.url());
-        let state: serde_json::Value = serde_json::from_str(&Process::collect(look).wait(LIMIT).stdout).unwrap();
-        assert_eq!((state["holders"][0]["foreign"].as_bool(), state["holders"].as_array().unwrap().len()), (Some(true), 1), "{state}");
-        let waiter = start_dlock(&etcd, &name, "20", &job(folder, "dlock"));
-        std::thread::sleep(KEPT_OUT);
-        assert!(!runs(folder, "dlock"));
-        go(folder, "dlock");
-        go(folder, "etcdctl");
-        assert_eq!(holder.wait(LIMIT).code(), 0);
-        let waiter = waiter.wait(LIMIT);
-        assert_eq!(waiter.code(), 0, "{}", waiter.stderr);
-        let gap = at(folder, "dlock", "began") - at(folder, "etcdctl", "ended");
-        assert!(gap > 0, "they overlap by {gap} ns");
-        say(&format!("interop: from etcdctl to dlock in {} µs", gap / 1000));
-    }
-}
-
-#[test]
-fn dlock_keeps_etcdctl_out() {
-    let etcd = etcd_or_return!("dlock_keeps_etcdctl_out");
-    for name in names("in") {
-        let folder = support::folder();
-        let folder = folder.path();
-        let holder = start_dlock(&etcd, &name, "0", &job(folder, "dlock"));
-        must("dlock has it", LIMIT, || runs(folder, "dlock"));
-        let waiter = start_etcdctl(&etcd, &name, &job(folder, "etcdctl"));
-        std::thread::sleep(KEPT_OUT);
-        assert!(!runs(folder, "etcdctl"));
-        go(folder, "etcdctl");
-        go(folder, "dlock");
-        let holder = holder.wait(LIMIT);
-        assert_eq!(holder.code(), 0, "{}", holder.stderr);
-        assert_eq!(waiter.wait(LIMIT).code(), 0);
-        let gap = at(folder, "etcdctl", "began") - at(folder, "dlock", "ended");
-        assert!(gap > 0, "they overlap by {gap} ns");
-        say(&format!("interop: from dlock to etcdctl in {} µs", gap / 1000));
-    }
-}
-
-/// As long as any permit is held, etcdctl waits, and the other way round.
-#[test]
-fn etcdctl_and_a_permit_exclude_each_other() {
-    let etcd = etcd_or_return!("etcdctl_and_a_permit_exclude_each_other");
-    let name = &names("permit")[1];
-    let folder = support::folder();
-    let folder = folder.path();
-    let ports = etcd.ports();
-    let make = |namespace| -> Box<dyn Backend> {
-        let hosts = ports.iter().map(|port| ("127.0.0.1".into(), *port)).collect();
-        Box::new(Store::new(Options { namespace, ..Options::new(hosts) }))
-    };
-    let mut permit = Asker::new(make, "dlock", &name.key);
-    assert!(permit.takes());
-    let next = start_etcdctl(&etcd, name, &job(folder, "etcdctl"));
-    must("etcdctl waits", LIMIT, || etcd.keys(&format!("{}/", name.etcdctl)).len() == 2);
-    std::thread::sleep(KEPT_OUT);
-    assert!(!runs(folder, "etcdctl"), "etcdctl started beside a permit");
-    permit.gives_back();
-    must("etcdctl has it", LIMIT, || runs(folder, "etcdctl"));
-    assert!(!permit.takes(), "a permit beside etcdctl");
-    go(folder, "etcdctl");
-    assert_eq!(next.wait(LIMIT).code(), 0);
-    assert!(permit.takes());
-}
-
 /// etcd's read-write lock of the recipes, whose keys anybody can put: its readers and dlock's go together, and its writers and
 /// dlock's readers exclude each other. Where it looks for whom to wait for, dlock's keys are.
 #[test]
@@ -193,13 +110,14 @@ fn the_read_write_lock_of_the_recipes_and_dlock_see_each_other() {
     assert_eq!((keys(""), keys("read/"), keys("write")), (1, 1, 0));
     go(folder, "dlock");
     assert_eq!(waits.wait(LIMIT).code(), 0);
-    let ports = etcd.ports();
-    let make = |namespace| -> Box<dyn Backend> {
-        let hosts = ports.iter().map(|port| ("127.0.0.1".into(), *port)).collect();
-        Box::new(Store::new(Options { namespace, ..Options::new(hosts) }))
-    };
-    assert!(Asker::new(make, "dlock", &name.key).takes());
+    let mut command = dlock::command();
+    command.arg("run").args(&name.options).args(["--permits=2", "-k", &name.key, "--", "sh", "-c", &job(folder, "permit")]);
+    command.env("DLOCK_BACKEND", etcd.url());
+    let permit = Process::collect(command);
+    must("a permit is held", LIMIT, || runs(folder, "permit"));
     assert_eq!((keys(""), keys("read/"), keys("write")), (1, 0, 1), "to their readers a permit is a writer");
+    go(folder, "permit");
+    assert_eq!(permit.wait(LIMIT).code(), 0);
 }
 
 /// They stand in one queue, and have their turns in the order of their coming.

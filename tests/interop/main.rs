@@ -1,4 +1,7 @@
-//! Other programs and libraries on the same lock, for real: they keep dlock out, and dlock keeps them out.
+//! Other lock libraries on the same lock, for real: they keep dlock out, and dlock keeps them out.
+//!
+//! [`libraries`] is the table of them, [`cases`] what each of them has to show, [`program`] the process that has the library, and [`stores`]
+//! the server that both use.
 #![allow(missing_docs, reason = "a test program")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests measure and wait in real time")]
@@ -6,9 +9,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod curator;
+mod cases;
 mod etcdctl;
-mod kazoo;
-mod permit;
-mod redlock;
-mod zookeeper;
+mod libraries;
+mod program;
+mod stores;

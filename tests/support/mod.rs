@@ -11,7 +11,7 @@ pub mod deaf;
 pub mod dice;
 pub mod dlock;
 pub mod etcd;
-pub mod kazoo;
+pub mod libraries;
 pub mod mariadb;
 pub mod netns;
 pub mod ports;

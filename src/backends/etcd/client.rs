@@ -1,14 +1,14 @@
 //! Asking a cluster: which member, logging in, and the few kinds of question.
 //!
 //! A question goes to one member and is answered once. It goes to another one only if the first did nothing about it
-//! (nobody there, no leader, a learner), each at most once, and is asked again after a new login at most once. Nor is a member waited
+//! (no process there, no leader, a learner), each at most once, and is asked again after a new login at most once. Nor is a member waited
 //! for that has said nothing since it was connected to, if the question is one that can be asked of two.
 
 use prost::Message;
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{
-    Request, Status, Streaming,
+    Request, Status,
     codegen::http::uri::PathAndQuery,
     metadata::{Ascii, MetadataValue},
 };
@@ -17,12 +17,9 @@ use tonic_prost::ProstCodec;
 use super::{
     connection::{Connection, silence},
     failure::{self, Trouble},
-    messages::{
-        AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest,
-        LeaseRevokeResponse, LeaseTimeToLiveResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
-    },
+    messages::{AuthenticateRequest, AuthenticateResponse},
     options::Options,
-    queue::Before,
+    questions::TXN,
 };
 use crate::lock::{Effect, Error, Kind, Result};
 
@@ -34,11 +31,11 @@ pub(super) struct Client {
     options: Options,
     /// The member that is asked next.
     at: usize,
-    connection: Option<Connection>,
-    login: Option<MetadataValue<Ascii>>,
+    pub(super) connection: Option<Connection>,
+    pub(super) login: Option<MetadataValue<Ascii>>,
     /// A question was asked and not answered: if that is still so at the next one, it was dropped, and the member may
     /// be frozen or cut off.
-    under_way: bool,
+    pub(super) under_way: bool,
 }
 
 impl Client {
@@ -55,13 +52,13 @@ impl Client {
     }
 
     /// Gives this member up for the next one.
-    fn move_on(&mut self) {
+    pub(super) fn move_on(&mut self) {
         self.connection = None;
         self.at = (self.at + 1) % self.options.endpoints.len().max(1);
     }
 
     /// Connects, if need be, to the first member from here on with which that works, and logs in.
-    async fn open(&mut self) -> Answer<()> {
+    pub(super) async fn open(&mut self) -> Answer<()> {
         if std::mem::replace(&mut self.under_way, true) {
             self.move_on();
         }
@@ -126,7 +123,7 @@ impl Client {
     }
 
     /// A request with what every member wants to be told.
-    fn request<T>(&self, message: T) -> Request<T> {
+    pub(super) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         // Without it a member that is cut off from the others lets its callers wait.
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
@@ -246,7 +243,7 @@ impl Client {
 
     /// Several questions of a kind that can be asked of two members, all under way at once. Where the member did nothing about one,
     /// that is asked again by itself.
-    async fn ask_all<Q, A>(&mut self, path: &'static str, questions: Vec<Q>) -> Vec<Answer<A>>
+    pub(super) async fn ask_all<Q, A>(&mut self, path: &'static str, questions: Vec<Q>) -> Vec<Answer<A>>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
@@ -303,103 +300,7 @@ impl Client {
         }
         answers
     }
-
-    pub(super) async fn txn(&mut self, txn: TxnRequest) -> Answer<TxnResponse> {
-        self.ask(TXN, txn, Style::Unary).await
-    }
-
-    /// Grants a lease with an id of our choice; returns its length in seconds, which the server may have made longer.
-    pub(super) async fn grant(&mut self, id: i64, ttl: i64) -> Answer<i64> {
-        let answer: LeaseGrantResponse = self.ask("/etcdserverpb.Lease/LeaseGrant", LeaseGrantRequest { ttl, id }, Style::Unary).await?;
-        Ok(answer.ttl)
-    }
-
-    /// Grants several, all at once; one that was there already is an error.
-    pub(super) async fn grant_all(&mut self, wanted: &[(i64, i64)]) -> Vec<Answer<i64>> {
-        let questions = wanted.iter().map(|(id, ttl)| LeaseGrantRequest { ttl: *ttl, id: *id }).collect();
-        let answers = self.ask_all("/etcdserverpb.Lease/LeaseGrant", questions).await;
-        answers.into_iter().map(|answer| answer.map(|answer: LeaseGrantResponse| answer.ttl)).collect()
-    }
-
-    /// Ends several, all at once, that would end by themselves too.
-    pub(super) async fn revoke_all(&mut self, ids: &[i64]) {
-        let questions = ids.iter().map(|id| LeaseRequest { id: *id }).collect();
-        let _: Vec<Answer<LeaseRevokeResponse>> = self.ask_all(REVOKE, questions).await;
-    }
-
-    /// Ends a lease that would end by itself too, while others are asked.
-    pub(super) fn revoke_meanwhile(&self, id: i64) {
-        let Some(connection) = &self.connection else { return };
-        let (mut grpc, request) = (connection.grpc.clone(), self.request(LeaseRequest { id }));
-        tokio::spawn(async move {
-            let codec = ProstCodec::<LeaseRequest, LeaseRevokeResponse>::default();
-            drop(grpc.unary(request, PathAndQuery::from_static(REVOKE), codec).await);
-        });
-    }
-
-    /// Ends a lease and removes its keys; that there is none is as good.
-    pub(super) async fn revoke(&mut self, id: i64) -> Answer<()> {
-        let answer: Answer<LeaseRevokeResponse> = self.ask(REVOKE, LeaseRequest { id }, Style::Unary).await;
-        match answer {
-            Ok(_) | Err(Trouble::NoLease) => Ok(()),
-            Err(trouble) => Err(trouble),
-        }
-    }
-
-    /// Extends a lease by its own length in seconds, which it returns; `None` if there is no such lease.
-    ///
-    /// One message, one answer: a stream kept open would hang unnoticed when its member does.
-    pub(super) async fn keep_alive(&mut self, id: i64) -> Answer<Option<i64>> {
-        let answer: Answer<LeaseKeepAliveResponse> =
-            self.ask("/etcdserverpb.Lease/LeaseKeepAlive", LeaseRequest { id }, Style::OneOfStream).await;
-        match answer {
-            Ok(answer) => Ok(Some(answer.ttl).filter(|ttl| *ttl > 0)),
-            Err(Trouble::NoLease) => Ok(None),
-            Err(trouble) => Err(trouble),
-        }
-    }
-
-    pub(super) async fn time_to_live(&mut self, id: i64) -> Answer<LeaseTimeToLiveResponse> {
-        self.ask("/etcdserverpb.Lease/LeaseTimeToLive", LeaseRequest { id }, Style::Unary).await
-    }
-
-    /// Opens a stream of watches, of which `first` is one. It ends with the connection.
-    pub(super) async fn watch(&mut self, first: Vec<WatchRequest>) -> Answer<Watches> {
-        self.open().await?;
-        self.under_way = false;
-        let (wanted, receiver) = mpsc::unbounded_channel();
-        for request in first {
-            // The receiver is at hand.
-            let _ = wanted.send(request);
-        }
-        let request = self.request(UnboundedReceiverStream::new(receiver));
-        let Some(connection) = &mut self.connection else { return Err(failure::unreadable().into()) };
-        let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
-        let opened = connection.grpc.streaming(request, path, ProstCodec::<WatchRequest, WatchResponse>::default()).await;
-        match opened {
-            Ok(answers) => Ok(Watches { wanted, answers: answers.into_inner(), before: Before::default() }),
-            Err(status) => {
-                let trouble = failure::of(status);
-                match trouble {
-                    Trouble::LoginOver(_) => self.login = None,
-                    _ => self.move_on(),
-                }
-                Err(trouble)
-            }
-        }
-    }
 }
-
-/// A stream of watches.
-pub(super) struct Watches {
-    pub wanted: mpsc::UnboundedSender<WatchRequest>,
-    pub answers: Streaming<WatchResponse>,
-    /// What is waited for, which is among what is watched.
-    pub before: Before,
-}
-
-const TXN: &str = "/etcdserverpb.KV/Txn";
-const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
 
 /// Why there is no answer.
 enum Unanswered {
@@ -426,7 +327,7 @@ pub(super) enum Style {
 fn not_yet(trouble: Trouble) -> Trouble {
     let plain = |error: Error| error.effect(Effect::NotApplied);
     match trouble {
-        // Whose login it is that is over then, nobody knows.
+        // It is not known whose login is over then.
         Trouble::LoginOver(error) | Trouble::Refused(error) => Trouble::Refused(plain(error)),
         Trouble::Broken(error) | Trouble::Elsewhere(error) => Trouble::Broken(plain(error)),
         other => other,

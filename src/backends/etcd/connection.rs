@@ -137,7 +137,7 @@ async fn encrypt(wanted: &Tls, (host, _): &(String, u16), tcp: Heard) -> Result<
 async fn drive(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<(SendRequest<Body>, AbortHandle)> {
     let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
     let (requests, connection) = handshake.await.map_err(failure::no_http2)?;
-    // How it ends is learned by whoever has a request under way.
+    // A request that is under way learns how it ends.
     let driver = tokio::spawn(async { drop(connection.await) });
     Ok((requests, driver.abort_handle()))
 }

@@ -1,6 +1,6 @@
 //! Entering the hold that an ancestor process has.
 //!
-//! The nested hold is a key of its own with a lease of its own, beside the lock's folder, so that it ends by itself. It
+//! The nested hold is a key of its own with a lease of its own, next to the lock's folder, so that it ends by itself. It
 //! lasts no longer than the lock's own lease, whose length can't be changed any more.
 
 use std::time::Duration;
@@ -8,8 +8,7 @@ use std::time::Duration;
 use super::{
     client::{Answer, Client},
     failure::{self, Trouble},
-    messages::TxnRequest,
-    ops::{self, Answers},
+    ops,
     session::{Hold, Inner, Nested, Session, Stage, seconds, ttl},
 };
 use crate::lock::{Attempt, Grant, Request, Result};
@@ -20,11 +19,11 @@ pub(super) async fn enter(client: &mut Client, session: &mut Session, request: &
     found.mode.check_nested(request.mode)?;
     let Some(outer) = client.keep_alive(session.lease).await? else { return Ok(Attempt::NotHeld) };
     let granted = |length| -> Result<Grant> {
-        let permit = found.number.as_ref().map(|number| number.number);
-        Ok(Grant { fence: found.fence(), ttl: ttl(length)?, holds: found.holds, settle: Duration::ZERO, session: None, permit })
+        let permit = found.hold.number.as_ref().map(|number| number.number);
+        Ok(Grant { fence: found.hold.fence(), ttl: ttl(length)?, holds: found.holds, settle: Duration::ZERO, session: None, permit })
     };
     if found.is_root {
-        session.stage = Stage::Held(found.hold());
+        session.stage = Stage::Held(found.hold.clone());
         return Ok(Attempt::Granted(granted(outer)?));
     }
     let Inner { name, lease } = session.inner();
@@ -34,12 +33,8 @@ pub(super) async fn enter(client: &mut Client, session: &mut Session, request: &
         Err(trouble) => return Err(trouble),
     };
     let folder = session.names.nested(session.lease);
-    let txn = TxnRequest {
-        compare: vec![ops::created_at(&found.own, found.created)],
-        success: vec![ops::put(&name, "", lease), ops::peek(&name), ops::under(&folder, true)],
-        failure: Vec::new(),
-    };
-    let mut answers = Answers::of(client.txn(txn).await?)?;
+    let compare = vec![ops::created_at(&found.hold.own, found.hold.created)];
+    let mut answers = client.run_if(compare, vec![ops::put(&name, "", lease), ops::peek(&name), ops::under(&folder, true)]).await?;
     if !answers.succeeded {
         client.revoke(lease).await?;
         return Ok(Attempt::NotHeld);
@@ -49,7 +44,7 @@ pub(super) async fn enter(client: &mut Client, session: &mut Session, request: &
     let left = session.names.left(session.lease);
     let (marks, holds): (Vec<_>, Vec<_>) = answers.keys()?.into_iter().partition(|kv| kv.key == left.as_bytes());
     let holds = u32::try_from(holds.len() + usize::from(marks.is_empty())).unwrap_or(u32::MAX);
-    let hold = Hold { seen: answers.revision, nested: Some(Nested { name, lease, created }), ..found.hold() };
+    let hold = Hold { seen: answers.revision, nested: Some(Nested { name, lease, created }), ..found.hold.clone() };
     session.stage = Stage::Held(hold);
     Ok(Attempt::Granted(Grant { holds, ..granted(length.min(outer))? }))
 }

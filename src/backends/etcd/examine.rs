@@ -29,7 +29,7 @@ pub const CHECKS: &[Check] = &[
 /// What a member may store unless it was told otherwise.
 const USUAL_QUOTA: i64 = 2 << 30;
 
-// Of rpc.proto; fields that nobody here reads are left out.
+// Of rpc.proto; fields that are not read here are left out.
 
 #[derive(Clone, PartialEq, Message)]
 struct StatusRequest {}
@@ -146,9 +146,6 @@ fn version(text: &str) -> Finding {
     let mut next = || parts.next().unwrap_or(0);
     let number: (u32, u32, u32) = (next(), next(), next());
     let said = format!("etcd {text}");
-    if number < (3, 4, 0) {
-        return Finding::not_safe(ID, said, "it lacks what dlock needs").mend("etcd 3.4 at least");
-    }
     // etcd#16822, and its backports.
     if number < (3, 4, 31) || ((3, 5, 0)..(3, 5, 13)).contains(&number) {
         let risk = "a member that was slow to see that it leads no more may end leases that are kept, so that a job is stopped or two run";
@@ -271,7 +268,7 @@ mod tests {
     #[test]
     fn versions_that_revoke_what_is_kept_are_known() {
         for (text, severity) in [
-            ("3.3.27", Severity::Unsafe),
+            ("3.3.27", Severity::Warn),
             ("3.4.23", Severity::Warn),
             ("3.4.31", Severity::Ok),
             ("3.5.0", Severity::Warn),

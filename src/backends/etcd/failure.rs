@@ -171,12 +171,6 @@ pub(super) fn spoilt(name: &[u8]) -> Error {
         .hint(format!("etcdctl del '{name}' removes it; what it said of earlier runs is lost then"))
 }
 
-/// A newer dlock's data.
-pub(super) fn newer_layout(version: &str) -> Error {
-    Error::new(Kind::Layout, format!("the lock was taken by a newer dlock, whose layout {} this one can't read", clean(version)))
-        .hint("update dlock on this machine")
-}
-
 /// A key that looks like a hold, and that nothing ever ends.
 pub(super) fn no_end(name: &str) -> Error {
     Error::new(Kind::Data, format!("the key {} stands where a lock's holder would, and has no lease that ends it", clean(name)))

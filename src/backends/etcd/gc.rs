@@ -1,18 +1,18 @@
 //! Ending what stays behind: a fence for each key that was ever locked, and a record of each holder that vanished from a
-//! lock that nobody took since.
+//! lock that was not taken since.
 //!
 //! etcd has no clock that could tell how long ago that was. So what is unused now is given a lease of that length, which
-//! nobody extends: it goes when it has been unused for so long. A release puts the fence anew, without a lease. The history
+//! is never extended: it goes when it has been unused for so long. A release puts the fence anew, without a lease. The history
 //! of a lock goes with the next collection after both.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     client::{Answer, Client},
-    messages::{KeyValue, TxnRequest},
+    messages::KeyValue,
     names::{self, Names},
-    ops::{self, Answers},
-    record::Record,
+    ops,
+    record::StoredRecord,
 };
 use crate::lock::Key;
 
@@ -21,7 +21,7 @@ pub(super) async fn collect(client: &mut Client, unused_for: Duration) -> Answer
     let namespace = client.options().namespace.clone();
     let mut records: Vec<(Key, KeyValue)> = Vec::new();
     for folder in names::records(&namespace) {
-        let mut answers = Answers::of(client.txn(ops::read(vec![ops::under(&folder, false)])).await?)?;
+        let mut answers = client.run(vec![ops::under(&folder, false)]).await?;
         for kv in answers.keys()? {
             let rest = str::from_utf8(&kv.key).ok().and_then(|name| name.strip_prefix(&*folder));
             let key: Option<Key> = rest.and_then(|rest| names::ENCODING.decode(rest.split('/').next()?));
@@ -36,7 +36,7 @@ pub(super) async fn collect(client: &mut Client, unused_for: Duration) -> Answer
     Ok(ended)
 }
 
-/// Ends the records of locks that nobody uses; returns of how many locks.
+/// Ends the records of unused locks; returns of how many locks.
 async fn end_records(client: &mut Client, records: Vec<(Key, KeyValue)>, unused_for: Duration) -> Answer<u64> {
     let seconds = i64::try_from(unused_for.as_secs()).unwrap_or(i64::MAX);
     let lease = i64::try_from(crate::lock::random() >> 1).unwrap_or(1).max(1);
@@ -51,14 +51,13 @@ async fn end_records(client: &mut Client, records: Vec<(Key, KeyValue)>, unused_
         let names = Names::new(&client.options().namespace, &key);
         let Ok(name) = String::from_utf8(kv.key.clone()) else { continue };
         let revision = kv.mod_revision;
-        // The record of a hold goes by the revision that it was written with.
-        let held = Record::read(kv.clone()).filter(|_| name.starts_with(&names.open())).and_then(|record| record.with_fence());
-        let value = held.map_or(kv.value, |held| held.write());
+        // The record of a hold may go by the revision that it was written with.
+        let record = StoredRecord::read(kv.clone()).filter(|_| name.starts_with(&names.open()));
+        let value = record.map_or(kv.value, |record| record.named().write());
         let end = if seconds > 0 { ops::put(&name, value, lease) } else { ops::delete(&name) };
         // Neither held nor waited for, and the record is there still, or put anew and then of a lock that was used.
         let compare = vec![ops::nothing_under(&names.folder), ops::unchanged(&name, revision)];
-        let txn = TxnRequest { compare, success: vec![end], failure: Vec::new() };
-        if Answers::of(client.txn(txn).await?)?.succeeded {
+        if client.run_if(compare, vec![end]).await?.succeeded {
             ended.insert(key);
         }
     }
@@ -73,7 +72,7 @@ async fn forget(client: &mut Client) -> Answer<()> {
     let namespace = client.options().namespace.clone();
     let mut keys = BTreeSet::new();
     for folder in names::memories(&namespace) {
-        let mut answers = Answers::of(client.txn(ops::read(vec![ops::under(&folder, true)])).await?)?;
+        let mut answers = client.run(vec![ops::under(&folder, true)]).await?;
         let name_of = |kv: &KeyValue| -> Option<Key> {
             names::ENCODING.decode(str::from_utf8(&kv.key).ok()?.strip_prefix(&*folder)?.split('/').next()?)
         };
@@ -83,8 +82,7 @@ async fn forget(client: &mut Client) -> Answer<()> {
         let names = Names::new(&namespace, &key);
         let compare = vec![ops::nothing_under(&names.folder), ops::nothing_under(&names.open()), ops::absent(&names.last())];
         let success = [names.runs(false), names.runs(true), names.skips()].iter().map(|folder| ops::delete_under(folder)).collect();
-        let txn = TxnRequest { compare, success, failure: Vec::new() };
-        client.txn(txn).await?;
+        client.run_if(compare, success).await?;
     }
     Ok(())
 }

@@ -1,52 +1,41 @@
-//! What is remembered of a lock's holds that are over, and of who did without.
+//! What is remembered of a lock's holds that are over, and of hosts that skipped.
 //!
-//! A run is a key, `%fine/<key>/<fence>` or `%bad/<key>/<fence>`, put in the transaction that frees the lock. A hold that was
-//! never given back is told by its record, which is there until its successor knows that whatever it ran is dead; then
-//! the record becomes a run, in one step. A host that did without is a key whose version counts how often.
+//! A run is a key, `%fine/<key>/<fence>` or `%bad/<key>/<fence>`, put in the transaction that frees the lock. A hold that was never released is
+//! told by its record, which is there until its successor knows that it has stopped; then the record becomes a run, in one step. A host that
+//! skipped is a key whose version counts how often.
 //!
 //! The interleavings that this is written against:
 //! - *The answer to a release is lost*, or the transaction is applied twice: a run has the name of its fence.
 //! - *The loser's note and the successor's step meet*: the successor puts a run only where there is none.
-//! - *Somebody waits and vanishes*: their record is not one of a hold.
-//! - *A record changed since it was looked at* (its owner queued up anew, or it was remembered by another reader): it is
-//!   left alone.
+//! - *A waiter vanishes*: its record is not one of a hold.
+//! - *A record changed since it was looked at* (its owner queued up anew, or another reader remembered it): it is left alone.
 //! - *There is no space, or no right to write there*: a release and a renewal do without.
 
-use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::{
     client::{Answer, Client},
     failure::Trouble,
-    messages::{Compare, RequestOp, TxnRequest},
+    messages::{Compare, RequestOp},
     names::Names,
     ops::{self, Answers},
     queue::Look,
-    record::Record,
+    record::StoredRecord,
     session::Hold,
 };
-use crate::lock::{End, History, Key, Mode, Note, Parting, Past, REMEMBERED, SKIPPING_HOSTS, Skips};
+use crate::{
+    backends::queue::history::{Skip, released, too_many},
+    lock::{History, Key, Note, Parting, Past, SKIPPING_HOSTS, Skips},
+};
 
-/// How many runs more than needed there may be before the oldest are removed.
-const SPARE: usize = 16;
-
-/// What is kept of the last time that a host did without. How often it did is the version of the key.
-#[derive(Debug, Serialize, Deserialize)]
-struct Skip {
-    host: String,
-    reason: String,
-    at_ms: u64,
-}
-
-/// How a hold that is given back is remembered; `None` if nothing was done under it.
+/// The history entry of a hold that is released; `None` if nothing was done under it.
 pub(super) fn past(hold: &Hold, parting: &Parting) -> Option<Past> {
-    // Who gives back the last nested hold gives back what the outer one had.
-    let end = parting.end.clone().or_else(|| hold.nested.is_some().then_some(End::Released))?;
+    let is_nested = hold.nested.is_some();
     // What a nested hold knows is only how long it was held itself.
-    let held_ms = parting.held_ms.filter(|_| hold.nested.is_none());
+    let held_ms = parting.held_ms.filter(|_| !is_nested);
     let started_ms = parting.at_ms.zip(held_ms).map(|(at, held)| at.saturating_sub(held)).or(hold.since_ms);
-    let metadata = hold.metadata.clone();
-    Some(Past { fence: Some(hold.fence()), started_ms, ended_ms: parting.at_ms, end, why: parting.why.clone(), metadata })
+    let past = released(parting, is_nested, hold.fence(), started_ms, hold.metadata.clone())?;
+    Some(Past { ended_ms: parting.at_ms, ..past })
 }
 
 /// The name and the value of a run.
@@ -56,31 +45,26 @@ pub(super) fn line(names: &Names, past: &Past) -> Option<(String, Vec<u8>)> {
     Some((name, serde_json::to_vec(past).unwrap_or_default()))
 }
 
-/// Removes the record of one that vanished, if it is unchanged.
-pub(super) fn forget(record: &Record) -> RequestOp {
+/// Removes the record of a contender that vanished, if it is unchanged.
+pub(super) fn forget(record: &StoredRecord) -> RequestOp {
     ops::when(vec![ops::unchanged(&record.name, record.revision)], vec![ops::delete(&record.name)], Vec::new())
 }
 
-/// The same, and remembers the hold that it was of, if nobody has yet.
-pub(super) fn bury(names: &Names, record: &Record) -> RequestOp {
+/// The same, and remembers the hold that it was of, if that is not done yet.
+pub(super) fn bury(names: &Names, record: &StoredRecord) -> RequestOp {
     let Some((run, value)) = record.past().and_then(|past| line(names, &past)) else { return forget(record) };
     let compare = vec![ops::unchanged(&record.name, record.revision), ops::absent(&run)];
     ops::when(compare, vec![ops::delete(&record.name), ops::put(&run, value, 0)], vec![forget(record)])
 }
 
-/// Remembers the older ones of those who vanished, if there are many: nobody who followed them renewed or gave back anything.
-///
-/// When one who wanted the lock alone had it, all who came before were gone. So as long as its own record stays, nobody is
-/// left less time to die in.
+/// Remembers the vanished holders that no successor has to wait for any more.
 pub(super) async fn bury_old(client: &mut Client, names: &Names, look: &Look) {
-    if look.vanished().count() <= SPARE {
+    let old = look.outdated();
+    if old.is_empty() {
         return;
     }
-    let alone = |record: &&Record| record.mode != Mode::Shared && record.held.is_some();
-    let Some(newest) = look.vanished().filter(alone).map(Record::created).max() else { return };
-    let old: Vec<_> = look.vanished().filter(|record| record.created() < newest).take(ops::MOST_OPS).collect();
-    let ops = old.iter().map(|record| bury(names, record)).chain(counts(names)).collect();
-    if let Ok(mut answers) = client.txn(ops::read(ops)).await.and_then(|answer| Ok(Answers::of(answer)?)) {
+    let ops = old.into_iter().take(ops::MOST_OPS).map(|record| bury(names, record)).chain(counts(names)).collect();
+    if let Ok(mut answers) = client.run(ops).await {
         trim(client, names, counted(&mut answers)).await;
     }
 }
@@ -99,11 +83,11 @@ pub(super) fn counted(answers: &mut Answers) -> Counts {
     [answers.last_count(), bad]
 }
 
-/// Removes the oldest runs, if there are too many. What is too much today is so tomorrow: no failure here is worth a word.
+/// Removes the oldest runs, if there are too many. A failure is left to the next release.
 pub(super) async fn trim(client: &mut Client, names: &Names, counts: Counts) {
     for (bad, count) in [false, true].into_iter().zip(counts) {
-        if count > REMEMBERED + SPARE {
-            let _ = remove(client, &names.runs(bad), count - REMEMBERED).await;
+        if let Some(most) = too_many(count) {
+            let _ = remove(client, &names.runs(bad), most).await;
         }
     }
 }
@@ -116,45 +100,43 @@ pub(super) struct Freed {
     pub runs: Counts,
 }
 
-/// What is said of a lock as it is freed.
+/// What is written as a lock is freed.
 #[derive(Default)]
-pub(super) struct Said {
-    /// Of the start of the run.
-    pub became: Vec<RequestOp>,
-    /// For the history.
-    pub beside: Vec<RequestOp>,
+pub(super) struct Outcome {
+    /// To the run records.
+    pub runs: Vec<RequestOp>,
+    pub history: Vec<RequestOp>,
 }
 
-/// Frees a lock by `gone`, of which the first deletes what is nested, and remembers it by `past` and what else is `said`, if
-/// `compare` holds; `None` if it doesn't.
+/// Frees a lock by `gone`, of which the first deletes what is nested, and writes `past` and the `outcome`, if `compare` holds; `None` if it
+/// doesn't.
 ///
-/// To free it needs neither space nor rights to the history: where something is refused it is done without a word. What became of
-/// a start is unknown then, if there is no space.
+/// To free a lock takes neither space nor rights to the history: what is refused is left out. Without space, the outcome of the run stays
+/// unknown.
 pub(super) async fn end(
     client: &mut Client,
     names: &Names,
     compare: Vec<Compare>,
     gone: Vec<RequestOp>,
-    said: Said,
+    outcome: Outcome,
     past: Option<&Past>,
 ) -> Answer<Option<Freed>> {
     let run = past.and_then(|past| line(names, past));
-    let Said { became, beside } = said;
-    let mut success = [gone.clone(), became.clone(), beside].concat();
+    let Outcome { runs, history } = outcome;
+    let mut success = [gone.clone(), runs.clone(), history].concat();
     success.extend(run.iter().map(|(name, value)| ops::put(name, value.clone(), 0)));
     success.extend(counts(names));
-    let (answer, in_full) = match client.txn(TxnRequest { compare: compare.clone(), success, failure: Vec::new() }).await {
+    let (mut answers, in_full) = match client.run_if(compare.clone(), success).await {
         Err(Trouble::Full(_)) => {
             let failure = run.iter().map(|(name, _)| ops::get(name)).collect();
-            (client.txn(TxnRequest { compare, success: gone, failure }).await?, false)
+            (client.txn(compare, gone, failure).await?, false)
         }
         Err(Trouble::Refused(_)) => {
-            let success = [gone, became].concat();
-            (client.txn(TxnRequest { compare, success, failure: Vec::new() }).await?, false)
+            let success = [gone, runs].concat();
+            (client.run_if(compare, success).await?, false)
         }
         answer => (answer?, true),
     };
-    let mut answers = Answers::of(answer)?;
     if !answers.succeeded {
         // A store that runs full may do what it says it has no space for.
         let done = answers.one().ok().flatten().is_some_and(|kv| run.is_some_and(|(_, value)| kv.value == value));
@@ -166,9 +148,9 @@ pub(super) async fn end(
 
 /// Removes the first so many of a folder.
 async fn remove(client: &mut Client, folder: &str, many: usize) -> Answer<()> {
-    let oldest = ops::read(vec![ops::first_names(folder, i64::try_from(many).unwrap_or(i64::MAX))]);
-    if let Some(last) = Answers::of(client.txn(oldest).await?)?.keys()?.pop() {
-        client.txn(ops::read(vec![ops::delete_up_to(folder, last.key)])).await?;
+    let oldest = vec![ops::first_names(folder, i64::try_from(many).unwrap_or(i64::MAX))];
+    if let Some(last) = client.run(oldest).await?.keys()?.pop() {
+        client.run(vec![ops::delete_up_to(folder, last.key)]).await?;
     }
     Ok(())
 }
@@ -179,14 +161,14 @@ pub(super) async fn history(client: &mut Client, key: &Key) -> Answer<History> {
     let mut ops = ops::look(&names, 1);
     ops.extend([true, false].map(|bad| ops::under(&names.runs(bad), false)));
     ops.push(ops::under(&names.skips(), false));
-    let mut answers = Answers::of(client.txn(ops::read(ops)).await?)?;
+    let mut answers = client.run(ops).await?;
     let look = answers.look(&names)?;
     let mut found = Vec::new();
     for _ in 0..2 {
         // What a newer version wrote in another way is not known.
         found.extend(answers.keys()?.into_iter().filter_map(|kv| serde_json::from_slice::<Past>(&kv.value).ok()));
     }
-    found.extend(look.vanished().filter_map(Record::past));
+    found.extend(look.vanished().filter_map(StoredRecord::past));
     let all = answers.keys()?;
     let mut skips = Vec::new();
     for kv in &all {
@@ -196,7 +178,7 @@ pub(super) async fn history(client: &mut Client, key: &Key) -> Answer<History> {
         let count = u64::try_from(kv.version).unwrap_or_default();
         skips.push(Skips { host: skip.host, count, since_ms, last_ms: Some(skip.at_ms), reason: skip.reason });
     }
-    Ok(History { record: look.starts.record(), ..History::new(found, skips) })
+    Ok(History { record: look.runs.record(), ..History::new(found, skips) })
 }
 
 /// What the key that says since when a host's skips are counted has after their name.
@@ -212,7 +194,7 @@ pub(super) async fn note(client: &mut Client, key: &Key, note: &Note) -> Answer<
             let other = names.run(!past.end.is_bad(), fence);
             let mut ops = vec![ops::put(&run, value, 0), ops::delete(&other)];
             ops.extend(counts(&names));
-            let runs = counted(&mut Answers::of(client.txn(ops::read(ops)).await?)?);
+            let runs = counted(&mut client.run(ops).await?);
             trim(client, &names, runs).await;
             Ok(())
         }
@@ -227,14 +209,10 @@ async fn skipped(client: &mut Client, names: &Names, host: &str, reason: &str, a
     let since = format!("{name}{}", String::from_utf8_lossy(SINCE));
     let skip = Skip { host: host.into(), reason: reason.into(), at_ms };
     let once_more = ops::put(&name, serde_json::to_vec(&skip).unwrap_or_default(), 0);
-    let txn = TxnRequest {
-        compare: vec![ops::absent(&since)],
-        success: vec![once_more.clone(), ops::put(&since, at_ms.to_string(), 0), ops::count(&names.skips())],
-        failure: vec![once_more],
-    };
-    let mut answers = Answers::of(client.txn(txn).await?)?;
+    let new = vec![once_more.clone(), ops::put(&since, at_ms.to_string(), 0), ops::count(&names.skips())];
+    let mut answers = client.txn(vec![ops::absent(&since)], new, vec![once_more]).await?;
     if answers.succeeded && answers.last_count() > 2 * SKIPPING_HOSTS {
-        client.txn(ops::read(vec![ops::delete(&name), ops::delete(&since)])).await?;
+        client.run(vec![ops::delete(&name), ops::delete(&since)]).await?;
     }
     Ok(())
 }

@@ -1,86 +1,59 @@
 //! Keeping a hold, giving it back, and finding it again by its token.
 //!
 //! The interleavings that this is written against:
-//! - *The lease lives on, and the key is gone* (deleted by somebody): a keep-alive says nothing of that. A renewal reads
+//! - *The lease lives on, and the key is gone* (deleted from outside): a keep-alive says nothing of that. A renewal reads
 //!   the own key, by a quorum, and keeps the lease alive then; see [`super::acquire`] for the order.
-//! - *A release arrives late*, when the lock is somebody else's: it compares the create revision of the own key.
+//! - *A release arrives late*, when the lock has another holder: it compares the create revision of the own key.
 //! - *The answer to a release is lost*: asked again the key is gone, which is "not held". The core knows what to make of it.
-//! - *Nested holds end or begin beside a release*: what it assumes of them is compared in its transaction, and looked at
+//! - *Nested holds end or begin during a release*: what it assumes of them is compared in its transaction, and looked at
 //!   anew if it was wrong.
 //! - *There is no space left* (NOSPACE): a renewal and a release don't need any, and leave out then what they would put.
+
+use std::time::Duration;
 
 use super::{
     breaking,
     client::{Answer, Client},
     failure::{self, Trouble},
-    history::{self, Said},
-    holders::{self, Left},
+    history::{self, Outcome},
+    look::{self, Left},
     lookout,
-    messages::{Compare, TxnRequest},
-    ops::{self, Answers},
-    permits,
-    queue::{self, Permit},
-    record::Record,
+    messages::Compare,
+    ops, permits, queue,
+    record::StoredRecord,
     session::{Hold, Nested, Session, Stage, ttl},
-    starts::Starts,
-    value::Value,
+    waiting,
 };
-use crate::lock::{Fence, Intent, Metadata, Mode, Parting, Release, Renewal, Scope};
+use crate::{
+    backends::queue::record::Said,
+    lock::{Intent, Mode, Parting, Release, Renewal, Scope},
+};
 
 /// All that there are; of permits, whichever number.
 const MODES: [Mode; 3] = [Mode::Exclusive, Mode::Shared, Mode::Permits(1)];
-/// So often nested holds may change beside a release before it is given up for now.
+/// How often nested holds may change during a release before it is given up for now.
 pub(super) const TRIES: u32 = 4;
 
 /// A hold as the store knows it.
 pub(super) struct Found {
-    pub own: String,
+    /// That of the token, or of its owner: with the token's own nested hold, if there is one.
+    pub hold: Hold,
     pub mode: Mode,
-    pub created: i64,
-    pub seen: i64,
     /// Whether the token is of the hold that the lock was taken with, not of a nested one.
     pub is_root: bool,
     /// How many holds the owner has.
     pub holds: u32,
-    /// The token's own nested hold.
-    nested: Option<Nested>,
-    /// Whether the hold that the lock was taken with was given back.
+    /// Whether the hold that the lock was taken with was released.
     marked: bool,
     /// The other nested holds.
     others: Vec<queue::Inner>,
-    /// Which of the permits it is.
-    pub number: Option<Permit>,
-    /// What stands beside the own key.
-    record: Option<Record>,
-    metadata: Option<Metadata>,
-    starts: Starts,
-    dying: Vec<Record>,
+    record: Option<StoredRecord>,
 }
 
 impl Found {
-    pub(super) fn fence(&self) -> Fence {
-        Fence(u64::try_from(self.created).unwrap_or_default())
-    }
-
-    /// As what is remembered of a hold.
-    pub(super) fn hold(&self) -> Hold {
-        Hold {
-            own: self.own.clone(),
-            created: self.created,
-            seen: self.seen,
-            nested: self.nested.clone(),
-            since_ms: self.record.as_ref().and_then(|record| record.held.as_ref()?.since_ms),
-            metadata: self.metadata.clone(),
-            starts: self.starts.clone(),
-            number: self.number.clone(),
-            dying: self.dying.clone(),
-            settled_at: super::waiting::after(std::time::Duration::ZERO),
-        }
-    }
-
     /// Whether the token's hold, and not only its owner's, is there.
     fn holds_token(&self) -> bool {
-        self.nested.is_some() || self.is_root && !self.marked
+        self.hold.nested.is_some() || self.is_root && !self.marked
     }
 }
 
@@ -90,25 +63,16 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
     let mine = MODES.map(|mode| names.own(mode, session.lease));
     let mut ops = ops::look(names, 1);
     ops.extend(mine.iter().map(|own| ops::get(own)));
-    let mut answers = Answers::of(client.txn(ops::read(ops)).await?)?;
+    let mut answers = client.run(ops).await?;
     let look = answers.look(names)?;
     let mut found = None;
     for own in &mine {
         found = answers.one()?.map(|kv| (own, kv)).or(found);
     }
     let Some((own, kv)) = found else { return Ok(None) };
-    let Some(place) = look.find(own) else { return Ok(None) };
-    let Some(value) = Value::read(&kv.value)? else { return Ok(None) };
-    let one = &look.contenders[place];
-    let (mode, record) = (look.mode_of(one), look.record_of(one).cloned());
-    // Who is first may still wait for what keeps everybody.
-    if !look.has(place) {
-        return Ok(None);
-    }
-    // And one that this process only waits for has its turn by its grant, of which the answer may have been lost.
-    if matches!(session.stage, Stage::Queued(_)) && record.as_ref().is_some_and(|record| record.held.is_none()) {
-        return Ok(None);
-    }
+    let Some(at) = look.find(own).filter(|at| look.queue.holds(*at)) else { return Ok(None) };
+    let Some(said) = Said::read(&kv.value)? else { return Ok(None) };
+    let (mode, record) = (look.queue.all()[at].mode, look.record_of(&look.contenders[at]).cloned());
     let name = names.nested_hold(session.lease, &session.token.hold_text());
     let (mut nested, mut others, mut marked) = (None, Vec::new(), false);
     for inner in look.nested_in(session.lease) {
@@ -120,26 +84,24 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
             others.push(inner.clone());
         }
     }
-    // An attempt of this process, whose answer was lost, waited for nobody to die.
-    let waited = !(session.taking && matches!(session.stage, Stage::Asked { .. }));
-    let dying = if waited { look.dying(mode) } else { Vec::new() };
-    let is_root = value.hold == session.token.hold_text();
-    Ok(Some(Found {
+    // An attempt of this process, whose answer was lost, gave vanished holders no time to stop. Next to a permit, others may have vanished
+    // just now.
+    let unsure = session.taking && matches!(session.stage, Stage::Asked { .. }) || matches!(mode, Mode::Permits(_));
+    let dying = if unsure { Vec::new() } else { look.dying(mode) };
+    let is_root = said.hold.is_some_and(|hold| hold == session.token.hold_text());
+    let hold = Hold {
         own: own.clone(),
-        mode,
         created: kv.create_revision,
         seen: look.revision,
-        is_root,
-        holds: look.holds_of(session.lease),
         nested,
-        marked,
-        others,
-        number: look.number_of(one).cloned(),
-        record,
-        metadata: value.metadata,
-        starts: look.starts,
+        since_ms: record.as_ref().and_then(|record| record.says.since_ms),
+        metadata: said.metadata,
+        number: look.number_of(at).cloned(),
         dying,
-    }))
+        settled_at: waiting::after(Duration::ZERO),
+        runs: look.runs.clone(),
+    };
+    Ok(Some(Found { hold, mode, is_root, holds: look.holds_of(session.lease), marked, others, record }))
 }
 
 /// Extends the leases of a hold that is still there; of one that is marked to be broken only so that it can stop.
@@ -147,7 +109,7 @@ pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: In
     let Stage::Held(hold) = &session.stage else {
         // To look for it is to read it.
         return match find(client, session).await?.filter(Found::holds_token) {
-            Some(found) => extend(client, session, found.hold(), found.record, intent).await,
+            Some(found) => extend(client, session, found.hold, found.record, intent).await,
             None => Ok(Renewal::NotHeld),
         };
     };
@@ -163,18 +125,17 @@ pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: In
         ops.extend(hold.dead().iter().map(|record| history::bury(names, record)));
         ops.extend(history::counts(names));
     }
-    let (answer, buried) = match client.txn(ops::read(ops)).await {
+    let (mut answers, buried) = match client.run(ops).await {
         // A renewal needs no space, and no right to the history.
-        Err(Trouble::Full(_)) if dead > 0 => (client.txn(ops::read(reads)).await?, false),
+        Err(Trouble::Full(_)) if dead > 0 => (client.run(reads).await?, false),
         Err(Trouble::Refused(_)) if dead > 0 => {
             let forget = hold.dead().iter().map(history::forget);
-            (client.txn(ops::read(reads.into_iter().chain(forget).collect())).await?, true)
+            (client.run(reads.into_iter().chain(forget).collect()).await?, true)
         }
         answer => (answer?, dead > 0),
     };
-    let mut answers = Answers::of(answer)?;
     let (own, token, left) = (answers.one()?, answers.one()?, answers.one()?);
-    let record = answers.one()?.and_then(Record::read);
+    let record = answers.one()?.and_then(StoredRecord::read);
     let mut ours = own.is_some_and(|kv| kv.create_revision == hold.created);
     if let Some(number) = &hold.number {
         // Without its number others count one less than there are.
@@ -195,8 +156,8 @@ pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: In
     Ok(renewal)
 }
 
-async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: Option<Record>, intent: Intent) -> Answer<Renewal> {
-    let mark = record.as_ref().and_then(|record| record.held.as_ref()?.mark.as_ref());
+async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: Option<StoredRecord>, intent: Intent) -> Answer<Renewal> {
+    let mark = record.as_ref().and_then(|record| record.says.mark.as_ref());
     if let (Some(mark), Intent::Extend(_)) = (mark, intent) {
         return Ok(Renewal::Broken(mark.clone()));
     }
@@ -217,8 +178,8 @@ async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: 
 pub(super) async fn verify(client: &mut Client, session: &Session) -> Answer<Renewal> {
     let Some(found) = find(client, session).await?.filter(Found::holds_token) else { return Ok(Renewal::NotHeld) };
     let mut expires_in = None;
-    for lease in [session.lease].into_iter().chain(found.nested.map(|nested| nested.lease)) {
-        match holders::left(client, lease).await? {
+    for lease in [session.lease].into_iter().chain(found.hold.nested.map(|nested| nested.lease)) {
+        match look::left(client, lease).await? {
             Left::For { left, .. } => expires_in = Some(expires_in.map_or(left, |other| left.min(other))),
             Left::Unknown => {}
             Left::Over => return Ok(Renewal::NotHeld),
@@ -249,10 +210,10 @@ pub(super) async fn release(client: &mut Client, session: &mut Session, parting:
         if !found.holds_token() {
             return Ok(Release::NotHeld);
         }
-        let hold = found.hold();
-        let released = match &found.nested {
-            Some(nested) => release_nested(client, session, &found, (&hold, nested), parting).await?,
-            None if scope == Scope::Tree || found.others.is_empty() => release_root(client, session, &hold, parting).await?,
+        let hold = &found.hold;
+        let released = match &hold.nested {
+            Some(nested) => release_nested(client, session, &found, nested, parting).await?,
+            None if scope == Scope::Tree || found.others.is_empty() => release_root(client, session, hold, parting).await?,
             None => release_around(client, session, &found, parting).await?,
         };
         if let Some(released) = released {
@@ -288,22 +249,21 @@ async fn release_nested(
     client: &mut Client,
     session: &mut Session,
     found: &Found,
-    (hold, nested): (&Hold, &Nested),
+    nested: &Nested,
     parting: &Parting,
 ) -> Answer<Option<Release>> {
-    let left = session.names.left(session.lease);
+    let (hold, left) = (&found.hold, session.names.left(session.lease));
     let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::created_at(&nested.name, nested.created)];
     if found.marked && found.others.is_empty() {
-        compare.push(ops::nothing_newer_under(&session.names.nested(session.lease), found.seen));
+        compare.push(ops::nothing_newer_under(&session.names.nested(session.lease), found.hold.seen));
         return free(client, session, hold, compare, parting).await;
     }
-    // Somebody must be left who keeps the lock: the outer hold, or at least one of the nested ones.
+    // One hold must be left that keeps the lock: the outer one, or at least one of the nested ones.
     match (found.marked, found.others.first()) {
         (true, Some(other)) => compare.push(ops::created_at(&other.name, other.created)),
         _ => compare.push(ops::absent(&left)),
     }
-    let txn = TxnRequest { compare, success: vec![ops::delete(&nested.name)], failure: Vec::new() };
-    if !Answers::of(client.txn(txn).await?)?.succeeded {
+    if !client.run_if(compare, vec![ops::delete(&nested.name)]).await?.succeeded {
         return Ok(None);
     }
     session.stage = Stage::Asked { leased: false };
@@ -315,12 +275,11 @@ async fn release_nested(
 /// Gives back the outer hold, while nested ones keep the lock: a mark says so. `None` if something changed meanwhile.
 async fn release_around(client: &mut Client, session: &mut Session, found: &Found, parting: &Parting) -> Answer<Option<Release>> {
     let left = session.names.left(session.lease);
-    let mut compare = vec![ops::created_at(&found.own, found.created), ops::absent(&left)];
+    let mut compare = vec![ops::created_at(&found.hold.own, found.hold.created), ops::absent(&left)];
     compare.extend(found.others.first().map(|other| ops::created_at(&other.name, other.created)));
     let mut success = vec![ops::put(&left, "", session.lease)];
-    success.extend(found.starts.end(&session.names, found.fence(), parting.became));
-    let txn = TxnRequest { compare, success, failure: Vec::new() };
-    let done = Answers::of(client.txn(txn).await?)?.succeeded;
+    success.extend(found.hold.runs.end(&session.names, found.hold.fence(), parting.became));
+    let done = client.run_if(compare, success).await?.succeeded;
     Ok(done.then(|| Release::StillHeld(found.holds.saturating_sub(1))))
 }
 
@@ -336,12 +295,12 @@ async fn free(
     let mut gone =
         vec![ops::delete_under(&names.nested(session.lease)), ops::delete(&hold.own), ops::delete(&names.open_of(session.lease))];
     gone.extend(hold.number.as_ref().map(|number| permits::give_back(names, number)));
-    let mut said: Vec<_> = hold.dead().iter().map(|record| history::bury(names, record)).collect();
-    said.push(ops::put(&names.last(), hold.created.to_string(), 0));
-    // What becomes of a nested hold is nothing to the run around it.
-    let became = hold.starts.end(names, hold.fence(), parting.became.filter(|_| hold.nested.is_none()));
-    let (past, said) = (history::past(hold, parting), Said { became, beside: said });
-    let Some(freed) = history::end(client, names, compare, gone, said, past.as_ref()).await? else { return Ok(None) };
+    let mut history: Vec<_> = hold.dead().iter().map(|record| history::bury(names, record)).collect();
+    history.push(ops::put(&names.last(), hold.created.to_string(), 0));
+    // The outcome of a nested hold is nothing to the run around it.
+    let runs = hold.runs.end(names, hold.fence(), parting.became.filter(|_| hold.nested.is_none()));
+    let past = history::past(hold, parting);
+    let Some(freed) = history::end(client, names, compare, gone, Outcome { runs, history }, past.as_ref()).await? else { return Ok(None) };
     session.stage = Stage::GivenBack;
     session.watches = None;
     // The lock is free already, which no failure from here on may hide. Leases that nothing lies on end by themselves.
@@ -359,7 +318,7 @@ pub(super) async fn leave(client: &mut Client, session: &mut Session, mode: Mode
         Some(inner) => (vec![inner.name.clone()], inner.lease),
         None => (vec![session.names.own(mode, session.lease), session.names.open_of(session.lease)], session.lease),
     };
-    client.txn(ops::read(keys.iter().map(|key| ops::delete(key)).collect())).await?;
+    client.run(keys.iter().map(|key| ops::delete(key)).collect()).await?;
     client.revoke(lease).await?;
     let lookout = session.lookout();
     if let Stage::Queued(queued) = &mut session.stage {

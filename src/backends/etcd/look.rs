@@ -1,33 +1,36 @@
 //! Looking at locks, for people and programs. Read only, and by a quorum.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     client::{Answer, Client},
-    holders,
+    failure::Trouble,
     names::{self, Names},
-    ops::{self, Answers},
-    queue::Class,
+    ops,
+    queue::{Look, mode_of},
 };
-use crate::lock::{Fence, Key, LockState};
+use crate::{
+    backends::queue::record::Said,
+    lock::{Fence, Holder, Key, LockState, Result, Waiter},
+};
 
 /// What is known of one lock.
 pub(super) async fn inspect(client: &mut Client, key: &Key) -> Answer<LockState> {
     let names = Names::new(&client.options().namespace, key);
     let mut ops = ops::look(&names, ops::ALL);
     ops.push(ops::get(&names.last()));
-    let mut answers = Answers::of(client.txn(ops::read(ops)).await?)?;
+    let mut answers = client.run(ops).await?;
     let look = answers.look(&names)?;
     let last = answers.one()?.and_then(|kv| str::from_utf8(&kv.value).ok()?.parse().ok()).map(Fence);
-    let holders = holders::tell(client, &look, look.holders()).await?;
+    let holders = tell(client, &look, look.queue.holders()).await?;
     Ok(LockState {
         nodes: Vec::new(),
         key: key.clone(),
         stored_as: names.shown(),
-        // Those who hold came after whoever gave it back.
+        // The holders came after the hold that was released last.
         last_fence: holders.iter().filter_map(|holder| holder.fence).max().or(last),
         holders,
-        waiters: holders::waiters(&look)?,
+        waiters: waiters(&look)?,
     })
 }
 
@@ -35,12 +38,12 @@ pub(super) async fn inspect(client: &mut Client, key: &Key) -> Answer<LockState>
 pub(super) async fn list(client: &mut Client, start: &str) -> Answer<Vec<LockState>> {
     let namespace = client.options().namespace.clone();
     let start = names::prefix(&namespace) + &names::ENCODING.encode_str(start);
-    let mut answers = Answers::of(client.txn(ops::read(vec![ops::under(&start, true)])).await?)?;
+    let mut answers = client.run(vec![ops::under(&start, true)]).await?;
     let mut keys = BTreeSet::new();
     for kv in answers.keys()? {
         let found = str::from_utf8(&kv.key).ok().and_then(|name| names::key_of(&namespace, name));
-        // Without a lease it is nobody's hold; in an empty namespace it may be anything.
-        keys.extend(found.filter(|(_, rest)| kv.lease != 0 && Class::of(rest).is_some()).map(|(key, _)| key));
+        // Without a lease it is no hold; in an empty namespace it may be anything.
+        keys.extend(found.filter(|(_, rest)| kv.lease != 0 && mode_of(rest).is_some()).map(|(key, _)| key));
     }
     let mut states = Vec::new();
     for key in keys {
@@ -50,4 +53,69 @@ pub(super) async fn list(client: &mut Client, start: &str) -> Answer<Vec<LockSta
         }
     }
     Ok(states)
+}
+
+/// The holders at these positions, with their leases.
+///
+/// etcd has no clock that could tell since when, and counts leases in whole seconds.
+pub(super) async fn tell(client: &mut Client, look: &Look, holders: impl Iterator<Item = usize>) -> Answer<Vec<Holder>> {
+    let mut told = Vec::new();
+    for at in holders {
+        let one = &look.contenders[at];
+        let said = one.said()?;
+        let lease = match one.lease {
+            0 => None,
+            lease => match left(client, lease).await? {
+                Left::For { left, ago } => Some((left, ago)),
+                Left::Over | Left::Unknown => None,
+            },
+        };
+        let record = look.record_of(one).map(|record| &record.says);
+        told.push(Holder {
+            permit: look.number_of(at).map(|number| number.number),
+            foreign: one.value.is_some() && said.is_none(),
+            fence: Some(one.fence()),
+            renewed_ago: lease.map(|(_, ago)| ago),
+            expires_in: lease.map(|(left, _)| left),
+            holds: look.holds_of(one.lease),
+            ..Said::holder(said.as_ref(), record, look.queue.all()[at].mode)
+        });
+    }
+    Ok(told)
+}
+
+/// The waiters, by what they said of themselves.
+fn waiters(look: &Look) -> Result<Vec<Waiter>> {
+    let waiter = |at: usize| -> Result<Waiter> {
+        Ok(Waiter { metadata: look.contenders[at].said()?.and_then(|said| said.metadata), waiting_for: None })
+    };
+    look.queue.waiters().map(waiter).collect()
+}
+
+/// What is left of a lease.
+pub(super) enum Left {
+    /// So much, rounded up.
+    For {
+        /// Until it ends.
+        left: Duration,
+        /// Since it was extended.
+        ago: Duration,
+    },
+    /// It ended.
+    Over,
+    /// It is not for this user to see.
+    Unknown,
+}
+
+/// What is left of a lease.
+pub(super) async fn left(client: &mut Client, lease: i64) -> Answer<Left> {
+    let answer = match client.time_to_live(lease).await {
+        Ok(answer) => answer,
+        Err(Trouble::NoLease) => return Ok(Left::Over),
+        Err(Trouble::Refused(_)) => return Ok(Left::Unknown),
+        Err(trouble) => return Err(trouble),
+    };
+    let (Ok(left), Ok(granted)) = (u64::try_from(answer.ttl), u64::try_from(answer.granted_ttl)) else { return Ok(Left::Over) };
+    let left = Duration::from_secs((left + 1).min(granted));
+    Ok(Left::For { left, ago: Duration::from_secs(granted).saturating_sub(left) })
 }

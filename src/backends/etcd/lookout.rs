@@ -17,10 +17,10 @@ use tokio::time::Instant;
 use super::{
     client::{Answer, Client},
     failure::Trouble,
-    messages::{KeyValue, TxnRequest},
+    messages::KeyValue,
     names::Names,
-    ops::{self, Answers},
-    queue::{Class, Look, Permit},
+    ops,
+    queue::{Keys, Look},
     session::Queued,
     waiting::{after, is_past},
 };
@@ -130,7 +130,7 @@ pub(super) async fn retire(client: &mut Client, queued: &mut Queued, lease: i64)
 /// Whether the post was free. One that takes it is called by that: the next one is to know soon whether it died.
 async fn take_post(client: &mut Client, names: &Names, lease: i64, own: i64) -> Answer<bool> {
     let name = names.lookout();
-    if Answers::of(client.txn(ops::read(vec![ops::peek(&name)])).await?)?.one()?.is_some_and(|kv| kv.lease != lease) {
+    if client.run(vec![ops::peek(&name)]).await?.one()?.is_some_and(|kv| kv.lease != lease) {
         return Ok(false);
     }
     match client.grant(lease, LEASE).await {
@@ -139,8 +139,7 @@ async fn take_post(client: &mut Client, names: &Names, lease: i64, own: i64) -> 
     }
     let compare = vec![ops::absent(&name)];
     let success = vec![ops::put(&name, "", lease), ops::put(&names.call(own), "0", own)];
-    let txn = TxnRequest { compare, success, failure: vec![ops::peek(&name)] };
-    let mut answers = Answers::of(client.txn(txn).await?)?;
+    let mut answers = client.txn(compare, success, vec![ops::peek(&name)]).await?;
     // By a request of ours of which the answer was lost.
     let ours = answers.succeeded || answers.one()?.is_some_and(|kv| kv.lease == lease);
     if !ours {
@@ -156,14 +155,14 @@ async fn look_after(client: &mut Client, names: &Names, own: &str) -> Answer<Dur
     let mut alone = false;
     'front: loop {
         let look = front(client, names, seen + TOGETHER).await?;
-        alone |= seen == 0 && look.is_held_alone();
+        alone |= seen == 0 && look.queue.is_held_alone();
         let more = look.contenders.len() == seen + TOGETHER;
-        for one in &look.contenders[seen.min(look.contenders.len())..] {
-            if one.name == own {
+        for at in seen.min(look.contenders.len())..look.contenders.len() {
+            if look.contenders[at].name == own {
                 // It lives, and those behind it are not in its way.
                 break 'front;
             }
-            let Some(ahead) = look.waiting(one) else { continue };
+            let Some(ahead) = look.waiting(at) else { continue };
             match judge(client, names, &ahead).await? {
                 State::Lives => living += 1,
                 State::Silent => silent += 1,
@@ -190,22 +189,18 @@ async fn look_after(client: &mut Client, names: &Names, own: &str) -> Answer<Dur
 /// The first so many contenders, with their records and what else concerns them.
 async fn front(client: &mut Client, names: &Names, most: usize) -> Answer<Look> {
     let limit = i64::try_from(most).unwrap_or(i64::MAX);
-    let mut answers =
-        Answers::of(client.txn(ops::read(vec![ops::first(&names.folder, limit), ops::under(&names.starts(), false)])).await?)?;
+    let mut answers = client.run(vec![ops::first(&names.folder, limit), ops::under(&names.beside(), false)]).await?;
     let (keys, beside) = (answers.keys()?, answers.keys()?);
     let ids = keys.iter().filter_map(|kv| Some(names.open_as(str::from_utf8(&kv.key).ok()?.rsplit('/').next()?.rsplit('-').next()?)));
     let records: Vec<_> = ids.map(|record| ops::get(&record)).collect();
     let mut open = Vec::new();
     for some in records.chunks(ops::MOST_OPS) {
-        let mut answers = Answers::of(client.txn(ops::read(some.to_vec())).await?)?;
+        let mut answers = client.run(some.to_vec()).await?;
         for _ in some {
             open.extend(answers.one()?);
         }
     }
-    let mut look = Look::new(names, answers.revision, keys.clone(), keys, open);
-    look.numbers = Permit::read(names, &beside);
-    look.calls = calls(names, &beside);
-    Ok(look)
+    Ok(Look::new(names, answers.revision, Keys { contenders: keys.clone(), with_values: keys, open, beside, ..Keys::default() })?)
 }
 
 /// A waiter's call.
@@ -219,7 +214,7 @@ pub(super) enum Call {
 /// Answers the call of this waiter, which has extended its lease. If the store refuses, the waiter only counts as a slow one: its
 /// extended lease keeps it from being removed.
 pub(super) async fn answer(client: &mut Client, names: &Names, own: i64) {
-    let _ = client.txn(ops::read(vec![ops::put(&names.call(own), HERE, own)])).await;
+    let _ = client.run(vec![ops::put(&names.call(own), HERE, own)]).await;
 }
 
 /// Of the keys beside a lock's last fence those that call a waiter, by its lease, and what they say.
@@ -263,7 +258,7 @@ async fn judge(client: &mut Client, names: &Names, one: &Ahead) -> Answer<State>
             // On the lease of the one that is called, if that stands there still.
             let compare = vec![ops::created_at(&one.key, one.created)];
             let call = ops::put(&names.call(one.lease), silent.to_string(), one.lease);
-            match client.txn(TxnRequest { compare, success: vec![call], failure: Vec::new() }).await {
+            match client.run_if(compare, vec![call]).await {
                 Ok(_) | Err(Trouble::NoLease | Trouble::Full(_)) => Ok(State::Called),
                 Err(trouble) => Err(trouble),
             }
@@ -299,14 +294,6 @@ async fn remove(client: &mut Client, names: &Names, gone: &[Ahead]) -> Answer<bo
         let compare = vec![ops::created_at(&one.key, one.created), ops::unchanged(&one.record, one.revision)];
         ops::when(compare, vec![ops::delete(&one.key), ops::delete(&one.record), ops::delete(&names.call(one.lease))], Vec::new())
     });
-    let mut answers = Answers::of(client.txn(ops::read(each.collect())).await?)?;
+    let mut answers = client.run(each.collect()).await?;
     Ok(answers.any_branch())
-}
-
-impl Look {
-    /// Whether one has the lock for itself: a waiter that is gone is in the way of no other then, and may only be slow.
-    fn is_held_alone(&self) -> bool {
-        let first = self.contenders.first().filter(|first| matches!(first.class, Class::Write | Class::Plain));
-        first.is_some_and(|first| !self.only_waits(first))
-    }
 }

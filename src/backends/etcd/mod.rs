@@ -1,11 +1,11 @@
 //! An etcd v3 cluster.
 //!
-//! A lock is a folder of keys, one for each who holds or waits, each with a lease of its own; the order of their creation
+//! A lock is a folder of keys, one for each holder or waiter, each with a lease of its own; the order of their creation
 //! is the order of the queue, and the revision of it is the fence. `etcdctl lock`, Go's `concurrency` package and etcd's
-//! read-write lock do the same, so that they exclude us and we them. What must be safe is written beside the code that is:
+//! read-write lock do the same, so that they exclude us and we them. What must be safe is written next to its code:
 //! [`acquire`] and [`hold`] say which interleavings they are made for, [`names`] what lies where.
 //!
-//! A holder of another library leaves no record that tells whether it went by itself, so nobody waits for it to die:
+//! A holder of another library leaves no record that tells whether it went by itself, so no successor waits for it to stop:
 //! `etcdctl lock` doesn't stop its command when its lease is lost, and would gain nothing.
 //!
 //! Nothing here retries or prints; time is limited only where another member can answer instead.
@@ -20,7 +20,6 @@ mod failure;
 mod gc;
 mod history;
 mod hold;
-mod holders;
 mod look;
 mod lookout;
 mod messages;
@@ -29,11 +28,12 @@ mod ops;
 mod options;
 mod permits;
 mod place;
+mod questions;
 mod queue;
 mod record;
+mod runs;
 mod session;
-mod starts;
-mod value;
+pub mod sharing;
 mod waiting;
 
 use std::{future::pending, time::Duration};
@@ -178,7 +178,7 @@ impl Backend for Etcd {
         let at = self.session(key, token);
         let session = &mut self.sessions[at];
         let release = hold::release(&mut self.client, session, parting).await?;
-        // One who waits is left in the queue, and leaves it by itself.
+        // A waiter stays in the queue, and leaves it by itself.
         if !matches!(session.stage, Stage::Queued(_)) {
             self.sessions.swap_remove(at);
         }
@@ -189,8 +189,8 @@ impl Backend for Etcd {
         let client = &mut self.client;
         Ok(match change {
             Amendment::Note(note) => history::note(client, key, note).await.map(|()| true),
-            Amendment::Warn(fence, level) => starts::claim_warning(client, key, fence, level).await,
-            Amendment::Mark(fence, mark) => breaking::mark(client, key, fence, mark).await,
+            Amendment::Warn(fence, level) => breaking::amend(client, key, fence, |record| record.warned(level)).await,
+            Amendment::Mark(fence, mark) => breaking::amend(client, key, fence, |record| Some(record.marked(mark))).await,
             Amendment::Evict(fence, mark) => breaking::evict(client, key, fence, mark).await,
         }?)
     }

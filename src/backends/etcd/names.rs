@@ -1,29 +1,28 @@
 //! The names of a lock's keys in etcd.
 //!
-//! A lock is a folder, `<namespace>/<key>/`, with one key for each who holds or waits:
+//! A lock is a folder, `<namespace>/<key>/`, with one key for each holder or waiter:
 //!
 //! | key | by |
 //! |---|---|
-//! | `write/<lease>` | who wants it alone: dlock, and etcd's own read-write lock recipe |
-//! | `write/permit-<lease>` | who wants one of several permits: to all others one who wants it alone |
-//! | `read/<lease>` | who shares it |
+//! | `write/<lease>` | an exclusive contender: of dlock, and of etcd's own read-write lock recipe |
+//! | `write/permit-<lease>` | a contender for one of several permits: to all others an exclusive one |
+//! | `read/<lease>` | a reader |
 //! | `<lease>` | `etcdctl lock`, Go's `concurrency.Mutex` and `Election`, the server's lock service; dlock reads them only |
 //!
-//! Nothing else is put there: whoever waits for the folder's first key would wait for it too. Slashes in keys are
-//! encoded, and what lies deeper is nobody's: so `a` and `a/b` are strangers, which they are not to `etcdctl lock`.
+//! Nothing else is put there: a client that waits for the folder's first key would wait for it too. Slashes in keys are
+//! encoded, and what lies deeper is no contender: so `a` and `a/b` are strangers, which they are not to `etcdctl lock`.
 //!
 //! What else is known of a lock lies in `<namespace>.meta/`, in folders whose names no key is encoded to:
 //!
 //! | key | what |
 //! |---|---|
-//! | `%open/<key>/<lease>` | the record beside a key of dlock's ([`super::record`]): whose hold it is, and who is breaking it |
+//! | `%open/<key>/<lease>` | the record next to a key of dlock's ([`super::record`]): whose hold it is, the mark of a break, warnings |
 //! | `%nested/<key>/<lease>/…` | what is nested in a hold |
 //! | `%last/<key>` | the last fence |
-//! | `%last/<key>/least`, `…/guard`, `…/once` | what the last runs keep later ones from, each as long as its lease ([`super::starts`]) |
-//! | `%last/<key>/warned` | how long the hold there is was warned of, on that hold's lease |
+//! | `%last/<key>/least`, `…/guard`, `…/once` | the run records, each as long as its lease ([`super::runs`]) |
 //! | `%last/<key>/lookout` | the waiter that looks after the queue, on a short lease of its own ([`super::lookout`]) |
 //! | `%last/<key>/call/<lease>` | that a waiter is to prove that it lives, on its lease |
-//! | `%last/<key>/permit/<number>` | a permit that is held, on the lease of who has it ([`super::permits`]) |
+//! | `%last/<key>/permit/<number>` | a held permit, on the lease of its holder ([`super::permits`]) |
 //! | `%fine/<key>/<fence>`, `%bad/<key>/<fence>` | a hold that is over ([`super::history`]) |
 //! | `%skips/<key>/…` | a host that did without, and since when that is counted |
 
@@ -34,7 +33,7 @@ pub(super) const ENCODING: Encoding = Encoding::new(b"/");
 
 /// The names of everything that is stored about one lock.
 pub(super) struct Names {
-    /// The folder of those who hold or wait, with its slash.
+    /// The folder of the contenders, with its slash.
     pub folder: String,
     side: String,
     encoded: String,
@@ -72,7 +71,7 @@ impl Names {
 
     /// The folder of the permits that are held.
     pub(super) fn numbers(&self) -> String {
-        self.starts() + "permit/"
+        self.beside() + "permit/"
     }
 
     /// The permit with this number.
@@ -80,7 +79,7 @@ impl Names {
         format!("{}{number}", self.numbers())
     }
 
-    /// The folder of those who have not left by themselves: see [`super::queue::Look::vanished`].
+    /// The folder of the records: see [`super::queue::Look::vanished`].
     pub(super) fn open(&self) -> String {
         format!("{}{OPEN}{}/", self.side, self.encoded)
     }
@@ -136,44 +135,34 @@ impl Names {
         format!("{}{LAST}{}", self.side, self.encoded)
     }
 
-    /// The folder of what the last runs have left, and of the permits.
-    pub(super) fn starts(&self) -> String {
+    /// The folder of the run records, of the permits, and of the lookout.
+    pub(super) fn beside(&self) -> String {
         self.last() + "/"
     }
 
-    /// What keeps everybody from the lock.
+    /// The run record that keeps every process from the lock.
     pub(super) fn least(&self) -> String {
-        self.starts() + "least"
+        self.run_record("least")
     }
 
-    /// What keeps tries from elsewhere from it.
-    pub(super) fn guard(&self) -> String {
-        self.starts() + "guard"
-    }
-
-    /// The last start of a run that was to be the only one for some time.
-    pub(super) fn once(&self) -> String {
-        self.starts() + "once"
+    /// The run record of this name.
+    pub(super) fn run_record(&self, name: &str) -> String {
+        self.beside() + name
     }
 
     /// The waiter that looks after the queue: see [`super::lookout`].
     pub(super) fn lookout(&self) -> String {
-        self.starts() + "lookout"
+        self.beside() + "lookout"
     }
 
     /// The folder of the waiters that are to prove that they live.
     pub(super) fn calls(&self) -> String {
-        self.starts() + "call/"
+        self.beside() + "call/"
     }
 
     /// Says to the waiter with this lease that it is to.
     pub(super) fn call(&self, lease: i64) -> String {
         format!("{}{lease:x}", self.calls())
-    }
-
-    /// Which hold was last warned about, and up to which level.
-    pub(super) fn warned(&self) -> String {
-        self.starts() + "warned"
     }
 }
 
@@ -206,7 +195,7 @@ pub(super) fn side(namespace: &Namespace) -> String {
     }
 }
 
-/// The folders of records that stay when nobody uses a lock.
+/// The folders of records that stay when a lock is unused.
 pub(super) fn records(namespace: &Namespace) -> [String; 2] {
     [OPEN, LAST].map(|folder| side(namespace) + folder)
 }
@@ -251,18 +240,18 @@ mod tests {
             let (first, second) = (names(&one, &a), names(&other, &b));
             let run = first.run(true, Fence(1));
             let sides = [
-                first.open_of(1), first.nested_hold(1, "00"), first.left(1), first.last(), first.skips(), run, first.once(), first.number(0)
+                first.open_of(1), first.nested_hold(1, "00"), first.left(1), first.last(), first.skips(), run, first.least(), first.number(0)
             ];
             for side in &sides {
                 // Not by its folder, and not as a contender of it.
                 prop_assert!(!second.folder.starts_with(side.as_str()));
                 let inside = side.strip_prefix(&second.folder);
-                prop_assert!(inside.is_none_or(|rest| super::super::queue::Class::of(rest).is_none()), "{side} in {}", second.folder);
+                prop_assert!(inside.is_none_or(|rest| super::super::queue::mode_of(rest).is_none()), "{side} in {}", second.folder);
             }
             if (&a, &one) != (&b, &other) {
                 let own = first.own(Mode::Exclusive, 1);
                 let inside = own.strip_prefix(&second.folder);
-                prop_assert!(inside.is_none_or(|rest| super::super::queue::Class::of(rest).is_none()), "{own} in {}", second.folder);
+                prop_assert!(inside.is_none_or(|rest| super::super::queue::mode_of(rest).is_none()), "{own} in {}", second.folder);
                 prop_assert!(!sides.contains(&second.last()));
             }
             let namespace = Namespace::new(&*one).unwrap();

@@ -1,18 +1,17 @@
 //! The parts that transactions are put together from, and taken apart into.
 
 use super::{
-    failure, lookout,
+    failure,
     messages::{
         Compare, DeleteRangeRequest, DeleteRangeResponse, Is, KeyValue, PutRequest, RangeRequest, Request, RequestOp, Response, SortOrder,
         SortTarget, Target, TxnRequest, TxnResponse,
     },
     names::{self, Names},
-    queue::{Look, Permit},
-    starts::Starts,
+    queue::{Keys, Look},
 };
 use crate::lock::{Mode, Result};
 
-/// How many of those who come first are read with what they say of themselves, when it is only to be told who holds.
+/// How many of the first contenders are read with their values, where only the holders are to be told.
 pub(super) const SOME: i64 = 20;
 /// All of them.
 pub(super) const ALL: i64 = 0;
@@ -29,7 +28,7 @@ pub(super) fn when(compare: Vec<Compare>, success: Vec<RequestOp>, failure: Vec<
     op(Request::Txn(TxnRequest { compare, success, failure }))
 }
 
-/// `then`, if nobody came to `folder` before `created` who keeps one of `mode` from having the lock.
+/// `then`, if no contender came before `created` that one of `mode` has to wait for.
 pub(super) fn when_first(names: &Names, mode: Mode, created: i64, then: RequestOp) -> RequestOp {
     blocking(names, mode).into_iter().fold(then, |then, (start, end)| {
         // Of an empty range etcd holds that it was created at 0.
@@ -114,7 +113,7 @@ fn compare(name: &str, range_end: Vec<u8>, is: Is, revision: i64) -> Compare {
     }
 }
 
-/// Nobody wrote the key since it was read at this revision of its own.
+/// The key was not written since it was read at this revision of its own.
 pub(super) fn unchanged(name: &str, revision: i64) -> Compare {
     Compare {
         result: Is::Equal.into(),
@@ -140,12 +139,12 @@ pub(super) fn nothing_under(start: &str) -> Compare {
     compare(start, names::range_end(start), Is::Equal, 0)
 }
 
-/// The ranges of the folder in which those lie who keep one of `mode` from having the lock: the first key of each, and the end.
+/// The ranges of the folder with the contenders that one of `mode` has to wait for: the first key of each, and the end.
 fn blocking(names: &Names, mode: Mode) -> Vec<(String, Vec<u8>)> {
     let folder = &names.folder;
     let end = names::range_end(folder);
     let Some(alike) = names.alike(mode) else { return vec![(folder.clone(), end)] };
-    // What comes before those who can have it beside this one, and after them.
+    // What comes before the contenders that go together with this one, and after them.
     let after = String::from_utf8(names::range_end(&alike)).unwrap_or_else(|_| folder.clone());
     vec![(folder.clone(), alike.into_bytes()), (after, end)]
 }
@@ -170,13 +169,8 @@ pub(super) fn look(names: &Names, values: i64) -> Vec<RequestOp> {
         first(&names.folder, values),
         under(&names.open(), false),
         under(&names.all_nested(), true),
-        under(&names.starts(), false),
+        under(&names.beside(), false),
     ]
-}
-
-/// A transaction that changes nothing.
-pub(super) fn read(ops: Vec<RequestOp>) -> TxnRequest {
-    TxnRequest { compare: Vec::new(), success: ops, failure: Vec::new() }
 }
 
 /// The answers of one transaction, in the order of its operations.
@@ -231,20 +225,10 @@ impl Answers {
         }
     }
 
-    /// What the last runs have left.
-    pub(super) fn starts(&mut self, names: &Names) -> Result<Starts> {
-        Starts::read(names, self.keys()?)
-    }
-
     /// The answers to [`look`].
     pub(super) fn look(&mut self, names: &Names) -> Result<Look> {
-        let (keys, values, open, nested) = (self.keys()?, self.keys()?, self.keys()?, self.keys()?);
-        let mut look = Look::new(names, self.revision, keys, values, open).with_nested(names, nested);
-        let beside = self.keys()?;
-        look.numbers = Permit::read(names, &beside);
-        look.looked_after = beside.iter().any(|kv| kv.key == names.lookout().as_bytes());
-        look.calls = lookout::calls(names, &beside);
-        look.starts = Starts::read(names, beside)?;
-        Ok(look)
+        let keys =
+            Keys { contenders: self.keys()?, with_values: self.keys()?, open: self.keys()?, nested: self.keys()?, beside: self.keys()? };
+        Look::new(names, self.revision, keys)
     }
 }

@@ -1,70 +1,146 @@
-//! A place in the queue: taking it, and what it answers from one look at the queue to the next.
-
-use tokio::time::Instant;
+//! A place in the queue: taking it, what it answers from one look to the next, and leaving it.
 
 use super::{
-    acquire::{declined, told},
+    acquire::Taking,
     client::{Answer, Client},
-    failure, hold,
-    lookout::Lookout,
+    failure, hold, look,
+    lookout::{self, Lookout},
     names::Names,
-    ops::{self, Answers},
+    ops,
     queue::{Before, Look},
+    runs,
     session::{Queued, Session, Stage},
-    starts::Leases,
     waiting,
 };
-use crate::lock::{Attempt, Busy, Mode, Request, Ttl};
+use crate::{
+    backends::queue,
+    lock::{Attempt, Busy, Mode, Refusal, Ttl},
+};
 
 /// How often a place in the queue is only checked before the whole queue is read again, to tell the holders.
 const CHECKS: u32 = 5;
 
-/// It is not our turn: a waiter stays in the queue, on a lease that was granted now or is alive until then.
-pub(super) async fn behind(
-    client: &mut Client,
-    session: &mut Session,
-    request: &Request,
-    (look, place, own): (&Look, usize, String),
-    (granted, stood): (Option<Ttl>, Option<Stood>),
-    leases: Option<Leases>,
-) -> Answer<Attempt> {
-    if let Some(blocker) = look.blocker(request.mode, place).filter(|blocker| blocker.lease == 0) {
-        return Err(failure::no_end(&blocker.name).into());
+impl Taking<'_> {
+    /// It is not our turn: a waiter stays in the queue, on a lease that was granted now or is alive until then.
+    pub(super) async fn behind(mut self, look: &Look, at: usize) -> Answer<Attempt> {
+        let mode = self.request.mode;
+        let blocker = look.queue.blocker(mode, at).map(|other| &look.contenders[other]);
+        if let Some(endless) = blocker.filter(|one| one.lease == 0) {
+            return Err(failure::no_end(&endless.name).into());
+        }
+        if !self.request.waiting {
+            return self.declined(look).await;
+        }
+        self.drop_leases().await;
+        let busy = Busy { position: Some(look.queue.place(at)), ..self.told(look).await? };
+        let permits = matches!(mode, Mode::Permits(_)).then_some(look.queue.permits());
+        // What a reader or a writer in front of a waiter for a permit does is seen by the first one behind it only.
+        let checks = if permits.is_some() && blocker.is_some() { u32::MAX } else { 0 };
+        let before = look.before(&self.session.names, mode, at);
+        let lookout = Lookout::seen(look.looked_after);
+        let mut queued = Queued { permits, checks, before, lookout, busy: busy.clone(), ..self.queued(look, at, self.granted) };
+        if let (Stage::Queued(old), None) = (&self.session.stage, self.granted) {
+            // The same place as at the last look.
+            (queued.alive_until, queued.called, queued.unanswered, queued.lookout) =
+                (old.alive_until, old.called, old.unanswered, old.lookout);
+        }
+        self.session.stage = Stage::Queued(queued);
+        Ok(Attempt::Busy(busy))
     }
-    if !request.waiting {
-        return declined(client, session, request, look, leases).await;
-    }
-    if let Some(leases) = leases {
-        leases.end(client).await;
-    }
-    let before = look.before(&session.names, request.mode, place);
-    let busy = Busy { position: Some(look.position(place)), ..told(client, session, request.mode, look).await? };
-    let ttl = granted.unwrap_or(request.ttl);
-    let lookout = Lookout::seen(look.looked_after);
-    let stood = stood.filter(|_| granted.is_none());
-    let alive_until = waiting::fresh_until(granted, false);
-    let stood = stood.unwrap_or(Stood { alive_until, called: false, unanswered: false, lookout });
-    let (created, seen) = (look.contenders[place].created, look.revision);
-    let permits = matches!(request.mode, Mode::Permits(_)).then_some(look.numbers.len());
-    // What a reader or a writer in front of one that wants a permit does is seen by the first one behind it only.
-    let checks = if permits.is_some() && look.blocker(request.mode, place).is_some() { u32::MAX } else { 0 };
-    let Stood { alive_until, called, unanswered, lookout } = stood;
-    let queued = Queued { own, created, before, permits, seen, busy: busy.clone(), checks, ttl, alive_until, called, unanswered, lookout };
-    session.stage = Stage::Queued(queued);
-    Ok(Attempt::Busy(busy))
-}
 
-/// What stays of a place in the queue from one look to the next.
-pub(super) struct Stood {
-    alive_until: Instant,
-    called: bool,
-    unanswered: bool,
-    lookout: Lookout,
-}
+    /// The own place, whose lease was `extended` now if so.
+    fn queued(&self, look: &Look, at: usize, extended: Option<Ttl>) -> Queued {
+        Queued {
+            own: self.own.clone(),
+            created: look.contenders[at].created,
+            before: Before::default(),
+            permits: None,
+            seen: look.revision,
+            busy: Busy::default(),
+            checks: u32::MAX,
+            ttl: extended.unwrap_or(self.request.ttl),
+            alive_until: waiting::fresh_until(extended, false),
+            called: false,
+            unanswered: false,
+            lookout: Lookout::Another,
+        }
+    }
 
-impl Stood {
-    pub(super) fn of(queued: &Queued) -> Self {
-        Self { alive_until: queued.alive_until, called: queued.called, unanswered: queued.unanswered, lookout: queued.lookout }
+    /// The first contender is denied the lock by the run policy. A waiter stays first, and keeps its place alive by asking again.
+    pub(super) async fn stay_first(self, look: &Look, at: usize, ttl: Ttl, refusal: (Refusal, i64)) -> Answer<Attempt> {
+        let before = Before { key: Some(self.own.clone()), ..Before::default() };
+        self.session.stage = Stage::Queued(Queued { before, ..self.queued(look, at, Some(ttl)) });
+        self.refused(look, refusal).await
+    }
+
+    /// The lock is not ours, and we don't wait.
+    pub(super) async fn declined(mut self, look: &Look) -> Answer<Attempt> {
+        let own = self.session.lease;
+        let is_other = |at: usize| look.contenders[at].lease != own;
+        // The first waiter waits for what keeps every process from the lock.
+        let terms = self.request.terms.as_ref().filter(|_| !look.queue.waiters().any(is_other));
+        let refusal = look.runs.judge(terms, &self.request.token);
+        if let Some(refusal) = refusal.filter(|_| !look.queue.holders().any(is_other)) {
+            return self.refused(look, refusal).await;
+        }
+        self.drop_leases().await;
+        self.busy(look).await
+    }
+
+    async fn refused(mut self, look: &Look, refusal: (Refusal, i64)) -> Answer<Attempt> {
+        self.drop_leases().await;
+        let waits = match &self.session.stage {
+            Stage::Queued(queued) if self.request.waiting => Some(queued.ttl.get()),
+            _ => None,
+        };
+        let refusal = runs::with_times(self.client, refusal, waits).await;
+        if !self.request.waiting {
+            self.go(look).await?;
+        }
+        Ok(Attempt::Refused(refusal))
+    }
+
+    /// Another process has the lock, and we don't wait: nothing of ours stays.
+    async fn busy(mut self, look: &Look) -> Answer<Attempt> {
+        let (mode, end) = (self.request.mode, look.queue.len());
+        let blocker = look.queue.blocker(mode, end).map(|other| &look.contenders[other]);
+        let endless = blocker.filter(|one| one.lease == 0).map(|one| failure::no_end(&one.name));
+        let told = self.told(look).await;
+        let ahead = look.first_waiting(self.session.lease).filter(|_| told.is_ok() && look.queue.only_waiters_block(mode));
+        let removed = match &ahead {
+            Some(ahead) => lookout::remove_if_gone(self.client, &self.session.names, ahead).await?,
+            None => false,
+        };
+        let free = removed || look.queue.may_hold(mode, end);
+        self.go(look).await?;
+        match endless {
+            Some(error) => Err(error.into()),
+            None => told.map(|told| Attempt::Busy(Busy { passing: told.passing || free, ..told })),
+        }
+    }
+
+    /// Who holds the lock.
+    async fn told(&mut self, look: &Look) -> Answer<Busy> {
+        let own = |at: &usize| look.contenders[*at].lease == self.session.lease;
+        let holders = look::tell(self.client, look, look.queue.holders().filter(|at| !own(at))).await?;
+        let next = look.queue.waiters().next().is_none_or(|at| own(&at));
+        Ok(queue::busy(self.request.mode, holders, None, next))
+    }
+
+    /// Ends the leases of run records that are not put.
+    async fn drop_leases(&mut self) {
+        if let Some(leases) = self.leases.take() {
+            leases.end(self.client).await;
+        }
+    }
+
+    /// Leaves nothing of ours behind. Without the lease no key is put any more.
+    async fn go(&mut self, look: &Look) -> Answer<()> {
+        if look.contenders.iter().any(|one| one.lease == self.session.lease) {
+            hold::leave(self.client, self.session, self.request.mode).await
+        } else {
+            self.client.revoke(self.session.lease).await
+        }
     }
 }
 
@@ -86,14 +162,14 @@ pub(super) async fn still_queued(client: &mut Client, names: &Names, queued: &mu
     }
     queued.checks += 1;
     if watched && !waiting::is_past(queued.alive_until) {
-        // It would have been told, by a member that has answered not long ago.
+        // The watch would have told, by a member that has answered not long ago.
         return Ok(Some(queued.busy.clone()));
     }
     let Before { key, record, .. } = &queued.before;
     let keys: Vec<_> = [&queued.own].into_iter().chain(key).chain(record).collect();
     let mut ops: Vec<_> = keys.iter().map(|key| ops::peek(key)).collect();
     ops.push(ops::count(&names.numbers()));
-    let mut answers = Answers::of(client.txn(ops::read(ops)).await?)?;
+    let mut answers = client.run(ops).await?;
     let mut unchanged = true;
     for _ in keys {
         // None of them was put since, the record neither.
@@ -105,13 +181,4 @@ pub(super) async fn still_queued(client: &mut Client, names: &Names, queued: &mu
         queued.seen = answers.revision;
     }
     Ok(unchanged.then(|| queued.busy.clone()))
-}
-
-/// Leaves nothing of ours behind. Without the lease no key is put any more.
-pub(super) async fn go(client: &mut Client, session: &mut Session, request: &Request, look: &Look) -> Answer<()> {
-    if look.contenders.iter().any(|one| one.lease == session.lease) {
-        hold::leave(client, session, request.mode).await
-    } else {
-        client.revoke(session.lease).await
-    }
 }

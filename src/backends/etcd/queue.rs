@@ -1,138 +1,127 @@
-//! A lock's folder as it was at one revision: who holds, who waits, and who vanished.
+//! A lock's folder at one revision: its contenders with their records, and what else is stored of the lock.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{
-    lookout::{Ahead, Call},
+    lookout::{self, Ahead, Call},
     messages::KeyValue,
     names::{self, Names},
-    record::Record,
-    starts::Starts,
-    value::Value,
+    record::StoredRecord,
+    runs::Runs,
 };
-use crate::lock::{Fence, Mode};
+use crate::{
+    backends::queue::{
+        Contender, Contenders, State, history,
+        record::{HoldRecord, Said},
+    },
+    lock::{Fence, Mode, Result},
+};
 
-/// How a key in a lock's folder contends for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Class {
-    /// Alone, in the layout of dlock and of etcd's own read-write lock.
-    Write,
-    /// Beside other readers.
-    Read,
-    /// Alone, in the layout of `etcdctl lock`.
-    Plain,
-    /// Beside so many others of its kind.
-    Permit,
+/// How a key contends for the lock, by the rest of its name after the lock's folder; `None` if it is no contender. The number of permits
+/// is not part of the name.
+pub(super) fn mode_of(rest: &str) -> Option<Mode> {
+    let one = |id: &str| !id.is_empty() && !id.contains('/');
+    for (class, mode) in [(names::PERMIT, Mode::Permits(1)), (names::WRITE, Mode::Exclusive), (names::READ, Mode::Shared)] {
+        if let Some(id) = rest.strip_prefix(class) {
+            return one(id).then_some(mode);
+        }
+    }
+    // In the layout of `etcdctl lock`.
+    let lease = (1..=16).contains(&rest.len()) && rest.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    lease.then_some(Mode::Exclusive)
 }
 
-impl Class {
-    /// What the rest of a key's name after its lock's folder makes it; `None` for what is no part of this lock.
-    pub(super) fn of(rest: &str) -> Option<Self> {
-        let one = |id: &str| !id.is_empty() && !id.contains('/');
-        if let Some(id) = rest.strip_prefix(names::PERMIT) {
-            return one(id).then_some(Self::Permit);
-        }
-        if let Some(id) = rest.strip_prefix(names::WRITE) {
-            return one(id).then_some(Self::Write);
-        }
-        if let Some(id) = rest.strip_prefix(names::READ) {
-            return one(id).then_some(Self::Read);
-        }
-        let lease = (1..=16).contains(&rest.len()) && rest.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-        lease.then_some(Self::Plain)
-    }
-
-    /// Whether one of this class that came before keeps one of `mode` from having the lock. Of permits that depends on how
-    /// many there are.
-    fn blocks(self, mode: Mode) -> bool {
-        !matches!((self, mode), (Self::Read, Mode::Shared) | (Self::Permit, Mode::Permits(_)))
-    }
+/// A revision as a fence.
+pub(super) fn fence(revision: i64) -> Fence {
+    Fence(u64::try_from(revision).unwrap_or_default())
 }
 
-/// One who holds or waits.
+/// A contender's key.
 #[derive(Clone, Debug)]
-pub(super) struct Contender {
+pub(super) struct ContenderKey {
     pub name: String,
-    pub class: Class,
-    /// The revision that it came with: its place in the order, and its fence.
+    /// The create revision: the place in the order, and the fence.
     pub created: i64,
-    /// 0 if nothing ends it.
+    /// 0 if nothing ends the key.
     pub lease: i64,
-    /// As far as it was asked for.
+    /// As far as it was read.
     pub value: Option<Vec<u8>>,
 }
 
-impl Contender {
+impl ContenderKey {
     pub(super) fn fence(&self) -> Fence {
-        Fence(u64::try_from(self.created).unwrap_or_default())
+        fence(self.created)
     }
 
-    /// The last part of its name, which is its lease if it is one of dlock's.
+    /// The last part of the name: the lease, if it is a key of dlock's.
     pub(super) fn id(&self) -> &str {
         let last = self.name.rsplit('/').next().unwrap_or_default();
-        if self.class == Class::Permit { last.rsplit('-').next().unwrap_or_default() } else { last }
+        last.strip_prefix("permit-").unwrap_or(last)
     }
+
+    /// What dlock wrote with the key; `None` for other libraries, or if it was not read.
+    pub(super) fn said(&self) -> Result<Option<Said>> {
+        self.value.as_deref().map_or(Ok(None), Said::read)
+    }
+}
+
+/// What a look at a lock reads.
+#[derive(Default)]
+pub(super) struct Keys {
+    pub contenders: Vec<KeyValue>,
+    /// The first contenders, with their values.
+    pub with_values: Vec<KeyValue>,
+    /// The records next to contenders.
+    pub open: Vec<KeyValue>,
+    pub nested: Vec<KeyValue>,
+    /// The keys below the last fence.
+    pub beside: Vec<KeyValue>,
 }
 
 /// A lock at one revision.
 #[derive(Clone, Debug)]
 pub(super) struct Look {
     pub revision: i64,
-    /// In order.
-    pub contenders: Vec<Contender>,
-    /// The folder of the records.
-    open: String,
-    /// What those who put a record beside their key (all of dlock's) have put there.
-    records: Vec<Record>,
-    /// What is nested in holds.
+    /// In order of arrival.
+    pub contenders: Vec<ContenderKey>,
+    /// The same contenders, as the rules see them.
+    pub queue: Contenders,
+    /// By the ids of their contenders.
+    records: BTreeMap<String, StoredRecord>,
     pub nested: Vec<Inner>,
-    /// The permits that are held.
     pub numbers: Vec<Permit>,
-    /// What the last runs have left.
-    pub starts: Starts,
+    pub runs: Runs,
     /// Whether a waiter looks after the queue.
     pub looked_after: bool,
     /// The leases of the waiters that were called, and what each call says.
-    pub calls: Vec<(i64, Call)>,
+    calls: Vec<(i64, Call)>,
 }
 
-/// A permit that is held.
+/// A held permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Permit {
     pub number: u32,
     /// The revision that it was taken with.
     pub created: i64,
-    /// Of who has it, with which it ends.
+    /// Of its holder, with which it ends.
     pub lease: i64,
 }
 
-impl Permit {
-    /// Those of a lock, from the keys beside its last fence.
-    pub(super) fn read(names: &Names, keys: &[KeyValue]) -> Vec<Self> {
-        let folder = names.numbers();
-        let number = |kv: &KeyValue| {
-            let number = str::from_utf8(&kv.key).ok()?.strip_prefix(&*folder)?.parse().ok()?;
-            Some(Self { number, created: kv.create_revision, lease: kv.lease })
-        };
-        keys.iter().filter_map(number).collect()
-    }
-}
-
-/// What one in the queue waits for.
+/// What a waiter waits for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Before {
-    /// The key before it, to go.
+    /// This key, to go.
     pub key: Option<String>,
-    /// The record of that, to change: it is of one who waits for a permit too, and goes on when that is granted.
+    /// The record of that, to change: its contender waits for a permit too, and is granted it then.
     pub record: Option<String>,
     /// The folder of the permits, for any of them to come back.
     pub numbers: Option<String>,
 }
 
-/// A hold nested in another, or the mark of an outer hold that was given back.
+/// A hold nested in another, or the mark of an outer hold that was released.
 #[derive(Clone, Debug)]
 pub(super) struct Inner {
-    /// The lease of the hold that it is nested in, as it stands in names.
+    /// The lease of the outer hold, as it stands in names.
     outer: String,
     pub name: String,
     pub created: i64,
@@ -147,68 +136,77 @@ impl Inner {
 }
 
 impl Look {
-    /// From the folder's keys without values, the first of them with values, and the records beside.
-    pub(super) fn new(names: &Names, revision: i64, keys: Vec<KeyValue>, with_values: Vec<KeyValue>, open: Vec<KeyValue>) -> Self {
-        let contender = |kv: KeyValue, value| {
-            let name = String::from_utf8(kv.key).ok()?;
-            let class = Class::of(name.strip_prefix(&*names.folder)?)?;
-            Some(Contender { name, class, created: kv.create_revision, lease: kv.lease, value })
+    pub(super) fn new(names: &Names, revision: i64, keys: Keys) -> Result<Self> {
+        let rest = |kv: &KeyValue, folder: &str| Some(str::from_utf8(&kv.key).ok()?.strip_prefix(folder)?.to_owned());
+        let stored = |kv: KeyValue| Some((rest(&kv, &names.open())?, StoredRecord::read(kv)?));
+        let records: BTreeMap<_, _> = keys.open.into_iter().filter_map(stored).collect();
+        let folder = names.numbers();
+        let number =
+            |kv: &KeyValue| Some(Permit { number: rest(kv, &folder)?.parse().ok()?, created: kv.create_revision, lease: kv.lease });
+        let numbers: Vec<_> = keys.beside.iter().filter_map(number).collect();
+        let contender = |kv: KeyValue| {
+            let mode = mode_of(&rest(&kv, &names.folder)?)?;
+            Some((mode, ContenderKey { name: String::from_utf8(kv.key).ok()?, created: kv.create_revision, lease: kv.lease, value: None }))
         };
-        let mut contenders: Vec<_> = keys.into_iter().filter_map(|kv| contender(kv, None)).collect();
-        contenders.sort_by_key(|one| one.created);
-        for mut kv in with_values {
-            let value = std::mem::take(&mut kv.value);
+        let mut found: Vec<_> = keys.contenders.into_iter().filter_map(contender).collect();
+        found.sort_by_key(|(_, one)| one.created);
+        let with_permit: HashMap<i64, u32> = numbers.iter().map(|permit| (permit.lease, permit.number)).collect();
+        let judged = |(mode, one): &(Mode, ContenderKey)| as_contender(*mode, records.get(one.id()), with_permit.get(&one.lease).copied());
+        let queue = Contenders::new(found.iter().map(judged).collect(), numbers.iter().map(|permit| permit.number).collect());
+        let mut contenders: Vec<_> = found.into_iter().map(|(_, one)| one).collect();
+        for kv in keys.with_values {
             if let Some(one) = contenders.iter_mut().find(|one| one.created == kv.create_revision && one.name.as_bytes() == kv.key) {
-                one.value = Some(value);
+                one.value = Some(kv.value);
             }
         }
-        let records = open.into_iter().filter_map(Record::read).collect();
-        let (nested, numbers, calls) = (Vec::new(), Vec::new(), Vec::new());
-        Self { revision, contenders, open: names.open(), records, nested, numbers, starts: Starts::default(), looked_after: false, calls }
-    }
-
-    /// The record beside a key.
-    pub(super) fn record_of(&self, one: &Contender) -> Option<&Record> {
-        let id = one.id();
-        self.records.iter().find(|record| record.name.strip_prefix(&*self.open) == Some(id))
-    }
-
-    /// The records of those whose key is gone although they did not remove both: their lease ended or was revoked, or
-    /// somebody deleted the key. Whatever they ran may still be dying.
-    pub(super) fn vanished(&self) -> impl Iterator<Item = &Record> {
-        let present: HashSet<&str> = self.contenders.iter().map(Contender::id).collect();
-        self.records.iter().filter(move |record| record.name.strip_prefix(&*self.open).is_some_and(|id| !present.contains(id)))
-    }
-
-    /// Adds what is nested in holds, from its keys.
-    pub(super) fn with_nested(mut self, names: &Names, keys: Vec<KeyValue>) -> Self {
         let folder = names.all_nested();
         let inner = |kv: KeyValue| {
-            let name = String::from_utf8(kv.key).ok()?;
-            let (outer, _) = name.strip_prefix(&*folder)?.split_once('/')?;
-            Some(Inner { outer: outer.to_owned(), created: kv.create_revision, lease: kv.lease, name })
+            let outer = rest(&kv, &folder)?.split_once('/')?.0.to_owned();
+            Some(Inner { outer, created: kv.create_revision, lease: kv.lease, name: String::from_utf8(kv.key).ok()? })
         };
-        self.nested = keys.into_iter().filter_map(inner).collect();
-        self
+        Ok(Self {
+            revision,
+            contenders,
+            queue,
+            records,
+            nested: keys.nested.into_iter().filter_map(inner).collect(),
+            numbers,
+            looked_after: keys.beside.iter().any(|kv| kv.key == names.lookout().as_bytes()),
+            calls: lookout::calls(names, &keys.beside),
+            runs: Runs::read(names, keys.beside)?,
+        })
     }
 
-    /// The permit that one has.
-    pub(super) fn number_of(&self, one: &Contender) -> Option<&Permit> {
-        self.numbers.iter().find(|number| one.class == Class::Permit && number.lease == one.lease)
+    /// The record next to a key.
+    pub(super) fn record_of(&self, one: &ContenderKey) -> Option<&StoredRecord> {
+        self.records.get(one.id())
     }
 
-    /// How one wants the lock, or has it.
-    pub(super) fn mode_of(&self, one: &Contender) -> Mode {
-        match (one.class, self.record_of(one).map(|record| record.mode)) {
-            (Class::Read, _) => Mode::Shared,
-            (Class::Write | Class::Plain, _) => Mode::Exclusive,
-            (Class::Permit, Some(mode @ Mode::Permits(_))) => mode,
-            // Without its record no more is known than that there must be so many.
-            (Class::Permit, _) => Mode::Permits(self.number_of(one).map_or(1, |number| number.number.saturating_add(1))),
-        }
+    /// The records of contenders that vanished: their lease ended or was revoked, or their key was deleted. What they ran may still be
+    /// stopping.
+    pub(super) fn vanished(&self) -> impl Iterator<Item = &StoredRecord> {
+        let present: HashSet<&str> = self.contenders.iter().map(ContenderKey::id).collect();
+        self.records.iter().filter(move |(id, _)| !present.contains(id.as_str())).map(|(_, record)| record)
     }
 
-    /// What is nested in the hold with this lease, the mark that it was given back included.
+    /// The vanished contenders that one of `mode` has to leave time to stop.
+    pub(super) fn dying(&self, mode: Mode) -> Vec<StoredRecord> {
+        self.vanished().filter(|one| one.says.delays(mode)).cloned().collect()
+    }
+
+    /// The vanished contenders that no successor has to wait for any more.
+    pub(super) fn outdated(&self) -> Vec<&StoredRecord> {
+        let newest = history::outdated(self.vanished().map(|record| (&record.says, record.fence())));
+        self.vanished().filter(|record| newest.is_some_and(|newest| record.fence() < newest)).collect()
+    }
+
+    /// The permit of a contender.
+    pub(super) fn number_of(&self, at: usize) -> Option<&Permit> {
+        let permits = matches!(self.queue.all()[at].mode, Mode::Permits(_));
+        self.numbers.iter().find(|number| permits && number.lease == self.contenders[at].lease)
+    }
+
+    /// What is nested in the hold with this lease, the mark that it was released included.
     pub(super) fn nested_in(&self, lease: i64) -> impl Iterator<Item = &Inner> {
         let outer = format!("{lease:x}");
         self.nested.iter().filter(move |inner| inner.outer == outer)
@@ -231,110 +229,64 @@ impl Look {
         self.contenders.iter().position(|one| one.name == name)
     }
 
-    /// The last one of those at the first `place` places who keep one of `mode` from having the lock.
-    pub(super) fn blocker(&self, mode: Mode, place: usize) -> Option<&Contender> {
-        self.contenders[..place].iter().rev().find(|one| one.class.blocks(mode))
+    /// The holder with this fence; a waiter is none.
+    pub(super) fn holder(&self, fence: Fence) -> Option<usize> {
+        self.contenders.iter().position(|one| one.fence() == fence).filter(|at| self.queue.holds(*at))
     }
 
-    /// Whether one of `mode` at `place`, or who would come to it, can have the lock by those who are there.
-    ///
-    /// A permit is granted as soon as there is room for all who were there before and for itself, in whichever order they come
-    /// for it. What is held is counted, not which numbers those are: a lower number of permits rules for who asks for that.
-    pub(super) fn lets(&self, mode: Mode, place: usize) -> bool {
-        let Mode::Permits(most) = mode else { return self.blocker(mode, place).is_none() };
-        let before = &self.contenders[..place];
-        let waiting = before.iter().filter(|one| self.number_of(one).is_none()).count();
-        self.blocker(mode, place).is_none() && self.numbers.len() + waiting < usize::try_from(most).unwrap_or(usize::MAX)
-    }
-
-    /// The lowest number that no permit has.
-    pub(super) fn free_number(&self) -> u32 {
-        let mut taken: Vec<_> = self.numbers.iter().map(|number| number.number).collect();
-        taken.sort_unstable();
-        taken.into_iter().fold(0, |free, number| if number == free { free + 1 } else { free })
-    }
-
-    /// What one of `mode` at `place` waits for, whom the lock isn't for yet.
-    ///
-    /// Of those who wait for permits only the first one watches what is held. Each one behind watches the one before, who
-    /// is granted a permit or goes, so that one that comes back wakes one. Whoever asks for more permits than all before
-    /// may be let when they are not, and watches what is held too.
-    pub(super) fn before(&self, names: &Names, mode: Mode, place: usize) -> Before {
-        let Mode::Permits(most) = mode else {
-            return Before { key: self.blocker(mode, place).map(|one| one.name.clone()), ..Before::default() };
-        };
-        let before = &self.contenders[..place];
-        let waits = |one: &&Contender| one.class == Class::Permit && self.number_of(one).is_none();
-        // One in between may have been granted a permit out of turn.
-        let last = before.iter().rfind(|one| one.class != Class::Permit || waits(one));
-        let asks_for_fewer = |one: &Contender| matches!(self.mode_of(one), Mode::Permits(other) if other < most);
-        let first = self.blocker(mode, place).is_none() && before.iter().filter(waits).all(asks_for_fewer);
+    /// What one of `mode` waits for at this position, where it can't have the lock yet.
+    pub(super) fn before(&self, names: &Names, mode: Mode, at: usize) -> Before {
+        let awaited = self.queue.awaited(mode, at);
+        let contender = awaited.contender.map(|other| &self.contenders[other]);
+        let is_permit =
+            awaited.contender.is_some_and(|other| matches!((mode, self.queue.all()[other].mode), (Mode::Permits(_), Mode::Permits(_))));
         Before {
-            key: last.map(|one| one.name.clone()),
-            record: last.filter(waits).map(|one| names.open_as(one.id())),
-            numbers: first.then(|| names.numbers()),
+            key: contender.map(|one| one.name.clone()),
+            record: contender.filter(|_| is_permit).map(|one| names.open_as(one.id())),
+            numbers: awaited.permits.then(|| names.numbers()),
         }
     }
 
-    /// One that waits and has put a record, as dlock does.
-    pub(super) fn waiting(&self, one: &Contender) -> Option<Ahead> {
-        let record = self.record_of(one).filter(|record| record.held.is_none() && one.lease != 0 && self.number_of(one).is_none())?;
-        let (key, record, revision) = (one.name.clone(), record.name.clone(), record.revision);
+    /// A contender that waits by its record, as dlock's do.
+    pub(super) fn waiting(&self, at: usize) -> Option<Ahead> {
+        let one = &self.contenders[at];
+        let record = self.record_of(one).filter(|_| self.queue.waits(at) && one.lease != 0)?;
         let called = self.calls.iter().find(|(lease, _)| *lease == one.lease).map(|(_, called)| *called);
-        let answers = one.value.as_deref().is_some_and(|value| matches!(Value::read(value), Ok(Some(_))));
-        Some(Ahead { key, created: one.created, lease: one.lease, record, revision, answers, called })
+        Some(Ahead {
+            key: one.name.clone(),
+            created: one.created,
+            lease: one.lease,
+            record: record.name.clone(),
+            revision: record.revision,
+            answers: matches!(one.said(), Ok(Some(_))),
+            called,
+        })
     }
 
-    /// The first that waits and is not of this lease.
+    /// The first waiter with another lease.
     pub(super) fn first_waiting(&self, lease: i64) -> Option<Ahead> {
-        self.waiters().filter(|one| one.lease != lease).find_map(|one| self.waiting(one))
+        self.queue.waiters().filter(|at| self.contenders[*at].lease != lease).find_map(|at| self.waiting(at))
     }
+}
 
-    /// Whether the first one only waits, since a run before keeps everybody from the lock for a while.
-    fn first_is_kept(&self) -> bool {
-        self.starts.keeps_everybody() && self.contenders.first().is_some_and(|one| self.only_waits(one))
-    }
-
-    /// Whether its record says that it was not granted the lock so far; in a store that is full it goes on saying so.
-    pub(super) fn only_waits(&self, one: &Contender) -> bool {
-        self.record_of(one).is_some_and(|record| record.held.is_none())
-    }
-
-    /// Whether the one at `place` has the lock, be it that it doesn't know yet.
-    pub(super) fn has(&self, place: usize) -> bool {
-        let one = &self.contenders[place];
-        match one.class {
-            Class::Permit => self.number_of(one).is_some(),
-            class => {
-                self.contenders[..place].iter().all(|before| before.class == Class::Read && class == Class::Read) && !self.first_is_kept()
-            }
+/// A contender as the rules see it, by its record and the number of its permit.
+fn as_contender(mode: Mode, record: Option<&StoredRecord>, number: Option<u32>) -> Contender {
+    let says: Option<&HoldRecord> = record.map(|record| &record.says);
+    let (mode, number) = match mode {
+        Mode::Permits(_) => {
+            // Without its record no more is known than that there must be so many.
+            let least = Mode::Permits(number.map_or(1, |number| number.saturating_add(1)));
+            (says.map(|says| says.mode).filter(|mode| matches!(mode, Mode::Permits(_))).unwrap_or(least), number)
         }
-    }
-
-    /// Whether the one at `place` was granted the lock, as far as is known.
-    fn holds(&self, place: usize) -> bool {
-        self.has(place) && !self.only_waits(&self.contenders[place])
-    }
-
-    /// Those who were granted the lock.
-    pub(super) fn holders(&self) -> impl Iterator<Item = &Contender> {
-        (0..self.contenders.len()).filter(|place| self.holds(*place)).map(|place| &self.contenders[place])
-    }
-
-    /// Those who wait.
-    pub(super) fn waiters(&self) -> impl Iterator<Item = &Contender> {
-        (0..self.contenders.len()).filter(|place| !self.holds(*place)).map(|place| &self.contenders[place])
-    }
-
-    /// The place of the one at `place` among those who wait, from 1.
-    pub(super) fn position(&self, place: usize) -> u32 {
-        u32::try_from((0..place).filter(|before| !self.holds(*before)).count() + 1).unwrap_or(u32::MAX)
-    }
-
-    /// The records of those whom one of `mode` has to leave time to die.
-    pub(super) fn dying(&self, mode: Mode) -> Vec<Record> {
-        self.vanished().filter(|one| mode != Mode::Shared || one.mode != Mode::Shared).cloned().collect()
-    }
+        mode => (mode, None),
+    };
+    let state = match says {
+        _ if number.is_some() => State::Granted,
+        Some(says) if says.is_hold => State::Granted,
+        Some(_) => State::Waits,
+        None => State::Unknown,
+    };
+    Contender { mode, state }
 }
 
 #[cfg(test)]
@@ -342,7 +294,7 @@ mod tests {
     use super::*;
     use crate::lock::{Key, Namespace};
 
-    fn look(keys: &[(&str, i64)], open: &[(&str, &[u8])]) -> Look {
+    fn look(keys: &[(&str, i64)], open: &[(&str, Mode)]) -> Look {
         let names = Names::new(&Namespace::default(), &Key::new("job").unwrap());
         let kv = |name: String, created: i64, value: &[u8]| KeyValue {
             key: name.into_bytes(),
@@ -352,29 +304,20 @@ mod tests {
             value: value.into(),
             lease: 1,
         };
-        let keys = keys.iter().map(|(rest, created)| kv(format!("dlock/job/{rest}"), *created, b"")).collect();
-        let open = open.iter().map(|(rest, value)| kv(format!("{}{rest}", names.open()), 1, value)).collect();
-        Look::new(&names, 100, keys, Vec::new(), open)
-    }
-
-    fn blocker(look: &Look, mode: Mode, rest: &str) -> Option<i64> {
-        let place = look.find(&format!("dlock/job/{rest}")).unwrap();
-        look.blocker(mode, place).map(|one| one.created)
+        let contenders = keys.iter().map(|(rest, created)| kv(format!("dlock/job/{rest}"), *created, b"")).collect();
+        let record = |(rest, mode): &(&str, Mode)| kv(names.open_as(rest), 1, &HoldRecord::waiting(*mode).write());
+        Look::new(&names, 100, Keys { contenders, open: open.iter().map(record).collect(), ..Keys::default() }).unwrap()
     }
 
     #[test]
-    fn writers_wait_for_all_before_them_and_readers_for_writers() {
+    fn contenders_come_in_the_order_of_their_revisions() {
         let look = look(&[("read/5", 9), ("write/4", 7), ("read/3", 5), ("6f", 11), ("read/2", 4), ("read/7", 12)], &[]);
-        assert_eq!(look.holders().count(), 2);
-        for (mode, rest, expected) in [
-            (Mode::Shared, "read/2", None),
-            (Mode::Shared, "read/3", None),
-            (Mode::Exclusive, "write/4", Some(5)),
-            (Mode::Shared, "read/5", Some(7)),
-            (Mode::Shared, "read/7", Some(11)),
-        ] {
-            assert_eq!(blocker(&look, mode, rest), expected, "{rest}");
-        }
+        assert_eq!(look.queue.holders().collect::<Vec<_>>(), [0, 1]);
+        let blocker = |rest: &str| {
+            let at = look.find(&format!("dlock/job/{rest}")).unwrap();
+            look.queue.blocker(look.queue.all()[at].mode, at).map(|other| look.contenders[other].created)
+        };
+        assert_eq!(["read/2", "write/4", "read/5", "read/7"].map(blocker), [None, Some(5), Some(7), Some(11)]);
     }
 
     #[test]
@@ -384,11 +327,12 @@ mod tests {
     }
 
     #[test]
-    fn who_left_a_record_without_a_key_vanished() {
-        let look = look(&[("write/1a", 1), ("read/2b", 2)], &[("1a", b""), ("2b", b"read"), ("3c", b"read"), ("4d", b"")]);
+    fn a_record_without_a_key_is_of_one_that_vanished() {
+        let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
+        let look = look(&[("write/1a", 1), ("read/2b", 2)], &[("1a", exclusive), ("2b", shared), ("3c", shared), ("4d", exclusive)]);
         assert_eq!(look.vanished().count(), 2);
         let dying = |mode| look.dying(mode).into_iter().map(|record| record.name).collect::<Vec<_>>();
-        assert_eq!(dying(Mode::Exclusive), ["dlock.meta/%open/job/3c", "dlock.meta/%open/job/4d"]);
-        assert_eq!(dying(Mode::Shared), ["dlock.meta/%open/job/4d"], "readers don't mind readers");
+        assert_eq!(dying(exclusive), ["dlock.meta/%open/job/3c", "dlock.meta/%open/job/4d"]);
+        assert_eq!(dying(shared), ["dlock.meta/%open/job/4d"], "readers don't mind readers");
     }
 }

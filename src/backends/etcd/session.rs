@@ -8,14 +8,14 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use super::{
-    client::Watches,
     failure,
     lookout::Lookout,
     names::Names,
     ops::MOST_OPS,
-    queue::{Before, Permit},
-    record::Record,
-    starts::Starts,
+    questions::Watches,
+    queue::{Before, Permit, fence},
+    record::StoredRecord,
+    runs::Runs,
 };
 use crate::lock::{Busy, Fence, Key, Metadata, Namespace, Result, Token, Ttl};
 
@@ -82,13 +82,19 @@ pub(super) struct Queued {
     pub lookout: Lookout,
 }
 
+impl Queued {
+    pub(super) fn fence(&self) -> Fence {
+        fence(self.created)
+    }
+}
+
 /// A hold, as far as its owner has to know it.
 #[derive(Clone, Debug)]
 pub(super) struct Hold {
     pub own: String,
     /// The create revision of the owner's key.
     pub created: i64,
-    /// Up to when it is known that nobody deleted it.
+    /// Up to when it is known not to be deleted.
     pub seen: i64,
     /// `None` for the hold that the lock was taken with.
     pub nested: Option<Nested>,
@@ -96,23 +102,23 @@ pub(super) struct Hold {
     pub since_ms: Option<u64>,
     /// Whose it is.
     pub metadata: Option<Metadata>,
-    /// What it and those before it have left for those after.
-    pub starts: Starts,
+    /// The run records, its own among them.
+    pub runs: Runs,
     /// The permit that it is.
     pub number: Option<Permit>,
-    /// Records of those who vanished before this hold began.
-    pub dying: Vec<Record>,
+    /// Records of contenders that vanished before this hold began.
+    pub dying: Vec<StoredRecord>,
     /// When they have had the time to die, by the runtime's clock.
     pub settled_at: Instant,
 }
 
 impl Hold {
     pub(super) fn fence(&self) -> Fence {
-        Fence(u64::try_from(self.created).unwrap_or_default())
+        fence(self.created)
     }
 
-    /// The records that can go, since whoever they are of is dead.
-    pub(super) fn dead(&self) -> &[Record] {
+    /// The records that can go, since their contenders have stopped.
+    pub(super) fn dead(&self) -> &[StoredRecord] {
         let many = if super::waiting::is_past(self.settled_at) { self.dying.len().min(MOST_OPS) } else { 0 };
         &self.dying[..many]
     }
@@ -148,7 +154,7 @@ impl Session {
 }
 
 /// The lease of an owner: an answer that was lost is found again by it, and so is a hold by another process that has
-/// the token. Everybody can read it in the key's name, but nobody can tell the owner from it.
+/// the token. It is public in the key's name, and does not tell the owner.
 pub(super) fn lease_of(names: &Names, token: &Token) -> i64 {
     number(&[names.folder.as_bytes(), token.owner.as_bytes()])
 }

@@ -11,12 +11,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
-    client::{Answer, Client, Watches},
+    client::{Answer, Client},
     lookout::{self, BEAT, HERE},
     messages::{NO_PUT, WatchCreateRequest, WatchRequest},
-    names,
+    names::{self, Names},
+    questions::Watches,
     queue::Before,
-    session::{Session, Stage},
+    session::{Queued, Session, Stage},
 };
 use crate::lock::{Ttl, Wake};
 
@@ -103,25 +104,12 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
             return Ok(Wake::TimedOut);
         }
         if is_past(queued.alive_until) {
-            // Without an answer the next question goes to another member.
-            let Ok(kept) = timeout(answer, client.keep_alive(session.lease)).await else {
-                session.watches = None;
-                continue;
-            };
-            let Some(length) = kept? else {
+            if !stay_alive(client, (&session.names, session.lease), queued, &mut session.watches, answer).await? {
                 // Our place is lost.
                 queued.checks = u32::MAX;
                 return Ok(Wake::Changed);
-            };
-            queued.ttl = super::session::ttl(length)?;
-            queued.alive_until = fresh_until(Some(queued.ttl), queued.called);
-            if queued.unanswered {
-                // Late, it is refused with the lease, or says what is so. Without an answer it is said again with the next extension.
-                match timeout(answer, lookout::answer(client, &session.names, session.lease)).await {
-                    Ok(()) => queued.unanswered = false,
-                    Err(_) => session.watches = None,
-                }
             }
+            continue;
         }
         if queued.lookout.due().is_some_and(is_past) {
             match timeout(answer, lookout::serve(client, &session.names, queued, (lookout, session.lease))).await {
@@ -150,27 +138,63 @@ pub(super) async fn wait(client: &mut Client, session: &mut Session, at_most: Du
             }
         }
         tokio::select! {
-                   heard = watches.next() => match heard {
-                       Heard::Changed { key, is_gone, .. } if key == post.as_bytes() => {
-        queued.lookout = queued.lookout.heard(is_gone, queued.busy.position);
+            heard = watches.next() => {
+                if !queued.notes(&heard, &post, &call) {
+                    if matches!(heard, Heard::Over) {
+                        session.watches = None;
+                    }
+                    queued.checks = u32::MAX;
+                    return Ok(Wake::Changed);
+                }
+            }
+            () = sleep_until(until) => return Ok(Wake::TimedOut),
+            () = sleep_until(queued.alive_until) => {}
+            () = sleep_until(queued.lookout.due().unwrap_or(until)) => {}
         }
-                       // Its own answer is told as well.
-                       Heard::Changed { key, value, .. } if key == call.as_bytes() && value == HERE.as_bytes() => {}
-                       Heard::Changed { key, .. } if key == call.as_bytes() => {
-                           (queued.called, queued.unanswered, queued.alive_until) = (true, true, after(Duration::ZERO));
-                       }
-                       heard => {
-                           if matches!(heard, Heard::Over) {
-                               session.watches = None;
-                           }
-                           queued.checks = u32::MAX;
-                           return Ok(Wake::Changed);
-                       }
-                   },
-                   () = sleep_until(until) => return Ok(Wake::TimedOut),
-                   () = sleep_until(queued.alive_until) => {}
-                   () = sleep_until(queued.lookout.due().unwrap_or(until)) => {}
-               }
+    }
+}
+
+/// Extends a waiter's lease, and answers its call. False if its place is lost.
+async fn stay_alive(
+    client: &mut Client,
+    (names, lease): (&Names, i64),
+    queued: &mut Queued,
+    watches: &mut Option<Watches>,
+    answer: Duration,
+) -> Answer<bool> {
+    // Without an answer the next question goes to another member.
+    let Ok(kept) = timeout(answer, client.keep_alive(lease)).await else {
+        *watches = None;
+        return Ok(true);
+    };
+    let Some(length) = kept? else { return Ok(false) };
+    queued.ttl = super::session::ttl(length)?;
+    queued.alive_until = fresh_until(Some(queued.ttl), queued.called);
+    if queued.unanswered {
+        // Late, it is refused with the lease, or says what is so. Without an answer it is said again with the next extension.
+        match timeout(answer, lookout::answer(client, names, lease)).await {
+            Ok(()) => queued.unanswered = false,
+            Err(_) => *watches = None,
+        }
+    }
+    Ok(true)
+}
+
+impl Queued {
+    /// Takes note of a change of the lookout's post or of the own call; false if it is another one.
+    fn notes(&mut self, heard: &Heard, post: &str, call: &str) -> bool {
+        match heard {
+            Heard::Changed { key, is_gone, .. } if key == post.as_bytes() => {
+                self.lookout = self.lookout.heard(*is_gone, self.busy.position);
+            }
+            // Its own answer is told as well.
+            Heard::Changed { key, value, .. } if key == call.as_bytes() && value == HERE.as_bytes() => {}
+            Heard::Changed { key, .. } if key == call.as_bytes() => {
+                (self.called, self.unanswered, self.alive_until) = (true, true, after(Duration::ZERO));
+            }
+            _ => return false,
+        }
+        true
     }
 }
 

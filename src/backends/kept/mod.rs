@@ -14,8 +14,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::lock::{
-    Admin, Amendment, Attempt, Backend, Check, Error, Fence, Finding, Grants, History, Holder, Identity, Intent, Key, Kind, LockState,
-    Mode, Note, Parting, Past, Release, Renewal, Request, Result, Role, ServerTime, Skips, Token, Wake,
+    Admin, Amendment, Attempt, Backend, Busy, Check, Error, Fence, Finding, Grants, History, Holder, Identity, Init, Intent, Key, Kind,
+    LockState, Mode, Note, Notice, Parting, Past, Release, Renewal, Request, Result, Role, ServerTime, Skips, Token, Ttl, Wake,
     document::{Document, WakeUp},
 };
 
@@ -24,9 +24,27 @@ use crate::lock::{
 pub trait Store: Admin {
     /// What tells whether a document is still as it was read.
     type Version;
+    /// Whether the store has [`Store::grant`], [`Store::extend`] and [`Store::free`].
+    const IN_ONE_STEP: bool = false;
 
     /// As [`Backend::identity`].
     fn identity(&self) -> Identity;
+
+    /// Grants a fresh exclusive hold in one step, which looks by itself whether the lock is free and no rule can concern the request.
+    /// `None` if the lock must be read.
+    async fn grant(&mut self, _request: &Request) -> Result<Option<Fence>> {
+        Ok(None)
+    }
+
+    /// Extends a hold in one step. `None` if the lock must be read.
+    async fn extend(&mut self, _key: &Key, _token: &Token, _intent: Intent) -> Result<Option<(Ttl, Fence)>> {
+        Ok(None)
+    }
+
+    /// Releases a hold in one step. False if the lock must be read.
+    async fn free(&mut self, _key: &Key, _token: &Token, _parting: &Parting) -> Result<bool> {
+        Ok(false)
+    }
 
     /// Reads a lock.
     async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Self::Version>>;
@@ -40,6 +58,11 @@ pub trait Store: Admin {
 
     /// As [`Backend::wait`]; `passing` says that the lock was last found busy only in passing.
     async fn wait(&mut self, request: &Request, at_most: Duration, passing: bool) -> Result<Wake>;
+
+    /// Says what a request that was found busy can expect: whether a release ends its wait, and whether it should look when the lease ends.
+    fn advise(&mut self, _request: &Request, busy: &mut Busy) {
+        busy.notifies = self.identity().capabilities.notification;
+    }
 
     /// Notes an unfair exclusive waiter in a list that only informs, where the document has no queue. Returns its position from 1, if it is
     /// known. Called only after [`Snapshot::apart`].
@@ -61,6 +84,11 @@ pub trait Store: Admin {
 
     /// Appends to the log.
     async fn append(&mut self, key: &Key, note: &Note) -> Result<()>;
+
+    /// As [`Backend::notices`].
+    fn notices(&mut self) -> Vec<Notice> {
+        Vec::new()
+    }
 }
 
 /// What a lock is read for.
@@ -210,12 +238,17 @@ impl<S: Store> Backend for Kept<S> {
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
-        match change {
-            Amendment::Note(note) => self.store.append(key, note).await.map(|()| true),
-            Amendment::Warn(fence, level) => self.step(key, ReadFor::Warn, |document, _| document.claim_warning(fence, level)).await,
-            Amendment::Mark(fence, mark) => self.step(key, ReadFor::Change, |document, _| document.mark(fence, mark)).await,
-            Amendment::Evict(fence, mark) => self.step(key, ReadFor::Change, |document, now| document.evict(fence, mark, now)).await,
+        if let Amendment::Note(note) = change {
+            return self.store.append(key, note).await.map(|()| true);
         }
+        let purpose = if matches!(change, Amendment::Warn(..)) { ReadFor::Warn } else { ReadFor::Change };
+        self.step(key, purpose, |document, now| match change {
+            Amendment::Note(_) => false,
+            Amendment::Warn(fence, level) => document.claim_warning(fence, level),
+            Amendment::Mark(fence, mark) => document.mark(fence, mark),
+            Amendment::Evict(fence, mark) => document.evict(fence, mark, now),
+        })
+        .await
     }
 
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
@@ -229,10 +262,26 @@ impl<S: Store> Backend for Kept<S> {
     async fn history(&mut self, key: &Key) -> Result<History> {
         self.read_history(key).await
     }
+
+    fn notices(&mut self) -> Vec<Notice> {
+        self.store.notices()
+    }
 }
 
 #[async_trait(?Send)]
 impl<S: Store> Admin for Kept<S> {
+    async fn init(&mut self) -> Result<Init> {
+        self.store.init().await
+    }
+
+    fn schema(&self) -> Option<String> {
+        self.store.schema()
+    }
+
+    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
+        self.store.collect(unused_for).await
+    }
+
     fn checks(&self) -> Vec<Check> {
         self.store.checks()
     }

@@ -1,13 +1,15 @@
 //! The steps that change a lock: read, decide, and write if no other client wrote meanwhile.
 
+use std::time::Duration;
+
 use super::{Base, Change, Kept, ReadFor, Snapshot, Store, changed_meanwhile, in_order};
 use crate::lock::{
-    Attempt, Busy, Entry, Error, Fence, Intent, Key, Kind, Parting, Release, Renewal, Request, Result, Token,
+    Attempt, Busy, Entry, Error, Fence, Grant, Intent, Key, Kind, Mode, Parting, Release, Renewal, Request, Result, Token,
     document::{Document, Moment},
 };
 
 /// How often a step begins anew because other clients were faster.
-const TRIES: usize = 20;
+const TRIES: usize = 100;
 /// Fences stay below this: programs that read JSON have no exact numbers from here on.
 const LAST_FENCE: u64 = 1 << 53;
 
@@ -18,6 +20,15 @@ impl<S: Store> Kept<S> {
         let fresh = request.entry == Entry::Fresh;
         // A waiter in the queue looks first, and keeps no other program out while it may not go.
         let mut claims = fresh && !(in_order(request) && self.is_queued(request));
+        if fresh && request.mode == Mode::Exclusive && S::IN_ONE_STEP {
+            if request.waiting {
+                self.note_queued(request);
+            }
+            if let Some(fence) = self.store.grant(request).await? {
+                let grant = Grant { fence, ttl: request.ttl, holds: 1, settle: Duration::ZERO, session: None, permit: None };
+                return Ok(self.answered(request, Attempt::Granted(grant)).await);
+            }
+        }
         for _ in 0..TRIES {
             let snapshot = self.store.read(&request.key, ReadFor::Acquire { request, claims }).await?;
             if let Some(attempt) = self.decide(request, snapshot).await? {
@@ -76,10 +87,10 @@ impl<S: Store> Kept<S> {
                 busy.position = self.store.note_waiter(request, now_us).await?;
             }
             if let Some(outside) = outside {
-                busy.expires_in = outside.left.map(std::time::Duration::from_millis);
+                busy.expires_in = outside.left.map(Duration::from_millis);
                 (busy.holders, busy.passing) = (vec![outside.holder], outside.passing);
             }
-            busy.notifies = self.store.identity().capabilities.notification;
+            self.store.advise(request, busy);
         }
         Ok(Some(answer))
     }
@@ -132,6 +143,9 @@ impl<S: Store> Kept<S> {
         if let Some(ttl) = intent.ttl() {
             self.store.identity().capabilities.check_ttl(ttl)?;
         }
+        if let Some((ttl, fence)) = self.store.extend(key, token, intent).await? {
+            return Ok(Renewal::Renewed { ttl, fence });
+        }
         self.step(key, ReadFor::Change, |document, now| document.renew(token, intent, now)).await
     }
 
@@ -154,6 +168,9 @@ impl<S: Store> Kept<S> {
 
     /// Gives a hold back.
     pub(super) async fn give_back(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+        if self.store.free(key, token, parting).await? {
+            return Ok(Release::Released);
+        }
         for _ in 0..TRIES {
             let snapshot = self.store.read(key, ReadFor::Release(token, parting)).await?;
             let (now, claimed, mut document) = (snapshot.now(), snapshot.base == Base::Claim, snapshot.document.clone());

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::{connection::Answer, failure, lease::Lease, names::Tables, reading::Fields, statement::Value};
+use super::{connection::Answer, failure, lease::LeaseStore, names::Tables, reading::Fields, statement::Value};
 use crate::{
     backends::sql::NEAR,
     lock::{Result, Wake, document::Document, random},
@@ -54,14 +54,13 @@ pub(super) struct Told {
 }
 
 /// What those have who are before this hold in a row.
-pub(super) fn behind(tables: &Tables, name: &str, hold: &str, document: Option<&str>, root: Option<&str>) -> Vec<String> {
+pub(super) fn behind(tables: &Tables, name: &str, hold: &str, document: Option<&str>) -> Vec<String> {
     // What can't be read was read before.
     let document = Document::read(document).unwrap_or_default();
-    let before = document.behind_whom(hold);
-    if before.is_empty() {
-        return root.map(|root| tables.rope(name, root)).into_iter().chain([tables.gate(name)]).collect();
-    }
-    before.into_iter().map(|other| tables.rope(name, other)).collect()
+    let ropes = document.behind_whom(hold).into_iter().map(|other| tables.rope(name, other));
+    // A holder that has the lock alone has its gate, and a rope if it waited.
+    let gate = document.queue().first().is_none_or(|first| first.hold == hold) && document.exclusive_owner().is_some();
+    ropes.chain(gate.then(|| tables.gate(name))).collect()
 }
 
 /// Ends the sleep of whoever waits for this hold, if something was written, as SQL. It fails where nobody sleeps, or may not be woken: nothing
@@ -71,7 +70,7 @@ pub(super) fn ring(tables: &Tables, name: &str, hold: &str) -> String {
 }
 
 #[allow(clippy::disallowed_methods)] // waiting is what a backend's `wait` is for
-impl Lease {
+impl LeaseStore {
     /// Sleeps until the bell is rung, in the server.
     pub(super) async fn await_bell(&mut self, name: &str, hold: &str, told: Told, at_most: Duration) -> Result<Wake> {
         let mut session = self.take_session().await?;

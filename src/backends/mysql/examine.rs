@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use super::{
     checks::Version,
     connection::{Answers, Connection},
-    lease::Lease,
+    lease::LeaseStore,
     names::Tables,
     options::{Mode, Options},
     reading::Fields,
@@ -160,6 +160,9 @@ fn durability(read: &Variables) -> Vec<(&'static str, Finding)> {
     found.into_iter().map(|found| (ID, found)).collect()
 }
 
+/// What that takes on MySQL, of a user that has no more rights than dlock needs. MariaDB counts its replicas for everyone.
+const REPLICAS: &str = "SELECT (processlist_command) ON performance_schema.threads";
+
 /// How many replicas are connected, of a server that does not count them; `None` if this user is not told.
 async fn replicas(session: &mut Connection) -> Result<Option<usize>> {
     for question in ["SELECT 1 FROM performance_schema.threads WHERE processlist_command LIKE 'Binlog Dump%'", "SHOW REPLICAS"] {
@@ -191,7 +194,7 @@ fn replication(read: &Variables) -> Finding {
                 .mend("semi-synchronous replication with AFTER_SYNC, and promote none but those that confirmed")
         }
         (_, _, None) => Finding::unchecked(ID, "replicas", "the server doesn't tell this user how many are connected")
-            .mend("GRANT SELECT ON performance_schema.threads to the user of dlock doctor"),
+            .mend(format!("GRANT {REPLICAS} to the user of dlock doctor")),
     }
 }
 
@@ -251,6 +254,7 @@ fn grants(options: &Options, role: Role) -> Grants {
     let mut notes = vec![
         format!("put a password in the place of {PASSWORD}, and the clients' addresses in the place of %"),
         "dlock init comes first, as somebody who may create tables".to_owned(),
+        format!("on MySQL, dlock doctor sees whether replicas are connected by: GRANT {REPLICAS} TO {user};"),
     ];
     if role == Role::Break && options.mode != Mode::Lease {
         notes.push(
@@ -263,7 +267,7 @@ fn grants(options: &Options, role: Role) -> Grants {
 }
 
 #[async_trait(?Send)]
-impl Admin for Lease {
+impl Admin for LeaseStore {
     async fn init(&mut self) -> Result<Init> {
         let mut session = self.take_session().await?;
         let done = schema::create(&mut session, &self.tables, self.options.mode).await?;

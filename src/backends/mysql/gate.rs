@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::{failure, lease::Lease, reading::Fields};
+use super::{failure, lease::LeaseStore, reading::Fields};
 use crate::lock::{Result, Wake, random};
 
 /// How often to look at a row that nobody guards, at least and at most.
 const LOOK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(250));
 
-impl Lease {
+impl LeaseStore {
     /// A release wakes; so does each time that the row is to be looked at.
     pub(super) async fn await_change(&mut self, name: &str, at_most: Duration) -> Result<Wake> {
         let mut session = self.take_session().await?;

@@ -8,15 +8,7 @@ use super::{
     statement::Value,
     table::json,
 };
-use crate::lock::{End, Fence, Note, Parting, Past, Result, SKIPPING_HOSTS, Skips};
-
-/// What a release remembers of the hold that it frees, as SQL that comes after it.
-pub(super) fn remember(tables: &Tables, name: &str, parting: Option<&Parting>) -> String {
-    let Some((parting, end)) = parting.and_then(|parting| Some((parting, parting.end.as_ref()?))) else { return String::new() };
-    let how = end.to_string();
-    let values = [("name", Value::Bytes(name)), ("how", Value::Text(&how)), ("why", Value::text_or_null(parting.why.as_deref()))];
-    tables.fill(include_str!("sql/remember.sql"), &values) + &trim(tables, name, "@dlock_freed > 0 AND @dlock_fence % 4 = 0")
-}
+use crate::lock::{End, Fence, Note, Past, Result, SKIPPING_HOSTS, Skips};
 
 /// Remembers holds that are over by what was just written, as SQL.
 pub(super) fn ended(tables: &Tables, name: &str, past: &[Past]) -> Result<String> {
@@ -24,7 +16,8 @@ pub(super) fn ended(tables: &Tables, name: &str, past: &[Past]) -> Result<String
     for past in past {
         sql += &tables.fill(include_str!("sql/ended.sql"), &Written::of(past)?.values(name));
     }
-    Ok(if sql.is_empty() { sql } else { sql + &trim(tables, name, "@dlock_written > 0") })
+    let due = past.iter().any(|past| past.fence.is_none_or(|fence| fence.0.is_multiple_of(4)));
+    Ok(if due { sql + &trim(tables, name, "@dlock_written > 0") } else { sql })
 }
 
 /// A hold that is over, as columns have it.
@@ -92,10 +85,9 @@ pub(super) async fn note(session: &mut Connection, tables: &Tables, name: &str, 
     session.ask(&batch).await.map(|_| ())
 }
 
-/// Claims a warning of what is kept in the table `warned`, as SQL.
-pub(super) fn claim(tables: &Tables, warned: &str, name: &str, fence: Fence, level: u32) -> String {
+/// Claims a warning, as SQL.
+pub(super) fn claim(tables: &Tables, name: &str, fence: Fence, level: u32) -> String {
     let values = [
-        ("warned", Value::Name(warned)),
         ("name", Value::Bytes(name)),
         ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))),
         ("level", Value::Int(level.into())),

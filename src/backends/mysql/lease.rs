@@ -10,13 +10,19 @@ use super::{
     history,
     names::Tables,
     options::Options,
-    table::{LockTable, Seen},
+    table::{LockTable, Noted},
 };
 use crate::{
-    backends::sql::{Names, Table as _, Taken, ledger, looks_at_the_end},
+    backends::{
+        kept::{Change, Kept, ReadFor, Snapshot, Store},
+        sql::{
+            Names, looks_at_the_end,
+            row::{self, Documented, Own, Version},
+        },
+    },
     lock::{
-        Amendment, Attempt, Backend, Busy, Capabilities, History, Identity, Intent, Key, LockState, Mode, Notice, Parting, Release,
-        Renewal, Request, Result, Token, Wake, document::OFFER,
+        Busy, Capabilities, Fence, Identity, Intent, Key, Note, Notice, Parting, Past, Request, Result, Skips, Token, Ttl, Wake,
+        document::OFFER,
     },
 };
 
@@ -24,53 +30,60 @@ pub(super) const CAPABILITIES: Capabilities =
     Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("mysql") };
 
 /// Leases in a table.
+pub type Lease = Kept<LeaseStore>;
+
+/// One client of a table of leases.
 ///
 /// It has at most one session, made by the first call that needs it. A call that is dropped or fails takes the session
 /// with it, and the next call makes another.
-pub struct Lease {
+pub struct LeaseStore {
     pub(super) options: Options,
     pub(super) tables: Tables,
     names: Names,
     pub(super) session: Option<Connection>,
     /// The session that was asked last, if it did not answer.
     unanswered: Option<Known>,
-    /// Which holds of ours are shares of their locks.
-    shares: Vec<(Key, Token)>,
-    /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
-    queued: Vec<Queued>,
+    noted: Noted,
+    documented: Documented,
+    own: Own,
+    /// The hold that was granted last.
+    granted: Option<Token>,
+    /// Granted holds that are in the list of waiters. Readers of the list pass over them, and they leave it when the lock is given back:
+    /// the command need not wait for that.
+    listed: Vec<Token>,
+    /// The lock that was read last is another program's.
+    foreign: bool,
+    /// The waiter in the document's queue, and what it was told.
+    told: Option<(Token, Told)>,
     /// The server, or what stands before it, has no gates.
     pub(super) gates_fail: bool,
     notices: Vec<Notice>,
-}
-
-/// A waiter of ours in a queue.
-struct Queued {
-    key: Key,
-    token: Token,
-    /// It has the lock now. Its entry is passed over by who looks, and goes when the lock is given back: the command
-    /// need not wait for that.
-    granted: bool,
-    /// It waits in the document's queue.
-    told: Option<Told>,
 }
 
 impl Lease {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
         let (tables, names) = (Tables::new(&options.sql), Names::new(&options.sql.namespace));
-        Self {
+        Self::of(LeaseStore {
             options,
             tables,
             names,
             session: None,
             unanswered: None,
-            shares: Vec::new(),
-            queued: Vec::new(),
+            noted: Noted::default(),
+            documented: Documented::default(),
+            own: Own::default(),
+            granted: None,
+            listed: Vec::new(),
+            foreign: false,
+            told: None,
             gates_fail: false,
             notices: Vec::new(),
-        }
+        })
     }
+}
 
+impl LeaseStore {
     /// The session, to be put back when it is at rest again.
     pub(super) async fn take_session(&mut self) -> Result<Connection> {
         if let Some(session) = self.session.take().filter(Connection::is_open) {
@@ -85,33 +98,26 @@ impl Lease {
     async fn ask<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let mut session = self.take_session().await?;
         let gated = !self.gates_fail && session.server.has_gates();
-        let mut table = LockTable {
-            session: &mut session,
-            tables: &self.tables,
-            gated,
-            seen: Seen::No,
-            place: None,
-            bell: 0,
-            document: (None, None),
-            share: None,
-            freed: false,
-        };
+        let mut table = LockTable { session: &mut session, tables: &self.tables, gated, noted: std::mem::take(&mut self.noted) };
         self.unanswered = Some(table.session.known());
         let answer = question(&mut table).await;
+        self.noted = table.noted;
         self.unanswered.take_if(|_| session.is_open());
         self.session = Some(session);
         answer
     }
 
-    /// As [`Lease::ask`], of a question about who has the lock: one before it that had no answer comes to nothing first, if it has not
+    /// As [`LeaseStore::ask`], of a question about who has the lock: one before it that had no answer comes to nothing first, if it has not
     /// come to something. Or else an acquire could be granted after its repetition was given back, or after it was undone.
-    async fn ask_for_good<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
+    async fn ask_for_good<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let before = self.unanswered.clone();
         self.ask(async |table| {
             if let Some(other) = before.filter(|other| *other != table.session.known()) {
                 table.session.end_other(&other, None).await?;
             }
-            question(table).await
+            let answer = question(table).await;
+            // Another client woke a waiter that was awake.
+            if answer.is_err() && table.session.interrupted { question(table).await } else { answer }
         })
         .await
     }
@@ -121,220 +127,188 @@ impl Lease {
         !self.gates_fail && self.session.as_ref().is_some_and(|session| session.server.has_gates())
     }
 
-    fn queued(&mut self, key: &Key, token: &Token) -> Option<&mut Queued> {
-        self.queued.iter_mut().find(|queued| queued.key == *key && queued.token == *token)
-    }
-
-    fn is_share(&self, key: &Key, token: &Token) -> bool {
-        self.shares.iter().any(|(of, who)| of == key && who == token)
-    }
-
-    async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        CAPABILITIES.check(request)?;
-        let name = self.names.of(&request.key);
-        if request.waiting && self.queued(&request.key, &request.token).is_none() {
-            self.queued.push(Queued { key: request.key.clone(), token: request.token, granted: false, told: None });
+    /// Lets others go that wait for this session, after a release. The lock is given back already: nobody waits for this, and nothing
+    /// depends on it.
+    async fn leave_after(&mut self, name: &str, token: &Token, gate: bool) {
+        if self.listed.contains(token) {
+            self.listed.retain(|other| other != token);
+            let _ = self.ask(async |table| table.leave(name, token, gate).await).await;
         }
-        let documented = self.queued(&request.key, &request.token).is_some_and(|queued| queued.told.is_some());
-        let (taken, position, (bell, (document, root))) = self
-            .ask_for_good(async |table| {
-                table.share = Some(request.token.hold_text()).filter(|_| !request.detached && request.mode != Mode::Exclusive);
-                let mut taken = ledger::take(table, &name, request, documented).await;
-                if taken.is_err() && table.session.interrupted {
-                    // Somebody woke a waiter that was awake.
-                    taken = ledger::take(table, &name, request, documented).await;
-                }
-                Ok((taken?, table.place, (table.bell, table.document.clone())))
-            })
-            .await?;
-        let told = match &taken {
-            Taken::Queued { busy, foreign, .. } => {
-                let behind = behind(&self.tables, &name, &request.token.hold_text(), document.as_deref(), root.as_deref());
-                Some(Told { bell, place: busy.position, foreign: *foreign, behind })
-            }
-            _ => None,
-        };
-        if let Some(queued) = self.queued(&request.key, &request.token) {
-            queued.told = told;
-        }
-        let notifies = self.has_gates();
-        Ok(match taken {
-            Taken::Granted(grant) => {
-                if let Some(queued) = self.queued(&request.key, &request.token) {
-                    queued.granted = !request.detached;
-                }
-                if request.mode != Mode::Exclusive && !self.is_share(&request.key, &request.token) {
-                    self.shares.push((request.key.clone(), request.token));
-                }
-                Attempt::Granted(grant)
-            }
-            Taken::Queued { busy, .. } => Attempt::Busy(Busy {
-                expires_in: busy.expires_in.filter(|left| *left <= OFFER || looks_at_the_end(busy.position)),
-                notifies,
-                ..busy
-            }),
-            Taken::NotHeld => Attempt::NotHeld,
-            Taken::Refused(refusal) => Attempt::Refused(refusal),
-            Taken::Passing => Attempt::Busy(Busy { notifies, passing: true, expires_in: Some(Duration::ZERO), ..Busy::default() }),
-            Taken::Held(record) => Attempt::Busy(Busy {
-                holders: record.holder()?.into_iter().collect(),
-                expires_in: Some(record.expires_in()).filter(|_| looks_at_the_end(position)),
-                // Who has the gate looks at the row for all the others, whoever has the lock.
-                notifies,
-                passing: false,
-                position,
-            }),
-        })
-    }
-
-    async fn ask_abandon(&mut self, request: &Request) -> Result<()> {
-        let name = self.names.of(&request.key);
-        match self.queued(&request.key, &request.token) {
-            Some(queued) if !queued.granted => {}
-            _ => return Ok(()),
-        }
-        self.ask(async |table| {
-            if table.leave(&name, &request.token, true).await? {
-                ledger::leave(table, &name, &request.token).await?;
-            }
-            Ok(())
-        })
-        .await?;
-        self.queued.retain(|queued| queued.key != request.key || queued.token != request.token);
-        Ok(())
-    }
-
-    async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let name = self.names.of(key);
-        let (queued, shared) = (self.queued(key, token).is_some_and(|queued| queued.granted), self.is_share(key, token));
-        let release = self
-            .ask_for_good(async |table| {
-                table.share = Some(token.hold_text()).filter(|_| shared);
-                let release = ledger::release(table, &name, token, parting, shared).await?;
-                // The lock is given back already: nobody waits for what follows, and nothing hangs on it.
-                if queued {
-                    let _ = table.leave(&name, token, !matches!(release, Release::StillHeld(_))).await;
-                } else if release == Release::NotHeld {
-                    let _ = table.pass_on(&name).await;
-                }
-                Ok(release)
-            })
-            .await?;
-        self.queued.retain(|queued| !queued.granted || queued.key != *key || queued.token != *token);
-        self.shares.retain(|(of, who)| of != key || who != token);
-        Ok(release)
-    }
-
-    async fn look_at(&mut self, key: &Key) -> Result<LockState> {
-        let name = self.names.of(key);
-        match self.ask(async |table| table.look(&name).await).await? {
-            (Some(record), waiters) => record.state(key.clone(), waiters),
-            (None, waiters) => {
-                Ok(LockState { key: key.clone(), stored_as: name, holders: Vec::new(), waiters, last_fence: None, nodes: Vec::new() })
-            }
-        }
-    }
-
-    async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let start = self.names.starting_with(start);
-        let (records, queue) = self.ask(async |table| table.list(&start).await).await?;
-        let mut states = Vec::new();
-        for record in records {
-            // What no dlock can have written is no lock.
-            let Some(key) = self.names.key(&record.name) else { continue };
-            let waiters = queue.iter().filter(|(name, _)| *name == record.name).map(|(_, waiter)| waiter.clone()).collect();
-            states.push(record.state(key, waiters)?);
-        }
-        Ok(states)
     }
 }
 
 #[async_trait(?Send)]
-impl Backend for Lease {
+impl Store for LeaseStore {
+    type Version = Version;
+    const IN_ONE_STEP: bool = true;
+
     fn identity(&self) -> Identity {
         let (url, sql) = (self.options.redacted_url(), &self.options.sql);
         Identity::new(&CAPABILITIES, url.clone(), &[&url, &sql.table, sql.namespace.as_str()])
     }
 
-    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        self.ask_acquire(request).await
+    fn stored_as(&self, key: &Key) -> Result<String> {
+        Ok(self.names.of(key))
     }
 
-    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+    async fn grant(&mut self, request: &Request) -> Result<Option<Fence>> {
+        (self.noted, self.granted) = (Noted::default(), None);
+        if self.documented.has(&request.token) {
+            return Ok(None);
+        }
         let name = self.names.of(&request.key);
-        let told = self.queued(&request.key, &request.token).and_then(|queued| queued.told.clone());
-        match told.filter(|_| self.has_gates()) {
-            Some(told) => self.await_bell(&name, &request.token.hold_text(), told, at_most).await,
-            None => self.await_change(&name, at_most).await,
+        self.own.forget();
+        let Some(row) = self.ask_for_good(async |table| table.grant(&name, request).await).await? else { return Ok(None) };
+        let fence = row.fence();
+        self.granted = Some(request.token);
+        self.own.note(row);
+        Ok(Some(fence))
+    }
+
+    async fn extend(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Option<(Ttl, Fence)>> {
+        let Some((row, ttl)) = self.own.of(&self.names.of(key), token) else { return Ok(None) };
+        let ttl = intent.ttl().unwrap_or(ttl);
+        self.own.forget();
+        let Some(row) = self.ask(async |table| table.extend(&row, ttl).await).await? else { return Ok(None) };
+        let fence = row.fence();
+        self.own.note(row);
+        Ok(Some((ttl, fence)))
+    }
+
+    async fn free(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<bool> {
+        let Some((row, _)) = self.own.of(&self.names.of(key), token) else { return Ok(false) };
+        self.own.forget();
+        self.documented.forget(token);
+        let write = row::release(row, token, parting)?;
+        let freed = self.ask_for_good(async |table| table.write(&write).await).await?;
+        if freed {
+            self.leave_after(&write.was.name, token, true).await;
         }
+        Ok(freed)
     }
 
-    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
-        self.ask_abandon(request).await
-    }
-
-    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
-        if let Some(ttl) = intent.ttl() {
-            CAPABILITIES.check_ttl(ttl)?;
-        }
-        let (name, shared) = (self.names.of(key), self.is_share(key, token));
-        self.ask(async |table| match intent {
-            Intent::Probe => ledger::verify(table, &name, token).await,
-            Intent::Extend(_) | Intent::Drain => ledger::renew(table, &name, token, intent, shared).await,
-        })
-        .await
-    }
-
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        self.ask_release(key, token, parting).await
-    }
-
-    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
         let name = self.names.of(key);
-        self.ask(async |table| match change {
-            Amendment::Note(note) => history::note(table.session, table.tables, &name, note).await.map(|()| true),
-            Amendment::Warn(fence, level) => {
-                let claim = history::claim(table.tables, table.tables.table(), &name, fence, level);
-                table.session.ask(&claim).await.map(|answers| history::is_claimed(&answers))
+        let question = async |table: &mut LockTable<'_>| {
+            if matches!(purpose, ReadFor::Look) {
+                let (found, waiters) = table.look(&name).await?;
+                return row::snapshot(found, &waiters, purpose);
             }
-            Amendment::Mark(fence, mark) => ledger::mark(table, &name, fence, mark).await,
-            Amendment::Evict(fence, mark) => {
-                let done = ledger::evict(table, &name, fence, mark).await?;
-                // Waiters are blocked on what the holder's session has: it goes, if it is there still.
-                if table.freed
-                    && let Some(number) = table.gate_keeper(&name).await?
+            let mut found = table.read(&name).await?;
+            if found.is_none() && matches!(purpose, ReadFor::Acquire { claims: true, .. }) {
+                table.create(&name).await?;
+                found = table.read(&name).await?;
+            }
+            let needed = found.as_ref().is_some_and(|row| row::needs_waiters(row, purpose));
+            let waiters = if needed { table.queue(&name).await? } else { Vec::new() };
+            row::snapshot(found, &waiters, purpose)
+        };
+        let snapshot = match purpose {
+            ReadFor::Acquire { .. } | ReadFor::Release(..) => self.ask_for_good(question).await?,
+            ReadFor::Change | ReadFor::Warn | ReadFor::Look => self.ask(question).await?,
+        };
+        match purpose {
+            ReadFor::Acquire { request, .. } => {
+                self.granted = None;
+                self.foreign = snapshot.outside.is_some();
+                self.documented.note(&request.token, !snapshot.apart);
+            }
+            ReadFor::Release(token, _) if snapshot.document.lasts(token).is_none() => {
+                if self.listed.contains(token) {
+                    self.leave_after(&name, token, true).await;
+                } else {
+                    let _ = self.ask(async |table| table.pass_on(&name).await).await;
+                }
+            }
+            _ => {}
+        }
+        Ok(snapshot)
+    }
+
+    async fn swap(&mut self, _: &Key, was: Snapshot<Version>, change: Change<'_>) -> Result<bool> {
+        let Some(write) = row::write(was, change) else { return Ok(true) };
+        let name = &*write.was.name;
+        self.own.forget();
+        if !self.ask(async |table| table.write(&write).await).await? {
+            return Ok(false);
+        }
+        self.own.note(write.written());
+        if let Some(request) = &write.granted {
+            self.granted = Some(request.token);
+        }
+        if let Some(token) = &write.releases {
+            self.documented.forget(token);
+            self.leave_after(name, token, !write.is.is_held_by(token)).await;
+        } else if write.frees() && !write.was.is_shared() {
+            // Evicted. Waiters are blocked on what the holder's session has: it goes, if it is there still.
+            self.ask(async |table| {
+                if let Some(number) = table.gate_keeper(name).await?
+                    && table.session.kill(number).await?.is_none()
                 {
                     // It has the gate, as the server has just said over this very session.
-                    if table.session.kill(number).await?.is_none() {
-                        table.session.outlast(number).await?;
-                    }
+                    table.session.outlast(number).await?;
                 }
-                Ok(done)
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(true)
+    }
+
+    async fn wait(&mut self, request: &Request, at_most: Duration, _: bool) -> Result<Wake> {
+        let name = self.names.of(&request.key);
+        match &self.told {
+            Some((token, told)) if *token == request.token && self.has_gates() => {
+                let told = told.clone();
+                self.await_bell(&name, &request.token.hold_text(), told, at_most).await
             }
-        })
-        .await
+            _ => self.await_change(&name, at_most).await,
+        }
     }
 
-    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        self.look_at(key).await
+    fn advise(&mut self, request: &Request, busy: &mut Busy) {
+        let documented = self.documented.has(&request.token);
+        self.told = documented.then(|| {
+            let name = self.names.of(&request.key);
+            let behind = behind(&self.tables, &name, &request.token.hold_text(), self.noted.document.as_deref());
+            (request.token, Told { bell: self.noted.bell, place: busy.position, foreign: self.foreign, behind })
+        });
+        // Who has the gate looks at the row for all the others, whoever has the lock.
+        busy.notifies = self.has_gates();
+        let in_passing = busy.passing || (documented && busy.expires_in.is_some_and(|left| left <= OFFER));
+        busy.expires_in = busy.expires_in.filter(|_| in_passing || looks_at_the_end(busy.position));
     }
 
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        self.look_at_all(start).await
+    async fn note_waiter(&mut self, _: &Request, _: u64) -> Result<Option<u32>> {
+        // The step that did not grant the lock has put it into the queue.
+        Ok(self.noted.place)
     }
 
-    async fn history(&mut self, key: &Key) -> Result<History> {
+    async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
+        if self.granted == Some(request.token) && !request.detached {
+            self.listed.push(request.token);
+            return Ok(true);
+        }
+        let name = self.names.of(&request.key);
+        let documented = self.ask(async |table| table.leave(&name, &request.token, true).await).await?;
+        self.documented.forget(&request.token);
+        Ok(!documented)
+    }
+
+    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
+        let start = self.names.starting_with(start);
+        let (records, queue) = self.ask(async |table| table.list(&start).await).await?;
+        row::snapshots(&self.names, records, &queue)
+    }
+
+    async fn log(&mut self, key: &Key) -> Result<(Vec<Past>, Vec<Skips>)> {
         let name = self.names.of(key);
-        self.ask(async |table| {
-            let record = table.read(&name, Duration::ZERO).await?;
-            let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
-            if let Some(record) = &record {
-                past.extend(record.vanished());
-                past.extend(record.document()?.1);
-            }
-            Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })
-        })
-        .await
+        self.ask(async |table| history::read(table.session, table.tables, &name).await).await
+    }
+
+    async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let name = self.names.of(key);
+        self.ask(async |table| history::note(table.session, table.tables, &name, note).await).await
     }
 
     fn notices(&mut self) -> Vec<Notice> {

@@ -6,23 +6,14 @@
 //! | `row` ([`Sessions`]) | a row that a transaction keeps locked | it ends with its session |
 //! | `advisory` ([`Sessions`]) | a `GET_LOCK` that a session keeps | it ends with its session |
 //!
-//! Worst interleavings of `lease`, and what keeps them harmless:
-//! - *The reply to a grant is lost.* Asked again, the row says by `locked_by` that it is ours: same fence, counted once.
-//! - *A request arrives late, after it was given up.* Its connection is reset with what it had not delivered; what was
-//!   delivered all the same is freed by the release that the core sends, or ends with its lease.
+//! Worst interleavings of `lease` beyond those that [`super::sql`] has, and what keeps them harmless:
 //! - *A statement waits for another one on the same row, and the lease ends meanwhile.* It judges by its own beginning: at
 //!   worst it finds held what has become free, and grants a lease that is shorter than was asked for. It waits a second.
-//! - *ShedLock takes the row over after our lease ended.* Our columns stay behind: they count only while `owner` is what
-//!   `locked_by` says, which ShedLock changes.
-//! - *A run begins and ends while another one's grant waits for the row.* The row is judged as it is then ([`starts`]).
-//! - *A client is frozen in the midst of anything.* No transaction spans a round trip, so that it keeps no row locked. It
-//!   may keep a gate: see [`gate`].
-//! - *Readers, permits and those who wait in order change one row at once.* One of them gets on each time, and the others read it anew.
-//!   A waiter is notified by the one before it, or by the process that releases: see [`bell`].
-//! - *The row is changed between being read and written back* (nested holds). `revision` tells, and it is asked again.
+//! - *A client is frozen.* It may keep a gate: see [`gate`].
+//! - *Several waiters change one row at once.* One of them gets on each time, and the others read it anew. A waiter is notified by the one
+//!   before it, or by the process that releases: see [`bell`].
 //! - *The server is restarted.* Rows and fences are as durable as its commits (`innodb_flush_log_at_trx_commit`). The
 //!   gates are gone, and are taken again with the next renewal.
-//! - *The server's clock is stepped.* Forward ends leases early, back keeps them longer; fences go on rising either way.
 
 mod bell;
 mod checks;
@@ -43,6 +34,7 @@ mod schema;
 mod session_break;
 mod session_look;
 mod sessions;
+pub mod sharing;
 mod socket;
 mod starts;
 mod statement;

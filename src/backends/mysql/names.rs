@@ -1,12 +1,14 @@
 //! What belongs to a table: its side tables, and the gate of each of its locks.
 
+use sha2::{Digest as _, Sha256};
+
 use super::{
     options::Options,
     starts::STARTS,
-    statement::{Value, fill, substitute},
+    statement::{Value, fill, literal, substitute},
 };
 use crate::{
-    backends::sql,
+    backends::sql::{self, LAST_FENCE, LAYOUT, SHARED_BY},
     lock::{Key, fingerprint},
 };
 
@@ -47,12 +49,7 @@ impl Tables {
         &self.table
     }
 
-    /// The table of sessions.
-    pub(super) fn sessions(&self) -> &str {
-        &self.sessions
-    }
-
-    fn names(&self) -> [(&str, Value<'_>); 9] {
+    fn names(&self) -> [(&str, Value<'_>); 12] {
         [
             ("table", Value::Name(&self.table)),
             ("waiters", Value::Name(&self.waiters)),
@@ -63,6 +60,9 @@ impl Tables {
             ("marks", Value::Name(&self.marks)),
             ("readers", Value::Name(&self.readers)),
             ("starts", Value::Sql(STARTS)),
+            ("layout", Value::Int(LAYOUT.into())),
+            ("shared", Value::Text(SHARED_BY)),
+            ("last", Value::Int(LAST_FENCE)),
         ]
     }
 
@@ -119,14 +119,18 @@ fn home(options: &sql::Options) -> String {
 /// spaces at the end, and takes 64 characters: what isn't short, lower-case ASCII is `dlock#` and the first 58 digits of its
 /// SHA-256, which is `CONCAT('dlock#', LEFT(SHA2('DATABASE.TABLE/NAME', 256), 58))`.
 pub(super) fn advisory(options: &Options, key: &Key, name: &str) -> String {
+    literal(Value::Text(&advisory_name(options, key, name)))
+}
+
+/// The same as text.
+pub(super) fn advisory_name(options: &Options, key: &Key, name: &str) -> String {
     let full = if options.raw_names { key.as_str().to_owned() } else { format!("{}/{name}", home(&options.sql)) };
     let plain = full.len() <= LONGEST && full.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase()) && !full.starts_with(HASHED);
     if plain {
-        fill(":name", &[("name", Value::Text(&full))]).trim_end().to_owned()
-    } else {
-        let hash = format!("CONCAT('{HASHED}', LEFT(SHA2(:name, 256), {}))", LONGEST - HASHED.len());
-        fill(&hash, &[("name", Value::Bytes(&full))]).trim_end().to_owned()
+        return full;
     }
+    let digits = Sha256::digest(full).iter().fold(String::new(), |digits, byte| digits + &format!("{byte:02x}"));
+    format!("{HASHED}{}", &digits[..LONGEST - HASHED.len()])
 }
 
 #[cfg(test)]
@@ -149,10 +153,14 @@ mod tests {
         let other = Options { sql: sql::Options { table: "jobs".into(), ..options.sql.clone() }, ..options.clone() };
         assert_ne!(name(&options, "job"), name(&other, "job"));
         for odd in ["JOB", "job ", "caf\u{e9}", &"x".repeat(60)] {
-            assert!(name(&options, odd).starts_with("CONCAT('dlock#', LEFT(SHA2(X'"), "{odd}");
+            // In hexadecimal, of 64 characters: dlock#
+            assert!(name(&options, odd).starts_with("_utf8mb4 X'646C6F636B23") && name(&options, odd).len() == 12 + 128, "{odd}");
         }
         options.raw_names = true;
         assert_eq!(name(&options, "job"), "_utf8mb4 X'6A6F62'");
-        assert!(name(&options, "dlock#0").starts_with("CONCAT"), "it could be another's hash");
+        assert_ne!(advisory_name(&options, &Key::new("dlock#0").unwrap(), ""), "dlock#0", "it could be another's hash");
+        // SELECT LEFT(SHA2('JOB', 256), 58)
+        let hashed = advisory_name(&options, &Key::new("JOB").unwrap(), "");
+        assert_eq!(hashed, "dlock#c7b278365543990288675aaa4441199528aefbb5ade99bf9f56ec4d09d");
     }
 }

@@ -2,18 +2,16 @@
 
 use super::{connection::Row, failure, starts};
 use crate::{
-    backends::sql::{Record, micros},
-    lock::{Metadata, Result, Waiter},
+    backends::sql::{Plain, Record, micros},
+    lock::Result,
 };
 
 /// The columns that [`record`] reads, in its order; times in µs since 1970.
 pub(super) const RECORD: &str = "name, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), \
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', lock_until), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', locked_at), locked_by, \
-    layout, owner, root, ttl_ms, holds, fence, detached, l.mode, \
-    TIMESTAMPDIFF(MICROSECOND, '1970-01-01', COALESCE(renewed_at, locked_at)), metadata, revision, \
-    (SELECT m.mark FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), \
-    COALESCE((SELECT m.seen FROM :marks AS m WHERE m.name = l.name AND m.fence = l.fence), 0), document, \
-    document IS NULL AND EXISTS (SELECT 1 FROM :waiters AS w WHERE w.name = l.name AND ABS(TIMESTAMPDIFF(SECOND, w.seen, UTC_TIMESTAMP(6))) < 15), \
+    layout, owner, fence, l.mode, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', COALESCE(renewed_at, locked_at)), revision, document, \
+    COALESCE(document NOT LIKE '%\"q\":[%', 1) \
+        AND EXISTS (SELECT 1 FROM :waiters AS w WHERE w.name = l.name AND ABS(TIMESTAMPDIFF(SECOND, w.seen, UTC_TIMESTAMP(6))) < 15), \
     :starts";
 
 /// A row's values, one after the other.
@@ -56,27 +54,20 @@ impl<'a> Fields<'a> {
             locked_by: self.text()?,
             layout: self.int_or_null()?.map(|layout| i16::try_from(layout).unwrap_or(i16::MAX)),
             owner: self.text_or_null()?,
-            root: self.text_or_null()?,
-            ttl_ms: self.int()?,
-            holds: self.text_or_null()?,
             fence: self.int()?,
-            detached: self.int()? != 0,
             mode: self.text_or_null()?,
             renewed_us: self.int()?,
-            metadata: self.text_or_null()?,
             revision: self.int()?,
-            mark: self.text_or_null()?,
-            seen: self.int()? != 0,
             document: self.text_or_null()?,
             waited: self.int()? != 0,
             starts: starts::read(self)?,
         })
     }
 
-    /// A waiter's metadata, and for how many µs it has waited.
-    pub(super) fn waiter(&mut self) -> Result<Waiter> {
-        // What can't be read is left out, since no decision hangs on it.
-        let metadata = self.text_or_null()?.and_then(|json| serde_json::from_str::<Metadata>(&json).ok());
-        Ok(Waiter { metadata, waiting_for: Some(micros(self.int()?)) })
+    /// The columns of `sql/queue.sql`.
+    pub(super) fn plain(&mut self) -> Result<Plain> {
+        let (name, hold, metadata) = (self.text()?, self.text()?, self.text_or_null()?);
+        let ms = |at| u64::try_from(at).unwrap_or_default();
+        Ok(Plain { name, hold, metadata, since_ms: ms(self.int()?), seen_ms: ms(self.int()?), waited: micros(self.int()?) })
     }
 }

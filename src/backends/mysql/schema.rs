@@ -4,26 +4,21 @@ use std::time::Duration;
 
 use super::{connection::Connection, names::Tables, options::Mode, reading::Fields, statement::Value};
 use crate::{
-    backends::sql::{Names, Options, SHARED_BY},
+    backends::sql::{Names, Options},
     lock::{Error, Init, Kind, Result},
 };
 
 /// What the lock table's columns are, as `information_schema` writes it, and how they are added or changed to be so.
-const COLUMNS: [(&str, &str, &str); 17] = [
+const COLUMNS: [(&str, &str, &str); 12] = [
     ("name", "varbinary(320)", "VARBINARY(320) NOT NULL"),
     ("lock_until", "datetime(6)", "DATETIME(6) NOT NULL"),
     ("locked_at", "datetime(6)", "DATETIME(6) NOT NULL"),
     ("locked_by", "varchar(255)", "VARCHAR(255) NOT NULL"),
     ("layout", "smallint", "SMALLINT NULL"),
     ("owner", "varchar(64)", "VARCHAR(64) NULL"),
-    ("root", "char(16)", "CHAR(16) NULL"),
     ("mode", "varchar(16)", "VARCHAR(16) NULL"),
-    ("ttl_ms", "bigint", "BIGINT NOT NULL DEFAULT 0"),
-    ("holds", "mediumtext", "MEDIUMTEXT NULL"),
     ("fence", "bigint", "BIGINT NOT NULL DEFAULT 0"),
-    ("detached", "tinyint", "TINYINT NOT NULL DEFAULT 0"),
     ("renewed_at", "datetime(6)", "DATETIME(6) NULL"),
-    ("metadata", "mediumtext", "MEDIUMTEXT NULL"),
     ("revision", "bigint", "BIGINT NOT NULL DEFAULT 0"),
     ("document", "mediumtext", "MEDIUMTEXT NULL"),
     ("bell", "bigint", "BIGINT NOT NULL DEFAULT 0"),
@@ -81,6 +76,9 @@ async fn upgrade(session: &mut Connection, tables: &Tables) -> Result<Init> {
     if let Some(changes) = before.changes {
         session.ask(&changes).await?;
     }
+    // A lock that has a holder is left to the version that wrote it.
+    let older = "UPDATE :table SET layout = :layout, document = NULL WHERE layout < :layout AND lock_until <= UTC_TIMESTAMP(6);";
+    session.ask(&tables.fill(older, &[])).await?;
     session.ask("SET SESSION lock_wait_timeout = 1").await?;
     Ok(Init::Created)
 }
@@ -166,7 +164,12 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
         }
     }
     let changes = Some(changes).filter(|changes| !changes.is_empty());
-    Ok(Found { complete: changes.is_none() && others.len() == 7, changes })
+    let mut complete = changes.is_none() && others.len() == 7;
+    if complete {
+        let older = session.ask(&tables.fill("SELECT 1 FROM :table WHERE layout < :layout LIMIT 1;", &[])).await?;
+        complete = older.iter().all(|answer| answer.rows.is_empty());
+    }
+    Ok(Found { complete, changes })
 }
 
 /// Removes rows that were last used so long ago, and those who wait no more.
@@ -177,10 +180,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
 pub(super) async fn collect(session: &mut Connection, tables: &Tables, options: &Options, unused_for: Duration) -> Result<u64> {
     options.check_collect()?;
     let shared = session
-        .ask(&tables.fill(
-            "SELECT 1 FROM :table WHERE (owner IS NULL OR owner <> locked_by) AND locked_by <> :shared LIMIT 1;",
-            &[("shared", Value::Text(SHARED_BY))],
-        ))
+        .ask(&tables.fill("SELECT 1 FROM :table WHERE (owner IS NULL OR owner <> locked_by) AND locked_by <> :shared LIMIT 1;", &[]))
         .await?;
     if shared.first().is_some_and(|answer| !answer.rows.is_empty()) {
         return Err(Error::new(

@@ -54,13 +54,8 @@ impl Sessions {
         self.side = Some(session);
         let answers = answers?;
         let (holders, last_fence) = read_holders(&answers, 0)?;
-        let waiter = |row| {
-            let mut fields = Fields::of(row);
-            fields.text()?;
-            fields.waiter()
-        };
         let rows = answers.last().map(|answer| &*answer.rows).unwrap_or_default();
-        let waiters = rows.iter().map(waiter).collect::<Result<Vec<Waiter>>>()?;
+        let waiters = rows.iter().map(|row| Ok(Fields::of(row).plain()?.waiter())).collect::<Result<Vec<Waiter>>>()?;
         let stored = answers.len().checked_sub(2).and_then(|nth| answers[nth].rows.first());
         let stored_as = stored.map(|row| Fields::of(row).text()).transpose()?.unwrap_or(name);
         Ok(LockState { key: key.clone(), stored_as, holders, waiters, last_fence, nodes: Vec::new() })

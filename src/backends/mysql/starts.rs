@@ -96,6 +96,38 @@ pub(super) fn became(stage: Option<Stage>) -> String {
     set
 }
 
+/// What a statement that writes a row back sets besides, where other starts are recorded by now; with a comma at the end.
+pub(super) fn recorded(record: &Record) -> String {
+    let columns = Columns::from(record);
+    let int = |number: Option<i64>| number.map_or(Value::Null, Value::Int);
+    let time = |ms: Option<i64>| {
+        ms.map_or("NULL".to_owned(), |ms| format!("TIMESTAMPADD(MICROSECOND, {ms} * 1000, '1970-01-01 00:00:00.000000')"))
+    };
+    let (paced_at, start_at) = (time(columns.paced_at_ms), time(columns.start_at_ms));
+    let values = [
+        ("paced_at", Value::Sql(&paced_at)),
+        ("paced_fence", int(columns.paced_fence)),
+        ("paced_place", columns.paced_place.as_deref().map_or(Value::Null, Value::Bytes)),
+        ("guard", int(columns.guard_ms)),
+        ("least", int(columns.at_least_ms)),
+        ("paced_who", Value::text_or_null(columns.paced_who.as_deref())),
+        ("paced_hold", Value::text_or_null(columns.paced_hold.as_deref())),
+        ("start_at", Value::Sql(&start_at)),
+        ("start_fence", int(columns.start_fence)),
+        ("start_stage", Value::text_or_null(columns.start_stage.as_deref())),
+        ("start_tries", int(columns.start_tries)),
+        ("start_window", int(columns.start_window_ms)),
+        ("start_who", Value::text_or_null(columns.start_who.as_deref())),
+        ("start_hold", Value::text_or_null(columns.start_hold.as_deref())),
+    ];
+    substitute(
+        "paced_at = :paced_at, paced_fence = :paced_fence, paced_place = :paced_place, guard_ms = :guard, at_least_ms = :least, \
+         paced_who = :paced_who, paced_hold = :paced_hold, start_at = :start_at, start_fence = :start_fence, start_stage = :start_stage, \
+         start_tries = :start_tries, start_window_ms = :start_window, start_who = :start_who, start_hold = :start_hold, ",
+        &values,
+    )
+}
+
 /// The columns of [`STARTS`].
 pub(super) fn read(fields: &mut Fields<'_>) -> Result<Record> {
     Ok(Record::from(Columns {

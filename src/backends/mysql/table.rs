@@ -3,10 +3,6 @@
 //! All of them judge by `UTC_TIMESTAMP(6)`, which is what ShedLock compares with and no time zone changes. Assignments are
 //! in an order in which none reads a column that was assigned before it, since MySQL sees the new value then.
 
-use std::time::Duration;
-
-use async_trait::async_trait;
-
 use super::{
     bell,
     connection::{Answer, Answers, Connection, Row},
@@ -17,12 +13,12 @@ use super::{
     statement::Value,
 };
 use crate::{
-    backends::sql::{self, Begin, Change, Plain, Record, SHARED_BY, locked_by, micros},
-    lock::{Break, End, Error, Fence, Intent, Kind, Metadata, Parting, Request, Result, Token, Ttl, Waiter},
+    backends::sql::{
+        self, Begin, Plain, Record, locked_by,
+        row::{self, Write},
+    },
+    lock::{Error, Kind, Metadata, Mode, Request, Result, Token, Ttl},
 };
-
-/// The end of what was given back, as SQL: before any clock's now, and in the range of each type that ShedLock's column may have.
-const ENDED: &str = "'2000-01-01 00:00:00.000000'";
 
 /// The answer to what writes a row that says whether it was written.
 const WRITTEN: usize = 2;
@@ -33,34 +29,20 @@ pub(super) struct LockTable<'a> {
     pub tables: &'a Tables,
     /// Whether a holder keeps a gate beside its row.
     pub gated: bool,
-    /// What was seen of a row by the step before, for the next one that would read it.
-    pub seen: Seen,
-    /// The place in the queue that was found out on the way.
+    pub noted: Noted,
+}
+
+/// What was found out on the way.
+#[derive(Default)]
+pub(super) struct Noted {
+    /// The row as the last step saw it, for the next one that would read it.
+    seen: Option<Record>,
+    /// The place in the queue.
     pub place: Option<u32>,
     /// What the bell of the row said that was read last, or written.
     pub bell: i64,
-    /// What its document was then, and the hold that has the lock for itself alone.
-    pub document: (Option<String>, Option<String>),
-    /// Whose rope is to be taken and let go with a share.
-    pub share: Option<String>,
-    /// Nobody has the lock any more who had it for itself alone.
-    pub freed: bool,
-}
-
-/// What was seen of a row.
-pub(super) enum Seen {
-    /// Nothing yet.
-    No,
-    /// That it isn't there.
-    Nothing,
-    /// The row.
-    Row(Box<Record>),
-}
-
-impl Seen {
-    fn of(record: Option<Record>) -> Self {
-        record.map_or(Self::Nothing, |record| Self::Row(Box::new(record)))
-    }
+    /// What its document was then.
+    pub document: Option<String>,
 }
 
 impl LockTable<'_> {
@@ -70,7 +52,7 @@ impl LockTable<'_> {
             Some(owner) if self.gated && !self.has_gate(name) => {
                 let gate = self.tables.gate(name);
                 format!(
-                    "IF(owner = '{owner}' AND locked_by = '{owner}' AND detached = 0 AND lock_until > UTC_TIMESTAMP(6), GET_LOCK({gate}, 0), 0)"
+                    "IF(owner = '{owner}' AND locked_by = '{owner}' AND document NOT LIKE '%\"d\":true%' AND lock_until > UTC_TIMESTAMP(6), GET_LOCK({gate}, 0), 0)"
                 )
             }
             _ => "0".to_owned(),
@@ -88,8 +70,8 @@ impl LockTable<'_> {
         if fields.int_or_null()? == Some(1) {
             self.session.gates.push(name.to_owned());
         }
-        self.bell = fields.int()?;
-        self.document = (record.document.clone(), record.root.clone());
+        self.noted.bell = fields.int()?;
+        self.noted.document.clone_from(&record.document);
         Ok(Some(record))
     }
 
@@ -115,8 +97,8 @@ impl LockTable<'_> {
         Ok(rows(&answers, 0)?.first().map(|row| Fields::of(row).int_or_null()).transpose()?.flatten())
     }
 
-    /// Every held lock whose name starts with `start`, by name, and who waits for those.
-    pub(super) async fn list(&mut self, start: &str) -> Result<(Vec<Record>, Vec<(String, Waiter)>)> {
+    /// Every held lock whose name starts with `start`, by name, and the plain waiters for those.
+    pub(super) async fn list(&mut self, start: &str) -> Result<(Vec<Record>, Vec<Plain>)> {
         let record = self.tables.fill(RECORD, &[]);
         let values = [("record", Value::Sql(&record)), ("start", Value::Bytes(start)), ("whole", Value::Int(0))];
         let batch = self.tables.fill(include_str!("sql/list.sql"), &values) + &self.tables.fill(include_str!("sql/queue.sql"), &values);
@@ -125,13 +107,13 @@ impl LockTable<'_> {
         Ok((records, waiters(&answers)?))
     }
 
-    /// One lock, and who waits for it.
-    pub(super) async fn look(&mut self, name: &str) -> Result<(Option<Record>, Vec<Waiter>)> {
+    /// One lock, and its plain waiters.
+    pub(super) async fn look(&mut self, name: &str) -> Result<(Option<Record>, Vec<Plain>)> {
         let values = [("start", Value::Bytes(name)), ("whole", Value::Int(1))];
         let batch = self.read_with_gate(name, None) + &self.tables.fill(include_str!("sql/queue.sql"), &values);
         let answers = self.session.ask(&batch).await?;
         let record = self.noted(name, answers.first())?;
-        Ok((record, waiters(&answers)?.into_iter().map(|(_, waiter)| waiter).collect()))
+        Ok((record, waiters(&answers)?))
     }
 
     /// Lets the next one through the gate, of a row that is somebody else's.
@@ -162,43 +144,27 @@ impl LockTable<'_> {
         Ok(!rows(&answers, first)?.is_empty())
     }
 
-    /// Runs a batch that changes a row by its second statement, and remembers something at its end. What can't be remembered is no
-    /// failure of the rest.
-    async fn freed(&mut self, batch: &str) -> Result<bool> {
-        let Answers { answers, refusal } = self.session.try_ask(batch).await?;
-        match (refusal, answers.get(1)) {
-            (Some(refusal), None) => Err(failure::refused(&refusal, false)),
-            (_, row) => Ok(row.is_some_and(|row| row.matched > 0)),
-        }
-    }
-
     fn before(&mut self, seconds: u32) -> String {
         if self.session.idle_limit == Some(seconds) { String::new() } else { format!("SET SESSION wait_timeout = {seconds};\n") }
     }
-}
 
-#[async_trait(?Send)]
-impl sql::Table for LockTable<'_> {
-    async fn grant(&mut self, name: &str, request: &Request, judged: Option<&Record>) -> Result<Option<Fence>> {
+    /// Takes the row for a fresh exclusive hold, creating it if need be, unless it is held or of another layout, a start in it may be in
+    /// the way, or it has a document. Puts a request that waits into the queue where the lock is held.
+    pub(super) async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<Record>> {
         let (owner, root, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
+        let document = row::granted(request);
         let idle = idle_limit(request.ttl);
-        let begin = Begin::of(request, judged.map(|record| (&record.starts, record.now_ms())));
+        let begin = Begin::of(request, None);
         let starts = Granting::of(&begin, &root, metadata.as_deref());
-        let clear = judged.map_or(starts.clear, |record| format!("revision = {}", record.revision));
         let values = [
             ("name", Value::Bytes(name)),
             ("owner", Value::Text(&owner)),
-            ("root", Value::Text(&root)),
             ("ttl", Value::Int(sql::ms(request.ttl))),
-            ("detached", Value::Int(request.detached.into())),
+            ("document", Value::text_or_null(document.as_deref())),
             ("start_set", Value::Sql(&starts.set)),
             ("start_columns", Value::Sql(&starts.columns)),
             ("start_values", Value::Sql(&starts.values)),
-            ("clear", Value::Sql(&clear)),
-            ("document", Value::text_or_null(judged.and_then(|record| record.document.as_deref()))),
-            // While there is a document, its rules are asked before.
-            ("nobody_first", Value::Sql(if judged.is_some() { "1" } else { "document IS NULL" })),
-            ("metadata", Value::text_or_null(metadata.as_deref())),
+            ("clear", Value::Sql(&starts.clear)),
         ];
         let mut batch = self.before(idle);
         let first = usize::from(!batch.is_empty());
@@ -209,191 +175,128 @@ impl sql::Table for LockTable<'_> {
             batch += &join(self.tables, name, request, true)?;
             batch += &place(self.tables, name, request);
         }
-        batch += &history::trim(self.tables, name, "@dlock_gone > 0");
         // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
         self.session.drop_unsent_on_close(true);
         let answers = self.session.ask(&batch).await?;
         self.session.idle_limit = Some(idle);
-        // The first two statements remember who was there before.
-        let first = first + 2;
-        let record = self.noted(name, answers.get(first + 1))?;
-        let granted = if let (Some(record), Some(answer)) = (record, answers.get(first)) {
-            let granted = (answer.matched > 0 && record.is_held_by(&request.token)).then(|| record.fence());
-            self.seen = Seen::Row(Box::new(record));
-            granted
-        } else {
+        let mut found = self.noted(name, answers.get(first + 1))?;
+        let mut granted = answers.get(first).is_some_and(|answer| answer.matched > 0);
+        if found.is_none() {
             let batch = self.tables.fill(include_str!("sql/insert.sql"), &values) + &read;
             let Answers { answers, refusal } = self.session.try_ask(&batch).await?;
             match refusal {
-                // Somebody else was quicker.
-                Some(refusal) if refusal.number == failure::DUPLICATE => None,
+                // Another client was quicker.
+                Some(refusal) if refusal.number == failure::DUPLICATE => {}
                 Some(refusal) => return Err(failure::refused(&refusal, !answers.is_empty())),
-                None => {
-                    let record = self.noted(name, answers.get(1))?;
-                    let fence = record.as_ref().filter(|record| record.is_held_by(&request.token)).map(Record::fence);
-                    self.seen = Seen::of(record);
-                    fence
-                }
+                None => (found, granted) = (self.noted(name, answers.get(1))?, true),
             }
-        };
-        if granted.is_none() && request.waiting {
-            let place = rows(&answers, first + 3)?.first().map(|row| Fields::of(row).int()).transpose()?;
-            self.place = place.and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
         }
         self.session.drop_unsent_on_close(false);
-        Ok(granted)
+        if granted && found.as_ref().is_some_and(|row| row.is_held_by(&request.token)) {
+            return Ok(found);
+        }
+        self.noted.seen = found;
+        if request.waiting {
+            let place = rows(&answers, first + 3)?.first().map(|row| Fields::of(row).int()).transpose()?;
+            self.noted.place = place.and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
+        }
+        Ok(None)
     }
 
-    async fn extend(&mut self, name: &str, token: &Token, intent: Intent) -> Result<Option<(Ttl, Fence)>> {
-        let (owner, root, ttl) = (locked_by(token), token.hold_text(), intent.ttl());
-        let stopping = intent == Intent::Drain;
+    /// Extends a hold that has the lock alone, unless the row was changed since, or that would shorten the hold.
+    pub(super) async fn extend(&mut self, row: &Record, ttl: Ttl) -> Result<Option<Record>> {
         let values = [
-            ("name", Value::Bytes(name)),
-            ("owner", Value::Text(&owner)),
-            ("root", Value::Text(&root)),
-            ("stopping", Value::Int(stopping.into())),
-            ("ttl", ttl.map_or(Value::Null, |ttl| Value::Int(sql::ms(ttl)))),
+            ("name", Value::Bytes(&row.name)),
+            ("owner", Value::Text(&row.locked_by)),
+            ("revision", Value::Int(row.revision)),
+            ("ttl", Value::Int(sql::ms(ttl))),
         ];
-        let mut batch = self.tables.fill(include_str!("sql/extend.sql"), &values) + &self.read_with_gate(name, Some(&owner));
-        if stopping {
-            batch += &self.tables.fill(include_str!("sql/see.sql"), &values);
-        }
+        let batch = self.tables.fill(include_str!("sql/extend.sql"), &values) + &self.read_with_gate(&row.name, Some(&row.locked_by));
         let answers = self.session.ask(&batch).await?;
-        let record = self.noted(name, answers.get(1))?;
-        let matched = answers.first().is_some_and(|answer| answer.matched > 0);
-        let extended = record.as_ref().filter(|record| matched && record.is_held_by(token)).map(|record| {
-            let own = Ttl::new(micros(record.ttl_ms.saturating_mul(1000))).unwrap_or(Ttl::DEFAULT);
-            (ttl.unwrap_or(own), record.fence())
-        });
-        self.seen = Seen::of(record);
-        Ok(extended)
-    }
-
-    async fn free(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<bool> {
-        let (owner, root, open) = (locked_by(token), token.hold_text(), self.open_gate(name));
-        let became = starts::became(parting.became);
-        let values = [
-            ("name", Value::Bytes(name)),
-            ("owner", Value::Text(&owner)),
-            ("root", Value::Text(&root)),
-            ("ended", Value::Sql(ENDED)),
-            ("became", Value::Sql(&became)),
-            ("open", Value::Sql(&open)),
-        ];
-        let batch = self.tables.fill(include_str!("sql/free.sql"), &values) + &history::remember(self.tables, name, Some(parting));
-        let freed = self.freed(&batch).await?;
-        if freed {
-            self.gate_is_open(name);
+        let record = self.noted(&row.name, answers.get(1))?;
+        if answers.first().is_some_and(|answer| answer.matched > 0) && record.as_ref().is_some_and(|now| now.locked_by == row.locked_by) {
+            return Ok(record);
         }
-        Ok(freed)
+        self.noted.seen = record;
+        Ok(None)
     }
 
-    async fn read(&mut self, name: &str, _: Duration) -> Result<Option<Record>> {
-        match std::mem::replace(&mut self.seen, Seen::No) {
-            Seen::Row(record) => return Ok(Some(*record)),
-            Seen::Nothing => return Ok(None),
-            Seen::No => {}
+    /// The row as it is, or as the step before has just seen it.
+    pub(super) async fn read(&mut self, name: &str) -> Result<Option<Record>> {
+        if let Some(seen) = self.noted.seen.take() {
+            return Ok(Some(seen));
         }
         let answers = self.session.ask(&self.read_with_gate(name, None)).await?;
         self.noted(name, answers.first())
     }
 
-    async fn create(&mut self, name: &str) -> Result<()> {
-        let values = [("name", Value::Bytes(name)), ("shared", Value::Text(SHARED_BY))];
+    /// Makes a row for a lock that was never taken, which is free; nothing if there is one.
+    pub(super) async fn create(&mut self, name: &str) -> Result<()> {
+        let values = [("name", Value::Bytes(name))];
         self.session.ask(&self.tables.fill(include_str!("sql/create.sql"), &values)).await.map(|_| ())
     }
 
-    async fn plain_waiters(&mut self, name: &str) -> Result<Vec<Plain>> {
-        let answers = self.session.ask(&self.tables.fill(include_str!("sql/plain_waiters.sql"), &[("name", Value::Bytes(name))])).await?;
-        let read = |row| {
-            let mut fields = Fields::of(row);
-            let (hold, since, seen) = (fields.text()?, fields.int()?, fields.int()?);
-            let ms = |at| u64::try_from(at).unwrap_or_default();
-            Ok(Plain { hold, since_ms: ms(since), seen_ms: ms(seen), metadata: fields.text_or_null()? })
-        };
-        rows(&answers, 0)?.iter().map(read).collect()
+    /// The plain waiters for one lock.
+    pub(super) async fn queue(&mut self, name: &str) -> Result<Vec<Plain>> {
+        let values = [("start", Value::Bytes(name)), ("whole", Value::Int(1))];
+        let answers = self.session.ask(&self.tables.fill(include_str!("sql/queue.sql"), &values)).await?;
+        rows(&answers, 0)?.iter().map(|row| Fields::of(row).plain()).collect()
     }
 
-    async fn write(&mut self, change: &Change<'_>) -> Result<bool> {
-        let Change { was, is, .. } = change;
+    /// Writes a row back. False, and nothing was done, if it is not as it was read, or it is too late.
+    pub(super) async fn write(&mut self, write: &Write) -> Result<bool> {
+        let Write { was, is, .. } = write;
         let name = &*was.name;
-        let time = |us: i64| format!("TIMESTAMPADD(MICROSECOND, {us}, '1970-01-01 00:00:00.000000')");
-        let freed = was.is_held() && !is.is_held();
-        let open = if freed { self.open_gate(name) } else { "0".into() };
-        let wake: Vec<_> = change.wake.iter().chain(&change.plain).collect();
+        let wake: Vec<_> = write.wake.iter().chain(&write.plain).collect();
         let ring = i64::from(!wake.is_empty());
         let (tables, gated) = (self.tables, self.gated);
         let mut bells = wake.into_iter().filter(|_| gated).map(|hold| bell::ring(tables, name, hold));
-        let (is_at, is_until, was_until) = (time(is.locked_at_us), time(is.lock_until_us), time(was.lock_until_us));
-        let (renewed, became) = (time(is.renewed_us), starts::became(change.became));
-        let in_time = change.by_us.map_or("1".into(), |by| format!("UTC_TIMESTAMP(6) < {}", time(by)));
-        let values = [
-            ("name", Value::Bytes(name)),
-            ("was_by", Value::Text(&was.locked_by)),
-            ("was_until", Value::Sql(&was_until)),
-            ("revision", Value::Int(was.revision)),
-            ("in_time", Value::Sql(&in_time)),
-            ("is_by", Value::Text(&is.locked_by)),
-            ("is_at", Value::Sql(&is_at)),
-            ("is_until", Value::Sql(&is_until)),
-            ("root", Value::text_or_null(is.root.as_deref())),
-            ("ttl", Value::Int(is.ttl_ms)),
-            ("holds", Value::text_or_null(is.holds.as_deref())),
-            ("fence", Value::Int(is.fence)),
-            ("renewed", Value::Sql(&renewed)),
-            ("document", Value::text_or_null(is.document.as_deref())),
-            ("became", Value::Sql(&became)),
-            ("ring", Value::Int(ring)),
-            ("open", Value::Sql(&open)),
-        ];
-        let fill = |template: &str| self.tables.fill(template, &values);
-        let grants = is.fence != was.fence;
-        let mut rest = fill("SELECT @dlock_written;\nDO IF(@dlock_written > 0, :open, 0);\n");
-        rest += &history::ended(self.tables, name, change.past)?;
-        for hold in change.absorbed {
+        let alone = write.granted.as_ref().filter(|request| request.mode == Mode::Exclusive);
+        let takes_gate = gated && !self.has_gate(name) && alone.is_some_and(|request| !request.detached);
+        let gate = if takes_gate { format!("IF(@dlock_written > 0, GET_LOCK({}, 0), 0)", tables.gate(name)) } else { "0".into() };
+        let open = if write.frees() { self.open_gate(name) } else { "0".into() };
+        let mut rest = format!("SELECT @dlock_written, {gate};\nDO IF(@dlock_written > 0, {open}, 0);\n");
+        let idle = alone.map(|request| idle_limit(request.ttl));
+        rest.extend(idle.map(|idle| self.before(idle)));
+        rest += &history::ended(tables, name, &write.past)?;
+        for hold in &write.absorbed {
             let values = [("name", Value::Bytes(name)), ("hold", Value::Text(hold))];
-            rest += &self.tables.fill("DELETE FROM :waiters WHERE name = :name AND hold = :hold AND @dlock_written > 0;", &values);
+            rest += &tables.fill("DELETE FROM :waiters WHERE name = :name AND hold = :hold AND @dlock_written > 0;", &values);
         }
-        // As with `grant`: a share that is given up must not be taken when nobody waits for the answer any more.
-        self.session.drop_unsent_on_close(grants);
-        let share = self.share.clone().filter(|_| self.gated).map(|hold| {
-            let (shares, rope) = (is.document.as_ref().is_some_and(|document| document.contains(&hold)), self.tables.rope(name, &hold));
-            let has = self.session.ropes.contains(&rope);
-            (rope, has, if grants { true } else { has && shares })
-        });
-        if let Some((rope, has, keeps)) = &share
-            && has != keeps
-        {
+        let rope = self.rope_of(write);
+        if let Some((rope, keeps)) = &rope {
             let function = if *keeps { format!("GET_LOCK({rope}, 0)") } else { format!("RELEASE_LOCK({rope})") };
             rest.extend([format!("DO IF(@dlock_written > 0, {function}, 0);\n")]);
         }
         rest.extend(bells.next());
-        let mut answered = self.session.try_ask(&(fill(include_str!("sql/write.sql")) + &rest)).await?;
+        // As with `grant`: a hold that is given up must not be taken when nobody waits for the answer any more.
+        self.session.drop_unsent_on_close(write.granted.is_some());
+        let mut answered = self.session.try_ask(&(write_sql(tables, write, ring, include_str!("sql/write.sql")) + &rest)).await?;
         if answered.answers.get(WRITTEN).is_none() && self.session.interrupted {
-            answered = self.session.try_ask(&(fill(include_str!("sql/written.sql")) + &rest)).await?;
+            answered = self.session.try_ask(&(write_sql(tables, write, ring, include_str!("sql/written.sql")) + &rest)).await?;
         }
-        if grants {
-            self.session.drop_unsent_on_close(false);
-        }
+        self.session.drop_unsent_on_close(false);
         let Answers { answers, refusal } = answered;
         let Some(row) = answers.get(WRITTEN).and_then(|answer| answer.rows.first()) else {
             let begun = !answers.is_empty();
             return Err(refusal.map_or_else(failure::unreadable, |refusal| failure::refused(&refusal, begun)));
         };
+        let mut fields = Fields::of(row);
         // What comes after it is remembered, forgotten and woken, which is no failure of the rest.
-        if Fields::of(row).int()? <= 0 {
+        if fields.int()? <= 0 {
             return Ok(false);
         }
-        if let Some((rope, has, keeps)) = share
-            && has != keeps
-        {
+        if fields.int_or_null()? == Some(1) {
+            self.session.gates.push(name.to_owned());
+        }
+        self.session.idle_limit = idle.or(self.session.idle_limit);
+        if let Some((rope, keeps)) = rope {
             self.session.ropes.retain(|other| *other != rope);
             self.session.ropes.extend(keeps.then_some(rope));
         }
-        self.bell += ring;
-        self.document = (is.document.clone(), is.root.clone());
-        self.freed |= freed && was.locked_by != SHARED_BY;
-        if freed {
+        self.noted.bell += ring;
+        self.noted.document.clone_from(&is.document);
+        if write.frees() {
             self.gate_is_open(name);
         }
         for bell in bells {
@@ -403,26 +306,45 @@ impl sql::Table for LockTable<'_> {
         Ok(true)
     }
 
-    async fn mark(&mut self, name: &str, fence: Fence, mark: &Break) -> Result<bool> {
-        let (_, broken): (End, _) = mark.into();
-        let mark = serde_json::to_string(mark).map_err(|error| Error::new(Kind::Internal, "the mark can't be written").source(error))?;
-        let values = [
-            ("name", Value::Bytes(name)),
-            ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))),
-            ("mark", Value::Text(&mark)),
-            ("broken", Value::Text(broken.as_deref().unwrap_or_default())),
-        ];
-        let answers = self.session.ask(&self.tables.fill(include_str!("sql/mark.sql"), &values)).await?;
-        let there = rows(&answers, 2)?.first().map(|row| Fields::of(row).int()).transpose()?;
-        Ok(there.is_some_and(|there| there > 0))
+    /// The rope of a hold in the document that a write takes or lets go, and whether it is taken.
+    fn rope_of(&self, write: &Write) -> Option<(String, bool)> {
+        let (hold, granted) = match (&write.granted, &write.releases) {
+            (Some(request), _) if request.mode != Mode::Exclusive && !request.detached => (request.token.hold_text(), true),
+            (None, Some(token)) if write.was.is_shared() => (token.hold_text(), false),
+            _ => return None,
+        };
+        let rope = self.tables.rope(&write.was.name, &hold);
+        let has = self.session.ropes.contains(&rope);
+        let keeps = granted || (has && write.is.document.as_ref().is_some_and(|document| document.contains(&hold)));
+        (self.gated && has != keeps).then_some((rope, keeps))
     }
+}
 
-    async fn see(&mut self, name: &str, fence: Fence) -> Result<()> {
-        let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
-        let values = [("name", Value::Bytes(name)), ("fence", Value::Int(fence))];
-        let batch = self.tables.fill("UPDATE :marks SET seen = 1 WHERE name = :name AND fence = :fence;", &values);
-        self.session.ask(&batch).await.map(|_| ())
-    }
+/// What writes a row back, as SQL.
+fn write_sql(tables: &Tables, write: &Write, ring: i64, template: &str) -> String {
+    let Write { was, is, .. } = write;
+    let time = |us: i64| format!("TIMESTAMPADD(MICROSECOND, {us}, '1970-01-01 00:00:00.000000')");
+    let [is_at, is_until, was_until, renewed] = [is.locked_at_us, is.lock_until_us, was.lock_until_us, is.renewed_us].map(time);
+    let renewed = if write.unread { "UTC_TIMESTAMP(6)".to_owned() } else { renewed };
+    let in_time = write.by_us.map_or("1".into(), |by| format!("UTC_TIMESTAMP(6) < {}", time(by)));
+    let recorded = if is.starts == was.starts { String::new() } else { starts::recorded(&is.starts) };
+    let values = [
+        ("name", Value::Bytes(&was.name)),
+        ("was_by", Value::Text(&was.locked_by)),
+        ("was_until", Value::Sql(&was_until)),
+        ("revision", Value::Int(was.revision)),
+        ("in_time", Value::Sql(&in_time)),
+        ("is_by", Value::Text(&is.locked_by)),
+        ("is_at", Value::Sql(&is_at)),
+        ("is_until", Value::Sql(&is_until)),
+        ("owner", Value::text_or_null(is.owner.as_deref())),
+        ("fence", Value::Int(is.fence)),
+        ("renewed", Value::Sql(&renewed)),
+        ("document", Value::text_or_null(is.document.as_deref())),
+        ("recorded", Value::Sql(&recorded)),
+        ("ring", Value::Int(ring)),
+    ];
+    tables.fill(template, &values)
 }
 
 /// Puts a waiter into the queue: with `leased`, only if the lease is somebody else's.
@@ -465,10 +387,6 @@ fn rows(answers: &[Answer], nth: usize) -> Result<&[Row]> {
     answers.get(nth).map(|answer| &*answer.rows).ok_or_else(failure::unreadable)
 }
 
-fn waiters(answers: &[Answer]) -> Result<Vec<(String, Waiter)>> {
-    let read = |row| {
-        let mut fields = Fields::of(row);
-        Ok((fields.text()?, fields.waiter()?))
-    };
-    rows(answers, 1)?.iter().map(read).collect()
+fn waiters(answers: &[Answer]) -> Result<Vec<Plain>> {
+    rows(answers, 1)?.iter().map(|row| Fields::of(row).plain()).collect()
 }

@@ -9,7 +9,7 @@ use super::{
     checks,
     connection::{OLDEST, OLDEST_NAME, Session},
     keeper::IDLE_SESSION_TIMEOUT,
-    lease::Lease,
+    lease::LeaseStore,
     names::Tables,
     options::{Mode, Options},
     schema,
@@ -173,7 +173,7 @@ fn grants(options: &Options, tables: &Tables, role: Role) -> Grants {
 }
 
 #[async_trait(?Send)]
-impl Admin for Lease {
+impl Admin for LeaseStore {
     async fn init(&mut self) -> Result<Init> {
         let mut session = self.take_session().await?;
         let done = schema::create(&mut session, &self.tables, self.options().mode).await?;

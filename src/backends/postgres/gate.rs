@@ -16,7 +16,7 @@ use std::{pin::pin, time::Duration};
 use sqlx::Row as _;
 use tokio::time::sleep;
 
-use super::{checks, connection::CLIENT_CHECK, failure, lease::Lease, statement::Value};
+use super::{checks, connection::CLIENT_CHECK, failure, lease::LeaseStore, statement::Value};
 use crate::lock::{Key, Notice, Result, Wake};
 
 /// Blocked statements keep a snapshot, which keeps the server from tidying up.
@@ -82,7 +82,7 @@ impl Gate {
     }
 }
 
-impl Lease {
+impl LeaseStore {
     pub(super) async fn await_change(&mut self, key: &Key, name: &str, at_most: Duration) -> Result<Wake> {
         // A release before this session asked would go unnoticed: ask first, then wait.
         if self.gate.asked.as_ref() != Some(key) || !self.session.as_ref().is_some_and(super::connection::Session::is_open) {

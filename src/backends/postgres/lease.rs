@@ -14,10 +14,16 @@ use super::{
     table::LockTable,
 };
 use crate::{
-    backends::sql::{Names, Table as _, Taken, ledger, looks_at_the_end},
+    backends::{
+        kept::{Change, Kept, ReadFor, Snapshot, Store},
+        sql::{
+            Names, looks_at_the_end,
+            row::{self, Documented, Own, Version, is_plain},
+        },
+    },
     lock::{
-        Amendment, Attempt, Backend, Busy, Capabilities, History, Identity, Intent, Key, LockState, Mode, Notice, Parting, Release,
-        Renewal, Request, Result, Token, Waiter, Wake, document::OFFER,
+        Busy, Capabilities, Fence, Identity, Intent, Key, Note, Notice, Parting, Past, Request, Result, Skips, Token, Ttl, Wake,
+        document::OFFER,
     },
 };
 
@@ -32,10 +38,13 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 };
 
 /// Leases in a table.
+pub type Lease = Kept<LeaseStore>;
+
+/// One client of a table of leases.
 ///
 /// It has at most one session, made by the first call that needs it. A call that is dropped or fails takes the session
 /// with it, and the next call makes another.
-pub struct Lease {
+pub struct LeaseStore {
     options: Options,
     pub(super) tables: Tables,
     names: Names,
@@ -44,11 +53,12 @@ pub struct Lease {
     unanswered: Option<Known>,
     /// What this session waits with.
     pub(super) gate: Gate,
-    /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
-    queued: Vec<(Key, Token)>,
-    /// The holds whose lock had a document when they were last asked for, and whether they were granted as shares: what is quicker without
-    /// need not be tried for them.
-    documented: Vec<(u64, bool)>,
+    /// The hold that was granted last, which is in no list of waiters any more.
+    granted: Option<Token>,
+    documented: Documented,
+    own: Own,
+    /// How often a row was written in vain.
+    failed: u32,
     pub(super) notices: Vec<Notice>,
 }
 
@@ -56,19 +66,23 @@ impl Lease {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
         let (tables, names) = (Tables::new(&options.sql.table), Names::new(&options.sql.namespace));
-        Self {
+        Self::of(LeaseStore {
             options,
             tables,
             names,
             session: None,
             unanswered: None,
             gate: Gate::default(),
-            queued: Vec::new(),
-            documented: Vec::new(),
+            granted: None,
+            documented: Documented::default(),
+            own: Own::default(),
+            failed: 0,
             notices: Vec::new(),
-        }
+        })
     }
+}
 
+impl LeaseStore {
     pub(super) fn options(&self) -> &Options {
         &self.options
     }
@@ -88,12 +102,15 @@ impl Lease {
         self.unanswered = Some(session.known());
         let mut table = LockTable { gate: self.gate.is_kept(), ..LockTable::over(&mut session, &self.tables) };
         let answer = question(&mut table).await;
+        if table.left {
+            self.gate.is_left();
+        }
         self.unanswered.take_if(|_| session.is_open());
         self.session = Some(session);
         answer
     }
 
-    /// As [`Lease::ask`], of a question that only reads: a standby can answer it, too.
+    /// As [`LeaseStore::ask`], of a question that only reads: a standby can answer it, too.
     async fn look<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let answer = self.ask(&question).await;
         if !answer.as_ref().is_err_and(failure::is_in_recovery) {
@@ -106,7 +123,7 @@ impl Lease {
         .await
     }
 
-    /// As [`Lease::ask`], of a question about who has the lock: one before it that had no answer comes to nothing first, if it has not
+    /// As [`LeaseStore::ask`], of a question about who has the lock: one before it that had no answer comes to nothing first, if it has not
     /// come to something. Or else an acquire could be granted after its repetition was given back, or after it was undone.
     async fn ask_for_good<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let before = self.unanswered.clone();
@@ -119,195 +136,145 @@ impl Lease {
         })
         .await
     }
-
-    fn document_of(&self, token: &Token) -> Option<bool> {
-        self.documented.iter().find(|(hold, _)| *hold == token.hold).map(|(_, shared)| *shared)
-    }
-
-    fn is_queued(&self, key: &Key, token: &Token) -> bool {
-        self.queued.iter().any(|(of, who)| of == key && who == token)
-    }
-
-    async fn ask_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        CAPABILITIES.check(request)?;
-        let name = self.names.of(&request.key);
-        if request.waiting && !self.is_queued(&request.key, &request.token) {
-            self.queued.push((request.key.clone(), request.token));
-        }
-        self.gate.asked = None;
-        let documented = self.document_of(&request.token);
-        let (taken, left) = self
-            .ask_for_good(async |table| match ledger::take(table, &name, request, documented.is_some()).await? {
-                Taken::Held(record) if request.waiting => {
-                    let place = table.join_queue(&name, request).await?;
-                    Ok(((Taken::Held(record), Some(place)), false))
-                }
-                taken => Ok(((taken, None), table.left)),
-            })
-            .await?;
-        let shared = request.mode != Mode::Exclusive && matches!(taken, (Taken::Granted(_), _));
-        let still = matches!(taken, (Taken::Queued { .. }, _)) || (documented.is_some() && matches!(taken, (Taken::Granted(_), _)));
-        self.documented.retain(|(hold, _)| *hold != request.token.hold);
-        if still || shared {
-            self.documented.push((request.token.hold, shared));
-        }
-        if left {
-            self.gate.is_left();
-        }
-        // The step that grants takes who was granted out of the queue.
-        if left || shared {
-            self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
-        }
-        Ok(match taken {
-            (Taken::Granted(grant), _) => Attempt::Granted(grant),
-            (Taken::NotHeld, _) => Attempt::NotHeld,
-            (Taken::Refused(refusal), _) => Attempt::Refused(refusal),
-            // Free already, though perhaps nobody told: not to be waited for, but to be asked for again.
-            (Taken::Passing, _) => Attempt::Busy(Busy { notifies: true, passing: true, ..Busy::default() }),
-            (Taken::Queued { busy, foreign, told }, _) => {
-                self.gate.found_busy(&request.key, foreign);
-                if !is_plain(request) {
-                    self.gate.own = Some((self.tables.waiter(&name, &request.token.hold_text()), told));
-                }
-                let at_the_end = self.gate.is_kept() || looks_at_the_end(busy.position);
-                Attempt::Busy(Busy {
-                    // The end of a turn concerns those only who were told of it, or come just then.
-                    expires_in: busy.expires_in.filter(|left| at_the_end || *left <= OFFER),
-                    notifies: !foreign && !self.gate.is_pooled(),
-                    ..busy
-                })
-            }
-            (Taken::Held(record), position) => {
-                self.gate.found_busy(&request.key, !record.is_ours());
-                Attempt::Busy(Busy {
-                    holders: record.holder()?.into_iter().collect(),
-                    expires_in: Some(record.expires_in()).filter(|_| self.gate.is_kept() || looks_at_the_end(position)),
-                    notifies: record.is_ours() && !self.gate.is_pooled(),
-                    passing: false,
-                    position,
-                })
-            }
-        })
-    }
-
-    async fn ask_abandon(&mut self, request: &Request) -> Result<()> {
-        if !self.is_queued(&request.key, &request.token) {
-            return Ok(());
-        }
-        let name = self.names.of(&request.key);
-        let first = self.gate.leave();
-        self.ask(async |table| {
-            if table.leave_queue(first, &name, &request.token).await? {
-                ledger::leave(table, &name, &request.token).await?;
-            }
-            Ok(())
-        })
-        .await?;
-        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
-        self.documented.retain(|(hold, _)| *hold != request.token.hold);
-        Ok(())
-    }
-
-    async fn ask_release(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<Release> {
-        let documented = self.document_of(token).is_some();
-        let released = self.ask_for_good(async |table| ledger::release(table, name, token, parting, documented).await).await?;
-        self.documented.retain(|(hold, _)| *hold != token.hold);
-        Ok(released)
-    }
-
-    async fn look_at(&mut self, key: &Key) -> Result<LockState> {
-        let name = self.names.of(key);
-        let (record, queue) =
-            self.look(async |table| Ok((table.read(&name, Duration::ZERO).await?, table.queue(&name, true).await?))).await?;
-        let waiters: Vec<Waiter> = queue.into_iter().map(|(_, waiter)| waiter).collect();
-        match record {
-            Some(record) => record.state(key.clone(), waiters),
-            None => Ok(LockState { key: key.clone(), stored_as: name, holders: Vec::new(), waiters, last_fence: None, nodes: Vec::new() }),
-        }
-    }
-
-    async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let start = self.names.starting_with(start);
-        let (records, queue) = self.look(async |table| Ok((table.list(&start).await?, table.queue(&start, false).await?))).await?;
-        let mut states = Vec::new();
-        for record in records {
-            // What no dlock can have written is no lock.
-            let Some(key) = self.names.key(&record.name) else { continue };
-            let waiters = queue.iter().filter(|(name, _)| *name == record.name).map(|(_, waiter)| waiter.clone()).collect();
-            states.push(record.state(key, waiters)?);
-        }
-        Ok(states)
-    }
 }
 
 #[async_trait(?Send)]
-impl Backend for Lease {
+impl Store for LeaseStore {
+    type Version = Version;
+    const IN_ONE_STEP: bool = true;
+
     fn identity(&self) -> Identity {
         let (url, sql) = (self.options.redacted_url(), &self.options.sql);
         Identity::new(&CAPABILITIES, url.clone(), &[&url, &sql.table, sql.namespace.as_str()])
     }
 
-    async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        self.ask_acquire(request).await
+    fn stored_as(&self, key: &Key) -> Result<String> {
+        Ok(self.names.of(key))
     }
 
-    async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
+    async fn grant(&mut self, request: &Request) -> Result<Option<Fence>> {
+        (self.gate.asked, self.granted) = (None, None);
+        if self.documented.has(&request.token) {
+            return Ok(None);
+        }
+        let name = self.names.of(&request.key);
+        self.own.forget();
+        let Some(row) = self.ask_for_good(async |table| table.grant(&name, request).await).await? else { return Ok(None) };
+        let fence = row.fence();
+        self.granted = Some(request.token);
+        self.own.note(row);
+        Ok(Some(fence))
+    }
+
+    async fn extend(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Option<(Ttl, Fence)>> {
+        let Some((row, ttl)) = self.own.of(&self.names.of(key), token) else { return Ok(None) };
+        let ttl = intent.ttl().unwrap_or(ttl);
+        self.own.forget();
+        let Some(row) = self.ask(async |table| table.extend(&row, ttl).await).await? else { return Ok(None) };
+        let fence = row.fence();
+        self.own.note(row);
+        Ok(Some((ttl, fence)))
+    }
+
+    async fn free(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<bool> {
+        let Some((row, _)) = self.own.of(&self.names.of(key), token) else { return Ok(false) };
+        self.own.forget();
+        self.documented.forget(token);
+        let write = row::release(row, token, parting)?;
+        self.ask_for_good(async |table| table.write(&write).await).await
+    }
+
+    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
+        let (name, pause) = (self.names.of(key), row::pause(self.failed));
+        let question = async |table: &mut LockTable<'_>| {
+            let mut found = table.read(&name, pause).await?;
+            if found.is_none() && matches!(purpose, ReadFor::Acquire { claims: true, .. }) {
+                table.create(&name).await?;
+                found = table.read(&name, Duration::ZERO).await?;
+            }
+            let needed = found.as_ref().map_or(matches!(purpose, ReadFor::Look), |row| row::needs_waiters(row, purpose));
+            let waiters = if needed { table.queue(&name, true).await? } else { Vec::new() };
+            row::snapshot(found, &waiters, purpose)
+        };
+        let snapshot = match purpose {
+            ReadFor::Look => self.look(question).await?,
+            ReadFor::Acquire { .. } | ReadFor::Release(..) => self.ask_for_good(question).await?,
+            ReadFor::Change | ReadFor::Warn => self.ask(question).await?,
+        };
+        if let ReadFor::Acquire { request, .. } = purpose {
+            self.granted = None;
+            self.gate.found_busy(key, snapshot.outside.is_some());
+            if !snapshot.apart && !is_plain(request) {
+                self.gate.own = Some((self.tables.waiter(&name, &request.token.hold_text()), snapshot.document.notified()));
+            }
+            self.documented.note(&request.token, !snapshot.apart);
+        }
+        Ok(snapshot)
+    }
+
+    async fn swap(&mut self, _: &Key, was: Snapshot<Version>, change: Change<'_>) -> Result<bool> {
+        let told = change.document.notified();
+        let Some(write) = row::write(was, change) else { return Ok(true) };
+        self.own.forget();
+        let written = self.ask(async |table| table.write(&write).await).await?;
+        self.failed = if written { 0 } else { self.failed + 1 };
+        if !written {
+            return Ok(false);
+        }
+        if let Some((_, seen)) = &mut self.gate.own {
+            *seen = told;
+        }
+        if let Some(request) = &write.granted {
+            self.granted = Some(request.token);
+        }
+        if let Some(token) = &write.releases {
+            self.documented.forget(token);
+        }
+        self.own.note(write.written());
+        Ok(true)
+    }
+
+    async fn wait(&mut self, request: &Request, at_most: Duration, _: bool) -> Result<Wake> {
         let name = self.names.of(&request.key);
         self.await_change(&request.key, &name, at_most).await
     }
 
-    async fn leave_queue(&mut self, request: &Request) -> Result<()> {
-        self.ask_abandon(request).await
+    fn advise(&mut self, _: &Request, busy: &mut Busy) {
+        busy.notifies = !self.gate.foreign && !self.gate.is_pooled();
+        // The end of an offer concerns those only that were told of it, or come just then.
+        let at_the_end = self.gate.is_kept() || looks_at_the_end(busy.position);
+        busy.expires_in = busy.expires_in.filter(|left| at_the_end || (self.gate.own.is_some() && *left <= OFFER));
     }
 
-    async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
-        if let Some(ttl) = intent.ttl() {
-            CAPABILITIES.check_ttl(ttl)?;
+    async fn note_waiter(&mut self, request: &Request, _: u64) -> Result<Option<u32>> {
+        let name = self.names.of(&request.key);
+        self.ask(async |table| table.join_queue(&name, request).await).await.map(Some)
+    }
+
+    async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
+        if self.granted == Some(request.token) {
+            return Ok(true);
         }
-        let (name, shared) = (self.names.of(key), self.document_of(token) == Some(true));
-        self.ask(async |table| match intent {
-            Intent::Probe => ledger::verify(table, &name, token).await,
-            Intent::Extend(_) | Intent::Drain => ledger::renew(table, &name, token, intent, shared).await,
-        })
-        .await
+        let (name, first) = (self.names.of(&request.key), self.gate.leave());
+        let documented = self.ask(async |table| table.leave_queue(first, &name, &request.token).await).await?;
+        self.documented.forget(&request.token);
+        Ok(!documented)
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
+        let start = self.names.starting_with(start);
+        let (records, queue) = self.look(async |table| Ok((table.list(&start).await?, table.queue(&start, false).await?))).await?;
+        row::snapshots(&self.names, records, &queue)
+    }
+
+    async fn log(&mut self, key: &Key) -> Result<(Vec<Past>, Vec<Skips>)> {
         let name = self.names.of(key);
-        self.ask_release(&name, token, parting).await
+        self.look(async |table| history::read(table.session, table.tables, &name).await).await
     }
 
-    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+    async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {
         let name = self.names.of(key);
-        self.ask(async |table| match change {
-            Amendment::Note(note) => history::note(table.session, table.tables, &name, note).await.map(|()| true),
-            Amendment::Warn(fence, level) => table.warn("{table}", &name, fence, level).await,
-            Amendment::Mark(fence, mark) => ledger::mark(table, &name, fence, mark).await,
-            Amendment::Evict(fence, mark) => ledger::evict(table, &name, fence, mark).await,
-        })
-        .await
-    }
-
-    async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        self.look_at(key).await
-    }
-
-    async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        self.look_at_all(start).await
-    }
-
-    async fn history(&mut self, key: &Key) -> Result<History> {
-        let name = self.names.of(key);
-        self.look(async |table| {
-            let record = table.read(&name, Duration::ZERO).await?;
-            let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
-            if let Some(record) = &record {
-                past.extend(record.vanished());
-                past.extend(record.document()?.1);
-            }
-            Ok(History { record: record.map(|record| record.starts).unwrap_or_default(), ..History::new(past, skips) })
-        })
-        .await
+        self.ask(async |table| history::note(table.session, table.tables, &name, note).await).await
     }
 
     fn notices(&mut self) -> Vec<Notice> {
@@ -315,9 +282,4 @@ impl Backend for Lease {
         notices.extend(self.gate.notice());
         notices
     }
-}
-
-/// Whether a request wants the lock for itself alone and in no order, so that any other such waiter is as good.
-fn is_plain(request: &Request) -> bool {
-    request.mode == Mode::Exclusive && !request.fair
 }

@@ -1,6 +1,6 @@
 //! What belongs to a table: its side tables, and the channel and the gate of each of its locks.
 
-use crate::lock::fingerprint;
+use crate::{backends::sql::LAYOUT, lock::fingerprint};
 
 /// A waiter stands in one of so many lines first, and only their heads for the lock itself. A second after it began to wait each
 /// session looks for a deadlock among all who wait for the same, with all locks of the server locked meanwhile, in time that grows
@@ -26,8 +26,14 @@ const LEFT: &str = "s.server IS DISTINCT FROM {server} AND coalesce(s.ends > clo
 const ENDS: &str = "(CASE WHEN left(s.server, 8) = left({server}, 8) THEN greatest(s.since, pg_postmaster_start_time()) ELSE clock_timestamp() END + s.ttl_ms * interval '1 millisecond')";
 
 /// That the row `l` is free: it is over, or given back and kept for others than dlock.
-const FREE: &str =
-    "(l.lock_until <= timezone('utc', clock_timestamp()) OR coalesce(l.owner = l.locked_by, false) AND l.root IS NULL AND l.holds IS NULL)";
+const FREE: &str = "(l.lock_until <= timezone('utc', clock_timestamp()) OR coalesce(l.owner = l.locked_by, false) AND l.document IS NULL)";
+
+/// Whether there are plain waiters for the row `l`.
+const WAITED: &str =
+    "{unlined} AND EXISTS (SELECT FROM {waiters} AS w WHERE w.name = l.name AND w.seen > clock_timestamp() - interval '15 seconds')";
+
+/// That the document of the row `l` has no queue. What people write can't look so: quotes in it are escaped.
+const UNLINED: &str = r#"coalesce(position('"q":[' IN l.document) = 0, true)"#;
 
 /// What stands for the table of waiters on a standby.
 const NO_WAITERS: &str =
@@ -58,6 +64,9 @@ impl Tables {
             .replace("{server}", SERVER)
             .replace("{free}", FREE)
             .replace("{columns}", include_str!("sql/columns.sql").trim_end())
+            .replace("{waited}", WAITED)
+            .replace("{unlined}", UNLINED)
+            .replace("{layout}", &LAYOUT.to_string())
             .replace("{starts}", include_str!("sql/starts.sql").trim_end())
             .replace("{starts_schema}", include_str!("sql/starts_schema.sql"))
             .replace("{table}", &self.quoted(""))

@@ -6,7 +6,7 @@ use sqlx::Row as _;
 
 use super::{connection::Session, names::Tables, options::Mode, statement::Value};
 use crate::{
-    backends::sql::{Names, Options, SHARED_BY},
+    backends::sql::{LAYOUT, Names, Options, SHARED_BY},
     lock::{Error, Init, Kind, Result},
 };
 
@@ -64,9 +64,12 @@ pub(super) async fn is_complete(session: &mut Session, tables: &Tables) -> Resul
             .hint("ALTER TABLE … ALTER COLUMN … TYPE timestamp USING … AT TIME ZONE 'UTC', while no lock is held; or ?table=NAME"));
         }
     }
+    let older = format!("SELECT 1 FROM {{table}} WHERE layout < {LAYOUT} LIMIT 1");
+    let is_older = column("layout").is_some() && !session.query(&tables.fill(&older), &[]).await?.is_empty();
     let wide = |name: &str| column(name).is_some_and(|row| row.get::<&str, _>(1) == "text");
     let by_bytes = column("name").is_some_and(|row| row.get::<Option<&str>, _>(2) == Some("C"));
-    let complete = by_bytes
+    let complete = !is_older
+        && by_bytes
         && wide("name")
         && wide("locked_by")
         && column("mode").is_some()

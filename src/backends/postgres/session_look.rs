@@ -13,7 +13,7 @@ use super::{
     statement::Value,
 };
 use crate::{
-    backends::sql::micros,
+    backends::sql::{Plain, micros},
     lock::{Break, Fence, Holder, Key, LockState, Mode as How, Renewal, Result, Token, Waiter},
 };
 
@@ -36,15 +36,13 @@ impl Sessions {
 
     pub(super) async fn look_at(&mut self, key: &Key) -> Result<LockState> {
         let (look, name) = (self.look_sql(), self.names.of(key));
-        let stored_as = match (self.options.mode, self.options.advisory_key) {
-            (Mode::Lease | Mode::Row, _) => name.clone(),
-            (_, None) => format!("hashtextextended('{}', 0)", name.replace('\'', "''")),
-            (_, Some(AdvisoryKey::One(key))) => key.to_string(),
-            (_, Some(AdvisoryKey::Two(first, second))) => format!("{first}, {second}"),
+        let stored_as = match self.options.mode {
+            Mode::Lease | Mode::Row => name.clone(),
+            Mode::Advisory => super::sharing::advisory_name(&self.options, key),
         };
         self.look(async |table| {
             let rows = table.session.query(&look, &[Value::Text(&name)]).await?;
-            let waiters: Vec<Waiter> = table.queue(&name, true).await?.into_iter().map(|(_, waiter)| waiter).collect();
+            let waiters: Vec<Waiter> = table.queue(&name, true).await?.iter().map(Plain::waiter).collect();
             let (holders, last_fence) = holders(&rows)?;
             Ok(LockState { key: key.clone(), stored_as: stored_as.clone(), holders, waiters, last_fence, nodes: Vec::new() })
         })

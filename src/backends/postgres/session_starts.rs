@@ -105,7 +105,6 @@ impl Sessions {
             Value::Text(&hold),
             Value::Text(self.options.mode.name()),
             Value::Text(SHARED_BY),
-            Value::MaybeInt(None),
         ];
         let sql = fill(&sql, &[&parameters[..], &starts::values(&begin, metadata.as_deref(), None)].concat());
         let mut side = if self.options.mode == Mode::Row { Some(self.side().await?) } else { None };
@@ -174,6 +173,6 @@ impl Sessions {
 
     pub(super) async fn claim(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
         let name = self.names.of(key);
-        self.aside(async |table| table.warn("{fences}", &name, fence, level).await).await
+        self.aside(async |table| table.warn(&name, fence, level).await).await
     }
 }

@@ -19,6 +19,9 @@
 //!   advisory lock beside the row. A wait ends every few seconds and begins again: who comes in just that instant gets in.
 //! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
 
+mod holding;
+mod waiting;
+
 use std::{io, os::fd::OwnedFd, time::Duration};
 
 use super::{
@@ -34,10 +37,10 @@ use super::{
     table::LockTable,
 };
 use crate::{
-    backends::sql::{NEAR, Names, looks_at_the_end, micros, ms},
+    backends::sql::{NEAR, Names, looks_at_the_end, ms},
     lock::{
-        Amendment, Attempt, Backend, Break, Busy, Capabilities, Error, Fence, Grant, History, Identity, Intent, Key, Kind, LockState,
-        Notice, Parting, Refusal, Release, Renewal, Request, Result, Tether, Token, Ttl, Wake,
+        Amendment, Attempt, Backend, Busy, Capabilities, Error, Fence, Grant, History, Identity, Intent, Key, Kind, LockState, Notice,
+        Parting, Refusal, Release, Renewal, Request, Result, Tether, Token, Ttl, Wake,
     },
 };
 use async_trait::async_trait;
@@ -272,128 +275,6 @@ impl Sessions {
             notifies: true,
             position,
         }))
-    }
-
-    async fn await_change(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        let Some(at) = self.try_of(&request.key, &request.token) else { return Ok(Wake::Changed) };
-        let keeper = &mut self.tries[at].2;
-        if keeper.has || !keeper.session.is_open() {
-            return Ok(Wake::Changed);
-        }
-        if let Some(rests) = keeper.rests.take() {
-            // Nobody has it, and it would be ours at once.
-            pause(rests.min(at_most)).await;
-            return Ok(Wake::TimedOut);
-        }
-        // The server ends it by itself. However late its answer comes on a machine that is busy, breaking the session off
-        // would only make it busier: each of many would log in again.
-        Ok(if keeper.wait(request.ttl, at_most).await? { Wake::Changed } else { Wake::TimedOut })
-    }
-
-    fn is_queued(&self, request: &Request) -> bool {
-        self.queued.iter().any(|(key, token)| *key == request.key && *token == request.token)
-    }
-
-    async fn ask_abandon(&mut self, request: &Request) -> Result<()> {
-        if let Some(at) = self.try_of(&request.key, &request.token) {
-            self.end_blocked(at).await;
-            // In its place until it is done, so that it can be asked for again.
-            let keeper = &mut self.tries[at].2;
-            let rests = if keeper.blocked || !keeper.session.is_alive() { Ok(false) } else { keeper.give_back().await.map(|()| true) };
-            // What the session got meanwhile goes back with it, to whoever is next.
-            let (_, _, keeper) = self.tries.swap_remove(at);
-            if rests? {
-                self.side.get_or_insert(keeper.session);
-            }
-        }
-        if !self.is_queued(request) {
-            return Ok(());
-        }
-        let name = self.names.of(&request.key);
-        self.aside(async |table| table.leave_queue("", &name, &request.token).await).await?;
-        self.queued.retain(|(key, token)| *key != request.key || *token != request.token);
-        Ok(())
-    }
-
-    async fn ask_renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
-        let Some(at) = self.hold_of(key, token).filter(|at| !self.holds[*at].leaving) else { return Ok(Renewal::NotHeld) };
-        let Some((now, mark)) = self.extend(at, None).await? else { return Ok(Renewal::NotHeld) };
-        match mark {
-            Some(mark) if matches!(intent, Intent::Extend(_)) => return Ok(Renewal::Broken(mark)),
-            Some(mark) if !mark.seen => {
-                let (name, fence) = (self.names.of(key), self.holds[at].fence);
-                self.see(&name, fence).await;
-            }
-            _ => {}
-        }
-        let hold = &self.holds[at];
-        let length = intent.ttl().unwrap_or(hold.ttl);
-        let ends = now.saturating_add(ms(length).saturating_mul(1000));
-        if ends < hold.ends {
-            return Ok(Renewal::Kept { expires_in: Some(micros(hold.ends - now)) });
-        }
-        let fence = hold.fence;
-        if length.get() != hold.keeper.patience {
-            if self.extend(at, Some(length.get())).await?.is_none() {
-                return Ok(Renewal::NotHeld);
-            }
-            self.holds[at].ends = ends;
-            self.tell_patience(at).await;
-        }
-        self.holds[at].ends = ends;
-        Ok(Renewal::Renewed { ttl: length, fence })
-    }
-
-    /// The server's time in µs and who is breaking it, if the hold lasts; otherwise it is forgotten. A statement can fail by itself, which ends a
-    /// transaction, and what a session has only with the session.
-    async fn extend(&mut self, at: usize, patience: Option<Duration>) -> Result<Option<(i64, Option<Break>)>> {
-        let Hold { keeper, fence, .. } = &mut self.holds[at];
-        match keeper.renew(*fence, patience).await {
-            Ok(found) => Ok(Some(found)),
-            Err(error) if self.options.mode == Mode::Advisory && keeper.session.is_open() => Err(error),
-            Err(_) => {
-                self.holds.swap_remove(at);
-                Ok(None)
-            }
-        }
-    }
-
-    /// Lets those who look know of another length of a lease. That it fails changes nothing but what they see.
-    async fn tell_patience(&mut self, at: usize) {
-        let sql = self.tables.fill("UPDATE {sessions} SET ttl_ms = $4 WHERE name = $1 AND pid = $2 AND hold = $3");
-        let Hold { key, token, keeper, .. } = &self.holds[at];
-        let (name, hold, pid) = (self.names.of(key), token.hold_text(), keeper.pid);
-        let length = i64::try_from(keeper.patience.as_millis()).unwrap_or(i64::MAX);
-        let told: Result<()> = self
-            .aside(async |table| {
-                let parameters = [Value::Text(&name), Value::Pid(pid), Value::Text(&hold), Value::Int(length)];
-                table.session.query(&sql, &parameters).await.map(|_| ())
-            })
-            .await;
-        drop(told);
-    }
-
-    async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        if let Some(at) = self.try_of(key, token) {
-            // One that was given up on ends with its session, before anybody is told that there is none.
-            self.tries[at].2.blocked |= !self.tries[at].2.session.is_open();
-            let _ = self.take_try(key, token).await;
-        }
-        let Some(at) = self.hold_of(key, token) else {
-            self.forget(key, token, parting.became).await;
-            return Ok(Release::NotHeld);
-        };
-        if !self.holds[at].keeper.session.is_alive() {
-            self.holds.swap_remove(at);
-            self.forget(key, token, parting.became).await;
-            return Ok(Release::NotHeld);
-        }
-        // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
-        self.holds[at].leaving = true;
-        let matters = self.holds[at].matters;
-        let given_back = self.holds[at].keeper.end(&token.hold_text(), parting, matters).await;
-        self.holds.swap_remove(at);
-        given_back.map(|()| Release::Released)
     }
 }
 

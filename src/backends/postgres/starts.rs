@@ -6,13 +6,16 @@
 
 use sqlx::{Row as _, postgres::PgRow};
 
-use super::statement::Value;
+use super::{
+    statement::{Value, fill},
+    table::ascii,
+};
 use crate::{
     backends::sql::{Begin, Columns},
     lock::{Record, Stage},
 };
 
-/// What `$10` and so on are in a statement that grants.
+/// What `$9` and so on are in a statement that grants.
 pub(super) fn values<'a>(begin: &'a Begin<'a>, who: Option<&'a str>, revision: Option<i64>) -> [Value<'a>; 7] {
     [
         Value::Maybe(begin.place),
@@ -31,14 +34,14 @@ pub(super) fn granting(sql: &str, begin: &Begin<'_>, judged: Option<&str>, now: 
     let [mut columns, mut values, mut set] = [const { String::new() }; 3];
     if begin.is_paced() {
         columns += ", paced_at, paced_fence, paced_place, guard_ms, at_least_ms, paced_who, paced_hold";
-        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, $10, $11, $12, $15, {hold}";
+        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, $9, $10, $11, $14, {hold}";
         set += ", paced_at = excluded.paced_at, paced_fence = greatest(l.fence + 1, excluded.fence), paced_place = excluded.paced_place, \
                 guard_ms = excluded.guard_ms, at_least_ms = excluded.at_least_ms, paced_who = excluded.paced_who, \
                 paced_hold = excluded.paced_hold";
     }
     if begin.window_ms.is_some() {
         columns += ", start_at, start_fence, start_stage, start_tries, start_window_ms, start_who, start_hold";
-        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, 'started', $14, $13, $15, {hold}";
+        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, 'started', $13, $12, $14, {hold}";
         set += ", start_at = excluded.start_at, start_fence = greatest(l.fence + 1, excluded.fence), start_stage = excluded.start_stage, \
                 start_tries = excluded.start_tries, start_window_ms = excluded.start_window_ms, start_who = excluded.start_who, \
                 start_hold = excluded.start_hold";
@@ -56,10 +59,10 @@ pub(super) fn granting(sql: &str, begin: &Begin<'_>, judged: Option<&str>, now: 
 fn nothing_in_the_way(begin: &Begin<'_>) -> String {
     let mut sql = "AND coalesce(l.paced_at + l.at_least_ms * interval '1 millisecond' <= {now}, true)".to_owned();
     if begin.guard_ms.is_some() {
-        sql += " AND coalesce(l.paced_place = $10 OR l.paced_at + l.guard_ms * interval '1 millisecond' <= {now}, true)";
+        sql += " AND coalesce(l.paced_place = $9 OR l.paced_at + l.guard_ms * interval '1 millisecond' <= {now}, true)";
     }
     if begin.window_ms.is_some() {
-        sql += " AND coalesce(l.start_at + $13 * interval '1 millisecond' <= {now}, true)";
+        sql += " AND coalesce(l.start_at + $12 * interval '1 millisecond' <= {now}, true)";
     }
     sql
 }
@@ -74,12 +77,31 @@ pub(super) fn became(stage: Option<Stage>, fence: &str) -> String {
     sql.replace("{fence}", fence).replace("{stage}", stage.as_str())
 }
 
-/// Until when the row `l` that is given back is kept for others than dlock.
-pub(super) const fn kept(stage: Option<Stage>) -> &'static str {
-    if matches!(stage, Some(Stage::Undone)) {
-        return "'2000-01-01'";
-    }
-    "greatest('2000-01-01', CASE WHEN l.paced_fence = l.fence THEN l.paced_at + l.at_least_ms * interval '1 millisecond' END)"
+/// What a statement that writes the row `l` back sets besides, where other starts are recorded by now.
+pub(super) fn recorded(record: &Record) -> String {
+    let columns = Columns::from(record);
+    let [paced_who, start_who] = [columns.paced_who, columns.start_who].map(|who| who.map(|json| ascii(&json)));
+    fill(
+        ", paced_at = timestamp 'epoch' + $1 * interval '1 millisecond', paced_fence = $2, paced_place = $3, guard_ms = $4, at_least_ms = $5, \
+         paced_who = $6, paced_hold = $7, start_at = timestamp 'epoch' + $8 * interval '1 millisecond', start_fence = $9, start_stage = $10, \
+         start_tries = $11, start_window_ms = $12, start_who = $13, start_hold = $14",
+        &[
+            Value::MaybeInt(columns.paced_at_ms),
+            Value::MaybeInt(columns.paced_fence),
+            Value::Maybe(columns.paced_place.as_deref()),
+            Value::MaybeInt(columns.guard_ms),
+            Value::MaybeInt(columns.at_least_ms),
+            Value::Maybe(paced_who.as_deref()),
+            Value::Maybe(columns.paced_hold.as_deref()),
+            Value::MaybeInt(columns.start_at_ms),
+            Value::MaybeInt(columns.start_fence),
+            Value::Maybe(columns.start_stage.as_deref()),
+            Value::MaybeInt(columns.start_tries),
+            Value::MaybeInt(columns.start_window_ms),
+            Value::Maybe(start_who.as_deref()),
+            Value::Maybe(columns.start_hold.as_deref()),
+        ],
+    )
 }
 
 /// What `{starts}` asks for.

@@ -5,13 +5,15 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use async_trait::async_trait;
 use sqlx::{Row as _, postgres::PgRow};
 
 use super::{connection::Session, failure, history, names::Tables, starts, statement::Value};
 use crate::{
-    backends::sql::{self, Begin, Change, Plain, Record, SHARED_BY, locked_by, micros},
-    lock::{Break, Effect, End, Error, Fence, Intent, Kind, Metadata, Parting, Request, Result, Token, Ttl, Waiter},
+    backends::sql::{
+        self, Begin, LAST_FENCE, Plain, Record, SHARED_BY, locked_by, micros,
+        row::{self, Write},
+    },
+    lock::{Effect, Error, Fence, Kind, Metadata, Request, Result, Token, Ttl},
 };
 
 /// A lock table over a session.
@@ -24,174 +26,106 @@ pub(super) struct LockTable<'a> {
     pub left: bool,
 }
 
-#[async_trait(?Send)]
-impl sql::Table for LockTable<'_> {
-    async fn grant(&mut self, name: &str, request: &Request, judged: Option<&Record>) -> Result<Option<Fence>> {
-        let (by, root, ttl) = (locked_by(&request.token), request.token.hold_text(), sql::ms(request.ttl));
-        let metadata = json(request.metadata.as_ref())?;
-        let begin = Begin::of(request, judged.map(|record| (&record.starts, record.now_ms())));
-        let sql = format!("{}{}", self.session.look_for_client(), self.tables.fill(include_str!("sql/grant.sql")));
-        let sql = starts::granting(&sql, &begin, judged.map(|_| "AND l.revision = $16"), "excluded.locked_at", "$3");
-        // While there is a document, its rules are asked before.
-        let sql = sql.replace("{nobody_first}", if judged.is_some() { "" } else { "AND l.document IS NULL" });
-        let [place, guard, at_least, window, tries, who, revision] =
-            starts::values(&begin, metadata.as_deref(), judged.map(|record| record.revision));
+impl<'a> LockTable<'a> {
+    /// Takes the row for a fresh exclusive hold, creating it if need be, unless it is held or of another layout, a start in it may be in
+    /// the way, or it has a document.
+    pub(super) async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<Record>> {
+        let (by, hold, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
+        let document = row::granted(request).map(|document| ascii(&document));
+        let begin = Begin::of(request, None);
+        // Who else waits is nothing to a hold that is granted.
+        let sql = include_str!("sql/grant.sql").replace("{columns}", &include_str!("sql/columns.sql").replace("{waited}", "false"));
+        let sql = format!("{}{}", self.session.look_for_client(), self.tables.fill(&sql));
+        let sql = starts::granting(&sql, &begin, None, "excluded.locked_at", "$3");
+        let values = [
+            Value::Text(name),
+            Value::Text(&by),
+            Value::Text(&hold),
+            Value::Int(sql::ms(request.ttl)),
+            Value::Maybe(document.as_deref()),
+            Value::Bool(request.waiting),
+            Value::Bool(self.gate),
+            Value::Int(LAST_FENCE),
+        ];
         // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
         self.session.drop_unsent = true;
-        let values = |remember| {
-            [
-                Value::Text(name),
-                Value::Text(&by),
-                Value::Text(&root),
-                Value::Int(ttl),
-                Value::Bool(request.detached),
-                Value::Maybe(metadata.as_deref()),
-                Value::Bool(request.waiting),
-                Value::Bool(self.gate),
-                Value::Bool(remember),
-                place,
-                guard,
-                at_least,
-                window,
-                tries,
-                who,
-                revision,
-                Value::Maybe(judged.and_then(|record| record.document.as_deref())),
-            ]
-        };
-        let mut rows = self.session.query(&sql, &values(true)).await;
-        if self.may_be_the_history(&rows) {
-            rows = self.session.query(&sql, &values(false)).await;
-        }
+        let rows = self.session.query(&sql, &[&values[..], &starts::values(&begin, metadata.as_deref(), None)].concat()).await;
         self.session.drop_unsent = false;
         let rows = rows?;
         self.left = !rows.is_empty();
-        let Some(row) = rows.first() else { return Ok(None) };
-        let read = || Ok((fence(row)?, row.try_get::<bool, _>("vanished")?));
-        let (fence, vanished) = read().map_err(failure::malformed)?;
-        if vanished {
-            history::trim_at_times(self.session, self.tables, name, fence).await;
-        }
-        Ok(Some(fence))
+        rows.first().map(|row| record(row).map_err(failure::malformed)).transpose()
     }
 
-    async fn extend(&mut self, name: &str, token: &Token, intent: Intent) -> Result<Option<(Ttl, Fence)>> {
-        let (by, root, ttl) = (locked_by(token), token.hold_text(), intent.ttl().map(sql::ms));
-        let sql = self.tables.fill(include_str!("sql/extend.sql"));
-        let stopping = Value::Bool(intent == Intent::Drain);
-        let values = [Value::Text(name), Value::Text(&by), Value::Text(&root), Value::MaybeInt(ttl), stopping];
-        let rows = self.session.query(&sql, &values).await?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        let read = || Ok((row.try_get::<i64, _>("ttl_ms")?, fence(row)?));
-        let (ttl, fence) = read().map_err(failure::malformed)?;
-        Ok(Some((Ttl::new(micros(ttl * 1000)).unwrap_or(Ttl::DEFAULT), fence)))
+    /// Extends a hold that has the lock alone, unless the row was changed since, or that would shorten the hold.
+    pub(super) async fn extend(&mut self, row: &Record, ttl: Ttl) -> Result<Option<Record>> {
+        let values = [Value::Text(&row.name), Value::Text(&row.locked_by), Value::Int(row.revision), Value::Int(sql::ms(ttl))];
+        let rows = self.session.query(&self.tables.fill(include_str!("sql/extend.sql")), &values).await?;
+        let Some(extended) = rows.first() else { return Ok(None) };
+        let read = || Ok((extended.try_get("lock_until_us")?, extended.try_get("now_us")?));
+        let (lock_until_us, now_us) = read().map_err(failure::malformed)?;
+        Ok(Some(Record { lock_until_us, now_us, renewed_us: now_us, revision: row.revision + 1, ..row.clone() }))
     }
 
-    async fn free(&mut self, name: &str, token: &Token, parting: &Parting) -> Result<bool> {
-        let (by, root, channel) = (locked_by(token), token.hold_text(), self.tables.channel(name));
-        let sql = self.tables.fill(include_str!("sql/free.sql")).replace("{became}", &starts::became(parting.became, "l.fence"));
-        let sql = sql.replace("{kept}", starts::kept(parting.became));
-        let how = parting.end.as_ref().map(ToString::to_string);
-        let why = parting.why.as_deref().map(|why| self.session.words(why).into_owned());
-        let values = |how| {
-            [
-                Value::Text(name),
-                Value::Text(&by),
-                Value::Text(&root),
-                Value::Text(&channel),
-                Value::Maybe(how),
-                Value::Maybe(why.as_deref()),
-            ]
-        };
-        let mut rows = self.session.query(&sql, &values(how.as_deref())).await;
-        if how.is_some() && self.may_be_the_history(&rows) {
-            rows = self.session.query(&sql, &values(None)).await;
-        }
-        let rows = rows?;
-        Ok(!rows.is_empty())
-    }
-
-    async fn read(&mut self, name: &str, pause: Duration) -> Result<Option<Record>> {
+    /// The row as it is, after a pause of the server's.
+    pub(super) async fn read(&mut self, name: &str, pause: Duration) -> Result<Option<Record>> {
         let first = if pause.is_zero() { String::new() } else { format!("SELECT pg_sleep({:.4});\n", pause.as_secs_f64()) };
         let sql = first + &self.tables.fill(include_str!("sql/read.sql"));
         let rows = self.session.query(&sql, &[Value::Text(name)]).await?;
         rows.first().map(|row| record(row).map_err(failure::malformed)).transpose()
     }
 
-    async fn create(&mut self, name: &str) -> Result<()> {
+    /// Makes a row for a lock that was never taken, which is free; nothing if there is one.
+    pub(super) async fn create(&mut self, name: &str) -> Result<()> {
         self.session
             .query(&self.tables.fill(include_str!("sql/create.sql")), &[Value::Text(name), Value::Text(SHARED_BY)])
             .await
             .map(|_| ())
     }
 
-    async fn plain_waiters(&mut self, name: &str) -> Result<Vec<Plain>> {
-        let rows = self.session.query(&self.tables.fill(include_str!("sql/plain_waiters.sql")), &[Value::Text(name)]).await?;
-        let read = |row: &PgRow| {
-            let ms = |column| Ok::<_, sqlx::Error>(u64::try_from(row.try_get::<i64, _>(column)?).unwrap_or_default());
-            Ok(Plain { hold: row.try_get("hold")?, since_ms: ms("since_ms")?, seen_ms: ms("seen_ms")?, metadata: row.try_get("metadata")? })
-        };
-        rows.iter().map(|row| read(row).map_err(failure::malformed)).collect()
-    }
-
-    async fn write(&mut self, change: &Change<'_>) -> Result<bool> {
-        let Change { was, is, .. } = change;
-        let mut channels: Vec<_> = change.wake.iter().map(|hold| self.tables.waiter(&was.name, hold)).collect();
-        if change.wake_plain {
+    /// Writes a row back. False, and nothing was done, if it is not as it was read, or it is too late.
+    pub(super) async fn write(&mut self, write: &Write) -> Result<bool> {
+        let Write { was, is, .. } = write;
+        let mut channels: Vec<_> = write.wake.iter().map(|hold| self.tables.waiter(&was.name, hold)).collect();
+        if write.wake_plain {
             channels.push(self.tables.channel(&was.name));
         }
-        let past = history::json(self.session, change.past)?;
+        let past = history::json(self.session, &write.past)?;
         let document = is.document.as_deref().map(ascii);
-        let sql = self.tables.fill(include_str!("sql/write.sql")).replace("{became}", &starts::became(change.became, "l.fence"));
+        let recorded = if is.starts == was.starts { String::new() } else { starts::recorded(&is.starts) };
+        let trims = write.past.iter().any(|past| past.fence.is_none_or(|fence| fence.0.is_multiple_of(4)));
+        let sql = self.tables.fill(&write_sql(!write.past.is_empty(), trims, !write.absorbed.is_empty())).replace("{recorded}", &recorded);
         let values = |past| {
             [
                 Value::Text(&was.name),
                 Value::Text(&was.locked_by),
                 Value::Int(was.revision),
                 Value::Int(was.lock_until_us),
-                Value::MaybeInt(change.by_us),
+                Value::MaybeInt(write.by_us),
                 Value::Int(is.lock_until_us),
                 Value::Int(is.locked_at_us),
                 Value::Text(&is.locked_by),
-                Value::Maybe(is.root.as_deref()),
-                Value::Int(is.ttl_ms),
-                Value::Maybe(is.holds.as_deref()),
+                Value::Maybe(is.owner.as_deref()),
                 Value::Int(is.fence),
-                Value::Int(is.renewed_us),
+                Value::MaybeInt((!write.unread).then_some(is.renewed_us)),
                 Value::Maybe(document.as_deref()),
                 Value::Text(past),
                 Value::Texts(&channels),
-                Value::Texts(change.absorbed),
+                Value::Texts(&write.absorbed),
+                Value::Bool(self.gate && write.granted.is_some()),
             ]
         };
-        // As with `grant`: a share that is given up must not be taken when nobody waits for the answer any more.
-        self.session.drop_unsent = is.fence != was.fence;
+        // As with `grant`: a hold that is given up must not be taken when nobody waits for the answer any more.
+        self.session.drop_unsent = write.granted.is_some();
         let mut rows = self.session.query(&sql, &values(&past)).await;
-        if !change.past.is_empty() && self.may_be_the_history(&rows) {
+        if !write.past.is_empty() && self.may_be_the_history(&rows) {
             rows = self.session.query(&sql, &values("[]")).await;
         }
         self.session.drop_unsent = false;
-        Ok(!rows?.is_empty())
+        let written = !rows?.is_empty();
+        self.left = written && write.granted.is_some();
+        Ok(written)
     }
 
-    async fn mark(&mut self, name: &str, fence: Fence, mark: &Break) -> Result<bool> {
-        let (_, broken): (End, _) = mark.into();
-        let mark = serde_json::to_string(mark).map_err(|error| Error::new(Kind::Internal, "the mark can't be written").source(error))?;
-        let (mark, broken) = (ascii(&mark), self.session.words(broken.as_deref().unwrap_or_default()).into_owned());
-        let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
-        let values = [Value::Text(name), Value::Int(fence), Value::Text(&mark), Value::Text(&broken)];
-        let rows = self.session.query(&self.tables.fill(include_str!("sql/mark.sql")), &values).await?;
-        Ok(!rows.is_empty())
-    }
-
-    async fn see(&mut self, name: &str, fence: Fence) -> Result<()> {
-        let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
-        let sql = self.tables.fill("UPDATE {marks} SET seen = true WHERE name = $1 AND fence = $2");
-        self.session.query(&sql, &[Value::Text(name), Value::Int(fence)]).await.map(|_| ())
-    }
-}
-
-impl<'a> LockTable<'a> {
     /// Over a session without a gate.
     pub(super) fn over(session: &'a mut Session, tables: &'a Tables) -> Self {
         Self { session, tables, gate: false, left: false }
@@ -218,9 +152,9 @@ impl<'a> LockTable<'a> {
         Ok(u32::try_from(place).unwrap_or(u32::MAX))
     }
 
-    /// Claims a warning of what is kept in `of`.
-    pub(super) async fn warn(&mut self, of: &str, name: &str, fence: Fence, level: u32) -> Result<bool> {
-        let sql = self.tables.fill(&include_str!("sql/warn.sql").replace("{warned}", of));
+    /// Claims a warning of what sessions keep.
+    pub(super) async fn warn(&mut self, name: &str, fence: Fence, level: u32) -> Result<bool> {
+        let sql = self.tables.fill(include_str!("sql/warn.sql"));
         let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
         Ok(!self.session.query(&sql, &[Value::Text(name), Value::Int(fence), Value::Int(level.into())]).await?.is_empty())
     }
@@ -231,20 +165,32 @@ impl<'a> LockTable<'a> {
         Ok(!self.session.query(&sql, &[Value::Text(name), Value::Text(&token.hold_text())]).await?.is_empty())
     }
 
-    /// Returns the waiters for the lock `name`, or for all whose names start with it, longest first.
-    pub(super) async fn queue(&mut self, name: &str, whole: bool) -> Result<Vec<(String, Waiter)>> {
+    /// Returns the plain waiters for the lock `name`, or for all whose names start with it, longest first.
+    pub(super) async fn queue(&mut self, name: &str, whole: bool) -> Result<Vec<Plain>> {
         let sql = self.tables.fill(include_str!("sql/queue.sql"));
         let rows = self.session.query(&sql, &[Value::Text(name), Value::Bool(whole)]).await?;
         let read = |row: &PgRow| {
-            let metadata: Option<String> = row.try_get("metadata")?;
-            let waiter = Waiter {
-                metadata: metadata.and_then(|json| serde_json::from_str(&json).ok()),
-                waiting_for: Some(micros(row.try_get("waited_us")?)),
-            };
-            Ok((row.try_get("name")?, waiter))
+            let ms = |column| Ok::<_, sqlx::Error>(u64::try_from(row.try_get::<i64, _>(column)?).unwrap_or_default());
+            Ok(Plain {
+                name: row.try_get("name")?,
+                hold: row.try_get("hold")?,
+                since_ms: ms("since_ms")?,
+                seen_ms: ms("seen_ms")?,
+                waited: micros(row.try_get("waited_us")?),
+                metadata: row.try_get("metadata")?,
+            })
         };
         rows.iter().map(|row| read(row).map_err(failure::malformed)).collect()
     }
+}
+
+/// The statement that writes a row back, with the parts that have something to do.
+fn write_sql(past: bool, trims: bool, absorbs: bool) -> String {
+    let part = |there: bool, sql: &str| if there { format!(", {}", sql.trim_end()) } else { String::new() };
+    include_str!("sql/write.sql")
+        .replace("{past}", &part(past, include_str!("sql/write_past.sql")))
+        .replace("{trimmed}", &part(trims, include_str!("sql/trimmed.sql")))
+        .replace("{absorbed}", &part(absorbs, include_str!("sql/write_absorbed.sql")))
 }
 
 /// What people say of themselves, as columns have it.
@@ -269,11 +215,6 @@ pub(super) fn ascii(json: &str) -> String {
     out
 }
 
-fn fence(row: &PgRow) -> Result<Fence, sqlx::Error> {
-    let fence: i64 = row.try_get("fence")?;
-    Ok(Fence(u64::try_from(fence).unwrap_or_default()))
-}
-
 fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
     Ok(Record {
         name: row.try_get("name")?,
@@ -283,15 +224,8 @@ fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
         locked_by: row.try_get("locked_by")?,
         layout: row.try_get("layout")?,
         owner: row.try_get("owner")?,
-        root: row.try_get("root")?,
-        ttl_ms: row.try_get("ttl_ms")?,
-        holds: row.try_get("holds")?,
         fence: row.try_get("fence")?,
-        detached: row.try_get("detached")?,
         renewed_us: row.try_get("renewed_us")?,
-        metadata: row.try_get("metadata")?,
-        mark: row.try_get("mark")?,
-        seen: row.try_get("seen")?,
         document: row.try_get("document")?,
         mode: row.try_get("mode")?,
         waited: row.try_get("waited")?,

@@ -4,6 +4,7 @@
 //! write lock, so that its locks and `SET NX` users exclude ours and the other way round; what Redisson has no place
 //! for lies in a record beside it. Nothing here retries, sleeps or reads the host's clock.
 
+pub(super) mod answer;
 mod cluster;
 pub(super) mod connection;
 pub mod examine;
@@ -18,6 +19,7 @@ pub(super) mod reply;
 pub(super) mod script;
 mod sentinel;
 mod servers;
+pub mod sharing;
 mod slot;
 pub(super) mod starts;
 pub(super) mod state;
@@ -32,16 +34,18 @@ use async_trait::async_trait;
 pub use self::options::{Address, Options, Replicas, Sentinel, Server};
 // For other stores that speak TLS in the same way.
 use self::{
+    answer::{answer, otherwise, read_attempt, read_count, read_renewal},
     cluster::Redirect,
     names::Names,
     script::Script,
     servers::{Line, Servers},
-    state::{Snapshot, foreign, read_shares},
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Busy, Capabilities, End, Entry, Fence, Grant, History, Identity, Intent, Key, LockState, Mode, Parting,
-    Release, Renewal, Request, Result, Scope, Stage, Token, Ttl, Wake,
+    Amendment, Attempt, Backend, Capabilities, End, Entry, History, Identity, Intent, Key, LockState, Mode, Parting, Release, Renewal,
+    Request, Result, Scope, Stage, Token, Wake,
 };
+
+pub(super) use self::script::flag;
 
 pub(super) const CAPABILITIES: Capabilities =
     Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("redis") };
@@ -392,102 +396,4 @@ impl Backend for Redis {
     async fn history(&mut self, key: &Key) -> Result<History> {
         self.read_history(key).await
     }
-}
-
-pub(super) fn flag(set: bool) -> &'static str {
-    if set { "1" } else { "0" }
-}
-
-/// A script's reply: a word and what belongs to it.
-fn answer(reply: &Value) -> Result<(String, &[Value])> {
-    let (first, rest) = reply::items(reply).and_then(<[Value]>::split_first).ok_or_else(failure::unreadable)?;
-    Ok((reply::text(first).ok_or_else(failure::unreadable)?, rest))
-}
-
-/// In which other way the owner that was to be entered holds the lock.
-fn otherwise(reply: &Value) -> Option<String> {
-    match answer(reply) {
-        Ok((word, [kind])) if word == "otherwise" => reply::text(kind),
-        _ => None,
-    }
-}
-
-fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> {
-    let (answer, rest) = answer(reply)?;
-    match (&*answer, rest) {
-        ("granted", [fence, holds, rest @ ..]) => Ok(Attempt::Granted(Grant {
-            fence: read_fence(fence)?,
-            ttl: request.ttl,
-            holds: read_count(holds)?,
-            settle: Duration::ZERO,
-            session: None,
-            permit: rest.first().and_then(reply::int).and_then(|number| u32::try_from(number).ok()),
-        })),
-        ("not-held", []) => Ok(Attempt::NotHeld),
-        ("otherwise", [kind]) => Err(match reply::text(kind).as_deref() {
-            Some("exclusive") => Mode::Exclusive.not_enough(),
-            Some("permits") => Mode::Permits(1).not_enough(),
-            _ => Mode::Shared.not_enough(),
-        }),
-        ("refused", rest) => starts::read_refusal(rest).map(|refusal| Attempt::Refused(Box::new(refusal))),
-        ("busy", [now, pttl, lock, record, place, shares, left]) => {
-            let lock = reply::pairs(lock).ok_or_else(failure::unreadable)?;
-            let record = reply::pairs(record).ok_or_else(failure::unreadable)?;
-            let shares = read_shares(shares);
-            let snapshot = Snapshot { now: reply::int(now), pttl: reply::int(pttl), lock_len: lock.len(), lock, record, shares };
-            let holders = snapshot.holders()?;
-            let left = reply::int(left).and_then(|ms| u64::try_from(ms).ok()).filter(|ms| *ms > 0).map(Duration::from_millis);
-            let expires_in = left.or_else(|| snapshot.expires_in());
-            let notifies = expires_in.is_some() && holders.iter().all(|holder| !holder.foreign);
-            let position = reply::int(place).and_then(|place| u32::try_from(place).ok()).filter(|place| *place > 0);
-            Ok(Attempt::Busy(Busy { passing: holders.is_empty(), holders, expires_in, notifies, position }))
-        }
-        // A string is a lock of `SET NX`, with or without an end.
-        ("alien", [kind, pttl]) => match reply::text(kind).as_deref() {
-            Some("string") => {
-                let left = read_ms(pttl).ok();
-                Ok(Attempt::Busy(Busy {
-                    holders: vec![foreign(Mode::Exclusive, left)],
-                    expires_in: left,
-                    notifies: false,
-                    ..Busy::default()
-                }))
-            }
-            kind => Err(failure::no_lock(&format!("a {}", kind.unwrap_or("value")))),
-        },
-        ("layout", [version]) => Err(failure::newer_layout(&reply::text(version).unwrap_or_default())),
-        _ => Err(failure::unreadable()),
-    }
-}
-
-fn read_renewal(reply: &Value) -> Result<Renewal> {
-    let (answer, rest) = answer(reply)?;
-    match (&*answer, rest) {
-        ("renewed", [ttl, fence]) => Ok(Renewal::Renewed { ttl: read_ttl(ttl)?, fence: read_fence(fence)? }),
-        ("shorter", [left]) => Ok(Renewal::Kept { expires_in: Some(read_ms(left)?) }),
-        ("not-held", []) => Ok(Renewal::NotHeld),
-        ("broken", [mark]) => {
-            let mark = reply::text(mark).and_then(|mark| serde_json::from_str(&mark).ok());
-            mark.map(Renewal::Broken).ok_or_else(failure::unreadable)
-        }
-        ("layout", [version]) => Err(failure::newer_layout(&reply::text(version).unwrap_or_default())),
-        _ => Err(failure::unreadable()),
-    }
-}
-
-fn read_fence(value: &Value) -> Result<Fence> {
-    reply::int(value).and_then(|fence| u64::try_from(fence).ok()).map(Fence).ok_or_else(failure::unreadable)
-}
-
-fn read_count(value: &Value) -> Result<u32> {
-    reply::int(value).and_then(|count| u32::try_from(count).ok()).ok_or_else(failure::unreadable)
-}
-
-fn read_ms(value: &Value) -> Result<Duration> {
-    let ms = reply::int(value).and_then(|ms| u64::try_from(ms).ok());
-    ms.map(Duration::from_millis).ok_or_else(failure::unreadable)
-}
-
-fn read_ttl(value: &Value) -> Result<Ttl> {
-    Ttl::new(read_ms(value)?).map_err(|_| failure::unreadable())
 }

@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "3ff639dea14f2d21ab22d19b13310b2977293c64");
-pub(super) static SHARE: Script = script!("lua/share.lua", "22c6b20cb570fd974cb4c18775a3f2351ca2a7ee");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "53a4795e836525be63ab60e604ce69dda0b8080a");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "20cce7e3a3c8a58bab04ac085264b8b1724b8111");
-pub(super) static BREAK: Script = script!("lua/break.lua", "90b91688a105100a8ca533b78bad50e37da1289b");
-pub(super) static NOTE: Script = script!("lua/note.lua", "bf152844291244ca5cdfeb1a1c58fc729a41329d");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "5fb1a7d2959dd2be47ff696e53aa312686d9d024");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "1a03996ba1edcbd132e4016f75f634f171bdde89");
+pub(super) static SHARE: Script = script!("lua/share.lua", "9ffbea1189548cc7e3d201fc38ee119b2c301de9");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "3b4d8b55903dbe6a04ea8a3625980f0e68b166a3");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "4a6640a5d1a71b739780977afec7080aadca30b5");
+pub(super) static BREAK: Script = script!("lua/break.lua", "07a7a5d15d5c23187c387c8d20299911b132cc72");
+pub(super) static NOTE: Script = script!("lua/note.lua", "2cadfd53e564b6d0812c119be5484258bd5a899e");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "ce7dd148e134015baaf75e4a8318914b19f23213");
 
 impl Script {
     /// A script and its sum.
@@ -54,6 +54,11 @@ fn pack(command: &str, script: &str, keys: &[&str], arguments: &[&str]) -> Vec<u
     let mut call: Cmd = redis::cmd(command);
     call.arg(script).arg(keys.len()).arg(keys).arg(arguments);
     call.get_packed_command()
+}
+
+/// A truth value, as scripts take it.
+pub(in crate::backends) fn flag(set: bool) -> &'static str {
+    if set { "1" } else { "0" }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::{CAPABILITIES, Failures, Redlock, flag, most, release_keys, script, word};
 use crate::{
-    backends::redis::{failure, history::how, reply},
+    backends::redis::{answer::read_mark, failure, history::how, reply},
     lock::{Effect, End, Fence, Intent, Key, Parting, Release, Renewal, Result, Scope, Token, Ttl},
 };
 use std::time::Duration;
@@ -43,10 +43,7 @@ impl Redlock {
                 Ok((said, rest)) => match (&*said, &rest[..]) {
                     ("not-held", []) => not_held += 1,
                     // A mark is on a majority of the nodes, or will be: one that says so is enough.
-                    ("broken", [mark]) => {
-                        let mark = reply::text(mark).and_then(|mark| serde_json::from_str(&mark).ok());
-                        return mark.map(Renewal::Broken).ok_or_else(failure::unreadable);
-                    }
+                    ("broken", [mark, seen]) => return read_mark(mark, seen).map(Renewal::Broken),
                     ("renewed" | "shorter", [ms, attempt, fence]) => {
                         let Some(ms) = reply::int(ms).and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis) else {
                             failures.push((n, failure::unreadable()));

@@ -71,6 +71,7 @@ mod nodes;
 mod options;
 mod reading;
 mod script;
+pub mod sharing;
 #[cfg(test)]
 mod tests;
 mod view;

@@ -13,7 +13,7 @@ macro_rules! script {
 
 pub(super) static TAKE: Script = script!("lua/take.lua", "1e112a8923b369916d978dcaf83c28ace5e95cfc");
 pub(super) static COMMIT: Script = script!("lua/commit.lua", "f6f771a8a1426a0a29b3d1bc3f65f6eec4acd713");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "4c50bb96195afcc0cffaed7f90f3fe0a644d3a56");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "038e6e817b61b7bff2575ab5330d47256961eab6");
 pub(super) static RELEASE: Script = script!("lua/release.lua", "6fd16a8fa7b37630dd57b80b0d852164acd90c9f");
 pub(super) static BREAK: Script = script!("lua/break.lua", "e9149ab829fd2109ca6e2d6735afe1f07a60c58d");
 pub(super) static NOTE: Script = script!("lua/note.lua", "b79c0ad6e7dea554e06d7433575c4e167b6f7c0f");

@@ -4,28 +4,44 @@
 //! dlock exclude each other, and columns of ours beside them, which count only while `locked_by` is what we wrote. A row is
 //! never deleted by a release: ShedLock's nodes remember that it exists, and the fence in it must not start again.
 //!
-//! [`Table`] is what a dialect answers, each question in one atomic statement: take a free row, extend or free a plain
-//! hold, read a row, write back a row that nobody changed meanwhile. [`ledger`] makes the answers of a backend of them. Who shares a lock
-//! with others, or waits by rules, is in a column of its row ([`Record::document`]): what is decided there is written back with the row.
-//! No transaction spans a round trip, so that a client which is frozen never blocks the others.
+//! The usual case of a grant, a renewal and a release is one statement. All else is decided by
+//! [`Kept`](crate::backends::kept::Kept): a row is read ([`Record::document`]), and written back ([`row::Write`]) if no other client changed it
+//! meanwhile.
+//!
+//! Worst interleavings of `mode=lease`, and what keeps them harmless:
+//! - *The reply to a grant is lost.* Asked again, the row says that the lock is ours: same fence, counted once.
+//! - *A request arrives late, after it was given up.* Its connection is reset with what it had not delivered; what was
+//!   delivered all the same is freed by the release that the core sends, or ends with its lease.
+//! - *The row is changed between being read and written back.* `revision` tells, and it is read again. ShedLock counts no revision, but
+//!   changes `locked_by` or `lock_until`, which are compared as well.
+//! - *What was decided is written late.* The write says until when the holds last that it goes by; and a new hold's end counts from when the
+//!   row was read.
+//! - *ShedLock takes the row over after our lease ended.* The document stays behind: it counts only while `owner` is what `locked_by`
+//!   says, which ShedLock changes. While several share the lock, ShedLock sees one holder that ends with the last of them.
+//! - *A waiter joins the queue while the lock is released, or granted to a newcomer.* The statement that grants does nothing while there is a
+//!   document, also if that came while it waited for the row; a release compares the revision.
+//! - *A run begins and ends while another one's grant waits for the row.* The row is judged as it is then ([`Columns`]).
+//! - *A waiter that was notified is frozen or dead.* Two are notified; the second waits a second for the first
+//!   ([`crate::lock::document`]).
+//! - *A client is frozen in the midst of anything.* No transaction spans a round trip, so that it keeps no row locked.
+//! - *The server's clock is stepped.* Forward ends leases early, back keeps them longer; fences go on rising either way.
 //!
 //! This module may not: know a driver, speak SQL, do I/O by itself but read certificates.
 
-pub mod ledger;
 mod names;
 mod options;
 mod record;
 pub(super) mod rights;
-mod shares;
+pub mod row;
+mod sharing;
 mod starts;
 pub mod tls;
 
+pub(super) use self::sharing::{SHEDLOCK, sharing};
 pub use self::{
-    ledger::{Change, Table, Taken},
     names::{Names, locked_by},
     options::{Options, Server, TlsMode},
-    record::{ENDED_US, Hold, Holds, LAYOUT, LAYOUT_REFUSED, Record, micros, ms, other_mode},
-    shares::{Plain, SHARED_BY},
+    record::{LAST_FENCE, LAYOUT, LAYOUT_REFUSED, Plain, Record, SHARED_BY, micros, ms, other_mode},
     starts::{Begin, Columns},
 };
 

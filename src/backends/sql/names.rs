@@ -32,10 +32,13 @@ impl Names {
     }
 }
 
+/// What `locked_by` begins with.
+pub(super) const OWNER: &str = "dlock:";
+
 /// What stands in `locked_by` while a token's owner has the lock: unique per lease, so that no other client's "is it
 /// mine?" can be answered with yes.
 pub fn locked_by(token: &Token) -> String {
-    format!("dlock:{}", token.owner)
+    format!("{OWNER}{}", token.owner)
 }
 
 #[cfg(test)]

@@ -75,6 +75,31 @@ impl From<Columns> for Record {
     }
 }
 
+impl From<&Record> for Columns {
+    fn from(record: &Record) -> Self {
+        let int = |number: u64| i64::try_from(number).ok();
+        // Texts and numbers, which can always be written.
+        let json = |metadata: &Option<Metadata>| serde_json::to_string(metadata.as_ref()?).ok();
+        let (paced, start) = (record.paced.as_ref(), record.start.as_ref());
+        Self {
+            paced_at_ms: paced.and_then(|paced| int(paced.at_ms)),
+            paced_fence: paced.and_then(|paced| int(paced.fence.0)),
+            paced_place: paced.map(|paced| paced.place.clone()),
+            guard_ms: paced.and_then(|paced| int(paced.guard_ms.min(LONGEST))),
+            at_least_ms: paced.and_then(|paced| int(paced.at_least_ms.min(LONGEST))),
+            paced_who: paced.and_then(|paced| json(&paced.metadata)),
+            paced_hold: paced.map(|paced| paced.hold.clone()),
+            start_at_ms: start.and_then(|start| int(start.at_ms)),
+            start_fence: start.and_then(|start| int(start.fence.0)),
+            start_stage: start.map(|start| start.stage.as_str().to_owned()),
+            start_tries: start.map(|start| i64::from(start.tries)),
+            start_window_ms: start.and_then(|start| int(start.window_ms.min(LONGEST))),
+            start_who: start.and_then(|start| json(&start.metadata)),
+            start_hold: start.map(|start| start.hold.clone()),
+        }
+    }
+}
+
 /// What a grant asks of the columns, and writes into them.
 #[derive(Debug, Default)]
 pub struct Begin<'a> {

@@ -4,6 +4,10 @@
 //! between BEGIN IMMEDIATE and COMMIT. The driver runs statements one after the other in a thread of its own; one whose
 //! future was dropped still runs to its end, before the next.
 
+mod breaking;
+mod log;
+mod queue;
+
 use std::{fs, mem, path::Path};
 
 use sqlx::{
@@ -16,10 +20,7 @@ use super::{
     row::{self, Row, millis},
     schema, starts,
 };
-use crate::lock::{
-    Break, End, Error, Fence, Intent, Key, Kind, Metadata, Mode, Namespace, Parting, Past, Release, Renewal, Result, SKIPPING_HOSTS, Scope,
-    Skips, Token, Ttl, Waiter,
-};
+use crate::lock::{Error, Fence, Intent, Key, Kind, Metadata, Mode, Namespace, Parting, Release, Renewal, Result, Scope, Token, Ttl};
 
 pub(super) const GRANT: &str = include_str!("sql/grant.sql");
 const REGRANT: &str = include_str!("sql/regrant.sql");
@@ -30,8 +31,6 @@ const RELEASE: &str = include_str!("sql/release.sql");
 /// Frees a lock that is known to be held; ?3 how that ended, ?4 why.
 const FREE: &str = "UPDATE locks SET owner = NULL, hold = NULL, metadata = NULL, mark = NULL, broken = NULL, seen = FALSE, ended = ?3, why = ?4 \
                     WHERE namespace = ?1 AND key = ?2";
-const RUNS: &str = include_str!("sql/runs.sql");
-const SKIP: &str = include_str!("sql/skip.sql");
 
 /// The write-ahead log is emptied beyond this size: whoever opens the database first has to read all of it.
 const LOG_BYTES: u64 = 64 * 1024;
@@ -312,117 +311,6 @@ impl Store {
         starts::became(&mut transaction, whose, stage).await?;
         transaction.commit().await.map_err(failure::statement)?;
         Ok(Some(if left == 0 { Release::Released } else { Release::StillHeld(left) }))
-    }
-
-    /// Puts a waiter into the list of those who wait, once.
-    pub(super) async fn join_queue(&mut self, whose: Whose<'_>, metadata: Option<&Metadata>) -> Result<()> {
-        self.check().await?;
-        self.set_durable(false).await?;
-        let sql = "INSERT INTO waiters (namespace, key, owner, hold, since_ms, metadata) \
-                   VALUES (?1, ?2, ?3, ?4, CAST(round(unixepoch('subsec') * 1000) AS INTEGER), ?5) ON CONFLICT DO NOTHING";
-        let query = bind_whose(sql, whose).bind(json(metadata));
-        self.rows(query).await.map(|_| ())
-    }
-
-    /// Takes a waiter out again; whether it was there.
-    pub(super) async fn leave_queue(&mut self, namespace: &Namespace, key: &Key, hold: &str) -> Result<bool> {
-        let sql = "DELETE FROM waiters WHERE namespace = ?1 AND key = ?2 AND hold = ?3";
-        changes(self.connection()?, bind_name(sql, namespace, key).bind(hold.to_owned())).await
-    }
-
-    /// Who said that he waits, longest first, by hold; some may be gone.
-    pub(super) async fn queue(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<(String, Waiter)>> {
-        self.check().await?;
-        let sql = "SELECT hold, metadata, CAST(round(unixepoch('subsec') * 1000) AS INTEGER) - since_ms AS waited_ms \
-                   FROM waiters WHERE namespace = ?1 AND key = ?2 AND hold IS NOT NULL ORDER BY place";
-        let rows = self.rows(bind_name(sql, namespace, key)).await?;
-        let read = |row: &SqliteRow| {
-            let waiter = Waiter { metadata: row::metadata(row)?, waiting_for: Some(millis(row.try_get("waited_ms")?)) };
-            Ok((row.try_get("hold")?, waiter))
-        };
-        rows.iter().map(|row| read(row).map_err(row::malformed)).collect()
-    }
-
-    /// What is remembered of holds that are over, the latest first.
-    pub(super) async fn runs(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<Past>> {
-        let rows = self.rows(bind_name(RUNS, namespace, key)).await?;
-        let ms = |at: Option<i64>| at.and_then(|at| u64::try_from(at).ok());
-        let read = |row: &SqliteRow| {
-            Ok(Past {
-                fence: Some(row::fence(row)?),
-                started_ms: ms(row.try_get("since_ms")?),
-                ended_ms: ms(row.try_get("ended_ms")?),
-                end: End::from(row.try_get::<&str, _>("ended")?),
-                why: row.try_get("why")?,
-                metadata: row::metadata(row)?,
-            })
-        };
-        rows.iter().map(|row| read(row).map_err(row::malformed)).collect()
-    }
-
-    /// Which hosts did without.
-    pub(super) async fn skips(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<Skips>> {
-        let sql = "SELECT host, count, since_ms, last_ms, reason FROM skips WHERE namespace = ?1 AND key = ?2";
-        let rows = self.rows(bind_name(sql, namespace, key)).await?;
-        let ms = |at: i64| u64::try_from(at).ok();
-        let read = |row: &SqliteRow| {
-            Ok(Skips {
-                host: row.try_get("host")?,
-                count: u64::try_from(row.try_get::<i64, _>("count")?).unwrap_or_default(),
-                since_ms: ms(row.try_get("since_ms")?),
-                last_ms: ms(row.try_get("last_ms")?),
-                reason: row.try_get("reason")?,
-            })
-        };
-        rows.iter().map(|row| read(row).map_err(row::malformed)).collect()
-    }
-
-    /// Counts a host that did without.
-    pub(super) async fn skip(&mut self, namespace: &Namespace, key: &Key, host: &str, reason: &str) -> Result<()> {
-        self.check().await?;
-        self.set_durable(false).await?;
-        let most = i64::try_from(SKIPPING_HOSTS).unwrap_or(i64::MAX);
-        self.rows(bind_name(SKIP, namespace, key).bind(host.to_owned()).bind(reason.to_owned()).bind(most)).await.map(|_| ())
-    }
-
-    /// Remembers a hold in its holder's own words, whatever others thought of it.
-    pub(super) async fn lost(&mut self, namespace: &Namespace, key: &Key, past: &Past) -> Result<()> {
-        self.check().await?;
-        self.set_durable(false).await?;
-        let ms = |at: Option<u64>| at.and_then(|at| i64::try_from(at).ok());
-        let sql = "INSERT OR REPLACE INTO runs (namespace, key, fence, since_ms, ended_ms, ended, why, metadata) \
-                   VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
-        let fence = past.fence.map_or(0, |fence| i64::try_from(fence.0).unwrap_or(i64::MAX));
-        let query = bind_name(sql, namespace, key).bind(fence).bind(ms(past.started_ms)).bind(ms(past.ended_ms));
-        self.rows(query.bind(past.end.to_string()).bind(past.why.clone()).bind(json(past.metadata.as_ref()))).await.map(|_| ())
-    }
-
-    /// Marks the hold with this fence, or frees its lock at once if only its row keeps it. Says whose row was found held.
-    pub(super) async fn break_hold(
-        &mut self,
-        (namespace, key): (&Namespace, &Key),
-        fence: Fence,
-        mark: &Break,
-        lock: Locked,
-        at_once: bool,
-    ) -> Result<Option<Row>> {
-        self.check().await?;
-        self.set_durable(true).await?;
-        let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
-        let found = look(&mut transaction, namespace, key).await?;
-        let Some(row) = found.filter(|row| row.fence == fence && row.is_held(Some(lock.file), lock.locked)) else { return Ok(None) };
-        let (end, why) = mark.into();
-        let query = if !at_once {
-            let sql = "UPDATE locks SET mark = ?3, broken = ?4 WHERE namespace = ?1 AND key = ?2";
-            bind_name(sql, namespace, key).bind(serde_json::to_string(mark).ok()).bind(why)
-        } else if row.by_lease(Some(lock.file)) {
-            bind_name(FREE, namespace, key).bind(end.to_string()).bind(why)
-        } else {
-            return Ok(Some(row));
-        };
-        run(&mut transaction, query).await?;
-        transaction.commit().await.map_err(failure::statement)?;
-        Ok(Some(row))
     }
 
     /// Writes the log back into the database once it has grown, when nobody has to wait for it.

@@ -36,6 +36,7 @@ mod line;
 mod options;
 mod queue;
 mod read;
+pub mod sharing;
 mod swap;
 mod value;
 

@@ -83,7 +83,7 @@ impl TairStore {
     pub(super) async fn read_snapshot(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
         let (names, mode) = (self.names(key)?, self.options.mode);
         let (asks, claims) = match purpose {
-            ReadFor::Warn => return self.read_warned(&names).await,
+            ReadFor::Warn => return self.read_warned(key, &names).await,
             ReadFor::Release(token, parting) => {
                 if let Some(snapshot) = self.as_written(key, token, parting) {
                     return Ok(snapshot);
@@ -157,19 +157,20 @@ impl TairStore {
         (snapshot.document.fence(token).is_some() && snapshot.now() < ends).then_some(snapshot)
     }
 
-    async fn read_warned(&mut self, names: &Names) -> Result<Snapshot<Version>> {
+    async fn read_warned(&mut self, key: &Key, names: &Names) -> Result<Snapshot<Version>> {
         let mode = self.options.mode;
+        let held = Box::pin(self.read_snapshot(key, ReadFor::Change)).await?;
         let mut look = ::redis::pipe();
         mode.read_value(&mut look, &mode.warned(names));
         let known = value::stored(self.look(&look).await?.first().ok_or_else(failure::unreadable)?)?;
-        let mut document = Document::default();
+        let mut document = held.document;
         if let Some((fence, level)) = known.as_ref().and_then(|known| known.value.split_once(':'))
             && let (Ok(fence), Ok(level)) = (fence.parse(), level.parse())
         {
-            document.claim_warning(Fence(fence), level);
+            document.set_warned(Fence(fence), level);
         }
         let version = Version { stored: known, is_warning: true, ..Version::default() };
-        Ok(Snapshot { document, now_us: 0, fence: None, outside: None, base: Base::Document, apart: true, version })
+        Ok(Snapshot { document, version, ..held })
     }
 
     pub(super) async fn read_all(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {

@@ -18,16 +18,17 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
     ZooKeeper,
-    contender::{Class, Contender},
+    contender::ContenderNode,
     failure::{Asked, Fault},
     hold::{Hold, Place, Seen},
     names::guid,
-    record::Said,
-    session::Ensemble,
-    starts::{ask_time, moment, time},
-    wire::{Answer, Code, Node, Reply, Request as Ask},
+    runs::{ask_time, moment, time},
+    wire::{Answer, Ask, Code, Node, Reply},
 };
-use crate::lock::{Attempt, Busy, Mode, Request, Result, Wake};
+use crate::{
+    backends::queue::record::Said,
+    lock::{Attempt, Busy, Mode, Request, Result, Wake},
+};
 
 /// How often a waiter proves that it lives.
 const BEAT: Duration = Duration::from_millis(1500);
@@ -46,7 +47,7 @@ pub(super) struct Waits {
     /// When the next proof is due.
     due: Option<Instant>,
     /// The waiter before it.
-    ahead: Option<Contender>,
+    ahead: Option<ContenderNode>,
     /// What it was told last.
     busy: Option<Busy>,
     /// How often its place was only checked since then.
@@ -58,7 +59,7 @@ impl ZooKeeper {
         let until = Instant::now() + at_most;
         let hold = self.holds.iter_mut().find(|hold| hold.is(&request.key, &request.token));
         let Some(hold) = hold.filter(|hold| hold.blocker.is_some()) else {
-            // Nobody tells when a lock that is busy only in passing is free.
+            // No watch tells when a lock that is busy only in passing is free.
             self.prove_if_due(request).await;
             sleep_until(until.min(Instant::now() + Duration::from_millis(10))).await;
             return Ok(Wake::TimedOut);
@@ -77,7 +78,7 @@ impl ZooKeeper {
             }
             // One that is late itself, on a busy host, does not judge others. Without an answer, another server is asked at once.
             let on_time = due + ANSWER > Instant::now();
-            match timeout(ANSWER, hold.prove_life(&self.ensemble, on_time.then_some(request))).await {
+            match timeout(ANSWER, hold.prove_life(on_time.then_some(request))).await {
                 Ok(Ok(false)) => hold.waits.due = Some(Instant::now() + BEAT),
                 Err(_) => {}
                 // The next question tells what became of the session, or of the line.
@@ -97,7 +98,7 @@ impl ZooKeeper {
         let hold = self.holds.iter_mut().find(|hold| hold.is(&request.key, &request.token) && !hold.granted);
         if let Some(hold) = hold.filter(|hold| hold.waits.due.is_some_and(|due| due <= Instant::now())) {
             // What becomes of that, the next question tells.
-            let _ = timeout(ANSWER, hold.prove_life(&self.ensemble, None)).await;
+            let _ = timeout(ANSWER, hold.prove_life(None)).await;
             hold.waits.due = Some(Instant::now() + BEAT);
         }
     }
@@ -108,8 +109,8 @@ impl Hold {
     pub(super) fn note_waiting(&mut self, seen: &Seen, attempt: &Attempt) {
         if let Attempt::Busy(busy) = attempt {
             let before = self.blocker.as_ref().map(|(path, _)| path.as_str());
-            let ahead = seen.line.iter().find(|one| Some(self.names.contender(&one.name).as_str()) == before);
-            let ahead = ahead.filter(|one| seen.only_waits(one)).cloned();
+            let ahead = seen.line.iter().position(|one| Some(self.names.contender(&one.name).as_str()) == before);
+            let ahead = ahead.filter(|at| seen.queue.waits(*at)).map(|at| seen.line[at].clone());
             // One that has come to stand behind a waiter looks at it at once.
             let new = ahead.is_some() && self.waits.ahead.as_ref().map(|one| &one.name) != ahead.as_ref().map(|one| &one.name);
             let due = if new { Instant::now() } else { self.waits.due.unwrap_or_else(|| Instant::now() + BEAT) };
@@ -118,10 +119,10 @@ impl Hold {
     }
 
     /// What a place in the line answers without reading all of it; `None` if something may have happened.
-    pub(super) async fn still_waits(&mut self, ensemble: &Ensemble) -> Asked<Option<Busy>> {
+    pub(super) async fn still_waits(&mut self) -> Asked<Option<Busy>> {
         let (Some((before, _)), Some(Place { path, contender, .. })) = (&self.blocker, &self.place) else { return Ok(None) };
-        // Whose turn it is for a permit does not follow from who is there.
-        if matches!(contender.class, Class::Permit(_)) {
+        // Whose turn it is for a permit does not follow from the contenders alone.
+        if matches!(contender.mode, Mode::Permits(_)) {
             return Ok(None);
         }
         let Some(busy) = self.waits.busy.clone().filter(|busy| busy.position != Some(1) && self.waits.checks < CHECKS) else {
@@ -129,23 +130,19 @@ impl Hold {
         };
         let (before, path) = (before.clone(), path.clone());
         self.waits.checks += 1;
-        let answers = self.ask(ensemble, &[Ask::Exists { path: &path }, Ask::Exists { path: &before }]).await?;
+        let answers = self.ask(&[Ask::Exists(&path), Ask::Exists(&before)]).await?;
         Ok(answers.iter().all(|answer| matches!(answer, Ok(Reply::Stat(_)))).then_some(busy))
     }
 
     /// Writes the node that says that this waiter lives. One that is on time judges the waiter before it, which is removed if it is gone
     /// and may be in the way; whether it was.
-    pub(super) async fn prove_life(&mut self, ensemble: &Ensemble, judging: Option<&Request>) -> Asked<bool> {
+    pub(super) async fn prove_life(&mut self, judging: Option<&Request>) -> Asked<bool> {
         let own = self.names.wait(&guid(&self.token));
-        let prove = if self.waits.made {
-            Ask::Write { path: &own, data: &[] }
-        } else {
-            Ask::Create { path: &own, data: &[], node: Node::Ephemeral }
-        };
+        let prove = if self.waits.made { Ask::Write(&own, &[]) } else { Ask::Create(&own, &[], Node::Ephemeral) };
         let ahead = self.waits.ahead.clone().filter(|_| judging.is_some());
         let paths = ahead.as_ref().and_then(|ahead| self.paths_of(ahead));
         let asks = [prove].into_iter().chain(paths.iter().flat_map(Paths::asks)).collect::<Vec<_>>();
-        let mut answers = self.ask(ensemble, &asks).await?.into_iter();
+        let mut answers = self.ask(&asks).await?.into_iter();
         let now = match answers.next() {
             Some(Ok(Reply::Made { stat, .. } | Reply::Stat(stat))) => {
                 self.waits.made = true;
@@ -159,39 +156,36 @@ impl Hold {
             _ => return Ok(false),
         };
         let (Some(ahead), Some(paths), Some(request)) = (ahead, paths, judging) else { return Ok(false) };
-        if !is_gone(answers.next(), answers.next().as_ref(), now) || self.read_all(ensemble, request).await?.is_held_alone() {
+        if !is_gone(answers.next(), answers.next().as_ref(), now) || self.read_all(request).await?.queue.is_held_alone() {
             return Ok(false);
         }
-        self.remove_waiter(ensemble, &ahead, &paths).await
+        self.remove_waiter(&ahead, &paths).await
     }
 
     /// Removes the first waiter in the line if it is gone, for one that does not wait itself; whether it was.
-    pub(super) async fn remove_gone(&mut self, ensemble: &Ensemble, seen: &Seen) -> Asked<bool> {
-        let Some(first) = seen.line.iter().find(|one| seen.only_waits(one)) else { return Ok(false) };
+    pub(super) async fn remove_gone(&mut self, seen: &Seen) -> Asked<bool> {
+        let first = seen.queue.waiters().find(|at| seen.queue.waits(*at)).map(|at| &seen.line[at]);
+        let Some(first) = first else { return Ok(false) };
         let Some(paths) = self.paths_of(first) else { return Ok(false) };
         let moment = moment(self.names.folder());
         let asks = [paths.asks().as_slice(), &ask_time(&moment)].concat();
-        let mut answers = self.ask(ensemble, &asks).await?.into_iter();
+        let mut answers = self.ask(&asks).await?.into_iter();
         let (node, proof) = (answers.next(), answers.next());
         let Some(now) = time(answers.next().as_ref()).and_then(|now| i64::try_from(now).ok()) else { return Ok(false) };
-        Ok(is_gone(node, proof.as_ref(), now) && self.remove_waiter(ensemble, first, &paths).await?)
+        Ok(is_gone(node, proof.as_ref(), now) && self.remove_waiter(first, &paths).await?)
     }
 
-    fn paths_of(&self, one: &Contender) -> Option<Paths> {
+    fn paths_of(&self, one: &ContenderNode) -> Option<Paths> {
         let guid = one.guid()?;
         Some(Paths { node: self.names.contender(&one.name), wait: self.names.wait(guid), mark: self.names.mark(guid) })
     }
 
     /// Removes a waiter, unless it was granted the lock.
-    async fn remove_waiter(&mut self, ensemble: &Ensemble, one: &Contender, paths: &Paths) -> Asked<bool> {
+    async fn remove_waiter(&mut self, one: &ContenderNode, paths: &Paths) -> Asked<bool> {
         let twin = one.twin.as_ref().map(|twin| self.names.contender(twin));
-        let mut steps = vec![
-            Ask::Create { path: &paths.mark, data: &[], node: Node::Persistent },
-            Ask::Delete { path: &paths.mark },
-            Ask::Delete { path: &paths.node },
-        ];
-        steps.extend(twin.iter().map(|path| Ask::Delete { path }));
-        let answer = self.ask(ensemble, &[Ask::All(steps)]).await?.pop();
+        let mut steps = vec![Ask::Create(&paths.mark, &[], Node::Persistent), Ask::Delete(&paths.mark), Ask::Delete(&paths.node)];
+        steps.extend(twin.iter().map(|path| Ask::Delete(path)));
+        let answer = self.ask(&[Ask::All(steps)]).await?.pop();
         // Done, or it has gone by itself.
         let gone = matches!(answer, Some(Ok(Reply::AllDone { .. } | Reply::RolledBack { code: Code::NoNode, .. })));
         if !gone {
@@ -200,12 +194,6 @@ impl Hold {
         }
         Ok(gone)
     }
-}
-
-/// Whether, as far as is known, only waiters keep a try from the lock.
-pub(super) fn is_behind_waiters(request: &Request, seen: &Seen) -> bool {
-    let permits = |class: Class| matches!((request.mode, class), (Mode::Permits(_), Class::Permit(_)));
-    seen.nobody_has_it() || seen.line.first().is_some_and(|first| permits(first.class))
 }
 
 /// The nodes of a waiter.
@@ -218,7 +206,7 @@ struct Paths {
 impl Paths {
     /// What tells whether it is gone.
     fn asks(&self) -> [Ask<'_>; 2] {
-        [Ask::Read { path: &self.node }, Ask::Exists { path: &self.wait }]
+        [Ask::Read(&self.node), Ask::Exists(&self.wait)]
     }
 }
 

@@ -1,11 +1,11 @@
 //! The nodes of a lock's directory: who holds the lock or waits for it, of whatever library.
 //!
-//! Everybody's nodes have their place in one line by the number at their end, which the server gave them. Recognised:
+//! All nodes have their place in one queue by the number at their end, which the server gave them. Recognised:
 //!
 //! | name | who |
 //! |---|---|
 //! | `…-read-lock-N` | dlock, shared. To Curator's mutex it is one of its own, so that the two exclude each other |
-//! | `…-__READ__N` of the same id | made together with that, so that nobody is between the two: what writers of Curator's read-write lock wait for. It is the same contender |
+//! | `…-__READ__N` of the same id | made together with that, so that no node is between the two: what writers of Curator's read-write lock wait for. It is the same contender |
 //! | `…-permit-M-lock-N` | dlock, for one of M permits. To all others it wants the lock alone |
 //! | `…-excl-__WRIT__N` of the same id | made together with an exclusive contender's or a permit's, as above: what readers and writers of Curator's read-write lock wait for |
 //! | `…lock-N` | dlock, exclusive; Curator's mutex, go-zookeeper, the Rust client |
@@ -16,42 +16,17 @@ use std::collections::HashMap;
 
 use crate::lock::Mode;
 
-/// One node of the line.
+/// One contender's node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Contender {
+pub(super) struct ContenderNode {
     /// The node's name in the directory.
     pub(super) name: String,
     /// Its place. The server counts on from 2^31-1 with -2^31, so that only differences mean something.
     sequence: i32,
     /// How it wants the lock.
-    pub(super) class: Class,
-    /// The node that it has besides, for those who see no other.
+    pub(super) mode: Mode,
+    /// The node that it has besides, for libraries that see no other.
     pub(super) twin: Option<String>,
-}
-
-/// How one wants the lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Class {
-    Alone,
-    /// Beside other readers.
-    Reader,
-    /// One of so many of its kind.
-    Permit(u32),
-}
-
-impl Class {
-    pub(super) fn of(mode: Mode) -> Self {
-        match mode {
-            Mode::Exclusive => Self::Alone,
-            Mode::Shared => Self::Reader,
-            Mode::Permits(most) => Self::Permit(most),
-        }
-    }
-
-    /// Whether two can have the lock together. Of permits that depends on how many there are.
-    pub(super) fn goes_with(self, other: Self) -> bool {
-        matches!((self, other), (Self::Reader, Self::Reader) | (Self::Permit(_), Self::Permit(_)))
-    }
 }
 
 /// Beginnings of dlock's names, before the public id.
@@ -64,13 +39,13 @@ const TWINS: [&str; 2] = ["-__READ__", "-excl-__WRIT__"];
 const PERMIT: &str = "-permit-";
 
 /// What stands between a name's beginning and its number; longer ones first.
-const FAMILIES: [(&str, Class); 6] = [
-    ("-read-lock-", Class::Reader),
-    ("lock-", Class::Alone),
-    ("__WRIT__", Class::Alone),
-    ("__READ__", Class::Reader),
-    ("__rlock__", Class::Reader),
-    ("__lock__", Class::Alone),
+const FAMILIES: [(&str, Mode); 6] = [
+    ("-read-lock-", Mode::Shared),
+    ("lock-", Mode::Exclusive),
+    ("__WRIT__", Mode::Exclusive),
+    ("__READ__", Mode::Shared),
+    ("__rlock__", Mode::Shared),
+    ("__lock__", Mode::Exclusive),
 ];
 
 /// The name of a contender of dlock's, without the number that the server adds.
@@ -88,28 +63,23 @@ pub(super) fn twin(guid: &str, mode: Mode) -> String {
     format!("{PREFIX}{guid}{}", if mode == Mode::Shared { reader } else { alone })
 }
 
-impl Contender {
+impl ContenderNode {
     /// Reads a node's name; `None` if it is no contender's.
     pub(super) fn parse(name: &str) -> Option<Self> {
-        FAMILIES.into_iter().find_map(|(family, class)| {
+        FAMILIES.into_iter().find_map(|(family, mode)| {
             let (start, number) = name.rsplit_once(family)?;
             // Ten places, filled with zeros; a sign takes one of them, or is an eleventh.
             let digits = number.strip_prefix('-').unwrap_or(number);
             let plain = (9..=10).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
             let most = || start.strip_suffix('-')?.rsplit_once(PERMIT)?.1.parse().ok();
-            let class = if family == "lock-" { most().map_or(class, Class::Permit) } else { class };
-            Some(Self { name: name.to_owned(), sequence: plain.then(|| number.parse().ok())??, class, twin: None })
+            let mode = if family == "lock-" { most().map_or(mode, Mode::Permits) } else { mode };
+            Some(Self { name: name.to_owned(), sequence: plain.then(|| number.parse().ok())??, mode, twin: None })
         })
     }
 
     /// With its second node.
     pub(super) fn with(self, twin: Option<String>) -> Self {
         Self { twin, ..self }
-    }
-
-    /// Whether this one came before `other`.
-    pub(super) fn before(&self, other: &Self) -> bool {
-        self.sequence != other.sequence && other.sequence.wrapping_sub(self.sequence) > 0
     }
 
     /// Whether its name is that of a second node, of dlock's or of Curator's own.
@@ -135,10 +105,10 @@ impl Contender {
 }
 
 /// All contenders of a directory, first come first; or the name of a child that is none.
-pub(super) fn line(children: &[String]) -> Result<Vec<Contender>, String> {
+pub(super) fn line(children: &[String]) -> Result<Vec<ContenderNode>, String> {
     let mut line = Vec::with_capacity(children.len());
     for child in children {
-        line.push(Contender::parse(child).ok_or_else(|| child.clone())?);
+        line.push(ContenderNode::parse(child).ok_or_else(|| child.clone())?);
     }
     let mut line = paired(line);
     // Not a comparison by number: around the overflow the smallest numbers came last.
@@ -153,12 +123,12 @@ pub(super) fn line(children: &[String]) -> Result<Vec<Contender>, String> {
 }
 
 /// Takes second nodes out, for those that they belong to.
-fn paired(all: Vec<Contender>) -> Vec<Contender> {
-    let (twins, mut line): (Vec<_>, Vec<_>) = all.into_iter().partition(Contender::is_twin);
+fn paired(all: Vec<ContenderNode>) -> Vec<ContenderNode> {
+    let (twins, mut line): (Vec<_>, Vec<_>) = all.into_iter().partition(ContenderNode::is_twin);
     if twins.is_empty() {
         return line;
     }
-    let reads = |one: &Contender| one.class == Class::Reader;
+    let reads = |one: &ContenderNode| one.mode == Mode::Shared;
     let firsts = line.iter_mut();
     let mut firsts: HashMap<_, _> =
         firsts.filter_map(|one| Some(((one.guid()?.to_owned(), one.sequence.wrapping_add(1), reads(one)), &mut one.twin))).collect();
@@ -177,32 +147,17 @@ fn paired(all: Vec<Contender>) -> Vec<Contender> {
     line
 }
 
-/// How many at the head of the line hold the lock together: one writer, or all readers before the first who is none. Of
-/// permits these are those who may have one.
-pub(super) fn heads(line: &[Contender]) -> usize {
-    match line.first() {
-        None => 0,
-        Some(first) if first.class == Class::Alone => 1,
-        Some(first) => line.iter().take_while(|c| first.class.goes_with(c.class)).count(),
-    }
-}
-
-/// The last of those in `line` that `own` has to wait for, whatever number of permits there is.
-pub(super) fn blocker<'a>(line: &'a [Contender], own: &Contender) -> Option<&'a Contender> {
-    line.iter().rev().find(|other| other.before(own) && !own.class.goes_with(other.class))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const GUID: &str = "0b0e0d52-9f1f-4a43-9c80-0d3a6a3a0001";
 
-    fn names(line: &[Contender]) -> Vec<&str> {
+    fn names(line: &[ContenderNode]) -> Vec<&str> {
         line.iter().map(|c| &c.name[c.name.len() - 3..]).collect()
     }
 
-    fn of(names: &[&str]) -> Vec<Contender> {
+    fn of(names: &[&str]) -> Vec<ContenderNode> {
         line(&names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap()
     }
 
@@ -219,9 +174,9 @@ mod tests {
             "lock-0000000000",
         ]);
         assert_eq!(names(&line), ["000", "001", "002", "003", "004", "005", "006", "010"]);
-        let (alone, reader) = (Class::Alone, Class::Reader);
-        let classes = [alone, alone, reader, alone, alone, reader, Class::Permit(3), alone];
-        assert!(line.iter().map(|c| c.class).eq(classes));
+        let (alone, reader) = (Mode::Exclusive, Mode::Shared);
+        let modes = [alone, alone, reader, alone, alone, reader, Mode::Permits(3), alone];
+        assert!(line.iter().map(|c| c.mode).eq(modes));
         assert_eq!((line[7].guid(), line[3].guid()), (Some(GUID), None));
     }
 
@@ -240,7 +195,7 @@ mod tests {
             line.iter().map(|c| c.twin.as_deref().is_some_and(|twin| twin.ends_with('3'))).collect::<Vec<_>>(),
             [false, true, false, false]
         );
-        assert_eq!(line.iter().map(Contender::is_twin).collect::<Vec<_>>(), [true, false, false, true]);
+        assert_eq!(line.iter().map(ContenderNode::is_twin).collect::<Vec<_>>(), [true, false, false, true]);
     }
 
     #[test]
@@ -258,7 +213,7 @@ mod tests {
         ]);
         assert_eq!(names(&line), ["002", "004", "006"]);
         assert_eq!(line.iter().map(|c| c.twin.is_some()).collect::<Vec<_>>(), [true, true, false]);
-        assert_eq!(line.iter().map(|c| c.class).collect::<Vec<_>>(), [Class::Alone, Class::Permit(2), Class::Alone]);
+        assert_eq!(line.iter().map(|c| c.mode).collect::<Vec<_>>(), [Mode::Exclusive, Mode::Permits(2), Mode::Exclusive]);
     }
 
     #[test]
@@ -272,17 +227,6 @@ mod tests {
     fn numbers_go_on_after_their_overflow() {
         let line = of(&["b-lock--2147483648", "a-lock-2147483647", "c-lock--2147483647", "z-lock-2147483600"]);
         assert_eq!(line.iter().map(|c| &c.name[..1]).collect::<Vec<_>>(), ["z", "a", "b", "c"]);
-        assert_eq!(blocker(&line, &line[2]).map(|c| &c.name[..1]), Some("a"));
-        assert_eq!(blocker(&line, &line[0]), None);
-        assert_eq!(Contender::parse("x-lock--000000005").unwrap().sequence, -5);
-    }
-
-    #[test]
-    fn readers_wait_for_writers_only() {
-        let line = of(&["r-read-lock-0000000001", "s-read-lock-0000000002", "w-lock-0000000003", "t-read-lock-0000000004"]);
-        assert_eq!(heads(&line), 2);
-        assert_eq!(blocker(&line, &line[1]), None);
-        assert_eq!(blocker(&line, &line[2]), Some(&line[1]));
-        assert_eq!(blocker(&line, &line[3]), Some(&line[2]));
+        assert_eq!(ContenderNode::parse("x-lock--000000005").unwrap().sequence, -5);
     }
 }

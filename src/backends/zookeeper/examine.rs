@@ -9,15 +9,15 @@ use tokio::{
 };
 
 use super::{
-    ZooKeeper,
-    failure::Fault,
+    ZooKeeper, failure,
+    hold::Hold,
     names::{folder, meta_folder},
-    session::{LONGEST, Purpose, Session, VISIT},
-    wire::{Node, Reply, Request as Ask},
+    session::{LONGEST, Purpose, Session},
+    wire::{Ask, Node, Reply},
 };
 use crate::{
     backends::net::{self, tls, transport},
-    lock::{Admin, Check, Error, Finding, Grants, PASSWORD, Result, Role, ServerTime, Ttl, check},
+    lock::{self, Admin, Check, Error, Finding, Grants, PASSWORD, Result, Role, ServerTime, Ttl, check},
 };
 
 /// What is looked at.
@@ -38,8 +38,8 @@ impl ZooKeeper {
         let shortest = Session::open(&self.ensemble, Ttl::MIN, Purpose::Visit).await?;
         let mut longest = Session::open(&self.ensemble, LONGEST, Purpose::Visit).await?;
         let mut found = vec![timeouts(shortest.timeout, longest.timeout)];
-        let asked = [Ask::Read { path: "/zookeeper/config" }];
-        let mut answers = longest.ask(&self.ensemble, &asked).await.map_err(Fault::into_error)?;
+        let asked = [Ask::Read("/zookeeper/config")];
+        let mut answers = longest.ask(&asked).await?;
         found.push(match answers.pop() {
             Some(Ok(Reply::Data { data, .. })) => ensemble(&String::from_utf8_lossy(&data)),
             _ => Finding::unchecked("ensemble", "the ensemble's servers", "the user may not read /zookeeper/config"),
@@ -74,12 +74,12 @@ impl ZooKeeper {
     /// The time as a node has it that is made for this; `None` where there is no place for one yet.
     async fn read_clock(&mut self) -> Result<Option<ServerTime>> {
         let now = format!("{}/%now-", meta_folder(&self.options().chroot, &self.options().namespace));
-        if self.visit.is_none() {
-            self.visit = Some(Session::open(&self.ensemble, VISIT, Purpose::Visit).await?);
+        if self.visiting.is_none() {
+            self.visiting = Some(self.visit().await?);
         }
-        let Some(session) = &mut self.visit else { return Ok(None) };
-        let asked = [Ask::Create { path: &now, data: &[], node: Node::Contender }];
-        let mut answers = session.ask(&self.ensemble, &asked).await.map_err(Fault::into_error)?;
+        let Some(session) = &mut self.visiting else { return Ok(None) };
+        let asked = [Ask::Create(&now, &[], Node::Contender)];
+        let mut answers = session.ask(&asked).await?;
         Ok(match answers.pop() {
             Some(Ok(Reply::Made { stat, .. })) => {
                 let since_epoch = Duration::from_millis(u64::try_from(stat.ctime).unwrap_or_default());
@@ -107,6 +107,16 @@ async fn four_letters(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Result
     Ok(String::from_utf8_lossy(&said).into_owned())
 }
 
+impl Hold {
+    /// Says of a server that ended the connection that it is too old, if it is: one of 3.4 does so at requests that it does not know, and
+    /// lacks what is there on all newer ones.
+    pub(super) async fn explain(&mut self, error: lock::Error) -> lock::Error {
+        let ended = self.place.is_none() && error.is_transient() && error.effect == lock::Effect::Unknown;
+        let old = ended && matches!(self.stat("/zookeeper/config").await, Ok(None));
+        if old { failure::too_old() } else { error }
+    }
+}
+
 fn version(said: &str) -> Finding {
     const ID: &str = "version";
     let Some(version) = said.lines().find_map(|line| line.strip_prefix("Zookeeper version: ")) else {
@@ -117,7 +127,7 @@ fn version(said: &str) -> Finding {
     let number: (u32, u32) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     let text = format!("ZooKeeper {version}");
     if number < (3, 5) {
-        return Finding::not_safe(ID, text, "it has no containers, which locks lie in").mend("ZooKeeper 3.5 at least");
+        return Finding::not_safe(ID, text, "it has no containers, which locks lie in").mend(failure::OLDEST);
     }
     Finding::ok(ID, text)
 }

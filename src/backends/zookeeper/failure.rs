@@ -17,15 +17,18 @@ impl From<Error> for Fault {
     }
 }
 
-impl Fault {
-    /// As an error, where the end of a session means nothing in particular.
-    pub(super) fn into_error(self) -> Error {
-        match self {
-            Self::Expired => Error::new(Kind::Unavailable, "the server ended the session while it was in use").effect(Effect::Unknown),
-            Self::Error(error) => error,
+/// Where the end of a session means nothing in particular.
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Expired => Self::new(Kind::Unavailable, "the server ended the session while it was in use").effect(Effect::Unknown),
+            Fault::Error(error) => error,
         }
     }
 }
+
+/// The oldest servers that have all that dlock needs.
+pub(super) const OLDEST: &str = "ZooKeeper 3.5 at least";
 
 /// The result of asking over a session.
 pub(super) type Asked<T> = Result<T, Fault>;
@@ -49,6 +52,11 @@ pub(super) fn refused(code: &Code) -> Error {
         Code::Other(what) => unavailable(&format!("the server refused for now: {what}")),
         Code::NoNode | Code::NodeExists | Code::NotEmpty | Code::BadVersion | Code::Unimplemented => unsettled(),
     }
+}
+
+/// The server is older than what locks are made of.
+pub(super) fn too_old() -> Error {
+    Error::new(Kind::Config, "the server is ZooKeeper 3.4 or older, which has no containers for locks to lie in").hint(OLDEST)
 }
 
 /// The server wants another login than it was given.
@@ -77,13 +85,6 @@ pub(super) fn unreadable() -> Error {
 /// Nodes come and go faster than they can be looked at; asking again helps.
 pub(super) fn unsettled() -> Error {
     Error::new(Kind::Unavailable, "the lock's nodes change faster than they can be looked at").effect(Effect::Unknown)
-}
-
-/// A newer dlock's data.
-pub(super) fn newer_layout(version: &str) -> Error {
-    let version: String = version.chars().map(|c| if c.is_control() { ' ' } else { c }).take(20).collect();
-    Error::new(Kind::Layout, format!("the lock was taken by a newer dlock, whose layout {version} this one can't read"))
-        .hint("update dlock on this machine")
 }
 
 /// Something that is no lock is stored under the name.

@@ -1,33 +1,36 @@
-//! What is remembered of a lock's holds that are over, and of who did without.
+//! What is remembered of a lock's holds that are over, and of hosts that skipped.
 //!
 //! A run is a node named after its fence, made in the transaction that frees the lock; when that was, the node says itself.
-//! A hold that was never given back is told by its mark, which is there until whoever followed gives the lock back; then the
-//! mark becomes a run, in one step. A host that did without has a node whose version counts how often.
+//! A hold that was never released is told by its mark, which is there until its successor releases the lock; then the
+//! mark becomes a run, in one step. A host that skipped has a node whose version counts how often.
 //!
 //! The worst interleavings:
 //! - **The answer to a release is lost:** a run has the name of its fence, and the transaction checks the contender's node.
 //! - **The loser's note and the successor's step meet:** the successor makes a run only where there is none.
-//! - **Somebody waits and vanishes:** nothing but a grant makes a mark.
-//! - **A look takes place beside a grant or a release:** the marks are listed before the line, so that who comes between is
-//!   in line, and of who goes the mark can't be read any more.
+//! - **A waiter vanishes:** nothing but a grant makes a mark.
+//! - **A look takes place during a grant or a release:** the marks are listed before the contenders, so that one that comes between is
+//!   among them, and the mark of one that goes can't be read any more.
 //! - **The folder isn't there, is full, or not for this user to write:** it is made; otherwise a release does without.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     ZooKeeper,
-    failure::{self, Asked, Fault},
+    failure::{self, Asked},
     hold::{Hold, Seen, Stale, line_of, listed, marked, unexpected},
     names::{Memory, Names, guid, way_to},
-    record::{Granted, Last},
-    session::{Ensemble, Purpose, Session, VISIT},
-    starts::Starts,
-    wire::{Answer, Code, Node, Reply, Request as Ask, Stat},
+    record::{Granted, numbered},
+    runs::Runs,
+    session::Session,
+    wire::{Answer, Ask, Code, Node, Reply, Stat},
 };
-use crate::lock::{End, History, Key, Mode, Note, Parting, Past, REMEMBERED, Result, SKIPPING_HOSTS, Skips};
-
-/// How many runs more than needed there may be before the oldest are removed.
-const SPARE: usize = 16;
+use crate::{
+    backends::queue::{
+        history::{Skip, outdated, released, too_many},
+        record::HoldRecord,
+    },
+    lock::{End, History, Key, Note, Parting, Past, Result, SKIPPING_HOSTS, Skips},
+};
 
 /// A hold that is over, as its node says it.
 #[derive(Deserialize, Serialize)]
@@ -82,171 +85,164 @@ pub(super) fn memory_of(end: &End) -> Memory {
 
 /// Makes folders, if they are not there.
 pub(super) fn make(folders: &[String]) -> Vec<Ask<'_>> {
-    folders.iter().map(|path| Ask::Create { path, data: &[], node: Node::Persistent }).collect()
+    folders.iter().map(|path| Ask::Create(path, &[], Node::Persistent)).collect()
 }
 
 /// What removes marks and remembers what they say, in these folders.
-fn burial<'a>(folders: &'a [String], stale: &'a [Stale]) -> Vec<Ask<'a>> {
-    let mut asks = if stale.iter().any(|stale| stale.run.is_some()) { make(folders) } else { Vec::new() };
-    for Stale { path: mark, run, .. } in stale {
+fn burial<'a>(folders: &'a [String], stale: &'a [(&String, Option<Made>)]) -> Vec<Ask<'a>> {
+    let mut asks = if stale.iter().any(|(_, run)| run.is_some()) { make(folders) } else { Vec::new() };
+    for (mark, run) in stale {
         if let Some((path, data)) = run {
-            asks.push(Ask::All(vec![Ask::Delete { path: mark }, Ask::Create { path, data, node: Node::Persistent }]));
+            asks.push(Ask::All(vec![Ask::Delete(mark), Ask::Create(path, data, Node::Persistent)]));
         }
         // If it was remembered before, or can't be.
-        asks.push(Ask::Delete { path: mark });
+        asks.push(Ask::Delete(mark));
     }
     asks
 }
 
-#[derive(Deserialize, Serialize)]
-struct Skip {
-    host: String,
-    reason: String,
+/// The marks with the runs that remember them.
+fn with_runs<'a>(names: &Names, stale: &'a [Stale]) -> Vec<(&'a String, Option<Made>)> {
+    let run = |says: &HoldRecord| Run::from(says.past(says.fence?)?).node(names);
+    stale.iter().map(|stale| (&stale.path, stale.says.as_ref().and_then(run))).collect()
 }
 
 impl Hold {
     /// How this hold, which is given back now, is remembered; `None` if nothing was done under it.
     pub(super) fn run(&self, parting: &Parting, kept: Option<(Granted, &Stat)>) -> Option<Run> {
-        // Who gives back the last nested hold gives back what the outer one had.
-        let end = parting.end.clone().or_else(|| (!self.root).then_some(End::Released))?;
         let place = self.place.as_ref()?;
         let (granted, since) = match kept {
             Some((granted, stat)) => (Some(granted), Some(stat.ctime)),
             None => (self.grant.clone(), self.since),
         };
         let started_ms = since.and_then(|since| u64::try_from(since).ok());
-        let metadata = granted.and_then(|granted| granted.metadata);
-        let past = Past { fence: Some(place.fence), started_ms, ended_ms: None, end, why: parting.why.clone(), metadata };
+        let metadata = granted.and_then(|granted| granted.hold.metadata);
+        let past = released(parting, !self.root, place.fence, started_ms, metadata)?;
         let held_ms = parting.held_ms.filter(|_| self.root && past.started_ms.is_none());
         Some(Run { held_ms, ..Run::ending_now(past) })
     }
 
     /// Looks again at marks that seemed to be of holders that vanished: which still do, and what they say.
-    pub(super) async fn still_stale(&mut self, ensemble: &Ensemble, marks: Vec<String>) -> Asked<Vec<Stale>> {
+    pub(super) async fn still_stale(&mut self, marks: Vec<String>) -> Asked<Vec<Stale>> {
         let Names { lock, meta, .. } = self.names.clone();
         let paths: Vec<_> = marks.iter().map(|name| format!("{meta}/{name}")).collect();
-        let mut asks: Vec<_> = paths.iter().map(|path| Ask::Read { path }).collect();
-        asks.extend([Ask::Children { path: &lock }, Ask::Children { path: &meta }]);
-        let mut answers = self.ask(ensemble, &asks).await?;
+        let mut asks: Vec<_> = paths.iter().map(|path| Ask::Read(path)).collect();
+        asks.extend([Ask::Children(&lock), Ask::Children(&meta)]);
+        let mut answers = self.ask(&asks).await?;
         let still = Seen::read(answers.split_off(marks.len()))?.stale();
         let mut stale = Vec::new();
         for ((name, path), answer) in marks.iter().zip(paths).zip(answers) {
             if still.contains(name) {
-                let granted = marked(Some(answer))?.and_then(|(data, stat)| Some((Granted::read(&data)?, stat)));
-                let alone = granted.as_ref().is_some_and(|(granted, _)| granted.mode() == Mode::Exclusive);
-                let past = granted.and_then(|(granted, stat)| granted.past(stat.czxid, stat.ctime));
-                let alone = past.as_ref().and_then(|past| past.fence).filter(|_| alone);
-                stale.push(Stale { path, run: past.and_then(|past| Run::from(past).node(&self.names)), alone });
+                let says = marked(Some(answer))?.and_then(|(data, stat)| vanished(&data, &stat));
+                stale.push(Stale { path, says });
             }
         }
         Ok(stale)
     }
 
-    /// Removes the marks of holds that vanished, and remembers what they say. Nobody needs to hear how that went: what is left
+    /// Removes the marks of holds that vanished, and remembers what they say. The answer is not waited for: what is left
     /// is left to the next.
-    pub(super) fn bury(&self, ensemble: &Ensemble) {
+    pub(super) fn bury(&self) {
         let folders = way_to(&self.names.memory(Memory::Bad));
         if let Some(session) = &self.session {
-            session.tell(ensemble, &burial(&folders, &self.stale));
+            session.tell(&burial(&folders, &with_runs(&self.names, &self.stale)));
         }
     }
 
-    /// The same with the older ones, if there are many: nobody who followed them gave back anything.
-    ///
-    /// When one had the lock alone, all who came before were gone. So as long as its own mark stays, nobody is left less time
-    /// to die in.
-    pub(super) async fn bury_old(&mut self, ensemble: &Ensemble) {
-        if self.stale.len() <= SPARE {
-            return;
-        }
-        let newest = self.stale.iter().filter_map(|stale| stale.alone).max();
+    /// The same with those that no successor has to wait for any more, if there are many.
+    pub(super) async fn bury_old(&mut self) {
+        let fence = |stale: &Stale| stale.says.as_ref().and_then(|says| says.fence);
+        let Some(newest) = outdated(self.stale.iter().filter_map(|stale| Some((stale.says.as_ref()?, fence(stale)?)))) else { return };
         let (old, rest): (Vec<_>, _) =
-            std::mem::take(&mut self.stale).into_iter().partition(|stale| stale.alone.is_some() && stale.alone < newest);
+            std::mem::take(&mut self.stale).into_iter().partition(|stale| fence(stale).is_some_and(|fence| fence < newest));
         self.stale = rest;
         let folders = way_to(&self.names.memory(Memory::Bad));
         // Awaited, since a session that is given away is not kept.
-        let _ = self.ask(ensemble, &burial(&folders, &old)).await;
+        let _ = self.ask(&burial(&folders, &with_runs(&self.names, &old))).await;
     }
 
     /// The own mark, as that of a hold which was found to be gone.
     pub(super) fn own_mark(&self) -> Stale {
-        let past = self.grant.clone().zip(self.place.as_ref()).and_then(|(granted, place)| {
-            let since = self.since.unwrap_or(-1);
-            Granted { fence: Last::Fence(place.fence.0), ..granted }.past(0, since)
+        let says = self.grant.clone().zip(self.place.as_ref()).map(|(granted, place)| {
+            let since_ms = self.since.and_then(|since| u64::try_from(since).ok());
+            HoldRecord { since_ms, fence: Some(place.fence), ..granted.hold }
         });
-        Stale { alone: None, path: self.names.mark(&guid(&self.token)), run: past.and_then(|past| Run::from(past).node(&self.names)) }
+        Stale { path: self.names.mark(&guid(&self.token)), says }
     }
 
     /// Removes the oldest runs, if there are too many by the answer to whether their folder is there.
     ///
     /// What is too much today is so tomorrow: no failure here is worth a word.
-    pub(super) async fn trim(&mut self, ensemble: &Ensemble, what: Memory, folder: &Answer) {
-        if many_in(folder) > REMEMBERED + SPARE
+    pub(super) async fn trim(&mut self, what: Memory, folder: &Answer) {
+        if too_many(many_in(folder)).is_some()
             && let Some(session) = &mut self.session
         {
-            trim(session, ensemble, &self.names, what).await;
+            trim(session, &self.names, what).await;
         }
     }
+}
+
+/// What the mark of a hold that vanished says, with its fence and the time of its grant.
+fn vanished(data: &[u8], stat: &Stat) -> Option<HoldRecord> {
+    let hold = Granted::read(data)?.hold.named(numbered(stat.czxid)?);
+    Some(HoldRecord { since_ms: u64::try_from(stat.ctime).ok(), ..hold })
 }
 
 /// How many there are in a folder, by the answer to whether it is there.
 fn many_in(folder: &Answer) -> usize {
     match folder {
-        Ok(Reply::Stat(stat)) => usize::try_from(stat.children).unwrap_or_default(),
+        Ok(Reply::Stat(stat)) => usize::try_from(stat.num_children).unwrap_or_default(),
         _ => 0,
     }
 }
 
-async fn trim(session: &mut Session, ensemble: &Ensemble, names: &Names, what: Memory) {
+async fn trim(session: &mut Session, names: &Names, what: Memory) {
     let folder = names.memory(what);
-    let Ok(mut answers) = session.ask(ensemble, &[Ask::Children { path: &folder }]).await else { return };
+    let Ok(mut answers) = session.ask(&[Ask::Children(&folder)]).await else { return };
     let mut runs = listed(answers.pop()).unwrap_or_default();
     runs.sort();
-    let many = runs.len().saturating_sub(REMEMBERED);
-    let oldest: Vec<_> = runs[..many].iter().map(|run| format!("{folder}/{run}")).collect();
-    session.tell(ensemble, &oldest.iter().map(|path| Ask::Delete { path }).collect::<Vec<_>>());
+    let oldest: Vec<_> = runs[..too_many(runs.len()).unwrap_or_default()].iter().map(|run| format!("{folder}/{run}")).collect();
+    session.tell(&oldest.iter().map(|path| Ask::Delete(path)).collect::<Vec<_>>());
 }
 
 impl ZooKeeper {
     pub(super) async fn read_history(&mut self, key: &Key) -> Result<History> {
-        self.options().check()?;
-        let names = self.names(key);
-        let mut session = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
-        let read: Asked<History> = history(&mut session, &self.ensemble, &names).await;
-        read.map_err(Fault::into_error)
+        let (mut session, names) = self.visit_lock(key).await?;
+        Ok(history(&mut session, &names).await?)
     }
 
     pub(super) async fn take_note(&mut self, key: &Key, note: &Note) -> Result<()> {
-        self.options().check()?;
-        let names = self.names(key);
-        let mut session = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
-        let noted = match note {
-            Note::Lost(past) => lost(&mut session, &self.ensemble, &names, past).await,
-            Note::Skipped { host, reason, .. } => skipped(&mut session, &self.ensemble, &names, host, reason).await,
-        };
-        noted.map_err(Fault::into_error)
+        let (mut session, names) = self.visit_lock(key).await?;
+        match note {
+            Note::Lost(past) => lost(&mut session, &names, past).await?,
+            Note::Skipped { host, reason, at_ms } => {
+                let skip = Skip { host: host.clone(), reason: reason.clone(), at_ms: *at_ms };
+                skipped(&mut session, &names, &skip).await?;
+            }
+        }
+        Ok(())
     }
 }
 
-async fn history(session: &mut Session, ensemble: &Ensemble, names: &Names) -> Asked<History> {
+async fn history(session: &mut Session, names: &Names) -> Asked<History> {
     let memories = [Memory::Bad, Memory::Fine, Memory::Skips].map(|what| names.memory(what));
-    let [paced, once] = Starts::paths(names);
-    let mut asked = vec![Ask::Sync { path: &names.lock }, Ask::Read { path: &paced }, Ask::Read { path: &once }];
-    asked.extend([Ask::Children { path: &names.meta }, Ask::Children { path: &names.lock }]);
-    asked.extend(memories.iter().map(|path| Ask::Children { path }));
-    let mut answers = session.ask(ensemble, &asked).await?.into_iter().skip(1);
-    let record = Starts::read(answers.next(), answers.next())?.record();
+    let runs = names.runs();
+    let mut asked = vec![Ask::Sync(&names.lock), Ask::Read(&runs)];
+    asked.extend([Ask::Children(&names.meta), Ask::Children(&names.lock)]);
+    asked.extend(memories.iter().map(|path| Ask::Children(path)));
+    let mut answers = session.ask(&asked).await?.into_iter().skip(1);
+    let record = Runs::read(answers.next())?.record;
     let beside = listed(answers.next())?;
-    // With something else than contenders in it, the line tells nothing of who is gone.
+    // With something else than contenders in it, the directory does not tell which ones are gone.
     let line = line_of(answers.next());
-    let stale = line.map(|line| Seen { line, beside, missing: false, joined: false, basis: None }.stale()).unwrap_or_default();
+    let stale = line.map(|line| Seen::of(line, beside).stale()).unwrap_or_default();
     let mut paths: Vec<String> = stale.iter().map(|mark| format!("{}/{mark}", names.meta)).collect();
     for (folder, answer) in memories.iter().zip(answers) {
         paths.extend(listed(Some(answer))?.iter().map(|name| format!("{folder}/{name}")));
     }
-    let reads: Vec<_> = paths.iter().map(|path| Ask::Read { path }).collect();
-    let (mut found, mut vanished, mut skips) = (Vec::new(), Vec::new(), Vec::new());
-    for (at, answer) in session.ask(ensemble, &reads).await?.into_iter().enumerate() {
+    let reads: Vec<_> = paths.iter().map(|path| Ask::Read(path)).collect();
+    let (mut found, mut gone, mut skips) = (Vec::new(), Vec::new(), Vec::new());
+    for (at, answer) in session.ask(&reads).await?.into_iter().enumerate() {
         let Ok(Reply::Data { data, stat }) = answer else {
             if matches!(answer, Err(Code::NoNode)) {
                 continue;
@@ -254,7 +250,7 @@ async fn history(session: &mut Session, ensemble: &Ensemble, names: &Names) -> A
             return Err(unexpected(Some(answer)).into());
         };
         if at < stale.len() {
-            vanished.extend(Granted::read(&data).and_then(|granted| granted.past(stat.czxid, stat.ctime)));
+            gone.extend(vanished(&data, &stat).and_then(|says| says.past(says.fence?)));
         } else if paths[at].starts_with(&memories[2]) {
             let ms = |time| u64::try_from(time).ok();
             skips.extend(serde_json::from_slice::<Skip>(&data).ok().map(|skip| Skips {
@@ -268,36 +264,32 @@ async fn history(session: &mut Session, ensemble: &Ensemble, names: &Names) -> A
             found.extend(Run::read(&data, &stat));
         }
     }
-    found.append(&mut vanished);
+    found.append(&mut gone);
     Ok(History { record, ..History::new(found, skips) })
 }
 
 /// Remembers a loss, whatever was thought of that hold before.
-async fn lost(session: &mut Session, ensemble: &Ensemble, names: &Names, past: &Past) -> Asked<()> {
+async fn lost(session: &mut Session, names: &Names, past: &Past) -> Asked<()> {
     let (Some(fence), Some((path, data))) = (past.fence, Run::from(past.clone()).node(names)) else { return Ok(()) };
     let what = memory_of(&past.end);
     let other = names.run(what == Memory::Fine, fence);
-    let asks = [
-        Ask::Create { path: &path, data: &data, node: Node::Persistent },
-        Ask::Write { path: &path, data: &data },
-        Ask::Delete { path: &other },
-    ];
-    let Written { many, .. } = write(session, ensemble, &names.memory(what), &asks).await?;
-    if many > REMEMBERED + SPARE {
-        trim(session, ensemble, names, what).await;
+    let asks = [Ask::Create(&path, &data, Node::Persistent), Ask::Write(&path, &data), Ask::Delete(&other)];
+    let Written { many, .. } = write(session, &names.memory(what), &asks).await?;
+    if too_many(many).is_some() {
+        trim(session, names, what).await;
     }
     Ok(())
 }
 
-/// Counts a host that did without: each time its node is written once more.
-async fn skipped(session: &mut Session, ensemble: &Ensemble, names: &Names, host: &str, reason: &str) -> Asked<()> {
-    let path = names.skips_of(host);
+/// Counts a host that skipped: each time its node is written once more.
+async fn skipped(session: &mut Session, names: &Names, skip: &Skip) -> Asked<()> {
+    let path = names.skips_of(&skip.host);
     // Strings can be written.
-    let data = serde_json::to_vec(&Skip { host: host.into(), reason: reason.into() }).unwrap_or_default();
-    let asks = [Ask::Create { path: &path, data: &[], node: Node::Persistent }, Ask::Write { path: &path, data: &data }];
-    let Written { new, many } = write(session, ensemble, &names.memory(Memory::Skips), &asks).await?;
+    let data = serde_json::to_vec(skip).unwrap_or_default();
+    let asks = [Ask::Create(&path, &[], Node::Persistent), Ask::Write(&path, &data)];
+    let Written { new, many } = write(session, &names.memory(Memory::Skips), &asks).await?;
     if new && many > SKIPPING_HOSTS {
-        session.ask(ensemble, &[Ask::Delete { path: &path }]).await?;
+        session.ask(&[Ask::Delete(&path)]).await?;
     }
     Ok(())
 }
@@ -311,17 +303,17 @@ struct Written {
 }
 
 /// Makes a node, writes it, and does what else is asked; makes its folder before if that is not there.
-async fn write(session: &mut Session, ensemble: &Ensemble, folder: &str, asks: &[Ask<'_>]) -> Asked<Written> {
+async fn write(session: &mut Session, folder: &str, asks: &[Ask<'_>]) -> Asked<Written> {
     let folders = way_to(folder);
-    let mut asked = [asks, &[Ask::Exists { path: folder }]].concat();
+    let mut asked = [asks, &[Ask::Exists(folder)]].concat();
     for _ in 0..2 {
-        let mut answers = session.ask(ensemble, &asked).await?;
+        let mut answers = session.ask(&asked).await?;
         let many = answers.pop().map_or(0, |folder| many_in(&folder));
         let rest = answers.split_off(answers.len() - asks.len());
         match rest.get(1) {
             Some(Ok(_)) => return Ok(Written { new: rest[0].is_ok(), many }),
             Some(Err(Code::NoNode)) if answers.contains(&Err(Code::NoAuth)) => return Err(failure::refused(&Code::NoAuth).into()),
-            Some(Err(Code::NoNode)) => asked = [&make(&folders)[..], asks, &[Ask::Exists { path: folder }]].concat(),
+            Some(Err(Code::NoNode)) => asked = [&make(&folders)[..], asks, &[Ask::Exists(folder)]].concat(),
             answer => return Err(unexpected(answer.cloned()).into()),
         }
     }

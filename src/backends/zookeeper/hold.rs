@@ -1,26 +1,31 @@
 //! What one request came to: its session, its node in the line, and the steps that several questions share.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use super::{
     ZooKeeper,
     alive::Waits,
-    contender::{self, Class, Contender, heads},
+    contender::{self, ContenderNode},
     failure::{self, Asked, Fault},
-    history::Made,
     look::{children, fence},
-    names::{MARK, Memory, Names, PERMIT, guid, way_to},
-    record::{Granted, Heirloom, Last, Record},
+    names::{MARK, Memory, Names, OLD, PERMIT, guid, way_to},
+    record::{Granted, Heirloom},
+    runs::{Basis, Runs},
     session::{Ensemble, Purpose, Session, VISIT, Watch},
-    starts::{Basis, Starts},
-    wire::{Answer, Code, Node, Reply, Request as Ask, Stat},
+    wire::{Answer, Ask, Code, Node, Reply, Stat},
 };
-use crate::lock::{self, Fence, Key, Request, Result, Token};
+use crate::{
+    backends::queue::{
+        Contender, Contenders, State,
+        record::{HoldRecord, older_layout},
+    },
+    lock::{self, Fence, Key, Request, Result, Token},
+};
 
 /// A contender's node: our own, or for a nested hold that of its owner.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    pub(super) contender: Contender,
+    pub(super) contender: ContenderNode,
     pub(super) path: String,
     pub(super) fence: Fence,
 }
@@ -35,11 +40,12 @@ impl Place {
 /// One hold that was asked for.
 #[allow(clippy::struct_excessive_bools)] // what may have happened, each by itself
 pub(super) struct Hold {
+    pub(super) ensemble: Ensemble,
     pub(super) key: Key,
     pub(super) token: Token,
     pub(super) names: Names,
     pub(super) session: Option<Session>,
-    /// Where it stands in line.
+    /// Where it stands in the queue.
     pub(super) place: Option<Place>,
     /// A node may have been made that we don't know of.
     pub(super) maybe_placed: bool,
@@ -49,10 +55,8 @@ pub(super) struct Hold {
     pub(super) root: bool,
     /// How long the sessions of those last that it is nested in.
     pub(super) outer: Duration,
-    /// It was asked for by somebody who waits, and leaves the line by itself.
+    /// It was asked for by a waiter, which leaves the queue by itself.
     pub(super) waiting: bool,
-    /// The servers know none.
-    pub(super) no_containers: bool,
     /// What is to be removed with the release: marks of holders that vanished without giving the lock back.
     pub(super) stale: Vec<Stale>,
     /// The session that was handed down to it and that its release freed.
@@ -60,8 +64,8 @@ pub(super) struct Hold {
     /// What the mark of the grant says, as far as is known, and when it was made.
     pub(super) grant: Option<Granted>,
     pub(super) since: Option<i64>,
-    /// Its start as it was recorded, as far as is known.
-    pub(super) starts: Option<Starts>,
+    /// The run records as its grant left them, as far as is known.
+    pub(super) runs: Option<Runs>,
     /// The node that is waited for, and what tells that it is gone.
     pub(super) blocker: Option<(String, Watch)>,
     /// While it waits: how it proves that it lives, and what it last found.
@@ -71,11 +75,12 @@ pub(super) struct Hold {
 }
 
 impl Hold {
-    pub(super) fn new(key: &Key, token: &Token, names: Names, root: bool) -> Self {
+    pub(super) fn new(ensemble: &Ensemble, key: &Key, token: &Token, root: bool) -> Self {
         Self {
+            ensemble: ensemble.clone(),
             key: key.clone(),
             token: *token,
-            names,
+            names: ensemble.names(key),
             session: None,
             place: None,
             maybe_placed: false,
@@ -83,12 +88,11 @@ impl Hold {
             root,
             outer: Duration::MAX,
             waiting: false,
-            no_containers: false,
             stale: Vec::new(),
             heirloom: None,
             grant: None,
             since: None,
-            starts: None,
+            runs: None,
             blocker: None,
             waits: Waits::default(),
             trouble: None,
@@ -101,7 +105,7 @@ impl Hold {
 
     /// Its session is over, and all of it is gone.
     pub(super) fn forget(&mut self) {
-        *self = Self::new(&self.key, &self.token, self.names.clone(), self.root);
+        *self = Self::new(&self.ensemble, &self.key, &self.token, self.root);
     }
 
     /// The node that its renewals write.
@@ -109,38 +113,38 @@ impl Hold {
         self.names.hold(&self.token)
     }
 
-    pub(super) async fn ask(&mut self, ensemble: &Ensemble, requests: &[Ask<'_>]) -> Asked<Vec<Answer>> {
+    pub(super) async fn ask(&mut self, requests: &[Ask<'_>]) -> Asked<Vec<Answer>> {
         match &mut self.session {
-            Some(session) => session.ask(ensemble, requests).await,
+            Some(session) => session.ask(requests).await,
             None => Err(Fault::Expired),
         }
     }
 
-    /// The line, and what lies beside the lock. The server is brought up to date before if asked for.
-    pub(super) async fn read_line(&mut self, ensemble: &Ensemble, sync: bool) -> Asked<Seen> {
+    /// The contenders, and what lies next to the lock. The server is brought up to date before if asked for.
+    pub(super) async fn read_line(&mut self, sync: bool) -> Asked<Seen> {
         let Names { lock, meta, .. } = self.names.clone();
-        let mut requests = vec![Ask::Children { path: &lock }, Ask::Children { path: &meta }];
+        let mut requests = vec![Ask::Children(&lock), Ask::Children(&meta)];
         if sync {
-            requests.insert(0, Ask::Sync { path: &lock });
+            requests.insert(0, Ask::Sync(&lock));
         }
-        Seen::read(self.ask(ensemble, &requests).await?).map_err(Fault::Error)
+        Seen::read(self.ask(&requests).await?).map_err(Fault::Error)
     }
 
     /// Writes the node that says that this hold lasts, if its place is still there: what a majority confirmed of a
     /// living session. False if it isn't.
-    pub(super) async fn confirm(&mut self, ensemble: &Ensemble) -> Asked<bool> {
-        Ok(self.confirm_and_read(ensemble).await?.is_some())
+    pub(super) async fn confirm(&mut self) -> Asked<bool> {
+        Ok(self.confirm_and_read().await?.is_some())
     }
 
     /// The same, with the mark of the grant as it was after that, if it is there. `None` if the place isn't.
-    pub(super) async fn confirm_and_read(&mut self, ensemble: &Ensemble) -> Asked<Option<Marked>> {
+    pub(super) async fn confirm_and_read(&mut self) -> Asked<Option<Marked>> {
         let (Some(place), Some(session)) = (self.place.clone(), &self.session) else { return Ok(None) };
         let (beat, ttl, mark) = (self.beat(), session.timeout.as_millis().to_string(), self.names.mark(&guid(&self.token)));
         // Without its number others count one permit less than there are.
         let number = self.number();
-        let mut steps = vec![Ask::Check { path: &place.path }, Ask::Write { path: &beat, data: ttl.as_bytes() }];
-        steps.extend(number.iter().map(|path| Ask::Check { path }));
-        let mut answers = self.ask(ensemble, &[Ask::All(steps), Ask::Read { path: &mark }]).await?;
+        let mut steps = vec![Ask::Check(&place.path), Ask::Write(&beat, ttl.as_bytes())];
+        steps.extend(number.iter().map(|path| Ask::Check(path)));
+        let mut answers = self.ask(&[Ask::All(steps), Ask::Read(&mark)]).await?;
         let marked = marked(answers.pop())?;
         match answers.pop() {
             Some(Ok(Reply::AllDone { .. })) => {}
@@ -155,7 +159,7 @@ impl Hold {
 
     /// The node of the permit that it has, as far as is known.
     pub(super) fn number(&self) -> Option<String> {
-        self.grant.as_ref().and_then(Granted::number).map(|number| self.names.permit(number))
+        self.grant.as_ref().and_then(|granted| granted.hold.number).map(|number| self.names.permit(number))
     }
 
     /// Keeps what the mark of the grant says.
@@ -166,8 +170,8 @@ impl Hold {
     }
 
     /// What `path` is, if it is there.
-    pub(super) async fn stat(&mut self, ensemble: &Ensemble, path: &str) -> Asked<Option<Stat>> {
-        match self.ask(ensemble, &[Ask::Exists { path }]).await?.pop() {
+    pub(super) async fn stat(&mut self, path: &str) -> Asked<Option<Stat>> {
+        match self.ask(&[Ask::Exists(path)]).await?.pop() {
             Some(Ok(Reply::Stat(stat))) => Ok(Some(stat)),
             Some(Err(Code::NoNode)) => Ok(None),
             answer => Err(unexpected(answer).into()),
@@ -176,31 +180,31 @@ impl Hold {
 
     /// Looks for this hold in a session that another process handed over. False if it isn't there.
     ///
-    /// The server goes by the timeout that a session was last taken up with. So what this one's is gets read first, by
+    /// The server uses the timeout that a session was last taken up with. So what this one's is gets read first, by
     /// a session of no consequence.
-    async fn adopt(&mut self, ensemble: &Ensemble, handed: lock::Session) -> Asked<bool> {
+    async fn adopt(&mut self, handed: lock::Session) -> Asked<bool> {
         let beat = self.beat();
-        self.session = Some(Session::open(ensemble, VISIT, Purpose::Visit).await?);
-        let seen = self.read_line(ensemble, true).await?;
+        self.session = Some(Session::open(&self.ensemble, VISIT, Purpose::Visit).await?);
+        let seen = self.read_line(true).await?;
         let mark = self.names.mark(&guid(&self.token));
-        let mut answers = self.ask(ensemble, &[Ask::Read { path: &beat }, Ask::Read { path: &mark }]).await?;
+        let mut answers = self.ask(&[Ask::Read(&beat), Ask::Read(&mark)]).await?;
         if let Some((data, stat)) = marked(answers.pop())? {
             self.note_mark(&data, &stat);
         }
         let ttl: Option<u64> = match answers.pop() {
-            Some(Ok(Reply::Data { data, stat })) if stat.session == handed.id => {
+            Some(Ok(Reply::Data { data, stat })) if stat.ephemeral_owner == handed.id => {
                 std::str::from_utf8(&data).ok().and_then(|t| t.parse().ok())
             }
             Some(Ok(Reply::Data { .. }) | Err(Code::NoNode)) => None,
             answer => return Err(unexpected(answer).into()),
         };
         if ttl.is_some() {
-            self.place = self.owners_place(ensemble, &seen).await?;
+            self.place = self.owners_place(&seen).await?;
         }
         let own = match &self.place {
             Some(place) => {
                 let path = place.path.clone();
-                self.stat(ensemble, &path).await?.map(|stat| stat.session)
+                self.stat(&path).await?.map(|stat| stat.ephemeral_owner)
             }
             None => None,
         };
@@ -208,47 +212,46 @@ impl Hold {
         let (Some(ttl), Some(own)) = (ttl, own) else { return Ok(false) };
         self.root = own == handed.id;
         self.granted = true;
-        self.session = Some(Session::handed_over(handed, Duration::from_millis(ttl)));
+        self.session = Some(Session::handed_over(&self.ensemble, handed, Duration::from_millis(ttl)));
         Ok(true)
     }
 
     /// The place of this hold's owner, if its grant is marked.
-    pub(super) async fn owners_place(&mut self, ensemble: &Ensemble, seen: &Seen) -> Asked<Option<Place>> {
+    pub(super) async fn owners_place(&mut self, seen: &Seen) -> Asked<Option<Place>> {
         let guid = guid(&self.token);
         if !seen.is_marked(&guid) {
             return Ok(None);
         }
         let Some(contender) = seen.line.iter().find(|c| c.guid() == Some(&*guid) && !c.is_twin()) else { return Ok(None) };
         let path = self.names.contender(&contender.name);
-        let stat = self.stat(ensemble, &path).await?;
+        let stat = self.stat(&path).await?;
         Ok(stat.and_then(|stat| fence(&stat)).map(|fence| Place { contender: contender.clone(), path, fence }))
     }
 
-    /// The nodes on the way to this lock's and to what lies beside it: containers for the line, lasting ones for the rest.
-    pub(super) fn ways(&self, ensemble: &Ensemble) -> Vec<Way> {
-        // With no namespace, the directory's parent is whoever's.
-        let own = if ensemble.options.namespace.as_str().is_empty() { 1 } else { 2 };
-        let container = if self.no_containers { Node::Persistent } else { Node::Container };
+    /// The nodes on the way to this lock's and to what lies next to it: containers for the contenders, lasting ones for the rest.
+    pub(super) fn ways(&self) -> Vec<Way> {
+        // With no namespace, the directory's parent is not dlock's.
+        let own = if self.ensemble.options.namespace.as_str().is_empty() { 1 } else { 2 };
         let (line, beside) = (way_to(&self.names.lock), way_to(&self.names.meta));
         let (to_line, to_beside) = (line.len() - own, beside.len() - 1);
-        let line =
-            line.into_iter().enumerate().map(|(at, path)| (path, if at < to_line { Node::Persistent } else { container }, Vec::new()));
-        let record = |at| if at < to_beside { Vec::new() } else { Record::write(Last::None) };
-        let beside = beside.into_iter().enumerate().map(|(at, path)| (path, Node::Persistent, record(at)));
+        let line = line
+            .into_iter()
+            .enumerate()
+            .map(|(at, path)| (path, if at < to_line { Node::Persistent } else { Node::Container }, Vec::new()));
+        let beside = beside.into_iter().map(|path| (path, Node::Persistent, Vec::new()));
         let memory = way_to(&self.names.memory(Memory::Fine)).into_iter().skip(to_beside).map(|path| (path, Node::Persistent, Vec::new()));
         line.chain(beside).chain(memory).collect()
     }
 }
 
-/// The mark of a hold that nobody gave back, and how that is remembered.
+/// A node of a hold that is over: the mark of one that was never released, which is remembered, or that of a nested one.
 pub(super) struct Stale {
     pub(super) path: String,
-    pub(super) run: Option<Made>,
-    /// Its fence, if it had the lock alone.
-    pub(super) alone: Option<Fence>,
+    /// `None` if it tells nothing to remember. Named, and with the time of its grant.
+    pub(super) says: Option<HoldRecord>,
 }
 
-/// The mark of a grant: what it says, and its node. `None` if somebody removed it.
+/// The mark of a grant: what it says, and its node. `None` if it was removed.
 pub(super) type Marked = Option<(Vec<u8>, Stat)>;
 
 /// Reads that.
@@ -265,23 +268,53 @@ pub(super) type Way = (String, Node, Vec<u8>);
 
 /// A lock as it stood at one moment.
 pub(super) struct Seen {
-    pub(super) line: Vec<Contender>,
-    /// The names of the nodes beside it.
+    pub(super) line: Vec<ContenderNode>,
+    /// The same contenders, as the rules see them.
+    pub(super) queue: Contenders,
+    /// The names of the nodes next to it.
     pub(super) beside: Vec<String>,
     /// The directories of one of the two are not there.
     pub(super) missing: bool,
-    /// Just after having joined the line and marked the grant.
+    /// Just after having joined the queue and marked the grant.
     pub(super) joined: bool,
-    /// What the last runs have left, if that was looked at.
+    /// What a contender is judged by, if that was looked at.
     pub(super) basis: Option<Basis>,
 }
 
 impl Seen {
-    /// From the answers to looking at both directories, the last two of these.
+    /// From the answers to looking at both directories, the last two of these: that of the contenders first.
     pub(super) fn read(mut answers: Vec<Answer>) -> Result<Self> {
         let (beside, line) = (answers.pop(), answers.pop());
         let missing = [&beside, &line].into_iter().any(|answer| *answer == Some(Err(Code::NoNode)));
-        Ok(Self { line: line_of(line)?, beside: listed(beside)?, missing, joined: false, basis: None })
+        let beside = listed(beside)?;
+        if beside.iter().any(|name| OLD.contains(&&**name)) {
+            return Err(older_layout());
+        }
+        Ok(Self { missing, ..Self::of(line_of(line)?, beside) })
+    }
+
+    pub(super) fn of(line: Vec<ContenderNode>, beside: Vec<String>) -> Self {
+        let marked: HashSet<&str> = beside.iter().filter_map(|name| name.strip_prefix(MARK)).collect();
+        let state = |one: &ContenderNode| match one.guid() {
+            Some(guid) if marked.contains(guid) => State::Granted,
+            // Curator's own have public ids too, but no second node.
+            Some(_) if one.twin.is_some() => State::Waits,
+            _ => State::Unknown,
+        };
+        let all = line.iter().map(|one| Contender { mode: one.mode, state: state(one) }).collect();
+        let permits = beside.iter().filter_map(|name| name.strip_prefix(PERMIT)?.parse().ok()).collect();
+        Self { queue: Contenders::new(all, permits), line, beside, missing: false, joined: false, basis: None }
+    }
+
+    /// The same without the contender at this position.
+    pub(super) fn without(mut self, at: usize) -> Self {
+        self.line.remove(at);
+        Self { missing: self.missing, joined: self.joined, basis: self.basis, ..Self::of(self.line, self.beside) }
+    }
+
+    /// The position of a contender.
+    pub(super) fn find(&self, name: &str) -> Option<usize> {
+        self.line.iter().position(|one| one.name == name)
     }
 
     /// Whether a grant to the owner of this public id is marked.
@@ -289,30 +322,10 @@ impl Seen {
         self.beside.iter().any(|name| name.strip_prefix(MARK) == Some(guid))
     }
 
-    /// The numbers of the permits that are held.
-    pub(super) fn numbers(&self) -> Vec<u32> {
-        self.beside.iter().filter_map(|name| name.strip_prefix(PERMIT)?.parse().ok()).collect()
-    }
-
-    /// Whether those at the head of the line only wait, as far as they mark their grants.
-    pub(super) fn nobody_has_it(&self) -> bool {
-        self.line[..heads(&self.line)].iter().all(|head| self.only_waits(head))
-    }
-
-    /// Whether one has the lock for itself: a waiter that is gone is in the way of no other then, and may only be slow.
-    pub(super) fn is_held_alone(&self) -> bool {
-        self.line.first().is_some_and(|first| first.class == Class::Alone && !self.only_waits(first))
-    }
-
-    /// Whether it is a dlock that was not granted the lock so far. Curator's own have public ids too, but no second node.
-    pub(super) fn only_waits(&self, one: &Contender) -> bool {
-        one.twin.is_some() && one.guid().is_some_and(|guid| !self.is_marked(guid))
-    }
-
-    /// Marks of owners that don't stand in line: of holders that are gone without having taken them away.
+    /// Marks of owners that are no contenders: of holders that vanished.
     pub(super) fn stale(&self) -> Vec<String> {
-        let stands = |guid: &str| self.line.iter().any(|contender| contender.guid() == Some(guid));
-        self.beside.iter().filter(|name| name.strip_prefix(MARK).is_some_and(|guid| !stands(guid))).cloned().collect()
+        let present: HashSet<&str> = self.line.iter().filter_map(ContenderNode::guid).collect();
+        self.beside.iter().filter(|name| name.strip_prefix(MARK).is_some_and(|guid| !present.contains(guid))).cloned().collect()
     }
 }
 
@@ -334,7 +347,7 @@ pub(super) fn listed(answer: Option<Answer>) -> Result<Vec<String>> {
 }
 
 /// The line in a lock's directory.
-pub(super) fn line_of(answer: Option<Answer>) -> Result<Vec<Contender>> {
+pub(super) fn line_of(answer: Option<Answer>) -> Result<Vec<ContenderNode>> {
     contender::line(&listed(answer)?).map_err(|child| failure::no_lock(&child))
 }
 
@@ -348,7 +361,7 @@ impl ZooKeeper {
         if let Some(at) = self.hold_of(&request.key, &request.token).await? {
             return Ok(at);
         }
-        self.holds.push(Hold::new(&request.key, &request.token, self.names(&request.key), root));
+        self.holds.push(Hold::new(&self.ensemble, &request.key, &request.token, root));
         Ok(self.holds.len() - 1)
     }
 
@@ -358,8 +371,8 @@ impl ZooKeeper {
             return Ok(Some(at));
         }
         let Some(session) = token.session else { return Ok(None) };
-        let mut hold = Hold::new(key, token, self.names(key), true);
-        match hold.adopt(&self.ensemble, session).await {
+        let mut hold = Hold::new(&self.ensemble, key, token, true);
+        match hold.adopt(session).await {
             Ok(true) => {
                 self.holds.push(hold);
                 Ok(Some(self.holds.len() - 1))
@@ -367,5 +380,18 @@ impl ZooKeeper {
             Ok(false) | Err(Fault::Expired) => Ok(None),
             Err(Fault::Error(error)) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::Kind;
+
+    #[test]
+    fn run_records_of_an_older_layout_are_refused() {
+        let seen = |beside: &str| Seen::read(vec![Err(Code::NoNode), Ok(Reply::Children(vec![beside.into()]))]);
+        assert!(OLD.iter().all(|old| seen(old).is_err_and(|error| error.kind == Kind::Layout)));
+        assert!(seen("runs").is_ok_and(|seen| seen.missing));
     }
 }

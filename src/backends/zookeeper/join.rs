@@ -1,21 +1,23 @@
-//! Joining the line, and being granted the lock in the same step where nobody stands in it.
+//! Joining the queue, and being granted the lock in the same step where the queue is empty.
 
 use super::{
-    contender::{self, Contender},
+    contender::{self, ContenderNode},
     failure::{self, Asked},
     hold::{Hold, Place, Seen, Way, unexpected},
     look::fence,
-    names::guid,
-    record::{Granted, Last, Record, Said},
-    session::Ensemble,
-    starts::{Basis, Starts},
-    wire::{Code, Node, Reply, Request as Ask},
+    names::{Names, guid},
+    record::{Granted, write_last},
+    runs::{Basis, Runs},
+    wire::{Answer, Ask, Code, Node, Reply, Stat},
 };
-use crate::lock::{Mode, Request};
+use crate::{
+    backends::queue::record::Said,
+    lock::{Mode, Request},
+};
 
-/// What came of joining the line.
+/// What came of joining the queue.
 pub(super) enum Joined {
-    /// The line after that.
+    /// The queue after that.
     Seen(Box<Seen>),
     /// A directory was not there.
     NoWay,
@@ -23,104 +25,139 @@ pub(super) enum Joined {
     Changed,
 }
 
-impl Hold {
-    /// Puts a node at the end of the line.
-    ///
-    /// If nobody seems to stand in line, by what was looked at before, the grant is marked in the same transaction: it is confirmed by
-    /// it if nobody does, and taken back otherwise. What one first in line is judged by is read after that. `goes_by` is the version
-    /// that the record beside the lock had before that look, and the number that a permit would have.
-    pub(super) async fn join(
-        &mut self,
-        ensemble: &Ensemble,
-        request: &Request,
-        goes_by: Option<(i32, u32)>,
-        ways: &[Way],
-    ) -> Asked<Joined> {
-        let (names, own, beat) = (self.names.clone(), guid(&self.token), self.beat());
-        let (path, mark) = (names.contender(&contender::name(&own, request.mode)), names.mark(&own));
-        let data = Said::write(request.detached, request.metadata.as_ref());
-        let (record, ttl) = (Record::write(Last::Here), self.ttl());
-        let number = goes_by.map(|(_, number)| number).unwrap_or_default();
-        let (grant, numbered) = (Granted::of(request, Last::Here, number), names.permit(number));
-        let says = grant.write();
-        let [paced, once] = Starts::paths(&names);
-        let mut requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create { path, data, node: *node }).collect();
-        let create = Ask::Create { path: &path, data: &data, node: Node::Contender };
-        let twin = names.contender(&contender::twin(&own, request.mode));
-        let twin = Ask::Create { path: &twin, data: &data, node: Node::Contender };
-        requests.push(if let Some((version, _)) = goes_by {
-            let mut steps = vec![
-                create,
-                Ask::Create { path: &mark, data: &says, node: Node::Persistent },
-                Ask::Create { path: &beat, data: ttl.as_bytes(), node: Node::Ephemeral },
+/// What the transaction that joins came to.
+enum Done {
+    /// It made these nodes; servers may tell nothing of the first one but its path.
+    Made {
+        path: String,
+        stat: Option<Stat>,
+        twin: Option<String>,
+    },
+    Not(Joined),
+}
+
+/// What joining and a grant write.
+struct Written {
+    path: String,
+    twin: String,
+    mark: String,
+    beat: String,
+    numbered: String,
+    own: String,
+    data: Vec<u8>,
+    says: Vec<u8>,
+    last: Vec<u8>,
+    ttl: String,
+}
+
+impl Written {
+    /// The steps that join; with `version`, that of the lock's own node at the last look, those of a grant at once too.
+    fn steps<'a>(&'a self, names: &'a Names, mode: Mode, version: Option<i32>) -> Vec<Ask<'a>> {
+        let create = |path: &'a str, data: &'a [u8], node| Ask::Create(path, data, node);
+        let mut steps = vec![create(&self.path, &self.data, Node::Contender)];
+        if let Some(version) = version {
+            steps.push(create(&self.mark, &self.says, Node::Persistent));
+            steps.push(create(&self.beat, self.ttl.as_bytes(), Node::Ephemeral));
+            steps.push(match mode {
                 // Readers come together.
-                if request.mode == Mode::Shared {
-                    Ask::Write { path: &names.meta, data: &record }
-                } else {
-                    Ask::WriteSince { path: &names.meta, data: &record, version }
-                },
-            ];
-            if grant.number().is_some() {
-                steps.push(Ask::Create { path: &numbered, data: own.as_bytes(), node: Node::Ephemeral });
+                Mode::Shared => Ask::Write(&names.meta, &self.last),
+                _ => Ask::WriteSince(&names.meta, &self.last, version),
+            });
+            if let Mode::Permits(_) = mode {
+                steps.push(create(&self.numbered, self.own.as_bytes(), Node::Ephemeral));
             }
-            steps.push(twin);
-            Ask::All(steps)
-        } else {
-            Ask::All(vec![create, twin])
-        });
-        requests.extend([Ask::Children { path: &names.lock }, Ask::Children { path: &names.meta }]);
-        requests.extend([Ask::Read { path: &paced }, Ask::Read { path: &once }]);
+        }
+        steps.push(create(&self.twin, &self.data, Node::Contender));
+        steps
+    }
+}
+
+impl Hold {
+    /// Puts a node at the end of the queue.
+    ///
+    /// If the queue seems to be empty, by what was looked at before, the grant is marked in the same transaction: it is confirmed by it if the
+    /// queue is, and taken back otherwise. What the first contender is judged by is read after that. `at_once` is the version that the lock's
+    /// own node had before that look, and the number that a permit would have.
+    pub(super) async fn join(&mut self, request: &Request, at_once: Option<(i32, u32)>, ways: &[Way]) -> Asked<Joined> {
+        let (names, own) = (self.names.clone(), guid(&self.token));
+        let number = at_once.map(|(_, number)| number).unwrap_or_default();
+        let grant = Granted::of(request, None, matches!(request.mode, Mode::Permits(_)).then_some(number));
+        let written = Written {
+            path: names.contender(&contender::name(&own, request.mode)),
+            twin: names.contender(&contender::twin(&own, request.mode)),
+            mark: names.mark(&own),
+            beat: self.beat(),
+            numbered: names.permit(number),
+            data: Said::of(request).write(),
+            says: grant.write(),
+            last: write_last(None),
+            ttl: self.ttl(),
+            own,
+        };
+        let mut requests: Vec<_> = ways.iter().map(|(path, node, data)| Ask::Create(path, data, *node)).collect();
+        requests.push(Ask::All(written.steps(&names, request.mode, at_once.map(|(version, _)| version))));
+        let runs = names.runs();
+        requests.extend([Ask::Children(&names.lock), Ask::Children(&names.meta), Ask::Read(&runs)]);
         self.maybe_placed = true;
-        let mut answers = self.ask(ensemble, &requests).await?;
-        let mut seen = answers.split_off(ways.len() + 1);
-        let (once, paced) = (seen.pop(), seen.pop());
-        let ((path, stat), twin) = match answers.pop() {
-            Some(Ok(Reply::AllDone { made: Some(made), last })) => (made, last),
+        let mut answers = self.ask(&requests).await?;
+        let seen = answers.split_off(ways.len() + 1);
+        match self.joined(answers).await? {
+            Done::Not(joined) => Ok(joined),
+            Done::Made { path, stat, twin } => {
+                let stat = match stat {
+                    Some(stat) => Some(stat),
+                    None => self.stat(&path).await?,
+                };
+                let name = |path: &str| path.rsplit_once('/').map(|(_, name)| name.to_owned());
+                let contender =
+                    name(&path).and_then(|name| ContenderNode::parse(&name)).map(|own| own.with(twin.as_deref().and_then(name)));
+                let (Some(contender), Some(stat)) = (contender, stat) else { return Err(failure::unreadable().into()) };
+                let fence = fence(&stat).ok_or_else(failure::unreadable)?;
+                self.place = Some(Place { contender, path, fence });
+                self.grant = Some(grant);
+                self.seen_joined(request.mode, at_once.is_some(), (seen, &stat)).await
+            }
+        }
+    }
+
+    /// What the answers to making the way and to joining say.
+    async fn joined(&mut self, mut answers: Vec<Answer>) -> Asked<Done> {
+        let joined = match answers.pop() {
+            Some(Ok(Reply::AllDone { made: Some((path, stat)), last })) => return Ok(Done::Made { path, stat, twin: last }),
             Some(Ok(Reply::RolledBack { code: Code::NoNode, .. })) => {
-                self.maybe_placed = false;
-                // Containers are newer than 3.4.
-                self.no_containers = answers.contains(&Err(Code::Unimplemented));
                 if answers.contains(&Err(Code::NoAuth)) {
+                    self.maybe_placed = false;
                     return Err(failure::refused(&Code::NoAuth).into());
                 }
-                return Ok(Joined::NoWay);
+                Joined::NoWay
             }
             // An earlier session of ours left its mark.
             Some(Ok(Reply::RolledBack { at: 0..=2, code: Code::NodeExists })) => {
-                self.maybe_placed = false;
-                self.remove(ensemble, &[&mark]).await?;
-                return Ok(Joined::Changed);
+                let mark = self.names.mark(&guid(&self.token));
+                self.remove(&[&mark]).await?;
+                Joined::Changed
             }
-            // Somebody was granted the lock since we looked.
-            Some(Ok(Reply::RolledBack { code: Code::BadVersion | Code::NodeExists, .. })) => {
-                self.maybe_placed = false;
-                return Ok(Joined::Changed);
-            }
+            // Another contender was granted the lock since we looked.
+            Some(Ok(Reply::RolledBack { code: Code::BadVersion | Code::NodeExists, .. })) => Joined::Changed,
             answer => return Err(unexpected(answer).into()),
         };
-        let stat = match stat {
-            Some(stat) => Some(stat),
-            None => self.stat(ensemble, &path).await?,
-        };
-        let name = |path: &str| path.rsplit_once('/').map(|(_, name)| name.to_owned());
-        let contender = name(&path).and_then(|name| Contender::parse(&name));
-        let twin = twin.as_deref().and_then(name);
-        let contender = contender.map(|contender| contender.with(twin));
-        let (Some(contender), Some(stat)) = (contender, stat) else { return Err(failure::unreadable().into()) };
-        let fence = fence(&stat).ok_or_else(failure::unreadable)?;
-        self.place = Some(Place { contender, path, fence });
-        let free = goes_by.is_some();
-        (self.grant, self.since) = (Some(grant), free.then_some(stat.ctime));
-        self.starts = free.then(Starts::default);
-        let mut basis = Basis::at(Starts::read(paced, once)?, &stat);
-        let mut seen = Seen { joined: free, ..Seen::read(seen)? };
-        // Somebody may have come and gone since what was left was read.
-        if free && request.mode == Mode::Shared && self.judge(ensemble, None, &mut basis).await?.is_some() {
-            self.unmark(ensemble).await?;
+        self.maybe_placed = false;
+        Ok(Done::Not(joined))
+    }
+
+    /// The queue as it was read just after joining, with the node that was made.
+    async fn seen_joined(&mut self, mode: Mode, granted: bool, (mut seen, own): (Vec<Answer>, &Stat)) -> Asked<Joined> {
+        self.since = granted.then_some(own.ctime);
+        self.runs = granted.then(Runs::default);
+        let mut basis = Basis { runs: Runs::read(seen.pop())?, version: 0, now: u64::try_from(own.ctime).ok() };
+        let mut seen = Seen { joined: granted, ..Seen::read(seen)? };
+        // Another process may have come and gone since the run records were read.
+        if granted && mode == Mode::Shared && self.judge(None, &mut basis).await?.is_some() {
+            self.unmark().await?;
             seen.joined = false;
         }
-        // A permit goes by how all was before it was counted, which is to be looked at then.
-        seen.basis = Some(basis).filter(|_| free || !matches!(request.mode, Mode::Permits(_)));
+        // A permit depends on what was read before it was counted, which is to be read then.
+        seen.basis = Some(basis).filter(|_| granted || !matches!(mode, Mode::Permits(_)));
         Ok(Joined::Seen(Box::new(seen)))
     }
 }

@@ -5,26 +5,25 @@ use super::{
     failure::{self, Asked, Fault},
     hold::Hold,
     record::Granted,
-    session::Ensemble,
 };
 use crate::lock::{Intent, Key, Renewal, Result, Token, Ttl};
 
 impl ZooKeeper {
     pub(super) async fn ask_renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
         let taken_with = self.position(key, token).and_then(|at| self.holds[at].session.as_ref()).map(|session| session.timeout);
-        // A session's timeout is for good.
+        // A session's timeout can't be changed.
         if let Some(ttl) = intent.ttl().filter(|ttl| taken_with != Some(ttl.get())) {
             CAPABILITIES.check_new_ttl(ttl)?;
         }
         let Some(at) = self.hold_of(key, token).await? else { return Ok(Renewal::NotHeld) };
         let hold = &mut self.holds[at];
-        let outcome = if hold.granted { hold.renew(&self.ensemble, intent).await } else { Ok(Renewal::NotHeld) };
+        let outcome = if hold.granted { hold.renew(intent).await } else { Ok(Renewal::NotHeld) };
         match outcome {
             Ok(Renewal::NotHeld) => {
                 // What another process handed over for it is of no use any more, but perhaps to those nested in it.
-                let handed_down = hold.is_handed_down(&self.ensemble).await;
+                let handed_down = hold.is_handed_down().await;
                 if let Some(session) = hold.session.take_if(|session| session.is_given_away()).filter(|_| !handed_down) {
-                    session.close(&self.ensemble);
+                    session.close();
                 }
                 Ok(Renewal::NotHeld)
             }
@@ -45,7 +44,7 @@ impl ZooKeeper {
         };
         if hold.trouble.is_none() {
             let Some(session) = &mut hold.session else { return };
-            let Ok(Some(watch)) = session.watch(&self.ensemble, &place.path).await else { return };
+            let Ok(Some(watch)) = session.watch(&place.path).await else { return };
             hold.trouble = Some(watch);
         }
         if let Some(watch) = &mut hold.trouble {
@@ -56,11 +55,11 @@ impl ZooKeeper {
 }
 
 impl Hold {
-    async fn renew(&mut self, ensemble: &Ensemble, intent: Intent) -> Asked<Renewal> {
-        let Some(mark) = self.confirm_and_read(ensemble).await? else { return Ok(Renewal::NotHeld) };
+    async fn renew(&mut self, intent: Intent) -> Asked<Renewal> {
+        let Some(mark) = self.confirm_and_read().await? else { return Ok(Renewal::NotHeld) };
         let granted = mark.as_ref().and_then(|(says, stat)| Some((Granted::read(says)?, *stat)));
-        if let (Some((Granted { broken: Some(broken), .. }, _)), Intent::Extend(_)) = (&granted, intent) {
-            let broken = broken.clone();
+        let broken = granted.as_ref().and_then(|(granted, _)| granted.hold.mark.clone());
+        if let (Some(broken), Intent::Extend(_)) = (broken, intent) {
             if let Some(session) = &mut self.session {
                 session.let_go();
             }
@@ -68,14 +67,14 @@ impl Hold {
         }
         let mut lasts = self.session.as_ref().map(|session| session.timeout).unwrap_or_default();
         if !self.root {
-            match self.keep_heirloom(ensemble, mark, intent).await? {
+            match self.keep_heirloom(mark, intent).await? {
                 Some(keeps) => lasts = lasts.min(keeps).min(self.outer),
                 None => return Ok(Renewal::NotHeld),
             }
         }
-        // Whoever keeps the session that was handed down has written it by now.
+        // A hold that keeps the session that was handed down has written it by now.
         if let (Some((granted @ Granted { heirloom: None, .. }, stat)), Intent::Drain) = (&granted, intent) {
-            self.note_seen(ensemble, granted, stat).await;
+            self.note_seen(granted, stat).await;
         }
         let (Some(place), Some(session)) = (&self.place, &mut self.session) else { return Err(failure::unsettled().into()) };
         session.let_go();

@@ -1,31 +1,31 @@
-//! One lock as it is: its line read into the vocabulary.
+//! One lock as it is: its queue read into the vocabulary.
 //!
-//! Times are the leader's clock's. Who has just made a node knows the time from it; who only looks makes a node for
+//! Times are the leader's clock's. A client that has just made a node knows the time from it. A look makes a node for
 //! that, outside of the lock's directory, and where it may not, lengths of time are counted to the last thing that is
 //! known to have happened.
 
 use std::time::Duration;
 
 use super::{
-    contender::{Class, Contender, heads},
-    failure::Asked,
-    names::{MARK, Names, holds_of},
-    record::{Granted, Record, Said},
-    session::{Ensemble, Session},
-    wire::{Answer, Node, Reply, Request, Stat},
+    contender::ContenderNode,
+    failure::{self, Asked},
+    hold::{Hold, Seen},
+    names::{Names, holds_of},
+    record::{Granted, last_fence},
+    session::Session,
+    wire::{Answer, Ask, Node, Reply, Stat},
 };
-use crate::lock::{Fence, Holder, Mode, Waiter};
+use crate::{
+    backends::queue::{
+        self,
+        record::{HoldRecord, Said},
+    },
+    lock::{Attempt, Busy, Fence, Holder, Request, Result, Waiter},
+};
 
-/// How the time is found out.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Clock<'a> {
-    /// By making a node in this folder.
-    Make(&'a str),
-    /// It was this, in ms.
-    Known(i64),
-}
-
-/// As many contenders are looked at; a longer line is told by its length alone.
+/// The server tells a waiter when its turn comes; what it is told of the end of a lease must not make it poll.
+const SOONEST: Duration = Duration::from_millis(250);
+/// As many contenders are looked at; a longer queue is told by its length alone.
 const MOST: usize = 1000;
 
 /// A lock as it was.
@@ -38,52 +38,39 @@ pub(super) struct Look {
 
 /// A contender, and what its node says.
 struct Entry<'a> {
-    contender: &'a Contender,
+    contender: &'a ContenderNode,
     said: Option<Said>,
     stat: Stat,
 }
 
-/// Reads what the contenders of `line` said: of those who hold the lock, or with `whole` of all. Of those who may have permits
-/// that is everybody who is asked about.
-pub(super) async fn look(
-    session: &mut Session,
-    ensemble: &Ensemble,
-    names: &Names,
-    line: &[Contender],
-    whole: bool,
-    clock: Clock<'_>,
-) -> Asked<Look> {
-    let shown = &line[..if whole { line.len() } else { heads(line) }.min(MOST)];
-    let paths: Vec<String> = shown.iter().map(|contender| names.contender(&contender.name)).collect();
-    let made;
-    let mut requests = vec![Request::Children { path: &names.meta }, Request::Read { path: &names.meta }];
-    requests.extend(paths.iter().map(|path| Request::Read { path }));
-    if let (Clock::Make(folder), false) = (clock, line.is_empty()) {
-        made = format!("{folder}/%now-");
-        requests.push(Request::Create { path: &made, data: &[], node: Node::Contender });
+/// Reads what the holders said, or with `whole` all contenders; makes a node to learn the time if `timed`.
+pub(super) async fn look(session: &mut Session, names: &Names, seen: &Seen, whole: bool, timed: bool) -> Asked<Look> {
+    let shown: Vec<usize> = (0..seen.line.len()).filter(|at| whole || seen.queue.holds(*at)).take(MOST).collect();
+    let paths: Vec<String> = shown.iter().map(|at| names.contender(&seen.line[*at].name)).collect();
+    let now = format!("{}/%now-", names.folder());
+    let mut requests = vec![Ask::Read(&names.meta)];
+    requests.extend(paths.iter().map(|path| Ask::Read(path)));
+    if timed && !seen.line.is_empty() {
+        requests.push(Ask::Create(&now, &[], Node::Contender));
     }
-    let mut answers = session.ask(ensemble, &requests).await?.into_iter();
-    let beside = children(answers.next());
-    let last_fence = data(answers.next()).and_then(|(data, stat)| Record::last_fence(&data, stat.mzxid));
-    let mut entries = Vec::new();
-    let mut newest = match clock {
-        Clock::Known(now) => now,
-        Clock::Make(_) => 0,
-    };
-    for (place, contender) in shown.iter().enumerate() {
+    let mut answers = session.ask(&requests).await?.into_iter();
+    let last_fence = data(answers.next()).and_then(|(data, stat)| last_fence(&data, stat.mzxid));
+    let (mut granted, mut waiting) = (Vec::new(), Vec::new());
+    let mut newest = 0;
+    for at in shown {
         let Some((data, stat)) = data(answers.next()) else { continue };
-        // Who only waits may be of any version.
-        let said = if place < heads(line) { Said::read(&data)? } else { Said::read(&data).unwrap_or_default() };
+        let holds = seen.queue.holds(at);
+        // A waiter may be of any version.
+        let said = if holds { Said::read(&data)? } else { Said::read(&data).unwrap_or_default() };
         newest = newest.max(stat.mtime);
-        entries.push(Entry { contender, said, stat });
+        if holds { &mut granted } else { &mut waiting }.push(Entry { contender: &seen.line[at], said, stat });
     }
     if let Some(Ok(Reply::Made { stat, .. })) = answers.next() {
         newest = newest.max(stat.ctime);
     }
-    let (granted, waiting) = split(entries, heads(line), &beside);
     let mut holders = Vec::new();
     for entry in granted {
-        holders.push(holder(session, ensemble, names, &entry, &beside, &mut newest).await?);
+        holders.push(holder(session, names, &entry, &seen.beside, &mut newest).await?);
     }
     let waiters = waiting
         .into_iter()
@@ -93,55 +80,37 @@ pub(super) async fn look(
     Ok(Look { holders, waiters, last_fence })
 }
 
-/// Who has the lock and who waits. At the head of the line, one of dlock's own has it only once its grant is marked.
-fn split<'a>(entries: Vec<Entry<'a>>, heads: usize, beside: &[String]) -> (Vec<Entry<'a>>, Vec<Entry<'a>>) {
-    let marked =
-        |entry: &Entry<'_>| beside.iter().any(|name| name.strip_prefix(MARK).is_some_and(|guid| entry.contender.guid() == Some(guid)));
-    let mut place = 0;
-    entries.into_iter().partition(|entry| {
-        place += 1;
-        place <= heads && (entry.said.is_none() || marked(entry))
-    })
+impl Hold {
+    /// Who has the lock, for a waiter or a try.
+    pub(super) async fn busy(&mut self, request: &Request, seen: &Seen) -> Result<Attempt> {
+        let Some(session) = &mut self.session else { return Err(failure::unsettled()) };
+        // What the others do tells a waiter the time: one write less for each look.
+        let Look { holders, .. } = look(session, &self.names, seen, false, self.place.is_none()).await?;
+        let at = self.place.as_ref().filter(|_| request.waiting).and_then(|place| seen.find(&place.contender.name));
+        let position = at.map(|at| seen.queue.place(at));
+        let next = position.is_none_or(|position| position == 1);
+        let soonest = if request.waiting { SOONEST } else { Duration::ZERO };
+        // Without a holder, the server tells a waiter of its turn.
+        let unheld = (holders.is_empty() && next).then_some(soonest);
+        let busy = queue::busy(request.mode, holders, position, next);
+        Ok(Attempt::Busy(Busy { expires_in: unheld.or(busy.expires_in).map(|left| left.max(soonest)), ..busy }))
+    }
 }
 
-async fn holder(
-    session: &mut Session,
-    ensemble: &Ensemble,
-    names: &Names,
-    entry: &Entry<'_>,
-    beside: &[String],
-    newest: &mut i64,
-) -> Asked<Holder> {
-    let mode = match entry.contender.class {
-        Class::Alone => Mode::Exclusive,
-        Class::Reader => Mode::Shared,
-        Class::Permit(most) => Mode::Permits(most),
-    };
-    let unknown = Holder {
-        permit: None,
-        mode,
-        metadata: None,
-        fence: None,
-        foreign: true,
-        detached: false,
-        held_for: None,
-        renewed_ago: None,
-        expires_in: None,
-        holds: 1,
-        broken: None,
-    };
-    let Some(said) = &entry.said else { return Ok(unknown) };
+async fn holder(session: &mut Session, names: &Names, entry: &Entry<'_>, beside: &[String], newest: &mut i64) -> Asked<Holder> {
+    let mode = entry.contender.mode;
+    let Some(said) = &entry.said else { return Ok(Said::holder(None, None, mode)) };
     let guid = entry.contender.guid().unwrap_or_default();
     let (mark, start) = (names.mark(guid), holds_of(guid));
     let holds: Vec<String> = beside.iter().filter(|name| name.starts_with(&start)).map(|name| format!("{}/{name}", names.meta)).collect();
-    let mut requests = vec![Request::Read { path: &mark }];
-    requests.extend(holds.iter().map(|path| Request::Read { path }));
-    let mut answers = session.ask(ensemble, &requests).await?.into_iter();
+    let mut requests = vec![Ask::Read(&mark)];
+    requests.extend(holds.iter().map(|path| Ask::Read(path)));
+    let mut answers = session.ask(&requests).await?.into_iter();
     let mark = data(answers.next());
     let granted = mark.as_ref().map(|(_, mark)| mark.ctime);
-    let says = mark.as_ref().and_then(|(says, _)| Granted::read(says)).unwrap_or_default();
-    let permit = says.number();
-    let Granted { heirloom, broken, .. } = says;
+    let says = mark.as_ref().and_then(|(says, _)| Granted::read(says));
+    let record: Option<HoldRecord> = says.as_ref().map(|says| says.hold.clone());
+    let heirloom = says.and_then(|says| says.heirloom);
     let holds: Vec<(i64, u64)> = answers
         .filter_map(|answer| data(Some(answer)))
         .map(|(data, stat)| (stat.mtime, std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).unwrap_or_default()))
@@ -154,18 +123,13 @@ async fn holder(
     let now = *newest;
     let left = |(renewed, ttl): &(i64, u64)| Duration::from_millis(*ttl).saturating_sub(between(*renewed, now));
     Ok(Holder {
-        permit,
-        metadata: said.metadata.clone(),
         fence: fence(&entry.stat),
-        foreign: false,
-        detached: said.detached,
         held_for: granted.map(|then| between(then, now)),
         renewed_ago: renewed.map(|then| between(then, now)),
         // Without a hold, its session has ended: servers remove the nodes of one in no order, and this one last.
         expires_in: Some(handed_down.as_ref().or(holds.iter().max_by_key(|hold| left(hold))).map_or(Duration::ZERO, left)),
         holds: u32::try_from(holds.len()).unwrap_or(u32::MAX).max(1),
-        broken,
-        ..unknown
+        ..Said::holder(Some(said), record.as_ref(), mode)
     })
 }
 

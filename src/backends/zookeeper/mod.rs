@@ -1,28 +1,28 @@
 //! A ZooKeeper ensemble.
 //!
-//! A lock is a directory of ephemeral nodes that the servers number, as Curator's mutex has it: whoever has the smallest
-//! number holds the lock, and everybody else watches the one before. Each hold has a session of its own, whose timeout is
+//! A lock is a directory of ephemeral nodes that the servers number, as Curator's mutex has it: the node with the smallest
+//! number holds the lock, and each other one watches the one before. Each hold has a session of its own, whose timeout is
 //! the hold's lease; so the lease is what the server negotiated.
 //!
 //! The worst interleavings, and what is done about them:
-//! - **The answer to a create is lost.** The node may stand in the line, or get there later. Its name has an id that only
+//! - **The answer to a create is lost.** The node may stand in the queue, or get there later. Its name has an id that only
 //!   we know the origin of: the session is taken up again, the server brought up to date, and the node looked for by that id
 //!   and by its session. A server that gets the request late refuses it, since the session has moved on.
 //! - **A grant or its confirmation is lost.** Marking the grant is one transaction with a check of our node, and can be asked
 //!   for again.
 //! - **The session ends while we wait.** The node went with it. The next attempt learns of that from the server and joins
-//!   the line anew, at its end.
-//! - **A follower that is cut off answers reads and pings** long after the rest has given the lock to somebody else. So no
+//!   the queue anew, at its end.
+//! - **A follower that is cut off answers reads and pings** long after the rest has given the lock to another holder. So no
 //!   read and no ping counts as a renewal: that is a write which a majority confirmed, in one transaction with a check of our
-//!   node. Becoming the first in line is known from a read, and is confirmed by such a write too.
+//!   node. Becoming the first contender is known from a read, and is confirmed by such a write too.
 //! - **A node is deleted, or a session ended, from outside** while its holder is well: the holder watches its node and stops
-//!   the command, which takes a moment. Each grant leaves a mark beside the lock that only a clean release removes; who
-//!   follows a holder that left its mark behind waits half a second before it starts anything. Foreign holders leave
+//!   the command, which takes a moment. Each grant leaves a mark next to the lock that only a clean release removes; the successor
+//!   of a holder that left its mark behind waits half a second before it starts anything. Foreign holders leave
 //!   none, and would not stop their work either.
 //! - **The directory is a container** and may be removed between two steps: it is made again.
 //! - **The sequence numbers start anew** with a directory, and overflow: so the fence is the number of the ensemble's change
 //!   that made our node. An ensemble that lost all its data counts from the start.
-//! - **A server's clock steps:** sessions go by ticks, and only what is shown goes by its clock.
+//! - **A server's clock steps:** sessions use ticks, and only what is shown uses its clock.
 
 mod acquire;
 mod alive;
@@ -43,8 +43,10 @@ mod reading;
 mod record;
 mod relay;
 mod release;
+mod runs;
+mod send;
 mod session;
-mod starts;
+pub mod sharing;
 mod wire;
 
 use std::time::Duration;
@@ -55,7 +57,7 @@ pub use self::options::Options;
 use self::{
     hold::Hold,
     names::Names,
-    session::{Ensemble, LONGEST, Session},
+    session::{Ensemble, LONGEST, Purpose, Session, VISIT},
 };
 use crate::lock::{
     Amendment, Attempt, Backend, Capabilities, History, Identity, Intent, Key, LockState, Pace, Parting, Release, Renewal, Request, Result,
@@ -84,21 +86,28 @@ pub struct ZooKeeper {
     /// What was asked for and not given back yet, each with its session. Noted before anything is sent.
     holds: Vec<Hold>,
     /// For asking the time again and again.
-    visit: Option<Session>,
+    visiting: Option<Session>,
 }
 
 impl ZooKeeper {
     /// A backend for `options`. Without I/O.
     pub fn new(options: Options) -> Self {
-        Self { ensemble: Ensemble::new(options), holds: Vec::new(), visit: None }
+        Self { ensemble: Ensemble::new(options), holds: Vec::new(), visiting: None }
     }
 
     fn options(&self) -> &Options {
         &self.ensemble.options
     }
 
-    fn names(&self, key: &Key) -> Names {
-        Names::new(&self.options().chroot, &self.options().namespace, key)
+    /// A session that only looks.
+    async fn visit(&self) -> Result<Session> {
+        self.options().check()?;
+        Session::open(&self.ensemble, VISIT, Purpose::Visit).await
+    }
+
+    /// The same, for one lock.
+    async fn visit_lock(&self, key: &Key) -> Result<(Session, Names)> {
+        Ok((self.visit().await?, self.ensemble.names(key)))
     }
 }
 
@@ -125,31 +134,25 @@ impl Backend for ZooKeeper {
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
-        let outcome = self.leave_line(request).await;
-        self.ensemble.tidy().await;
-        outcome
+        self.ensemble.clone().tidied(self.leave_line(request)).await
     }
 
     async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
-        let outcome = match intent {
-            Intent::Probe => self.look_for(key, token).await,
-            Intent::Extend(_) | Intent::Drain => self.ask_renew(key, token, intent).await,
-        };
-        self.ensemble.tidy().await;
-        outcome
+        match intent {
+            Intent::Probe => self.ensemble.clone().tidied(self.look_for(key, token)).await,
+            Intent::Extend(_) | Intent::Drain => self.ensemble.clone().tidied(self.ask_renew(key, token, intent)).await,
+        }
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let outcome = self.ask_release(key, token, parting).await;
-        self.ensemble.tidy().await;
-        outcome
+        self.ensemble.clone().tidied(self.ask_release(key, token, parting)).await
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
         let outcome = match change {
             Amendment::Note(note) => self.take_note(key, note).await.map(|()| true),
-            Amendment::Warn(fence, level) => self.ask_warning(key, fence, level).await,
-            Amendment::Mark(fence, mark) => self.ask_mark(key, fence, mark).await,
+            Amendment::Warn(fence, level) => self.ask_amend(key, fence, |hold| hold.warned(level)).await,
+            Amendment::Mark(fence, mark) => self.ask_amend(key, fence, |hold| Some(hold.marked(mark))).await,
             Amendment::Evict(fence, mark) => self.ask_evict(key, fence, mark).await,
         };
         self.ensemble.tidy().await;
@@ -157,21 +160,15 @@ impl Backend for ZooKeeper {
     }
 
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        let outcome = self.read_lock(key).await;
-        self.ensemble.tidy().await;
-        outcome
+        self.ensemble.clone().tidied(self.read_lock(key)).await
     }
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        let outcome = self.read_locks(start).await;
-        self.ensemble.tidy().await;
-        outcome
+        self.ensemble.clone().tidied(self.read_locks(start)).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {
-        let outcome = self.read_history(key).await;
-        self.ensemble.tidy().await;
-        outcome
+        self.ensemble.clone().tidied(self.read_history(key)).await
     }
 
     fn tether(&mut self) -> Option<&mut dyn Tether> {

@@ -1,19 +1,18 @@
 //! Where a lock's nodes are.
 //!
 //! ```text
-//! <chroot>/<namespace>/<key>/_c_<guid>-lock-NNNNNNNNNN        who holds the lock or waits for it; a directory of nothing else
+//! <chroot>/<namespace>/<key>/_c_<guid>-lock-NNNNNNNNNN        a holder or a waiter; a directory of nothing else
 //!                                                             (for other kinds see [`super::contender`])
 //! <chroot>/<namespace>.meta/<key>                             the last fence, and below it:
 //!                                 /held-<guid>                there from the grant to the clean release: whose hold it is
 //!                                 /hold-<guid>-<hold>         one for each hold of an owner; what renewals write
 //!                                 /permit-<number>            a permit that is held, as long as the session of who has it
-//!                                 /paced, /once               what the last runs keep later ones from: see [`super::starts`]
-//!                                 /warned                     which hold was last warned about, and up to which level
+//!                                 /runs                       the run records: see [`super::runs`]
 //! <chroot>/<namespace>.meta/%now-…                            made and dropped to learn the time
-//! <chroot>/<namespace>.meta/%wait-<guid>-…                    what one that waits writes every few seconds, as long as its session
+//! <chroot>/<namespace>.meta/%wait-<guid>-…                    what a waiter writes every few seconds, as long as its session
 //! <chroot>/<namespace>.meta/%fine/<key>/<fence>               a hold that is over: see [`super::history`]
 //! <chroot>/<namespace>.meta/%bad/<key>/<fence>                one that ended badly
-//! <chroot>/<namespace>.meta/%skips/<key>/…                    a host that did without
+//! <chroot>/<namespace>.meta/%skips/<key>/…                    a host that skipped
 //! ```
 //! Without a namespace locks lie in the chroot itself, where other libraries look for them, and the rest in `.meta`.
 
@@ -28,7 +27,7 @@ use crate::lock::{Fence, Key, Namespace, Token};
 pub(super) struct Names {
     /// The directory of its contenders.
     pub(super) lock: String,
-    /// The record beside it.
+    /// Its own node in the side folder, with the last fence.
     pub(super) meta: String,
     /// What all else of the namespace lies in.
     folder: String,
@@ -68,22 +67,9 @@ impl Names {
         &self.folder
     }
 
-    /// What skew guard and at-least go by.
-    pub(super) fn paced(&self) -> String {
-        let [paced, ..] = lasting(&self.meta);
-        paced
-    }
-
-    /// What once goes by.
-    pub(super) fn once(&self) -> String {
-        let [_, once, _] = lasting(&self.meta);
-        once
-    }
-
-    /// Which hold was last warned about, and up to which level.
-    pub(super) fn warned(&self) -> String {
-        let [.., warned] = lasting(&self.meta);
-        warned
+    /// The run records.
+    pub(super) fn runs(&self) -> String {
+        runs_of(&self.meta)
     }
 
     /// The mark of the owner with this public id having been granted the lock and not having given it back.
@@ -128,13 +114,13 @@ pub(super) fn memory_folder(meta: &str, what: Memory) -> String {
     format!("{meta}/{name}")
 }
 
-/// How many nodes below a lock's record outlive its holds.
-pub(super) const LASTING: i32 = 3;
-
-/// These: what skew guard and at-least go by, what once does, and which hold was last warned about.
-pub(super) fn lasting(meta: &str) -> [String; 3] {
-    ["paced", "once", "warned"].map(|name| format!("{meta}/{name}"))
+/// The run records of the lock with this node, which outlive its holds.
+pub(super) fn runs_of(meta: &str) -> String {
+    format!("{meta}/runs")
 }
+
+/// The run records of an older layout.
+pub(super) const OLD: [&str; 2] = ["paced", "once"];
 
 /// What the names of marks begin with.
 pub(super) const MARK: &str = "held-";
@@ -180,7 +166,7 @@ fn hold_id(token: &Token) -> String {
     hash(token.owner, token.hold_text().as_bytes()).simple().to_string()[..16].to_owned()
 }
 
-/// What a session's password is sealed with for the holds nested in its own: they know the owner, and nobody else does.
+/// What a session's password is sealed with for the holds nested in its own: they know the owner, and no other process does.
 pub(super) fn seal(token: &Token, password: [u8; 16]) -> [u8; 16] {
     let pad = hash(token.owner, b"session").into_bytes();
     std::array::from_fn(|at| password[at] ^ pad[at])

@@ -4,16 +4,15 @@ use std::{collections::HashSet, time::Duration};
 
 use super::{
     ZooKeeper,
-    contender::{Contender, line},
-    failure::{Asked, Fault},
-    hold::{Hold, line_of, listed, unexpected},
-    look::{Clock, Look, look},
-    names::{LASTING, Memory, Names, decode, folder, lasting, memory_folder, meta_folder},
-    session::{Ensemble, Purpose, Session, VISIT},
-    starts::{Change, Starts},
-    wire::{Code, Node, Reply, Request as Ask},
+    failure::Asked,
+    hold::{Hold, Seen, listed, unexpected},
+    look::{Look, look},
+    names::{Memory, Names, decode, folder, memory_folder, meta_folder, runs_of},
+    runs::Runs,
+    session::Session,
+    wire::{Ask, Code, Node, Reply},
 };
-use crate::lock::{Key, LockState, Renewal, Result, Token};
+use crate::lock::{Key, Kind, LockState, Renewal, Result, Token};
 
 /// A path, where the empty one is the root.
 fn or_root(path: &str) -> &str {
@@ -22,101 +21,79 @@ fn or_root(path: &str) -> &str {
 
 impl ZooKeeper {
     pub(super) async fn read_lock(&mut self, key: &Key) -> Result<LockState> {
-        self.options().check()?;
-        let names = self.names(key);
-        let folder = meta_folder(&self.options().chroot, &self.options().namespace);
-        let mut session = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
-        let read = async {
-            let asked = [Ask::Sync { path: &names.lock }, Ask::Children { path: &names.lock }];
-            let line = line_of(session.ask(&self.ensemble, &asked).await?.pop())?;
-            state(&mut session, &self.ensemble, key, &names, &line, &folder).await
-        };
-        let read: Asked<LockState> = read.await;
-        read.map_err(Fault::into_error)
+        let (mut session, names) = self.visit_lock(key).await?;
+        let asked = [Ask::Sync(&names.lock), Ask::Children(&names.lock), Ask::Children(&names.meta)];
+        let seen = Seen::read(session.ask(&asked).await?)?;
+        Ok(state(&mut session, key, &names, &seen).await?)
     }
 
     /// Whether the token's hold is there, and how long its session lasts yet unless it is heard of.
     pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
-        self.options().check()?;
-        let now = format!("{}/%now-", meta_folder(&self.options().chroot, &self.options().namespace));
-        let mut hold = Hold::new(key, token, self.names(key), true);
-        hold.session = Some(Session::open(&self.ensemble, VISIT, Purpose::Visit).await?);
-        let look = async {
-            let seen = hold.read_line(&self.ensemble, true).await?;
-            if hold.owners_place(&self.ensemble, &seen).await?.is_none() {
-                return Ok(Renewal::NotHeld);
-            }
-            let beat = hold.beat();
-            let asked = [Ask::Read { path: &beat }, Ask::Create { path: &now, data: &[], node: Node::Contender }];
-            let mut answers = hold.ask(&self.ensemble, &asked).await?.into_iter();
-            let (data, renewed) = match answers.next() {
-                Some(Ok(Reply::Data { data, stat })) => (data, stat.mtime),
-                Some(Err(Code::NoNode)) => return Ok(Renewal::NotHeld),
-                answer => return Err(unexpected(answer).into()),
-            };
-            // Where that may not be made, lengths of time are counted to the last thing that happened.
-            let now = match answers.next() {
-                Some(Ok(Reply::Made { stat, .. })) => stat.ctime,
-                _ => renewed,
-            };
-            let timeout = std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).map(Duration::from_millis);
-            let silent = Duration::from_millis(u64::try_from(now - renewed).unwrap_or_default());
-            Ok(Renewal::Kept { expires_in: timeout.map(|timeout| timeout.saturating_sub(silent)) })
+        let mut hold = Hold::new(&self.ensemble, key, token, true);
+        hold.session = Some(self.visit().await?);
+        let seen = hold.read_line(true).await?;
+        if hold.owners_place(&seen).await?.is_none() {
+            return Ok(Renewal::NotHeld);
+        }
+        let (beat, now) = (hold.beat(), format!("{}/%now-", hold.names.folder()));
+        let asked = [Ask::Read(&beat), Ask::Create(&now, &[], Node::Contender)];
+        let mut answers = hold.ask(&asked).await?.into_iter();
+        let (data, renewed) = match answers.next() {
+            Some(Ok(Reply::Data { data, stat })) => (data, stat.mtime),
+            Some(Err(Code::NoNode)) => return Ok(Renewal::NotHeld),
+            answer => return Err(unexpected(answer)),
         };
-        let look: Asked<Renewal> = look.await;
-        look.map_err(Fault::into_error)
+        // Where that may not be made, lengths of time are counted to the last thing that happened.
+        let now = match answers.next() {
+            Some(Ok(Reply::Made { stat, .. })) => stat.ctime,
+            _ => renewed,
+        };
+        let timeout = std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).map(Duration::from_millis);
+        let silent = Duration::from_millis(u64::try_from(now - renewed).unwrap_or_default());
+        Ok(Renewal::Kept { expires_in: timeout.map(|timeout| timeout.saturating_sub(silent)) })
     }
 
     pub(super) async fn read_locks(&mut self, start: &str) -> Result<Vec<LockState>> {
-        self.options().check()?;
-        let (chroot, namespace) = (self.options().chroot.clone(), self.options().namespace.clone());
-        let (locks, beside) = (folder(&chroot, &namespace), meta_folder(&chroot, &namespace));
-        let mut session = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
-        let read = async {
-            let asked = [Ask::Sync { path: or_root(&locks) }, Ask::Children { path: or_root(&locks) }];
-            let names = listed(session.ask(&self.ensemble, &asked).await?.pop())?;
-            let mut keys: Vec<Key> = names.iter().filter_map(|name| decode(name)).filter(|key| key.as_str().starts_with(start)).collect();
-            keys.sort();
-            let names: Vec<Names> = keys.iter().map(|key| Names::new(&chroot, &namespace, key)).collect();
-            let asked: Vec<_> = names.iter().map(|names| Ask::Children { path: &names.lock }).collect();
-            let lines = session.ask(&self.ensemble, &asked).await?;
-            let mut states = Vec::new();
-            for ((key, names), answer) in keys.iter().zip(&names).zip(lines) {
-                // What holds something else is no lock.
-                let Ok(line) = line(&listed(Some(answer))?) else { continue };
-                if !line.is_empty() {
-                    let state = state(&mut session, &self.ensemble, key, names, &line, &beside).await?;
-                    states.extend(Some(state).filter(|state| !state.holders.is_empty()));
-                }
+        let mut session = self.visit().await?;
+        let locks = folder(&self.options().chroot, &self.options().namespace);
+        let asked = [Ask::Sync(or_root(&locks)), Ask::Children(or_root(&locks))];
+        let names = listed(session.ask(&asked).await?.pop())?;
+        let mut keys: Vec<Key> = names.iter().filter_map(|name| decode(name)).filter(|key| key.as_str().starts_with(start)).collect();
+        keys.sort();
+        let names: Vec<Names> = keys.iter().map(|key| self.ensemble.names(key)).collect();
+        let asked = names.iter().flat_map(|names| [Ask::Children(&names.lock), Ask::Children(&names.meta)]);
+        let answers = session.ask(&asked.collect::<Vec<_>>()).await?;
+        let mut states = Vec::new();
+        for ((key, names), both) in keys.iter().zip(&names).zip(answers.chunks(2)) {
+            // What holds something else is no lock.
+            let seen = match Seen::read(both.to_vec()) {
+                Err(error) if error.kind == Kind::Data => continue,
+                seen => seen?,
+            };
+            if !seen.line.is_empty() {
+                let state = state(&mut session, key, names, &seen).await?;
+                states.extend(Some(state).filter(|state| !state.holders.is_empty()));
             }
-            Ok(states)
-        };
-        let read: Asked<Vec<LockState>> = read.await;
-        read.map_err(Fault::into_error)
+        }
+        Ok(states)
     }
 
-    /// Removes the records of locks that were last taken so long ago and that nobody has or wants. Fences don't
-    /// depend on them.
+    /// Removes the records of locks that were last taken so long ago and have no contender. Fences don't depend on them.
     pub(super) async fn remove_records(&mut self, unused_for: Duration) -> Result<u64> {
-        self.options().check()?;
+        let mut session = self.visit().await?;
         let folder = meta_folder(&self.options().chroot, &self.options().namespace);
-        let mut session = Session::open(&self.ensemble, VISIT, Purpose::Visit).await?;
-        let removed = async {
-            let mut locks = remove(&mut session, &self.ensemble, &folder, unused_for).await?;
-            locks.extend(forget(&mut session, &self.ensemble, &folder).await?);
-            Ok(u64::try_from(locks.len()).unwrap_or(u64::MAX))
-        };
-        let removed: Asked<u64> = removed.await;
-        removed.map_err(Fault::into_error)
+        let mut locks = remove(&mut session, &folder, unused_for).await?;
+        locks.extend(forget(&mut session, &folder).await?);
+        Ok(u64::try_from(locks.len()).unwrap_or(u64::MAX))
     }
 }
 
 /// Removes the records; returns the names of their locks.
-async fn remove(session: &mut Session, ensemble: &Ensemble, folder: &str, unused_for: Duration) -> Asked<HashSet<String>> {
+async fn remove(session: &mut Session, folder: &str, unused_for: Duration) -> Asked<HashSet<String>> {
     let name_of = |path: &str| path[folder.len() + 1..].to_owned();
     let now = format!("{folder}/%now-");
-    let asked = [Ask::Sync { path: folder }, Ask::Children { path: folder }, Ask::Create { path: &now, data: &[], node: Node::Contender }];
-    let mut answers = session.ask(ensemble, &asked).await?;
+    let asked = [Ask::Sync(folder), Ask::Children(folder), Ask::Create(&now, &[], Node::Contender)];
+    let mut answers = session.ask(&asked).await?;
     let now = match answers.pop() {
         Some(Ok(Reply::Made { stat, .. })) => stat.ctime,
         Some(Err(Code::NoNode)) => return Ok(HashSet::new()),
@@ -126,21 +103,23 @@ async fn remove(session: &mut Session, ensemble: &Ensemble, folder: &str, unused
     let paths: Vec<String> = names.iter().filter(|name| decode(name).is_some()).map(|name| format!("{folder}/{name}")).collect();
     let mut removed = HashSet::new();
     for batch in paths.chunks(100) {
-        let looks: Vec<_> = batch.iter().map(|path| Ask::Exists { path }).collect();
-        let answers = session.ask(ensemble, &looks).await?;
+        let looks: Vec<_> = batch.iter().map(|path| Ask::Exists(path)).collect();
+        let answers = session.ask(&looks).await?;
         let unused = |answer: &_, most: i32| match answer {
-            Ok(Reply::Stat(stat)) => stat.children <= most && u128::try_from(now - stat.mtime).is_ok_and(|ms| ms > unused_for.as_millis()),
+            Ok(Reply::Stat(stat)) => {
+                stat.num_children <= most && u128::try_from(now - stat.mtime).is_ok_and(|ms| ms > unused_for.as_millis())
+            }
             _ => false,
         };
         let old = |most: i32| batch.iter().zip(&answers).filter(move |(_, answer)| unused(*answer, most)).map(|(path, _)| path);
-        for path in old(LASTING).filter(|path| !old(0).any(|bare| bare == *path)) {
-            if remove_whole(session, ensemble, path, now).await? {
+        for path in old(1).filter(|path| !old(0).any(|bare| bare == *path)) {
+            if remove_whole(session, path, now).await? {
                 removed.insert(name_of(path));
             }
         }
         // One that is taken meanwhile gets a child, which keeps it.
-        let deletes: Vec<_> = old(0).map(|path| Ask::Delete { path }).collect();
-        for (path, answer) in old(0).zip(session.ask(ensemble, &deletes).await?) {
+        let deletes: Vec<_> = old(0).map(|path| Ask::Delete(path)).collect();
+        for (path, answer) in old(0).zip(session.ask(&deletes).await?) {
             match answer {
                 Ok(_) => drop(removed.insert(name_of(path))),
                 Err(Code::NoNode | Code::NotEmpty) => {}
@@ -151,24 +130,16 @@ async fn remove(session: &mut Session, ensemble: &Ensemble, folder: &str, unused
     Ok(removed)
 }
 
-/// Removes a record with what the last runs have left beside it, if nobody goes by that any more; whether it did.
-async fn remove_whole(session: &mut Session, ensemble: &Ensemble, path: &str, now: i64) -> Asked<bool> {
-    let [paced, once, warned] = lasting(path);
-    let asks = [Ask::Children { path }, Ask::Read { path: &paced }, Ask::Read { path: &once }, Ask::Exists { path: &warned }];
-    let mut answers = session.ask(ensemble, &asks).await?.into_iter();
+/// Removes a lock's node with the run records below it, if those don't count any more; whether it did.
+async fn remove_whole(session: &mut Session, path: &str, now: i64) -> Asked<bool> {
+    let runs = runs_of(path);
+    let mut answers = session.ask(&[Ask::Children(path), Ask::Read(&runs)]).await?.into_iter();
     let beside = listed(answers.next())?;
-    let starts = Starts::read(answers.next(), answers.next())?;
-    let Some(changes) = starts.removal([&paced, &once], u64::try_from(now).unwrap_or_default()) else { return Ok(false) };
-    let mut steps: Vec<_> = changes.iter().map(Change::step).collect();
-    if let Some(Ok(Reply::Stat(stat))) = answers.next() {
-        steps.push(Ask::DeleteSince { path: &warned, version: stat.version });
-    }
-    if steps.len() != beside.len() {
-        return Ok(false);
-    }
+    let removal = Runs::read(answers.next())?.removal(&runs, u64::try_from(now).unwrap_or_default());
+    let Some(removal) = removal.filter(|_| beside.len() == 1) else { return Ok(false) };
     // One that was taken meanwhile has another child, or has changed one.
-    steps.push(Ask::Delete { path });
-    match session.ask(ensemble, &[Ask::All(steps)]).await?.pop() {
+    let steps = vec![removal.step(), Ask::Delete(path)];
+    match session.ask(&[Ask::All(steps)]).await?.pop() {
         Some(Ok(Reply::AllDone { .. })) => Ok(true),
         Some(Ok(Reply::RolledBack { code: Code::NoNode | Code::NotEmpty | Code::BadVersion, .. })) => Ok(false),
         answer => Err(unexpected(answer).into()),
@@ -176,22 +147,22 @@ async fn remove_whole(session: &mut Session, ensemble: &Ensemble, path: &str, no
 }
 
 /// Removes what is remembered of locks that have no record any more; returns their names.
-async fn forget(session: &mut Session, ensemble: &Ensemble, folder: &str) -> Asked<HashSet<String>> {
+async fn forget(session: &mut Session, folder: &str) -> Asked<HashSet<String>> {
     let mut forgotten = HashSet::new();
     for what in [Memory::Fine, Memory::Bad, Memory::Skips] {
         let memories = memory_folder(folder, what);
-        let names = listed(session.ask(ensemble, &[Ask::Children { path: &memories }]).await?.pop())?;
+        let names = listed(session.ask(&[Ask::Children(&memories)]).await?.pop())?;
         let records: Vec<_> = names.iter().map(|name| format!("{folder}/{name}")).collect();
-        let answers = session.ask(ensemble, &records.iter().map(|path| Ask::Exists { path }).collect::<Vec<_>>()).await?;
+        let answers = session.ask(&records.iter().map(|path| Ask::Exists(path)).collect::<Vec<_>>()).await?;
         for (name, answer) in names.iter().zip(answers) {
             if answer != Err(Code::NoNode) {
                 continue;
             }
             let memory = format!("{memories}/{name}");
-            let inside = listed(session.ask(ensemble, &[Ask::Children { path: &memory }]).await?.pop())?;
+            let inside = listed(session.ask(&[Ask::Children(&memory)]).await?.pop())?;
             let paths: Vec<_> = inside.iter().map(|inside| format!("{memory}/{inside}")).chain([memory.clone()]).collect();
             // A lock that is taken meanwhile makes its folder anew.
-            match session.ask(ensemble, &paths.iter().map(|path| Ask::Delete { path }).collect::<Vec<_>>()).await?.pop() {
+            match session.ask(&paths.iter().map(|path| Ask::Delete(path)).collect::<Vec<_>>()).await?.pop() {
                 Some(Ok(_)) if inside.is_empty() => {}
                 Some(Ok(_)) => drop(forgotten.insert(name.clone())),
                 Some(Err(Code::NoNode | Code::NotEmpty)) => {}
@@ -202,7 +173,7 @@ async fn forget(session: &mut Session, ensemble: &Ensemble, folder: &str) -> Ask
     Ok(forgotten)
 }
 
-async fn state(session: &mut Session, ensemble: &Ensemble, key: &Key, names: &Names, line: &[Contender], folder: &str) -> Asked<LockState> {
-    let Look { holders, waiters, last_fence } = look(session, ensemble, names, line, true, Clock::Make(folder)).await?;
+async fn state(session: &mut Session, key: &Key, names: &Names, seen: &Seen) -> Asked<LockState> {
+    let Look { holders, waiters, last_fence } = look(session, names, seen, true, true).await?;
     Ok(LockState { key: key.clone(), stored_as: names.lock.clone(), holders, waiters, last_fence, nodes: Vec::new() })
 }

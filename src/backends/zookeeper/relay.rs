@@ -300,7 +300,7 @@ async fn end_unused(mut greeting: JoinSet<std::result::Result<(Vec<u8>, Server),
     }
 }
 
-/// A request to end the session: its length, the request's number, which nobody waits for, and its kind.
+/// A request to end the session: its length, the request's number, which is not waited for, and its kind.
 const END_OF_SESSION: [u8; 12] = [0, 0, 0, 8, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xf5];
 
 /// No server knows it.

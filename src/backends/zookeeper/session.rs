@@ -5,7 +5,7 @@
 //! process gives its session away: nothing keeps that alive but what is asked over it.
 //!
 //! A session ends when [`Session::close`] says so, or by itself a timeout after its client is gone: dropped, it is left as
-//! a crash would leave it. Only one that merely looks, or that nobody waits for any more when it comes about, is ended
+//! a crash would leave it. Only one that merely looks, or that is no longer waited for when it comes about, is ended
 //! whatever becomes of it. Ending takes place in the background, and each question waits for it at last.
 
 use std::{
@@ -17,15 +17,17 @@ use std::{
 
 use tokio::{runtime::Handle, sync::oneshot, task::JoinHandle};
 
-use zookeeper_client::{Acls, Client, Connector, CreateMode, EventType, MultiWriteError, MultiWriteResult, OneshotWatcher, SessionState};
+use zookeeper_client::{Acls, Client, Connector, EventType, OneshotWatcher, SessionState};
 
 use super::{
     failure::{self, Asked, Fault},
+    names::Names,
     options::Options,
     relay::Relay,
-    wire::{Answer, Code, Node, Reply, Request, Stat},
+    send::{refusal, send},
+    wire::{Answer, Ask},
 };
-use crate::lock::{self, Error, Kind, Result};
+use crate::lock::{self, Error, Key, Kind, Result};
 
 /// The ensemble, and how to get at it.
 #[derive(Clone)]
@@ -40,7 +42,7 @@ pub(super) struct Ensemble {
 pub(super) enum Purpose {
     /// A hold that lasts as long as this process keeps it.
     Hold,
-    /// A hold that is handed over to whoever takes the session up.
+    /// A hold that is handed over to the process that takes the session up.
     HandedOver,
     /// Nothing but looking.
     Visit,
@@ -64,6 +66,10 @@ impl Ensemble {
         Self { options: Arc::new(options), background: Arc::default() }
     }
 
+    pub(super) fn names(&self, key: &Key) -> Names {
+        Names::new(&self.options.chroot, &self.options.namespace, key)
+    }
+
     fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
         // With its runtime, all of this process's sessions are gone.
         let Ok(runtime) = Handle::try_current() else { return };
@@ -83,6 +89,13 @@ impl Ensemble {
             })
             .await;
         }
+    }
+
+    /// Asks something, and waits for that too.
+    pub(super) async fn tidied<T>(&self, asked: impl Future<Output = T>) -> T {
+        let outcome = asked.await;
+        self.tidy().await;
+        outcome
     }
 
     /// A silent server is left for another in time for several renewals; no node is taken up or left behind by that. The
@@ -121,8 +134,9 @@ pub(super) struct Session {
     known: Option<lock::Session>,
     /// A question was not answered before it was given up. A watch that is given up says nothing of the server.
     unanswered: bool,
-    /// Where it is ended when it is dropped, if it is.
-    ends_in: Option<Ensemble>,
+    /// Whether it is ended when it is dropped.
+    ends: bool,
+    ensemble: Ensemble,
 }
 
 impl Session {
@@ -134,7 +148,7 @@ impl Session {
             let opened = Self::opened(&there, timeout, purpose).await;
             // The server may have made it although the question was given up meanwhile.
             if let Err(Ok(unwanted)) = give.send(opened) {
-                unwanted.end(&there).await;
+                unwanted.end().await;
             }
         });
         take.await.unwrap_or_else(|_| Err(Error::new(Kind::Internal, "a session was given up before it came about")))
@@ -142,7 +156,7 @@ impl Session {
 
     async fn opened(ensemble: &Ensemble, timeout: Duration, purpose: Purpose) -> Result<Self> {
         let relay = Relay::start(&ensemble.options, None).await?;
-        let client = connect(ensemble.connector(timeout, &relay), &relay).await.map_err(Fault::into_error)?;
+        let client = connect(ensemble.connector(timeout, &relay), &relay).await?;
         Ok(Self {
             id: client.session_id().0,
             timeout: client.session_timeout(),
@@ -151,12 +165,13 @@ impl Session {
             relay: Some(relay),
             given_away: purpose == Purpose::HandedOver,
             unanswered: false,
-            ends_in: (purpose == Purpose::Visit).then(|| ensemble.clone()),
+            ends: purpose == Purpose::Visit,
+            ensemble: ensemble.clone(),
         })
     }
 
     /// A session that another process handed over, and what it lasts.
-    pub(super) fn handed_over(session: lock::Session, timeout: Duration) -> Self {
+    pub(super) fn handed_over(ensemble: &Ensemble, session: lock::Session, timeout: Duration) -> Self {
         Self {
             id: session.id,
             timeout,
@@ -165,7 +180,8 @@ impl Session {
             given_away: true,
             known: Some(session),
             unanswered: false,
-            ends_in: None,
+            ends: false,
+            ensemble: ensemble.clone(),
         }
     }
 
@@ -183,38 +199,40 @@ impl Session {
         self.known.filter(|_| self.given_away)
     }
 
-    async fn take_up(&mut self, ensemble: &Ensemble) -> Asked<()> {
+    async fn take_up(&mut self) -> Asked<()> {
         let Some(known) = self.known else { return Err(Fault::Expired) };
-        let relay = Relay::start(&ensemble.options, Some(known)).await?;
-        let client = connect(ensemble.connector(self.timeout, &relay), &relay).await?;
+        let relay = Relay::start(&self.ensemble.options, Some(known)).await?;
+        let client = connect(self.ensemble.connector(self.timeout, &relay), &relay).await?;
         (self.client, self.relay, self.unanswered) = (Some(client), Some(relay), false);
         Ok(())
     }
 
-    /// The client, and what its connection goes by; taken out of a session that is given away, so that a question that is
+    /// The client and its relay; taken out of a session that is given away, so that a question that is
     /// given up doesn't keep that alive.
-    async fn reach(&mut self, ensemble: &Ensemble) -> Asked<Reached<'_>> {
+    async fn reach(&mut self) -> Asked<Reached<'_>> {
         if self.client.is_none() {
-            self.take_up(ensemble).await?;
+            self.take_up().await?;
         }
         let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return Err(Fault::Expired) };
         let mut reached = Reached { client: Some((client, relay)), session: self };
-        reached.keep_unless_given_away();
+        if !reached.session.given_away {
+            reached.keep();
+        }
         if reached.session.unanswered {
             reached.by_another_server().await?;
         }
         Ok(reached)
     }
 
-    /// Asks several things in one go. What was asked once is done, even if nobody awaits it any more.
-    pub(super) async fn ask(&mut self, ensemble: &Ensemble, requests: &[Request<'_>]) -> Asked<Vec<Answer>> {
-        let reached = self.reach(ensemble).await?;
+    /// Asks several things in one go. What was asked once is done, even if it is not awaited any more.
+    pub(super) async fn ask(&mut self, requests: &[Ask<'_>]) -> Asked<Vec<Answer>> {
+        let reached = self.reach().await?;
         reached.session.unanswered = true;
         let mut answers = Vec::with_capacity(requests.len());
         {
             let client = reached.client()?;
             // Each is sent when its future is made.
-            let asked: Vec<_> = requests.iter().map(|request| send(client, request, ensemble.acls())).collect();
+            let asked: Vec<_> = requests.iter().map(|request| send(client, request, reached.session.ensemble.acls())).collect();
             for answer in asked {
                 answers.push(answer.await);
             }
@@ -224,56 +242,50 @@ impl Session {
     }
 
     /// Watches a node; `None` if it isn't there.
-    pub(super) async fn watch(&mut self, ensemble: &Ensemble, path: &str) -> Asked<Option<Watch>> {
-        let reached = self.reach(ensemble).await?;
+    pub(super) async fn watch(&mut self, path: &str) -> Asked<Option<Watch>> {
+        let reached = self.reach().await?;
         let answer = reached.client()?.check_and_watch_stat(path).await;
         let watch = match answer {
             Ok((Some(_), watcher)) => Ok(Some(Box::pin(something(watcher)) as Watch)),
             Ok((None, _)) => Ok(None),
-            Err(error) => match refusal(error) {
-                Ok(code) => Err(failure::refused(&code).into()),
-                Err(fault) => Err(fault),
-            },
+            Err(error) => Err(not_watched(error)),
         };
         reached.answered();
         watch
     }
 
     /// Watches what lies in a directory, which is to be there: the names, and what tells that they are others.
-    pub(super) async fn watch_children(&mut self, ensemble: &Ensemble, path: &str) -> Asked<(Vec<String>, Watch)> {
-        let reached = self.reach(ensemble).await?;
+    pub(super) async fn watch_children(&mut self, path: &str) -> Asked<(Vec<String>, Watch)> {
+        let reached = self.reach().await?;
         let answer = reached.client()?.list_and_watch_children(path).await;
         let watch = match answer {
             Ok((names, watcher)) => Ok((names, Box::pin(something(watcher)) as Watch)),
-            Err(error) => match refusal(error) {
-                Ok(code) => Err(failure::refused(&code).into()),
-                Err(fault) => Err(fault),
-            },
+            Err(error) => Err(not_watched(error)),
         };
         reached.answered();
         watch
     }
 
     /// Ends the session and all that is ephemeral of it, in the background: only one that holds nothing any more, so that
-    /// nobody needs to know that it is done.
-    pub(super) fn close(self, ensemble: &Ensemble) {
-        let there = ensemble.clone();
-        ensemble.in_background(async move { self.end(&there).await });
+    /// the end need not be waited for.
+    pub(super) fn close(self) {
+        let ensemble = self.ensemble.clone();
+        ensemble.in_background(self.end());
     }
 
-    async fn end(mut self, ensemble: &Ensemble) {
-        if self.client.is_none() && self.take_up(ensemble).await.is_err() {
+    async fn end(mut self) {
+        if self.client.is_none() && self.take_up().await.is_err() {
             return;
         }
         let (Some(client), Some(relay)) = (self.client.take(), self.relay.take()) else { return };
         goodbye(client, relay, self.timeout).await;
     }
 
-    /// Asks for what nobody needs to hear the answer to.
-    pub(super) fn tell(&self, ensemble: &Ensemble, requests: &[Request<'_>]) {
+    /// Asks without waiting for the answer.
+    pub(super) fn tell(&self, requests: &[Ask<'_>]) {
         if let Some(client) = &self.client {
             for request in requests {
-                drop(send(client, request, ensemble.acls()));
+                drop(send(client, request, self.ensemble.acls()));
             }
         }
     }
@@ -288,8 +300,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if let (Some(ensemble), Some(client), Some(relay)) = (self.ends_in.take(), self.client.take(), self.relay.take()) {
-            ensemble.in_background(goodbye(client, relay, self.timeout));
+        if let (true, Some(client), Some(relay)) = (self.ends, self.client.take(), self.relay.take()) {
+            self.ensemble.in_background(goodbye(client, relay, self.timeout));
         }
     }
 }
@@ -324,12 +336,6 @@ struct Reached<'a> {
 }
 
 impl Reached<'_> {
-    fn keep_unless_given_away(&mut self) {
-        if !self.session.given_away {
-            self.keep();
-        }
-    }
-
     fn keep(&mut self) {
         if let Some((client, relay)) = self.client.take() {
             (self.session.client, self.session.relay) = (Some(client), Some(relay));
@@ -381,151 +387,12 @@ async fn connect(connector: Connector, relay: &Relay) -> Asked<Client> {
     })
 }
 
+fn not_watched(error: zookeeper_client::Error) -> Fault {
+    refusal(error).map_or_else(|fault| fault, |code| failure::refused(&code).into())
+}
+
 async fn something(watcher: OneshotWatcher) {
     let event = watcher.changed().await;
     // Session events other than its end are none of a one-shot watcher's.
     debug_assert!(event.event_type != EventType::Session || event.session_state.is_terminated());
-}
-
-type Sent<'a> = Pin<Box<dyn Future<Output = Asked<Answer>> + 'a>>;
-
-fn send<'a>(client: &'a Client, request: &Request<'a>, acls: Acls<'static>) -> Sent<'a> {
-    match *request {
-        Request::Create { path, data, node } => {
-            let made = client.create(path, data, &mode(node).with_acls(acls));
-            Box::pin(async move {
-                answer(made.await.map(|(stat, sequence)| {
-                    let path = if node == Node::Contender { format!("{path}{sequence}") } else { path.to_owned() };
-                    Reply::Made { path, stat: stat_of(&stat) }
-                }))
-            })
-        }
-        Request::Delete { path } => {
-            let done = client.delete(path, None);
-            Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
-        }
-        Request::DeleteSince { path, version } => {
-            let done = client.delete(path, Some(version));
-            Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
-        }
-        Request::Exists { path } => {
-            let stat = client.check_stat(path);
-            Box::pin(async move {
-                match stat.await {
-                    Ok(Some(stat)) => Ok(Ok(Reply::Stat(stat_of(&stat)))),
-                    Ok(None) => Ok(Err(Code::NoNode)),
-                    Err(error) => answer(Err(error)),
-                }
-            })
-        }
-        Request::Read { path } => {
-            let read = client.get_data(path);
-            Box::pin(async move { answer(read.await.map(|(data, stat)| Reply::Data { data, stat: stat_of(&stat) })) })
-        }
-        Request::Write { path, data } => {
-            let written = client.set_data(path, data, None);
-            Box::pin(async move { answer(written.await.map(|stat| Reply::Stat(stat_of(&stat)))) })
-        }
-        Request::WriteSince { path, data, version } => {
-            let written = client.set_data(path, data, Some(version));
-            Box::pin(async move { answer(written.await.map(|stat| Reply::Stat(stat_of(&stat)))) })
-        }
-        Request::Children { path } => {
-            let names = client.list_children(path);
-            Box::pin(async move { answer(names.await.map(Reply::Children)) })
-        }
-        Request::Sync { path } => {
-            let done = client.sync(path);
-            Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
-        }
-        Request::Check { .. } => Box::pin(async { Err(failure::unreadable().into()) }),
-        Request::All(ref steps) => {
-            let mut writer = client.new_multi_writer();
-            let added: Result<(), _> = steps.iter().try_for_each(|step| match *step {
-                Request::Create { path, data, node } => writer.add_create(path, data, &mode(node).with_acls(acls)),
-                Request::Delete { path } => writer.add_delete(path, None),
-                Request::DeleteSince { path, version } => writer.add_delete(path, Some(version)),
-                Request::Write { path, data } => writer.add_set_data(path, data, None),
-                Request::WriteSince { path, data, version } => writer.add_set_data(path, data, Some(version)),
-                Request::Check { path } => writer.add_check_version(path, -1),
-                _ => Err(zookeeper_client::Error::BadArguments(&"no step of a transaction")),
-            });
-            let done = added.map(|()| writer.commit());
-            Box::pin(async move {
-                match done {
-                    Err(error) => answer(Err(error)),
-                    Ok(done) => match done.await {
-                        Ok(done) => {
-                            let mut all = done.into_iter().filter_map(made);
-                            let first = all.next();
-                            Ok(Ok(Reply::AllDone { made: first, last: all.next_back().map(|(path, _)| path) }))
-                        }
-                        Err(MultiWriteError::OperationFailed { index, source }) => {
-                            Ok(Ok(Reply::RolledBack { at: index, code: refusal(source)? }))
-                        }
-                        Err(MultiWriteError::RequestFailed { source }) => answer(Err(source)),
-                    },
-                }
-            })
-        }
-    }
-}
-
-/// Some servers tell nothing of what a transaction made but its path.
-fn made(step: MultiWriteResult) -> Option<(String, Option<Stat>)> {
-    match step {
-        MultiWriteResult::Create { path, stat } => Some((path, (!stat.is_invalid()).then(|| stat_of(&stat)))),
-        _ => None,
-    }
-}
-
-fn mode(node: Node) -> CreateMode {
-    match node {
-        Node::Persistent => CreateMode::Persistent,
-        Node::Ephemeral => CreateMode::Ephemeral,
-        Node::Contender => CreateMode::EphemeralSequential,
-        Node::Container => CreateMode::Container,
-    }
-}
-
-fn stat_of(stat: &zookeeper_client::Stat) -> Stat {
-    Stat {
-        czxid: stat.czxid,
-        ctime: stat.ctime,
-        mtime: stat.mtime,
-        mzxid: stat.mzxid,
-        version: stat.version,
-        session: stat.ephemeral_owner,
-        children: stat.num_children,
-    }
-}
-
-/// A refusal is an answer; all else says something of the session or of the way to the server.
-fn answer(outcome: Result<Reply, zookeeper_client::Error>) -> Asked<Answer> {
-    match outcome {
-        Ok(reply) => Ok(Ok(reply)),
-        Err(error) => refusal(error).map(Err),
-    }
-}
-
-fn refusal(error: zookeeper_client::Error) -> Asked<Code> {
-    use zookeeper_client::Error as Failure;
-    Ok(match error {
-        Failure::NoNode => Code::NoNode,
-        Failure::NodeExists => Code::NodeExists,
-        Failure::NotEmpty => Code::NotEmpty,
-        Failure::BadVersion => Code::BadVersion,
-        Failure::NoAuth => Code::NoAuth,
-        Failure::InvalidAcl => Code::InvalidAcl,
-        Failure::Unimplemented => Code::Unimplemented,
-        Failure::QuotaExceeded => Code::QuotaExceeded,
-        Failure::Throttled => Code::Throttled,
-        Failure::SessionMoved => Code::SessionMoved,
-        Failure::SessionExpired => return Err(Fault::Expired),
-        Failure::AuthFailed => return Err(failure::login_refused().into()),
-        Failure::BadArguments(why) => return Err(Error::new(Kind::Internal, format!("a request was malformed: {why}")).into()),
-        Failure::NoChildrenForEphemerals => Code::NoChildren,
-        error @ (Failure::NotReadOnly | Failure::UnexpectedErrorCode(_)) => Code::Other(error.to_string()),
-        error => return Err(failure::broken(error).into()),
-    })
 }

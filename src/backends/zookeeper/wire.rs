@@ -1,5 +1,7 @@
 //! What is asked of the servers, as data: several things go out in one go, and a transaction is one of them.
 
+pub(super) use zookeeper_client::Stat;
+
 /// A refusal of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Code {
@@ -33,67 +35,23 @@ pub(super) enum Node {
 
 /// One thing to be done; within a transaction only those that change or check something.
 #[derive(Clone, Debug)]
-pub(super) enum Request<'a> {
-    Create {
-        path: &'a str,
-        data: &'a [u8],
-        node: Node,
-    },
-    Delete {
-        path: &'a str,
-    },
+pub(super) enum Ask<'a> {
+    Create(&'a str, &'a [u8], Node),
+    Delete(&'a str),
     /// Only if it is of this version still.
-    DeleteSince {
-        path: &'a str,
-        version: i32,
-    },
-    Exists {
-        path: &'a str,
-    },
-    Read {
-        path: &'a str,
-    },
-    Write {
-        path: &'a str,
-        data: &'a [u8],
-    },
+    DeleteSince(&'a str, i32),
+    Exists(&'a str),
+    Read(&'a str),
+    Write(&'a str, &'a [u8]),
     /// Only if it is of this version still.
-    WriteSince {
-        path: &'a str,
-        data: &'a [u8],
-        version: i32,
-    },
-    Children {
-        path: &'a str,
-    },
+    WriteSince(&'a str, &'a [u8], i32),
+    Children(&'a str),
     /// What follows in this session sees all that was done before anywhere.
-    Sync {
-        path: &'a str,
-    },
+    Sync(&'a str),
     /// The node is there, in whatever version.
-    Check {
-        path: &'a str,
-    },
+    Check(&'a str),
     /// All or nothing.
-    All(Vec<Request<'a>>),
-}
-
-/// What is known of a node beside its data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Stat {
-    /// The number of the change that made it: rises over all nodes of the ensemble.
-    pub(super) czxid: i64,
-    /// When it was made, in ms of the leader's clock.
-    pub(super) ctime: i64,
-    /// When it was last written.
-    pub(super) mtime: i64,
-    /// The number of the change that wrote it last.
-    pub(super) mzxid: i64,
-    /// How often it was written.
-    pub(super) version: i32,
-    /// The session that it ends with; 0 if with none.
-    pub(super) session: i64,
-    pub(super) children: i32,
+    All(Vec<Ask<'a>>),
 }
 
 /// What a request was answered with.

@@ -9,18 +9,19 @@ use tokio::sync::mpsc;
 
 use super::{
     Often, RunSettings,
+    ends::{conclude, tell_of_a_hang, wait_ended},
     watch::{End, Watch},
 };
 use crate::{
     commands::Context,
     exit,
     lease::{
-        BootClock, Budget, Claim, Clock, Held, Lease, Limits, Loss, Released, Together, acquire_all, bounded, give_back, keep_all,
-        may_warn, note, note_skip, wall_ms,
+        BootClock, Budget, Claim, Clock, Held, Lease, Limits, Loss, Released, Together, acquire_all, bounded, give_back, keep_all, note,
+        note_skip, wall_ms,
     },
-    lock::{self, Backend, BootTime, Busy, Error, Intent, Key, Kind, Metadata, Note, Parting, Past, Result, Scope},
-    output::{self, Cause, CommandEnd, GivenBack, Outcome, Output, Skip, Syslog, Verdict, Waiting, age, plain},
-    supervise::{self, Deadlines, Signal, Signals, Supervisor, stop_self},
+    lock::{self, Backend, BootTime, Error, Intent, Kind, Metadata, Note, Parting, Past, Result, Scope},
+    output::{self, Cause, CommandEnd, GivenBack, Outcome, Skip, Verdict, Waiting, plain},
+    supervise::{self, Deadlines, Signals, Supervisor},
 };
 
 /// How long descendants may outlive the command before somebody is told.
@@ -381,46 +382,6 @@ impl Job<'_> {
 }
 
 /// Has the verdict say what else there is to say than how the command ended.
-fn conclude(verdict: &mut Verdict, watch: Watch<'_>, settings: &RunSettings) {
-    if watch.timed_out {
-        verdict.outcome = Outcome::TimedOut;
-        verdict.status = exit::TIMED_OUT;
-        verdict.error = Some(Error::new(Kind::Timeout, settings.max_runtime()));
-    }
-    if let (None, Some(mark)) = (&watch.lost, &watch.broken) {
-        verdict.outcome = Outcome::Broken;
-        verdict.status = exit::LOST;
-        verdict.error = Some(Error::new(Kind::Unavailable, format!("broken {}", crate::output::mark(mark))));
-    }
-    if let Some(how) = watch.lost {
-        verdict.outcome = Outcome::Lost;
-        verdict.status = exit::LOST;
-        let error = Error::new(Kind::Unavailable, how);
-        verdict.error = Some(match watch.trouble {
-            Some(trouble) => error.source(trouble),
-            None => error,
-        });
-    }
-}
-
-/// Ready when a signal ends the wait; `None` if the guardian is gone.
-async fn wait_ended(signals: &mut Signals, supervisor: &mut Supervisor) -> Option<Signal> {
-    loop {
-        tokio::select! {
-            // Also reaps what is reparented to dlock. Before the start there is no other event.
-            _ = supervisor.next() => return None,
-            signal = signals.next() => {
-                if signal.ends_wait() {
-                    return Some(signal);
-                }
-                if signal.is_stop() {
-                    stop_self(signal.number);
-                }
-            }
-        }
-    }
-}
-
 /// When the command is told to end and made to, and when the lease is over.
 fn deadlines(lease: &Lease, budget: &Budget) -> (Deadlines, BootTime) {
     (Deadlines { term_at: budget.term_at(lease.t0), kill_at: budget.kill_at(lease.t0) }, budget.ends_at(lease.t0))
@@ -431,16 +392,4 @@ fn earliest(all: &[(Deadlines, BootTime)]) -> (Deadlines, BootTime) {
     let never = BootTime::from_boot(Duration::MAX);
     let first = |of: fn(&(Deadlines, BootTime)) -> BootTime| all.iter().map(of).min().unwrap_or(never);
     (Deadlines { term_at: first(|one| one.0.term_at), kill_at: first(|one| one.0.kill_at) }, first(|one| one.1))
-}
-
-/// Warns of a lock that somebody has had for too long, unless somebody else has.
-async fn tell_of_a_hang(backend: &mut dyn Backend, settings: &RunSettings, key: &Key, out: &Output, busy: &Busy) {
-    let Some(holder) = busy.holders.first() else { return };
-    let (Some(after), Some(held), Some(fence)) = (settings.policy.warn_held, holder.held_for, holder.fence) else { return };
-    if may_warn(backend, key, fence, held, after).await {
-        let text = format!("{}: {} has had the lock for {}: does it hang?", key.escaped(), output::holder(holder), age(held));
-        let key = output::shell(key);
-        out.warn_with_hint(&text, &format!("dlock inspect {key} tells more, dlock break {key} stops it, --warn-held 0 is silent"));
-        Syslog::default().warn_of(settings.log, out, &text);
-    }
 }

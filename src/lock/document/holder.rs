@@ -8,28 +8,35 @@ use super::super::{Break, End, Fence, Holder, Metadata, Mode, Past, Request, Tok
 
 /// Times are ms of the store's clock; the short names are part of the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct HolderEntry {
+pub struct HolderEntry {
+    /// The token's owner.
     #[serde(rename = "o")]
     pub owner: String,
     /// The hold that the lock was taken with.
     #[serde(rename = "r")]
     pub root: String,
-    /// By their text form.
+    /// Its holds, by [`Token::hold_text`].
     #[serde(rename = "h")]
     pub holds: BTreeMap<String, HoldEntry>,
+    /// How it has the lock.
     #[serde(rename = "m", with = "self")]
     pub mode: Mode,
     /// The number of its permit.
     #[serde(rename = "n", default, skip_serializing_if = "Option::is_none")]
     pub permit: Option<u32>,
+    /// Its fence.
     #[serde(rename = "f")]
     pub fence: u64,
+    /// Since when it has the lock.
     #[serde(rename = "b")]
     pub since: u64,
+    /// When a hold was last taken or extended.
     #[serde(rename = "l")]
     pub renewed: u64,
+    /// What it said of itself.
     #[serde(rename = "w", default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
+    /// Its process need not live.
     #[serde(rename = "d", default, skip_serializing_if = "std::ops::Not::not")]
     pub detached: bool,
     /// The mark of a break.
@@ -39,16 +46,17 @@ pub(super) struct HolderEntry {
 
 /// One hold of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct HoldEntry {
+pub struct HoldEntry {
     /// The TTL in ms that it was taken with.
     #[serde(rename = "t")]
     pub ttl: u64,
+    /// When it ends.
     #[serde(rename = "e")]
     pub ends: u64,
 }
 
 impl HolderEntry {
-    pub fn new(request: &Request, permit: Option<u32>, fence: Fence, now: u64, ends: u64) -> Self {
+    pub(super) fn new(request: &Request, permit: Option<u32>, fence: Fence, now: u64, ends: u64) -> Self {
         let hold = request.token.hold_text();
         Self {
             owner: request.token.owner.to_string(),
@@ -65,20 +73,20 @@ impl HolderEntry {
         }
     }
 
-    pub fn is_of(&self, token: &Token) -> bool {
+    pub(super) fn is_of(&self, token: &Token) -> bool {
         self.owner == token.owner.to_string()
     }
 
     /// When the last of its holds ends.
-    pub fn ends(&self) -> u64 {
+    pub(super) fn ends(&self) -> u64 {
         self.holds.values().map(|hold| hold.ends).max().unwrap_or_default()
     }
 
-    pub fn count(&self) -> u32 {
+    pub(super) fn count(&self) -> u32 {
         u32::try_from(self.holds.len()).unwrap_or(u32::MAX)
     }
 
-    pub fn holder(&self, now: u64) -> Holder {
+    pub(super) fn holder(&self, now: u64) -> Holder {
         let ago = |then: u64| Some(Duration::from_millis(now.saturating_sub(then)));
         Holder {
             mode: self.mode,
@@ -96,7 +104,7 @@ impl HolderEntry {
     }
 
     /// Its entry in the history.
-    pub fn past(&self, ended: u64, end: End, why: Option<String>) -> Past {
+    pub(super) fn past(&self, ended: u64, end: End, why: Option<String>) -> Past {
         Past {
             fence: Some(Fence(self.fence)),
             started_ms: Some(self.since),
@@ -108,7 +116,7 @@ impl HolderEntry {
     }
 
     /// Its entry in the history if it is never released.
-    pub fn vanished(&self, ended: u64) -> Past {
+    pub(super) fn vanished(&self, ended: u64) -> Past {
         let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
         self.past(ended, end, why)
     }
@@ -116,7 +124,7 @@ impl HolderEntry {
 
 /// A mode as a text: `x` for the whole lock, `s` to read, `p<n>` for one of n permits.
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-pub(super) fn serialize<S: Serializer>(mode: &Mode, to: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn serialize<S: Serializer>(mode: &Mode, to: S) -> Result<S::Ok, S::Error> {
     match mode {
         Mode::Exclusive => to.serialize_str("x"),
         Mode::Shared => to.serialize_str("s"),
@@ -124,7 +132,7 @@ pub(super) fn serialize<S: Serializer>(mode: &Mode, to: S) -> Result<S::Ok, S::E
     }
 }
 
-pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Mode, D::Error> {
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Mode, D::Error> {
     let text = String::deserialize(from)?;
     match &*text {
         "x" => Ok(Mode::Exclusive),

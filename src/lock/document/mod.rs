@@ -9,7 +9,7 @@
 //! no offer lies in the future); a waiter dies (see [`queue`]); an answer is lost (asked again with the same token, the answer is the same).
 
 mod acquire;
-mod holder;
+pub(crate) mod holder;
 mod parts;
 mod queue;
 #[cfg(test)]
@@ -20,11 +20,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use self::queue::Queue;
 pub use self::{
     acquire::{Answer, Moment},
+    holder::{HoldEntry, HolderEntry},
+    parts::Times,
     queue::QueueEntry,
 };
-use self::{holder::HolderEntry, queue::Queue};
 use super::{
     Break, Error, Fence, Holder, Intent, Kind, Metadata, Mode, Parting, Past, Record, Release, Renewal, Result, Scope, Token, Ttl, Waiter,
 };
@@ -118,9 +120,9 @@ impl Document {
         if self.is_empty() { None } else { serde_json::to_string(self).ok() }
     }
 
-    /// Whether the document says nothing at all.
+    /// Whether the document says nothing at all: a warning matters only as long as its hold.
     pub fn is_empty(&self) -> bool {
-        !self.has_holders() && self.queue.is_empty() && self.policy == Record::default() && self.warned == (0, 0) && self.ended.is_empty()
+        !self.has_holders() && self.queue.is_empty() && self.policy == Record::default() && self.ended.is_empty()
     }
 
     /// Whether the document has a holder.
@@ -244,10 +246,12 @@ impl Document {
         true
     }
 
-    /// Claims the warning of this level about a hold; true for the first claim of that level or a higher one.
+    /// Claims the warning of this level about a hold; true for the first claim of that level or a higher one, while there is the hold.
     pub fn claim_warning(&mut self, fence: Fence, level: u32) -> bool {
-        let new = self.warned < (fence.0, level);
-        self.warned = self.warned.max((fence.0, level));
+        let new = self.fences().any(|held| held == fence) && self.warned < (fence.0, level);
+        if new {
+            self.warned = (fence.0, level);
+        }
         new
     }
 

@@ -2,7 +2,20 @@
 
 use serde::Serialize;
 
-use super::{Document, Fence, Mode, Past, QueueEntry, Record, Token};
+use super::{Document, Fence, HolderEntry, Mode, Past, QueueEntry, Record, Token};
+
+/// What [`Document::take_times`] takes. Times are ms of the store's clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// The hold's fence.
+    pub fence: u64,
+    /// Since when it has the lock.
+    pub since: u64,
+    /// When it was last taken or extended.
+    pub renewed: u64,
+    /// When it ends.
+    pub ends: u64,
+}
 
 impl Document {
     /// The holders alone, as [`Document::read`] reads them; `None` if there are none.
@@ -10,7 +23,7 @@ impl Document {
         #[derive(Serialize)]
         struct Holders<'a> {
             v: u16,
-            s: &'a [super::holder::HolderEntry],
+            s: &'a [HolderEntry],
         }
         // Texts and numbers, which can always be written.
         if self.has_holders() { serde_json::to_string(&Holders { v: self.layout, s: &self.holders }).ok() } else { None }
@@ -39,6 +52,53 @@ impl Document {
         }
     }
 
+    /// The only holder, if it has the lock for itself with one hold, and no waiter is in the queue.
+    pub fn lone(&self) -> Option<&HolderEntry> {
+        match &*self.holders {
+            [only] if only.mode == Mode::Exclusive && only.holds.len() == 1 && self.queue.is_empty() => Some(only),
+            _ => None,
+        }
+    }
+
+    /// Takes the times and the fence out of the only hold of an exclusive holder, for a store that keeps them by themselves.
+    pub fn take_times(&mut self) -> Option<Times> {
+        let [only] = &mut *self.holders else { return None };
+        let mut holds = only.holds.values_mut();
+        let (Mode::Exclusive, Some(hold), None) = (only.mode, holds.next(), holds.next()) else { return None };
+        let take = std::mem::take::<u64>;
+        Some(Times {
+            fence: take(&mut only.fence),
+            since: take(&mut only.since),
+            renewed: take(&mut only.renewed),
+            ends: take(&mut hold.ends),
+        })
+    }
+
+    /// Puts the times and the fence back that [`Document::take_times`] took, where it did.
+    pub fn put_times(&mut self, times: &Times) {
+        if let [only] = &mut *self.holders
+            && only.fence == 0
+        {
+            (only.fence, only.since, only.renewed) = (times.fence, times.since, times.renewed);
+            only.holds.values_mut().for_each(|hold| hold.ends = times.ends);
+        }
+    }
+
+    /// The owner that has the lock for itself.
+    pub fn exclusive_owner(&self) -> Option<&str> {
+        self.holders.iter().find(|holder| holder.mode == Mode::Exclusive).map(|holder| &*holder.owner)
+    }
+
+    /// Whether there is this hold, as [`Token::hold_text`] has it.
+    pub fn has_hold(&self, hold: &str) -> bool {
+        self.holders.iter().any(|holder| holder.holds.contains_key(hold))
+    }
+
+    /// When the first of the holds ends that last at `now`, unless it is renewed.
+    pub fn holds_end_after(&self, now: u64) -> Option<u64> {
+        self.holders.iter().flat_map(|holder| holder.holds.values()).map(|hold| hold.ends).filter(|ends| *ends > now).min()
+    }
+
     /// Puts an ended hold into the outbox that was stored by itself.
     pub fn add_ended(&mut self, past: Past) {
         self.ended.push(past);
@@ -47,6 +107,11 @@ impl Document {
     /// The hold that was last warned about, and up to which level.
     pub fn warned(&self) -> (u64, u32) {
         self.warned
+    }
+
+    /// Puts in a warning that was stored by itself.
+    pub fn set_warned(&mut self, fence: Fence, level: u32) {
+        self.warned = (fence.0, level);
     }
 
     /// The run policy.

@@ -11,12 +11,14 @@ use super::{
 use crate::{
     lab::{Client, LONG, Lab, SHORT, key, nested, request, soon, waiting},
     support::slowness,
+    targets::Kind,
 };
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
         a_marked_hold_is_renewed_only_to_be_stopped,
         a_mark_is_shown_and_the_hold_goes_on,
+        a_mark_that_was_seen_stays_seen,
         who_answers_a_mark_gives_back_what_was_broken,
         a_marked_hold_ends_with_its_lease,
         only_the_hold_that_was_seen_is_marked,
@@ -36,6 +38,8 @@ pub fn all() -> Vec<Case> {
     all.extend(cases![|kind| kind.hands_on() && !kind.bound_to_processes() =>
         nested_holds_are_evicted_with_the_one_they_entered,
     ]);
+    // One node of Redlock claims a warning, and it may not be one of those that have the hold.
+    all.extend(cases![|kind| kind != Kind::Redlock => a_hold_that_is_gone_is_warned_of_by_no_client]);
     all.extend(cases![|kind| kind.keeps_places() => who_waits_is_not_broken]);
     all.extend(cases![|kind| kind.shared() => one_reader_is_broken_and_no_other]);
     all
@@ -91,6 +95,29 @@ async fn a_mark_is_shown_and_the_hold_goes_on(lab: &Lab) {
     b.refused(&request(&job, LONG)).await;
     a.free(&asked).await;
     assert!(b.inspect(&job).await.holders.is_empty());
+}
+
+async fn a_mark_that_was_seen_stays_seen(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = request(&job, LONG);
+    let fence = a.take(&asked).await.fence;
+    mark(&mut b, &job, fence, "NFS").await;
+    assert!(matches!(stop(&mut a, &asked).await, Renewal::Renewed { .. } | Renewal::Kept { .. }));
+    let seen = Break { seen: true, ..broken("NFS") };
+    assert_eq!(a.renew(&asked, None).await, Renewal::Broken(seen.clone()));
+    assert_eq!(shown(&mut b, &job).await, Some(seen));
+}
+
+async fn a_hold_that_is_gone_is_warned_of_by_no_client(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let asked = request(&job, LONG);
+    let fence = a.take(&asked).await.fence;
+    let warn = async |client: &mut Client, level| client.0.amend(&job, Amendment::Warn(fence, level)).await.expect("warn");
+    assert!(warn(&mut b, 1).await && !warn(&mut b, 1).await && warn(&mut b, 2).await);
+    a.free(&asked).await;
+    assert!(!warn(&mut b, 3).await);
 }
 
 async fn who_answers_a_mark_gives_back_what_was_broken(lab: &Lab) {

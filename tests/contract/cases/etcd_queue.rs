@@ -161,7 +161,7 @@ async fn a_newer_layout_is_refused_by_etcds_readers(lab: &Lab) {
     let name = format!("{}write/LEASE", folder(lab, "job"));
     let granted = lab.etcd().etcd().ctl(&["lease", "grant", "60"]);
     let lease = granted.split_whitespace().nth(1).expect("a lease");
-    lab.etcd().etcd().ctl(&["put", "--lease", lease, &name.replace("LEASE", lease), r#"{"dlock":"2.0","more":1}"#]);
+    lab.etcd().etcd().ctl(&["put", "--lease", lease, &name.replace("LEASE", lease), r#"{"dlock":"3.0","more":1}"#]);
     let mut a = lab.client().await;
     let errors = [a.0.try_acquire(&request(&key("job"), LONG)).await.err(), a.0.inspect(&key("job")).await.err()];
     assert!(errors.iter().all(|error| error.as_ref().is_some_and(|error| error.kind == ErrorKind::Layout)), "{errors:?}");

@@ -17,6 +17,7 @@ pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
         a_lock_that_nobody_had_has_no_history,
         a_run_is_remembered_with_its_end,
+        how_long_a_run_had_waited_is_remembered,
         runs_are_told_the_latest_first,
         a_hold_is_not_remembered_while_it_lasts,
         a_hold_that_was_never_given_back_has_expired,
@@ -97,6 +98,27 @@ async fn a_run_is_remembered_with_its_end(lab: &Lab) {
     assert!(*ended >= started + 40 && *ended < started + 10_000, "{started} {ended}");
     // All servers are on this host.
     assert!(lab.kind.clock_is_ours() || started.abs_diff(before) < 5000, "{before} {started}");
+}
+
+async fn how_long_a_run_had_waited_is_remembered(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let wanted = told("web1")(waiting(&job, LONG));
+    let never = pending::<()>();
+    let take = lease::acquire(&mut *b.0, &BootClock, wanted.clone(), Patience::For(LONG), Limits::DEFAULT, never, |_| {});
+    let free = async {
+        lab.pass(Duration::from_millis(300)).await;
+        a.free(&held).await;
+    };
+    let (taken, ()) = tokio::join!(take, free);
+    assert!(matches!(taken, Ok(Outcome::Granted(_))), "{taken:?}");
+    part(&mut b, &wanted, End::Exited(0)).await;
+    let past = history(&mut b, &job).await.past.remove(0);
+    let waited = past.metadata.and_then(|metadata| metadata.waited_ms).expect("how long it waited");
+    // That of the lab may stand still.
+    let least = if lab.kind.clock_is_ours() { 0 } else { 250 };
+    assert!((least..20_000).contains(&waited), "{waited}");
 }
 
 async fn runs_are_told_the_latest_first(lab: &Lab) {

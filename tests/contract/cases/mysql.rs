@@ -136,13 +136,13 @@ async fn what_shedlock_took_over_in_mysql_is_not_held(lab: &Lab) {
     a.take(&held).await;
     lab.outlast(SHORT).await;
     assert!(shedlock(lab, "dlock", "dlock:job", "web7", 30));
-    let before = lab.mariadb().sql("SELECT * FROM dlock");
+    let before = lab.mariadb().sql("SELECT name, lock_until, locked_at, locked_by FROM dlock");
     assert_eq!(a.renew(&held, Some(LONG)).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     assert!(matches!(a.attempt(&nested(&held)).await, dlock::lock::Attempt::NotHeld));
     a.refused(&held).await;
     assert!(a.inspect(&job).await.holders[0].foreign, "what we left behind was taken for ShedLock's");
-    assert_eq!(lab.mariadb().sql("SELECT * FROM dlock"), before);
+    assert_eq!(lab.mariadb().sql("SELECT name, lock_until, locked_at, locked_by FROM dlock"), before);
 }
 
 /// As ShedLock's documentation has it.
@@ -192,7 +192,7 @@ async fn a_newer_layout_in_mysql_is_refused(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    lab.mariadb().sql("UPDATE dlock SET layout = 200");
+    lab.mariadb().sql("UPDATE dlock SET layout = 300");
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
     errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
@@ -200,11 +200,11 @@ async fn a_newer_layout_in_mysql_is_refused(lab: &Lab) {
     errors.extend(a.0.inspect(&job).await.err());
     assert_eq!(errors.len(), 4);
     assert!(errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
-    lab.mariadb().sql("UPDATE dlock SET layout = 199");
+    lab.mariadb().sql("UPDATE dlock SET layout = 299");
     a.renewed(&held, None).await;
     a.free(&held).await;
     // Not even if it is free.
-    lab.mariadb().sql("UPDATE dlock SET layout = 200");
+    lab.mariadb().sql("UPDATE dlock SET layout = 300");
     assert_eq!(a.0.try_acquire(&request(&job, LONG)).await.expect_err("newer").kind, ErrorKind::Layout);
 }
 

@@ -132,13 +132,13 @@ async fn what_shedlock_took_over_is_not_held(lab: &Lab) {
     a.take(&held).await;
     lab.outlast(SHORT).await;
     assert_eq!(lab.postgres().sql(&shedlock("dlock", "dlock:job", "web7", "30 seconds")).len(), 1);
-    let before = lab.postgres().sql("SELECT * FROM dlock");
+    let before = lab.postgres().sql("SELECT name, lock_until, locked_at, locked_by FROM dlock");
     assert_eq!(a.renew(&held, Some(LONG)).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     assert!(matches!(a.attempt(&nested(&held)).await, dlock::lock::Attempt::NotHeld));
     a.refused(&held).await;
     assert!(a.inspect(&job).await.holders[0].foreign, "what we left behind was taken for ShedLock's");
-    assert_eq!(lab.postgres().sql("SELECT * FROM dlock"), before);
+    assert_eq!(lab.postgres().sql("SELECT name, lock_until, locked_at, locked_by FROM dlock"), before);
 }
 
 const SHEDLOCK: &str = "CREATE TABLE shedlock(name VARCHAR(64) NOT NULL, lock_until TIMESTAMP NOT NULL, locked_at TIMESTAMP NOT NULL, \
@@ -189,7 +189,7 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    lab.postgres().sql("UPDATE dlock SET layout = 200");
+    lab.postgres().sql("UPDATE dlock SET layout = 300");
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
     errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
@@ -197,11 +197,11 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     errors.extend(a.0.inspect(&job).await.err());
     assert_eq!(errors.len(), 4);
     assert!(errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
-    lab.postgres().sql("UPDATE dlock SET layout = 199");
+    lab.postgres().sql("UPDATE dlock SET layout = 299");
     a.renewed(&held, None).await;
     a.free(&held).await;
     // Not even if it is free.
-    lab.postgres().sql("UPDATE dlock SET layout = 200");
+    lab.postgres().sql("UPDATE dlock SET layout = 300");
     assert_eq!(a.0.try_acquire(&request(&job, LONG)).await.expect_err("newer").kind, ErrorKind::Layout);
 }
 

@@ -33,6 +33,7 @@ pub fn all() -> Vec<Case> {
         a_share_is_renewed_in_two_round_trips,
         a_table_without_the_column_is_a_mistake_with_a_hint,
         a_newer_layout_of_shares_is_refused,
+        an_older_layout_is_refused_until_init,
         rows_that_were_shared_are_collected,
     ]
 }
@@ -49,7 +50,7 @@ fn fair(of: Request) -> Request {
 
 /// What stands in the statement that writes a row back, and in no other.
 fn write(lab: &Lab) -> &'static str {
-    if lab.kind.is_postgres() { "json_to_recordset" } else { "@dlock_written = ROW_COUNT()" }
+    if lab.kind.is_postgres() { "WITH written AS" } else { "@dlock_written = ROW_COUNT()" }
 }
 
 fn sql(lab: &Lab, sql: &str) -> Vec<Vec<String>> {
@@ -232,12 +233,12 @@ async fn what_shedlock_took_over_is_nobodys_share(lab: &Lab) {
     assert!(shedlock(lab));
     // Even if its clock was ahead, and the share is not over by its own time.
     sql(lab, "UPDATE dlock SET document = regexp_replace(document, '\"e\":[0-9]+', '\"e\":4000000000000')");
-    let before = sql(lab, "SELECT * FROM dlock");
+    let before = sql(lab, "SELECT name, lock_until, locked_at, locked_by FROM dlock");
     assert_eq!(a.renew(&held, Some(LONG)).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     assert!(matches!(a.attempt(&nested(&held)).await, Attempt::NotHeld));
     assert!(a.inspect(&job).await.holders.iter().all(|holder| holder.foreign), "our share was taken for a hold");
-    assert_eq!(sql(lab, "SELECT * FROM dlock"), before);
+    assert_eq!(sql(lab, "SELECT name, lock_until, locked_at, locked_by FROM dlock"), before);
     a.refused(&wanted).await;
     end_shedlock(lab);
     let grant = a.take(&wanted).await;
@@ -245,19 +246,26 @@ async fn what_shedlock_took_over_is_nobodys_share(lab: &Lab) {
     assert!(grant.fence > fence && past.len() == 1 && (past[0].fence, &past[0].end) == (Some(fence), &End::Expired), "{past:?}");
 }
 
-/// The document with this waiter in it, taken out of the row again.
-async fn document_with(lab: &Lab, client: &mut Client, wanted: &Request) -> String {
+/// The queue of the row's document, if there is one.
+fn queue(lab: &Lab) -> Option<String> {
+    let document = column(lab, "document")?;
+    Some(document[document.find(r#","q":["#)? + 1..].trim_end_matches('}').to_owned())
+}
+
+/// The document with this waiter in it, with the holder and without, taken out of the row again.
+async fn document_with(lab: &Lab, client: &mut Client, wanted: &Request) -> (String, String) {
+    let before = column(lab, "document").expect("a holder");
     client.refused(wanted).await;
-    let document = column(lab, "document").expect("a document");
-    sql(lab, "UPDATE dlock SET document = NULL, revision = revision + 1");
-    document
+    let (queue, with_holder) = (queue(lab).expect("a queue"), column(lab, "document").expect("a document"));
+    sql(lab, &format!("UPDATE dlock SET document = '{before}', revision = revision - 1"));
+    (with_holder, format!(r#"{{"v":100,{queue}}}"#))
 }
 
 async fn a_fair_waiter_who_comes_during_a_grant_goes_first(lab: &Lab) {
     let (mut a, mut b, mut c, job) = (lab.client().await, lab.client().await, lab.client().await, key("job"));
     let held = a.hold(&job).await;
     let first = fair(request(&job, LONG));
-    let document = document_with(lab, &mut b, &first).await;
+    let (_, document) = document_with(lab, &mut b, &first).await;
     a.free(&held).await;
     let coming = put_document(lab, &document);
     lab.pass(SLACK).await;
@@ -274,7 +282,7 @@ async fn a_reader_who_comes_during_a_release_is_woken(lab: &Lab) {
     let wanted = reader(waiting(&job, LONG));
     b.refused(&wanted).await;
     b.wait(&wanted, SLACK).await;
-    let document = document_with(lab, &mut b, &wanted).await;
+    let (document, _) = document_with(lab, &mut b, &wanted).await;
     let coming = put_document(lab, &document);
     lab.pass(SLACK).await;
     let release = async {
@@ -316,7 +324,7 @@ async fn who_waited_before_it_was_shared_keeps_its_place(lab: &Lab) {
     assert_eq!(b.refused(&writer).await.position, Some(1));
     // Who does not wait changes nothing for those who do.
     c.refused(&reader(request(&job, LONG))).await;
-    assert_eq!(column(lab, "document"), None);
+    assert_eq!(queue(lab), None);
     assert_eq!(c.refused(&reading).await.position, Some(2));
     assert_eq!(b.refused(&writer).await.position, Some(1));
     assert_eq!(a.inspect(&job).await.waiters.len(), 2);
@@ -332,7 +340,7 @@ async fn who_waited_before_it_was_shared_keeps_its_place(lab: &Lab) {
     b.free(&writer).await;
     c.take(&reading).await;
     c.free(&reading).await;
-    assert_eq!(column(lab, "document"), None);
+    assert_eq!(queue(lab), None);
 }
 
 async fn a_waiter_is_out_of_the_row_when_it_leaves(lab: &Lab) {
@@ -340,9 +348,9 @@ async fn a_waiter_is_out_of_the_row_when_it_leaves(lab: &Lab) {
     let held = a.hold(&job).await;
     for wanted in [reader(waiting(&job, LONG)), fair(request(&job, LONG)), Request { mode: Mode::Permits(2), ..waiting(&job, LONG) }] {
         b.refused(&wanted).await;
-        assert!(column(lab, "document").is_some());
+        assert!(queue(lab).is_some());
         b.leave_queue(&wanted).await;
-        assert_eq!(column(lab, "document"), None);
+        assert_eq!(queue(lab), None);
     }
     a.renewed(&held, None).await;
     a.free(&held).await;
@@ -368,6 +376,22 @@ async fn a_table_without_the_column_is_a_mistake_with_a_hint(lab: &Lab) {
     }
     assert_eq!(a.0.init().await.expect("init"), Init::Created);
     a.take(&reader(request(&key("job"), LONG))).await;
+}
+
+/// A lock that an older version holds is left to it.
+async fn an_older_layout_is_refused_until_init(lab: &Lab) {
+    let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
+    a.hold(&job).await;
+    sql(lab, "UPDATE dlock SET layout = 100");
+    assert_eq!(b.0.init().await.expect("init"), Init::Created);
+    let error = b.0.try_acquire(&request(&job, LONG)).await.expect_err("an older layout");
+    assert_eq!(error.kind, ErrorKind::Layout, "{error:?}");
+    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
+    sql(lab, "UPDATE dlock SET lock_until = '2001-01-01'");
+    b.0.try_acquire(&request(&job, LONG)).await.expect_err("not even if it is free");
+    b.0.init().await.expect("init");
+    assert_eq!(b.0.init().await.expect("init"), Init::UpToDate);
+    b.hold(&job).await;
 }
 
 async fn a_newer_layout_of_shares_is_refused(lab: &Lab) {

@@ -402,12 +402,12 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
     let name = contenders(lab, "job").await.remove(0);
     let path = format!("{}/dlock/job/{name}", lab.zookeeper().chroot);
     let admin = lab.zookeeper().admin().await;
-    admin.set_data(&path, br#"{"dlock":"2.0"}"#, None).await.expect("its data");
+    admin.set_data(&path, br#"{"dlock":"3.0"}"#, None).await.expect("its data");
     let mut b = lab.client().await;
     for error in [b.0.try_acquire(&request(&key("job"), LONG)).await.err(), b.0.inspect(&key("job")).await.err()] {
         assert_eq!(error.expect("refused").kind, ErrorKind::Layout);
     }
-    admin.set_data(&path, br#"{"dlock":"1.9","more":1}"#, None).await.expect("its data");
+    admin.set_data(&path, br#"{"dlock":"2.9","more":1}"#, None).await.expect("its data");
     b.refused(&request(&key("job"), LONG)).await;
     a.free(&held).await;
 }

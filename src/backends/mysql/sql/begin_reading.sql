@@ -3,8 +3,8 @@
 -- forgotten.
 SELECT (SELECT COUNT(*) FROM :sessions WHERE name = :name AND session IS NOT NULL AND root <> :root)
      + (SELECT COUNT(*) FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads);
-INSERT IGNORE INTO :table (name, lock_until, locked_at, locked_by, layout, mode, revision)
-SELECT :name, '2000-01-01 00:00:00.000000', UTC_TIMESTAMP(6), :free, 100, :mode, 1 FROM DUAL
+INSERT IGNORE INTO :table (name, lock_until, locked_at, locked_by, layout, owner, mode, revision)
+SELECT :name, '2000-01-01 00:00:00.000000', UTC_TIMESTAMP(6), :shared, :layout, :shared, :mode, 1 FROM DUAL
  WHERE :has AND NOT EXISTS (SELECT 1 FROM :table AS k WHERE k.name = :name);
 INSERT INTO :sessions (name, layout, fence, session, root, since, renewed_at, ttl_ms)
 SELECT :name, 100, 0, NULL, NULL, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 0 FROM DUAL WHERE :has

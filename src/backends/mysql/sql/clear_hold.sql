@@ -4,7 +4,7 @@
 UPDATE :sessions SET ends = :ends WHERE name = :name AND session IS NOT NULL AND root <> :root AND ends IS NULL AND NOT :lives;
 UPDATE :readers SET ends = :ends WHERE name = :name AND root <> :root AND ends IS NULL AND NOT :lives;
 UPDATE :table SET mode = :mode, revision = revision + 1
- WHERE name = :name AND mode IS NULL AND (lock_until <= UTC_TIMESTAMP(6) OR owner = locked_by AND root IS NULL AND holds IS NULL);
+ WHERE name = :name AND mode IS NULL AND (lock_until <= UTC_TIMESTAMP(6) OR owner = locked_by AND document IS NULL);
 SELECT (SELECT COALESCE(mode, 'lease') FROM :table WHERE name = :name),
        EXISTS (SELECT 1 FROM :sessions WHERE name = :name AND session IS NOT NULL AND root <> :root AND :left)
        OR :alone AND EXISTS (SELECT 1 FROM :readers WHERE name = :name AND root <> :root AND :left);

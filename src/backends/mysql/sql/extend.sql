@@ -1,10 +1,8 @@
--- Extends the hold that the lock was taken with, if no other is beside it, unless that would end it sooner, or somebody is breaking it and
--- it is not to be stopped.
+-- Extends a hold that has the lock alone, unless the row was changed since this client wrote it, or that would end it sooner.
 UPDATE :table
    SET renewed_at = UTC_TIMESTAMP(6),
        revision = revision + 1,
-       lock_until = TIMESTAMPADD(MICROSECOND, COALESCE(:ttl, ttl_ms) * 1000, UTC_TIMESTAMP(6))
- WHERE name = :name AND locked_by = :owner AND owner = :owner AND root = :root AND holds IS NULL AND layout < 200
+       lock_until = TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6))
+ WHERE name = :name AND locked_by = :owner AND revision = :revision
    AND lock_until > UTC_TIMESTAMP(6)
-   AND lock_until <= TIMESTAMPADD(MICROSECOND, COALESCE(:ttl, ttl_ms) * 1000, UTC_TIMESTAMP(6))
-   AND (:stopping OR NOT EXISTS (SELECT 1 FROM :marks AS m WHERE m.name = :name AND m.fence = :table.fence));
+   AND lock_until <= TIMESTAMPADD(MICROSECOND, :ttl * 1000, UTC_TIMESTAMP(6));

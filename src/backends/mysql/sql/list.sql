@@ -1,3 +1,3 @@
 -- Every held lock whose name starts so, by bytes.
 SELECT :record FROM :table AS l WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start AND lock_until > UTC_TIMESTAMP(6)
-   AND NOT (owner <=> locked_by AND root IS NULL AND holds IS NULL) ORDER BY name;
+   AND NOT (owner <=> locked_by AND document IS NULL) ORDER BY name;

@@ -2,7 +2,7 @@
 -- marked before. One that was keeps whether it was seen. Marks of holds that are over go.
 DELETE FROM :marks
  WHERE name = :name AND fence <> :fence
-   AND fence NOT IN (SELECT fence FROM :table WHERE name = :name) AND fence NOT IN (SELECT fence FROM :sessions WHERE name = :name)
+   AND fence NOT IN (SELECT fence FROM :sessions WHERE name = :name)
    AND fence NOT IN (SELECT fence FROM :readers WHERE name = :name);
 SELECT COUNT(*) FROM :marks WHERE name = :name AND fence = :fence;
 INSERT INTO :marks (name, fence, mark, broken)

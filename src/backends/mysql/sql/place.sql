@@ -1,7 +1,7 @@
 -- A waiter's place, from 1. Who has the lock waits no more, though it may stand there still.
 SELECT COUNT(*) FROM :waiters AS me JOIN :waiters AS other ON other.name = me.name AND ABS(TIMESTAMPDIFF(SECOND, other.seen, UTC_TIMESTAMP(6))) < 15
    AND (other.since < me.since OR (other.since = me.since AND other.hold <= me.hold))
-   AND other.hold <> COALESCE((SELECT root FROM :table WHERE name = :name), '')
+   AND NOT EXISTS (SELECT 1 FROM :table AS l WHERE l.name = :name AND l.document LIKE CONCAT('%"', other.hold, '"%'))
    AND other.hold <> COALESCE((SELECT root FROM :sessions WHERE name = :name), '')
    AND other.hold NOT IN (SELECT root FROM :readers WHERE name = :name)
  WHERE me.name = :name AND me.hold = :root;

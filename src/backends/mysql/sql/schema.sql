@@ -1,7 +1,7 @@
 -- Locks: a row per key that was ever taken, never deleted by a release. The first four columns are ShedLock's, in UTC, and
--- of a type that no session's time zone changes; names are told apart by bytes. What follows counts only while owner says
--- what locked_by says; but readers, permits and fair waiters (document, JSON) and what wakes them (bell), and what is kept of the runs of a lock beyond their holds: of the last one with a skew guard or at-least,
--- of the last one with once and what became of it, and which hold was last warned about.
+-- of a type that no session's time zone changes; names are told apart by bytes. While owner says what locked_by says, no other program has
+-- taken the lock since. The holders and the queue are in document (JSON); bell counts the wake-ups. What follows is kept of the runs of a lock
+-- beyond their holds: of the last one with a skew guard or at-least, of the last one with once and what became of it.
 CREATE TABLE IF NOT EXISTS :table (
     name       VARBINARY(320) NOT NULL,
     lock_until DATETIME(6) NOT NULL,
@@ -9,14 +9,9 @@ CREATE TABLE IF NOT EXISTS :table (
     locked_by  VARCHAR(255) NOT NULL,
     layout     SMALLINT NULL,
     owner      VARCHAR(64) NULL,
-    root       CHAR(16) NULL,
     mode       VARCHAR(16) NULL,
-    ttl_ms     BIGINT NOT NULL DEFAULT 0,
-    holds      MEDIUMTEXT NULL,
     fence      BIGINT NOT NULL DEFAULT 0,
-    detached   TINYINT NOT NULL DEFAULT 0,
     renewed_at DATETIME(6) NULL,
-    metadata   MEDIUMTEXT NULL,
     revision   BIGINT NOT NULL DEFAULT 0,
     document      MEDIUMTEXT NULL,
     bell       BIGINT NOT NULL DEFAULT 0,

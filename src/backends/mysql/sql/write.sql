@@ -1,7 +1,7 @@
 -- Writes a row back if nobody changed it since it was read and it is not too late; counts the bell up if others who wait in its document are
 -- to ask again.
 UPDATE :table
-   SET :became locked_by = :is_by, locked_at = :is_at, lock_until = :is_until, layout = COALESCE(layout, 100), root = :root, ttl_ms = :ttl,
-       holds = :holds, fence = :fence, renewed_at = :renewed, document = :document, bell = bell + :ring, revision = revision + 1
+   SET :recorded locked_by = :is_by, locked_at = :is_at, lock_until = :is_until, layout = :layout, owner = :owner, fence = :fence,
+       renewed_at = :renewed, document = :document, bell = bell + :ring, revision = revision + 1
  WHERE name = :name AND locked_by = :was_by AND lock_until = :was_until AND revision = :revision AND :in_time;
 SET @dlock_written = ROW_COUNT();

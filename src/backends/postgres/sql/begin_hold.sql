@@ -3,12 +3,12 @@
 -- It is committed by itself, while the lock is held by another transaction or by the session, so that it survives however the
 -- hold ends. Also how many holders before vanished without a word, since who gives a lock back takes his row out first; they are
 -- remembered, except for this hold itself under an older process. Who has the lock waits no more.
--- $1 name, $2 pid, $3 shared, $4 ttl_ms, $5 metadata, $6 hold, $7 mode, $8 locked_by of a free row, $10 and so on see starts.rs
+-- $1 name, $2 pid, $3 shared, $4 ttl_ms, $5 metadata, $6 hold, $7 mode, $8 locked_by of a free row, $9 and so on see starts.rs
 WITH t AS (
     SELECT timezone('utc', clock_timestamp()) AS now, {server} AS server
 ), claimed AS (
-    INSERT INTO {table} (name, lock_until, locked_at, locked_by, layout, mode, revision)
-    SELECT $1, '2000-01-01', t.now, $8, 100, $7, 1 FROM t
+    INSERT INTO {table} (name, lock_until, locked_at, locked_by, layout, owner, mode, revision)
+    SELECT $1, '2000-01-01', t.now, $8, {layout}, $8, $7, 1 FROM t
     ON CONFLICT (name) DO NOTHING
     RETURNING 1
 ), f AS (

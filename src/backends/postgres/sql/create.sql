@@ -1,5 +1,5 @@
 -- A row for a lock that was never taken, which is free.
 -- $1 name, $2 locked_by
-INSERT INTO {table} (name, lock_until, locked_at, locked_by, layout, revision)
-VALUES ($1, '2000-01-01', timezone('utc', clock_timestamp()), $2, 100, 1)
+INSERT INTO {table} (name, lock_until, locked_at, locked_by, layout, owner, revision)
+VALUES ($1, '2000-01-01', timezone('utc', clock_timestamp()), $2, {layout}, $2, 1)
 ON CONFLICT (name) DO NOTHING

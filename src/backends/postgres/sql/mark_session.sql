@@ -3,7 +3,6 @@
 WITH old AS (
     DELETE FROM {marks} AS m WHERE m.name = $1 AND m.fence <> $2
        AND NOT EXISTS (SELECT FROM {sessions} AS s WHERE s.name = $1 AND s.fence = m.fence)
-       AND NOT EXISTS (SELECT FROM {table} AS l WHERE l.name = $1 AND l.fence = m.fence)
 )
 INSERT INTO {marks} AS m (name, fence, mark, broken)
 SELECT s.name, s.fence, $3, $4 FROM {sessions} AS s WHERE s.name = $1 AND s.fence = $2

@@ -9,17 +9,14 @@ CREATE TABLE IF NOT EXISTS {table} (
 ALTER TABLE {table}
     ADD COLUMN IF NOT EXISTS layout     smallint,
     ADD COLUMN IF NOT EXISTS owner      text,
-    ADD COLUMN IF NOT EXISTS root       text,
     ADD COLUMN IF NOT EXISTS mode       text,
-    ADD COLUMN IF NOT EXISTS ttl_ms     bigint,
-    ADD COLUMN IF NOT EXISTS holds      text,
     ADD COLUMN IF NOT EXISTS fence      bigint NOT NULL DEFAULT 0,
-    ADD COLUMN IF NOT EXISTS detached   boolean NOT NULL DEFAULT false,
     ADD COLUMN IF NOT EXISTS renewed_at timestamp,
-    ADD COLUMN IF NOT EXISTS metadata   text,
     ADD COLUMN IF NOT EXISTS revision   bigint NOT NULL DEFAULT 0,
-    -- Who shares the lock, and who waits for it by rules, as JSON.
-    ADD COLUMN IF NOT EXISTS document      text;
+    -- The holders and the queue, as JSON.
+    ADD COLUMN IF NOT EXISTS document   text;
+-- Of a layout before this one; a lock that has a holder is left to it.
+UPDATE {table} SET layout = {layout}, document = NULL WHERE layout < {layout} AND lock_until <= timezone('utc', clock_timestamp());
 -- What is kept of the runs of a lock beyond their holds: of the last one with a skew guard or at-least, of the last one with once
 -- and what became of it, and which hold was last warned about.
 ALTER TABLE {table}

@@ -1,5 +1,6 @@
--- Claims a warning. A row comes back for the first who asks for this level of this hold, or a higher one.
+-- Claims a warning, while there is the hold. A row comes back for the first client that asks for this level of it, or a higher one.
 -- $1 name, $2 fence, $3 level
-UPDATE {warned} SET warned_fence = $2, warned_level = $3
+UPDATE {fences} SET warned_fence = $2, warned_level = $3
  WHERE name = $1 AND (coalesce(warned_fence, 0), coalesce(warned_level, 0)) < ($2, $3)
+   AND EXISTS (SELECT FROM {sessions} AS s WHERE s.name = $1 AND s.fence = $2)
 RETURNING 1

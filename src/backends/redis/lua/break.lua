@@ -12,21 +12,12 @@ local record = read_record(record_key)
 if is_newer(record) then
   return { 'layout', record.v }
 end
-local share
-if record.fence ~= ARGV[1] or not record.owner or not has_field(lock, record.owner .. ':1:write') then
-  local texts = redis.pcall('HVALS', KEYS[7])
-  for _, text in ipairs(texts.err and {} or texts) do
-    local one = share_from(text)
-    -- One that the lock has forgotten keeps others out all the same.
-    if one and one.fence == ARGV[1] and not is_newer(one) then
-      share, record = one, one
-    end
-  end
-  local now = clock()
-  if not share or select(2, other_holds(share, '', now)) <= now then
-    return { 'changed' }
-  end
+local found, shared = hold_with(ARGV[1], lock, record, KEYS[7])
+if not found then
+  return { 'changed' }
 end
+record = found
+local share = shared and found
 if share and ARGV[4] ~= '1' then
   share.mark, share.broken = ARGV[2], ARGV[3]
   redis.call('HSET', KEYS[7], share.owner, cjson.encode(share))

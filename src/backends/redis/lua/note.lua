@@ -4,13 +4,13 @@
 -- ARGV  1 "skipped"  2 host  3 reason  4 how many hosts are counted at most
 --       1 "lost"     2 fence  3 a line of the history
 --       1 "warn"     2 fence  3 level
--- Reply 1; of "warn" 0 if somebody did before
+-- Reply 1; of "warn" 0 if there is no such hold, or it was claimed before
 --
 -- Worst case: the hold that was lost is the one that vanished last, and the next grant would tell of it again, knowing
 -- less: its record goes.
 
 if ARGV[1] == 'warn' then
-  return warn(KEYS[6], ARGV[2], ARGV[3])
+  return hold_with(ARGV[2], KEYS[1], read_record(KEYS[2]), KEYS[7]) and warn(KEYS[6], ARGV[2], ARGV[3]) or 0
 end
 if ARGV[1] == 'lost' then
   local record = read_record(KEYS[2])

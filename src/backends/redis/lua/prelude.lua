@@ -202,6 +202,25 @@ local function drop_share(lock, shares, ends_key, share, now)
   return settle_lock(lock, shares, ends_key, now)
 end
 
+-- The hold with this fence: its record, and whether that is a share. Nil if there is none, or its record is a newer dlock's.
+local function hold_with(fence, lock, record, shares)
+  if record.fence == fence and record.owner and has_field(lock, record.owner .. ':1:write') then
+    return record, false
+  end
+  local found
+  local texts = redis.pcall('HVALS', shares)
+  for _, text in ipairs(texts.err and {} or texts) do
+    local one = share_from(text)
+    -- One that the lock has forgotten keeps others out all the same.
+    if one and one.fence == fence and not is_newer(one) then
+      found = one
+    end
+  end
+  if found and select(2, other_holds(found, '', (clock()))) > (clock()) then
+    return found, true
+  end
+end
+
 -- Remembers the shares that were never given back, and takes them out of the lock; whether there were some. Never fails: what came before
 -- must stand.
 local function sweep(lock, shares, ends_key, runs, bad, now)

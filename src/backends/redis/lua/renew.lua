@@ -4,7 +4,7 @@
 -- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the one that the hold was taken with
 --       4 "go-on"; "stop": also if the hold is to be broken, which its holder has seen; "look": likewise, and it has not
 --       5 record  6 shares  7 their ends
--- Reply {"renewed", ttl, fence} | {"shorter", ms left} | {"broken", mark} | {"not-held"} | {"layout", version}
+-- Reply {"renewed", ttl, fence} | {"shorter", ms left} | {"broken", mark, "1" if its holder has seen it} | {"not-held"} | {"layout", version}
 --
 -- Worst cases: the hold ended while the request was on its way (its own end says so, not only the lock's);
 -- the server is out of memory (PEXPIREAT is allowed then, and a script that has written once may go on writing,
@@ -41,7 +41,7 @@ if ARGV[4] == 'look' then
 end
 if record.mark then
   if ARGV[4] == 'go-on' then
-    return { 'broken', record.mark }
+    return { 'broken', record.mark, record.seen or '0' }
   elseif ARGV[4] == 'stop' and not record.seen then
     record.seen = '1'
     if share then

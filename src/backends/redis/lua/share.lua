@@ -35,6 +35,11 @@ local kind = redis.call('TYPE', lock).ok
 if kind ~= 'none' and kind ~= 'hash' then
   return { 'alien', kind, redis.call('PTTL', lock) }
 end
+-- The answer for a busy lock needs this command. Redis 6.0, which lacks it, is refused before anything is written.
+local able = kind == 'none' and redis.pcall('HRANDFIELD', lock)
+if able then
+  return able
+end
 if has_field(lock, owner .. ':1:write') then
   return { 'otherwise', 'exclusive' }
 end

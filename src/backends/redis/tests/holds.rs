@@ -3,7 +3,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use super::server::{TestServer, busy, granted, key, nested, pause, request, ttl};
-use crate::lock::{Attempt, Backend as _, Entry, Grant, Kind, Namespace, Release, Renewal, Request, Scope, Token};
+use crate::lock::{Attempt, Backend as _, Effect, Entry, Grant, Kind, Mode, Namespace, Release, Renewal, Request, Scope, Token};
 
 #[tokio::test]
 async fn one_holds_others_do_not_and_fences_rise() {
@@ -255,4 +255,17 @@ async fn a_token_of_nobody_holds_nothing() {
     }
     assert!(matches!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
     assert_eq!(request("x").entry, Entry::Fresh);
+}
+
+/// As Redis 6.0 is, which could grant a lock and answer no other client while it is held.
+#[tokio::test]
+async fn a_server_that_lacks_a_command_for_busy_locks_grants_none() {
+    let server = TestServer::with(&["--rename-command", "HRANDFIELD", ""]);
+    let mut backend = server.backend();
+    for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits(2)] {
+        let error = backend.try_acquire(&Request { mode, ..request("job") }).await.unwrap_err();
+        assert_eq!((error.kind, error.effect), (Kind::Config, Effect::NotApplied), "{mode:?}: {error:?}");
+        assert!(error.hint.is_some_and(|hint| hint.contains("Redis 6.2")));
+        assert_eq!(server.number(&["DBSIZE"]), 0, "nothing is written");
+    }
 }

@@ -3,7 +3,7 @@
 -- KEYS  1 lock  2 record  3 shares  4 their ends
 -- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the one that the hold was taken with
 --       4 "go-on"; "stop": also if the hold is to be broken, which its holder has seen; "look": likewise, and it has not
--- Reply {"renewed", ttl, attempt, fence or ""} | {"shorter", ms left, attempt, fence or ""} | {"broken", mark} | {"not-held"} | {"layout", version}
+-- Reply {"renewed", ttl, attempt, fence or ""} | {"shorter", ms left, attempt, fence or ""} | {"broken", mark, "1" if its holder has seen it} | {"not-held"} | {"layout", version}
 --
 -- A node whose phase 1 came too late to be counted has no fence: it is extended, since it keeps others out, but proves nothing.
 
@@ -25,7 +25,7 @@ if not (share or is_ours(record, value, owner)) or not held_until then
 end
 if record.mark then
   if ARGV[4] == 'go-on' then
-    return { 'broken', record.mark }
+    return { 'broken', record.mark, record.seen or '0' }
   elseif ARGV[4] == 'stop' and not record.seen then
     record.seen = '1'
     if share then

@@ -1,0 +1,138 @@
+//! The questions that a cluster is asked.
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Streaming, codegen::http::uri::PathAndQuery};
+use tonic_prost::ProstCodec;
+
+use super::{
+    client::{Answer, Client, Style},
+    failure::{self, Trouble},
+    messages::{
+        Compare, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseRequest, LeaseRevokeResponse, LeaseTimeToLiveResponse,
+        RequestOp, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
+    },
+    names::Names,
+    ops::{self, Answers},
+    queue::{Before, Look},
+};
+
+pub(super) const TXN: &str = "/etcdserverpb.KV/Txn";
+const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
+
+impl Client {
+    /// Does all of this in one step.
+    pub(super) async fn run(&mut self, ops: Vec<RequestOp>) -> Answer<Answers> {
+        self.run_if(Vec::new(), ops).await
+    }
+
+    /// The same if all of `compare` holds, and nothing otherwise: see [`Answers::succeeded`].
+    pub(super) async fn run_if(&mut self, compare: Vec<Compare>, ops: Vec<RequestOp>) -> Answer<Answers> {
+        self.txn(compare, ops, Vec::new()).await
+    }
+
+    /// Does one of two things in one step.
+    pub(super) async fn txn(&mut self, compare: Vec<Compare>, success: Vec<RequestOp>, failure: Vec<RequestOp>) -> Answer<Answers> {
+        let answer: TxnResponse = self.ask(TXN, TxnRequest { compare, success, failure }, Style::Unary).await?;
+        Ok(Answers::of(answer)?)
+    }
+
+    /// Puts something if all of `compare` holds, and looks at the lock in the same step.
+    pub(super) async fn put_and_look(&mut self, names: &Names, compare: Vec<Compare>, puts: Vec<RequestOp>) -> Answer<Look> {
+        let (many, look) = (puts.len(), ops::look(names, ops::SOME));
+        let mut answers = self.txn(compare, [puts, look.clone()].concat(), look).await?;
+        if answers.succeeded {
+            answers.skip(many);
+        }
+        Ok(answers.look(names)?)
+    }
+
+    /// Grants a lease with an id of our choice; returns its length in seconds, which the server may have made longer.
+    pub(super) async fn grant(&mut self, id: i64, ttl: i64) -> Answer<i64> {
+        let answer: LeaseGrantResponse = self.ask("/etcdserverpb.Lease/LeaseGrant", LeaseGrantRequest { ttl, id }, Style::Unary).await?;
+        Ok(answer.ttl)
+    }
+
+    /// Grants several, all at once; one that was there already is an error.
+    pub(super) async fn grant_all(&mut self, wanted: &[(i64, i64)]) -> Vec<Answer<i64>> {
+        let questions = wanted.iter().map(|(id, ttl)| LeaseGrantRequest { ttl: *ttl, id: *id }).collect();
+        let answers = self.ask_all("/etcdserverpb.Lease/LeaseGrant", questions).await;
+        answers.into_iter().map(|answer| answer.map(|answer: LeaseGrantResponse| answer.ttl)).collect()
+    }
+
+    /// Ends several, all at once, that would end by themselves too.
+    pub(super) async fn revoke_all(&mut self, ids: &[i64]) {
+        let questions = ids.iter().map(|id| LeaseRequest { id: *id }).collect();
+        let _: Vec<Answer<LeaseRevokeResponse>> = self.ask_all(REVOKE, questions).await;
+    }
+
+    /// Ends a lease that would end by itself too, while others are asked.
+    pub(super) fn revoke_meanwhile(&self, id: i64) {
+        let Some(connection) = &self.connection else { return };
+        let (mut grpc, request) = (connection.grpc.clone(), self.request(LeaseRequest { id }));
+        tokio::spawn(async move {
+            let codec = ProstCodec::<LeaseRequest, LeaseRevokeResponse>::default();
+            drop(grpc.unary(request, PathAndQuery::from_static(REVOKE), codec).await);
+        });
+    }
+
+    /// Ends a lease and removes its keys; that there is none is as good.
+    pub(super) async fn revoke(&mut self, id: i64) -> Answer<()> {
+        let answer: Answer<LeaseRevokeResponse> = self.ask(REVOKE, LeaseRequest { id }, Style::Unary).await;
+        match answer {
+            Ok(_) | Err(Trouble::NoLease) => Ok(()),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// Extends a lease by its own length in seconds, which it returns; `None` if there is no such lease.
+    ///
+    /// One message, one answer: a stream kept open would hang unnoticed when its member does.
+    pub(super) async fn keep_alive(&mut self, id: i64) -> Answer<Option<i64>> {
+        let answer: Answer<LeaseKeepAliveResponse> =
+            self.ask("/etcdserverpb.Lease/LeaseKeepAlive", LeaseRequest { id }, Style::OneOfStream).await;
+        match answer {
+            Ok(answer) => Ok(Some(answer.ttl).filter(|ttl| *ttl > 0)),
+            Err(Trouble::NoLease) => Ok(None),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    pub(super) async fn time_to_live(&mut self, id: i64) -> Answer<LeaseTimeToLiveResponse> {
+        self.ask("/etcdserverpb.Lease/LeaseTimeToLive", LeaseRequest { id }, Style::Unary).await
+    }
+
+    /// Opens a stream of watches, of which `first` is one. It ends with the connection.
+    pub(super) async fn watch(&mut self, first: Vec<WatchRequest>) -> Answer<Watches> {
+        self.open().await?;
+        self.under_way = false;
+        let (wanted, receiver) = mpsc::unbounded_channel();
+        for request in first {
+            // The receiver is at hand.
+            let _ = wanted.send(request);
+        }
+        let request = self.request(UnboundedReceiverStream::new(receiver));
+        let Some(connection) = &mut self.connection else { return Err(failure::unreadable().into()) };
+        let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
+        let opened = connection.grpc.streaming(request, path, ProstCodec::<WatchRequest, WatchResponse>::default()).await;
+        match opened {
+            Ok(answers) => Ok(Watches { wanted, answers: answers.into_inner(), before: Before::default() }),
+            Err(status) => {
+                let trouble = failure::of(status);
+                match trouble {
+                    Trouble::LoginOver(_) => self.login = None,
+                    _ => self.move_on(),
+                }
+                Err(trouble)
+            }
+        }
+    }
+}
+
+/// A stream of watches.
+pub(super) struct Watches {
+    pub wanted: mpsc::UnboundedSender<WatchRequest>,
+    pub answers: Streaming<WatchResponse>,
+    /// What is waited for, which is among what is watched.
+    pub before: Before,
+}

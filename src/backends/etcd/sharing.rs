@@ -1,0 +1,25 @@
+//! Which lock libraries share a lock on etcd.
+
+use super::{Options, names::Names};
+use crate::lock::{Key, Library, Sharing};
+
+pub(in crate::backends) const LIBRARIES: [Library; 6] = [
+    Library::shares("etcdctl", "etcdctl lock {word} -- COMMAND", "COMMAND goes on running when etcdctl loses the lock"),
+    Library::shares("Go concurrency.Mutex", "concurrency.NewMutex(session, {string}).Lock(ctx)", "and concurrency.NewElection"),
+    Library::shares("the server's lock service", "v3lock Lock with the name {string}", "jetcd's Lock, for one"),
+    Library::shares(
+        "Go recipe.RWMutex",
+        "recipe.NewRWMutex(session, {string}).RLock()",
+        "its readers and dlock's (-s) go together, its writers wait for them",
+    ),
+    Library::strange("etcd3 (Python)", "its lock(NAME) is the key /locks/NAME: run etcdctl lock, or call the server's lock service"),
+    Library::strange(
+        "etcd3-py (Python)",
+        "its Lock(client, NAME) is the key _locks/NAME: call client.lock(NAME, lease=ID), the server's lock service",
+    ),
+];
+
+/// What each library is given for a lock.
+pub fn sharing(options: &Options, key: &Key) -> Sharing {
+    Sharing::new(Names::new(&options.namespace, key).shown(), &LIBRARIES, &[])
+}

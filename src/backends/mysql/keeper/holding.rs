@@ -1,0 +1,140 @@
+//! Keeping a lock, and giving it back.
+
+use std::time::Duration;
+
+use super::{
+    super::{connection::Answers, failure, history, options::Mode, starts, statement::Value},
+    Heard, Keeper, heard, only,
+};
+use crate::lock::{Fence, Intent, Parting, Result, Token};
+
+impl Keeper {
+    /// The server's time in µs if the lock is still ours, and what was heard of who is breaking it; asking for it keeps the session for
+    /// as long as its patience says, or a new one.
+    pub(in crate::backends::mysql) async fn renew(
+        &mut self,
+        patience: Option<Duration>,
+        token: &Token,
+        fence: Fence,
+        intent: Option<Intent>,
+    ) -> Result<Option<(i64, Heard)>> {
+        let first = patience.map(|patience| self.set_patience(patience)).unwrap_or_default();
+        let (has, touch) = match self.mode {
+            // A proxy may set another session up like the one that it lost.
+            Mode::Row => (format!("CONNECTION_ID() = {}", self.number), String::new()),
+            _ => (format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock), self.touch(token, fence, self.patience, intent)),
+        };
+        let at = usize::from(!first.is_empty());
+        let batch = format!(
+            "{first}SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), @dlock = CONNECTION_ID() AND {has};\n{touch}"
+        );
+        let Answers { answers, refusal } = self.session.try_ask(&batch).await?;
+        match (answers.len() > at, refusal) {
+            // What came after it is for other people.
+            (true, _) => {
+                let mut fields = only(&answers, at)?;
+                let now = fields.int()?;
+                Ok((fields.int_or_null()? == Some(1)).then(|| (now, heard(&answers, at + 1, intent))))
+            }
+            (false, Some(refusal)) => Err(failure::refused(&refusal, false)),
+            (false, None) => Err(failure::unreadable()),
+        }
+    }
+
+    /// Reads the mark of a break, as the intent asks, and writes that the hold was extended, for `inspect`.
+    pub(in crate::backends::mysql) fn touch(&self, token: &Token, fence: Fence, length: Duration, intent: Option<Intent>) -> String {
+        let ttl = i64::try_from(length.as_millis()).unwrap_or(i64::MAX);
+        let root = token.hold_text();
+        let values = [
+            ("name", Value::Bytes(&self.name)),
+            ("session", Value::Int(self.number)),
+            ("root", Value::Text(&root)),
+            ("ttl", Value::Int(ttl)),
+            ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))),
+            ("whatever", Value::Int((!matches!(intent, Some(Intent::Extend(_)))).into())),
+        ];
+        let fill = |template: &str| self.tables.fill(template, &values);
+        let (see, read) = (include_str!("../sql/see_mark.sql"), include_str!("../sql/read_mark.sql"));
+        let mark = match intent {
+            None | Some(Intent::Probe) => String::new(),
+            Some(Intent::Extend(_)) => fill(read),
+            Some(Intent::Drain) => fill(see) + &fill(read),
+        };
+        mark + &fill(if self.shared { include_str!("../sql/touch_reading.sql") } else { include_str!("../sql/touch_hold.sql") })
+    }
+
+    /// Gives the lock back that a run before keeps from this one.
+    pub(in crate::backends::mysql) async fn let_go(&mut self) -> Result<()> {
+        if self.mode == Mode::Row {
+            self.roll_back().await?;
+            if !self.shared {
+                return Ok(());
+            }
+        }
+        self.has = false;
+        self.session.ask(&format!("DO RELEASE_LOCK({})", self.lock)).await.map(|_| ())
+    }
+
+    /// Gives back whatever the session has, having said so and remembered how it ended. Whether the lock was still ours.
+    pub(in crate::backends::mysql) async fn give_back(&mut self, token: &Token, fence: Fence, parting: &Parting) -> Result<bool> {
+        self.has = false;
+        let own = format!("@dlock = CONNECTION_ID() AND CONNECTION_ID() = {}", self.number);
+        let (first, ours, free) = match self.mode {
+            // In the transaction that has the lock: all is seen at once.
+            Mode::Row if self.shared => (
+                // Before it is read: who enters looks at all of them, and two that wait for more than they have are a deadlock.
+                "SELECT 1 FROM :readers WHERE name = :name AND root = :root FOR UPDATE;\n",
+                own,
+                format!("COMMIT; DO RELEASE_LOCK({});\n", self.lock),
+            ),
+            Mode::Row => ("", own, "COMMIT;\n".to_owned()),
+            _ => (
+                "START TRANSACTION;\n",
+                format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock),
+                format!("COMMIT; DO RELEASE_LOCK({});\n", self.lock),
+            ),
+        };
+        let (root, how) = (token.hold_text(), parting.end.as_ref().map(ToString::to_string));
+        let became = starts::became(parting.became);
+        let values = [
+            ("name", Value::Bytes(&self.name)),
+            ("session", Value::Int(self.number)),
+            ("root", Value::Text(&root)),
+            ("ours", Value::Sql(&ours)),
+            ("became", Value::Sql(&became)),
+            ("how", Value::text_or_null(how.as_deref())),
+            ("why", Value::text_or_null(parting.why.as_deref())),
+        ];
+        let fill = |template: &str| self.tables.fill(template, &values);
+        let (first, remember, end) = if self.shared {
+            (fill(first), include_str!("../sql/remember_reading.sql"), include_str!("../sql/end_reading.sql"))
+        } else {
+            (first.to_owned(), include_str!("../sql/remember_hold.sql"), include_str!("../sql/end_hold.sql"))
+        };
+        let remember = how.as_ref().map(|_| fill(remember)).unwrap_or_default();
+        let end = fill(end);
+        // Beyond the bounds now and then.
+        let trim = if how.is_some() && fence.0.is_multiple_of(4) { history::trim(&self.tables, &self.name, "1") } else { String::new() };
+        let began = 1 + usize::from(!first.is_empty());
+        let freed = began + usize::from(!remember.is_empty()) + 1 + free.matches(';').count();
+        let Answers { answers, refusal } = self.session.try_ask(&format!("SELECT {ours};\n{first}{remember}{end}{free}{trim}")).await?;
+        match refusal {
+            Some(refusal) if answers.is_empty() => return Err(failure::refused(&refusal, false)),
+            Some(refusal) if answers.len() < freed => {
+                let rest = match refusal.number {
+                    // Undone as a whole.
+                    failure::DEADLOCK => remember + &end,
+                    // It can't be remembered.
+                    _ if answers.len() == began => end,
+                    // It could not be said: the next holder waits a moment for nothing.
+                    _ => String::new(),
+                };
+                if self.session.try_ask(&format!("{rest}{free}")).await?.refusal.is_some() {
+                    self.session.ask(&free).await?;
+                }
+            }
+            _ => {}
+        }
+        Ok(only(&answers, 0)?.int_or_null()? == Some(1))
+    }
+}

@@ -1,0 +1,72 @@
+//! Waiting for a lock in the server.
+
+use std::time::Duration;
+
+use super::{
+    super::{failure, options::Mode, statement::Value},
+    Keeper, LOCKED, UNCLAIMED, found, only, pause,
+};
+use crate::lock::{Result, Ttl, random};
+
+impl Keeper {
+    /// Waits in the server for the lock, at most for so long. True if it may be ours then.
+    pub(in crate::backends::mysql) async fn wait(&mut self, ttl: Ttl, at_most: Duration) -> Result<bool> {
+        if let Some(rests) = self.rests.take() {
+            // Nobody has it, and it would be ours at once.
+            pause(rests.min(at_most)).await;
+            return Ok(false);
+        }
+        self.blocked = true;
+        let first = self.set_patience(ttl.get().min(UNCLAIMED));
+        let mut rest = at_most;
+        // MariaDB's GET_LOCK alone waits for parts of a second.
+        let blocks = match self.mode {
+            Mode::Advisory if self.session.server.mariadb => at_most.as_secs_f64(),
+            _ => Duration::from_secs(at_most.as_secs()).as_secs_f64(),
+        };
+        if blocks > 0.0 {
+            if self.block(&first, blocks).await? {
+                self.blocked = false;
+                return Ok(true);
+            }
+            rest = at_most.saturating_sub(Duration::from_secs_f64(blocks));
+        }
+        while !rest.is_zero() {
+            let slice = rest.min(Duration::from_millis(30 + random() % 20));
+            pause(slice).await;
+            rest = rest.saturating_sub(slice);
+            self.has = if self.mode == Mode::Row { self.lock_row(&first).await? } else { self.block(&first, 0.0).await? };
+            if self.has {
+                self.blocked = false;
+                return Ok(true);
+            }
+        }
+        self.blocked = false;
+        Ok(false)
+    }
+
+    pub(in crate::backends::mysql) async fn block(&mut self, first: &str, seconds: f64) -> Result<bool> {
+        if self.mode == Mode::Advisory {
+            let batch = format!("{first}SELECT GET_LOCK({}, {seconds:.3});", self.lock);
+            let answers = self.session.ask(&batch).await?;
+            self.has = only(&answers, 1)?.int_or_null()? == Some(1);
+            return Ok(self.has);
+        }
+        // Of both servers.
+        let how = if self.shared { "LOCK IN SHARE MODE" } else { "FOR UPDATE" };
+        let values = [("name", Value::Bytes(&self.name)), ("how", Value::Sql(how))];
+        let wait = self.tables.fill("START TRANSACTION; SELECT 1 FROM :rows WHERE name = :name :how;", &values);
+        let usual = "SET SESSION innodb_lock_wait_timeout = 1";
+        let batch = format!("{first}SET SESSION innodb_lock_wait_timeout = {seconds:.0};\n{wait}{usual}");
+        let answers = self.session.try_ask(&batch).await?;
+        let got = answers.refusal.is_none() && found(&answers.answers, 3);
+        if !got {
+            self.session.ask(&format!("ROLLBACK; {usual}")).await?;
+        }
+        self.has = got;
+        match answers.refusal {
+            Some(refusal) if refusal.number != LOCKED => Err(failure::refused(&refusal, false)),
+            _ => Ok(got),
+        }
+    }
+}

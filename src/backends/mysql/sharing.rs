@@ -1,0 +1,29 @@
+//! Which lock libraries share a lock on MySQL and MariaDB.
+
+use super::{Mode, Options, names};
+use crate::{
+    backends::sql,
+    lock::{Key, Library, Sharing},
+};
+
+/// With `mode=advisory`.
+pub(in crate::backends) const ADVISORY: [Library; 1] = [Library::shares(
+    "any client",
+    "SELECT GET_LOCK({lock}, 10);",
+    "with ?lock_name=raw dlock takes GET_LOCK('KEY') itself, for programs that do so already",
+)];
+
+/// What each library is given for a lock.
+pub fn sharing(options: &Options, key: &Key) -> Sharing {
+    let name = sql::Names::new(&options.sql.namespace).of(key);
+    match options.mode {
+        Mode::Lease => sql::sharing(&options.sql, key),
+        Mode::Row => Sharing::new(name, &[], &[]),
+        Mode::Advisory => {
+            let name = names::advisory_name(options, key, &name);
+            // A raw name may have a backslash.
+            let lock = format!("'{}'", name.replace('\\', r"\\").replace('\'', "''"));
+            Sharing::new(name, &ADVISORY, &[("lock", &lock)])
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Which lock libraries share a lock on PostgreSQL.
+
+use super::{AdvisoryKey, Mode, Options};
+use crate::{
+    backends::sql,
+    lock::{Key, Library, Sharing},
+};
+
+/// With `mode=advisory`. The lock's name is the function's argument.
+pub(in crate::backends) const ADVISORY: [Library; 3] = [
+    Library::shares(
+        "any client, in the same database",
+        "SELECT pg_advisory_lock({name});",
+        "pg_advisory_lock_shared goes together with dlock's readers (-s)",
+    ),
+    Library::strange("hashtext('NAME')", "another number: give it to dlock, as ?pg_key= with the result of SELECT hashtext('NAME')"),
+    Library::strange(
+        "with_advisory_lock, Symfony Lock and others that hash by themselves",
+        "another number: give it to dlock, as ?pg_key=NUMBER, or ?pg_key=A,B for two",
+    ),
+];
+
+/// What each library is given for a lock.
+pub fn sharing(options: &Options, key: &Key) -> Sharing {
+    match options.mode {
+        Mode::Lease => sql::sharing(&options.sql, key),
+        Mode::Row => Sharing::new(sql::Names::new(&options.sql.namespace).of(key), &[], &[]),
+        Mode::Advisory => Sharing::new(advisory_name(options, key), &ADVISORY, &[]),
+    }
+}
+
+/// What `pg_advisory_lock` takes with `mode=advisory`, as SQL.
+pub(super) fn advisory_name(options: &Options, key: &Key) -> String {
+    match options.advisory_key {
+        None => format!("hashtextextended('{}', 0)", sql::Names::new(&options.sql.namespace).of(key).replace('\'', "''")),
+        Some(AdvisoryKey::One(key)) => key.to_string(),
+        Some(AdvisoryKey::Two(first, second)) => format!("{first}, {second}"),
+    }
+}

@@ -1,0 +1,213 @@
+//! What dlock writes for a contender: its own value, the record next to it, and the run records of the lock. JSON, whose short names are part
+//! of the layout.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::lock::{Break, End, Error, Fence, Holder, Kind, Metadata, Mode, Past, Record, Request, Result};
+
+/// The layout that this version writes. Another first number is refused.
+const LAYOUT: &str = "2.0";
+const MAJOR: u32 = 2;
+
+/// What a contender says of itself. Written once, with its entry: etcd's revision of a key is its place in the order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Said {
+    /// The layout.
+    pub dlock: String,
+    /// The hold that the lock was taken with, as [`Token::hold_text`](crate::lock::Token::hold_text); where the store needs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<String>,
+    /// Taken by `acquire`.
+    #[serde(default)]
+    pub detached: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Metadata>,
+}
+
+impl Said {
+    pub fn of(request: &Request) -> Self {
+        Self { dlock: LAYOUT.into(), hold: None, detached: request.detached, metadata: request.metadata.clone() }
+    }
+
+    pub fn write(&self) -> Vec<u8> {
+        json(self)
+    }
+
+    /// Reads a contender's value; `None` if no dlock wrote it.
+    ///
+    /// # Errors
+    /// [`Kind::Layout`] if a dlock of another layout wrote it.
+    pub fn read(data: &[u8]) -> Result<Option<Self>> {
+        match version(data) {
+            Some(found) if found == MAJOR => Ok(serde_json::from_slice(data).ok()),
+            Some(found) => Err(other_layout(found)),
+            None => Ok(None),
+        }
+    }
+
+    /// A holder, as far as its value and its record tell; `None` for another library's. Its lease and its times are the store's to add.
+    pub fn holder(said: Option<&Self>, record: Option<&HoldRecord>, mode: Mode) -> Holder {
+        Holder {
+            mode,
+            permit: record.and_then(|record| record.number),
+            metadata: said.and_then(|said| said.metadata.clone()),
+            fence: None,
+            foreign: said.is_none(),
+            detached: said.is_some_and(|said| said.detached),
+            held_for: None,
+            renewed_ago: None,
+            expires_in: None,
+            holds: 1,
+            broken: record.and_then(|record| record.mark.clone()),
+        }
+    }
+}
+
+/// The record next to a contender of dlock. It is there until the contender leaves by itself: a record without its contender is that of one
+/// that vanished.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldRecord {
+    #[serde(rename = "o", with = "crate::lock::document::holder")]
+    pub mode: Mode,
+    /// False for a waiter, and for a hold that the history has already.
+    #[serde(rename = "h", default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_hold: bool,
+    /// Which permit it is, where no other entry tells.
+    #[serde(rename = "n", default, skip_serializing_if = "Option::is_none")]
+    pub number: Option<u32>,
+    /// `None` if the step that wrote this made the contender too: then the number of that step is the fence.
+    #[serde(rename = "f", default, skip_serializing_if = "Option::is_none")]
+    pub fence: Option<Fence>,
+    /// Since when, by its host's clock.
+    #[serde(rename = "s", default, skip_serializing_if = "Option::is_none")]
+    pub since_ms: Option<u64>,
+    #[serde(rename = "m", default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Metadata>,
+    /// The mark of a break.
+    #[serde(rename = "k", default, skip_serializing_if = "Option::is_none")]
+    pub mark: Option<Break>,
+    /// Up to which level was warned of the hold.
+    #[serde(rename = "w", default, skip_serializing_if = "is_zero")]
+    pub warned: u32,
+}
+
+impl HoldRecord {
+    /// Of a contender that was not granted the lock, or of which the history knows that it was.
+    pub fn waiting(mode: Mode) -> Self {
+        Self { mode, is_hold: false, number: None, fence: None, since_ms: None, metadata: None, mark: None, warned: 0 }
+    }
+
+    /// Of the hold that `request` asks for.
+    pub fn of(request: &Request, fence: Option<Fence>) -> Self {
+        let metadata = request.metadata.clone();
+        Self { is_hold: true, fence, since_ms: request.at_ms, metadata, ..Self::waiting(request.mode) }
+    }
+
+    /// Reads a record; `None` if it tells nothing.
+    pub fn read(data: &[u8]) -> Option<Self> {
+        serde_json::from_slice(data).ok()
+    }
+
+    pub fn write(&self) -> Vec<u8> {
+        json(self)
+    }
+
+    /// The record with its fence in it, so that it can be written anew; `made` is the number of the step that made it.
+    #[must_use]
+    pub fn named(self, made: Fence) -> Self {
+        Self { fence: self.fence.or(Some(made)), ..self }
+    }
+
+    /// The record with the mark of a break, which stays seen if it was.
+    #[must_use]
+    pub fn marked(self, mark: &Break) -> Self {
+        let seen = self.mark.as_ref().is_some_and(|known| known.seen);
+        Self { mark: Some(Break { seen, ..mark.clone() }), ..self }
+    }
+
+    /// The record with the mark seen; `None` if that is known already, or there is no mark.
+    pub fn seen(&self) -> Option<Self> {
+        let mark = self.mark.as_ref().filter(|mark| !mark.seen)?;
+        Some(Self { mark: Some(Break { seen: true, ..mark.clone() }), ..self.clone() })
+    }
+
+    /// The record with a warning of this level; `None` if one of this level or a higher one was given.
+    pub fn warned(self, level: u32) -> Option<Self> {
+        (self.warned < level).then_some(Self { warned: level, ..self })
+    }
+
+    /// The history entry of a hold that was never given back; `made` is the number of the step that made the record. When the hold ended
+    /// is not known.
+    pub fn past(&self, made: Fence) -> Option<Past> {
+        let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
+        let (fence, metadata) = (self.fence.or(Some(made)), self.metadata.clone());
+        self.is_hold.then_some(Past { fence, started_ms: self.since_ms, ended_ms: None, end, why, metadata })
+    }
+
+    /// Whether a successor of `mode` gives the vanished contender time to stop.
+    pub fn delays(&self, mode: Mode) -> bool {
+        self.mode != Mode::Shared || mode != Mode::Shared
+    }
+}
+
+/// Reads run records, of which the store keeps one or several.
+///
+/// # Errors
+/// [`Kind::Layout`] if a dlock of another layout wrote them, [`Kind::Data`] if no dlock did.
+pub fn read_runs(data: &[u8]) -> Result<Record> {
+    let spoilt = || Error::new(Kind::Data, "what is recorded of the lock's runs is not what dlock writes");
+    match version(data) {
+        Some(found) if found != MAJOR => Err(other_layout(found)),
+        Some(_) => serde_json::from_slice(data).map_err(|error| spoilt().source(error)),
+        None if serde_json::from_slice::<Map<String, Value>>(data).is_ok() => Err(older_layout()),
+        None => Err(spoilt()),
+    }
+}
+
+/// As [`read_runs`] reads it.
+pub fn write_runs(record: &Record) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Runs<'a> {
+        dlock: &'a str,
+        #[serde(flatten)]
+        record: &'a Record,
+    }
+    json(&Runs { dlock: LAYOUT, record })
+}
+
+/// The first number of the layout; `None` if no dlock wrote it.
+fn version(data: &[u8]) -> Option<u32> {
+    #[derive(Deserialize)]
+    struct Version {
+        dlock: String,
+    }
+    let Version { dlock } = serde_json::from_slice(data).ok()?;
+    // What can't be read is newer.
+    Some(dlock.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(u32::MAX))
+}
+
+/// That an older dlock wrote what was found.
+pub fn older_layout() -> Error {
+    other_layout(MAJOR - 1)
+}
+
+/// That a dlock of another layout wrote what was read.
+fn other_layout(major: u32) -> Error {
+    let (which, hint) = if major < MAJOR {
+        ("an older", "update dlock on the machine that took it, or use another --namespace")
+    } else {
+        ("a newer", "update dlock on this machine")
+    };
+    Error::new(Kind::Layout, format!("the lock was taken by {which} dlock, whose layout this one can't read")).hint(hint)
+}
+
+/// Texts and numbers, which can always be written.
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_default()
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}

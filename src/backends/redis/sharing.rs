@@ -1,0 +1,66 @@
+//! Which lock libraries share a lock on Redis.
+
+use super::{Options, names::Names};
+use crate::lock::{Key, Library, Result, Sharing};
+
+/// Redisson's locks: hashes, as dlock's on one Redis, sentinels and clusters.
+const REDISSON: [Library; 3] = [
+    Library::shares("Redisson getLock", "redisson.getLock({string}).lock();", "a waiter is woken by dlock's release"),
+    Library::shares("Redisson getFairLock", "redisson.getFairLock({string}).lock();", "a waiter is woken by dlock's release"),
+    Library::shares(
+        "Redisson getReadWriteLock",
+        "redisson.getReadWriteLock({string}).readLock().lock();",
+        "its readers and dlock's (-s) go together, its writers wait for them; man dlock-interop says which --ttl they need",
+    ),
+];
+
+/// Locks that are a string.
+const STRINGS: [Library; 6] = [
+    Library::shares(
+        "redis-py",
+        "client.lock({string}, timeout=60).acquire()",
+        "without timeout= a crashed holder keeps the lock until the key is deleted",
+    ),
+    Library::shares("redlock-py", "Redlock([{\"host\": \"r1\"}]).lock({string}, 60000)", "one host, or all of redlock://"),
+    Library::shares("node redlock", "await redlock.acquire([{string}], 60000)", "one client, or one for each host of redlock://"),
+    Library::shares("ioredis", "await redis.set({string}, token, \"PX\", 60000, \"NX\")", "and any other SET NX with an expiry"),
+    Library::shares("pottery", "Redlock(key={string}, masters={client}).acquire()", "it puts redlock: before the name")
+        .with_prefix("redlock:"),
+    Library::shares("redis-semaphore Mutex", "await new Mutex(client, {string}).acquire()", "it puts mutex: before the name")
+        .with_prefix("mutex:"),
+];
+
+const PYTHON_REDIS_LOCK: Library =
+    Library::shares("python-redis-lock", "redis_lock.Lock(client, {string}, expire=60).acquire()", "").with_prefix("lock:");
+
+const SEMAPHORES: Library = Library::strange(
+    "semaphores",
+    "Redisson's getSemaphore keeps a number, which dlock takes for a lock without an end; redis-semaphore's Semaphore keeps a set, at which \
+     dlock exits with 65",
+);
+
+/// On one Redis, behind sentinels and in a cluster.
+pub(in crate::backends) const LIBRARIES: [Library; 11] = {
+    let [lock, fair, rw] = REDISSON;
+    let [py, redlock_py, node, set, pottery, mutex] = STRINGS;
+    let about = "it puts lock: before the name; while dlock holds the lock it raises ResponseError (WRONGTYPE) instead of waiting: \
+                 redlock://HOST?allow_few=yes keeps a string, for which it waits";
+    [lock, fair, rw, py, redlock_py, node, set, pottery, mutex, Library { about, ..PYTHON_REDIS_LOCK }, SEMAPHORES]
+};
+
+/// Where dlock's lock is a string too: on Redlock and Tair.
+pub(in crate::backends) const OF_STRINGS: [Library; 8] = {
+    let [py, redlock_py, node, set, pottery, mutex] = STRINGS;
+    let python = Library { about: "it puts lock: before the name; a waiter is not woken by dlock's release", ..PYTHON_REDIS_LOCK };
+    let [redisson, ..] = REDISSON;
+    let redisson = Library { about: "at a string it raises an error (WRONGTYPE) instead of waiting: use redis://", ..redisson };
+    [py, redlock_py, node, set, pottery, mutex, python, redisson]
+};
+
+/// What each library is given for a lock.
+///
+/// # Errors
+/// For a key that has no name there.
+pub fn sharing(options: &Options, key: &Key) -> Result<Sharing> {
+    Ok(Sharing::new(Names::new(&options.namespace, key)?.lock, &LIBRARIES, &[]))
+}

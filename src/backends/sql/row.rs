@@ -1,0 +1,239 @@
+//! A row as [`kept`](crate::backends::kept) has a lock: read, and written back if no other client changed it meanwhile.
+
+use std::time::Duration;
+
+use super::{
+    names::Names,
+    record::{Plain, Record},
+};
+use crate::{
+    backends::kept::{Base, Change, ReadFor, Snapshot},
+    lock::{Fence, Key, Mode, Parting, Past, Request, Result, Token, Ttl, document::Document, random},
+};
+
+/// A row as it was read; `None` if there is none.
+pub struct Version {
+    pub(in crate::backends) row: Option<Record>,
+    /// The plain waiters that are in the document since.
+    absorbed: Vec<String>,
+    /// Whose hold is to be released.
+    releases: Option<Token>,
+}
+
+/// How a row is to be written: from `was`, which must still have its `revision`, `locked_by` and `lock_until`, to `is`. ShedLock changes the
+/// last two only.
+pub struct Write {
+    /// The row as it was read.
+    pub was: Record,
+    /// The row as it is to be.
+    pub is: Record,
+    /// When the first hold ends that the decision goes by, by the server's clock: then it must not be written any more.
+    pub by_us: Option<i64>,
+    /// Ended holds, for the history.
+    pub past: Vec<Past>,
+    /// The waiters that are in the document now, or have the lock, and so no plain ones any more.
+    pub absorbed: Vec<String>,
+    /// Whether to wake one of the plain waiters.
+    pub wake_plain: bool,
+    /// One of those that are in the document; any other will do.
+    pub plain: Option<String>,
+    /// The other holds to be woken.
+    pub wake: Vec<String>,
+    /// It was not read before it is written: what ends by it ends when it is written.
+    pub unread: bool,
+    /// The request that is granted a fresh hold.
+    pub granted: Option<Request>,
+    /// Whose hold is released, if one is.
+    pub releases: Option<Token>,
+}
+
+impl Write {
+    /// Whether the lock becomes free.
+    pub fn frees(&self) -> bool {
+        self.was.is_held() && !self.is.is_held()
+    }
+
+    /// The row as it is when it is written.
+    pub fn written(&self) -> Record {
+        Record { revision: self.was.revision + 1, ..self.is.clone() }
+    }
+}
+
+/// The holds for whose lock a queue's rules had to be asked when it was last read: what is done in one step without would be in vain.
+#[derive(Default)]
+pub struct Documented(Vec<u64>);
+
+impl Documented {
+    /// Whether it was so.
+    pub fn has(&self, token: &Token) -> bool {
+        self.0.contains(&token.hold)
+    }
+
+    /// Notes what was read for a hold.
+    pub fn note(&mut self, token: &Token, has: bool) {
+        self.forget(token);
+        if has {
+            self.0.push(token.hold);
+        }
+    }
+
+    /// Notes that a hold is over.
+    pub fn forget(&mut self, token: &Token) {
+        self.0.retain(|hold| *hold != token.hold);
+    }
+}
+
+/// Returns whether plain waiters must be read together with this row: each that a rule may concern now.
+pub fn needs_waiters(row: &Record, purpose: ReadFor<'_>) -> bool {
+    match purpose {
+        // A request that neither waits nor can be granted goes past no waiter.
+        ReadFor::Acquire { request, .. } => {
+            row.waited && row.has_rules_for(request) && (request.waiting || !row.is_held() || row.is_shared())
+        }
+        ReadFor::Look => true,
+        ReadFor::Release(..) | ReadFor::Change | ReadFor::Warn => false,
+    }
+}
+
+/// Returns a row as the rules see it, with its plain waiters.
+///
+/// # Errors
+/// As [`Record::document`].
+pub fn snapshot(row: Option<Record>, waiters: &[Plain], purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
+    let mut document = row.as_ref().map_or_else(|| Ok(Document::default()), Record::document)?;
+    let mut absorbed = Vec::new();
+    for waiter in waiters {
+        // A holder whose grant had no answer may still be in the list of waiters.
+        if !document.has_hold(&waiter.hold) {
+            waiter.join(&mut document);
+            absorbed.push(waiter.hold.clone());
+        }
+    }
+    let apart = match purpose {
+        ReadFor::Acquire { request, .. } => row.as_ref().is_none_or(|row| !row.has_rules_for(request)),
+        _ => false,
+    };
+    let releases = if let ReadFor::Release(token, _) = purpose { Some(*token) } else { None };
+    Ok(Snapshot {
+        document,
+        now_us: row.as_ref().map_or_else(
+            || waiters.iter().map(|waiter| waiter.seen_ms * 1000).max().unwrap_or_default(),
+            |row| u64::try_from(row.now_us).unwrap_or_default(),
+        ),
+        fence: row.as_ref().map(Record::fence).filter(|fence| fence.0 > 0),
+        outside: row.as_ref().and_then(Record::outside),
+        base: if row.is_some() { Base::Document } else { Base::Nothing },
+        apart,
+        version: Version { row, absorbed, releases },
+    })
+}
+
+/// Returns several rows, with the waiters of all of them.
+///
+/// # Errors
+/// As [`Record::document`].
+pub fn snapshots(names: &Names, rows: Vec<Record>, waiters: &[Plain]) -> Result<Vec<(Key, Snapshot<Version>)>> {
+    let mut found = Vec::new();
+    for row in rows {
+        // What no dlock can have written is no lock.
+        let Some(key) = names.key(&row.name) else { continue };
+        let waiters: Vec<_> = waiters.iter().filter(|waiter| waiter.name == row.name).cloned().collect();
+        found.push((key, snapshot(Some(row), &waiters, ReadFor::Look)?));
+    }
+    Ok(found)
+}
+
+/// The row as this client last wrote it, while a hold of its has the lock alone: that is extended and released without being read.
+#[derive(Default)]
+pub struct Own(Option<Record>);
+
+impl Own {
+    /// Notes a row that was written.
+    pub fn note(&mut self, row: Record) {
+        self.0 = Some(row);
+    }
+
+    /// Notes that the row may be another one by now.
+    pub fn forget(&mut self) {
+        self.0 = None;
+    }
+
+    /// The row of this lock if the hold has it alone, and the TTL that the hold was taken with.
+    pub fn of(&self, name: &str, token: &Token) -> Option<(Record, Ttl)> {
+        let row = self.0.as_ref().filter(|row| row.name == name && row.is_held_by(token))?;
+        let document = row.document().ok()?;
+        let hold = document.lone().filter(|holder| holder.mark.is_none())?.holds.get(&token.hold_text())?;
+        Some((row.clone(), Ttl::new(Duration::from_millis(hold.ttl)).ok()?))
+    }
+}
+
+/// Returns how to release a hold that has the lock alone, as far as is known, without reading the row.
+///
+/// # Errors
+/// As [`Record::document`].
+pub fn release(was: Record, token: &Token, parting: &Parting) -> Result<Write> {
+    let mut document = was.document()?;
+    document.release(token, parting, was.now_ms());
+    let past = document.take_ended().into_iter().map(|past| Past { ended_ms: None, ..past }).collect();
+    Ok(Write {
+        by_us: Some(was.lock_until_us),
+        past,
+        absorbed: Vec::new(),
+        wake_plain: true,
+        plain: None,
+        wake: Vec::new(),
+        unread: true,
+        granted: None,
+        releases: Some(*token),
+        is: was.with(&document, None),
+        was,
+    })
+}
+
+/// Returns the document of a fresh exclusive hold that has the lock alone.
+pub fn granted(request: &Request) -> Option<String> {
+    let mut document = Document::default();
+    document.grant(request, Fence(0), 0);
+    document.take_times();
+    document.write()
+}
+
+/// Returns how to write a change; `None` if there is no row.
+pub fn write(was: Snapshot<Version>, change: Change<'_>) -> Option<Write> {
+    let Snapshot { document, version, .. } = was;
+    let Version { row, mut absorbed, releases } = version;
+    let was = row?;
+    let is = was.with(change.document, change.granted);
+    let granted = change.granted.and(change.request).cloned();
+    absorbed.extend(granted.iter().filter(|request| request.waiting).map(|request| request.token.hold_text()));
+    let now = was.now_ms();
+    // Holds that were over when the row was read are no reason.
+    let by = document.holds_end_after(now);
+    Some(Write {
+        by_us: by.map(|by| i64::try_from(by.saturating_mul(1000)).unwrap_or(i64::MAX)),
+        past: change.ended,
+        absorbed,
+        wake_plain: !is.is_held() || change.wake.iter().any(|woken| woken.plain),
+        plain: change.wake.iter().find(|woken| woken.plain).map(|woken| woken.hold.clone()),
+        wake: change.wake.into_iter().filter(|woken| !woken.plain).map(|woken| woken.hold).collect(),
+        unread: false,
+        granted,
+        releases,
+        was,
+        is,
+    })
+}
+
+/// How long the server should let the read wait that comes after so many writes in vain. Of many clients that come at once, all but one have
+/// read in vain: if they came again at once, the work would grow with the square of their number.
+pub fn pause(failed: u32) -> Duration {
+    match failed {
+        0 => Duration::ZERO,
+        failed => Duration::from_micros(random() % (2_000 << failed.min(9))),
+    }
+}
+
+/// Whether a request wants the whole lock in no order, so that any other such waiter will do.
+pub fn is_plain(request: &Request) -> bool {
+    request.mode == Mode::Exclusive && !request.fair
+}

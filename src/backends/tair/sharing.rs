@@ -1,0 +1,16 @@
+//! Which lock libraries share a lock on Tair.
+
+use super::{Mode, Options};
+use crate::{
+    backends::redis::{names::Names, sharing::OF_STRINGS},
+    lock::{Key, Result, Sharing},
+};
+
+/// What each library is given for a lock. No library is known to have strings with a version.
+///
+/// # Errors
+/// For a key that has no name there.
+pub fn sharing(options: &Options, key: &Key) -> Result<Sharing> {
+    let libraries = if options.mode == Mode::Plain { &OF_STRINGS[..] } else { &[] };
+    Ok(Sharing::new(Names::new(&options.namespace, key)?.lock, libraries, &[]))
+}

@@ -1,0 +1,143 @@
+//! Requests as the client library has them, and its answers as data.
+
+use std::{future::Future, pin::Pin};
+
+use zookeeper_client::{Acls, Client, CreateMode, MultiWriteError, MultiWriteResult};
+
+use super::{
+    failure::{self, Asked, Fault},
+    wire::{Answer, Ask, Code, Node, Reply, Stat},
+};
+use crate::lock::{Error, Kind};
+
+type Sent<'a> = Pin<Box<dyn Future<Output = Asked<Answer>> + 'a>>;
+
+/// Sends a request at once; its future is the answer.
+pub(super) fn send<'a>(client: &'a Client, request: &Ask<'a>, acls: Acls<'static>) -> Sent<'a> {
+    match *request {
+        Ask::Create(path, data, node) => {
+            let made = client.create(path, data, &mode(node).with_acls(acls));
+            Box::pin(async move {
+                answer(made.await.map(|(stat, sequence)| {
+                    let path = if node == Node::Contender { format!("{path}{sequence}") } else { path.to_owned() };
+                    Reply::Made { path, stat }
+                }))
+            })
+        }
+        Ask::Delete(path) => {
+            let done = client.delete(path, None);
+            Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
+        }
+        Ask::DeleteSince(path, version) => {
+            let done = client.delete(path, Some(version));
+            Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
+        }
+        Ask::Exists(path) => {
+            let stat = client.check_stat(path);
+            Box::pin(async move {
+                match stat.await {
+                    Ok(Some(stat)) => Ok(Ok(Reply::Stat(stat))),
+                    Ok(None) => Ok(Err(Code::NoNode)),
+                    Err(error) => answer(Err(error)),
+                }
+            })
+        }
+        Ask::Read(path) => {
+            let read = client.get_data(path);
+            Box::pin(async move { answer(read.await.map(|(data, stat)| Reply::Data { data, stat })) })
+        }
+        Ask::Write(path, data) => {
+            let written = client.set_data(path, data, None);
+            Box::pin(async move { answer(written.await.map(Reply::Stat)) })
+        }
+        Ask::WriteSince(path, data, version) => {
+            let written = client.set_data(path, data, Some(version));
+            Box::pin(async move { answer(written.await.map(Reply::Stat)) })
+        }
+        Ask::Children(path) => {
+            let names = client.list_children(path);
+            Box::pin(async move { answer(names.await.map(Reply::Children)) })
+        }
+        Ask::Sync(path) => {
+            let done = client.sync(path);
+            Box::pin(async move { answer(done.await.map(|()| Reply::Done)) })
+        }
+        Ask::Check(..) => Box::pin(async { Err(failure::unreadable().into()) }),
+        Ask::All(ref steps) => transact(client, steps, acls),
+    }
+}
+
+fn transact<'a>(client: &'a Client, steps: &[Ask<'_>], acls: Acls<'static>) -> Sent<'a> {
+    let mut writer = client.new_multi_writer();
+    let added: Result<(), _> = steps.iter().try_for_each(|step| match *step {
+        Ask::Create(path, data, node) => writer.add_create(path, data, &mode(node).with_acls(acls)),
+        Ask::Delete(path) => writer.add_delete(path, None),
+        Ask::DeleteSince(path, version) => writer.add_delete(path, Some(version)),
+        Ask::Write(path, data) => writer.add_set_data(path, data, None),
+        Ask::WriteSince(path, data, version) => writer.add_set_data(path, data, Some(version)),
+        Ask::Check(path) => writer.add_check_version(path, -1),
+        _ => Err(zookeeper_client::Error::BadArguments(&"no step of a transaction")),
+    });
+    let done = added.map(|()| writer.commit());
+    Box::pin(async move {
+        match done {
+            Err(error) => answer(Err(error)),
+            Ok(done) => match done.await {
+                Ok(done) => {
+                    let mut all = done.into_iter().filter_map(made);
+                    let first = all.next();
+                    Ok(Ok(Reply::AllDone { made: first, last: all.next_back().map(|(path, _)| path) }))
+                }
+                Err(MultiWriteError::OperationFailed { index, source }) => Ok(Ok(Reply::RolledBack { at: index, code: refusal(source)? })),
+                Err(MultiWriteError::RequestFailed { source }) => answer(Err(source)),
+            },
+        }
+    })
+}
+
+/// Some servers tell nothing of what a transaction made but its path.
+fn made(step: MultiWriteResult) -> Option<(String, Option<Stat>)> {
+    match step {
+        MultiWriteResult::Create { path, stat } => Some((path, (!stat.is_invalid()).then_some(stat))),
+        _ => None,
+    }
+}
+
+fn mode(node: Node) -> CreateMode {
+    match node {
+        Node::Persistent => CreateMode::Persistent,
+        Node::Ephemeral => CreateMode::Ephemeral,
+        Node::Contender => CreateMode::EphemeralSequential,
+        Node::Container => CreateMode::Container,
+    }
+}
+
+/// A refusal is an answer; all else says something of the session or of the way to the server.
+fn answer(outcome: Result<Reply, zookeeper_client::Error>) -> Asked<Answer> {
+    match outcome {
+        Ok(reply) => Ok(Ok(reply)),
+        Err(error) => refusal(error).map(Err),
+    }
+}
+
+pub(super) fn refusal(error: zookeeper_client::Error) -> Asked<Code> {
+    use zookeeper_client::Error as Failure;
+    Ok(match error {
+        Failure::NoNode => Code::NoNode,
+        Failure::NodeExists => Code::NodeExists,
+        Failure::NotEmpty => Code::NotEmpty,
+        Failure::BadVersion => Code::BadVersion,
+        Failure::NoAuth => Code::NoAuth,
+        Failure::InvalidAcl => Code::InvalidAcl,
+        Failure::Unimplemented => Code::Unimplemented,
+        Failure::QuotaExceeded => Code::QuotaExceeded,
+        Failure::Throttled => Code::Throttled,
+        Failure::SessionMoved => Code::SessionMoved,
+        Failure::SessionExpired => return Err(Fault::Expired),
+        Failure::AuthFailed => return Err(failure::login_refused().into()),
+        Failure::BadArguments(why) => return Err(Error::new(Kind::Internal, format!("a request was malformed: {why}")).into()),
+        Failure::NoChildrenForEphemerals => Code::NoChildren,
+        error @ (Failure::NotReadOnly | Failure::UnexpectedErrorCode(_)) => Code::Other(error.to_string()),
+        error => return Err(failure::broken(error).into()),
+    })
+}

@@ -1,0 +1,43 @@
+//! `dlock names`: under which name a lock is stored, and what other lock libraries are given for it.
+
+use super::{Context, KeyArg, open_as_it_is, sharing};
+use crate::{
+    exit,
+    lock::{Key, Result},
+    output::{json, names},
+};
+
+/// The arguments of `dlock names`.
+#[derive(clap::Args, Debug)]
+#[command(
+    override_usage = "dlock names KEY [OPTIONS]",
+    after_help = "The store is not asked. --namespace '' stores the lock under the key itself, as\nother programs do. More: man dlock-interop\nExample:  dlock names sms-job --namespace ''"
+)]
+pub struct Args {
+    /// The key.
+    #[command(flatten)]
+    pub key: KeyArg,
+}
+
+/// What `dlock names` is to do, checked.
+#[derive(Clone, Debug)]
+pub struct NamesSettings {
+    /// Which lock.
+    pub key: Key,
+}
+
+/// Shows the name, what each library is given for it, and how to test that the two exclude each other. Without I/O.
+///
+/// # Errors
+/// If the key has no name in this namespace.
+pub fn run(settings: &NamesSettings, context: &Context) -> Result<u8> {
+    let (key, out) = (&settings.key, &context.out);
+    let sharing = sharing(&context.target.backend, key)?;
+    let url = open_as_it_is(context).identity().url;
+    let written = if out.is_json() {
+        out.json(&json::Named::new(key, &url, &sharing))
+    } else {
+        out.data(&names::view(key, context.target.name.as_deref(), &url, &sharing, out.look()))
+    };
+    Ok(out.finish(written, exit::OK))
+}

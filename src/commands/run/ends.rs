@@ -1,0 +1,63 @@
+//! How the wait for a lock ends, and what a run's end makes of its verdict.
+
+use super::{RunSettings, watch::Watch};
+use crate::{
+    exit,
+    lease::may_warn,
+    lock::{Backend, Busy, Error, Key, Kind},
+    output::{self, Outcome, Output, Syslog, Verdict, age},
+    supervise::{Signal, Signals, Supervisor, stop_self},
+};
+
+/// What the watch over a run makes of its verdict.
+pub(super) fn conclude(verdict: &mut Verdict, watch: Watch<'_>, settings: &RunSettings) {
+    if watch.timed_out {
+        verdict.outcome = Outcome::TimedOut;
+        verdict.status = exit::TIMED_OUT;
+        verdict.error = Some(Error::new(Kind::Timeout, settings.max_runtime()));
+    }
+    if let (None, Some(mark)) = (&watch.lost, &watch.broken) {
+        verdict.outcome = Outcome::Broken;
+        verdict.status = exit::LOST;
+        verdict.error = Some(Error::new(Kind::Unavailable, format!("broken {}", crate::output::mark(mark))));
+    }
+    if let Some(how) = watch.lost {
+        verdict.outcome = Outcome::Lost;
+        verdict.status = exit::LOST;
+        let error = Error::new(Kind::Unavailable, how);
+        verdict.error = Some(match watch.trouble {
+            Some(trouble) => error.source(trouble),
+            None => error,
+        });
+    }
+}
+
+/// Ready when a signal ends the wait; `None` if the guardian is gone.
+pub(super) async fn wait_ended(signals: &mut Signals, supervisor: &mut Supervisor) -> Option<Signal> {
+    loop {
+        tokio::select! {
+            // Also reaps what is reparented to dlock. Before the start there is no other event.
+            _ = supervisor.next() => return None,
+            signal = signals.next() => {
+                if signal.ends_wait() {
+                    return Some(signal);
+                }
+                if signal.is_stop() {
+                    stop_self(signal.number);
+                }
+            }
+        }
+    }
+}
+
+/// Warns of a lock that somebody has had for too long, unless somebody else has.
+pub(super) async fn tell_of_a_hang(backend: &mut dyn Backend, settings: &RunSettings, key: &Key, out: &Output, busy: &Busy) {
+    let Some(holder) = busy.holders.first() else { return };
+    let (Some(after), Some(held), Some(fence)) = (settings.policy.warn_held, holder.held_for, holder.fence) else { return };
+    if may_warn(backend, key, fence, held, after).await {
+        let text = format!("{}: {} has had the lock for {}: does it hang?", key.escaped(), output::holder(holder), age(held));
+        let key = output::shell(key);
+        out.warn_with_hint(&text, &format!("dlock inspect {key} tells more, dlock break {key} stops it, --warn-held 0 is silent"));
+        Syslog::default().warn_of(settings.log, out, &text);
+    }
+}

@@ -1,0 +1,357 @@
+//! What the objects of several commands are made of.
+
+use std::error::Error as _;
+
+use serde::Serialize;
+
+use super::super::{
+    Now,
+    history::RunOf,
+    time::{millis, rfc3339_ms},
+};
+use crate::lock::{self, Break, Effect, End, Error, Holder, Key, Kind, LockState, Mode, NodeView, Refusal, Rule, Skips, Waiter};
+
+/// One lock.
+#[derive(Debug, Serialize)]
+pub struct LockReport<'a> {
+    key: &'a str,
+    stored_as: &'a str,
+    held: bool,
+    last_fence: Option<u64>,
+    holders: Vec<HolderReport<'a>>,
+    waiters: Vec<WaiterReport<'a>>,
+    nodes: Vec<NodeReport<'a>>,
+}
+
+impl<'a> LockReport<'a> {
+    pub(super) fn new(state: &'a LockState, now: &Now) -> Self {
+        Self {
+            key: state.key.as_str(),
+            stored_as: &state.stored_as,
+            held: !state.holders.is_empty(),
+            last_fence: state.last_fence.map(|fence| fence.0),
+            holders: state.holders.iter().map(|holder| HolderReport::new(holder, now)).collect(),
+            waiters: state.waiters.iter().map(WaiterReport::new).collect(),
+            nodes: state.nodes.iter().map(NodeReport::new).collect(),
+        }
+    }
+}
+
+/// One node of a lock that several nodes keep.
+#[derive(Debug, Serialize)]
+pub struct NodeReport<'a> {
+    node: &'a str,
+    held: Option<bool>,
+    others: bool,
+    fence: Option<u64>,
+    expires_in_ms: Option<u64>,
+    error: Option<&'a str>,
+}
+
+impl<'a> NodeReport<'a> {
+    pub(super) fn new(node: &'a NodeView) -> Self {
+        Self {
+            node: &node.node,
+            held: node.held,
+            others: node.others,
+            fence: node.fence.map(|fence| fence.0),
+            expires_in_ms: node.expires_in.map(millis),
+            error: node.error.as_deref(),
+        }
+    }
+}
+
+/// One hold.
+#[derive(Debug, Serialize)]
+pub struct HolderReport<'a> {
+    mode: &'static str,
+    permit: Option<u32>,
+    permits: Option<u32>,
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    pid: Option<u32>,
+    boot_id: Option<&'a str>,
+    pid_ns: Option<u64>,
+    command: Option<&'a str>,
+    description: Option<&'a str>,
+    fence: Option<u64>,
+    foreign: bool,
+    detached: bool,
+    since: Option<String>,
+    held_for_ms: Option<u64>,
+    renewed_ago_ms: Option<u64>,
+    expires_in_ms: Option<u64>,
+    holds: u32,
+    broken: Option<BreakReport<'a>>,
+}
+
+/// A run that keeps a free lock from others.
+#[derive(Debug, Serialize)]
+pub struct RefusedReport<'a> {
+    reason: &'a str,
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    pid: Option<u32>,
+    fence: Option<u64>,
+    began: Option<String>,
+    state: Option<&'static str>,
+    again_in_ms: Option<u64>,
+}
+
+impl<'a> RefusedReport<'a> {
+    /// By what was asked with this option; `now` dates it.
+    pub fn new(refusal: &'a Refusal, option: &'a str, now: &Now) -> Self {
+        let metadata = refusal.metadata.as_ref();
+        Self {
+            reason: option,
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            pid: metadata.and_then(|m| m.pid),
+            fence: refusal.fence.map(|fence| fence.0),
+            began: refusal.began.and_then(|ago| now.utc_before(ago)),
+            state: match refusal.rule {
+                Rule::Once(stage) => Some(stage.as_str()),
+                Rule::SkewGuard(_) | Rule::AtLeast(_) => None,
+            },
+            again_in_ms: refusal.again_in.map(millis),
+        }
+    }
+}
+
+/// A start that is kept from others for a while.
+#[derive(Debug, Serialize)]
+pub struct PacedReport<'a> {
+    fence: u64,
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    began: Option<String>,
+    skew_guard_ms: u64,
+    at_least_ms: u64,
+}
+
+impl<'a> PacedReport<'a> {
+    pub(super) fn new(paced: &'a lock::Paced) -> Self {
+        let metadata = paced.metadata.as_ref();
+        Self {
+            fence: paced.fence.0,
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            began: rfc3339_ms(paced.at_ms),
+            skew_guard_ms: paced.guard_ms,
+            at_least_ms: paced.at_least_ms,
+        }
+    }
+}
+
+/// The last start of a run that was to be the only one for some time.
+#[derive(Debug, Serialize)]
+pub struct StartReport<'a> {
+    fence: u64,
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    began: Option<String>,
+    state: &'static str,
+    tries: u32,
+    window_ms: u64,
+}
+
+impl<'a> StartReport<'a> {
+    pub(super) fn new(start: &'a lock::Start) -> Self {
+        let metadata = start.metadata.as_ref();
+        Self {
+            fence: start.fence.0,
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            began: rfc3339_ms(start.at_ms),
+            state: start.stage.as_str(),
+            tries: start.tries,
+            window_ms: start.window_ms,
+        }
+    }
+}
+
+/// Who is breaking a hold.
+#[derive(Debug, Serialize)]
+pub struct BreakReport<'a> {
+    by: &'a str,
+    reason: Option<&'a str>,
+    seen: bool,
+}
+
+impl<'a> BreakReport<'a> {
+    /// Of this mark.
+    pub fn new(mark: &'a Break) -> Self {
+        Self { by: &mark.by, reason: mark.why.as_deref(), seen: mark.seen }
+    }
+}
+
+impl<'a> HolderReport<'a> {
+    /// Of this hold; `now` dates it.
+    pub fn new(holder: &'a Holder, now: &Now) -> Self {
+        let metadata = holder.metadata.as_ref();
+        Self {
+            mode: mode(holder.mode),
+            permit: holder.permit,
+            permits: if let Mode::Permits(most) = holder.mode { Some(most) } else { None },
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            pid: metadata.and_then(|m| m.pid),
+            boot_id: metadata.and_then(|m| m.boot_id.as_deref()),
+            pid_ns: metadata.and_then(|m| m.pid_ns),
+            command: metadata.and_then(|m| m.command.as_deref()),
+            description: metadata.and_then(|m| m.description.as_deref()),
+            fence: holder.fence.map(|fence| fence.0),
+            foreign: holder.foreign,
+            detached: holder.detached,
+            since: holder.held_for.and_then(|ago| now.utc_before(ago)),
+            held_for_ms: holder.held_for.map(millis),
+            renewed_ago_ms: holder.renewed_ago.map(millis),
+            expires_in_ms: holder.expires_in.map(millis),
+            holds: holder.holds,
+            broken: holder.broken.as_ref().map(BreakReport::new),
+        }
+    }
+}
+
+/// One run.
+#[derive(Debug, Serialize)]
+pub struct PastReport<'a> {
+    fence: Option<u64>,
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    pid: Option<u32>,
+    command: Option<&'a str>,
+    description: Option<&'a str>,
+    started: Option<String>,
+    ended: Option<String>,
+    waited_ms: Option<u64>,
+    ran_ms: Option<u64>,
+    end: String,
+    bad: bool,
+    reason: Option<&'a str>,
+}
+
+impl<'a> PastReport<'a> {
+    pub(super) fn new(run: &'a RunOf) -> Self {
+        let metadata = run.metadata.as_ref();
+        Self {
+            fence: run.fence.map(|fence| fence.0),
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            pid: metadata.and_then(|m| m.pid),
+            command: metadata.and_then(|m| m.command.as_deref()),
+            description: metadata.and_then(|m| m.description.as_deref()),
+            started: run.started_ms.and_then(rfc3339_ms),
+            ended: run.ended_ms.and_then(rfc3339_ms),
+            waited_ms: metadata.and_then(|m| m.waited_ms),
+            ran_ms: run.end.as_ref().and_then(|_| run.ran_ms(0)),
+            end: run.end.as_ref().map_or_else(|| "running".into(), ToString::to_string),
+            bad: run.end.as_ref().is_some_and(End::is_bad),
+            reason: run.why.as_deref(),
+        }
+    }
+}
+
+/// How often a host did without the lock.
+#[derive(Debug, Serialize)]
+pub struct SkipsReport<'a> {
+    host: &'a str,
+    count: u64,
+    since: Option<String>,
+    last: Option<String>,
+    reason: &'a str,
+}
+
+impl<'a> SkipsReport<'a> {
+    pub(super) fn new(skips: &'a Skips) -> Self {
+        let (since, last) = (skips.since_ms.and_then(rfc3339_ms), skips.last_ms.and_then(rfc3339_ms));
+        Self { host: &skips.host, count: skips.count, since, last, reason: &skips.reason }
+    }
+}
+
+/// A mode in a word.
+pub const fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Permits(_) => "permits",
+    }
+}
+
+/// One waiter.
+#[derive(Debug, Serialize)]
+pub struct WaiterReport<'a> {
+    host: Option<&'a str>,
+    user: Option<&'a str>,
+    pid: Option<u32>,
+    command: Option<&'a str>,
+    description: Option<&'a str>,
+    waiting_for_ms: Option<u64>,
+}
+
+impl<'a> WaiterReport<'a> {
+    pub(super) fn new(waiter: &'a Waiter) -> Self {
+        let metadata = waiter.metadata.as_ref();
+        Self {
+            host: metadata.and_then(|m| m.host.as_deref()),
+            user: metadata.and_then(|m| m.user.as_deref()),
+            pid: metadata.and_then(|m| m.pid),
+            command: metadata.and_then(|m| m.command.as_deref()),
+            description: metadata.and_then(|m| m.description.as_deref()),
+            waiting_for_ms: waiter.waiting_for.map(millis),
+        }
+    }
+}
+
+/// One error.
+#[derive(Debug, Serialize)]
+pub struct ErrorReport<'a> {
+    kind: &'static str,
+    message: &'a str,
+    hint: Option<&'a str>,
+    operation: Option<&'static str>,
+    key: Option<&'a str>,
+    backend: Option<&'a str>,
+    effect: &'static str,
+    causes: Vec<String>,
+}
+
+impl<'a> ErrorReport<'a> {
+    /// Of this error.
+    pub fn new(error: &'a Error) -> Self {
+        let mut causes = Vec::new();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            causes.push(error.to_string());
+            cause = error.source();
+        }
+        Self {
+            kind: kind(error.kind),
+            message: &error.message,
+            hint: error.hint.as_deref(),
+            operation: error.operation,
+            key: error.key.as_ref().map(Key::as_str),
+            backend: error.backend.as_deref(),
+            effect: match error.effect {
+                Effect::NotApplied => "not_applied",
+                Effect::Applied => "applied",
+                Effect::Unknown => "unknown",
+            },
+            causes,
+        }
+    }
+}
+
+pub const fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Unavailable => "unavailable",
+        Kind::Timeout => "timeout",
+        Kind::Denied => "denied",
+        Kind::Config => "config",
+        Kind::Layout => "layout",
+        Kind::Usage => "usage",
+        Kind::Unsupported => "unsupported",
+        Kind::Data => "data",
+        Kind::Internal => "internal",
+    }
+}

@@ -1,0 +1,110 @@
+//! Whether the guardian does what it has to, and what dlock does if not.
+
+use std::time::Duration;
+
+use rustix::process::{Signal as Signo, kill_process, kill_process_group};
+
+use super::{MORE_PATIENCE, PATIENCE, Supervisor};
+use crate::{
+    lease::BootClock,
+    lock::BootTime,
+    supervise::{Deadlines, Ended, Event, OnLost, Why, hunt::News, message::Order, takeover::Takeover, tree},
+};
+
+impl Supervisor {
+    /// When the guardian has to have acted on the end of the command's time, if it started then.
+    pub(super) fn time_up_from(&self, started: BootTime) -> Option<Deadlines> {
+        let term_at = started.plus(self.plan.max_runtime?);
+        Some(Deadlines { term_at, kill_at: term_at.plus(self.plan.grace) })
+    }
+
+    /// When the guardian has to have acted: TERM, KILL.
+    fn due(&self) -> Option<Deadlines> {
+        let bound = self.acknowledged.filter(|_| self.plan.on_lost != OnLost::Continue);
+        let lost = self.told_to_kill.map(|at| Deadlines { term_at: at, kill_at: at });
+        let earliest = |one: Deadlines, other: Deadlines| Deadlines {
+            term_at: one.term_at.min(other.term_at),
+            kill_at: one.kill_at.min(other.kill_at),
+        };
+        [bound, lost, self.stopping, self.time_up].into_iter().flatten().reduce(earliest)
+    }
+
+    pub(super) fn judge(&mut self, now: BootTime) {
+        if let Some(takeover) = &mut self.takeover {
+            if !self.over {
+                self.events.extend(takeover.step(now).into_iter().map(|news| match news {
+                    News::Stuck(pid, why) => Event::Unkillable { pid, why },
+                    News::Gone(pid) => Event::Gone { pid },
+                }));
+                if takeover.is_done() {
+                    self.over = true;
+                    self.reaped = true;
+                    let ended = Ended { outcome: takeover.outcome, stopped: Some(Why::Guardian), leftover_left: false };
+                    self.events.push_back(Event::Ended(ended));
+                }
+            }
+            return;
+        }
+        let Some(due) = self.due().filter(|due| !self.over && self.acknowledged.is_some() && now >= due.term_at) else { return };
+        let patience = self.patience(due);
+        let late = self.unanswered.front().is_some_and(|order| now.since(order.since) >= patience);
+        if self.unanswered.is_empty() && now.since(self.heard) >= PATIENCE {
+            let _ = self.order(&Order::Ping, None);
+        } else if late && now >= due.kill_at {
+            self.take_over(true);
+        } else if late && !self.termed {
+            // It may only be slow, so it gets its chance to reap; the command gets all of its grace.
+            self.termed = true;
+            let group = self.command.and_then(|command| tree::led_group(command, self.guardian));
+            if let Some(group) = group {
+                let _ = kill_process_group(group, Signo::TERM);
+                let _ = kill_process_group(group, Signo::CONT);
+            }
+            let _ = tree::signal_all(self.guardian.as_raw_pid(), &[], group, Signo::TERM);
+            if self.acknowledged.is_some_and(|deadlines| now >= deadlines.term_at) && !self.lapsed {
+                self.lapsed = true;
+                self.events.push_back(Event::DeadlineTerm);
+            }
+        }
+    }
+
+    fn patience(&self, due: Deadlines) -> Duration {
+        if self.heard >= due.kill_at { MORE_PATIENCE } else { PATIENCE }
+    }
+
+    pub(super) fn wake_at(&self) -> Option<BootTime> {
+        if self.over {
+            return None;
+        }
+        if let Some(takeover) = &self.takeover {
+            return Some(takeover.next_at());
+        }
+        let due = self.due().filter(|_| self.acknowledged.is_some())?;
+        let answer_by = self.unanswered.front().map_or(self.heard.plus(PATIENCE), |order| order.since.plus(self.patience(due)));
+        Some(if self.termed && !self.unanswered.is_empty() { due.kill_at.max(answer_by) } else { due.term_at.max(answer_by) })
+    }
+
+    /// The guardian is dead, or as good as dead.
+    pub(super) fn take_over(&mut self, frozen: bool) {
+        let now = BootClock::read();
+        self.events.push_back(Event::GuardianLost { frozen });
+        if self.acknowledged.is_none() {
+            // It died idle: there is no tree.
+            self.over = true;
+            self.events.push_back(Event::Ended(Ended { outcome: None, stopped: Some(Why::Guardian), leftover_left: false }));
+            return;
+        }
+        let kill_at = if frozen {
+            if let Some(group) = self.command.and_then(|command| tree::led_group(command, self.guardian)) {
+                let _ = kill_process_group(group, Signo::KILL);
+            }
+            let _ = kill_process(self.guardian, Signo::KILL);
+            now
+        } else {
+            let deadline = self.due().map(|due| due.kill_at);
+            deadline.into_iter().fold(now.plus(self.plan.grace), BootTime::min)
+        };
+        self.takeover = Some(Takeover::begin(std::mem::take(&mut self.spared), self.command, &self.cgroup, kill_at, now));
+        self.judge(now);
+    }
+}

@@ -1,0 +1,214 @@
+//! The libraries, each with the server, the name and the modes of dlock that it is tried with.
+
+use crate::{
+    cases::{self, Excluded, Library, Meet, Stranger, Together},
+    program::Language::{Java, Node, Python},
+    stores::Store::{self, Etcd, MariaDb, Postgres, Redis, Redlock, RedlockOfOne, ZooKeeper},
+};
+
+/// With all modes, none of which goes together with the library's lock.
+const ALONE: &[(&str, Meet)] = &[("-x", Excluded), ("-s", Excluded), ("--permits=2", Excluded)];
+/// The library reads.
+const READER: &[(&str, Meet)] = &[("-x", Excluded), ("-s", Together), ("--permits=2", Excluded)];
+/// Where there are no permits.
+const NO_PERMITS: &[(&str, Meet)] = &[("-x", Excluded), ("-s", Excluded)];
+const NO_PERMITS_READER: &[(&str, Meet)] = &[("-x", Excluded), ("-s", Together)];
+/// Where there are neither.
+const EXCLUSIVE: &[(&str, Meet)] = &[("-x", Excluded)];
+
+/// The library is given what is stored, with dlock's prefix.
+fn prefixed(key: &str, _: &str) -> String {
+    format!("dlock:{key}")
+}
+
+fn bare(key: &str, _: &str) -> String {
+    key.into()
+}
+
+fn path(key: &str, _: &str) -> String {
+    format!("/dlock/{key}")
+}
+
+const fn shares(language: crate::program::Language, store: Store, name: fn(&str, &str) -> String) -> Library {
+    Library { language, store, options: &[], name, modes: ALONE, raises: None, without_end: None }
+}
+
+macro_rules! share {
+    ($($name:ident: $library:expr;)*) => {
+        $(mod $name {
+            use super::*;
+
+            const LIBRARY: Library = $library;
+
+            fn skipped(case: &str) -> bool {
+                cases::skipped(&format!("{}::{case}", stringify!($name)), LIBRARY.language, LIBRARY.store)
+            }
+
+            #[test]
+            fn they_take_turns() {
+                if !skipped("they_take_turns") {
+                    cases::take_turns(&LIBRARY);
+                }
+            }
+
+            #[test]
+            fn each_outlives_the_other() {
+                if !skipped("each_outlives_the_other") {
+                    cases::outlive_each_other(&LIBRARY);
+                }
+            }
+
+            #[test]
+            fn they_race() {
+                if !skipped("they_race") {
+                    cases::race(&LIBRARY);
+                }
+            }
+        })*
+    };
+}
+
+macro_rules! pass {
+    ($($name:ident: $stranger:expr;)*) => {
+        $(#[test]
+        fn $name() {
+            const STRANGER: Stranger = $stranger;
+            if !cases::skipped(stringify!($name), STRANGER.language, STRANGER.store) {
+                cases::pass_each_other(&STRANGER);
+            }
+        })*
+    };
+}
+
+share! {
+    redis_py: shares(Python("strings:redis-py"), Redis, prefixed);
+    redis_py_without_namespace: Library { options: &["--namespace="], ..shares(Python("strings:redis-py"), Redis, bare) };
+    redis_py_without_timeout: Library {
+        without_end: Some("its default is a key without an expiry, which nothing removes"),
+        ..shares(Python("strings:redis-py-without-end"), Redis, prefixed)
+    };
+    redlock_py: Library { modes: NO_PERMITS, ..shares(Python("strings:redlock-py"), Redlock, prefixed) };
+    pottery: Library { options: &["--namespace=redlock"], ..shares(Python("strings:pottery"), Redis, bare) };
+    python_redis_lock: Library {
+        options: &["--namespace=lock"],
+        raises: Some(("ResponseError", "it reads the key as a string before it takes the lock, and dlock's is a hash")),
+        ..shares(Python("strings:python-redis-lock"), Redis, bare)
+    };
+    python_redis_lock_and_a_string: Library {
+        options: &["--namespace=lock"],
+        modes: NO_PERMITS,
+        ..shares(Python("strings:python-redis-lock"), RedlockOfOne, bare)
+    };
+    node_redlock: Library { modes: NO_PERMITS, ..shares(Node("redlock"), Redlock, prefixed) };
+    node_redlock_on_one_server: shares(Node("redlock"), Redis, prefixed);
+    redis_semaphore_mutex: Library { options: &["--namespace=mutex"], ..shares(Node("redis-semaphore"), Redis, bare) };
+    ioredis_set_nx: shares(Node("set-nx"), Redis, prefixed);
+    redisson_lock: shares(Python("redisson:lock"), Redis, prefixed);
+    redisson_lock_and_a_string: Library {
+        modes: NO_PERMITS,
+        raises: Some(("ResponseError", "it reads a hash, and dlock's lock is a string")),
+        ..shares(Python("redisson:lock"), RedlockOfOne, prefixed)
+    };
+    redisson_fair_lock: shares(Python("redisson:fair"), Redis, prefixed);
+    redisson_write_lock: shares(Python("redisson:write"), Redis, prefixed);
+    redisson_read_lock: Library { modes: READER, ..shares(Python("redisson:read"), Redis, prefixed) };
+    curator_mutex: shares(Java("mutex"), ZooKeeper, path);
+    curator_write_lock: shares(Java("write"), ZooKeeper, path);
+    curator_read_lock: Library { modes: READER, ..shares(Java("read"), ZooKeeper, path) };
+    kazoo_lock: shares(Python("queues:kazoo"), ZooKeeper, path);
+    kazoo_lock_without_namespace: Library { options: &["--namespace="], ..shares(Python("queues:kazoo"), ZooKeeper, |key, _| format!("/{key}")) };
+    kazoo_write_lock: shares(Python("queues:kazoo-write"), ZooKeeper, path);
+    kazoo_read_lock: Library { modes: READER, ..shares(Python("queues:kazoo-read"), ZooKeeper, path) };
+    etcdctl: shares(Python("queues:etcdctl"), Etcd, |key, _| format!("dlock/{key}"));
+    etcdctl_without_namespace: Library { options: &["--namespace="], ..shares(Python("queues:etcdctl"), Etcd, bare) };
+    etcd_lock_service: shares(Python("queues:lock-service"), Etcd, |key, _| format!("dlock/{key}"));
+    shedlock_on_postgresql: shares(Python("sql:shedlock"), Postgres(""), prefixed);
+    shedlock_on_mariadb: shares(Python("sql:shedlock"), MariaDb(""), prefixed);
+    psql: Library {
+        modes: NO_PERMITS,
+        ..shares(Python("sql:advisory"), Postgres("?mode=advisory"), |key, _| format!("hashtextextended('dlock:{key}', 0)"))
+    };
+    psql_shared: Library {
+        modes: NO_PERMITS_READER,
+        ..shares(Python("sql:advisory-shared"), Postgres("?mode=advisory"), |key, _| format!("hashtextextended('dlock:{key}', 0)"))
+    };
+    psql_with_a_number: Library { modes: NO_PERMITS, ..shares(Python("sql:advisory"), Postgres("?mode=advisory&pg_key=4711"), |_, _| "4711".into()) };
+    mariadb: Library {
+        modes: EXCLUSIVE,
+        ..shares(Python("sql:advisory"), MariaDb("?mode=advisory"), |key, database| format!("'{database}.dlock/dlock:{key}'"))
+    };
+    mariadb_with_a_raw_name: Library {
+        modes: EXCLUSIVE,
+        ..shares(Python("sql:advisory"), MariaDb("?mode=advisory&lock_name=raw"), |key, _| format!("'{key}'"))
+    };
+}
+
+pass! {
+    kazoo_by_default_passes_dlock: Stranger {
+        language: Python("queues:kazoo-default"),
+        store: ZooKeeper,
+        name: path,
+        dlock: 75,
+        passed: 0,
+        library: "held",
+        why: "it looks for nodes of its own alone, and dlock for all of them",
+    };
+    kazoo_semaphores_are_strangers: Stranger {
+        language: Python("queues:kazoo-semaphore"),
+        store: ZooKeeper,
+        name: path,
+        dlock: 65,
+        passed: 0,
+        library: "busy",
+        why: "it counts all children of the path, and dlock finds some that are no lock's",
+    };
+    curator_semaphores_pass_dlock: Stranger {
+        language: Java("semaphore"),
+        store: ZooKeeper,
+        name: path,
+        dlock: 65,
+        passed: 0,
+        library: "held",
+        why: "it keeps its nodes in folders below the path, which are no lock's",
+    };
+    etcd3_is_a_stranger: Stranger {
+        language: Python("queues:etcd3"),
+        store: Etcd,
+        name: |key, _| format!("dlock/{key}"),
+        dlock: 0,
+        passed: 0,
+        library: "held",
+        why: "it puts one key, /locks/NAME, whatever the name",
+    };
+    hashtext_is_another_number: Stranger {
+        language: Python("sql:advisory"),
+        store: Postgres("?mode=advisory"),
+        name: |key, _| format!("hashtext('dlock:{key}')"),
+        dlock: 0,
+        passed: 0,
+        library: "held",
+        why: "dlock's number has 64 bits: ?pg_key= takes the other one",
+    };
+    shedlock_with_local_time_passes_dlock: Stranger {
+        language: Python("sql:shedlock-local-time"),
+        store: Postgres(""),
+        name: prefixed,
+        dlock: 75,
+        passed: 76,
+        library: "held",
+        why: "it compares the end of the lease, in UTC, with the time of day of its zone",
+    };
+}
+
+/// A program that has its number from `hashtext` shares it by `?pg_key=`.
+#[test]
+fn psql_with_hashtext() {
+    let language = Python("sql:advisory");
+    if cases::skipped("psql_with_hashtext", language, Postgres("")) {
+        return;
+    }
+    // SELECT hashtext('sms-job')
+    let library =
+        Library { modes: NO_PERMITS, ..shares(language, Postgres("?mode=advisory&pg_key=130451424"), |_, _| "hashtext('sms-job')".into()) };
+    cases::race(&library);
+}

@@ -1,0 +1,120 @@
+//! The servers, as dlock and as other programs are told of them.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::support::{
+    dlock,
+    etcd::Etcd,
+    find_program,
+    mariadb::{self, MariaDb},
+    postgres::{self, Postgres},
+    redis::Redis,
+    redlock::Nodes,
+    zookeeper::ZooKeeper,
+};
+
+/// What both use. SQL servers with the parameters of dlock's URL.
+#[derive(Clone, Copy, Debug)]
+pub enum Store {
+    Redis,
+    /// Five servers, of which a majority decides.
+    Redlock,
+    /// One server, where dlock keeps a string as well.
+    RedlockOfOne,
+    ZooKeeper,
+    Etcd,
+    Postgres(&'static str),
+    MariaDb(&'static str),
+}
+
+/// A running server, which other cases may use as well, and what it is called.
+pub struct Server {
+    /// For dlock.
+    pub url: String,
+    /// For the other program.
+    pub address: String,
+    /// The database, if it has one.
+    pub database: String,
+    _running: Arc<dyn Send + Sync>,
+}
+
+/// The server that cases share as long as any of them runs, so that it ends with the last one.
+fn shared<T>(place: &Mutex<Weak<T>>, start: impl FnOnce() -> T) -> Arc<T> {
+    let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+    place.upgrade().unwrap_or_else(|| {
+        let server = Arc::new(start());
+        *place = Arc::downgrade(&server);
+        server
+    })
+}
+
+static ZOOKEEPER: Mutex<Weak<ZooKeeper>> = Mutex::new(Weak::new());
+static ETCD: Mutex<Weak<Etcd>> = Mutex::new(Weak::new());
+static POSTGRES: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
+static MARIADB: Mutex<Weak<MariaDb>> = Mutex::new(Weak::new());
+
+impl Store {
+    /// Why it can't be had.
+    pub fn missing(self) -> Option<String> {
+        let without = |programs: &[&str]| {
+            let missing: Vec<_> = programs.iter().filter(|name| find_program(name).is_none()).copied().collect();
+            (!missing.is_empty()).then(|| format!("not installed: {}", missing.join(", ")))
+        };
+        match self {
+            Self::Redis | Self::Redlock | Self::RedlockOfOne => without(&[Redis::PROGRAM]),
+            Self::ZooKeeper => ZooKeeper::missing(),
+            Self::Etcd => without(&Etcd::PROGRAMS),
+            Self::Postgres(_) => postgres::missing().or_else(|| without(&["psql"])),
+            Self::MariaDb(_) => mariadb::missing(),
+        }
+    }
+
+    pub fn start(self) -> Server {
+        let ports = |nodes: &[Redis]| nodes.iter().map(|node| node.port.to_string()).collect::<Vec<_>>();
+        match self {
+            Self::Redis => {
+                let redis = Redis::plain();
+                let (url, address) = (redis.url(), redis.port.to_string());
+                Server { url, address, database: String::new(), _running: Arc::new(redis) }
+            }
+            Self::Redlock => {
+                let nodes = Nodes::plain();
+                let (url, address) = (nodes.url(), ports(&nodes.0).join(","));
+                Server { url, address, database: String::new(), _running: Arc::new(nodes) }
+            }
+            Self::RedlockOfOne => {
+                let redis = Redis::plain();
+                let url = format!("redlock://127.0.0.1:{}?allow_few=yes", redis.port);
+                Server { url, address: redis.port.to_string(), database: String::new(), _running: Arc::new(redis) }
+            }
+            Self::ZooKeeper => {
+                let servers = shared(&ZOOKEEPER, ZooKeeper::single);
+                let url = servers.url();
+                let address = url.replace("zookeeper://", "");
+                Server { url, address, database: String::new(), _running: servers }
+            }
+            Self::Etcd => {
+                let etcd = shared(&ETCD, Etcd::plain);
+                Server { url: etcd.url(), address: format!("127.0.0.1:{}", etcd.port()), database: String::new(), _running: etcd }
+            }
+            Self::Postgres(parameters) => {
+                let server = shared(&POSTGRES, Postgres::plain);
+                let database = server.database();
+                let address = server.url(&database);
+                initialized(Server { url: format!("{address}{parameters}"), address, database, _running: server })
+            }
+            Self::MariaDb(parameters) => {
+                let server = shared(&MARIADB, MariaDb::plain);
+                let database = server.database();
+                let address = format!("{},{database}", server.socket().display());
+                initialized(Server { url: format!("{}{parameters}", server.url(&database)), address, database, _running: server })
+            }
+        }
+    }
+}
+
+fn initialized(server: Server) -> Server {
+    let made = dlock::run(&server.url, &["init"]);
+    assert_eq!(made.code(), 0, "{}", made.stderr);
+    server
+}
