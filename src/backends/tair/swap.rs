@@ -54,7 +54,7 @@ impl TairStore {
             match reply(packet.compared)?.map(compared).transpose() {
                 Ok(None | Some(Compared::Done)) => {}
                 Ok(Some(Compared::Changed | Compared::Gone)) => {
-                    self.restore_outbox(&names, &was, &change).await;
+                    self.restore(&names, &was, &change, packet.policy.as_ref()).await;
                     return Ok(false);
                 }
                 Err(error) => {
@@ -146,9 +146,17 @@ impl TairStore {
         }
     }
 
-    /// Undoes what a change that came to nothing wrote into the outbox.
-    async fn restore_outbox(&mut self, names: &Names, was: &Snapshot<Version>, change: &Change<'_>) {
-        let mut commands = ::redis::pipe();
+    /// Undoes what a change that came to nothing wrote into the outbox and as the run policy.
+    async fn restore(&mut self, names: &Names, was: &Snapshot<Version>, change: &Change<'_>, policy: Option<&Stored>) {
+        let (mode, mut commands) = (self.options.mode, ::redis::pipe());
+        match (policy, &was.version.policy) {
+            (Some(written), None) => mode.delete(&mut commands, &mode.policy(names), written),
+            (Some(written), Some(known)) if written != known => {
+                let keep = whole_ms(was.document.policy().relevant(was.now())).saturating_mul(2).max(KEEP);
+                mode.swap(&mut commands, &mode.policy(names), written, &known.value, millis(keep));
+            }
+            _ => {}
+        }
         if let Some(fence) = change.granted {
             history::forget(&mut commands, names, fence);
         }

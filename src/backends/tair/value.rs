@@ -17,7 +17,7 @@ use crate::{
 const MAJOR: u32 = 1;
 
 /// A value, and its version where there is one.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Stored {
     pub value: String,
     pub version: u64,
