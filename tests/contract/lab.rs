@@ -6,7 +6,7 @@ use dlock::lock::{
     Attempt, Backend, Busy, Capabilities, Entry, Fence, Grant, Key, LockState, Metadata, Release, Renewal, Request, Scope, Ttl, Wake,
 };
 
-use crate::support::slowness;
+pub use crate::support::stretched;
 use crate::targets::{Kind, Server, Target, etcd, mariadb, postgres, redis, redlock, tair, zookeeper};
 
 /// The shortest lease there is: what cases about its end are run with.
@@ -17,12 +17,12 @@ pub const LONG: Duration = Duration::from_secs(60);
 pub const SLACK: Duration = Duration::from_millis(150);
 /// Far less than the time after which a waiter looks by itself, on a busy machine too.
 pub fn soon() -> Duration {
-    Duration::from_millis(800) * slowness()
+    stretched(Duration::from_millis(800))
 }
 
 /// How much later a request arrives that others are to get in before, on a busy machine too.
 pub fn overtaken() -> Duration {
-    Duration::from_millis(400) * slowness()
+    stretched(Duration::from_millis(400))
 }
 
 /// One store and the clients that a case opens on it.

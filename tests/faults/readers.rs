@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::{
     stores::{Store, on_store},
-    support::{must, process::Process},
+    support::{must, process::Process, stretched},
     world::{LIMIT, TTL, World},
 };
 
@@ -102,7 +102,7 @@ fn who_waits_for_the_killed_does_not_wait_for_their_leases(store: &dyn Store) {
         first.signal(Signal::KILL);
         let next = next.wait(LIMIT);
         assert_eq!(next.code(), 0, "{}", next.stderr);
-        assert!(killed.elapsed() < Duration::from_secs(3), "{:?}", killed.elapsed());
+        assert!(killed.elapsed() < stretched(Duration::from_secs(3)), "{:?}", killed.elapsed());
         over(&world);
     }
 }

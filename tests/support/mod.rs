@@ -83,6 +83,11 @@ pub fn slowness() -> u32 {
     average.map_or(4, |percent| 1 + (percent * 3).div_ceil(50).min(3))
 }
 
+/// An upper limit of time, as long as this machine needs for it now.
+pub fn stretched(limit: Duration) -> Duration {
+    limit * slowness()
+}
+
 /// The long form of a test's figure in `tests/run --all`, else the short one.
 pub fn long_or<T>(long: T, short: T) -> T {
     if std::env::var_os("DLOCK_TEST_ALL").is_some() { long } else { short }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request, soon, ttl, waiting, who},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request, soon, stretched, ttl, waiting, who},
     targets::Kind,
 };
 
@@ -341,7 +341,7 @@ async fn who_died_in_line_loses_its_turn(lab: &Lab) {
     // its lease, which may be soon.
     let at_once = lab.kind.bound_to_processes() || lab.kind.keeps_places();
     let least = if at_once { Duration::ZERO } else { Duration::from_millis(500) };
-    assert!(waited >= least && waited < Duration::from_secs(2) + lab.kind.late(), "{waited:?}");
+    assert!(waited >= least && waited < stretched(Duration::from_secs(2) + lab.kind.late()), "{waited:?}");
 }
 
 async fn however_many_died_in_line_they_have_one_turn(lab: &Lab) {
@@ -356,7 +356,7 @@ async fn however_many_died_in_line_they_have_one_turn(lab: &Lab) {
     c.refused(&last).await;
     a.free(&held).await;
     let waited = wait_as_told(lab, &mut c, &last).await;
-    assert!(waited < Duration::from_secs(4) + lab.kind.late(), "{waited:?}");
+    assert!(waited < stretched(Duration::from_secs(4) + lab.kind.late()), "{waited:?}");
 }
 
 /// A request of one who is not heard of again. Where places are kept, its place lasts as long as its lease.

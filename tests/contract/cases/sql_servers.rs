@@ -10,7 +10,7 @@ use dlock::{
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SLACK, key, request, ttl, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, request, stretched, ttl, waiting},
     support::{
         mariadb::MariaDb,
         postgres::{self as pg, Postgres},
@@ -321,7 +321,7 @@ async fn a_grant_whose_client_died_is_not_given(lab: &Lab) {
     let waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dlock %' AND wait_event_type = 'Lock'";
     let began = std::time::Instant::now();
     while !lab.postgres().sql(waits).is_empty() {
-        assert!(began.elapsed() < Duration::from_secs(20), "it waits yet");
+        assert!(began.elapsed() < stretched(Duration::from_secs(20)), "it waits yet");
         lab.pass(SLACK / 4).await;
     }
     drop(kept);

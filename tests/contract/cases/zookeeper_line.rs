@@ -10,7 +10,7 @@ use zookeeper_client::{Acls, Client as Admin, CreateMode};
 
 use super::{Case, cases, history::history};
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting},
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, stretched, waiting},
     support::proxy::{Fault, Mode as Line, Proxy},
     targets::{Kind, zookeeper::Target},
 };
@@ -559,7 +559,7 @@ async fn no_session_is_left_behind(lab: &Lab) {
     // Nested holds of a tree that is given back end with their processes.
     let began = Instant::now();
     while sessions().is_none_or(|count| count > before + 5) {
-        assert!(began.elapsed() < Duration::from_secs(2), "{before} {:?} {:?}", sessions(), servers.nodes[0].word("dump"));
+        assert!(began.elapsed() < stretched(Duration::from_secs(2)), "{before} {:?} {:?}", sessions(), servers.nodes[0].word("dump"));
         lab.pass(SLACK).await;
     }
     drop(a);
