@@ -2,8 +2,14 @@
 
 use sqlx::{Row as _, postgres::PgRow};
 
-use super::{connection::Session, failure, names::Tables, statement::Value, table};
-use crate::lock::{End, Error, Fence, Kind, Note, Past, Result, SKIPPING_HOSTS, Skips};
+use super::{
+    connection::Session,
+    failure,
+    names::Tables,
+    statement::{Value, fill},
+    table,
+};
+use crate::lock::{End, Fence, Note, Past, Result, SKIPPING_HOSTS, Skips};
 
 /// The holds that are over, the latest first, and who did without.
 pub(super) async fn read(session: &mut Session, tables: &Tables, name: &str) -> Result<(Vec<Past>, Vec<Skips>)> {
@@ -37,14 +43,13 @@ pub(super) async fn note(session: &mut Session, tables: &Tables, name: &str, not
             session.query(&tables.fill(include_str!("sql/skip.sql")), &values).await?;
         }
         Note::Lost(past) => {
-            let ms = |at: Option<u64>| at.and_then(|at| i64::try_from(at).ok());
             let (metadata, end) = (table::json(past.metadata.as_ref())?, past.end.to_string());
             let why = past.why.as_deref().map(|why| session.words(why).into_owned());
             let values = [
                 Value::Text(name),
                 Value::Int(past.fence.map_or(0, |fence| i64::try_from(fence.0).unwrap_or(i64::MAX))),
-                Value::MaybeInt(ms(past.started_ms)),
-                Value::MaybeInt(ms(past.ended_ms)),
+                Value::MaybeInt(bigint(past.started_ms)),
+                Value::MaybeInt(bigint(past.ended_ms)),
                 Value::Text(&end),
                 Value::Maybe(why.as_deref()),
                 Value::Maybe(metadata.as_deref()),
@@ -55,17 +60,27 @@ pub(super) async fn note(session: &mut Session, tables: &Tables, name: &str, not
     Ok(())
 }
 
-/// Holds that are over, as a statement takes several.
-pub(super) fn json(session: &Session, past: &[Past]) -> Result<String> {
+/// Holds that are over, as rows of `VALUES`.
+pub(super) fn rows(session: &Session, past: &[Past]) -> Result<String> {
     let mut rows = Vec::new();
     for past in past {
-        rows.push(serde_json::json!({
-            "fence": past.fence, "since": past.started_ms, "ended": past.ended_ms, "how": past.end,
-            "why": past.why.as_deref().map(|why| session.words(why)),
-            "metadata": table::json(past.metadata.as_ref())?,
-        }));
+        let (metadata, end) = (table::json(past.metadata.as_ref())?, past.end.to_string());
+        let (end, why) = (session.words(&end), past.why.as_deref().map(|why| session.words(why)));
+        let values = [
+            Value::MaybeInt(past.fence.map(|fence| i64::try_from(fence.0).unwrap_or(i64::MAX))),
+            Value::MaybeInt(bigint(past.started_ms)),
+            Value::MaybeInt(bigint(past.ended_ms)),
+            Value::Text(&end),
+            Value::Maybe(why.as_deref()),
+            Value::Maybe(metadata.as_deref()),
+        ];
+        rows.push(fill("($1, $2, $3, $4, $5, $6)", &values));
     }
-    serde_json::to_string(&rows).map_err(|error| Error::new(Kind::Internal, "the history can't be written").source(error))
+    Ok(rows.join(", "))
+}
+
+fn bigint(ms: Option<u64>) -> Option<i64> {
+    ms.and_then(|ms| i64::try_from(ms).ok())
 }
 
 fn ms(row: &PgRow, column: &str) -> Result<Option<u64>, sqlx::Error> {

@@ -19,7 +19,7 @@ use super::{
     sessions::Sessions,
     starts,
     statement::{Value, fill},
-    table::json,
+    table::{json, part},
 };
 use crate::{
     backends::sql::{Begin, SHARED_BY, ms, other_mode},
@@ -92,8 +92,6 @@ impl Sessions {
     /// `None` if something may be in the way, and nothing was done.
     async fn count(&mut self, request: &Request, at: usize, judged: Option<(&Record, u64)>) -> Result<Option<Begun>> {
         let begin = Begin::of(request, judged);
-        let sql = self.tables.fill(include_str!("sql/begin_hold.sql"));
-        let sql = starts::granting(&sql, &begin, judged.map(|_| ""), "timezone('utc', clock_timestamp())", "$6");
         let (metadata, hold) = (json(request.metadata.as_ref())?, request.token.hold_text());
         let name = self.names.of(&request.key);
         let parameters = [
@@ -106,11 +104,21 @@ impl Sessions {
             Value::Text(self.options.mode.name()),
             Value::Text(SHARED_BY),
         ];
-        let sql = fill(&sql, &[&parameters[..], &starts::values(&begin, metadata.as_deref(), None)].concat());
+        let now = if judged.is_none() { Some("timezone('utc', clock_timestamp())") } else { None };
+        let parameters = [&parameters[..], &starts::values(&begin, metadata.as_deref(), &hold)].concat();
+        let sql = |beside| fill(&starts::granting(&self.tables.fill(&begin_sql(beside, request.waiting)), &begin, OWN, now), &parameters);
+        // The server plans the whole statement each time. Mostly there is no row of another hold, and the short one will do.
+        let ways = if request.mode == How::Shared { vec![sql(true)] } else { vec![sql(false), sql(true)] };
         let mut side = if self.options.mode == Mode::Row { Some(self.side().await?) } else { None };
         let counting = side.as_ref().map(Session::known);
         self.counting.extend(counting.clone());
-        let rows = self.tries[at].2.count(request.ttl, &sql, side.as_mut()).await;
+        let mut rows = Ok(Vec::new());
+        for sql in ways {
+            rows = self.tries[at].2.count(request.ttl, &sql, side.as_mut()).await;
+            if !rows.as_ref().is_ok_and(Vec::is_empty) {
+                break;
+            }
+        }
         if side.as_ref().is_some_and(Session::is_open) {
             self.counting.retain(|other| Some(other) != counting.as_ref());
         }
@@ -175,4 +183,18 @@ impl Sessions {
         let name = self.names.of(key);
         self.aside(async |table| table.warn(&name, fence, level).await).await
     }
+}
+
+/// How many parameters `begin_hold.sql` has of its own.
+const OWN: usize = 8;
+
+/// The statement that begins a hold; `beside`: where there may be rows of other holds.
+fn begin_sql(beside: bool, waiting: bool) -> String {
+    const IN_THE_WAY: &str = " AND s.hold <> $6 AND NOT ($3 AND s.shared) AND {left}";
+    let (in_the_way, gone) = if beside { (IN_THE_WAY, "(SELECT count(*) FROM gone)") } else { ("", "0::bigint") };
+    include_str!("sql/begin_hold.sql")
+        .replace("{in_the_way}", in_the_way)
+        .replace("{gone_holds}", &part(beside, include_str!("sql/begin_hold_gone.sql")))
+        .replace("{waited}", &part(waiting, include_str!("sql/begin_hold_waited.sql")))
+        .replace("{gone}", gone)
 }

@@ -15,8 +15,11 @@ use crate::{
     lock::{Record, Stage},
 };
 
-/// What `$9` and so on are in a statement that grants.
-pub(super) fn values<'a>(begin: &'a Begin<'a>, who: Option<&'a str>, revision: Option<i64>) -> [Value<'a>; 7] {
+/// The parameters that [`granting`] adds to a statement, as they are named in it.
+const NAMES: [&str; 7] = ["{place}", "{guard}", "{at_least}", "{window}", "{tries}", "{who}", "{hold}"];
+
+/// Their values. `who` is what the runner says of itself.
+pub(super) fn values<'a>(begin: &'a Begin<'a>, who: Option<&'a str>, hold: &'a str) -> [Value<'a>; NAMES.len()] {
     [
         Value::Maybe(begin.place),
         Value::Int(begin.guard_ms.unwrap_or_default()),
@@ -24,45 +27,45 @@ pub(super) fn values<'a>(begin: &'a Begin<'a>, who: Option<&'a str>, revision: O
         Value::MaybeInt(begin.window_ms),
         Value::Int(begin.tries),
         Value::Maybe(who),
-        Value::MaybeInt(revision),
+        Value::Text(hold),
     ]
 }
 
-/// A statement that grants, with what it asks of the starts in the row `l` and writes into it. `now` is the time in its condition, and
-/// `hold` the parameter that is the hold.
-pub(super) fn granting(sql: &str, begin: &Begin<'_>, judged: Option<&str>, now: &str, hold: &str) -> String {
+/// A statement that grants, with what it asks of the starts in the row `l` and writes into it. It has `own` parameters, before those of
+/// [`values`]. `now` is the time in its condition, unless the rules were asked about these starts before.
+pub(super) fn granting(sql: &str, begin: &Begin<'_>, own: usize, now: Option<&str>) -> String {
     let [mut columns, mut values, mut set] = [const { String::new() }; 3];
     if begin.is_paced() {
         columns += ", paced_at, paced_fence, paced_place, guard_ms, at_least_ms, paced_who, paced_hold";
-        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, $9, $10, $11, $14, {hold}";
+        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, {place}, {guard}, {at_least}, {who}, {hold}";
         set += ", paced_at = excluded.paced_at, paced_fence = greatest(l.fence + 1, excluded.fence), paced_place = excluded.paced_place, \
                 guard_ms = excluded.guard_ms, at_least_ms = excluded.at_least_ms, paced_who = excluded.paced_who, \
                 paced_hold = excluded.paced_hold";
     }
     if begin.window_ms.is_some() {
         columns += ", start_at, start_fence, start_stage, start_tries, start_window_ms, start_who, start_hold";
-        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, 'started', $13, $12, $14, {hold}";
+        values += ", t.now, (extract(epoch FROM t.now) * 1000000)::bigint, 'started', {tries}, {window}, {who}, {hold}";
         set += ", start_at = excluded.start_at, start_fence = greatest(l.fence + 1, excluded.fence), start_stage = excluded.start_stage, \
                 start_tries = excluded.start_tries, start_window_ms = excluded.start_window_ms, start_who = excluded.start_who, \
                 start_hold = excluded.start_hold";
     }
-    let nothing = judged.map_or_else(|| nothing_in_the_way(begin), ToOwned::to_owned);
-    sql.replace("{start_columns}", &columns)
+    let nothing = now.map_or_else(String::new, |now| nothing_in_the_way(begin).replace("{now}", now));
+    let sql = sql
+        .replace("{start_columns}", &columns)
         .replace("{start_values}", &values)
         .replace("{start_set}", &set)
-        .replace("{nothing_in_the_way}", &nothing)
-        .replace("{now}", now)
-        .replace("{hold}", hold)
+        .replace("{nothing_in_the_way}", &nothing);
+    NAMES.iter().zip(own + 1..).fold(sql, |sql, (name, number)| sql.replace(name, &format!("${number}")))
 }
 
 /// That nothing can be, whatever else is in the row.
 fn nothing_in_the_way(begin: &Begin<'_>) -> String {
     let mut sql = "AND coalesce(l.paced_at + l.at_least_ms * interval '1 millisecond' <= {now}, true)".to_owned();
     if begin.guard_ms.is_some() {
-        sql += " AND coalesce(l.paced_place = $9 OR l.paced_at + l.guard_ms * interval '1 millisecond' <= {now}, true)";
+        sql += " AND coalesce(l.paced_place = {place} OR l.paced_at + l.guard_ms * interval '1 millisecond' <= {now}, true)";
     }
     if begin.window_ms.is_some() {
-        sql += " AND coalesce(l.start_at + $12 * interval '1 millisecond' <= {now}, true)";
+        sql += " AND coalesce(l.start_at + {window} * interval '1 millisecond' <= {now}, true)";
     }
     sql
 }

@@ -23,6 +23,8 @@ pub(super) enum Value<'a> {
     Real(f64),
     /// A truth value.
     Bool(bool),
+    /// A part of a statement, filled before.
+    Sql(&'a str),
 }
 
 impl Value<'_> {
@@ -47,6 +49,7 @@ impl Value<'_> {
             Self::Pid(number) => write!(out, "'{number}'::integer"),
             Self::Real(number) => write!(out, "'{number}'::double precision"),
             Self::Bool(truth) => write!(out, "{truth}"),
+            Self::Sql(sql) => write!(out, "{}", sql.trim_end()),
         };
     }
 }

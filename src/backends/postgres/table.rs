@@ -7,7 +7,13 @@ use std::{fmt::Write as _, time::Duration};
 
 use sqlx::{Row as _, postgres::PgRow};
 
-use super::{connection::Session, failure, history, names::Tables, starts, statement::Value};
+use super::{
+    connection::Session,
+    failure, history,
+    names::Tables,
+    starts,
+    statement::{Value, fill},
+};
 use crate::{
     backends::sql::{
         self, Begin, LAST_FENCE, Plain, Record, SHARED_BY, locked_by, micros,
@@ -34,22 +40,25 @@ impl<'a> LockTable<'a> {
         let document = row::granted(request).map(|document| ascii(&document));
         let begin = Begin::of(request, None);
         // Who else waits is nothing to a hold that is granted.
-        let sql = include_str!("sql/grant.sql").replace("{columns}", &include_str!("sql/columns.sql").replace("{waited}", "false"));
+        let columns = include_str!("sql/columns.sql").replace("{waited}", "false");
+        let sql = include_str!("sql/grant.sql")
+            .replace("{columns}", &columns)
+            .replace("{waited}", &part(request.waiting, include_str!("sql/grant_waited.sql")))
+            .replace("{gate}", leaving(self.gate));
         let sql = format!("{}{}", self.session.look_for_client(), self.tables.fill(&sql));
-        let sql = starts::granting(&sql, &begin, None, "excluded.locked_at", "$3");
         let values = [
             Value::Text(name),
             Value::Text(&by),
             Value::Text(&hold),
             Value::Int(sql::ms(request.ttl)),
             Value::Maybe(document.as_deref()),
-            Value::Bool(request.waiting),
-            Value::Bool(self.gate),
             Value::Int(LAST_FENCE),
         ];
+        let sql = starts::granting(&sql, &begin, values.len(), Some("excluded.locked_at"));
+        let values = [&values[..], &starts::values(&begin, metadata.as_deref(), &hold)].concat();
         // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
         self.session.drop_unsent = true;
-        let rows = self.session.query(&sql, &[&values[..], &starts::values(&begin, metadata.as_deref(), None)].concat()).await;
+        let rows = self.session.query(&sql, &values).await;
         self.session.drop_unsent = false;
         let rows = rows?;
         self.left = !rows.is_empty();
@@ -89,36 +98,36 @@ impl<'a> LockTable<'a> {
         if write.wake_plain {
             channels.push(self.tables.channel(&was.name));
         }
-        let past = history::json(self.session, &write.past)?;
-        let document = is.document.as_deref().map(ascii);
+        let wake: String = channels.iter().map(|channel| fill(", pg_notify($1, '')", &[Value::Text(channel)])).collect();
+        let past = history::rows(self.session, &write.past)?;
         let recorded = if is.starts == was.starts { String::new() } else { starts::recorded(&is.starts) };
-        let trims = write.past.iter().any(|past| past.fence.is_none_or(|fence| fence.0.is_multiple_of(4)));
-        let sql = self.tables.fill(&write_sql(!write.past.is_empty(), trims, !write.absorbed.is_empty())).replace("{recorded}", &recorded);
-        let values = |past| {
-            [
-                Value::Text(&was.name),
-                Value::Text(&was.locked_by),
-                Value::Int(was.revision),
-                Value::Int(was.lock_until_us),
-                Value::MaybeInt(write.by_us),
-                Value::Int(is.lock_until_us),
-                Value::Int(is.locked_at_us),
-                Value::Text(&is.locked_by),
-                Value::Maybe(is.owner.as_deref()),
-                Value::Int(is.fence),
-                Value::MaybeInt((!write.unread).then_some(is.renewed_us)),
-                Value::Maybe(document.as_deref()),
-                Value::Text(past),
-                Value::Texts(&channels),
-                Value::Texts(&write.absorbed),
-                Value::Bool(self.gate && write.granted.is_some()),
-            ]
-        };
+        let document = is.document.as_deref().map(ascii);
+        let values = [
+            Value::Text(&was.name),
+            Value::Text(&was.locked_by),
+            Value::Int(was.revision),
+            Value::Int(was.lock_until_us),
+            Value::MaybeInt(write.by_us),
+            Value::Int(is.lock_until_us),
+            Value::Int(is.locked_at_us),
+            Value::Text(&is.locked_by),
+            Value::Maybe(is.owner.as_deref()),
+            Value::Int(is.fence),
+            Value::MaybeInt((!write.unread).then_some(is.renewed_us)),
+            Value::Maybe(document.as_deref()),
+            Value::Texts(&write.absorbed),
+            Value::Sql(&recorded),
+            Value::Sql(&past),
+            Value::Sql(&wake),
+        ];
+        let gate = leaving(self.gate && write.granted.is_some());
+        let sql = |remembers| self.tables.fill(&write_sql(write, remembers)).replace("{gate}", gate);
+        let (whole, without) = (sql(!past.is_empty()), sql(false));
         // As with `grant`: a hold that is given up must not be taken when nobody waits for the answer any more.
         self.session.drop_unsent = write.granted.is_some();
-        let mut rows = self.session.query(&sql, &values(&past)).await;
-        if !write.past.is_empty() && self.may_be_the_history(&rows) {
-            rows = self.session.query(&sql, &values("[]")).await;
+        let mut rows = self.session.query(&whole, &values).await;
+        if !past.is_empty() && self.may_be_the_history(&rows) {
+            rows = self.session.query(&without, &values).await;
         }
         self.session.drop_unsent = false;
         let written = !rows?.is_empty();
@@ -185,12 +194,22 @@ impl<'a> LockTable<'a> {
 }
 
 /// The statement that writes a row back, with the parts that have something to do.
-fn write_sql(past: bool, trims: bool, absorbs: bool) -> String {
-    let part = |there: bool, sql: &str| if there { format!(", {}", sql.trim_end()) } else { String::new() };
+fn write_sql(write: &Write, remembers: bool) -> String {
+    let trims = remembers && write.past.iter().any(|past| past.fence.is_none_or(|fence| fence.0.is_multiple_of(4)));
     include_str!("sql/write.sql")
-        .replace("{past}", &part(past, include_str!("sql/write_past.sql")))
+        .replace("{past}", &part(remembers, include_str!("sql/write_past.sql")))
         .replace("{trimmed}", &part(trims, include_str!("sql/trimmed.sql")))
-        .replace("{absorbed}", &part(absorbs, include_str!("sql/write_absorbed.sql")))
+        .replace("{absorbed}", &part(!write.absorbed.is_empty(), include_str!("sql/write_absorbed.sql")))
+}
+
+/// A further part of a `WITH`.
+pub(super) fn part(there: bool, sql: &str) -> String {
+    if there { format!(", {}", sql.trim_end()) } else { String::new() }
+}
+
+/// What a statement that grants answers besides, if it leaves the gate.
+fn leaving(gate: bool) -> &'static str {
+    if gate { ", pg_advisory_unlock_all()::text" } else { "" }
 }
 
 /// What people say of themselves, as columns have it.

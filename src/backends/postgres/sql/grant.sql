@@ -3,8 +3,7 @@
 -- The end is judged and set by one reading of the server's clock. If the row is locked by another statement, that reading
 -- is older than the wait: the lease is then shorter, never longer, than was asked for. Who was granted it waits no more, and
 -- lets the next one through the gate, who so listens before the lock is given back.
--- $1 name, $2 locked_by, $3 hold, $4 ttl_ms, $5 its document, $6 whether it may have waited, $7 whether this session has the gate,
--- $8 the first fence that is too high, $9 and so on see starts.rs
+-- $1 name, $2 locked_by, $3 hold, $4 ttl_ms, $5 its document, $6 the first fence that is too high
 WITH granted AS (
     INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, layout, owner, fence, renewed_at, revision, document{start_columns})
     SELECT $1, t.now + $4 * interval '1 millisecond', t.now, $2, {layout}, $2, (extract(epoch FROM t.now) * 1000000)::bigint, t.now, 1,
@@ -24,11 +23,9 @@ WITH granted AS (
     WHERE l.document IS NULL AND (l.lock_until <= excluded.locked_at OR l.owner = l.locked_by)
       AND l.mode IS NULL
       AND coalesce(l.layout, {layout}) / 100 = {layout} / 100
-      AND l.fence < $8
+      AND l.fence < $6
       {nothing_in_the_way}
     RETURNING l.*
-), waited AS (
-    DELETE FROM {waiters} USING granted WHERE $6 AND {waiters}.name = $1 AND hold = $3
-)
-SELECT {columns}, CASE WHEN $7 THEN pg_advisory_unlock_all()::text END
+){waited}
+SELECT {columns}{gate}
   FROM granted AS l, (SELECT timezone('utc', clock_timestamp()) AS now) AS t

@@ -1,4 +1,4 @@
 absorbed AS (
 
-    DELETE FROM {waiters} USING written WHERE name = $1 AND hold = ANY($15)
+    DELETE FROM {waiters} USING written WHERE name = $1 AND hold = ANY($13)
 )
