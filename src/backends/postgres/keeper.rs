@@ -16,6 +16,7 @@ use super::{
     session_look::broken,
     starts,
     statement::{Value, fill},
+    table::part,
 };
 use crate::lock::{Break, Error, Fence, Holder, Kind, Mode as How, Parting, Result, Ttl};
 
@@ -269,9 +270,9 @@ impl Keeper {
         Ok(())
     }
 
-    /// Gives the lock back, having said so of this hold, and what became of its start, `durable` if a later run may go by that. If it could not be said, the next holder waits a moment for nothing: no
-    /// reason to keep the lock.
-    pub(super) async fn end(&mut self, hold: &str, parting: &Parting, durable: bool) -> Result<()> {
+    /// Gives the lock back. Says before how this hold and its start ended, `durable` if a later run may go by that. If it can't be said, the
+    /// next holder waits a moment for nothing: no reason to keep the lock.
+    pub(super) async fn end(&mut self, (hold, fence): (&str, Fence), parting: &Parting, durable: bool) -> Result<()> {
         self.has = false;
         let how = parting.end.as_ref().map(ToString::to_string);
         let became = match parting.became {
@@ -282,18 +283,20 @@ impl Keeper {
             ),
             None => String::new(),
         };
-        let say = self.tables.fill(&include_str!("sql/end_hold.sql").replace("{became}", &became));
         let why = parting.why.as_deref().map(|why| self.session.words(why).into_owned());
-        let say = |how: Option<&str>| {
+        let say = |remembers: bool| {
+            let sql = include_str!("sql/end_hold.sql")
+                .replace("{remembered}", &part(remembers, include_str!("sql/remember.sql")))
+                .replace("{trimmed}", &part(remembers && fence.0.is_multiple_of(4), include_str!("sql/trimmed.sql")))
+                .replace("{became}", &became);
             let values = [
                 Value::Text(&self.target.name),
                 Value::Pid(self.pid),
                 Value::Text(hold),
-                Value::Maybe(None),
-                Value::Maybe(how),
+                Value::Maybe(how.as_deref()),
                 Value::Maybe(why.as_deref()),
             ];
-            fill(&say, &values)
+            fill(&self.tables.fill(&sql), &values)
         };
         // Unless later runs go by it, nothing in it is worth waiting for the server's disk.
         let lazily = if durable { "" } else { "SET LOCAL synchronous_commit = off;" };
@@ -302,10 +305,10 @@ impl Keeper {
             Mode::Row => ("SAVEPOINT had;", "ROLLBACK TO had;", "COMMIT"),
             Mode::Lease | Mode::Advisory => ("BEGIN;", "ROLLBACK; BEGIN;", "COMMIT; SELECT pg_advisory_unlock_all()"),
         };
-        let mut ways = vec![format!("{begin} {lazily} {}; {end}", say(how.as_deref()))];
+        let mut ways = vec![format!("{begin} {lazily} {}; {end}", say(how.is_some()))];
         if how.is_some() {
             // It can't be remembered.
-            ways.push(format!("{again} {lazily} {}; {end}", say(None)));
+            ways.push(format!("{again} {lazily} {}; {end}", say(false)));
         }
         ways.push("ROLLBACK; SELECT pg_advisory_unlock_all()".into());
         let mut done = Ok(Vec::new());

@@ -56,9 +56,7 @@ impl Tables {
 
     /// The statement with the names put in. They are quoted, and have no quotes themselves.
     pub(super) fn fill(&self, sql: &str) -> String {
-        sql.replace("{remember}", include_str!("sql/remember.sql"))
-            .replace("{trimmed}", include_str!("sql/trimmed.sql").trim_end())
-            .replace("{left_holds}", include_str!("sql/left_holds.sql").trim_end())
+        sql.replace("{left_holds}", include_str!("sql/left_holds.sql").trim_end())
             .replace("{left}", LEFT)
             .replace("{ends}", ENDS)
             .replace("{server}", SERVER)

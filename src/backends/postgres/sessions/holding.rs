@@ -84,8 +84,8 @@ impl Sessions {
         }
         // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
         self.holds[at].leaving = true;
-        let matters = self.holds[at].matters;
-        let given_back = self.holds[at].keeper.end(&token.hold_text(), parting, matters).await;
+        let Hold { keeper, fence, matters, .. } = &mut self.holds[at];
+        let given_back = keeper.end((&token.hold_text(), *fence), parting, *matters).await;
         self.holds.swap_remove(at);
         given_back.map(|()| Release::Released)
     }

@@ -1,7 +1,7 @@
 -- Takes a hold's row out before it is given back: one that is left tells that its holder vanished. Remembers how it ended.
--- $1 name, $2 pid, $3 hold, $5 how it ended or NULL to remember nothing, $6 why; and what became of its start
+-- $1 name, $2 pid, $3 hold, $4 how it ended, $5 why; and what became of its start
 WITH freed AS (
     DELETE FROM {sessions} AS s WHERE s.name = $1 AND s.pid = $2 AND s.hold = $3
     RETURNING s.fence, timezone('utc', s.since) AS locked_at, timezone('utc', clock_timestamp()) AS ended, s.metadata
-), {remember}{became}
+){remembered}{trimmed}{became}
 SELECT 1 FROM freed

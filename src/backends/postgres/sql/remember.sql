@@ -1,5 +1,5 @@
 remembered AS (
     INSERT INTO {runs} (name, fence, since, ended, how, why, metadata)
-    SELECT $1, f.fence, f.locked_at, f.ended, $5, $6, f.metadata FROM freed AS f WHERE $5 IS NOT NULL
+    SELECT $1, f.fence, f.locked_at, f.ended, $4, $5, f.metadata FROM freed AS f
     ON CONFLICT (name, fence) DO NOTHING
-), {trimmed}
+)
