@@ -147,7 +147,7 @@ impl Keeper {
         let got = fields.int_or_null()? == Some(1);
         if got {
             self.unanswered = 0;
-            self.begun = self.begun_remembering(&answers, refusal.as_ref(), 2)?;
+            self.begun = self.begun_remembering(&answers, refusal.as_ref(), 3)?;
         }
         Ok(got)
     }
@@ -260,12 +260,12 @@ impl Keeper {
         let mut over = side;
         if !std::mem::take(&mut self.forgets) {
             let Answers { answers, refusal } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&whole).await?;
-            if let Some(begun) = self.begun_remembering(&answers, refusal.as_ref(), 0)? {
+            if let Some(begun) = self.begun_remembering(&answers, refusal.as_ref(), 1)? {
                 return Ok(begun);
             }
             self.forgets = false;
         }
-        begun(&over.unwrap_or(&mut self.session).ask(&bare).await?, 0, self.beginning())
+        begun(&over.unwrap_or(&mut self.session).ask(&bare).await?, 1, self.beginning())
     }
 
     /// What was answered from this answer on; `None` if the holder before can't be remembered, so that nothing was done.
@@ -279,10 +279,11 @@ impl Keeper {
         }
     }
 
-    /// What counts it, for the session with this number as SQL, and may also remember the holder before if that one vanished.
+    /// What counts it, for the session with this number as SQL, and may also remember the holder before if that one vanished; after one
+    /// statement that answers nothing.
     fn begin_sql(&self, request: &Request, number: &str, remembering: bool, judged: Option<(&Record, u64)>) -> Result<String> {
         let (root, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
-        let life = Life::of(&self.session.server);
+        let (note, life) = Life::noted(&self.session.server);
         let starts = Granting::of(&Begin::of(request, judged), &root, metadata.as_deref());
         let clear = if judged.is_some() { "1" } else { &starts.clear };
         let has = match self.mode {
@@ -320,13 +321,13 @@ impl Keeper {
             begin += &fill(include_str!("sql/forget_readers.sql"));
         }
         if !remembering {
-            return Ok(begin);
+            return Ok(note + &begin);
         }
         let mut before = fill(include_str!("sql/vanished.sql"));
         if self.mode == Mode::Row {
             before += &fill(include_str!("sql/vanished_readers.sql"));
         }
-        Ok(before + &begin + &history::trim(&self.tables, &self.name, "@dlock_vanished > 0"))
+        Ok(note + &before + &begin + &history::trim(&self.tables, &self.name, "@dlock_vanished > 0"))
     }
 }
 

@@ -23,12 +23,17 @@ pub(super) struct Life {
 
 impl Life {
     pub(super) fn of(checked: &Checked) -> Self {
+        Self::since(checked, &start(checked))
+    }
+
+    /// As [`Life::of`], for a batch whose first statement is the one that is returned with it: the server looks through all of its counters
+    /// each time that it is asked when it was started.
+    pub(super) fn noted(checked: &Checked) -> (String, Self) {
+        (format!("SET @dlock_start = {};\n", start(checked)), Self::since(checked, "@dlock_start"))
+    }
+
+    fn since(checked: &Checked, start: &str) -> Self {
         let identity = literal(Value::Text(&format!("{}/", checked.identity)));
-        let status = if checked.mariadb { "information_schema" } else { "performance_schema" };
-        // Both go by when the statement began, so that this is when the server was started, however its clock is set since.
-        let start = format!(
-            "(CAST(UNIX_TIMESTAMP() AS SIGNED) - (SELECT CAST(variable_value AS SIGNED) FROM {status}.session_status WHERE variable_name = 'Uptime'))"
-        );
         let server = format!("CONCAT({identity}, {start})");
         let lives = format!("(server <=> {server})");
         let left = format!("(NOT {lives} AND COALESCE(ends > UTC_TIMESTAMP(6), 1))");
@@ -48,4 +53,12 @@ impl Life {
             ("ends", Value::Sql(&self.ends)),
         ]
     }
+}
+
+/// When the server was started, as SQL: both go by when the statement began, so that it is the same however the clock is set since.
+fn start(checked: &Checked) -> String {
+    let status = if checked.mariadb { "information_schema" } else { "performance_schema" };
+    format!(
+        "(CAST(UNIX_TIMESTAMP() AS SIGNED) - (SELECT CAST(variable_value AS SIGNED) FROM {status}.session_status WHERE variable_name = 'Uptime'))"
+    )
 }
