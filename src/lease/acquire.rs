@@ -13,7 +13,8 @@ use super::{
     bounded, wall_ms,
 };
 use crate::lock::{
-    Attempt, Backend, BootTime, Busy, Effect, Entry, Error, Identity, Parting, Refusal, Request, Result, Rule, Terms, Token,
+    Attempt, Backend, BootTime, Busy, Capabilities, Effect, Entry, Error, Grant, Identity, Parting, Refusal, Request, Result, Rule, Terms,
+    Token,
 };
 
 /// How long to wait for a lock that somebody else holds.
@@ -172,30 +173,12 @@ impl Pursuit {
             }
             self.in_flight = true;
             self.waited |= request.waiting;
-            let mut end = sent.plus(self.limits.attempt());
-            if let Some(outage) = self.outage_until {
-                end = end.min(outage.max(sent.plus(self.limits.attempt() / 4)));
-            }
+            let end = self.attempt_until(sent);
             let error = match bounded(clock, end, backend.try_acquire(request)).await {
-                Some(Ok(Attempt::Granted(grant))) => {
-                    let budget = Budget::new(grant.ttl, None, capabilities.pace)?;
-                    if grant.settle > Duration::ZERO && !std::mem::replace(&mut self.settled, true) {
-                        clock.sleep_until(clock.now().plus(grant.settle)).await;
-                    }
-                    if clock.now() < budget.start_by(sent) {
-                        return Ok(Outcome::Granted(Lease {
-                            key: request.key.clone(),
-                            token: Token { session: grant.session.filter(|_| request.detached), ..request.token },
-                            fence: grant.fence,
-                            ttl: grant.ttl,
-                            t0: sent,
-                            holds: grant.holds,
-                            permit: grant.permit,
-                        }));
-                    }
-                    self.unsure = true;
-                    no_answer(clock.now().since(sent))
-                }
+                Some(Ok(Attempt::Granted(grant))) => match self.granted(clock, capabilities, request, grant, sent).await? {
+                    Some(lease) => return Ok(Outcome::Granted(lease)),
+                    None => no_answer(clock.now().since(sent)),
+                },
                 Some(Ok(Attempt::NotHeld)) if request.entry == Entry::Reenter => {
                     request.entry = Entry::Fresh;
                     request.token = Token::random();
@@ -208,18 +191,7 @@ impl Pursuit {
                     self.in_flight = false;
                     pause = Pause::new();
                     let now = clock.now();
-                    let most = if self.wait_until.is_none_or(|end| now < end) {
-                        busy(&found);
-                        // A store that tells nobody anything paces its waiters itself.
-                        self.longest_wait(now, found.expires_in, found.notifies || !capabilities.notification)
-                    } else {
-                        let until = *self.passing_until.get_or_insert(now.plus(PASSING));
-                        if !found.passing || now >= until {
-                            return Ok(Outcome::Busy(found));
-                        }
-                        self.waited = true;
-                        until.since(now)
-                    };
+                    let Some(most) = self.found_busy(now, &found, capabilities, busy) else { return Ok(Outcome::Busy(found)) };
                     // A failed wait is found out by asking again.
                     let grown = most.saturating_add(self.limits.attempt());
                     match bounded(clock, now.plus(grown), backend.wait(request, most)).await {
@@ -231,8 +203,7 @@ impl Pursuit {
                     self.in_flight = false;
                     pause = Pause::new();
                     let now = clock.now();
-                    let passes = matches!(refusal.rule, Rule::AtLeast(_)) && self.wait_until.is_none_or(|end| now < end);
-                    if !passes {
+                    if !(matches!(refusal.rule, Rule::AtLeast(_)) && self.waits_at(now)) {
                         return Ok(Outcome::Refused(refusal));
                     }
                     // It is first in the queue, and proves by asking that it lives.
@@ -258,6 +229,63 @@ impl Pursuit {
             said = Some(error);
             clock.sleep_until(again).await;
         }
+    }
+
+    /// Whether waiting has not ended by now.
+    fn waits_at(&self, now: BootTime) -> bool {
+        self.wait_until.is_none_or(|end| now < end)
+    }
+
+    /// How long an attempt that is sent now has for its answer.
+    fn attempt_until(&self, sent: BootTime) -> BootTime {
+        let end = sent.plus(self.limits.attempt());
+        match self.outage_until {
+            Some(outage) => end.min(outage.max(sent.plus(self.limits.attempt() / 4))),
+            None => end,
+        }
+    }
+
+    /// Makes a lease of a grant. `None` if too little of it is left.
+    async fn granted(
+        &mut self,
+        clock: &dyn Clock,
+        capabilities: &Capabilities,
+        request: &Request,
+        grant: Grant,
+        sent: BootTime,
+    ) -> Result<Option<Lease>> {
+        let budget = Budget::new(grant.ttl, None, capabilities.pace)?;
+        if grant.settle > Duration::ZERO && !std::mem::replace(&mut self.settled, true) {
+            clock.sleep_until(clock.now().plus(grant.settle)).await;
+        }
+        if clock.now() >= budget.start_by(sent) {
+            self.unsure = true;
+            return Ok(None);
+        }
+        Ok(Some(Lease {
+            key: request.key.clone(),
+            token: Token { session: grant.session.filter(|_| request.detached), ..request.token },
+            fence: grant.fence,
+            ttl: grant.ttl,
+            t0: sent,
+            holds: grant.holds,
+            permit: grant.permit,
+        }))
+    }
+
+    /// For how long to wait for a lock that was found busy. `None` if waiting has ended.
+    fn found_busy(&mut self, now: BootTime, found: &Busy, capabilities: &Capabilities, busy: &mut dyn FnMut(&Busy)) -> Option<Duration> {
+        if self.waits_at(now) {
+            busy(found);
+            // A store that tells nobody anything paces its waiters itself.
+            return Some(self.longest_wait(now, found.expires_in, found.notifies || !capabilities.notification));
+        }
+        let until = *self.passing_until.get_or_insert(now.plus(PASSING));
+        if !found.passing || now >= until {
+            return None;
+        }
+        self.waited = true;
+        Some(until.since(now))
     }
 
     /// How long to wait before the lock is looked at again without having been woken.

@@ -210,18 +210,9 @@ async fn hand_over(
         (got, BootClock.now())
     };
     let (got, gave) = tokio::join!(getting, giving);
-    let trouble = report.findings.iter().any(|finding| finding.check == TAKEN);
-    report.findings.extend(match gave {
-        Released::Free if trouble => None,
-        Released::Free => Some(Finding::ok(TAKEN, "a lock was taken, renewed and given back")),
-        Released::StillHeld(_) | Released::NotHeld => {
-            let text = "the lock was not ours any more when it was to be given back";
-            Some(Finding::not_safe(TAKEN, text, "two may run").mend("what removes locks, or forgets them, in this store?"))
-        }
-        Released::Untold(error) | Released::Unknown(error) => {
-            Some(failed(TAKEN, &error, "a lock that can't be given back is held until its lease or its session ends"))
-        }
-    });
+    if let Some(finding) = taken(gave, report) {
+        report.findings.push(finding);
+    }
     let (got, at) = got;
     let lease = match got {
         Ok(Outcome::Granted(lease)) => lease,
@@ -250,6 +241,21 @@ async fn hand_over(
         report.findings.push(failed("hand-over", &error, "a lock that can't be given back is held until its lease or its session ends"));
     }
     None
+}
+
+/// What giving the lock back says of taking it, unless something was said of that before.
+fn taken(gave: Released, report: &Report) -> Option<Finding> {
+    match gave {
+        Released::Free if report.findings.iter().any(|finding| finding.check == TAKEN) => None,
+        Released::Free => Some(Finding::ok(TAKEN, "a lock was taken, renewed and given back")),
+        Released::StillHeld(_) | Released::NotHeld => {
+            let text = "the lock was not ours any more when it was to be given back";
+            Some(Finding::not_safe(TAKEN, text, "two may run").mend("what removes locks, or forgets them, in this store?"))
+        }
+        Released::Untold(error) | Released::Unknown(error) => {
+            Some(failed(TAKEN, &error, "a lock that can't be given back is held until its lease or its session ends"))
+        }
+    }
 }
 
 /// How far the store's clocks are from this host's, and from one another.
