@@ -10,6 +10,8 @@
 #![allow(clippy::zombie_processes, reason = "wait4 reaps them, for their figures")]
 #![allow(clippy::cast_precision_loss, reason = "milliseconds in tables")]
 
+use ::support;
+
 mod child;
 mod commands;
 mod drain;
@@ -18,8 +20,6 @@ mod handoff;
 mod kinds;
 mod lockers;
 mod processes;
-#[path = "../support/mod.rs"]
-mod support;
 mod table;
 
 use std::env;

@@ -5,10 +5,10 @@
 #![allow(clippy::await_holding_refcell_ref, reason = "one thread, and no case restarts a server that it looks at")]
 #![allow(clippy::disallowed_methods, reason = "cases measure and wait in real time")]
 
+use ::support;
+
 mod cases;
 mod lab;
-#[path = "../support/mod.rs"]
-mod support;
 mod targets;
 
 use std::{

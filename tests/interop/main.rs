@@ -6,8 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests measure and wait in real time")]
 
-#[path = "../support/mod.rs"]
-mod support;
+use ::support;
 
 mod cases;
 mod etcdctl;

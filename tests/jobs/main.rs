@@ -2,8 +2,7 @@
 #![allow(missing_docs, reason = "a test program")]
 #![allow(clippy::disallowed_methods, reason = "tests measure and wait in real time")]
 
-#[path = "../support/mod.rs"]
-mod support;
+use ::support;
 
 mod contention;
 mod cron;

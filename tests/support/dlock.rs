@@ -9,9 +9,9 @@ use std::{
 
 use super::process::{self, Ended, Process};
 
-/// Where cargo put the binary.
+/// Where cargo put the binary: beside the folder of the test programs.
 pub fn binary() -> PathBuf {
-    env!("CARGO_BIN_EXE_dlock").into()
+    super::built(2).join("dlock")
 }
 
 /// The default time limit of one call in a test.

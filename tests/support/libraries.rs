@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::zookeeper::jar;
 
 /// Where the lists and the programs are that use the libraries.
-pub const DRIVERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop/drivers");
+pub const DRIVERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../interop/drivers");
 
 const JARS: [&str; 14] = [
     "curator-client.jar",
@@ -79,7 +79,7 @@ fn installed(list: &str, make: impl Fn(&Path, &Path) -> Result<(), String>) -> M
     let source = Path::new(DRIVERS).join(list);
     let content = fs::read(&source).map_err(|error| format!("{}: {error}", source.display()))?;
     let print = Sha256::digest(&content).iter().take(6).fold(String::new(), |digits, byte| digits + &format!("{byte:02x}"));
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{list}-{print}"));
+    let folder = super::kept().join(format!("{list}-{print}"));
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let done = folder.join("installed");
     // Another test program may be at it.

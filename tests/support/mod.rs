@@ -2,7 +2,8 @@
 //! and processes that are watched and ended by their ids.
 //!
 //! Nothing here is mocked, nothing is looked up or killed by name, and nothing outlives an aborted test run.
-#![allow(dead_code, reason = "each test target uses its own part")]
+#![allow(missing_docs, reason = "only tests use it")]
+#![allow(clippy::new_without_default, reason = "to start a server is no default")]
 #![allow(clippy::disallowed_methods, reason = "tests measure and wait in real time")]
 #![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
@@ -33,6 +34,19 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+/// A folder that cargo builds into, so many steps above this test program.
+fn built(above: usize) -> PathBuf {
+    let program = env::current_exe().expect("a test program");
+    program.ancestors().nth(above).expect("folders of cargo").to_owned()
+}
+
+/// Where tests keep what is made once.
+fn kept() -> PathBuf {
+    let kept = built(3).join("tmp");
+    std::fs::create_dir_all(&kept).expect("a folder beside what cargo builds");
+    kept
+}
 
 /// Whether a test that can't run here must fail instead of being skipped.
 pub fn skips_fail() -> bool {

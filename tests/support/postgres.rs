@@ -118,7 +118,7 @@ fn lay_out(folder: &Path) {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     let kept = MADE.get_or_init(|| {
         let version = program("initdb").expect("initdb").display().to_string().replace('/', "-");
-        let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("postgres{version}"));
+        let kept = super::kept().join(format!("postgres{version}"));
         if !kept.exists() {
             let folder = super::folder();
             give(folder.path());
