@@ -50,8 +50,8 @@ enum How {
     Flock,
     /// The bare program in `floor.rs`.
     Floor,
-    /// `dlock run` on this store.
-    Dlock(String),
+    /// `dlock run` on this store, and the program.
+    Dlock(String, PathBuf),
     /// Another program: the words before the command's, with `KEY` for the lock's name.
     Other(Vec<String>),
 }
@@ -60,6 +60,28 @@ impl Locker {
     fn new(name: &str, how: How) -> Self {
         let waits = !matches!(how, How::None | How::Floor);
         Self { name: name.into(), how, waits }
+    }
+}
+
+/// The programs to compare: this build, and another one that `DLOCK_BENCH_BEFORE` names.
+struct Builds {
+    before: Option<PathBuf>,
+    lockers: Vec<Locker>,
+}
+
+impl Builds {
+    /// Adds `dlock run` on the store that `url` makes of a suffix for what builds of different layouts can't share.
+    fn add(&mut self, name: &str, url: impl Fn(&str) -> String, init: bool) {
+        let builds = [(Some(dlock::binary()), "", ""), (self.before.clone(), "_before", " (before)")];
+        for (program, suffix, note) in builds {
+            let Some(program) = program else { continue };
+            let url = url(suffix);
+            if init {
+                let status = Command::new(&program).args(["init", "-b", &url]).stdout(Stdio::null()).status().expect("dlock init");
+                assert!(status.success(), "{}: init", program.display());
+            }
+            self.lockers.push(Locker::new(&format!("dlock run, {name}{note}"), How::Dlock(url, program)));
+        }
     }
 }
 
@@ -81,55 +103,55 @@ pub struct Stores {
 pub const NAMES: [&str; 8] = ["sqlite", "redis", "sentinel", "cluster", "postgres", "mariadb", "etcd", "zookeeper"];
 
 /// Modes of the SQL stores, each with a table of its own: one table keeps locks of one mode.
-const MODES: [(&str, &str); 3] = [("", ""), (", mode=row", "?mode=row&table=rows"), (", mode=advisory", "?mode=advisory&table=advisory")];
+const MODES: [(&str, &str); 3] =
+    [("", "table=leases"), (", mode=row", "mode=row&table=rows"), (", mode=advisory", "mode=advisory&table=advisory")];
 
 impl Stores {
     /// Starts the servers of the named stores, and of none other.
     pub fn start(wanted: &[&str]) -> Self {
         let (redis, folder) = (Redis::plain(), support::folder());
-        let mut lockers = vec![Locker::new("true", How::None), Locker::new("flock", How::Flock)];
+        let lockers = vec![Locker::new("true", How::None), Locker::new("flock", How::Flock)];
+        let mut builds = Builds { before: env::var_os("DLOCK_BENCH_BEFORE").map(Into::into), lockers };
         let on = |name: &str| wanted.contains(&name);
         if on("redis") {
-            lockers.push(Locker::new("SET NX + spawn + EVAL", How::Floor));
+            builds.lockers.push(Locker::new("SET NX + spawn + EVAL", How::Floor));
         }
         if on("sqlite") {
-            lockers.push(Locker::new("dlock run, SQLite", How::Dlock(format!("sqlite://{}", folder.path().join("locks.db").display()))));
+            builds.add("SQLite", |suffix| format!("sqlite://{}/locks{suffix}.db", folder.path().display()), false);
         }
         if on("redis") {
-            lockers.push(Locker::new("dlock run, Redis", How::Dlock(redis.url())));
+            builds.add("Redis", |_| redis.url(), false);
         }
         let sentinel = on("sentinel").then(Deployment::start);
         if let Some(deployment) = &sentinel {
-            lockers.push(Locker::new("dlock run, Sentinel", How::Dlock(deployment.url())));
-            lockers.push(Locker::new("dlock run, Sentinel, replicas=1", How::Dlock(deployment.url() + "?replicas=1")));
+            builds.add("Sentinel", |_| deployment.url(), false);
+            builds.add("Sentinel, replicas=1", |_| deployment.url() + "?replicas=1", false);
         }
         let cluster = on("cluster").then(Cluster::start);
         if let Some(cluster) = &cluster {
-            lockers.push(Locker::new("dlock run, Cluster", How::Dlock(cluster.url())));
+            builds.add("Cluster", |_| cluster.url(), false);
         }
         let etcd = on("etcd").then(Etcd::plain);
         if let Some(etcd) = &etcd {
             let endpoint = format!("--endpoints=127.0.0.1:{}", etcd.port());
             let words = ["etcdctl", &endpoint, "lock", "KEY"];
-            lockers.push(Locker::new("etcdctl lock", How::Other(words.map(str::to_owned).into())));
-            lockers.push(Locker::new("dlock run, etcd", How::Dlock(etcd.url())));
+            builds.lockers.push(Locker::new("etcdctl lock", How::Other(words.map(str::to_owned).into())));
+            builds.add("etcd", |_| etcd.url(), false);
         }
         let postgres = on("postgres").then(Postgres::plain);
         if let Some(server) = &postgres {
             let url = server.url("postgres");
             for (name, query) in MODES {
-                assert_eq!(dlock::run(&format!("{url}{query}"), &["init"]).code(), 0);
-                lockers.push(Locker::new(&format!("dlock run, PostgreSQL{name}"), How::Dlock(format!("{url}{query}"))));
+                builds.add(&format!("PostgreSQL{name}"), |suffix| format!("{url}?{query}{suffix}"), true);
             }
         }
         let mariadb = on("mariadb").then(MariaDb::plain);
         if let Some(server) = &mariadb {
             let url = server.url(&server.database());
             let words = ["sh".into(), "-c".into(), GET_LOCK.into(), "sh".into(), server.socket().display().to_string(), "KEY".into()];
-            lockers.push(Locker::new("mariadb, GET_LOCK", How::Other(words.into())));
+            builds.lockers.push(Locker::new("mariadb, GET_LOCK", How::Other(words.into())));
             for (name, query) in MODES {
-                assert_eq!(dlock::run(&format!("{url}{query}"), &["init"]).code(), 0);
-                lockers.push(Locker::new(&format!("dlock run, MariaDB{name}"), How::Dlock(format!("{url}{query}"))));
+                builds.add(&format!("MariaDB{name}"), |suffix| format!("{url}?{query}{suffix}"), true);
             }
         }
         let zookeeper = on("zookeeper").then(ZooKeeper::single);
@@ -137,12 +159,12 @@ impl Stores {
             if let Ok(python) = libraries::python() {
                 let words =
                     [python.display().to_string(), "-c".into(), KAZOO.into(), servers.url().replace("zookeeper://", ""), "/KEY".into()];
-                lockers.push(Locker::new("kazoo", How::Other(words.into())));
+                builds.lockers.push(Locker::new("kazoo", How::Other(words.into())));
             }
-            lockers.push(Locker::new("dlock run, ZooKeeper", How::Dlock(servers.url())));
+            builds.add("ZooKeeper", |_| servers.url(), false);
         }
         let me = env::current_exe().expect("this program");
-        Self { redis, etcd, zookeeper, folder, me, lockers, _sentinel: sentinel, _cluster: cluster, postgres, mariadb }
+        Self { redis, etcd, zookeeper, folder, me, lockers: builds.lockers, _sentinel: sentinel, _cluster: cluster, postgres, mariadb }
     }
 
     /// Those that can wait for the lock, flock(1) first.
@@ -152,7 +174,7 @@ impl Stores {
 
     /// Those of them that are dlock.
     pub fn own(&self) -> impl Iterator<Item = &Locker> {
-        self.lockers.iter().filter(|locker| matches!(locker.how, How::Dlock(_)))
+        self.lockers.iter().filter(|locker| matches!(locker.how, How::Dlock(..)))
     }
 
     /// `words` under the lock `key`; `wait` says whether to wait for it.
@@ -177,9 +199,11 @@ impl Stores {
                 command.args(["child", "floor", &self.redis.port.to_string(), words[0]]);
                 command
             }
-            How::Dlock(_) => {
-                let mut command = Command::new(dlock::binary());
-                command.args(["run", "-k", key]).args(options);
+            How::Dlock(_, program) => {
+                let mut command = Command::new(program);
+                // What builds of different layouts store is not shared.
+                let key = if *program == dlock::binary() { key.to_owned() } else { format!("{key}-before") };
+                command.args(["run", "-k", &key]).args(options);
                 if wait {
                     command.args(["-w", "forever"]);
                 }
@@ -194,7 +218,7 @@ impl Stores {
         };
         command.args(&words[1..]).env_clear().env("PATH", "/usr/bin:/bin");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
-        if let How::Dlock(url) = &locker.how {
+        if let How::Dlock(url, _) = &locker.how {
             command.env("DLOCK_BACKEND", url);
         }
         command

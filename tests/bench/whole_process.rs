@@ -2,7 +2,7 @@
 //! falls on all of them. Prints tables; proves nothing and fails for nothing.
 //!
 //! `cargo bench --bench whole_process`, with `-- processes`, `handoff`, `drain`, `commands` or `kinds` for a part of it, and with
-//! the names of stores for those instead of SQLite and Redis.
+//! the names of stores for those instead of SQLite and Redis. `DLOCK_BENCH_BEFORE=/path/to/dlock` compares with another build in the same turns.
 #![allow(missing_docs, reason = "a program of its own")]
 #![allow(clippy::disallowed_methods, reason = "it measures real time")]
 #![allow(clippy::print_stdout, reason = "its output is the point")]
