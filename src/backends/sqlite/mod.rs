@@ -106,6 +106,8 @@ impl Options {
 /// A SQLite database and the lock file beside it.
 pub struct Sqlite {
     options: Options,
+    /// The one spelling of the path, once its directory is there.
+    resolved: Option<PathBuf>,
     file: Option<Arc<LockFile>>,
     /// The lock file is open in a guardian and a command too, so that no other one will do.
     prepared: bool,
@@ -124,7 +126,17 @@ impl Sqlite {
         if let Ok(absolute) = path::absolute(&options.path) {
             options.path = absolute;
         }
-        Self { options, file: None, prepared: false, store: None, slots: HashMap::new(), alarm: None, watch: None, contended: false }
+        Self {
+            options,
+            resolved: None,
+            file: None,
+            prepared: false,
+            store: None,
+            slots: HashMap::new(),
+            alarm: None,
+            watch: None,
+            contended: false,
+        }
     }
 
     /// Checks the place, and makes it if it is ours to make.
@@ -140,7 +152,8 @@ impl Sqlite {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
             made.map_err(|error| failure::files(&error, directory))?;
         }
-        location::check_file_system(directory)
+        self.resolved = Some(location::resolved(&self.options.path));
+        location::check_file_system(location::directory(&self.options.path))
     }
 
     fn open_lock_file(&mut self, inherited: bool) -> Result<Arc<LockFile>> {
@@ -195,7 +208,7 @@ fn ours(error: &std::io::Error) -> Error {
 #[async_trait(?Send)]
 impl Backend for Sqlite {
     fn identity(&self) -> Identity {
-        let path = location::resolved(&self.options.path);
+        let path = self.resolved.clone().unwrap_or_else(|| location::resolved(&self.options.path));
         let url = format!("sqlite://{}", self.options.path.display());
         Identity::new(&CAPABILITIES, url, &["sqlite", &path.to_string_lossy(), self.options.namespace.as_str()])
     }
