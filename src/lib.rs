@@ -3,6 +3,8 @@
 pub mod backends;
 mod cli;
 pub mod commands;
+#[cfg(test)]
+mod damage;
 pub mod exit;
 pub mod lease;
 pub mod lock;

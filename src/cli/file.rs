@@ -211,6 +211,7 @@ impl Reader<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::damage;
 
     fn parse(text: &str) -> Result<File> {
         File::parse(text, Path::new("c.toml"))
@@ -266,5 +267,14 @@ mod tests {
     fn an_enormous_key_is_refused_in_one_short_line() {
         let error = parse(&format!("[keys.\"{}\"]\nttl = 1", "x".repeat(1 << 19))).unwrap_err();
         assert!(error.message.len() < 200 && error.message.contains("524288 bytes, more than 255"), "{}", error.message);
+    }
+
+    #[test]
+    fn damaged_files_never_panic() {
+        let whole = "backend = \"prod\"\nttl = 90\nkeys_ = { a = 1 }\n\n[backends.prod]\nurl = \"redis://r1\"\npassword_file = '/etc/p'\n\
+                     [keys.\"sms job\"]\nwait = \"1h 5m\"\nonce_per = \"1d\"\n";
+        damage::each(|dice| {
+            let _ = parse(&damage::text(whole, dice));
+        });
     }
 }

@@ -143,6 +143,7 @@ fn decode(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::damage;
 
     #[test]
     fn a_url_comes_apart() {
@@ -201,5 +202,21 @@ mod tests {
         assert_eq!(redacted("redis://h"), "redis://h");
         assert!(has_password("redis://u:p@h") && has_password("redis://:p@h") && has_password("redis:u:p@h"));
         assert!(!has_password("redis://u@h") && !has_password("redis://h:6379") && !has_password("prod"));
+    }
+
+    #[test]
+    fn damaged_ones_never_panic_and_tell_no_password() {
+        let whole = [
+            "redis-sentinel://ana:hunter2@r1:6380,[::1]:1,[fe80::2]/3?ttl=60s&cacert=%2Fetc%2Fca.pem",
+            "postgres://ana:hunter2@db/locks?mode=advisory&pg_key=7",
+            "sqlite:///var/lib/dlock/a%20b.db",
+        ];
+        damage::each(|dice| {
+            let text = damage::text(whole[dice.below(whole.len())], dice);
+            if let Err(error) = Url::parse(&text) {
+                assert!(!error.contains("hunter2"), "{text}: {error}");
+            }
+            let _ = (redacted(&text), has_password(&text));
+        });
     }
 }

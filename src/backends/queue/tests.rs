@@ -203,3 +203,27 @@ fn run_records_are_read_as_they_were_written() {
         assert_eq!(read_runs(data).unwrap_err().kind, kind);
     }
 }
+
+#[test]
+fn damaged_records_are_refused_or_read() {
+    let run = Request { at_ms: Some(1_800_000_000_000), ..Request::new(Key::new("job").unwrap(), Ttl::DEFAULT) };
+    let json = |data: Vec<u8>| serde_json::from_slice::<serde_json::Value>(&data).unwrap();
+    let mark = Break { by: "ana@ops1".into(), why: None, seen: true };
+    let hold = json(HoldRecord::of(&run, Some(Fence(7))).marked(&mark).write());
+    let said = json(Said { hold: Some("00000000000000aa".into()), ..Said::of(&run) }.write());
+    let mut record = Record::default();
+    let once = crate::lock::Once { window: std::time::Duration::from_secs(60), retry_failed: 1, retry_crashed: false };
+    let terms = crate::lock::Terms { place: "web1".into(), skew_guard: Some(once.window), at_least: Some(once.window), once: Some(once) };
+    record.begin(&Request { terms: Some(terms.clone()), ..run.clone() }, Fence(7), 1_800_000_000_000);
+    let runs = json(write_runs(&record));
+    let mut read = 0;
+    crate::damage::each(|dice| {
+        let mut of = |json: &serde_json::Value| crate::damage::json(json, dice).to_string().into_bytes();
+        let (hold, said, runs) = (HoldRecord::read(&of(&hold)), Said::read(&of(&said)), read_runs(&of(&runs)));
+        read += u64::from(hold.is_some() && runs.is_ok());
+        let _ = Said::holder(said.ok().flatten().as_ref(), hold.as_ref(), EXCLUSIVE);
+        let _ = hold.map(|hold| (hold.past(Fence(9)), hold.clone().marked(&mark).seen(), hold.warned(1)));
+        let _ = runs.map(|runs| (runs.judge(Some(&terms), &run.token, 1_800_000_000_500), runs.relevant(u64::MAX)));
+    });
+    assert!(read > crate::damage::TRIES / 20, "only {read} could be read at all");
+}

@@ -7,6 +7,8 @@
 pub(super) mod answer;
 mod cluster;
 pub(super) mod connection;
+#[cfg(test)]
+mod damaged;
 pub mod examine;
 pub(super) mod failure;
 pub(super) mod history;

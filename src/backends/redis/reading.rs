@@ -224,5 +224,5 @@ pub(in crate::backends) fn readable(reply: &Value) -> Result<Option<&Value>> {
 
 pub(in crate::backends) fn read_time(reply: &Value) -> Option<i64> {
     let [seconds, micros] = reply::items(reply)? else { return None };
-    Some(reply::int(seconds)? * 1000 + reply::int(micros)? / 1000)
+    Some(reply::int(seconds)?.saturating_mul(1000).saturating_add(reply::int(micros)? / 1000))
 }

@@ -132,7 +132,7 @@ impl Snapshot {
     }
 
     fn share_holder(&self, share: &Share) -> Holder {
-        let expires_in = self.now.and_then(|now| u64::try_from(share.ends() - now).ok()).map(Duration::from_millis);
+        let expires_in = self.now.and_then(|now| u64::try_from(share.ends().saturating_sub(now)).ok()).map(Duration::from_millis);
         let number = |name| share.of(name).and_then(|number| number.parse::<u32>().ok());
         let (mode, permit) = number("most").map_or((Mode::Shared, None), |most| (Mode::Permits(most), number("permit")));
         Holder { mode, permit, expires_in, ..self.own_holder(&share.0) }
@@ -143,7 +143,7 @@ impl Snapshot {
         let of = |name: &str| record.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
         let ago = |field| {
             let then: i64 = of(field)?.parse().ok()?;
-            Some(Duration::from_millis(u64::try_from(now? - then).unwrap_or(0)))
+            Some(Duration::from_millis(u64::try_from(now?.saturating_sub(then)).unwrap_or(0)))
         };
         let live = record.iter().filter(|(field, value)| {
             let ends = value.split(':').next().and_then(|ends| ends.parse::<i64>().ok());
@@ -207,10 +207,11 @@ pub(in crate::backends) fn waiters(now: Option<i64>, queue: Vec<(String, String)
     for (hold, arrival) in queue {
         let Some((seen, json)) = said.iter().find(|(who, _)| *who == hold).and_then(|(_, said)| said.split_once(':')) else { continue };
         let seen: Option<i64> = seen.parse().ok();
-        if now.zip(seen).is_none_or(|(now, seen)| now - seen > WAITER_GONE_MS) {
+        if now.zip(seen).is_none_or(|(now, seen)| now.saturating_sub(seen) > WAITER_GONE_MS) {
             continue;
         }
-        let waiting_for = now.zip(arrival.parse::<i64>().ok()).map(|(now, since)| u64::try_from(now - since / 1000).unwrap_or(0));
+        let waiting_for =
+            now.zip(arrival.parse::<i64>().ok()).map(|(now, since)| u64::try_from(now.saturating_sub(since / 1000)).unwrap_or(0));
         let metadata: Option<Metadata> = serde_json::from_str(json).ok();
         waiters.push(Waiter { metadata, waiting_for: waiting_for.map(Duration::from_millis) });
     }

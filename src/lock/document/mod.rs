@@ -9,6 +9,8 @@
 //! no offer lies in the future); a waiter dies (see [`queue`]); an answer is lost (asked again with the same token, the answer is the same).
 
 mod acquire;
+#[cfg(test)]
+mod damaged;
 pub(crate) mod holder;
 mod parts;
 mod queue;

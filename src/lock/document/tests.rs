@@ -11,7 +11,7 @@ struct World {
     outside: Option<u64>,
 }
 
-fn request(mode: Mode) -> Request {
+pub(super) fn request(mode: Mode) -> Request {
     Request {
         mode,
         metadata: Some(Metadata { host: Some("web1".into()), ..Metadata::default() }),
@@ -19,11 +19,11 @@ fn request(mode: Mode) -> Request {
     }
 }
 
-fn waiting(mode: Mode) -> Request {
+pub(super) fn waiting(mode: Mode) -> Request {
     Request { waiting: true, ..request(mode) }
 }
 
-fn fair(mode: Mode) -> Request {
+pub(super) fn fair(mode: Mode) -> Request {
     Request { fair: true, ..waiting(mode) }
 }
 
