@@ -1069,7 +1069,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-k -w -n -s -e -x -E -c -b -o -q -v -h --key --wait --nonblock --shared --permits --fair --exclusive --conflict-exit-code --ttl --grace --max-runtime --once-per --skew-guard --at-least --once --keep --retry-failed --retry-crashed --warn-held --describe --status-file --metrics-file --on-lost --leftover --contain --no-metadata --no-reentrant --log --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            opts="-k -w -n -s -e -x -E -c -b -o -q -v -h --key --wait --nonblock --shared --permits --fair --exclusive --conflict-exit-code --ttl --grace --max-runtime --once-per --skew-guard --at-least --once --keep --retry-failed --retry-crashed --warn-held --describe --status-file --metrics-file --on-event --on-lost --leftover --contain --no-metadata --no-reentrant --log --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1152,6 +1152,10 @@ _dlock() {
                     return 0
                     ;;
                 --metrics-file)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --on-event)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -76,6 +76,7 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --describe 'A note for those who look at the lock'
             cand --status-file 'Write how it ended to a file, as JSON'
             cand --metrics-file 'Count this run in a file for Prometheus'' textfile collector (*.prom)'
+            cand --on-event 'A line for /bin/sh, run for each event of the run with a JSON object on its stdin'
             cand --on-lost 'If the lock is lost: kill, signal:SIG before the KILL, or continue'
             cand --leftover 'Processes that outlive the command: wait for them, kill them, or leave them'
             cand --contain 'How the command''s processes are kept together'

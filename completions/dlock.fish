@@ -74,6 +74,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -d 'A line for /bi
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l describe -d 'A note for those who look at the lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l status-file -d 'Write how it ended to a file, as JSON' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l metrics-file -d 'Count this run in a file for Prometheus\' textfile collector (*.prom)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-event -d 'A line for /bin/sh, run for each event of the run with a JSON object on its stdin' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'If the lock is lost: kill, signal:SIG before the KILL, or continue' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l leftover -d 'Processes that outlive the command: wait for them, kill them, or leave them' -r -f -a "wait\t''
 kill\t''

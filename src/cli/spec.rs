@@ -75,6 +75,7 @@ pub const SETTINGS: &[Spec] = &[
     spec("no_reentrant", "--no-reentrant", "tk", false, "refuse to enter an ancestor's lock"),
     spec("status_file", "--status-file", "k", false, "where the verdict is written"),
     spec("metrics_file", "--metrics-file", "tk", false, "where metrics are written for Prometheus"),
+    spec("on_event", "--on-event", "tk", false, "a line for /bin/sh that is run for each event of a run"),
     spec("log", "--log", "tk", false, "lines for syslog"),
 ];
 

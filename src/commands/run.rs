@@ -1,6 +1,7 @@
 //! `dlock run`: take a lock, run a command under it, keep renewing, release.
 
 mod ends;
+mod events;
 mod job;
 mod policy;
 mod watch;
@@ -10,7 +11,10 @@ use std::{ffi::OsString, io, iter, time::Duration};
 pub use self::policy::{Again, Often, Policy, PolicyArgs};
 use clap::builder::PossibleValuesParser;
 
-use self::job::{Done, Job};
+use self::{
+    events::Events,
+    job::{Done, Job},
+};
 use super::{Context, TakingArgs};
 use crate::{
     exit,
@@ -58,6 +62,9 @@ pub struct Args {
     /// Count this run in a file for Prometheus' textfile collector (*.prom)
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub metrics_file: Option<String>,
+    /// A line for /bin/sh, run for each event of the run with a JSON object on its stdin
+    #[arg(long, value_name = "CMD", hide_short_help = true)]
+    pub on_event: Option<String>,
     /// If the lock is lost: kill, signal:SIG before the KILL, or continue
     #[arg(long, value_name = "ACTION", hide_short_help = true)]
     pub on_lost: Option<String>,
@@ -123,6 +130,8 @@ pub struct RunSettings {
     pub status_file: Option<StatusFile>,
     /// Where this run is counted.
     pub metrics_file: Option<MetricsFile>,
+    /// What is run for each event.
+    pub on_event: Option<String>,
     /// What syslog gets.
     pub log: SyslogPolicy,
     /// The `DLOCK_*` variables that the command keeps: those that say which store it is.
@@ -141,9 +150,10 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     let out = &context.out;
     let backend = super::open(context);
     let store = backend.identity().url;
+    let events = Events::new(settings, context, &store);
     let begun = settings.status_file.as_ref().map_or(Ok(()), |file| file.begin(&Verdict::running(&settings.key, &store)));
     let begun = begun.map_err(|error| unwritable_status(settings, &error));
-    let Done { verdict, reraise } = begun.and_then(|()| attempt(settings, context, backend)).unwrap_or_else(|error| {
+    let Done { verdict, reraise } = begun.and_then(|()| attempt(settings, context, backend, &events)).unwrap_or_else(|error| {
         let verdict = Verdict::new(Outcome::Error, &settings.key, store, exit::of(&error));
         Done { verdict: Verdict { error: Some(error), ..verdict }, reraise: None }
     });
@@ -157,6 +167,7 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
         out.warn_with_hint(&text, &file.hint(&error));
         Syslog::default().warn_of(settings.log, out, &text);
     }
+    events.over(&verdict);
     out.verdict(&verdict);
     Syslog::default().report(settings.log, out, &verdict);
     if let Some(file) = &settings.status_file
@@ -164,6 +175,7 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     {
         out.warn(&format!("{}: the status can't be written: {}", file.path().display(), plain(&error)));
     }
+    events.finish(out);
     super::print_the_rest();
     if let Some(signal) = reraise {
         supervise::reraise(signal);
@@ -180,7 +192,7 @@ fn unwritable_status(settings: &RunSettings, error: &io::Error) -> Error {
 }
 
 /// All that can be refused without a store is refused first; then the guardian is forked, and the rest is asynchronous.
-fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>) -> Result<Done> {
+fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>, events: &Events<'_>) -> Result<Done> {
     let ttl = match settings.ttl {
         Some(ttl) => {
             backend.identity().capabilities.check_ttl(ttl)?;
@@ -234,7 +246,7 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>)
     super::block_on(async {
         let supervisor = guardian.attach().map_err(|error| cannot_supervise(&error))?;
         let signals = Signals::new().map_err(|error| cannot_supervise(&error))?;
-        Job { settings, context, budget, held, supervisor, signals, metadata }.run(claims).await
+        Job { settings, context, events, budget, held, supervisor, signals, metadata }.run(claims).await
     })
 }
 

@@ -4,6 +4,7 @@
 //! (metadata, stored names, server messages) is escaped here before it reaches a terminal.
 
 pub mod doctor;
+mod event;
 pub mod history;
 pub mod inspect;
 pub mod json;
@@ -27,6 +28,7 @@ use std::{
     os::fd::AsFd as _,
 };
 
+pub use event::{Event, EventReport};
 pub use metrics::MetricsFile;
 use serde::Serialize;
 pub use skip::{Cause, Skip};

@@ -7,6 +7,7 @@ mod support;
 
 mod contention;
 mod cron;
+mod hooks;
 mod metrics;
 mod pid1;
 mod policies;

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use super::{
     Often, RunSettings,
     ends::{conclude, tell_of_a_hang, wait_ended},
+    events::Events,
     watch::{End, Watch},
 };
 use crate::{
@@ -39,6 +40,7 @@ const NOTING: Duration = Duration::from_secs(5);
 pub(super) struct Job<'a> {
     pub settings: &'a RunSettings,
     pub context: &'a Context,
+    pub events: &'a Events<'a>,
     pub budget: Budget,
     pub held: Held,
     pub supervisor: Supervisor,
@@ -138,13 +140,14 @@ impl Job<'_> {
         let (settings, clock) = (self.settings, BootClock);
         let started = Timestamp::now();
         let began = clock.now();
-        let mut watch = Watch::new(self.settings, self.context, self.budget);
+        let mut watch = Watch::new(self.settings, self.context, self.events, self.budget);
         let budgets: Vec<_> = holds.iter().map(|Hold { lease, .. }| (lease, self.budget.for_ttl(lease.ttl))).collect();
         let start_by = budgets.iter().map(|(lease, budget)| budget.start_by(lease.t0)).min().unwrap_or(began);
         let deadlines: Vec<_> = budgets.iter().map(|(lease, budget)| deadlines(lease, budget)).collect();
         let (first, ends_at) = earliest(&deadlines);
         (watch.term_at, watch.ends_at, watch.granted_in_time) = (first.term_at, ends_at, began < start_by);
         let environment = self.environment(&holds);
+        self.events.acquired(holds.iter().find(|hold| hold.lease.key == settings.key).map(|hold| hold.lease.fence));
         let lifelines =
             holds.iter_mut().filter_map(|hold| hold.backend.tether()).map(|tether| tether.lifelines()).collect::<io::Result<Vec<_>>>();
         let launch = lifelines.and_then(|lines| {

@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 use jiff::Timestamp;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use super::{Often, RunSettings};
+use super::{Often, RunSettings, events::Events};
 use crate::{
     commands::Context,
     exit,
@@ -35,6 +35,7 @@ pub(super) enum End {
 pub(super) struct Watch<'a> {
     settings: &'a RunSettings,
     context: &'a Context,
+    events: &'a Events<'a>,
     pub budget: Budget,
     /// When the command gets TERM, as last confirmed.
     pub term_at: BootTime,
@@ -75,11 +76,12 @@ pub(super) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    pub(super) fn new(settings: &'a RunSettings, context: &'a Context, budget: Budget) -> Self {
+    pub(super) fn new(settings: &'a RunSettings, context: &'a Context, events: &'a Events<'a>, budget: Budget) -> Self {
         let term_at = BootClock::read();
         Self {
             settings,
             context,
+            events,
             budget,
             term_at,
             ends_at: term_at,
@@ -237,6 +239,7 @@ impl<'a> Watch<'a> {
         };
         let hint = format!("{what}; dlock inspect {} tells who has the lock", crate::output::shell(key));
         self.context.out.lost(key, how, &hint);
+        self.events.lost(how);
         self.lost.get_or_insert_with(|| if self.settings.also.is_empty() { how.to_owned() } else { format!("{}: {how}", key.escaped()) });
     }
 
@@ -250,6 +253,7 @@ impl<'a> Watch<'a> {
     /// Says that somebody takes a lock away.
     pub(super) fn broken(&mut self, key: &Key, mark: Break) {
         self.context.out.broken(key, &mark);
+        self.events.broken(&crate::output::mark(&mark));
         self.broken = Some(mark);
     }
 
