@@ -106,11 +106,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -200,11 +200,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -270,11 +270,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -324,11 +324,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -386,11 +386,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -444,11 +444,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -514,11 +514,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -608,11 +608,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -662,11 +662,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -724,11 +724,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -790,11 +790,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -844,11 +844,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -906,11 +906,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -980,11 +980,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -1050,11 +1050,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -1204,11 +1204,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -1270,11 +1270,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)

@@ -30,8 +30,9 @@ complete -c dlock -n "__fish_dlock_needs_command" -l password-file -d 'A file th
 complete -c dlock -n "__fish_dlock_needs_command" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_needs_command" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_needs_command" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_needs_command" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_needs_command" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_needs_command" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -91,8 +92,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l password-file -d 'A 
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -122,8 +124,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l password-file -d
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -146,8 +149,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand renew" -l password-file -d '
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -164,8 +168,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand verify" -l password-file -d 
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand verify" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -184,8 +189,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -l password-file -d
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand release" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -210,8 +216,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand hold" -l password-file -d 'A
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -233,8 +240,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l password-file -d
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -250,8 +258,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand names" -l password-file -d '
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand names" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand names" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -272,8 +281,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand list" -l password-file -d 'A
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand list" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand list" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -290,8 +300,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -l password-file -d
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand history" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -310,8 +321,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand break" -l password-file -d '
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand break" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand break" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -332,8 +344,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l password-file -d 
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -348,8 +361,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand init" -l password-file -d 'A
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand init" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand init" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -366,8 +380,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand gc" -l password-file -d 'A f
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand gc" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -382,8 +397,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand completions" -l password-fil
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand completions" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -398,8 +414,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand man" -l password-file -d 'A 
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand man" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand man" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"

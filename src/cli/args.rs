@@ -131,8 +131,8 @@ pub struct Globals {
     /// Print one JSON object (= -o json)
     #[arg(long, global = true)]
     pub json: bool,
-    /// How to print
-    #[arg(short, long, global = true, value_name = "FORMAT", value_parser = PossibleValuesParser::new(["human", "json"]), conflicts_with = "json", hide_short_help = true)]
+    /// How to print; on-failure: run shows the command's output only if the run failed
+    #[arg(short, long, global = true, value_name = "FORMAT", value_parser = PossibleValuesParser::new(["human", "json", "on-failure"]), hide_short_help = true)]
     pub output: Option<String>,
     /// Colours on the terminal
     #[arg(long, global = true, value_name = "WHEN", value_parser = PossibleValuesParser::new(["auto", "always", "never"]), hide_short_help = true)]

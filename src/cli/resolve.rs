@@ -55,7 +55,18 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
     let file = File::load(named.as_ref(), env)?;
     let mut layers = Layers::new(env, &file, key.as_ref());
     if let Some(setting) = layers.get("output", globals.output.as_deref())? {
-        out.json |= setting.choice(&[("human", false), ("json", true)])?;
+        let (json, only_on_failure) =
+            setting.choice(&[("human", (false, false)), ("json", (true, false)), ("on-failure", (false, true))])?;
+        let flag = matches!(setting.origin, Origin::Flag(_));
+        if globals.json && flag && !only_on_failure {
+            return Err(Error::new(Kind::Usage, "--json and --output exclude each other")
+                .hint("--json is -o json; only -o on-failure goes with it"));
+        }
+        if only_on_failure && flag && !matches!(command, Command::Run(_)) {
+            return Err(setting.refuse("only run has a command whose output could wait"));
+        }
+        out.json |= json;
+        out.only_on_failure = only_on_failure;
     }
     out.color = color(globals, &layers)?;
     out.quiet = layers.yes("quiet", globals.quiet)?;

@@ -48,7 +48,7 @@ pub const SETTINGS: &[Spec] = &[
     spec("backend_timeout", "--backend-timeout", "tbk", true, "how long the store may take to answer"),
     spec("host", "--host", "t", true, "this machine's name in leases"),
     spec("namespace", "--namespace", "tbk", true, "what every key is put under in the store"),
-    spec("output", "--output", "t", false, "human or json"),
+    spec("output", "--output", "tk", false, "human, json, or on-failure for run"),
     spec("color", "--color", "t", false, "auto, always or never"),
     spec("quiet", "--quiet", "t", false, "no notices"),
     spec("verbose", "--verbose", "t", false, "what lies under an error, and why a run is skipped"),

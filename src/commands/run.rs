@@ -20,8 +20,8 @@ use crate::{
     exit,
     lease::{Budget, Claim, Held, Patience, in_order},
     lock::{Backend, Entry, Error, Key, Kind, LastResort, Mode, Request, Result, Tether, Token, Ttl},
-    output::{MetricsFile, Outcome, StatusFile, Syslog, SyslogPolicy, Verdict, plain},
-    supervise::{self, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
+    output::{MetricsFile, Outcome, Output, StatusFile, Syslog, SyslogPolicy, Verdict, drain, plain},
+    supervise::{self, Contain, Leftover, OnLost, Plan, Printed, Signals, fork_guardian},
 };
 
 /// The arguments of `dlock run`.
@@ -153,9 +153,9 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     let events = Events::new(settings, context, &store);
     let begun = settings.status_file.as_ref().map_or(Ok(()), |file| file.begin(&Verdict::running(&settings.key, &store)));
     let begun = begun.map_err(|error| unwritable_status(settings, &error));
-    let Done { verdict, reraise } = begun.and_then(|()| attempt(settings, context, backend, &events)).unwrap_or_else(|error| {
+    let Done { verdict, reraise, printed } = begun.and_then(|()| attempt(settings, context, backend, &events)).unwrap_or_else(|error| {
         let verdict = Verdict::new(Outcome::Error, &settings.key, store, exit::of(&error));
-        Done { verdict: Verdict { error: Some(error), ..verdict }, reraise: None }
+        Done { verdict: Verdict { error: Some(error), ..verdict }, reraise: None, printed: None }
     });
     if let (Outcome::Error, Some(error), false) = (verdict.outcome, &verdict.error, out.is_json()) {
         out.error_lines(error);
@@ -168,6 +168,9 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
         Syslog::default().warn_of(settings.log, out, &text);
     }
     events.over(&verdict);
+    if let Some(printed) = printed.filter(|_| verdict.status != exit::OK) {
+        show(&printed, settings, out);
+    }
     out.verdict(&verdict);
     Syslog::default().report(settings.log, out, &verdict);
     if let Some(file) = &settings.status_file
@@ -181,6 +184,17 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
         supervise::reraise(signal);
     }
     verdict.status
+}
+
+/// Passes on what the command of a run that failed printed. Nothing is held any more, so that a reader may take its time.
+fn show(printed: &Printed, settings: &RunSettings, out: &Output) {
+    supervise::unblock_signals();
+    if printed.left_out > 0 {
+        out.warn(&format!("{}: the first {} bytes of the output are left out", settings.key.escaped(), printed.left_out));
+        drain(None);
+    }
+    // Whether it can be read changes nothing about how the run ended.
+    let _ = out.bytes(&printed.tail);
 }
 
 /// That the status file tells of a run that is over, and can't be made to tell of this one.
@@ -229,6 +243,7 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>,
         grace: budget.grace(),
         max_runtime: settings.max_runtime,
         kept_variables: settings.kept_variables.clone(),
+        capture: context.out.only_on_failure,
     };
     plan.check()?;
     let resorts = claims.iter_mut().map(|claim| prepare(&mut *claim.backend)).collect::<Result<Vec<_>>>()?;

@@ -19,6 +19,7 @@
 //!
 //! Nothing here knows locks or stores: it is given deadlines and tells what became of the command. It never prints.
 
+mod capture;
 mod cgroup;
 mod command;
 mod guardian;
@@ -38,6 +39,7 @@ use std::{ffi::OsString, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+pub use capture::Printed;
 pub use command::{check_command, may_kill_all};
 pub use hooks::{HookEvent, Hooks, fork_hooks};
 pub use keeper::{Detach, Keeper, fork_keeper};
@@ -74,6 +76,8 @@ pub struct Plan {
     pub max_runtime: Option<Duration>,
     /// The only `DLOCK_*` variables of our own environment that the command gets to see.
     pub kept_variables: Vec<String>,
+    /// Whether stdout and stderr of the command are kept for its end, instead of being passed on.
+    pub capture: bool,
 }
 
 /// What happens to the command when the lease ends under it.

@@ -9,6 +9,7 @@ mod contention;
 mod cron;
 mod hooks;
 mod metrics;
+mod output;
 mod pid1;
 mod policies;
 mod readme;

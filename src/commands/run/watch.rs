@@ -12,7 +12,7 @@ use crate::{
     lease::{BootClock, Budget, Released, wall_ms},
     lock::{self, BootTime, Break, Error, Key, Parting, Scope, Stage},
     output::{CommandEnd, GivenBack, age, drain},
-    supervise::{CannotStart, Ended, Event, OnLost, Signal, Supervisor, Why, has_keyboard, process_name, stop_self},
+    supervise::{CannotStart, Ended, Event, OnLost, Printed, Signal, Supervisor, Why, has_keyboard, process_name, stop_self},
 };
 
 /// How long after Ctrl-Z a command may take to stop itself.
@@ -71,6 +71,8 @@ pub(super) struct Watch<'a> {
     outlived: bool,
     /// Whether what outlives the command was told to end.
     told_to_end: bool,
+    /// The end of what the command printed, if that was kept.
+    said: Option<String>,
     /// The start's metrics being written.
     pub noting: Option<JoinHandle<io::Result<()>>>,
 }
@@ -100,6 +102,7 @@ impl<'a> Watch<'a> {
             asked_to_stop: None,
             outlived: false,
             told_to_end: false,
+            said: None,
             noting: None,
         }
     }
@@ -273,7 +276,20 @@ impl<'a> Watch<'a> {
             (None, None, _, Some(CommandEnd::Signalled(signal))) => (lock::End::Signalled(signal), None),
             (None, None, _, None) => (lock::End::Released, None),
         };
+        let why = if became == Stage::Ok && self.lost.is_none() { why } else { self.reason(why) };
         Parting { scope, end: Some(end), why, at_ms: Some(wall_ms()), held_ms: u64::try_from(ran.as_millis()).ok(), became: Some(became) }
+    }
+
+    /// Takes what the command printed, if that was kept, and notes the end of it.
+    pub(super) fn take_printed(&mut self, supervisor: &mut Supervisor) -> Option<Printed> {
+        let printed = supervisor.printed();
+        self.said = printed.as_ref().and_then(crate::output::said);
+        printed
+    }
+
+    /// Why the run ended, with what the command said at last.
+    pub(super) fn reason(&self, why: Option<String>) -> Option<String> {
+        crate::output::reason(why, self.said.as_deref())
     }
 
     /// Says that the lock is lost and this process of the tree is not.
