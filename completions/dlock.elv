@@ -34,8 +34,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
             cand -V 'Print the version'
             cand --version 'Print the version'
             cand run 'Take a lock, run a command, renew, release; exit with its status'
@@ -77,10 +77,10 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --status-file 'Write how it ended to a file, as JSON'
             cand --metrics-file 'Count this run in a file for Prometheus'' textfile collector (*.prom)'
             cand --on-event 'A line for /bin/sh, run for each event of the run with a JSON object on its stdin'
-            cand --on-lost 'If the lock is lost: kill, signal:SIG before the KILL, or continue'
-            cand --leftover 'Processes that outlive the command: wait for them, kill them, or leave them'
-            cand --contain 'How the command''s processes are kept together'
-            cand --log 'Lines for syslog: auto is when stderr is no terminal'
+            cand --on-lost 'If the lock is lost: kill, signal:SIG before the KILL, or continue [kill]'
+            cand --leftover 'Processes that outlive the command: wait for them, kill them, or leave them [wait]'
+            cand --contain 'How the command''s processes are kept together [auto]'
+            cand --log 'Lines for syslog: auto is when stderr is no terminal [auto]'
             cand -b 'The store: a URL, or a name of the config file'
             cand --backend 'The store: a URL, or a name of the config file'
             cand --config 'The configuration file'
@@ -109,8 +109,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;acquire'= {
             cand --ttl 'How long it is held unless renewed or released'
@@ -148,8 +148,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;renew'= {
             cand -k 'The lock''s name, if it begins with a dash for example'
@@ -172,8 +172,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;verify'= {
             cand -k 'The lock''s name, if it begins with a dash for example'
@@ -195,8 +195,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;release'= {
             cand -k 'The lock''s name, if it begins with a dash for example'
@@ -224,8 +224,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;hold'= {
             cand -k 'The name of one of several locks, which are had all or none'
@@ -264,8 +264,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;inspect'= {
             cand -k 'The lock''s name, if it begins with a dash for example'
@@ -286,8 +286,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;names'= {
             cand -k 'The lock''s name, if it begins with a dash for example'
@@ -308,8 +308,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;list'= {
             cand --sort 'Order by key, since, expires or wait [key]'
@@ -331,8 +331,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;history'= {
             cand -k 'The lock''s name, if it begins with a dash for example'
@@ -356,8 +356,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;break'= {
             cand -k 'The lock''s name, if it begins with a dash for example'
@@ -383,8 +383,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;doctor'= {
             cand --ttl 'Judge by leases of this length [60s]'
@@ -405,8 +405,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;init'= {
             cand -b 'The store: a URL, or a name of the config file'
@@ -426,8 +426,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;gc'= {
             cand --older-than 'Remove what was last used longer ago than this'
@@ -447,8 +447,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;completions'= {
             cand -b 'The store: a URL, or a name of the config file'
@@ -467,8 +467,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
         &'dlock;man'= {
             cand -b 'The store: a URL, or a name of the config file'
@@ -487,8 +487,8 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand --quiet 'No notices'
             cand -v 'Say what lies under an error'
             cand --verbose 'Say what lies under an error'
-            cand -h 'Print help'
-            cand --help 'Print help'
+            cand -h 'Print help; --help: all options'
+            cand --help 'Print help; --help: all options'
         }
     ]
     $completions[$command]

@@ -18,7 +18,7 @@ use crate::commands::{
     disable_help_subcommand = true,
     help_template = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}",
     subcommand_help_heading = "Commands",
-    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock COMMAND --help; man dlock; --version; names, init, gc, completions"
+    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock help COMMAND; dlock --help; names, init, gc, completions, man"
 )]
 pub struct Cli {
     /// What all commands take.
@@ -143,7 +143,7 @@ pub struct Globals {
     /// Say what lies under an error
     #[arg(short, long, global = true, hide_short_help = true)]
     pub verbose: bool,
-    /// Print help
+    /// Print help; --help: all options
     #[arg(short, long, global = true, action = ArgAction::HelpShort)]
     pub help: Option<bool>,
 }

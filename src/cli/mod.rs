@@ -7,6 +7,8 @@ mod backend;
 mod duration;
 mod env;
 mod file;
+mod format;
+mod help;
 mod layers;
 mod policy;
 mod resolve;
@@ -34,6 +36,8 @@ use crate::{
 /// Does what the command line says, and returns the exit status.
 pub fn main(arguments: &[OsString]) -> u8 {
     let env = env::Env::read();
+    let rewritten = help::asked_for(arguments);
+    let arguments = rewritten.as_deref().unwrap_or(arguments);
     let parsed = match args::Cli::of(arguments) {
         Ok(parsed) => parsed,
         Err(error) => {
@@ -41,7 +45,8 @@ pub fn main(arguments: &[OsString]) -> u8 {
             let commands: Vec<&str> = definition.get_subcommands().map(clap::Command::get_name).collect();
             let command = named_command(arguments, &commands);
             let out = early(wants_json(arguments), &env, command == Some("run"));
-            return match usage::reshape(&error, command, &commands) {
+            return match usage::reshape(&error, command, &commands, arguments) {
+                usage::Said::Help => out.finish(out.data(&help::text(definition.clone(), command, help::wants_all(arguments))), exit::OK),
                 usage::Said::Text(text) => out.finish(out.data(&text), exit::OK),
                 usage::Said::Mistake(error) => out.error(&error),
             };

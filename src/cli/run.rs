@@ -53,6 +53,7 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         max_runtime,
         policy,
         patience,
+        nonblock: args.taking.nonblock,
         conflict_status: resolve::conflict_status(args.taking.conflict_exit_code.as_deref(), layers)?,
         on_lost: layers.get("on_lost", args.on_lost.as_deref())?.map_or(Ok(OnLost::Kill), |setting| on_lost(&setting))?,
         leftover: layers.get("leftover", args.leftover.as_deref())?.map_or(Ok(Leftover::Wait), |setting| setting.choice(&leftover))?,

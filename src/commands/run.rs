@@ -4,6 +4,7 @@ mod ends;
 mod events;
 mod job;
 mod policy;
+mod unstartable;
 mod watch;
 
 use std::{ffi::OsString, io, iter, time::Duration};
@@ -28,7 +29,7 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock run -k KEY [OPTIONS] -- COMMAND [ARG]...",
-    after_help = "More in man dlock-run: -n --grace --max-runtime --skew-guard --at-least --once\n  --keep --retry-failed --retry-crashed --warn-held --metrics-file --status-file\n  --log --describe --on-lost --leftover --contain --no-reentrant --host ...\nExample:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
+    after_help = "Example:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
 )]
 #[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
@@ -65,13 +66,13 @@ pub struct Args {
     /// A line for /bin/sh, run for each event of the run with a JSON object on its stdin
     #[arg(long, value_name = "CMD", hide_short_help = true)]
     pub on_event: Option<String>,
-    /// If the lock is lost: kill, signal:SIG before the KILL, or continue
+    /// If the lock is lost: kill, signal:SIG before the KILL, or continue [kill]
     #[arg(long, value_name = "ACTION", hide_short_help = true)]
     pub on_lost: Option<String>,
-    /// Processes that outlive the command: wait for them, kill them, or leave them
+    /// Processes that outlive the command: wait for them, kill them, or leave them [wait]
     #[arg(long, value_name = "HOW", value_parser = PossibleValuesParser::new(["wait", "kill", "leave"]), hide_short_help = true)]
     pub leftover: Option<String>,
-    /// How the command's processes are kept together
+    /// How the command's processes are kept together [auto]
     #[arg(long, value_name = "HOW", value_parser = PossibleValuesParser::new(["auto", "group", "cgroup"]), hide_short_help = true)]
     pub contain: Option<String>,
     /// Leave out who holds the lock
@@ -80,7 +81,7 @@ pub struct Args {
     /// Refuse to run inside of a `dlock run` of the same key, instead of entering its lock
     #[arg(long, hide_short_help = true)]
     pub no_reentrant: bool,
-    /// Lines for syslog: auto is when stderr is no terminal
+    /// Lines for syslog: auto is when stderr is no terminal [auto]
     #[arg(long, value_name = "WHEN", value_parser = PossibleValuesParser::new(["auto", "off", "json"]), hide_short_help = true)]
     pub log: Option<String>,
     /// The command and its arguments, untouched
@@ -112,6 +113,8 @@ pub struct RunSettings {
     pub policy: Policy,
     /// How long to wait.
     pub patience: Patience,
+    /// Whether `-n` was given.
+    pub nonblock: bool,
     /// The status when the lock is busy.
     pub conflict_status: u8,
     /// What happens to the command when the lock is lost.

@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 use jiff::Timestamp;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use super::{Often, RunSettings, events::Events};
+use super::{Often, RunSettings, events::Events, unstartable};
 use crate::{
     commands::Context,
     exit,
@@ -360,31 +360,7 @@ impl<'a> Watch<'a> {
 
     fn not_started(&self, why: CannotStart) -> End {
         let program = self.settings.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let slow = why == CannotStart::TooLate && self.granted_in_time;
-        let why_so = if slow { ": this host was too slow" } else { "" };
-        End::NotStarted(why.status(), format!("{program}: {why}{why_so}"), not_started_hint(why, slow))
-    }
-}
-
-/// What to do about a command that could not be started.
-fn not_started_hint(why: CannotStart, slow: bool) -> String {
-    match why {
-        CannotStart::NotFound => format!("PATH is {}", std::env::var("PATH").unwrap_or_default()),
-        CannotStart::NotExecutable(_) => "chmod +x makes a file executable; -c takes a shell line".into(),
-        CannotStart::TooLate if slow => "give this host more CPU time, or the lease a longer --ttl".into(),
-        CannotStart::TooLate => "try again, or give the lease a longer --ttl".into(),
-        CannotStart::System(_) => "processes, descriptors or memory may have run out on this host".into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_host_without_processes_is_not_told_to_lengthen_its_lease() {
-        assert!(!not_started_hint(CannotStart::System(11), false).contains("--ttl"));
-        assert!(not_started_hint(CannotStart::TooLate, true).contains("CPU"));
-        assert!(!not_started_hint(CannotStart::TooLate, false).contains("host"));
+        let (text, hint) = unstartable::explain(why, &program, self.granted_in_time, self.settings.nonblock);
+        End::NotStarted(why.status(), text, hint)
     }
 }
