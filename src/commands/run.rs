@@ -157,6 +157,7 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     let begun = settings.status_file.as_ref().map_or(Ok(()), |file| file.begin(&Verdict::running(&settings.key, &store)));
     let begun = begun.map_err(|error| unwritable_status(settings, &error));
     let Done { verdict, reraise, printed } = begun.and_then(|()| attempt(settings, context, backend, &events)).unwrap_or_else(|error| {
+        let error = context.explain(error);
         let verdict = Verdict::new(Outcome::Error, &settings.key, store, exit::of(&error));
         Done { verdict: Verdict { error: Some(error), ..verdict }, reraise: None, printed: None }
     });

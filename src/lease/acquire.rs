@@ -10,7 +10,7 @@ use std::{future::Future, time::Duration};
 use super::{
     Budget, Clock, Lease, Limits,
     ask::{Pause, ask, no_answer, silence, spread},
-    bounded, wall_ms,
+    bounded, outage, wall_ms,
 };
 use crate::lock::{
     Attempt, Backend, BootTime, Busy, Effect, Entry, Error, Identity, Parting, Refusal, Request, Result, Rule, Terms, Token,
@@ -176,7 +176,10 @@ impl Pursuit {
             if let Some(outage) = self.outage_until {
                 end = end.min(outage.max(sent.plus(self.limits.attempt() / 4)));
             }
-            let error = match bounded(clock, end, backend.try_acquire(request)).await {
+            outage::asked(|| url.clone(), sent, self.outage_until);
+            let answer = bounded(clock, end, backend.try_acquire(request)).await;
+            outage::over_if(matches!(answer, Some(Ok(_))));
+            let error = match answer {
                 Some(Ok(Attempt::Granted(grant))) => {
                     let budget = Budget::new(grant.ttl, None, capabilities.pace)?;
                     if grant.settle > Duration::ZERO && !std::mem::replace(&mut self.settled, true) {
@@ -253,8 +256,10 @@ impl Pursuit {
             };
             let again = clock.now().plus(pause.next());
             if !error.is_transient() || self.outage_until.is_some_and(|end| again >= end) {
+                outage::over();
                 return Err(error.backend(url));
             }
+            outage::failed(&error.message);
             said = Some(error);
             clock.sleep_until(again).await;
         }

@@ -9,6 +9,7 @@ mod contention;
 mod cron;
 mod hooks;
 mod metrics;
+mod outage;
 mod output;
 mod pid1;
 mod policies;
