@@ -4,6 +4,7 @@
 
 mod args;
 mod backend;
+mod complete;
 mod duration;
 mod env;
 mod file;
@@ -36,6 +37,10 @@ use crate::{
 /// Does what the command line says, and returns the exit status.
 pub fn main(arguments: &[OsString]) -> u8 {
     let env = env::Env::read();
+    if let Some(text) = complete::asked_for(arguments, &env) {
+        let out = Output::default();
+        return out.finish(out.data(&text), exit::OK);
+    }
     let rewritten = help::asked_for(arguments);
     let arguments = rewritten.as_deref().unwrap_or(arguments);
     let parsed = match args::Cli::of(arguments) {
@@ -67,7 +72,7 @@ pub fn main(arguments: &[OsString]) -> u8 {
                 Ok(resolved) => resolved,
                 Err(error) => return out.error(&error),
             };
-            let status = commands::perform(work, &context).unwrap_or_else(|error: Error| context.out.error(&error));
+            let status = commands::perform(work, &context).unwrap_or_else(|error: Error| context.out.error(&context.explain(error)));
             commands::print_the_rest();
             status
         }
