@@ -18,7 +18,7 @@ use crate::commands::{
     disable_help_subcommand = true,
     help_template = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}",
     subcommand_help_heading = "Commands",
-    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock COMMAND --help; man dlock; --version; names, init, gc, completions"
+    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock help COMMAND; dlock --help; names, init, gc, completions, man"
 )]
 pub struct Cli {
     /// What all commands take.
@@ -131,8 +131,8 @@ pub struct Globals {
     /// Print one JSON object (= -o json)
     #[arg(long, global = true)]
     pub json: bool,
-    /// How to print
-    #[arg(short, long, global = true, value_name = "FORMAT", value_parser = PossibleValuesParser::new(["human", "json"]), conflicts_with = "json", hide_short_help = true)]
+    /// How to print; on-failure: run shows the command's output only if the run failed
+    #[arg(short, long, global = true, value_name = "FORMAT", value_parser = PossibleValuesParser::new(["human", "json", "on-failure"]), hide_short_help = true)]
     pub output: Option<String>,
     /// Colours on the terminal
     #[arg(long, global = true, value_name = "WHEN", value_parser = PossibleValuesParser::new(["auto", "always", "never"]), hide_short_help = true)]
@@ -143,7 +143,7 @@ pub struct Globals {
     /// Say what lies under an error
     #[arg(short, long, global = true, hide_short_help = true)]
     pub verbose: bool,
-    /// Print help
+    /// Print help; --help: all options
     #[arg(short, long, global = true, action = ArgAction::HelpShort)]
     pub help: Option<bool>,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Reads `1h 30m` and the like, and a bare number as seconds, as flock(1) takes it (`5`, `.5`, `1.5`).
 ///
 /// # Errors
-/// Why it is not a length of time, without repeating it.
+/// Why it is no duration, without repeating it.
 pub fn parse(text: &str) -> Result<Duration, String> {
     if text.is_empty() {
         return Err("it is empty".into());
@@ -15,13 +15,21 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         let seconds: f64 = text.parse().map_err(|_| NOT_ONE.to_owned())?;
         return Duration::try_from_secs_f64(seconds).map_err(|_| "it is too long".into());
     }
+    let units = text.split(|c: char| !c.is_ascii_alphabetic()).filter(|unit| !unit.is_empty());
+    for unit in units {
+        match unit {
+            "M" | "month" | "months" => return Err("months have no fixed length; minutes are m, as in 5m".into()),
+            "y" | "yr" | "yrs" | "year" | "years" | "Y" => return Err("years have no fixed length; days are d, as in 365d".into()),
+            _ => {}
+        }
+    }
     humantime::parse_duration(text).map_err(|error| match error {
         humantime::DurationError::NumberOverflow => "it is too long".into(),
         _ => NOT_ONE.into(),
     })
 }
 
-const NOT_ONE: &str = "it is not a length of time";
+const NOT_ONE: &str = "invalid duration";
 
 /// How lengths of time are written, for hints.
 pub const EXAMPLES: &str = "like 90, .5, 30s, 5m or 1h 30m";
@@ -42,6 +50,14 @@ mod tests {
         assert_eq!(parse("1m 30s"), Ok(Duration::from_secs(90)));
         assert_eq!(parse("1h30m"), Ok(Duration::from_secs(5400)));
         assert_eq!(parse("250ms"), Ok(Duration::from_millis(250)));
+    }
+
+    #[test]
+    fn months_and_years_are_refused_by_name() {
+        assert!(parse("5M").unwrap_err().starts_with("months"));
+        assert!(parse("1h 2months").unwrap_err().starts_with("months"));
+        assert!(parse("1y").unwrap_err().starts_with("years"));
+        assert_eq!(parse("2w"), Ok(Duration::from_secs(14 * 24 * 3600)));
     }
 
     #[test]

@@ -27,6 +27,11 @@ impl Env {
         self.get_os(name).map(|value| value.to_str().ok_or_else(|| Error::new(Kind::Usage, format!("{name}: it is not UTF-8")))).transpose()
     }
 
+    /// The names of all that are set.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(|(_, value)| !value.is_empty()).filter_map(|(name, _)| name.to_str())
+    }
+
     /// A directory of the XDG specification: `variable` if it is absolute, else `below_home` in the home directory.
     pub fn xdg(&self, variable: &str, below_home: &str) -> Option<PathBuf> {
         let named = self.get_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());

@@ -4,9 +4,12 @@
 
 mod args;
 mod backend;
+mod complete;
 mod duration;
 mod env;
 mod file;
+mod format;
+mod help;
 mod layers;
 mod policy;
 mod resolve;
@@ -34,6 +37,12 @@ use crate::{
 /// Does what the command line says, and returns the exit status.
 pub fn main(arguments: &[OsString]) -> u8 {
     let env = env::Env::read();
+    if let Some(text) = complete::asked_for(arguments, &env) {
+        let out = Output::default();
+        return out.finish(out.data(&text), exit::OK);
+    }
+    let rewritten = help::asked_for(arguments);
+    let arguments = rewritten.as_deref().unwrap_or(arguments);
     let parsed = match args::Cli::of(arguments) {
         Ok(parsed) => parsed,
         Err(error) => {
@@ -41,7 +50,8 @@ pub fn main(arguments: &[OsString]) -> u8 {
             let commands: Vec<&str> = definition.get_subcommands().map(clap::Command::get_name).collect();
             let command = named_command(arguments, &commands);
             let out = early(wants_json(arguments), &env, command == Some("run"));
-            return match usage::reshape(&error, command, &commands) {
+            return match usage::reshape(&error, command, &commands, arguments) {
+                usage::Said::Help => out.finish(out.data(&help::text(definition.clone(), command, help::wants_all(arguments))), exit::OK),
                 usage::Said::Text(text) => out.finish(out.data(&text), exit::OK),
                 usage::Said::Mistake(error) => out.error(&error),
             };
@@ -62,7 +72,7 @@ pub fn main(arguments: &[OsString]) -> u8 {
                 Ok(resolved) => resolved,
                 Err(error) => return out.error(&error),
             };
-            let status = commands::perform(work, &context).unwrap_or_else(|error: Error| context.out.error(&error));
+            let status = commands::perform(work, &context).unwrap_or_else(|error: Error| context.out.error(&context.explain(error)));
             commands::print_the_rest();
             status
         }

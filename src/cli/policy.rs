@@ -214,12 +214,12 @@ mod tests {
             ("once = true\nkeep = \"1d\"\nonce_per = \"1m\"", "c.toml:2: once and c.toml:4: once_per exclude each other"),
             ("once = true\nkeep = 0", "c.toml:3: keep: \"0\" is out of range"),
             ("once_per = 0", "c.toml:2: once_per: \"0\" is out of range"),
-            ("once_per = \"2y\"", "c.toml:2: once_per: \"2y\" is out of range"),
+            ("once_per = \"800d\"", "c.toml:2: once_per: \"800d\" is out of range"),
             ("retry_failed = 1", "c.toml:2: retry_failed: it needs --once-per or --once"),
             ("retry_crashed = true", "c.toml:2: retry_crashed: it needs --once-per or --once"),
             ("once_per = \"1m\"\nretry_failed = -1", "c.toml:3: retry_failed: \"-1\" is no number of runs"),
-            ("at_least = \"2y\"", "c.toml:2: at_least: \"2y\" is out of range"),
-            ("warn_held = \"soon\"", "c.toml:2: warn_held: \"soon\": it is not a length of time"),
+            ("at_least = \"800d\"", "c.toml:2: at_least: \"800d\" is out of range"),
+            ("warn_held = \"soon\"", "c.toml:2: warn_held: \"soon\": invalid duration"),
         ] {
             let error = of(&format!("[keys.job]\n{text}\n")).unwrap_err();
             assert_eq!((error.kind, error.to_string()), (Kind::Config, message.to_owned()), "{text}");

@@ -14,6 +14,7 @@ use super::{
     backend,
     env::Env,
     file::File,
+    format,
     layers::{Layers, from_env, from_flag},
     run,
     secret_file::plain,
@@ -54,10 +55,10 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
     let (key, token) = identify(&command, env)?;
     let file = File::load(named.as_ref(), env)?;
     let mut layers = Layers::new(env, &file, key.as_ref());
-    if let Some(setting) = layers.get("output", globals.output.as_deref())? {
-        out.json |= setting.choice(&[("human", false), ("json", true)])?;
-    }
-    out.color = color(globals, &layers)?;
+    let is_run = matches!(command, Command::Run(_));
+    format::choose(globals, is_run, &layers, &mut out)?;
+    format::warn_of_unknown(env, &out);
+    out.color = format::color(globals, &layers)?;
     out.quiet = layers.yes("quiet", globals.quiet)?;
     out.verbose = layers.yes("verbose", globals.verbose)?;
     let target = backend::resolve(globals, &mut layers)?;
@@ -80,7 +81,12 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
 fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)> {
     match command {
         Command::Run(args) => {
-            let Some(key) = args.key.first() else { return Err(no_key("-k KEY names the lock: dlock run -k sms-job -- ./send_sms.sh")) };
+            let Some(key) = args.key.first() else {
+                // As the other commands take it.
+                let by_position = args.command.get(1).filter(|word| *word == "--").and(args.command.first()).and_then(|key| key.to_str());
+                let hint = by_position.filter(|key| key.len() < 60).map(|key| format!("did you mean dlock run -k {key} -- …?"));
+                return Err(no_key(hint.as_deref().unwrap_or("-k KEY names the lock: dlock run -k sms-job -- ./send_sms.sh")));
+            };
             Ok((Some(Key::from_os(key)?), None))
         }
         Command::Acquire(acquire::Args { wanted, .. }) | Command::Hold(hold::Args { wanted, .. }) => {
@@ -156,11 +162,6 @@ fn token(text: &str) -> Result<Token> {
     };
     result.map_err(|error| Error::new(Kind::Usage, format!("--token {text}: {}", plain(&error))))?;
     read.trim().parse().map_err(|error| said_of(&format!("--token {text}"), error))
-}
-
-fn color(globals: &Globals, layers: &Layers<'_>) -> Result<Option<bool>> {
-    let Some(setting) = layers.get("color", globals.color.as_deref())? else { return Ok(None) };
-    setting.choice(&[("auto", None), ("always", Some(true)), ("never", Some(false))])
 }
 
 fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layers<'_>, env: &Env) -> Result<Work> {

@@ -53,6 +53,7 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         max_runtime,
         policy,
         patience,
+        nonblock: args.taking.nonblock,
         conflict_status: resolve::conflict_status(args.taking.conflict_exit_code.as_deref(), layers)?,
         on_lost: layers.get("on_lost", args.on_lost.as_deref())?.map_or(Ok(OnLost::Kill), |setting| on_lost(&setting))?,
         leftover: layers.get("leftover", args.leftover.as_deref())?.map_or(Ok(Leftover::Wait), |setting| setting.choice(&leftover))?,
@@ -62,6 +63,7 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
         reentrant: !layers.yes("no_reentrant", args.no_reentrant)?,
         status_file: layers.get("status_file", args.status_file.as_deref())?.map(|setting| status_file(&setting)).transpose()?,
         metrics_file: layers.get("metrics_file", args.metrics_file.as_deref())?.map(|setting| metrics_file(&setting)).transpose()?,
+        on_event: layers.get("on_event", args.on_event.as_deref())?.map(|setting| setting.text).filter(|line| !line.trim().is_empty()),
         log: layers.get("log", args.log.as_deref())?.map_or(Ok(SyslogPolicy::Auto), |setting| setting.choice(&log))?,
         kept_variables: spec::kept(),
     })

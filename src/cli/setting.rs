@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn errors_name_the_place_and_a_way_out() {
         let error = setting("1e30").duration("a TTL is between 1s and 365d").unwrap_err();
-        assert_eq!(error.to_string(), r#"DLOCK_X: "1e30": it is not a length of time"#);
+        assert_eq!(error.to_string(), r#"DLOCK_X: "1e30": invalid duration"#);
         assert_eq!(error.hint.as_deref(), Some("a TTL is between 1s and 365d, like 90, .5, 30s, 5m or 1h 30m"));
         let error = setting("kil").choice(&[("kill", 1), ("wait", 2)]).unwrap_err();
         assert_eq!(error.hint.as_deref(), Some("did you mean kill?"));

@@ -48,7 +48,7 @@ pub const SETTINGS: &[Spec] = &[
     spec("backend_timeout", "--backend-timeout", "tbk", true, "how long the store may take to answer"),
     spec("host", "--host", "t", true, "this machine's name in leases"),
     spec("namespace", "--namespace", "tbk", true, "what every key is put under in the store"),
-    spec("output", "--output", "t", false, "human or json"),
+    spec("output", "--output", "tk", false, "human, json, or on-failure for run"),
     spec("color", "--color", "t", false, "auto, always or never"),
     spec("quiet", "--quiet", "t", false, "no notices"),
     spec("verbose", "--verbose", "t", false, "what lies under an error, and why a run is skipped"),
@@ -75,6 +75,7 @@ pub const SETTINGS: &[Spec] = &[
     spec("no_reentrant", "--no-reentrant", "tk", false, "refuse to enter an ancestor's lock"),
     spec("status_file", "--status-file", "k", false, "where the verdict is written"),
     spec("metrics_file", "--metrics-file", "tk", false, "where metrics are written for Prometheus"),
+    spec("on_event", "--on-event", "tk", false, "a line for /bin/sh that is run for each event of a run"),
     spec("log", "--log", "tk", false, "lines for syslog"),
 ];
 

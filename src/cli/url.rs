@@ -40,7 +40,12 @@ pub fn redacted(text: &str) -> String {
     let rest = rest.split('?').next().unwrap_or_default();
     let shown = match text.rsplit_once('@') {
         // The last one: what stands before it may be a password with an @ in it.
-        Some((_, after)) => format!("***@{}", after.split('?').next().unwrap_or_default()),
+        Some((_, after)) => {
+            // A name without a password may be a password in the wrong place.
+            let user = rest.split_once(':').map(|(user, _)| user).filter(|user| !user.is_empty() && !user.contains(['@', '/']));
+            let user = user.map(|user| format!("{user}:")).unwrap_or_default();
+            format!("{user}***@{}", after.split('?').next().unwrap_or_default())
+        }
         None => rest.to_owned(),
     };
     let joint = if text.contains("://") { "://" } else { "" };
@@ -194,11 +199,13 @@ mod tests {
 
     #[test]
     fn what_is_shown_has_no_secret() {
-        assert_eq!(redacted("redis://u:hunter2@h:1/0?x=hunter2"), "redis://***@h:1/0");
-        assert_eq!(redacted("redis://u:hun@ter2@h"), "redis://***@h");
-        assert_eq!(redacted("redis://u:hunt/er2@h"), "redis://***@h");
-        assert_eq!(redacted("redis://u:hunt?er2@h"), "redis://***@h");
-        assert_eq!(redacted("u:hunter2@h"), "***@h");
+        assert_eq!(redacted("redis://u:hunter2@h:1/0?x=hunter2"), "redis://u:***@h:1/0");
+        assert_eq!(redacted("redis://u:hun@ter2@h"), "redis://u:***@h");
+        assert_eq!(redacted("redis://u:hunt/er2@h"), "redis://u:***@h");
+        assert_eq!(redacted("redis://u:hunt?er2@h"), "redis://u:***@h");
+        assert_eq!(redacted("redis://hunter2@h:1"), "redis://***@h:1");
+        assert_eq!(redacted("redis://:hunter2@h"), "redis://***@h");
+        assert_eq!(redacted("u:hunter2@h"), "u:***@h");
         assert_eq!(redacted("redis://h"), "redis://h");
         assert!(has_password("redis://u:p@h") && has_password("redis://:p@h") && has_password("redis:u:p@h"));
         assert!(!has_password("redis://u@h") && !has_password("redis://h:6379") && !has_password("prod"));

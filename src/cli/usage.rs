@@ -1,27 +1,35 @@
 //! clap's complaints in our form: one line, a hint, and our exit status.
 
+use std::ffi::OsString;
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use super::{setting::short, suggest, url};
+use super::{duration, setting::short, suggest, url};
 use crate::lock::{Error, Kind};
 
 /// What clap has to say: help or a version for stdout, or an error.
 #[derive(Debug)]
 pub enum Said {
+    /// Help was asked for.
+    Help,
     /// Text that was asked for.
     Text(String),
     /// A mistake of the caller's.
     Mistake(Error),
 }
 
-/// Takes clap's error apart. `command` is the subcommand that it is about, if that is known, of all `commands`.
-pub fn reshape(error: &clap::Error, command: Option<&str>, commands: &[&str]) -> Said {
+/// Takes clap's error about `arguments` apart. `command` is the subcommand that it is about, if that is known, of all `commands`.
+pub fn reshape(error: &clap::Error, command: Option<&str>, commands: &[&str], arguments: &[OsString]) -> Said {
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => return Said::Text(error.render().to_string()),
+        ErrorKind::DisplayHelp => return Said::Help,
+        ErrorKind::DisplayVersion => return Said::Text(error.render().to_string()),
         _ => {}
     }
     let get = |kind| error.get(kind).map(text).unwrap_or_default();
     let argument = get(ContextKind::InvalidArg);
+    if let Some(error) = negative(&argument, arguments) {
+        return Said::Mistake(error);
+    }
     let value = shown(&get(ContextKind::InvalidValue));
     let message = match error.kind() {
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "no command is given".into(),
@@ -43,12 +51,61 @@ pub fn reshape(error: &clap::Error, command: Option<&str>, commands: &[&str]) ->
         error.kind(),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::InvalidSubcommand
     );
-    let hint = hint(error, commands).unwrap_or_else(|| match command {
+    let typed = get(ContextKind::InvalidSubcommand);
+    let foreign = first_try(&typed, &argument, command, arguments);
+    let hint = foreign.or_else(|| hint(error, commands)).unwrap_or_else(|| match command {
         _ if no_command => "dlock --help lists the commands".into(),
         Some(command) => format!("dlock {command} --help tells what it takes"),
         None => "dlock --help tells what it takes".into(),
     });
     Said::Mistake(Error::new(Kind::Usage, message).hint(hint))
+}
+
+/// A negative duration, which looks like an option.
+fn negative(argument: &str, arguments: &[OsString]) -> Option<Error> {
+    argument.strip_prefix('-').filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))?;
+    let at = arguments.iter().position(|given| given.to_str().is_some_and(|given| given.starts_with(argument)))?;
+    let (option, value) = (arguments.get(at.checked_sub(1)?)?.to_str()?, arguments[at].to_str()?);
+    option.strip_prefix('-')?;
+    let error = Error::new(Kind::Usage, format!("{option}: {:?}: it can't be negative", short(value)));
+    Some(error.hint(format!("0 or more, {}", duration::EXAMPLES)))
+}
+
+/// What somebody who knows another lock tool types first, and what it is called here.
+fn first_try(typed: &str, argument: &str, command: Option<&str>, arguments: &[OsString]) -> Option<String> {
+    let named = match typed {
+        "lock" | "take" | "get" => "dlock acquire takes a lock; dlock run -k KEY -- COMMAND runs a command under one",
+        "unlock" | "free" => "did you mean release?",
+        "status" | "show" | "info" | "who" | "get-lock" => "did you mean inspect?",
+        "ls" | "ps" | "locks" => "did you mean list?",
+        "exec" | "start" | "flock" => "did you mean run?",
+        "log" | "logs" => "did you mean history?",
+        "check" | "test" => "did you mean doctor?",
+        "kill" | "steal" | "rm" | "delete" => "did you mean break?",
+        "extend" | "refresh" | "keepalive" => "did you mean renew?",
+        _ => "",
+    };
+    if !named.is_empty() {
+        return Some(named.into());
+    }
+    let option = argument.split('=').next().unwrap_or_default();
+    match (option, command) {
+        ("--timeout", Some("run")) => Some("-w D limits the wait for the lock, --max-runtime D the command".into()),
+        ("--timeout", _) => Some("-w D limits the wait for the lock".into()),
+        ("--lease" | "--expire" | "--ttl-seconds", _) => Some("did you mean --ttl?".into()),
+        ("--name" | "--lock", _) => Some("did you mean --key?".into()),
+        ("-u" | "--unlock", _) => Some("dlock release gives a lock back".into()),
+        ("-k" | "--key" | "-w" | "--wait" | "-n" | "-s" | "-x" | "-c" | "-E" | "--ttl", None) => Some(with_run(arguments)),
+        _ => None,
+    }
+}
+
+/// The same with `run`, if it can be repeated.
+fn with_run(arguments: &[OsString]) -> String {
+    let plain = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=:".contains(c));
+    let words: Option<Vec<&str>> = arguments.iter().skip(1).map(|word| word.to_str().filter(|word| plain(word))).collect();
+    let line = words.map(|words| format!("dlock run {}", words.join(" "))).filter(|line| line.len() <= 70 && !url::has_password(line));
+    format!("the command comes first: {}", line.unwrap_or_else(|| "dlock run -k KEY -- COMMAND".into()))
 }
 
 fn hint(error: &clap::Error, commands: &[&str]) -> Option<String> {

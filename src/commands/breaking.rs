@@ -98,6 +98,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
             .hint("what took the lock has to give it back, or its lease ends"));
     };
     if attended && !settings.yes && !agreed(&settings, seen)? {
+        out.notice(&format!("{}: not broken", settings.key.escaped()));
         return Ok(exit::NOT_HELD);
     }
     let host = context.host.clone().unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());

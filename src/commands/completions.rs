@@ -32,10 +32,43 @@ pub fn text(mut command: clap::Command, shell: Shell) -> Vec<u8> {
     command.set_bin_name("dlock");
     command.build();
     match shell {
-        Shell::Bash => shells::Bash.generate(&command, &mut out),
+        Shell::Bash => {
+            shells::Bash.generate(&command, &mut out);
+            return with_values_for_bash(&String::from_utf8_lossy(&out)).into_bytes();
+        }
         Shell::Elvish => shells::Elvish.generate(&command, &mut out),
-        Shell::Fish => shells::Fish.generate(&command, &mut out),
-        Shell::Zsh => shells::Zsh.generate(&command, &mut out),
+        Shell::Fish => {
+            shells::Fish.generate(&command, &mut out);
+            out.extend_from_slice(include_bytes!("completions/dlock.fish"));
+        }
+        Shell::Zsh => {
+            shells::Zsh.generate(&command, &mut out);
+            return with_values_for_zsh(&String::from_utf8_lossy(&out)).into_bytes();
+        }
     }
     out
+}
+
+/// The function that clap makes knows options and commands; ours asks dlock for the rest, and is the one that is registered.
+fn with_values_for_bash(made: &str) -> String {
+    let registration = made.rfind("if [[ \"${BASH_VERSINFO").unwrap_or(made.len());
+    format!("{}{}", made[..registration].trim_end(), include_str!("completions/dlock.bash"))
+}
+
+/// What clap calls a default is a key, a store or a file: its kind stands before it.
+fn with_values_for_zsh(made: &str) -> String {
+    let line = |line: &str| {
+        let kind = match line {
+            _ if line.contains(":KEY:_default") || line.starts_with("'::key -- ") => "_dlock_keys",
+            _ if line.contains(":URL|NAME:_default") => "_dlock_backends",
+            _ if line.contains(":NS:_default") => "_dlock_namespaces",
+            _ if line.starts_with("'--fence=") => "_dlock_fences",
+            _ if line.contains(":FILE:_default") => "_files",
+            _ if line.starts_with("'*::command -- ") => "_normal",
+            _ => "_default",
+        };
+        line.replace(":_default'", &format!(":{kind}'")) + "\n"
+    };
+    let made: String = made.lines().map(line).collect();
+    made.replacen("_dlock() {", &format!("{}_dlock() {{", include_str!("completions/dlock.zsh")), 1)
 }

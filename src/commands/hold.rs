@@ -27,7 +27,7 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock hold KEY [OPTIONS]",
-    after_help = "Prints a line of JSON once it is taken; gives it back when stdin ends. In bash:\n  coproc dlock hold deploy -w 10m; read -r taken <&${COPROC[0]} && ./deploy.sh"
+    after_help = "Prints a line of JSON once it is taken; gives it back when stdin ends.\nExample:  coproc dlock hold deploy -w 10m; read -r taken <&${COPROC[0]}"
 )]
 pub struct Args {
     /// What is taken.

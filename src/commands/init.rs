@@ -12,7 +12,7 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock init [OPTIONS]",
-    after_help = "It may be repeated. Redis needs none; SQLite does it by itself when first used."
+    after_help = "It may be repeated. Redis needs none; SQLite does it by itself when first used.\nExample:  dlock init -b prod"
 )]
 pub struct Args {
     /// Only show what would be done, in the store's language

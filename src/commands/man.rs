@@ -90,16 +90,26 @@ fn overview(command: clap::Command, variables: &[(String, String)], out: &mut Ve
 }
 
 fn subcommand(name: &str, page: clap::Command, out: &mut Vec<u8>) -> std::io::Result<()> {
+    let after = page.get_after_help().map(ToString::to_string).unwrap_or_default();
     let man = Man::new(page);
     man.render_title(out)?;
     man.render_name_section(out)?;
     man.render_synopsis_section(out)?;
     man.render_description_section(out)?;
+    let (notes, example) = after.split_once("Example:").unwrap_or((&after, ""));
+    // As paragraphs of the description.
+    if !notes.is_empty() {
+        render(&format!("\n{notes}"), out)?;
+    }
     man.render_options_section(out)?;
     match name {
         "run" => render(include_str!("man/run.md"), out)?,
         "doctor" => render(&format!("{}\n{}", include_str!("man/doctor.md"), checks()), out)?,
         _ => {}
+    }
+    if !example.is_empty() && name != "run" {
+        let lines: Vec<&str> = example.trim().lines().map(str::trim).collect();
+        render(&format!("# EXAMPLES\n    {}", lines.join("\n    ")), out)?;
     }
     render("# SEE ALSO\ndlock(1) has the exit statuses, the environment, the configuration file and the JSON schema.", out)
 }

@@ -4,8 +4,10 @@
 
 pub mod acquire;
 pub mod breaking;
+pub mod complete;
 pub mod completions;
 pub mod doctor;
+mod explain;
 pub mod gc;
 pub mod history;
 pub mod hold;
@@ -46,9 +48,9 @@ use crate::{
         tair::{self, Tair},
         zookeeper::{self, ZooKeeper},
     },
-    lease::Limits,
+    lease::{BootClock, Limits, Patience},
     lock::{Backend, Error, Key, Kind, Notice, Result, Sharing},
-    output::{Output, drain, plain},
+    output::{Output, Waiting, drain, plain},
     supervise::{Signal, Signals, reraise, stop_self, unblock_signals},
 };
 
@@ -127,18 +129,18 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
         Work::Run(settings) => Ok(run::run(&settings, context)),
         // May leave a process behind, which is forked before a runtime exists.
         Work::Acquire(settings) => acquire::run(&settings, context),
-        Work::Renew(settings) => block_on(renew::run(settings, context)),
-        Work::Verify(settings) => block_on(verify::run(settings, context)),
+        Work::Renew(settings) => watched(context, renew::run(settings, context)),
+        Work::Verify(settings) => watched(context, verify::run(settings, context)),
         Work::Hold(settings) => block_on(hold::run(&settings, context)),
-        Work::Release(settings) => block_on(release::run(settings, context)),
-        Work::Inspect(settings) => block_on(inspect::run(settings, context)),
+        Work::Release(settings) => watched(context, release::run(settings, context)),
+        Work::Inspect(settings) => watched(context, inspect::run(settings, context)),
         Work::Names(settings) => names::run(&settings, context),
-        Work::List(settings) => block_on(list::run(settings, context)),
-        Work::History(settings) => block_on(history::run(settings, context)),
-        Work::Break(settings) => block_on(breaking::run(settings, context)),
-        Work::Init(settings) => block_on(init::run(settings, context)),
-        Work::Gc(settings) => block_on(gc::run(settings, context)),
-        Work::Doctor(settings) => block_on(doctor::run(*settings, context)),
+        Work::List(settings) => watched(context, list::run(settings, context)),
+        Work::History(settings) => watched(context, history::run(settings, context)),
+        Work::Break(settings) => watched(context, breaking::run(settings, context)),
+        Work::Init(settings) => watched(context, init::run(settings, context)),
+        Work::Gc(settings) => watched(context, gc::run(settings, context)),
+        Work::Doctor(settings) => watched(context, doctor::run(*settings, context)),
     }
 }
 
@@ -190,6 +192,16 @@ pub fn print_the_rest() {
 fn die_by(signal: Signal) {
     print_the_rest();
     reraise(signal.number);
+}
+
+/// Does it, and says on a terminal if the store does not answer.
+fn watched<T>(context: &Context, work: impl Future<Output = Result<T>>) -> Result<T> {
+    block_on(async {
+        let waiting = Waiting::new(&context.out, Patience::Try, &BootClock);
+        let done = waiting.ticking(work).await;
+        waiting.clear();
+        done
+    })
 }
 
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {

@@ -1,8 +1,10 @@
 //! `dlock run`: take a lock, run a command under it, keep renewing, release.
 
 mod ends;
+mod events;
 mod job;
 mod policy;
+mod unstartable;
 mod watch;
 
 use std::{ffi::OsString, io, iter, time::Duration};
@@ -10,21 +12,24 @@ use std::{ffi::OsString, io, iter, time::Duration};
 pub use self::policy::{Again, Often, Policy, PolicyArgs};
 use clap::builder::PossibleValuesParser;
 
-use self::job::{Done, Job};
+use self::{
+    events::Events,
+    job::{Done, Job},
+};
 use super::{Context, TakingArgs};
 use crate::{
     exit,
     lease::{Budget, Claim, Held, Patience, in_order},
     lock::{Backend, Entry, Error, Key, Kind, LastResort, Mode, Request, Result, Tether, Token, Ttl},
-    output::{MetricsFile, Outcome, StatusFile, Syslog, SyslogPolicy, Verdict, plain},
-    supervise::{self, Contain, Leftover, OnLost, Plan, Signals, fork_guardian},
+    output::{MetricsFile, Outcome, Output, StatusFile, Syslog, SyslogPolicy, Verdict, drain, plain},
+    supervise::{self, Contain, Leftover, OnLost, Plan, Printed, Signals, fork_guardian},
 };
 
 /// The arguments of `dlock run`.
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock run -k KEY [OPTIONS] -- COMMAND [ARG]...",
-    after_help = "More in man dlock-run: -n --grace --max-runtime --skew-guard --at-least --once\n  --keep --retry-failed --retry-crashed --warn-held --metrics-file --status-file\n  --log --describe --on-lost --leftover --contain --no-reentrant --host ...\nExample:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
+    after_help = "Example:  dlock run -k deploy -w 5m --ttl 2m -- ./deploy.sh"
 )]
 #[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
@@ -58,13 +63,16 @@ pub struct Args {
     /// Count this run in a file for Prometheus' textfile collector (*.prom)
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub metrics_file: Option<String>,
-    /// If the lock is lost: kill, signal:SIG before the KILL, or continue
+    /// A line for /bin/sh, run for each event of the run with a JSON object on its stdin
+    #[arg(long, value_name = "CMD", hide_short_help = true)]
+    pub on_event: Option<String>,
+    /// If the lock is lost: kill, signal:SIG before the KILL, or continue [kill]
     #[arg(long, value_name = "ACTION", hide_short_help = true)]
     pub on_lost: Option<String>,
-    /// Processes that outlive the command: wait for them, kill them, or leave them
+    /// Processes that outlive the command: wait for them, kill them, or leave them [wait]
     #[arg(long, value_name = "HOW", value_parser = PossibleValuesParser::new(["wait", "kill", "leave"]), hide_short_help = true)]
     pub leftover: Option<String>,
-    /// How the command's processes are kept together
+    /// How the command's processes are kept together [auto]
     #[arg(long, value_name = "HOW", value_parser = PossibleValuesParser::new(["auto", "group", "cgroup"]), hide_short_help = true)]
     pub contain: Option<String>,
     /// Leave out who holds the lock
@@ -73,7 +81,7 @@ pub struct Args {
     /// Refuse to run inside of a `dlock run` of the same key, instead of entering its lock
     #[arg(long, hide_short_help = true)]
     pub no_reentrant: bool,
-    /// Lines for syslog: auto is when stderr is no terminal
+    /// Lines for syslog: auto is when stderr is no terminal [auto]
     #[arg(long, value_name = "WHEN", value_parser = PossibleValuesParser::new(["auto", "off", "json"]), hide_short_help = true)]
     pub log: Option<String>,
     /// The command and its arguments, untouched
@@ -105,6 +113,8 @@ pub struct RunSettings {
     pub policy: Policy,
     /// How long to wait.
     pub patience: Patience,
+    /// Whether `-n` was given.
+    pub nonblock: bool,
     /// The status when the lock is busy.
     pub conflict_status: u8,
     /// What happens to the command when the lock is lost.
@@ -123,6 +133,8 @@ pub struct RunSettings {
     pub status_file: Option<StatusFile>,
     /// Where this run is counted.
     pub metrics_file: Option<MetricsFile>,
+    /// What is run for each event.
+    pub on_event: Option<String>,
     /// What syslog gets.
     pub log: SyslogPolicy,
     /// The `DLOCK_*` variables that the command keeps: those that say which store it is.
@@ -141,11 +153,13 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     let out = &context.out;
     let backend = super::open(context);
     let store = backend.identity().url;
+    let events = Events::new(settings, context, &store);
     let begun = settings.status_file.as_ref().map_or(Ok(()), |file| file.begin(&Verdict::running(&settings.key, &store)));
     let begun = begun.map_err(|error| unwritable_status(settings, &error));
-    let Done { verdict, reraise } = begun.and_then(|()| attempt(settings, context, backend)).unwrap_or_else(|error| {
+    let Done { verdict, reraise, printed } = begun.and_then(|()| attempt(settings, context, backend, &events)).unwrap_or_else(|error| {
+        let error = context.explain(error);
         let verdict = Verdict::new(Outcome::Error, &settings.key, store, exit::of(&error));
-        Done { verdict: Verdict { error: Some(error), ..verdict }, reraise: None }
+        Done { verdict: Verdict { error: Some(error), ..verdict }, reraise: None, printed: None }
     });
     if let (Outcome::Error, Some(error), false) = (verdict.outcome, &verdict.error, out.is_json()) {
         out.error_lines(error);
@@ -157,6 +171,10 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
         out.warn_with_hint(&text, &file.hint(&error));
         Syslog::default().warn_of(settings.log, out, &text);
     }
+    events.over(&verdict);
+    if let Some(printed) = printed.filter(|_| verdict.status != exit::OK) {
+        show(&printed, settings, out);
+    }
     out.verdict(&verdict);
     Syslog::default().report(settings.log, out, &verdict);
     if let Some(file) = &settings.status_file
@@ -164,11 +182,23 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     {
         out.warn(&format!("{}: the status can't be written: {}", file.path().display(), plain(&error)));
     }
+    events.finish(out);
     super::print_the_rest();
     if let Some(signal) = reraise {
         supervise::reraise(signal);
     }
     verdict.status
+}
+
+/// Passes on what the command of a run that failed printed. Nothing is held any more, so that a reader may take its time.
+fn show(printed: &Printed, settings: &RunSettings, out: &Output) {
+    supervise::unblock_signals();
+    if printed.left_out > 0 {
+        out.warn(&format!("{}: the first {} bytes of the output are left out", settings.key.escaped(), printed.left_out));
+        drain(None);
+    }
+    // Whether it can be read changes nothing about how the run ended.
+    let _ = out.bytes(&printed.tail);
 }
 
 /// That the status file tells of a run that is over, and can't be made to tell of this one.
@@ -180,7 +210,7 @@ fn unwritable_status(settings: &RunSettings, error: &io::Error) -> Error {
 }
 
 /// All that can be refused without a store is refused first; then the guardian is forked, and the rest is asynchronous.
-fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>) -> Result<Done> {
+fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>, events: &Events<'_>) -> Result<Done> {
     let ttl = match settings.ttl {
         Some(ttl) => {
             backend.identity().capabilities.check_ttl(ttl)?;
@@ -217,6 +247,7 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>)
         grace: budget.grace(),
         max_runtime: settings.max_runtime,
         kept_variables: settings.kept_variables.clone(),
+        capture: context.out.only_on_failure,
     };
     plan.check()?;
     let resorts = claims.iter_mut().map(|claim| prepare(&mut *claim.backend)).collect::<Result<Vec<_>>>()?;
@@ -234,7 +265,7 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>)
     super::block_on(async {
         let supervisor = guardian.attach().map_err(|error| cannot_supervise(&error))?;
         let signals = Signals::new().map_err(|error| cannot_supervise(&error))?;
-        Job { settings, context, budget, held, supervisor, signals, metadata }.run(claims).await
+        Job { settings, context, events, budget, held, supervisor, signals, metadata }.run(claims).await
     })
 }
 

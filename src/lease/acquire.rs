@@ -10,7 +10,7 @@ use std::{future::Future, time::Duration};
 use super::{
     Budget, Clock, Lease, Limits,
     ask::{Pause, ask, no_answer, silence, spread},
-    bounded, wall_ms,
+    bounded, outage, wall_ms,
 };
 use crate::lock::{
     Attempt, Backend, BootTime, Busy, Capabilities, Effect, Entry, Error, Grant, Identity, Parting, Refusal, Request, Result, Rule, Terms,
@@ -174,7 +174,10 @@ impl Pursuit {
             self.in_flight = true;
             self.waited |= request.waiting;
             let end = self.attempt_until(sent);
-            let error = match bounded(clock, end, backend.try_acquire(request)).await {
+            outage::asked(|| url.clone(), sent, self.outage_until);
+            let answer = bounded(clock, end, backend.try_acquire(request)).await;
+            outage::over_if(matches!(answer, Some(Ok(_))));
+            let error = match answer {
                 Some(Ok(Attempt::Granted(grant))) => match self.granted(clock, capabilities, request, grant, sent).await? {
                     Some(lease) => return Ok(Outcome::Granted(lease)),
                     None => no_answer(clock.now().since(sent)),
@@ -224,8 +227,10 @@ impl Pursuit {
             };
             let again = clock.now().plus(pause.next());
             if !error.is_transient() || self.outage_until.is_some_and(|end| again >= end) {
+                outage::over();
                 return Err(error.backend(url));
             }
+            outage::failed(&error.message);
             said = Some(error);
             clock.sleep_until(again).await;
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Clock, bounded};
+use super::{Clock, bounded, outage};
 use crate::lock::{Backend, Effect, Error, Key, Kind, Parting, Release, Result, Scope, Token};
 
 /// How long a store may take.
@@ -100,18 +100,24 @@ async fn ask_first<T>(
     let mut attempt = first;
     loop {
         let sent = clock.now();
+        outage::asked(|| backend.identity().url, sent, Some(until));
         let full = sent.plus(std::mem::replace(&mut attempt, limits.attempt()));
         let error = match bounded(clock, full.min(until), question(backend)).await {
-            Some(Ok(answer)) => return Ok(answer),
+            Some(Ok(answer)) => {
+                outage::over();
+                return Ok(answer);
+            }
             Some(Err(error)) => error,
             None => silence(clock.now().since(began), said.take().filter(|_| until < full)),
         };
         unknown |= error.effect != Effect::NotApplied;
         let again = clock.now().plus(pause.next());
         if !error.is_transient() || again >= until {
+            outage::over();
             let effect = if unknown { Effect::Unknown } else { error.effect };
             return Err(error.effect(effect).about(operation, &backend.identity().url, key));
         }
+        outage::failed(&error.message);
         said = Some(error);
         clock.sleep_until(again).await;
     }

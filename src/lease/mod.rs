@@ -12,6 +12,7 @@ mod clock;
 mod held;
 mod keep;
 mod note;
+mod outage;
 mod together;
 
 pub use acquire::{Outcome, Patience, acquire};
@@ -22,6 +23,7 @@ pub use clock::{BootClock, Clock, bounded, wall_ms};
 pub use held::Held;
 pub use keep::{Loss, keep};
 pub use note::{may_warn, note, note_skip};
+pub use outage::{Outage, outage};
 pub use together::{Claim, Together, acquire_all, in_order, keep_all};
 
 use crate::lock::{BootTime, Fence, Key, Token, Ttl};

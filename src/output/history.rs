@@ -39,7 +39,8 @@ impl RunOf {
 
     /// How it ended, in a few words: what somebody has to look after in capitals.
     fn words(&self) -> String {
-        let why = self.why.as_deref().map(|why| who::clean(why, 120));
+        // Below the first line is what the command printed at last.
+        let why = self.why.as_deref().and_then(|why| why.lines().next()).map(|why| who::clean(why, 120));
         match &self.end {
             None => "running".into(),
             Some(end @ (End::Lost | End::Broken | End::Expired | End::NotStarted)) => {

@@ -4,12 +4,14 @@
 //! (metadata, stored names, server messages) is escaped here before it reaches a terminal.
 
 pub mod doctor;
+mod event;
 pub mod history;
 pub mod inspect;
 pub mod json;
 pub mod list;
 mod metrics;
 pub mod names;
+mod printed;
 mod replace;
 mod skip;
 mod status_file;
@@ -27,7 +29,9 @@ use std::{
     os::fd::AsFd as _,
 };
 
+pub use event::{Event, EventReport};
 pub use metrics::MetricsFile;
+pub use printed::{reason, said};
 use serde::Serialize;
 pub use skip::{Cause, Skip};
 pub use status_file::StatusFile;
@@ -51,6 +55,8 @@ pub struct Output {
     pub json: bool,
     /// The JSON object goes to stderr, since stdout is the command's (`run`).
     pub json_on_stderr: bool,
+    /// What the command of `run` prints is shown only if the run failed.
+    pub only_on_failure: bool,
     /// No notices.
     pub quiet: bool,
     /// What lies under an error, too.

@@ -194,13 +194,17 @@ impl Verdict {
 
     /// The one JSON object, as a line.
     pub fn json(&self) -> String {
+        json::line(&self.report(&Now::read()))
+    }
+
+    /// The one JSON object.
+    pub(super) fn report(&self, now: &Now) -> Run<'_> {
         let (exit_status, signal) = match self.command {
             Some(CommandEnd::Exited(status)) => (Some(status), None),
             Some(CommandEnd::Signalled(signal)) => (None, Some(signal)),
             None => (None, None),
         };
-        let now = Now::read();
-        json::line(&Run {
+        Run {
             schema: json::SCHEMA,
             result: self.outcome,
             status: self.status,
@@ -215,15 +219,15 @@ impl Verdict {
             ran_ms: self.ran.map(time::millis),
             command: self.command.map(|_| CommandReport { status: exit_status, signal }),
             released: self.given_back,
-            holders: self.holders.iter().map(|holder| json::HolderReport::new(holder, &now)).collect(),
-            refused: self.refused.as_ref().map(|(refusal, option)| json::RefusedReport::new(refusal, option, &now)),
+            holders: self.holders.iter().map(|holder| json::HolderReport::new(holder, now)).collect(),
+            refused: self.refused.as_ref().map(|(refusal, option)| json::RefusedReport::new(refusal, option, now)),
             error: self.error.as_ref().map(json::ErrorReport::new),
-        })
+        }
     }
 }
 
 #[derive(Serialize)]
-struct Run<'a> {
+pub(super) struct Run<'a> {
     schema: &'static str,
     result: Outcome,
     status: u8,

@@ -1,12 +1,21 @@
 //! The line that shows a wait on a terminal. It is drawn over itself, and gone when the wait is over.
 
-use std::{cell::RefCell, future::Future, io, os::fd::AsFd as _, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    future::Future,
+    io,
+    os::fd::AsFd as _,
+    time::Duration,
+};
 
 use super::{Output, age, columns, stderr, who};
 use crate::{
-    lease::{Clock, Patience},
-    lock::{BootTime, Busy, Key},
+    lease::{Clock, Outage, Patience, outage},
+    lock::{BootTime, Busy, Key, printable},
 };
+
+/// How long a store may be silent before that is shown.
+const SILENT: Duration = Duration::from_millis(900);
 
 /// A wait in progress.
 pub struct Waiting<'a> {
@@ -16,6 +25,8 @@ pub struct Waiting<'a> {
     shown: bool,
     /// Which lock, and who was waited for when the store last said so, and when that was.
     last: RefCell<Option<(Key, Busy, BootTime)>>,
+    /// Whether a line stands there.
+    drawn: Cell<bool>,
 }
 
 impl<'a> Waiting<'a> {
@@ -23,7 +34,7 @@ impl<'a> Waiting<'a> {
     pub fn new(out: &Output, patience: Patience, clock: &'a dyn Clock) -> Self {
         let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
         let shown = out.attended() && !out.quiet && !out.json && !dumb;
-        Self { patience, clock, began: clock.now(), shown, last: RefCell::default() }
+        Self { patience, clock, began: clock.now(), shown, last: RefCell::default(), drawn: Cell::default() }
     }
 
     /// Shows who is waited for.
@@ -49,20 +60,30 @@ impl<'a> Waiting<'a> {
 
     fn draw(&self) {
         let now = self.clock.now();
-        if let Some((key, busy, told)) = &*self.last.borrow() {
+        let silent = outage().filter(|outage| now.since(outage.since) >= SILENT);
+        if let Some(outage) = &silent {
+            self.put(&no_answer(outage, now));
+        } else if let Some((key, busy, told)) = &*self.last.borrow() {
             let mut busy = busy.clone();
             for holder in &mut busy.holders {
                 holder.held_for = holder.held_for.map(|held| held.saturating_add(now.since(*told)));
             }
             let text = line(key, &busy, now.since(self.began), self.patience);
-            let text = who::cut(&text, columns(io::stderr().as_fd()).saturating_sub(1));
-            stderr::lines(&format!("\r\x1b[K{text}"));
+            self.put(&text);
+        } else {
+            self.clear();
         }
+    }
+
+    fn put(&self, text: &str) {
+        self.drawn.set(true);
+        let text = who::cut(&printable(text), columns(io::stderr().as_fd()).saturating_sub(1));
+        stderr::lines(&format!("\r\x1b[K{text}"));
     }
 
     /// Takes the line away.
     pub fn clear(&self) {
-        if self.last.take().is_some() {
+        if self.drawn.take() {
             stderr::lines("\r\x1b[K");
         }
     }
@@ -71,6 +92,13 @@ impl<'a> Waiting<'a> {
     pub fn waited(&self) -> Duration {
         if self.patience == Patience::Try { Duration::ZERO } else { self.clock.now().since(self.began) }
     }
+}
+
+/// A store that does not answer, and how long it is asked on.
+fn no_answer(outage: &Outage, now: BootTime) -> String {
+    let why = outage.why.as_deref().unwrap_or("no answer yet");
+    let more = outage.until.map_or_else(|| "trying on".into(), |until| format!("trying for {} more", age(until.since(now))));
+    format!("dlock: {}: {why}; {more}", outage.url)
 }
 
 fn line(key: &Key, busy: &Busy, waited: Duration, patience: Patience) -> String {

@@ -94,6 +94,8 @@ fn merge(inherited: impl Iterator<Item = (OsString, OsString)>, keep: &[String],
 pub struct Launch<'a> {
     pub argv: &'a [CString],
     pub environment: &'a [CString],
+    /// What becomes stdout and stderr; `None` to inherit them.
+    pub output: Option<&'a OwnedFd>,
     /// The process group to join, or `None` for one of its own.
     pub join: Option<Pid>,
     pub cgroup: Option<&'a Cgroup>,
@@ -145,6 +147,10 @@ impl Launch<'_> {
             cgroup.enter().or_else(|error| if self.must_enter { Err(error) } else { Ok(()) })?;
         }
         sys::close_what_was_closed();
+        if let Some(output) = self.output {
+            rustix::stdio::dup2_stdout(output)?;
+            rustix::stdio::dup2_stderr(output)?;
+        }
         if self.join.is_some() {
             // Ctrl-Z before the exec would stop this process with the guardian waiting for the exec.
             sys::swallow_until_exec(libc::SIGTSTP);
@@ -205,7 +211,7 @@ mod tests {
         let full = Cgroup::entered_by(std::fs::File::options().write(true).open("/dev/full").unwrap().into());
         for (must_enter, expected) in [(false, Ok(())), (true, Err(CannotStart::System(libc::ENOSPC)))] {
             let mask = SignalSet::of(&[]);
-            let launch = Launch { argv: &argv, environment: &[], join: None, cgroup: Some(&full), must_enter, mask: &mask };
+            let launch = Launch { argv: &argv, environment: &[], output: None, join: None, cgroup: Some(&full), must_enter, mask: &mask };
             let launched = launch.run().unwrap();
             // A process that another test forks meanwhile has the pipe as well, for a moment.
             let verdict = std::iter::repeat_with(|| {
@@ -227,6 +233,7 @@ mod tests {
             max_runtime: None,
             grace: std::time::Duration::ZERO,
             kept_variables: Vec::new(),
+            capture: false,
         };
         check_command(&plan).unwrap();
     }

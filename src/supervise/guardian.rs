@@ -43,6 +43,8 @@ pub struct Setup {
     /// What is left to do where dlock is stopped and can't release anything itself.
     pub last_resort: Option<LastResort>,
     pub argv: Vec<CString>,
+    /// Where the command's stdout and stderr go, if they are not its own.
+    pub output: Option<OwnedFd>,
     /// Joined with dlock's end.
     pub socket: OwnedFd,
     /// The signal mask that dlock was started with.
@@ -246,6 +248,7 @@ impl Guardian {
         };
         let launch = Launch {
             argv: &self.setup.argv,
+            output: self.setup.output.as_ref(),
             environment: &environment,
             join,
             cgroup: self.cgroup.as_ref(),
@@ -256,7 +259,9 @@ impl Guardian {
         if now >= start_by {
             return self.verdict = Some(Err(CannotStart::TooLate));
         }
-        match launch.run() {
+        let launched = launch.run();
+        self.setup.output = None;
+        match launched {
             Ok(launched) => {
                 self.empty = false;
                 self.command = Some(launched);

@@ -15,11 +15,15 @@
 //! host, work that the command had others do for it (`systemd-run`, `at`, a container daemon), and a process that moves to
 //! another PID namespace: its orphans become children of that namespace's first process, never the guardian's.
 //!
+//! Hooks run in a process of their own, beside all of that.
+//!
 //! Nothing here knows locks or stores: it is given deadlines and tells what became of the command. It never prints.
 
+mod capture;
 mod cgroup;
 mod command;
 mod guardian;
+mod hooks;
 mod hunt;
 mod keeper;
 mod message;
@@ -35,7 +39,9 @@ use std::{ffi::OsString, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+pub use capture::Printed;
 pub use command::{check_command, may_kill_all};
+pub use hooks::{HookEvent, Hooks, fork_hooks};
 pub use keeper::{Detach, Keeper, fork_keeper};
 pub use monitor::{Monitor, fork_monitor};
 pub use signals::{Signal, Signals, reraise, stop_self, unblock as unblock_signals};
@@ -70,6 +76,8 @@ pub struct Plan {
     pub max_runtime: Option<Duration>,
     /// The only `DLOCK_*` variables of our own environment that the command gets to see.
     pub kept_variables: Vec<String>,
+    /// Whether stdout and stderr of the command are kept for its end, instead of being passed on.
+    pub capture: bool,
 }
 
 /// What happens to the command when the lease ends under it.

@@ -15,13 +15,16 @@ use std::{
 use rustix::{
     io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
+    pipe::{PipeFlags, pipe_with},
     process::{Pid, Signal as Signo, WaitOptions, getpid, kill_process, set_child_subreaper, wait, waitpid},
     time::{TimerfdClockId, TimerfdFlags, timerfd_create},
 };
 use tokio::io::unix::AsyncFd;
 
 use super::{
-    Deadlines, Event, OnLost, Plan, Signal, cgroup,
+    Deadlines, Event, OnLost, Plan, Printed, Signal,
+    capture::Capture,
+    cgroup,
     guardian::{Setup, live},
     message::{Order, Received, Report, decode, encode, receive, transmit},
     signals,
@@ -47,6 +50,7 @@ pub struct Guardian {
     plan: Plan,
     cgroup: String,
     spared: Vec<Process>,
+    output: Option<OwnedFd>,
 }
 
 /// Makes this process a subreaper, blocks its signals and forks the guardian.
@@ -68,12 +72,17 @@ pub fn fork_guardian(plan: Plan, last_resort: Option<LastResort>) -> io::Result<
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     let cgroup = cgroup::name("run");
+    let pipe = plan.capture.then(|| pipe_with(PipeFlags::CLOEXEC)).transpose()?;
+    if let Some((read, _)) = &pipe {
+        rustix::io::ioctl_fionbio(read, true)?;
+    }
+    let (output, theirs_too) = pipe.unzip();
     match sys::fork()? {
         Fork::Child => {
-            drop(socket);
-            live(Setup { plan, last_resort, argv, socket: theirs, mask, group: sys::own_group(), cgroup })
+            drop((socket, output));
+            live(Setup { plan, last_resort, argv, output: theirs_too, socket: theirs, mask, group: sys::own_group(), cgroup })
         }
-        Fork::Parent(pid) => Ok(Guardian { pid, socket, plan, cgroup, spared }),
+        Fork::Parent(pid) => Ok(Guardian { pid, socket, plan, cgroup, spared, output }),
     }
 }
 
@@ -99,6 +108,7 @@ impl Guardian {
             plan: self.plan,
             cgroup: self.cgroup,
             spared: self.spared,
+            output: self.output.map(Capture::start).transpose()?,
             sent: 0,
             unanswered: VecDeque::new(),
             heard: BootClock::read(),
@@ -153,6 +163,7 @@ pub struct Supervisor {
     plan: Plan,
     cgroup: String,
     spared: Vec<Process>,
+    output: Option<Capture>,
     sent: u64,
     unanswered: VecDeque<Unanswered>,
     heard: BootTime,
@@ -250,6 +261,11 @@ impl Supervisor {
         if !(signal.from_terminal && self.joined) && signal.sender != self.guardian() {
             let _ = self.order(&Order::Forward(signal.number), None);
         }
+    }
+
+    /// Takes what the command printed, if that was to be kept ([`Plan::capture`]). Call it after the last event.
+    pub fn printed(&mut self) -> Option<Printed> {
+        self.output.take().map(Capture::finish)
     }
 
     /// The guardian's process.

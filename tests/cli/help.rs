@@ -1,4 +1,4 @@
-//! Help fits a terminal of 80 columns and 24 lines.
+//! `-h` fits a terminal of 80 columns and 24 lines; `--help` and `dlock help` have all options.
 
 use snapbox::{assert_data_eq, file};
 
@@ -26,9 +26,9 @@ const COMMANDS: [&str; 16] = [
 #[test]
 fn screens() {
     let mut lab = Lab::new();
-    lab.say("--help");
+    lab.say("-h");
     for command in COMMANDS {
-        lab.say_args(&[command, "--help"]);
+        lab.say_args(&[command, "-h"]);
     }
     let text = lab.transcript();
     for screen in text.split("[0]\n") {
@@ -40,10 +40,23 @@ fn screens() {
 }
 
 #[test]
-fn short_and_long_are_the_same_and_a_command_keeps_its_own() {
-    let lab = Lab::new();
+fn all_options() {
+    let mut lab = Lab::new();
+    lab.say("--help");
     for command in COMMANDS {
-        assert_eq!(lab.run([command, "-h"]).stdout, lab.run([command, "--help"]).stdout, "{command}");
+        lab.say_args(&[command, "--help"]);
+    }
+    assert_data_eq!(lab.transcript(), file!["snapshots/help-all.txt"].raw());
+}
+
+#[test]
+fn help_is_a_command_and_a_command_keeps_its_own() {
+    let lab = Lab::new();
+    assert_eq!(lab.run(["help"]).stdout, lab.run(["--help"]).stdout);
+    for command in COMMANDS {
+        let all = lab.run([command, "--help"]).stdout;
+        assert_eq!(lab.run(["help", command]).stdout, all, "{command}");
+        assert!(String::from_utf8(all).unwrap().contains("--namespace"), "{command}");
     }
     assert_eq!(lab.line("run -k x -- echo --help -h --json -V"), "--help -h --json -V");
     assert_eq!(lab.line("run -k x echo -k y -- -n"), "-k y -- -n");

@@ -7,6 +7,7 @@
 #![allow(clippy::format_collect, clippy::format_push_string, clippy::large_stack_arrays)] // no test is in a hurry
 
 mod commands;
+mod completion;
 mod configuration;
 mod doctor;
 mod generated;

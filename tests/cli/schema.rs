@@ -110,6 +110,19 @@ fn all_that_is_printed_is_described() {
 }
 
 #[test]
+fn what_a_hook_reads_is_described() {
+    let lab = Lab::new();
+    let events = lab.path("events");
+    let hook = format!("cat >> {}", events.display());
+    for arguments in [&["--", "true"][..], &["-b", "redis://127.0.0.1:1", "--backend-timeout", "300ms", "--no-metadata", "--", "true"]] {
+        lab.run(["run", "-k", "job", "--on-event", &hook].iter().chain(arguments));
+    }
+    let text = std::fs::read_to_string(events).unwrap();
+    let names: Vec<Value> = text.split_inclusive('\n').map(|line| assert_is("event", line.as_bytes())["event"].clone()).collect();
+    assert_eq!(names, ["acquired", "ended", "failed"]);
+}
+
+#[test]
 fn a_held_lock_and_a_watched_list_are_described() {
     let lab = Lab::new();
     let mut child = lab.dlock(["hold", "job"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

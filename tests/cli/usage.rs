@@ -43,6 +43,23 @@ fn arguments() {
     lab.assert_untouched();
 }
 
+/// What people type who know another tool, or a shell.
+#[test]
+fn first_tries() {
+    let mut lab = Lab::new();
+    lab.say("lock p").say("unlock p").say("status p").say("ls").say("help nosuch");
+    lab.say("-k p -- echo").say("run p -- echo").say("run -k x --timeout 5 -- true").say("run -k x --ttl -5s -- true");
+    lab.say("run -k x -w 5M -- true").say("acquire x --ttl 1y").say("run -k x --max-runtime 2months -- true");
+    lab.assert_untouched();
+    lab.say_args(&["run", "-k", "x", "echo hi; exit 1"]);
+    lab.say("run -k x -- ./nosuch.sh").say("run -k x -- /tmp").say("run -k x -- cd /").say("run -k x -n 3 -- true");
+    let script = lab.write("script", 0o755, "#!/nonexistent/interp\n");
+    lab.say_args(&["run", "-k", "x", "--", script.to_str().unwrap()]);
+    lab.set("DLOCK_TLL", "5").say("run -k x -- true");
+    let text = lab.transcript().replace(&std::env::current_dir().unwrap().display().to_string(), "[HERE]");
+    assert_data_eq!(text, file!["snapshots/first-tries.txt"].raw());
+}
+
 #[test]
 fn keys() {
     let mut lab = Lab::new();

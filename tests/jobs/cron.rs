@@ -66,7 +66,7 @@ impl Node {
         for name in ["etc", "private/dlock", "dev", "sbin", "mail"] {
             fs::create_dir_all(at.join(name)).expect("a folder");
         }
-        let config = format!("backend = \"prod\"\n[backends.prod]\nurl = \"{backend}\"\n");
+        let config = format!("backend = \"prod\"\non_event = \"cat >> {}/events\"\n[backends.prod]\nurl = \"{backend}\"\n", at.display());
         fs::write(at.join("private/dlock/config.toml"), config).expect("the configuration");
         fs::write(at.join("private/crontab"), "").expect("the system's crontab");
         program(&at.join("sendmail"), &format!("#!/bin/sh\ncat > {}/mail/$$\n", at.display()));
@@ -80,7 +80,8 @@ impl Node {
     }
 }
 
-fn program(path: &Path, text: &str) {
+/// A file that can be executed.
+pub fn program(path: &Path, text: &str) {
     fs::write(path, text).expect("a program");
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("executable");
 }
@@ -128,6 +129,9 @@ fn three_crontab_lines_run_the_job_once() {
     let names: Vec<_> = environment.iter().filter_map(|line| Some(line.split_once('=')?.0)).collect();
     let strange = names.iter().find(|name| !FROM_CRON.contains(name) && !name.starts_with("DLOCK_"));
     assert_eq!(strange, None, "this is not cron's environment: {environment:?}");
+    let events = support::lines(&node.folder.join("events"));
+    let told = |what: &str| events.iter().filter(|line| line.contains(&format!("\"event\":\"{what}\""))).count();
+    assert_eq!((told("acquired"), told("ended"), told("skipped"), events.len()), (1, 1, 2, 4), "{events:?}");
     assert!(["DLOCK_KEY", "DLOCK_TOKEN", "DLOCK_FENCE", "DLOCK_HELD"].iter().all(|name| names.contains(name)), "{names:?}");
 }
 

@@ -6,7 +6,10 @@ use ::support;
 
 mod contention;
 mod cron;
+mod hooks;
 mod metrics;
+mod outage;
+mod output;
 mod pid1;
 mod policies;
 mod readme;

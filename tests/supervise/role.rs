@@ -37,6 +37,7 @@ pub fn live(arguments: &[OsString]) -> ! {
         grace: Duration::from_millis(300),
         max_runtime: None,
         kept_variables: vec!["DLOCK_BACKEND".into()],
+        capture: false,
     };
     let mut orders = Orders {
         log: String::new(),

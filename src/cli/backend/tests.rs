@@ -142,9 +142,9 @@ fn names_come_from_the_file_with_all_their_table_says() {
 fn mistakes_are_refused_with_their_place_and_without_secrets() {
     let prod = "[backends.prod]\nurl = 'redis://r'\n";
     for (url, env, file, kind, start, hint) in [
-        (Some("redis://u:hunter2@h"), None, "", Kind::Usage, "--backend: redis://***@h: a password on the command line", "put it into"),
+        (Some("redis://u:hunter2@h"), None, "", Kind::Usage, "--backend: redis://u:***@h: a password on the command line", "put it into"),
         (Some("reddis://h"), None, "", Kind::Usage, "--backend: reddis://h: there is no backend", "did you mean redis"),
-        (Some("mysql://u:hunter2@h"), None, "", Kind::Usage, "--backend: mysql://***@h: a password", "put it"),
+        (Some("mysql://u:hunter2@h"), None, "", Kind::Usage, "--backend: mysql://u:***@h: a password", "put it"),
         (
             Some("pord"),
             None,
@@ -154,7 +154,7 @@ fn mistakes_are_refused_with_their_place_and_without_secrets() {
             "did you mean prod?",
         ),
         (Some("redis"), None, "", Kind::Usage, "--backend: no backend is named \"redis\"", "a URL is meant?"),
-        (None, Some("redis://u:hunter2@h:x"), "", Kind::Usage, "DLOCK_BACKEND: redis://***@h:x: its port", "a URL is like"),
+        (None, Some("redis://u:hunter2@h:x"), "", Kind::Usage, "DLOCK_BACKEND: redis://u:***@h:x: its port", "a URL is like"),
         (None, Some("redis://h?tls=1"), "", Kind::Usage, "DLOCK_BACKEND: redis://h: there is no parameter \"tls\"", "did you mean ttl?"),
         (None, Some("redis://h?cacert=/x"), "", Kind::Usage, "DLOCK_BACKEND: this backend has no cacert", ""),
         (None, Some("redis://h/1?db=2"), "", Kind::Usage, "DLOCK_BACKEND: redis://h/1: the database is given twice", ""),

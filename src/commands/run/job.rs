@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use super::{
     Often, RunSettings,
     ends::{conclude, tell_of_a_hang, wait_ended},
+    events::Events,
     watch::{End, Watch},
 };
 use crate::{
@@ -21,7 +22,7 @@ use crate::{
     },
     lock::{self, Backend, BootTime, Error, Intent, Kind, Metadata, Note, Parting, Past, Result, Scope},
     output::{self, Cause, CommandEnd, GivenBack, Outcome, Skip, Verdict, Waiting, plain},
-    supervise::{self, Deadlines, Signals, Supervisor},
+    supervise::{self, Deadlines, Printed, Signals, Supervisor},
 };
 
 /// How long descendants may outlive the command before somebody is told.
@@ -39,6 +40,7 @@ const NOTING: Duration = Duration::from_secs(5);
 pub(super) struct Job<'a> {
     pub settings: &'a RunSettings,
     pub context: &'a Context,
+    pub events: &'a Events<'a>,
     pub budget: Budget,
     pub held: Held,
     pub supervisor: Supervisor,
@@ -71,6 +73,8 @@ enum Standing {
 pub(super) struct Done {
     pub verdict: Verdict,
     pub reraise: Option<i32>,
+    /// What the command printed, if that was kept.
+    pub printed: Option<Printed>,
 }
 
 impl Job<'_> {
@@ -123,14 +127,14 @@ impl Job<'_> {
             }
             Together::Stopped(Some(signal)) => {
                 let verdict = verdict(Outcome::Interrupted, exit::signalled(signal.number));
-                return Ok(Done { verdict, reraise: Some(signal.number).filter(|_| signal.from_terminal) });
+                return Ok(Done { verdict, reraise: Some(signal.number).filter(|_| signal.from_terminal), printed: None });
             }
             _ => {
                 return Err(Error::new(Kind::Unavailable, "the guardian was killed while the lock was waited for")
                     .hint("the command was not started"));
             }
         };
-        Ok(Done { verdict, reraise: None })
+        Ok(Done { verdict, reraise: None, printed: None })
     }
 
     /// Has the command run under `holds`, and gives them back when nothing of the command is left.
@@ -138,13 +142,14 @@ impl Job<'_> {
         let (settings, clock) = (self.settings, BootClock);
         let started = Timestamp::now();
         let began = clock.now();
-        let mut watch = Watch::new(self.settings, self.context, self.budget);
+        let mut watch = Watch::new(self.settings, self.context, self.events, self.budget);
         let budgets: Vec<_> = holds.iter().map(|Hold { lease, .. }| (lease, self.budget.for_ttl(lease.ttl))).collect();
         let start_by = budgets.iter().map(|(lease, budget)| budget.start_by(lease.t0)).min().unwrap_or(began);
         let deadlines: Vec<_> = budgets.iter().map(|(lease, budget)| deadlines(lease, budget)).collect();
         let (first, ends_at) = earliest(&deadlines);
         (watch.term_at, watch.ends_at, watch.granted_in_time) = (first.term_at, ends_at, began < start_by);
         let environment = self.environment(&holds);
+        self.events.acquired(holds.iter().find(|hold| hold.lease.key == settings.key).map(|hold| hold.lease.fence));
         let lifelines =
             holds.iter_mut().filter_map(|hold| hold.backend.tether()).map(|tether| tether.lifelines()).collect::<io::Result<Vec<_>>>();
         let launch = lifelines.and_then(|lines| {
@@ -161,6 +166,7 @@ impl Job<'_> {
         let ran = clock.now().since(began);
         let ended = clock.now();
         watch.ended = !matches!(end, End::Unkillable(_));
+        let printed = watch.take_printed(&mut self.supervisor);
         let command = match &end {
             End::Ended(ended) => ended.outcome,
             _ => None,
@@ -196,11 +202,11 @@ impl Job<'_> {
                 verdict.given_back = verdict.given_back.max(Some(given_back));
             }
         }
-        if let Some(how) = &watch.lost {
+        if let Some(how) = watch.reason(watch.lost.clone()).filter(|_| watch.lost.is_some()) {
             // The others were told with their release how it ended.
             let untold = holds.iter_mut().filter(|hold| hold.standing != Standing::GivenBack);
             let answer = ended.plus(AFTERWARDS).since(clock.now()).max(LAST_TRY);
-            join_all(untold.map(|hold| self.note_loss(hold, how, ran, Limits { answer }))).await;
+            join_all(untold.map(|hold| self.note_loss(hold, &how, ran, Limits { answer }))).await;
         }
         match end {
             End::Unkillable(pid) => watch.give_up_on(pid),
@@ -208,7 +214,7 @@ impl Job<'_> {
                 self.supervisor.finish();
                 let error = Error::new(Kind::Usage, why).key(&settings.key).hint(hint);
                 let verdict = Verdict { outcome: Outcome::Error, status, error: Some(error), ..verdict };
-                return Ok(Done { verdict, reraise: None });
+                return Ok(Done { verdict, reraise: None, printed: None });
             }
             End::Ended(ended) => {
                 if ended.leftover_left {
@@ -228,7 +234,7 @@ impl Job<'_> {
                 && verdict.command == watch.reraise.map(CommandEnd::Signalled)
         });
         conclude(&mut verdict, watch, settings);
-        Ok(Done { verdict, reraise })
+        Ok(Done { verdict, reraise, printed })
     }
 
     /// Renews, passes signals on and listens to the guardian until the tree is empty, or can't be emptied.
@@ -381,7 +387,6 @@ impl Job<'_> {
     }
 }
 
-/// Has the verdict say what else there is to say than how the command ended.
 /// When the command is told to end and made to, and when the lease is over.
 fn deadlines(lease: &Lease, budget: &Budget) -> (Deadlines, BootTime) {
     (Deadlines { term_at: budget.term_at(lease.t0), kill_at: budget.kill_at(lease.t0) }, budget.ends_at(lease.t0))

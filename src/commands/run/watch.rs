@@ -5,14 +5,14 @@ use std::{io, time::Duration};
 use jiff::Timestamp;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use super::{Often, RunSettings};
+use super::{Often, RunSettings, events::Events, unstartable};
 use crate::{
     commands::Context,
     exit,
     lease::{BootClock, Budget, Released, wall_ms},
     lock::{self, BootTime, Break, Error, Key, Parting, Scope, Stage},
     output::{CommandEnd, GivenBack, age, drain},
-    supervise::{CannotStart, Ended, Event, OnLost, Signal, Supervisor, Why, has_keyboard, process_name, stop_self},
+    supervise::{CannotStart, Ended, Event, OnLost, Printed, Signal, Supervisor, Why, has_keyboard, process_name, stop_self},
 };
 
 /// How long after Ctrl-Z a command may take to stop itself.
@@ -35,6 +35,7 @@ pub(super) enum End {
 pub(super) struct Watch<'a> {
     settings: &'a RunSettings,
     context: &'a Context,
+    events: &'a Events<'a>,
     pub budget: Budget,
     /// When the command gets TERM, as last confirmed.
     pub term_at: BootTime,
@@ -70,16 +71,19 @@ pub(super) struct Watch<'a> {
     outlived: bool,
     /// Whether what outlives the command was told to end.
     told_to_end: bool,
+    /// The end of what the command printed, if that was kept.
+    said: Option<String>,
     /// The start's metrics being written.
     pub noting: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl<'a> Watch<'a> {
-    pub(super) fn new(settings: &'a RunSettings, context: &'a Context, budget: Budget) -> Self {
+    pub(super) fn new(settings: &'a RunSettings, context: &'a Context, events: &'a Events<'a>, budget: Budget) -> Self {
         let term_at = BootClock::read();
         Self {
             settings,
             context,
+            events,
             budget,
             term_at,
             ends_at: term_at,
@@ -98,6 +102,7 @@ impl<'a> Watch<'a> {
             asked_to_stop: None,
             outlived: false,
             told_to_end: false,
+            said: None,
             noting: None,
         }
     }
@@ -237,6 +242,7 @@ impl<'a> Watch<'a> {
         };
         let hint = format!("{what}; dlock inspect {} tells who has the lock", crate::output::shell(key));
         self.context.out.lost(key, how, &hint);
+        self.events.lost(how);
         self.lost.get_or_insert_with(|| if self.settings.also.is_empty() { how.to_owned() } else { format!("{}: {how}", key.escaped()) });
     }
 
@@ -250,6 +256,7 @@ impl<'a> Watch<'a> {
     /// Says that somebody takes a lock away.
     pub(super) fn broken(&mut self, key: &Key, mark: Break) {
         self.context.out.broken(key, &mark);
+        self.events.broken(&crate::output::mark(&mark));
         self.broken = Some(mark);
     }
 
@@ -269,7 +276,20 @@ impl<'a> Watch<'a> {
             (None, None, _, Some(CommandEnd::Signalled(signal))) => (lock::End::Signalled(signal), None),
             (None, None, _, None) => (lock::End::Released, None),
         };
+        let why = if became == Stage::Ok && self.lost.is_none() { why } else { self.reason(why) };
         Parting { scope, end: Some(end), why, at_ms: Some(wall_ms()), held_ms: u64::try_from(ran.as_millis()).ok(), became: Some(became) }
+    }
+
+    /// Takes what the command printed, if that was kept, and notes the end of it.
+    pub(super) fn take_printed(&mut self, supervisor: &mut Supervisor) -> Option<Printed> {
+        let printed = supervisor.printed();
+        self.said = printed.as_ref().and_then(crate::output::said);
+        printed
+    }
+
+    /// Why the run ended, with what the command said at last.
+    pub(super) fn reason(&self, why: Option<String>) -> Option<String> {
+        crate::output::reason(why, self.said.as_deref())
     }
 
     /// Says that the lock is lost and this process of the tree is not.
@@ -340,31 +360,7 @@ impl<'a> Watch<'a> {
 
     fn not_started(&self, why: CannotStart) -> End {
         let program = self.settings.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let slow = why == CannotStart::TooLate && self.granted_in_time;
-        let why_so = if slow { ": this host was too slow" } else { "" };
-        End::NotStarted(why.status(), format!("{program}: {why}{why_so}"), not_started_hint(why, slow))
-    }
-}
-
-/// What to do about a command that could not be started.
-fn not_started_hint(why: CannotStart, slow: bool) -> String {
-    match why {
-        CannotStart::NotFound => format!("PATH is {}", std::env::var("PATH").unwrap_or_default()),
-        CannotStart::NotExecutable(_) => "chmod +x makes a file executable; -c takes a shell line".into(),
-        CannotStart::TooLate if slow => "give this host more CPU time, or the lease a longer --ttl".into(),
-        CannotStart::TooLate => "try again, or give the lease a longer --ttl".into(),
-        CannotStart::System(_) => "processes, descriptors or memory may have run out on this host".into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_host_without_processes_is_not_told_to_lengthen_its_lease() {
-        assert!(!not_started_hint(CannotStart::System(11), false).contains("--ttl"));
-        assert!(not_started_hint(CannotStart::TooLate, true).contains("CPU"));
-        assert!(!not_started_hint(CannotStart::TooLate, false).contains("host"));
+        let (text, hint) = unstartable::explain(why, &program, self.granted_in_time, self.settings.nonblock);
+        End::NotStarted(why.status(), text, hint)
     }
 }

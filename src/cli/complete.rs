@@ -1,0 +1,95 @@
+//! `dlock __complete KIND WORDS…`: what the completions of the shells ask for while a command line is typed.
+//!
+//! Prints a candidate per line, and nothing rather than an error. The store has 300 ms.
+
+use std::{ffi::OsString, path::Path};
+
+use clap::Parser as _;
+
+use super::{args::Cli, env::Env, file::File, resolve, setting::Origin, setting::Setting};
+use crate::{commands, lock::Key, output::Output};
+
+/// The command that only the completions know.
+const NAME: &str = "__complete";
+
+/// The candidates, if they are asked for.
+pub fn asked_for(arguments: &[OsString], env: &Env) -> Option<String> {
+    let [_, name, kind, words @ ..] = arguments else { return None };
+    if name != NAME {
+        return None;
+    }
+    let words: Vec<&str> = words.iter().filter_map(|word| word.to_str()).take_while(|word| *word != "--").collect();
+    let mut values = candidates(kind.to_str()?, &words, env);
+    // A line each: none has a line break, and what a shell could take for its own is quoted by the scripts.
+    values.retain(|value| !value.is_empty() && !value.chars().any(char::is_control));
+    values.sort();
+    values.dedup();
+    Some(values.into_iter().map(|value| value + "\n").collect())
+}
+
+fn candidates(kind: &str, words: &[&str], env: &Env) -> Vec<String> {
+    let file = load(words, env);
+    match kind {
+        "backends" => file.backends.keys().cloned().chain(["local".to_owned()]).collect(),
+        "namespaces" => {
+            let tables = [&file.top].into_iter().chain(file.backends.values()).chain(file.keys.values());
+            tables.filter_map(|table| Some(table.get("namespace")?.text.clone())).chain(["dlock".to_owned()]).collect()
+        }
+        "keys" => file.keys.keys().cloned().chain(ask(words, env, None)).collect(),
+        "fences" => named_key(words).map(|key| ask(words, env, Some(&key))).unwrap_or_default(),
+        _ => Vec::new(),
+    }
+}
+
+/// The value of an option among the words, as far as they were typed.
+fn option<'a>(words: &[&'a str], short: Option<&str>, long: &str) -> Option<&'a str> {
+    words.iter().enumerate().rev().find_map(|(at, word)| match word.split_once('=') {
+        Some((name, value)) if name == long => Some(value),
+        _ if *word == long || Some(*word) == short => words.get(at + 1).copied(),
+        _ => None,
+    })
+}
+
+fn load(words: &[&str], env: &Env) -> File {
+    let named = option(words, None, "--config").map(str::to_owned).or_else(|| env.get("DLOCK_CONFIG").ok().flatten().map(str::to_owned));
+    let named = named.filter(|path| Path::new(path).exists()).map(|text| Setting { text, origin: Origin::Flag("--config") });
+    File::load(named.as_ref(), env).unwrap_or_default()
+}
+
+/// The key that a command line is about: the one of `-k`, or the word after the command.
+fn named_key(words: &[&str]) -> Option<Key> {
+    let by_flag = option(words, Some("-k"), "--key");
+    let by_position =
+        || words.iter().skip_while(|word| !["break", "release"].contains(word)).nth(1).filter(|word| !word.starts_with('-')).copied();
+    Key::new(by_flag.or_else(by_position)?).ok()
+}
+
+/// What the store tells: the keys of held locks, or the fences of one.
+fn ask(words: &[&str], env: &Env, key: Option<&Key>) -> Vec<String> {
+    let mut line = vec!["dlock", "list"];
+    for (short, long) in [(Some("-b"), "--backend"), (None, "--config"), (None, "--namespace"), (None, "--password-file")] {
+        if let Some(value) = option(words, short, long) {
+            line.extend([long, value]);
+        }
+    }
+    let Ok(parsed) = Cli::try_parse_from(line) else { return Vec::new() };
+    let out = Output { quiet: true, ..Output::default() };
+    let resolved = resolve::resolve(&parsed.globals, parsed.command, env, out);
+    resolved.map(|(_, context)| commands::complete::values(&context, key)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_typed_so_far_is_understood() {
+        let words = ["-b", "prod", "break", "nightly", "--namespace=x", "--fence"];
+        assert_eq!(option(&words, Some("-b"), "--backend"), Some("prod"));
+        assert_eq!(option(&words, None, "--namespace"), Some("x"));
+        assert_eq!(option(&words, None, "--fence"), None);
+        assert_eq!(named_key(&words).map(|key| key.to_string()).as_deref(), Some("nightly"));
+        assert_eq!(named_key(&["release", "--fence", "-k", "a"]).map(|key| key.to_string()).as_deref(), Some("a"));
+        assert!(named_key(&["break"]).is_none());
+    }
+}

@@ -1,0 +1,31 @@
+//! What a store knows that can stand on a command line, within a moment.
+
+use std::time::Duration;
+
+use super::{Context, block_on, open_as_it_is};
+use crate::{
+    lease::{BootClock, Clock as _, bounded},
+    lock::Key,
+};
+
+/// How long somebody who pressed Tab waits for a store.
+const LIMIT: Duration = Duration::from_millis(300);
+
+/// The keys of held locks, or the fences of one lock; nothing if the store does not answer in time.
+pub fn values(context: &Context, key: Option<&Key>) -> Vec<String> {
+    let mut backend = open_as_it_is(context);
+    let work = async {
+        let until = BootClock.now().plus(LIMIT);
+        let answer = bounded(&BootClock, until, async {
+            match key {
+                None => backend.list("").await.map(|locks| locks.iter().map(|lock| lock.key.to_string()).collect()),
+                Some(key) => backend
+                    .inspect(key)
+                    .await
+                    .map(|lock| lock.holders.iter().filter_map(|holder| Some(holder.fence?.to_string())).collect()),
+            }
+        });
+        Ok(answer.await.and_then(Result::ok).unwrap_or_default())
+    };
+    block_on(work).unwrap_or_default()
+}

@@ -1,0 +1,86 @@
+//! What a run tells the command of `--on-event`: each event once.
+
+use std::{cell::RefCell, time::Duration};
+
+use super::RunSettings;
+use crate::{
+    commands::{Context, collect_metadata},
+    lock::{Fence, Metadata},
+    output::{Event, EventReport, Output, Verdict, plain},
+    supervise::{HookEvent, Hooks, fork_hooks},
+};
+
+/// How long dlock waits for hooks at its end, when the lock is free already.
+const AT_END: Duration = Duration::from_secs(5);
+/// Set for a hook: a `dlock run` that a hook starts has no hooks itself, since they would never end.
+const VARIABLE: &str = "DLOCK_EVENT";
+
+/// The events of one run.
+pub(super) struct Events<'a> {
+    settings: &'a RunSettings,
+    store: String,
+    us: Option<Metadata>,
+    hooks: Option<Hooks>,
+    sent: RefCell<Vec<Event>>,
+    failures: RefCell<Vec<String>>,
+}
+
+impl<'a> Events<'a> {
+    /// Starts the hook process, if there is a hook. Call it before anything is opened.
+    pub(super) fn new(settings: &'a RunSettings, context: &Context, store: &str) -> Self {
+        let line = settings.on_event.as_deref().filter(|_| std::env::var_os(VARIABLE).is_none());
+        let mut failures = Vec::new();
+        let hooks = line.and_then(|line| {
+            let forked = fork_hooks(line.as_ref(), &settings.kept_variables);
+            forked.map_err(|error| failures.push(format!("none can be started: {}", plain(&error)))).ok()
+        });
+        let us = hooks.is_some().then(|| collect_metadata(context.host.as_deref(), None, None));
+        let (sent, failures) = (RefCell::default(), RefCell::new(failures));
+        Self { settings, store: store.to_owned(), us: us.filter(|_| settings.metadata), hooks, sent, failures }
+    }
+
+    /// The lock is ours, and the command is about to start.
+    pub(super) fn acquired(&self, fence: Option<Fence>) {
+        self.tell(Event::Acquired, fence, None, None);
+    }
+
+    /// The lock was lost.
+    pub(super) fn lost(&self, how: &str) {
+        self.tell(Event::Lost, None, Some(how), None);
+    }
+
+    /// Another user takes the lock away.
+    pub(super) fn broken(&self, how: &str) {
+        self.tell(Event::Broken, None, Some(how), None);
+    }
+
+    /// The run is over, or did not begin.
+    pub(super) fn over(&self, verdict: &Verdict) {
+        let event = if self.sent.borrow().contains(&Event::Acquired) { Event::Ended } else { Event::of(verdict) };
+        self.tell(event, verdict.fence, None, Some(verdict));
+    }
+
+    fn tell(&self, event: Event, fence: Option<Fence>, reason: Option<&str>, verdict: Option<&Verdict>) {
+        let Some(hooks) = &self.hooks else { return };
+        if self.sent.borrow().contains(&event) {
+            return;
+        }
+        self.sent.borrow_mut().push(event);
+        let key = &self.settings.key;
+        let report = EventReport { event, key, backend: &self.store, us: self.us.as_ref(), fence, reason, verdict };
+        let mut variables = vec![(VARIABLE.into(), event.name().into()), ("DLOCK_KEY".into(), key.to_string())];
+        variables.extend(verdict.map(|verdict| ("DLOCK_STATUS".into(), verdict.status.to_string())));
+        if let Err(error) = hooks.tell(&HookEvent { name: event.name().into(), json: report.json(), variables }) {
+            self.failures.borrow_mut().push(format!("{}: {}", event.name(), plain(&error)));
+        }
+    }
+
+    /// Waits a little for hooks that still run, and warns of those that failed.
+    pub(super) fn finish(self, out: &Output) {
+        let mut failures = self.failures.into_inner();
+        failures.extend(self.hooks.map(|hooks| hooks.finish(AT_END)).unwrap_or_default());
+        for failure in failures {
+            out.warn(&format!("{}: --on-event: {failure}", self.settings.key.escaped()));
+        }
+    }
+}

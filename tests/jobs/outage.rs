@@ -1,0 +1,59 @@
+//! What is said while a store does not answer, and of a user that it refuses.
+
+use std::{net::TcpListener, time::Duration};
+
+use crate::support::{
+    self,
+    dlock::{self, unique},
+    process::{self, Process},
+    redis::Redis,
+};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What a terminal gets of `dlock`, in lines as they were drawn.
+fn on_a_terminal(line: &str) -> String {
+    let mut command = process::command("script");
+    command.args(["-qec", &format!("{} {line}", dlock::binary().display()), "/dev/null"]);
+    command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", "/nonexistent").env("TERM", "xterm");
+    Process::collect(command).wait(LIMIT).stdout.replace("\r\u{1b}[K", "\n")
+}
+
+#[test]
+fn a_terminal_is_told_that_the_store_does_not_answer() {
+    if !support::have("a_terminal_is_told_that_the_store_does_not_answer", &["script"]) {
+        return;
+    }
+    let (silent, key) = (TcpListener::bind("127.0.0.1:0").expect("a port"), unique("outage"));
+    let silent = format!("127.0.0.1:{}", silent.local_addr().expect("an address").port());
+    for command in [format!("inspect {key}"), format!("run -k {key} true")] {
+        let (name, rest) = command.split_once(' ').expect("a command");
+        let said = on_a_terminal(&format!("{name} -b redis://127.0.0.1:1 {rest}"));
+        assert!(said.contains("dlock: redis://127.0.0.1:1: nothing listens there; trying for 3s more\n"), "{said}");
+        let said = on_a_terminal(&format!("{name} -b rediss://{silent} --backend-timeout 3s {rest}"));
+        assert!(said.contains(&format!("dlock: rediss://{silent}: no answer yet; trying for ")), "{said}");
+    }
+    // Elsewhere nothing is drawn, and the hint says what was expected there.
+    let ended = dlock::run(&format!("rediss://{silent}"), &["inspect", &key, "--backend-timeout", "2s"]);
+    assert!(!ended.stderr.contains("trying") && ended.stderr.contains("does Redis answer on this port, with TLS?"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_refused_user_is_named_and_the_password_is_not() {
+    if !support::have("a_refused_user_is_named_and_the_password_is_not", &[Redis::PROGRAM]) {
+        return;
+    }
+    let server = Redis::plain();
+    server.command(&["ACL", "SETUSER", "bob", "on", ">right", "~*", "&*", "+@all"]);
+    for arguments in [["inspect", "job"].as_slice(), &["run", "-k", "job", "--", "true"]] {
+        let mut command = dlock::command();
+        command
+            .args(arguments)
+            .env("DLOCK_BACKEND", server.url().replace("redis://", "redis://bob@"))
+            .env("DLOCK_PASSWORD", "wrong-secret");
+        let ended = Process::collect(command).wait(LIMIT);
+        assert_eq!(ended.code(), 78, "{}", ended.stderr);
+        assert!(ended.stderr.contains("refused the user or the password (user bob)"), "{}", ended.stderr);
+        assert!(!ended.stderr.contains("wrong-secret"), "{}", ended.stderr);
+    }
+}
