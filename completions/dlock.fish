@@ -52,6 +52,7 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "names" -d 'Tell what ot
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "list" -d 'Show every held lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show who held a lock, and how it ended'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "break" -d 'Ask the holder of a lock to stop and give up'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "forget" -d 'Remove the records of earlier runs, so that the next one starts as the first'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "doctor" -d 'Tell whether the store, as configured, can keep its promises'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "init" -d 'Create what the store needs before it can keep locks'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "gc" -d 'Remove what no lock has used for long'
@@ -65,6 +66,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l ttl -d 'The length o
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'Time between TERM and KILL [10s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-runtime -d 'Stop the command after so long; status 124' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l once-per -d 'Run once per D, the period of the schedule' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l reason -d 'Why --anyway, for the history' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l skew-guard -d 'Refuse other hosts\' tries until so long after the start, for clocks that differ [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l at-least -d 'Keep the lock at least so long from its start' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l keep -d 'How long the success of --once is remembered' -r
@@ -99,6 +101,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l nonblock -d 'Do
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Hold it together with other readers'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l fair -d 'Wait in line; otherwise a newcomer may overtake'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l anyway -d 'Run past skew guard, at-least, --once and --once-per, never past a holder; needs --reason'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l once -d 'Run it to success once, and never again while that is remembered'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l retry-crashed -d 'Repeat a run of which nobody knows how it ended (--once-per, --once)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-metadata -d 'Leave out who holds the lock'
@@ -321,6 +324,25 @@ complete -c dlock -n "__fish_dlock_using_subcommand break" -l json -d 'Print one
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l reason -d 'Why, for the history' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s y -l yes -d 'Do not ask'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l ttl -d 'Judge by leases of this length [60s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l print-grants -d 'Only print the least rights for that' -r -f -a "run\t''
 view\t''

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{ArgAction, Args, Parser, Subcommand, builder::PossibleValuesParser};
 
 use crate::commands::{
-    acquire, breaking, completions, doctor, gc, history, hold, init, inspect, list, man, names, release, renew, run, verify,
+    acquire, breaking, completions, doctor, forget, gc, history, hold, init, inspect, list, man, names, release, renew, run, verify,
 };
 
 /// Take a lock on the store you already run, and run a command under it.
@@ -85,6 +85,9 @@ pub enum Command {
     History(history::Args),
     /// Ask the holder of a lock to stop and give up
     Break(breaking::Args),
+    /// Remove the records of earlier runs, so that the next one starts as the first
+    #[command(hide = true)]
+    Forget(forget::Args),
     /// Tell whether the store, as configured, can keep its promises
     Doctor(doctor::Args),
     /// Create what the store needs before it can keep locks

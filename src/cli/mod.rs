@@ -8,6 +8,7 @@ mod duration;
 mod env;
 mod file;
 mod layers;
+mod looks;
 mod policy;
 mod resolve;
 mod run;

@@ -15,6 +15,7 @@ use super::{
     env::Env,
     file::File,
     layers::{Layers, from_env, from_flag},
+    looks::{break_settings, list_settings},
     run,
     secret_file::plain,
     setting::{Origin, Setting},
@@ -22,12 +23,12 @@ use super::{
 };
 use crate::{
     commands::{
-        Context, KeyArg, ModeArgs, TokenArg, Wanted, WantedArgs, Work, acquire, breaking, doctor, gc, history, hold, hold::HoldUntil, init,
-        inspect, list, names, release, renew, verify,
+        Context, KeyArg, ModeArgs, TokenArg, Wanted, WantedArgs, Work, acquire, doctor, forget, gc, history, hold, hold::HoldUntil, init,
+        inspect, names, release, renew, verify,
     },
     exit,
     lease::{Held, Limits, Patience},
-    lock::{Error, Fence, Key, Kind, Mode, Result, Role, Token, Ttl},
+    lock::{Error, Key, Kind, Mode, Result, Role, Token, Ttl},
     output::Output,
 };
 
@@ -104,6 +105,7 @@ fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)
         }
         Command::History(args) => Ok((Some(key(&args.key)?), None)),
         Command::Break(args) => Ok((Some(key(&args.key)?), None)),
+        Command::Forget(args) => Ok((Some(key(&args.key)?), None)),
         _ => Ok((None, None)),
     }
 }
@@ -191,6 +193,10 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
         }
         Command::Release(args) if args.force => Work::Break(break_settings(key()?, args.how)?),
         Command::Break(args) => Work::Break(break_settings(key()?, args.how)?),
+        Command::Forget(args) => {
+            let reason = args.reason.map(reason).transpose()?;
+            Work::Forget(forget::ForgetSettings { key: key()?, reason, yes: args.yes })
+        }
         Command::History(args) => Work::History(history::HistorySettings { key: key()?, last: args.last, timeline: args.timeline }),
         Command::Release(_) => Work::Release(release::ReleaseSettings { key: key()?, token: token()? }),
         Command::Inspect(_) => Work::Inspect(inspect::InspectSettings { key: key()? }),
@@ -228,32 +234,6 @@ fn doctor_settings(args: &doctor::Args, globals: &Globals, layers: &Layers<'_>, 
         sources: sources::sources(globals, args.ttl.as_deref(), layers)?,
         secrets: sources::secrets(globals, layers, &context.target)?,
     })
-}
-
-fn break_settings(key: Key, how: breaking::BreakArgs) -> Result<breaking::BreakSettings> {
-    let fence = match how.fence {
-        Some(text) => Some(Fence(text.parse().map_err(|_| {
-            Error::new(Kind::Usage, format!("--fence: {:?} is no fence", super::setting::short(&text))).hint("dlock inspect shows it")
-        })?)),
-        None => None,
-    };
-    let reason = how.reason.map(|text| line(&Setting { text, origin: Origin::Flag("--reason") }, DESCRIPTION)).transpose()?;
-    Ok(breaking::BreakSettings { key, fence, reason, yes: how.yes, now: how.now })
-}
-
-fn list_settings(args: list::Args) -> Result<list::ListSettings> {
-    let flag = |text: Option<String>, name| text.map(|text| Setting { text, origin: Origin::Flag(name) });
-    let order = match args.sort.as_deref() {
-        Some("since") => list::Order::Since,
-        Some("expires") => list::Order::Expires,
-        Some("wait") => list::Order::Wait,
-        _ => list::Order::Key,
-    };
-    let held_longer_than =
-        flag(args.held_longer_than, "--held-longer-than").map(|setting| setting.duration("a time is 0 or more")).transpose()?;
-    let (least, most, range) = (Duration::from_millis(100), Duration::from_secs(24 * 3600), "a look is taken every 100ms to 24h");
-    let watch = flag(args.watch, "--watch").map(|setting| within(&setting, least, most, range)).transpose()?;
-    Ok(list::ListSettings { start: args.start.unwrap_or_default(), order, held_longer_than, watch })
 }
 
 fn hold_until(signal: bool, pid: Option<&str>) -> Result<HoldUntil> {
@@ -372,7 +352,7 @@ pub fn describe(flag: Option<&str>, layers: &Layers<'_>) -> Result<Option<String
 }
 
 /// A line of text of limited length.
-fn line(setting: &Setting, most: usize) -> Result<String> {
+pub(super) fn line(setting: &Setting, most: usize) -> Result<String> {
     let length = setting.text.len();
     if length > most {
         return Err(setting.refuse(format!("it has {length} bytes, more than {most}")));
@@ -383,13 +363,21 @@ fn line(setting: &Setting, most: usize) -> Result<String> {
     Ok(setting.text.clone())
 }
 
-fn within(setting: &Setting, least: Duration, most: Duration, range: &str) -> Result<Duration> {
+pub(super) fn within(setting: &Setting, least: Duration, most: Duration, range: &str) -> Result<Duration> {
     let length = setting.duration(range)?;
     if (least..=most).contains(&length) {
         Ok(length)
     } else {
         Err(setting.refuse(format!("{:?} is out of range", setting.text)).hint(range))
     }
+}
+
+/// Why an operator decided something, as `--reason` says.
+///
+/// # Errors
+/// If it is longer than a note.
+pub fn reason(text: String) -> Result<String> {
+    line(&Setting { text, origin: Origin::Flag("--reason") }, DESCRIPTION)
 }
 
 /// A path from a setting's text.

@@ -1,8 +1,6 @@
 //! `dlock break`: ask a holder to stop and give up, and wait until it has.
 
-use std::io::{self, BufRead as _, IsTerminal as _};
-
-use super::{Context, KeyArg, interrupted, user_name};
+use super::{Context, KeyArg, consent, interrupted};
 use crate::{
     exit,
     lease::{self, BootClock, Breaking, Clock as _, Order, ask},
@@ -71,17 +69,11 @@ pub struct BreakSettings {
 /// What kept the store from answering, and what is missing to break it.
 pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
-    let attended = io::stdin().is_terminal() && out.attended() && !out.is_json();
-    if !settings.yes && !attended {
-        return Err(Error::new(Kind::Usage, "nobody can be asked whether to break it")
-            .key(&settings.key)
-            .hint("--yes --reason TEXT breaks it unasked; better with --fence N, as dlock inspect shows it"));
-    }
-    if settings.yes && !attended && settings.reason.is_none() {
-        return Err(Error::new(Kind::Usage, "no reason is given")
-            .key(&settings.key)
-            .hint("--reason TEXT tells the holder, and the history"));
-    }
+    let decision = (settings.yes, settings.reason.as_deref());
+    let to_ask = consent::check(context, &settings.key, decision, "break it").map_err(|error| match error.hint {
+        None => error.hint("--yes --reason TEXT breaks it unasked; better with --fence N, as dlock inspect shows it"),
+        Some(_) => error,
+    })?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
     let question = async |backend: &mut dyn Backend| backend.inspect(&settings.key).await;
@@ -97,11 +89,10 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
             .key(&settings.key)
             .hint("what took the lock has to give it back, or its lease ends"));
     };
-    if attended && !settings.yes && !agreed(&settings, seen)? {
+    if to_ask && !agreed(&settings, seen)? {
         return Ok(exit::NOT_HELD);
     }
-    let host = context.host.clone().unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
-    let us = Break { by: format!("{}@{host}", user_name()), why: settings.reason.clone(), seen: false };
+    let us = Break { by: consent::decider(context), why: settings.reason.clone(), seen: false };
     if !settings.now {
         let left = seen.expires_in.map(|left| format!(", {} at most if it does not answer", crate::output::age(left))).unwrap_or_default();
         out.notice(&format!("{}: asking {} to stop and give it back{left}", settings.key.escaped(), described(seen)));
@@ -164,8 +155,5 @@ fn choose<'a>(settings: &BreakSettings, holders: &'a [Holder]) -> Result<Option<
 /// Asks on the terminal.
 fn agreed(settings: &BreakSettings, seen: &Holder) -> Result<bool> {
     let consequence = if settings.now { " Its command may still run, beside the next one's." } else { "" };
-    crate::output::ask(&format!("break {}, held by {}?{consequence} [y/N] ", settings.key.escaped(), described(seen)));
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer).map_err(|error| Error::new(Kind::Usage, "no answer").source(error))?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    consent::agreed(&format!("break {}, held by {}?{consequence}", settings.key.escaped(), described(seen)))
 }

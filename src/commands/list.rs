@@ -8,8 +8,8 @@ use super::{Context, interrupted};
 use crate::{
     exit,
     lease::{BootClock, Clock as _, ask},
-    lock::{Backend, Error, Kind, LockState, Result},
-    output::{Now, json, list},
+    lock::{Backend, Error, Kind, LockState, Result, Rule, Which},
+    output::{Lock, Now, json, list},
     supervise::{Signals, reraise},
 };
 
@@ -110,7 +110,7 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
     }
 }
 
-fn once(locks: &[LockState], store: &str, context: &Context) -> u8 {
+fn once(locks: &[Lock], store: &str, context: &Context) -> u8 {
     let out = &context.out;
     if out.is_json() {
         return out.finish(out.json(&json::Listed::new(locks, store, &Now::read())), exit::OK);
@@ -121,29 +121,54 @@ fn once(locks: &[LockState], store: &str, context: &Context) -> u8 {
         }
         return exit::OK;
     }
-    out.finish(out.data(&list::view(locks, out.look())), exit::OK)
+    out.finish(out.data(&list::view(locks, &Now::read(), out.look())), exit::OK)
 }
 
 /// The locks that are to be shown, in their order; and of how many it is not known whether they should be.
-async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<LockState>, usize)> {
+async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<Lock>, usize)> {
     let question = async |b: &mut dyn Backend| b.list(&settings.start).await;
     let locks = ask(backend, &BootClock, context.limits, ("list", None), question).await?;
-    let mut locks: Vec<_> = locks.into_iter().map(LockState::in_order).collect();
-    let held = |state: &LockState| state.holders.iter().filter_map(|holder| holder.held_for).max();
+    let mut locks: Vec<Lock> = locks.into_iter().map(|state| LockState::in_order(state).into()).collect();
+    locks.extend(kept(settings, backend, context, &locks).await?);
+    let held = |lock: &Lock| lock.state.holders.iter().filter_map(|holder| holder.held_for).max();
     let mut unknown = 0;
     if let Some(least) = settings.held_longer_than {
-        locks.retain(|state| {
-            unknown += usize::from(held(state).is_none());
-            held(state).is_some_and(|held| held > least)
+        locks.retain(|lock| {
+            unknown += usize::from(lock.refusal.is_none() && held(lock).is_none());
+            held(lock).is_some_and(|held| held > least)
         });
     }
     match settings.order {
-        Order::Key => {}
-        Order::Since => locks.sort_by_key(|state| Reverse(held(state))),
+        Order::Key => locks.sort_by(|a, b| a.state.key.cmp(&b.state.key)),
+        Order::Since => locks.sort_by_key(|lock| Reverse(held(lock))),
         Order::Expires => {
-            locks.sort_by_key(|state| state.holders.iter().filter_map(|holder| holder.expires_in).min().unwrap_or(Duration::MAX));
+            let ends = |lock: &Lock| lock.state.holders.iter().filter_map(|holder| holder.expires_in).min();
+            let again = |lock: &Lock| lock.refusal.as_ref().and_then(|refusal| refusal.again_in);
+            locks.sort_by_key(|lock| ends(lock).or(again(lock)).unwrap_or(Duration::MAX));
         }
-        Order::Wait => locks.sort_by_key(|state| Reverse(state.waiters.len())),
+        Order::Wait => locks.sort_by_key(|lock| Reverse(lock.state.waiters.len())),
     }
     Ok((locks, unknown))
+}
+
+/// The free locks that an earlier run keeps from everybody.
+async fn kept(settings: &ListSettings, backend: &mut dyn Backend, context: &Context, held: &[Lock]) -> Result<Vec<Lock>> {
+    if !backend.identity().capabilities.terms {
+        return Ok(Vec::new());
+    }
+    let question = async |b: &mut dyn Backend| b.known(&settings.start, Which::Kept).await;
+    let keys = ask(backend, &BootClock, context.limits, ("list", None), question).await?;
+    let mut kept = Vec::new();
+    for key in keys.into_iter().filter(|key| held.iter().all(|lock| lock.state.key != *key)) {
+        let about = ("list", Some(&key));
+        let record = ask(backend, &BootClock, context.limits, about, async |b: &mut dyn Backend| b.history(&key).await).await?.record;
+        // A skew guard lasts for seconds, and is nothing to its own host.
+        if !record.keeps(Now::read().unix_ms()).is_some_and(|refusal| matches!(refusal.rule, Rule::AtLeast(_))) {
+            continue;
+        }
+        let state = ask(backend, &BootClock, context.limits, about, async |b: &mut dyn Backend| b.inspect(&key).await).await?;
+        let lock = Lock::with_record(state, record, &Now::read());
+        kept.extend(Some(lock).filter(|lock| lock.refusal.is_some()));
+    }
+    Ok(kept)
 }

@@ -5,7 +5,9 @@
 pub mod acquire;
 pub mod breaking;
 pub mod completions;
+mod consent;
 pub mod doctor;
+pub mod forget;
 pub mod gc;
 pub mod history;
 pub mod hold;
@@ -109,6 +111,8 @@ pub enum Work {
     History(history::HistorySettings),
     /// `dlock break`
     Break(breaking::BreakSettings),
+    /// `dlock forget`
+    Forget(forget::ForgetSettings),
     /// `dlock init`
     Init(init::InitSettings),
     /// `dlock gc`
@@ -136,6 +140,7 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
         Work::List(settings) => block_on(list::run(settings, context)),
         Work::History(settings) => block_on(history::run(settings, context)),
         Work::Break(settings) => block_on(breaking::run(settings, context)),
+        Work::Forget(settings) => block_on(forget::run(settings, context)),
         Work::Init(settings) => block_on(init::run(settings, context)),
         Work::Gc(settings) => block_on(gc::run(settings, context)),
         Work::Doctor(settings) => block_on(doctor::run(*settings, context)),

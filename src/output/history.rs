@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{Look, Now, age, who};
-use crate::lock::{End, Fence, LockState, Metadata, Past, Record, Skips, Stage};
+use super::{Look, Now, age, inspect, who};
+use crate::lock::{self, End, Fence, LockState, Metadata, Past, Record, Skips, Stage};
 
 /// One run: over, or going on.
 #[derive(Clone, Debug)]
@@ -51,11 +51,46 @@ impl RunOf {
                 }
             }
             Some(end) => {
-                let word = who::clean(&end.to_string(), 40);
-                why.map(|why| format!("{word}: {why}")).unwrap_or(word)
+                let word = match end {
+                    End::Signalled(signal) => signal_name(*signal).map_or_else(|| end.to_string(), Into::into),
+                    end => who::clean(&end.to_string(), 40),
+                };
+                match why.as_deref().and_then(|why| why.strip_prefix("max runtime ")) {
+                    Some(most) => format!("TIMED OUT after {most}"),
+                    None => why.map(|why| format!("{word}: {why}")).unwrap_or(word),
+                }
             }
         }
     }
+
+    /// The same, with why it ran past its run policy.
+    fn told(&self) -> String {
+        let anyway = self.metadata.as_ref().and_then(|metadata| metadata.anyway.as_deref());
+        let anyway = anyway.map(|why| format!(", anyway: \"{}\"", who::clean(why, 120))).unwrap_or_default();
+        self.words() + &anyway
+    }
+}
+
+/// A signal without its SIG, as `kill -l` names it.
+fn signal_name(number: i32) -> Option<&'static str> {
+    Some(match number {
+        1 => "HUP",
+        2 => "INT",
+        3 => "QUIT",
+        6 => "ABRT",
+        7 => "BUS",
+        8 => "FPE",
+        9 => "KILL",
+        10 => "USR1",
+        11 => "SEGV",
+        12 => "USR2",
+        13 => "PIPE",
+        14 => "ALRM",
+        15 => "TERM",
+        24 => "XCPU",
+        25 => "XFSZ",
+        _ => return None,
+    })
 }
 
 /// All runs, the latest first: those that go on, then those that are over.
@@ -142,7 +177,7 @@ fn starts(text: &mut String, record: &Record, now: &Now) {
         let who = who::who(metadata.as_ref()).unwrap_or_else(|| "somebody".into());
         format!("{who}, fence {fence}")
     };
-    let length = |ms: u64| humantime::format_duration(std::time::Duration::from_millis(ms));
+    let length = |ms: u64| lock::length(std::time::Duration::from_millis(ms));
     if let Some(paced) = &record.paced {
         let kept = [(paced.at_least_ms, "kept from everybody", "at least"), (paced.guard_ms, "kept from other hosts", "skew guard")];
         for (ms, what, option) in kept.into_iter().filter(|(ms, ..)| paced.at_ms.saturating_add(*ms) > now.unix_ms()) {
@@ -150,13 +185,9 @@ fn starts(text: &mut String, record: &Record, now: &Now) {
             let _ = writeln!(text, "{what} until {until}: {option} {} ({})", length(ms), whose(&paced.metadata, paced.fence));
         }
     }
-    if let Some(start) = &record.start {
-        let stage = match start.stage {
-            Stage::Started => "its outcome is unknown",
-            Stage::Ok => "ok",
-            Stage::Failed => "failed",
-            Stage::Undone => "nothing was started",
-        };
+    // One that was undone keeps no run away.
+    if let Some(start) = record.start.as_ref().filter(|start| start.stage != Stage::Undone) {
+        let stage = inspect::outcome(start.stage);
         let tries = if start.tries > 1 { format!(", try {}", start.tries) } else { String::new() };
         let (at, whose, window) = (now.local(start.at_ms), whose(&start.metadata, start.fence), length(start.window_ms));
         let _ = writeln!(text, "once in {window}: begun {at} ({whose}): {stage}{tries}");
@@ -171,7 +202,7 @@ fn cells(run: &RunOf, now: &Now) -> [String; 6] {
         run.host(),
         length(waited),
         length(ran),
-        run.words(),
+        run.told(),
         run.fence.map(|fence| fence.to_string()).unwrap_or_default(),
     ]
 }

@@ -15,6 +15,7 @@
 //! | `ok` of list | 0 | `backend locks`: an array of locks |
 //! | `ok` of history | 0 | `key backend runs skips` |
 //! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (or its lease ended) or `evicted` |
+//! | `ok` of forget | 0 | `key backend paced once`: the run records that are gone, `null` if there were none |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
 //! | `ok` of run | the command's | `key backend fence keys permit by started waited_ms ran_ms command released holders error`: `keys` with a `fence` each, and `by` the one that kept it from running |
 //! | `ok`, `warn`, `unsafe` of doctor | 0, 1, 2; 69, 78 | `backend name from findings round_trip_us hand_over_us settings error` ([`super::doctor`]) |
@@ -26,10 +27,11 @@
 //! | `interrupted` | 128+N | `key signal`; of run as `ok` |
 //! | `error` | 64 to 78, 126, 127 | `error`; of run, once it began, as `ok` |
 //!
-//! A lock: `key stored_as held last_fence holders waiters nodes`. A node, of a store of several that decide together: `node held others
-//! fence expires_in_ms error`; `others` if it is held there by somebody else than the holder. A holder: `mode permit permits host user pid boot_id pid_ns command description fence
-//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if somebody is breaking it: `by reason seen`. A run: `fence host user pid command description started ended waited_ms ran_ms end bad reason`, where `end` is `running`,
-//! `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost` or `broken`. Skips of a host: `host count since last reason`. A waiter: `host user pid command description
+//! A lock: `key stored_as held refused_until refused last_fence holders waiters nodes`; `refused_until` and `refused` (`reason host user pid fence
+//! began state again_in_ms`) if it is free, and an earlier run keeps it from other runs. A node, of a store of several that decide together: `node held others
+//! fence expires_in_ms error`; `others` if it is held there by somebody else than the holder. A holder: `mode permit permits host user pid boot_id pid_ns command description anyway fence
+//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if somebody is breaking it: `by reason seen`. A run: `fence host user pid command description anyway started ended waited_ms ran_ms end bad reason`, where `end` is `running`,
+//! `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost`, `broken` or `forgotten`. Skips of a host: `host count since last reason`. A waiter: `host user pid command description
 //! waiting_for_ms`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
 //! failed step happened in the store all the same: `not_applied`, `applied` or `unknown`. A `command`: `status` or `signal`. `released`:
 //! `yes`, `nested` (an outer run keeps it), `not_held` or `unknown`.
@@ -47,11 +49,11 @@ use serde::Serialize;
 pub use self::parts::{
     BreakReport, ErrorReport, HolderReport, LockReport, PacedReport, PastReport, RefusedReport, SkipsReport, StartReport, mode,
 };
-use super::{Cause, Now, Skip, history::RunOf, time::millis};
+use super::{Cause, Lock, Now, Skip, history::RunOf, time::millis};
 use crate::{
     exit,
     lease::Lease,
-    lock::{self, Break, Error, Excludes, Fence, Key, LockState, Neighbour, Sharing, Skips},
+    lock::{self, Break, Error, Excludes, Fence, Key, Neighbour, Sharing, Skips},
 };
 
 /// The name of the schema.
@@ -137,6 +139,10 @@ report!(
 report!(
     /// The lock was taken away from its holder.
     WasBroken { key: &'a str, backend: &'a str, fence: u64, how: &'static str, waited_ms: u64 }
+);
+report!(
+    /// The run records of a lock are gone, as they were.
+    Forgotten { key: &'a str, backend: &'a str, paced: Option<PacedReport<'a>>, once: Option<StartReport<'a>> }
 );
 report!(
     /// What the store remembers of a lock.
@@ -264,6 +270,14 @@ impl<'a> WasBroken<'a> {
     }
 }
 
+impl<'a> Forgotten<'a> {
+    /// This record.
+    pub fn new(key: &'a Key, backend: &'a str, record: &'a lock::Record) -> Self {
+        let (paced, once) = (record.paced.as_ref().map(PacedReport::new), record.start.as_ref().map(StartReport::new));
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, paced, once }
+    }
+}
+
 impl<'a> Remembered<'a> {
     /// These runs, starts and skips.
     pub fn new(key: &'a Key, backend: &'a str, runs: &'a [RunOf], record: &'a lock::Record, skips: &'a [Skips]) -> Self {
@@ -320,8 +334,8 @@ pub struct Inspected<'a> {
 
 impl<'a> Inspected<'a> {
     /// Of this lock.
-    pub fn new(state: &'a LockState, backend: &'a str, now: &Now) -> Self {
-        Self { head: head("ok", exit::OK), backend, lock: LockReport::new(state, now) }
+    pub fn new(lock: &'a Lock, backend: &'a str, now: &Now) -> Self {
+        Self { head: head("ok", exit::OK), backend, lock: LockReport::new(lock, now) }
     }
 }
 
@@ -375,7 +389,7 @@ pub struct Listed<'a> {
 
 impl<'a> Listed<'a> {
     /// Of these locks.
-    pub fn new(states: &'a [LockState], backend: &'a str, now: &Now) -> Self {
-        Self { head: head("ok", exit::OK), backend, locks: states.iter().map(|state| LockReport::new(state, now)).collect() }
+    pub fn new(locks: &'a [Lock], backend: &'a str, now: &Now) -> Self {
+        Self { head: head("ok", exit::OK), backend, locks: locks.iter().map(|lock| LockReport::new(lock, now)).collect() }
     }
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Look, Now, age, who};
-use crate::lock::{Holder, LockState, Mode};
+use super::{Lock, Look, Now, age, kept, who};
+use crate::lock::{Holder, Mode, length};
 
 /// A table of held locks.
-pub fn view(locks: &[LockState], look: Look) -> String {
-    let rows: Vec<Row> = locks.iter().map(Row::new).collect();
+pub fn view(locks: &[Lock], now: &Now, look: Look) -> String {
+    let rows: Vec<Row> = locks.iter().map(|lock| Row::new(lock, now)).collect();
     let widest =
         |least: usize, column: fn(&Row) -> &str| rows.iter().map(|row| column(row).chars().count()).chain([least]).max().unwrap_or(least);
     let mut key = widest(11, |row| &row.key);
@@ -55,10 +55,15 @@ pub fn view(locks: &[LockState], look: Look) -> String {
 }
 
 /// The table on a screen of its own, over what was there before.
-pub fn screen(locks: &[LockState], now: &Now, every: Duration, look: Look) -> String {
-    let mut text = format!("every {}, last at {}: {} held\n\n", humantime::format_duration(every), now.clock(), locks.len());
+pub fn screen(locks: &[Lock], now: &Now, every: Duration, look: Look) -> String {
+    let mut text = format!(
+        "every {}, last at {}: {} held\n\n",
+        length(every),
+        now.clock(),
+        locks.iter().filter(|lock| lock.refusal.is_none()).count()
+    );
     if !locks.is_empty() {
-        text += &view(locks, look);
+        text += &view(locks, now, look);
     }
     format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n"))
 }
@@ -74,7 +79,19 @@ struct Row {
 }
 
 impl Row {
-    fn new(state: &LockState) -> Self {
+    fn new(lock: &Lock, now: &Now) -> Self {
+        let state = &lock.state;
+        if let Some(refusal) = &lock.refusal {
+            return Self {
+                key: who::clean(state.key.as_str(), 255),
+                holder: "(free)".into(),
+                since: refusal.began.map_or_else(|| "?".into(), age),
+                expires: refusal.again_in.map_or_else(|| "?".into(), age),
+                wait: state.waiters.len().to_string(),
+                fence: refusal.fence.map_or_else(|| "-".into(), |fence| fence.to_string()),
+                note: format!("{}: {}", kept::until(refusal, now), kept::why(refusal, now)),
+            };
+        }
         let first = state.holders.first();
         let metadata = first.and_then(|holder| holder.metadata.as_ref());
         let share = match first.map(|holder| holder.mode) {
@@ -102,12 +119,12 @@ impl Row {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::{Fence, Key, Metadata, Waiter};
+    use crate::lock::{Fence, Key, LockState, Metadata, Waiter};
 
-    fn lock(key: &str, who: (&str, &str), held: u64, left: u64, waiters: usize, fence: u64, note: Option<&str>) -> LockState {
+    fn lock(key: &str, who: (&str, &str), held: u64, left: u64, waiters: usize, fence: u64, note: Option<&str>) -> Lock {
         let metadata =
             Metadata { user: Some(who.0.into()), host: Some(who.1.into()), description: note.map(str::to_owned), ..Metadata::default() };
-        LockState {
+        Lock::from(LockState {
             key: Key::new(key).unwrap(),
             stored_as: key.into(),
             holders: vec![Holder {
@@ -126,14 +143,18 @@ mod tests {
             waiters: vec![Waiter { metadata: None, waiting_for: None }; waiters],
             last_fence: None,
             nodes: Vec::new(),
-        }
+        })
+    }
+
+    fn now() -> Now {
+        Now::at("2026-11-20T02:04:01Z".parse().unwrap(), jiff::tz::TimeZone::UTC)
     }
 
     #[test]
     fn a_table() {
         let mut pool = lock("pool", ("app", "web1"), 12, 52, 0, 9, None);
-        pool.holders[0].mode = Mode::Permits(3);
-        pool.holders.push(pool.holders[0].clone());
+        pool.state.holders[0].mode = Mode::Permits(3);
+        pool.state.holders.push(pool.state.holders[0].clone());
         let locks = [
             lock("deploy", ("ana", "ops1"), 252, 48, 2, 77, Some("v2.3 rollout")),
             lock("nightly", ("app", "web3"), 3840, 57, 1, 1042, None),
@@ -145,7 +166,7 @@ deploy       ana@ops1   4m 12s   48s         2     77  \"v2.3 rollout\"
 nightly      app@web3   1h 4m    57s         1   1042
 pool 2/3     app@web1   12s      52s         0      9
 ";
-        assert_eq!(view(&locks, Look::default()), expected);
+        assert_eq!(view(&locks, &now(), Look::default()), expected);
     }
 
     #[test]
@@ -160,9 +181,9 @@ pool 2/3     app@web1   12s      52s         0      9
             Some("a long note, longer than fits"),
         )];
         for width in [64, 80, 120] {
-            let text = view(&locks, Look { width: Some(width), color: false });
+            let text = view(&locks, &now(), Look { width: Some(width), color: false });
             assert!(text.lines().all(|line| line.chars().count() <= width), "{width}:\n{text}");
         }
-        assert!(view(&locks, Look::default()).contains(&"k".repeat(100)));
+        assert!(view(&locks, &now(), Look::default()).contains(&"k".repeat(100)));
     }
 }

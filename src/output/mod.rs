@@ -7,6 +7,7 @@ pub mod doctor;
 pub mod history;
 pub mod inspect;
 pub mod json;
+mod kept;
 pub mod list;
 mod metrics;
 pub mod names;
@@ -27,6 +28,7 @@ use std::{
     os::fd::AsFd as _,
 };
 
+pub use kept::Lock;
 pub use metrics::MetricsFile;
 use serde::Serialize;
 pub use skip::{Cause, Skip};

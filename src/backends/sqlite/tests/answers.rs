@@ -6,7 +6,7 @@ use super::*;
 async fn a_start_that_nobody_was_told_of_is_no_run_before_it() {
     let (_directory, path) = place();
     let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
-    let terms = Terms { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: Some(once) };
+    let terms = Terms { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: Some(once), anyway: false };
     let asked = Request { detached: true, terms: Some(terms), ..request("job") };
     let mut a = backend(&path);
     let first = granted(&mut a, &asked).await;
