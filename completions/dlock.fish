@@ -178,7 +178,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand verify" -s v -l verbose -d '
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l fence -d 'Break this hold only: the number that inspect shows' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l fence -d 'Break this hold only; the last digits will do' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l reason -d 'Why, for the history and for who is stopped' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l config -d 'The configuration file' -r
@@ -267,6 +267,8 @@ since\t''
 expires\t''
 wait\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l held-longer-than -d 'Only locks that are held for longer than this' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l user -d 'Only runs of this user' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l since -d 'Only runs that began within D' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l watch -d 'Again every D [2s]; as JSON off a terminal' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l config -d 'The configuration file' -r
@@ -279,6 +281,8 @@ json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand list" -s a -l all -d 'Every key that the store knows, with its last run'
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l failed -d 'Only runs that ended badly'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s q -l quiet -d 'No notices'
@@ -286,6 +290,8 @@ complete -c dlock -n "__fish_dlock_using_subcommand list" -s v -l verbose -d 'Sa
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s n -l last -d 'Show so many runs at most [20; all with --json]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l user -d 'Only runs of this user' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l since -d 'Only runs that began within D' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l password-file -d 'A file that holds the store\'s password' -r
@@ -298,13 +304,14 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -l color -d 'Colour
 always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l timeline -d 'Draw hosts against time'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l failed -d 'Only runs that ended badly'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
-complete -c dlock -n "__fish_dlock_using_subcommand break" -l fence -d 'Break this hold only: the number that inspect shows' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l fence -d 'Break this hold only; the last digits will do' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l reason -d 'Why, for the history and for who is stopped' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l config -d 'The configuration file' -r

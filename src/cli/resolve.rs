@@ -15,7 +15,7 @@ use super::{
     env::Env,
     file::File,
     layers::{Layers, from_env, from_flag},
-    looks::{break_settings, list_settings},
+    looks::{break_settings, history_settings, list_settings},
     run,
     secret_file::plain,
     setting::{Origin, Setting},
@@ -23,8 +23,8 @@ use super::{
 };
 use crate::{
     commands::{
-        Context, KeyArg, ModeArgs, TokenArg, Wanted, WantedArgs, Work, acquire, doctor, forget, gc, history, hold, hold::HoldUntil, init,
-        inspect, names, release, renew, verify,
+        Context, KeyArg, ModeArgs, TokenArg, Wanted, WantedArgs, Work, acquire, doctor, forget, gc, hold, hold::HoldUntil, init, inspect,
+        names, release, renew, verify,
     },
     exit,
     lease::{Held, Limits, Patience},
@@ -74,7 +74,7 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
         let settings = doctor_settings(args, globals, &layers, &context)?;
         return Ok((Work::Doctor(Box::new(settings)), context));
     }
-    Ok((work(command, key, token, &layers, env)?, context))
+    Ok((work(command, key, token, &layers, env, globals)?, context))
 }
 
 /// The key and the token of a command, before anything else: a key may have a policy of its own.
@@ -103,7 +103,7 @@ fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)
             }
             pair(&args.key, &args.token, env)
         }
-        Command::History(args) => Ok((Some(key(&args.key)?), None)),
+        Command::History(args) => Ok((given(&args.key).map(|name| Key::from_os(name)).transpose()?, None)),
         Command::Break(args) => Ok((Some(key(&args.key)?), None)),
         Command::Forget(args) => Ok((Some(key(&args.key)?), None)),
         _ => Ok((None, None)),
@@ -165,7 +165,10 @@ fn color(globals: &Globals, layers: &Layers<'_>) -> Result<Option<bool>> {
     setting.choice(&[("auto", None), ("always", Some(true)), ("never", Some(false))])
 }
 
-fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layers<'_>, env: &Env) -> Result<Work> {
+fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layers<'_>, env: &Env, globals: &Globals) -> Result<Work> {
+    if let Command::History(args) = command {
+        return Ok(Work::History(history_settings(key, args, globals.host.clone())?));
+    }
     if let Command::Verify(_) = command {
         let key = key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"))?;
         // One that is no text holds nothing that could be read.
@@ -197,11 +200,10 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             let reason = args.reason.map(reason).transpose()?;
             Work::Forget(forget::ForgetSettings { key: key()?, reason, yes: args.yes })
         }
-        Command::History(args) => Work::History(history::HistorySettings { key: key()?, last: args.last, timeline: args.timeline }),
         Command::Release(_) => Work::Release(release::ReleaseSettings { key: key()?, token: token()? }),
         Command::Inspect(_) => Work::Inspect(inspect::InspectSettings { key: key()? }),
         Command::Names(_) => Work::Names(names::NamesSettings { key: key()? }),
-        Command::List(args) => Work::List(list_settings(args)?),
+        Command::List(args) => Work::List(list_settings(args, globals.host.clone())?),
         Command::Init(args) => Work::Init(init::InitSettings { print: args.print }),
         Command::Gc(args) => {
             // A flag only: no configuration says what is to be removed.
@@ -215,7 +217,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             let wanted = wanted(key()?, &args.wanted, ttl, layers)?;
             Work::Hold(Box::new(hold::HoldSettings { wanted, until: hold_until(args.until_signal, args.while_pid.as_deref())? }))
         }
-        Command::Completions(_) | Command::Man(_) | Command::Verify(_) | Command::Doctor(_) => {
+        Command::Completions(_) | Command::Man(_) | Command::Verify(_) | Command::Doctor(_) | Command::History(_) => {
             return Err(Error::new(Kind::Internal, "this command needs no store"));
         }
     })

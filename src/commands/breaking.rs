@@ -4,15 +4,15 @@ use super::{Context, KeyArg, consent, interrupted};
 use crate::{
     exit,
     lease::{self, BootClock, Breaking, Clock as _, Order, ask},
-    lock::{Backend, Break, Error, Fence, Holder, Key, Kind, Result},
-    output::{described, json, mark, shell},
+    lock::{Backend, Break, Error, Holder, Key, Kind, Result},
+    output::{described, fence, json, mark, shell},
     supervise::{Signals, reraise},
 };
 
 /// How a lock is broken; of `dlock release --force` as well.
 #[derive(clap::Args, Debug, Default)]
 pub struct BreakArgs {
-    /// Break this hold only: the number that inspect shows
+    /// Break this hold only; the last digits will do
     #[arg(long, value_name = "N")]
     pub fence: Option<String>,
     /// Why, for the history and for who is stopped
@@ -48,13 +48,35 @@ pub struct Args {
     pub how: BreakArgs,
 }
 
+/// The end of a fence, as people write it: as many of its last digits as tell it from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending(String);
+
+impl Ending {
+    /// The digits, after an ellipsis if there is one; `None` if it has other characters.
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits = text.strip_prefix('…').or_else(|| text.strip_prefix("...")).unwrap_or(text);
+        let is_number = !digits.is_empty() && digits.len() <= 20 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| Self(digits.to_owned()))
+    }
+
+    /// The holders whose fence ends so; the one whose whole fence it is alone.
+    fn of<'a>(&self, holders: &'a [Holder]) -> Vec<&'a Holder> {
+        let fence = |holder: &Holder| holder.fence.map(|fence| fence.to_string());
+        if let Some(whole) = holders.iter().find(|holder| fence(holder).as_ref() == Some(&self.0)) {
+            return vec![whole];
+        }
+        holders.iter().filter(|holder| fence(holder).is_some_and(|fence| fence.ends_with(&self.0))).collect()
+    }
+}
+
 /// What `dlock break` is to do, checked.
 #[derive(Clone, Debug)]
 pub struct BreakSettings {
     /// Which lock.
     pub key: Key,
     /// Which hold; `None` for the one that has the lock.
-    pub fence: Option<Fence>,
+    pub fence: Option<Ending>,
     /// Why.
     pub reason: Option<String>,
     /// Nobody is to be asked.
@@ -84,7 +106,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
         let why = if settings.fence.is_some() { "no such hold has the lock any more" } else { "nobody has the lock" };
         return Ok(out.not_broken(&settings.key, &store, why));
     };
-    let Some(fence) = seen.fence else {
+    let Some(number) = seen.fence else {
         return Err(Error::new(Kind::Unsupported, format!("{} has it, and does not listen to dlock", described(seen)))
             .key(&settings.key)
             .hint("what took the lock has to give it back, or its lease ends"));
@@ -102,7 +124,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     let breaking = lease::break_hold(
         &mut *backend,
         &BootClock,
-        Order { key: &settings.key, seen, fence, mark: &us, at_once: settings.now },
+        Order { key: &settings.key, seen, fence: number, mark: &us, at_once: settings.now },
         context.limits,
         interrupted(&mut signals),
         |holder| {
@@ -131,7 +153,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     };
     if out.is_json() {
         let waited = BootClock.now().since(began);
-        return Ok(out.finish(out.json(&json::WasBroken::new(&settings.key, &store, fence, how, waited)), exit::OK));
+        return Ok(out.finish(out.json(&json::WasBroken::new(&settings.key, &store, number, how, waited)), exit::OK));
     }
     let rest = if state.holders.len() > 1 { "that hold is over, the others have the lock" } else { "the lock is free" };
     out.notice(&format!("{}: broken, {rest}", settings.key.escaped()));
@@ -140,16 +162,18 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
 
 /// The hold that is meant; `None` if it is not there.
 fn choose<'a>(settings: &BreakSettings, holders: &'a [Holder]) -> Result<Option<&'a Holder>> {
-    if let Some(fence) = settings.fence {
-        return Ok(holders.iter().find(|holder| holder.fence == Some(fence)));
-    }
-    if holders.len() > 1 {
-        let fences: Vec<String> = holders.iter().filter_map(|holder| holder.fence).map(|fence| fence.to_string()).collect();
-        return Err(Error::new(Kind::Usage, format!("{} have it together", holders.len()))
+    let (meant, why): (Vec<&Holder>, _) = match &settings.fence {
+        Some(ending) => (ending.of(holders), "have a fence that ends so"),
+        None => (holders.iter().collect(), "have it together"),
+    };
+    if meant.len() > 1 {
+        let each = || holders.iter().filter_map(|holder| holder.fence);
+        let fences: Vec<String> = each().map(|one| fence(one, each())).collect();
+        return Err(Error::new(Kind::Usage, format!("{} {why}", meant.len()))
             .key(&settings.key)
             .hint(format!("--fence N says which: {}", fences.join(", "))));
     }
-    Ok(holders.first())
+    Ok(meant.first().copied())
 }
 
 /// Asks on the terminal.

@@ -5,7 +5,7 @@ use crate::{
     exit,
     lease::{BootClock, ask},
     lock::{Backend, Key, LockState, Record, Result},
-    output::{Lock, Now, inspect, json, shell},
+    output::{Lock, Now, fence as fence_of, inspect, json, shell},
 };
 
 /// The arguments of `dlock inspect`.
@@ -48,7 +48,8 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     if let ([holder], true) = (&*lock.state.holders, written.is_ok())
         && let Some(fence) = holder.fence.filter(|_| holder.broken.is_none())
     {
-        out.tip(&format!("dlock break {} --fence {fence} asks its holder to stop", shell(&settings.key)));
+        let (key, fence) = (shell(&settings.key), fence_of(fence, std::iter::empty()));
+        out.tip(&format!("dlock break {key} --fence {} asks its holder to stop", fence.trim_start_matches('…')));
     }
     if lock.refusal.is_some() {
         let key = shell(&settings.key);

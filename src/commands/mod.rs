@@ -18,6 +18,7 @@ pub mod list;
 pub mod man;
 mod metadata;
 pub mod names;
+pub mod overview;
 pub mod release;
 pub mod renew;
 pub mod run;

@@ -156,6 +156,13 @@ fn lease(holder: &Holder) -> String {
     }
 }
 
+/// Whether a holder that renews by itself should have done so: it does at every sixth of its lease.
+pub fn is_late(holder: &Holder) -> bool {
+    let by_itself = !holder.foreign && (!holder.detached || who::command(holder.metadata.as_ref()).is_some());
+    let times = holder.renewed_ago.zip(holder.expires_in).filter(|_| by_itself);
+    times.is_some_and(|(ago, left)| ago > (ago + left) / 3 + Duration::from_secs(1))
+}
+
 /// Returns what the lease tells about the holder's process. A holder renews at every sixth of its lease.
 fn verdict(holder: &Holder) -> Option<String> {
     if holder.foreign {
@@ -177,8 +184,7 @@ fn verdict(holder: &Holder) -> Option<String> {
     if holder.held_for.is_some_and(|held| held > second && held.saturating_sub(ago) < second / 10) {
         return Some(format!("dlock{place} has not renewed it yet"));
     }
-    let late = ago > (ago + left) / 3 + second;
-    Some(if late { format!("dlock{place} is late") } else { format!("dlock{place} is alive") })
+    Some(if is_late(holder) { format!("dlock{place} is late") } else { format!("dlock{place} is alive") })
 }
 
 fn row(title: &str, text: &str) -> String {

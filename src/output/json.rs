@@ -13,7 +13,8 @@
 //! | `ok` of inspect | 0 | `backend` and a lock |
 //! | `ok` of names | 0 | `key backend stored_as libraries`: `library excludes code namespace about`, where `excludes` is `both_ways`, `one_way` or `no` |
 //! | `ok` of list | 0 | `backend locks`: an array of locks |
-//! | `ok` of history | 0 | `key backend runs skips` |
+//! | `ok` of list --all | 0 | `backend keys`: `key last last_ok runs skips usually_every_ms late`, `last` a run |
+//! | `ok` of history | 0 | `key backend runs paced once skips`; without a key `backend runs` |
 //! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (or its lease ended) or `evicted` |
 //! | `ok` of forget | 0 | `key backend paced once`: the run records that are gone, `null` if there were none |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
@@ -30,7 +31,7 @@
 //! A lock: `key stored_as held refused_until refused last_fence holders waiters nodes`; `refused_until` and `refused` (`reason host user pid fence
 //! began state again_in_ms`) if it is free, and an earlier run keeps it from other runs. A node, of a store of several that decide together: `node held others
 //! fence expires_in_ms error`; `others` if it is held there by somebody else than the holder. A holder: `mode permit permits host user pid boot_id pid_ns command description anyway fence
-//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if somebody is breaking it: `by reason seen`. A run: `fence host user pid command description anyway started ended waited_ms ran_ms end bad reason`, where `end` is `running`,
+//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if somebody is breaking it: `by reason seen`. A run: `key fence host user pid command description anyway started ended waited_ms ran_ms end bad reason`, where `end` is `running`,
 //! `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost`, `broken` or `forgotten`. Skips of a host: `host count since last reason`. A waiter: `host user pid command description
 //! waiting_for_ms`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
 //! failed step happened in the store all the same: `not_applied`, `applied` or `unknown`. A `command`: `status` or `signal`. `released`:
@@ -38,6 +39,7 @@
 //!
 //! `run` prints its object as the last line of stderr, since stdout is the command's.
 
+mod keys;
 mod parts;
 #[cfg(test)]
 mod tests;
@@ -46,6 +48,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+pub use self::keys::{AllRuns, KnownKeys};
 pub use self::parts::{
     BreakReport, ErrorReport, HolderReport, LockReport, PacedReport, PastReport, RefusedReport, SkipsReport, StartReport, mode,
 };
@@ -281,7 +284,7 @@ impl<'a> Forgotten<'a> {
 impl<'a> Remembered<'a> {
     /// These runs, starts and skips.
     pub fn new(key: &'a Key, backend: &'a str, runs: &'a [RunOf], record: &'a lock::Record, skips: &'a [Skips]) -> Self {
-        let runs = runs.iter().map(PastReport::new).collect();
+        let runs = runs.iter().map(|run| PastReport::new(key, run)).collect();
         let skips = skips.iter().map(SkipsReport::new).collect();
         let (paced, once) = (record.paced.as_ref().map(PacedReport::new), record.start.as_ref().map(StartReport::new));
         Self { head: head("ok", exit::OK), key: key.as_str(), backend, runs, paced, once, skips }

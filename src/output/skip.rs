@@ -197,7 +197,7 @@ mod tests {
         };
         let (text, hint) = said(Rule::SkewGuard(Duration::from_secs(5)), "skew guard 5s");
         assert_eq!(text, "demo: lap began it 3s ago (fence 17), skew guard 5s: not run");
-        assert_eq!(hint, "free again in 2s; dlock history demo tells more");
+        assert_eq!(hint, "free again in 2s; --anyway --reason TEXT runs it now; dlock history demo tells more");
         let (text, hint) = said(Rule::Once(Stage::Failed), "once per 1m");
         assert_eq!(text, "demo: lap ran it 3s ago (fence 17) and failed, once per 1m: not run");
         assert_eq!(hint, "--retry-failed N runs it again; dlock history demo tells more");

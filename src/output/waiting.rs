@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, future::Future, io, os::fd::AsFd as _, time::Duration};
 
-use super::{Output, age, columns, stderr, who};
+use super::{Output, age, stderr, who, window};
 use crate::{
     lease::{Clock, Patience},
     lock::{BootTime, Busy, Key},
@@ -55,7 +55,7 @@ impl<'a> Waiting<'a> {
                 holder.held_for = holder.held_for.map(|held| held.saturating_add(now.since(*told)));
             }
             let text = line(key, &busy, now.since(self.began), self.patience);
-            let text = who::cut(&text, columns(io::stderr().as_fd()).saturating_sub(1));
+            let text = who::cut(&text, window(io::stderr().as_fd()).0.saturating_sub(1));
             stderr::lines(&format!("\r\x1b[K{text}"));
         }
     }

@@ -11,7 +11,7 @@ fn redacted(text: &str) -> String {
         let words = line.split_inclusive(' ').map(|word| {
             let (bare, gap) = (word.trim_end_matches([' ', ':', ',', ';', ')']), word.len());
             let rest = &word[bare.len()..gap];
-            let number = bare.len() > 12 && bare.bytes().all(|byte| byte.is_ascii_digit());
+            let number = bare.starts_with('…') || bare.len() > 12 && bare.bytes().all(|byte| byte.is_ascii_digit());
             let age = !line.starts_with('$')
                 && bare.len() > 1
                 && bare.ends_with(['s', 'm'])
@@ -34,6 +34,9 @@ fn redacted(text: &str) -> String {
         words.collect::<String>().split("[AGE] [AGE]").collect::<Vec<_>>().join("[AGE]").trim_end().to_owned() + "\n"
     };
     let mut text: String = text.lines().map(line).collect();
+    for day in 1..=31 {
+        text = text.replace(&format!("[DAY] {day:02} "), "[DAY] ");
+    }
     while text.contains("    ") {
         text = text.replace("    ", "   ");
     }
@@ -53,4 +56,18 @@ fn a_free_lock_that_can_not_be_had_says_so_and_gives_way() {
     lab.say("run -k once --once-per 1d -v -- true").say("run -k once --once-per none --host lap -- echo ran");
     lab.say("forget once --yes --reason fixed --host lap").say("run -k once --once-per 1d --host lap -- echo ran");
     assert_data_eq!(redacted(&lab.transcript()), file!["snapshots/records.txt"]);
+}
+
+#[test]
+fn every_key_that_the_store_knows_is_listed_and_told_of() {
+    let mut lab = Lab::new();
+    for (key, host, end) in
+        [("backup", "web1", "true"), ("nightly", "web2", "exit 3"), ("nightly", "web2", "true"), ("report", "web1", "exit 1")]
+    {
+        assert!(lab.run(["run", "-k", key, "--host", host, "--skew-guard", "0", "-c", end]).status.code().is_some());
+    }
+    lab.say("list --all").say("list rep --all").say("list --failed").say("list --all --host web2").say("list --all --user nemo");
+    lab.say("history").say("history --failed --host web2").say("history --since 1h -n 1").say("history nightly --failed");
+    lab.say("history --timeline").say("list --all --watch").say("list --since soon").say("list --all nothing");
+    assert_data_eq!(redacted(&lab.transcript()), file!["snapshots/overview.txt"]);
 }

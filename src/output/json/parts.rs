@@ -224,6 +224,7 @@ impl<'a> HolderReport<'a> {
 /// One run.
 #[derive(Debug, Serialize)]
 pub struct PastReport<'a> {
+    key: &'a str,
     fence: Option<u64>,
     host: Option<&'a str>,
     user: Option<&'a str>,
@@ -241,9 +242,10 @@ pub struct PastReport<'a> {
 }
 
 impl<'a> PastReport<'a> {
-    pub(super) fn new(run: &'a RunOf) -> Self {
+    pub(super) fn new(key: &'a Key, run: &'a RunOf) -> Self {
         let metadata = run.metadata.as_ref();
         Self {
+            key: key.as_str(),
             fence: run.fence.map(|fence| fence.0),
             host: metadata.and_then(|m| m.host.as_deref()),
             user: metadata.and_then(|m| m.user.as_deref()),
