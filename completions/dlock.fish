@@ -52,6 +52,7 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "names" -d 'Tell what ot
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "list" -d 'Show every held lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show who held a lock, and how it ended'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "break" -d 'Ask the holder of a lock to stop and give up'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "explain" -d 'Tell what a run of a key would do now, and where its settings come from'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "forget" -d 'Remove the records of earlier runs, so that the next one starts as the first'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "doctor" -d 'Tell whether the store, as configured, can keep its promises'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "init" -d 'Create what the store needs before it can keep locks'
@@ -331,6 +332,59 @@ complete -c dlock -n "__fish_dlock_using_subcommand break" -l json -d 'Print one
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s k -l key -d 'The lock\'s name; -k again for more, all or none' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l permits -d 'Be one of at most N holders (= --limit)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l ttl -d 'The length of the lease, renewed all along [60s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l grace -d 'Time between TERM and KILL [10s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l max-runtime -d 'Stop the command after so long; status 124' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l once-per -d 'Run once per D, the period of the schedule' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l reason -d 'Why --anyway, for the history' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l skew-guard -d 'Refuse other hosts\' tries until so long after the start, for clocks that differ [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l at-least -d 'Keep the lock at least so long from its start' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l keep -d 'How long the success of --once is remembered' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l retry-failed -d 'How often a run that failed may be repeated [0 with --once-per, as often as need be with --once]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l warn-held -d 'Say so if the lock that makes this run skip has been held for longer [1h]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s c -d 'A line for /bin/sh to run instead of COMMAND' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l describe -d 'A note for those who look at the lock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l status-file -d 'Write how it ended to a file, as JSON' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l metrics-file -d 'Count this run in a file for Prometheus\' textfile collector (*.prom)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l on-lost -d 'If the lock is lost: kill, signal:SIG before the KILL, or continue' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l leftover -d 'Processes that outlive the command: wait for them, kill them, or leave them' -r -f -a "wait\t''
+kill\t''
+leave\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l contain -d 'How the command\'s processes are kept together' -r -f -a "auto\t''
+group\t''
+cgroup\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l log -d 'Lines for syslog: auto is when stderr is no terminal' -r -f -a "auto\t''
+off\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l config -d 'The configuration file' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l password-file -d 'A file that holds the store\'s password' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l host -d 'This machine\'s name in leases' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s o -l output -d 'How to print' -r -f -a "human\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
+always\t''
+never\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s s -l shared -d 'Hold it together with other readers'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l fair -d 'Wait in line; otherwise a newcomer may overtake'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l anyway -d 'Run past skew guard, at-least, --once and --once-per, never past a holder; needs --reason'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l once -d 'Run it to success once, and never again while that is remembered'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l retry-crashed -d 'Repeat a run of which nobody knows how it ended (--once-per, --once)'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l no-metadata -d 'Leave out who holds the lock'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l no-reentrant -d 'Refuse to run inside of a `dlock run` of the same key, instead of entering its lock'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l insecure-argv -d 'Allow a password in the --backend URL'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l json -d 'Print one JSON object (= -o json)'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s q -l quiet -d 'No notices'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l reason -d 'Why, for the history' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s b -l backend -d 'The store: a URL, or a name of the config file' -r

@@ -6,6 +6,7 @@ mod args;
 mod backend;
 mod duration;
 mod env;
+mod explain;
 mod file;
 mod layers;
 mod looks;

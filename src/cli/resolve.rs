@@ -13,6 +13,7 @@ use super::{
     args::{Command, Globals},
     backend,
     env::Env,
+    explain,
     file::File,
     layers::{Layers, from_env, from_flag},
     looks::{break_settings, history_settings, list_settings},
@@ -88,6 +89,10 @@ fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)
             let first = wanted.keys.key.as_ref().or(wanted.keys.key_flags.first());
             let first = first.ok_or_else(|| no_key("the key is the lock's name, as in: dlock acquire sms-job --ttl 5m"))?;
             Ok((Some(Key::from_os(first)?), None))
+        }
+        Command::Explain(args) => {
+            let first = args.run.key.first();
+            Ok((Some(Key::from_os(first.ok_or_else(|| no_key("the key is the lock's name, as in: dlock explain sms-job"))?)?), None))
         }
         Command::Inspect(args) => Ok((Some(key(&args.key)?), None)),
         Command::Names(args) => Ok((Some(key(&args.key)?), None)),
@@ -169,6 +174,10 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
     if let Command::History(args) = command {
         return Ok(Work::History(history_settings(key, args, globals.host.clone())?));
     }
+    if let Command::Explain(args) = command {
+        let key = key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"))?;
+        return Ok(Work::Explain(Box::new(explain::resolve(args.run, key, globals, layers)?)));
+    }
     if let Command::Verify(_) = command {
         let key = key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"))?;
         // One that is no text holds nothing that could be read.
@@ -217,7 +226,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             let wanted = wanted(key()?, &args.wanted, ttl, layers)?;
             Work::Hold(Box::new(hold::HoldSettings { wanted, until: hold_until(args.until_signal, args.while_pid.as_deref())? }))
         }
-        Command::Completions(_) | Command::Man(_) | Command::Verify(_) | Command::Doctor(_) | Command::History(_) => {
+        Command::Completions(_) | Command::Man(_) | Command::Verify(_) | Command::Doctor(_) | Command::History(_) | Command::Explain(_) => {
             return Err(Error::new(Kind::Internal, "this command needs no store"));
         }
     })

@@ -111,13 +111,16 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
             .key(&settings.key)
             .hint("what took the lock has to give it back, or its lease ends"));
     };
+    // Whoever decides must know that there is no process to be asked.
+    if !settings.now && !listens(seen) {
+        announce(&settings, seen, context);
+    }
     if to_ask && !agreed(&settings, seen)? {
         return Ok(exit::NOT_HELD);
     }
     let us = Break { by: consent::decider(context), why: settings.reason.clone(), seen: false };
-    if !settings.now {
-        let left = seen.expires_in.map(|left| format!(", {} at most if it does not answer", crate::output::age(left))).unwrap_or_default();
-        out.notice(&format!("{}: asking {} to stop and give it back{left}", settings.key.escaped(), described(seen)));
+    if !settings.now && listens(seen) {
+        announce(&settings, seen, context);
     }
     let began = BootClock.now();
     let mut stopping = false;
@@ -174,6 +177,27 @@ fn choose<'a>(settings: &BreakSettings, holders: &'a [Holder]) -> Result<Option<
             .hint(format!("--fence N says which: {}", fences.join(", "))));
     }
     Ok(meant.first().copied())
+}
+
+/// Says who is asked, and what can be expected.
+fn announce(settings: &BreakSettings, seen: &Holder, context: &Context) {
+    let (key, who, left) = (settings.key.escaped(), described(seen), seen.expires_in.map(crate::output::age));
+    if listens(seen) {
+        let left = left.map(|left| format!(", {left} at most if it does not answer")).unwrap_or_default();
+        context.out.notice(&format!("{key}: asking {who} to stop and give it back{left}"));
+        return;
+    }
+    let pid = seen.metadata.as_ref().and_then(|metadata| metadata.pid).map(|pid| format!(" by pid {pid}")).unwrap_or_default();
+    let left = left.map(|left| format!(", in {left}")).unwrap_or_default();
+    context.out.notice_with_hint(
+        &format!("{key}: {who}: acquired{pid}, and no dlock renews it: unless a script does, it ends with its lease{left}"),
+        "--now takes it away at once; what uses its token runs on",
+    );
+}
+
+/// Whether a process renews the hold, which can be asked to stop: one that was acquired for no program has none.
+fn listens(seen: &Holder) -> bool {
+    !seen.detached || seen.metadata.as_ref().is_some_and(|metadata| metadata.command.is_some())
 }
 
 /// Asks on the terminal.

@@ -7,6 +7,7 @@ pub mod breaking;
 pub mod completions;
 mod consent;
 pub mod doctor;
+pub mod explain;
 pub mod forget;
 pub mod gc;
 pub mod history;
@@ -112,6 +113,8 @@ pub enum Work {
     History(history::HistorySettings),
     /// `dlock break`
     Break(breaking::BreakSettings),
+    /// `dlock explain`
+    Explain(Box<explain::ExplainSettings>),
     /// `dlock forget`
     Forget(forget::ForgetSettings),
     /// `dlock init`
@@ -141,6 +144,7 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
         Work::List(settings) => block_on(list::run(settings, context)),
         Work::History(settings) => block_on(history::run(settings, context)),
         Work::Break(settings) => block_on(breaking::run(settings, context)),
+        Work::Explain(settings) => block_on(explain::run(*settings, context)),
         Work::Forget(settings) => block_on(forget::run(settings, context)),
         Work::Init(settings) => block_on(init::run(settings, context)),
         Work::Gc(settings) => block_on(gc::run(settings, context)),

@@ -15,6 +15,7 @@
 //! | `ok` of list | 0 | `backend locks`: an array of locks |
 //! | `ok` of list --all | 0 | `backend keys`: `key last last_ok runs skips usually_every_ms late`, `last` a run |
 //! | `ok` of history | 0 | `key backend runs paced once skips`; without a key `backend runs` |
+//! | `ok` of explain | 0 | `key backend stored_as would reason holders refused settings`; `would` is `run`, `wait` or `skip` |
 //! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (or its lease ended) or `evicted` |
 //! | `ok` of forget | 0 | `key backend paced once`: the run records that are gone, `null` if there were none |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
@@ -36,10 +37,11 @@
 //! waiting_for_ms`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
 //! failed step happened in the store all the same: `not_applied`, `applied` or `unknown`. A `command`: `status` or `signal`. `released`:
 //! `yes`, `nested` (an outer run keeps it), `not_held` or `unknown`.
-//!
 //! `run` prints its object as the last line of stderr, since stdout is the command's.
 
+mod explained;
 mod keys;
+mod names;
 mod parts;
 #[cfg(test)]
 mod tests;
@@ -48,15 +50,19 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-pub use self::keys::{AllRuns, KnownKeys};
 pub use self::parts::{
     BreakReport, ErrorReport, HolderReport, LockReport, PacedReport, PastReport, RefusedReport, SkipsReport, StartReport, mode,
+};
+pub use self::{
+    explained::ExplainedReport,
+    keys::{AllRuns, KnownKeys},
+    names::Named,
 };
 use super::{Cause, Lock, Now, Skip, history::RunOf, time::millis};
 use crate::{
     exit,
     lease::Lease,
-    lock::{self, Break, Error, Excludes, Fence, Key, Neighbour, Sharing, Skips},
+    lock::{self, Break, Error, Fence, Key, Skips},
 };
 
 /// The name of the schema.
@@ -339,45 +345,6 @@ impl<'a> Inspected<'a> {
     /// Of this lock.
     pub fn new(lock: &'a Lock, backend: &'a str, now: &Now) -> Self {
         Self { head: head("ok", exit::OK), backend, lock: LockReport::new(lock, now) }
-    }
-}
-
-/// `names`.
-#[derive(Debug, Serialize)]
-pub struct Named<'a> {
-    #[serde(flatten)]
-    head: Head,
-    key: &'a str,
-    backend: &'a str,
-    stored_as: &'a str,
-    libraries: Vec<LibraryReport<'a>>,
-}
-
-#[derive(Debug, Serialize)]
-struct LibraryReport<'a> {
-    library: &'static str,
-    excludes: &'static str,
-    code: Option<&'a str>,
-    namespace: Option<&'static str>,
-    about: Option<&'static str>,
-}
-
-impl<'a> Named<'a> {
-    /// Of this lock.
-    pub fn new(key: &'a Key, backend: &'a str, sharing: &'a Sharing) -> Self {
-        let report = |neighbour: &'a Neighbour| LibraryReport {
-            library: neighbour.library.name,
-            excludes: match neighbour.library.excludes {
-                Excludes::BothWays => "both_ways",
-                Excludes::OneWay => "one_way",
-                Excludes::No => "no",
-            },
-            code: neighbour.code.as_deref(),
-            namespace: neighbour.namespace,
-            about: Some(neighbour.library.about).filter(|about| !about.is_empty()),
-        };
-        let libraries = sharing.libraries.iter().map(report).collect();
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, stored_as: &sharing.stored_as, libraries }
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod columns;
 pub mod doctor;
+pub mod explain;
 pub mod history;
 pub mod inspect;
 pub mod json;

@@ -30,6 +30,7 @@ fn man_pages() {
         "list",
         "history",
         "break",
+        "explain",
         "forget",
         "doctor",
         "init",

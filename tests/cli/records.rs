@@ -8,6 +8,9 @@ use crate::lab::Lab;
 fn redacted(text: &str) -> String {
     let is_time = |word: &str| word.len() == 8 && word.bytes().filter(|byte| *byte == b':').count() == 2;
     let line = |line: &str| {
+        if line.starts_with("backend ") {
+            return "backend   [URL]   DLOCK_BACKEND\n".to_owned();
+        }
         let words = line.split_inclusive(' ').map(|word| {
             let (bare, gap) = (word.trim_end_matches([' ', ':', ',', ';', ')']), word.len());
             let rest = &word[bare.len()..gap];
@@ -70,4 +73,37 @@ fn every_key_that_the_store_knows_is_listed_and_told_of() {
     lab.say("history").say("history --failed --host web2").say("history --since 1h -n 1").say("history nightly --failed");
     lab.say("history --timeline").say("list --all --watch").say("list --since soon").say("list --all nothing");
     assert_data_eq!(redacted(&lab.transcript()), file!["snapshots/overview.txt"]);
+}
+
+#[test]
+fn a_run_is_explained_without_being_run() {
+    let mut lab = Lab::new();
+    let config = lab.write("c.toml", 0o600, "grace = \"5s\"\n[keys.job]\nonce_per = \"1d\"\nmax_runtime = \"5m\"\n");
+    lab.set("DLOCK_CONFIG", &config).set("DLOCK_WARN_HELD", "2h");
+    lab.say("explain job --host lap").say("run -k job --host lap -- true").say("explain -k job --host lap --ttl 90 -- ./job.sh");
+    lab.say("explain job --host lap --anyway --reason x").say("explain").say("explain job --ttl 0");
+    assert_data_eq!(redacted(&lab.transcript()), file!["snapshots/explain.txt"]);
+}
+
+#[test]
+fn what_no_process_renews_is_told_at_once() {
+    let mut lab = Lab::new();
+    let token = lab.line("acquire job --ttl 5m --host lap");
+    let fence = serde_json::from_slice::<serde_json::Value>(&lab.run(["inspect", "job", "--json"]).stdout).unwrap()["holders"][0]["fence"]
+        .to_string();
+    let end = &fence[fence.len() - 5..];
+    assert_eq!(lab.run(["break", "job", "--yes", "--reason", "NFS", "--now", "--fence", "99999"]).status.code(), Some(77));
+    assert_eq!(lab.run(["verify", "job", "--token", &token]).status.code(), Some(0));
+    assert_eq!(lab.run(["break", "job", "--yes", "--reason", "NFS", "--now", "--fence", &format!("…{end}")]).status.code(), Some(0));
+    lab.line("acquire job --ttl 1s --host lap");
+    lab.say("break job --yes --reason NFS --host ops");
+    lab.line("acquire job --ttl 5m --host lap");
+    lab.say("break job --yes --reason NFS --fence x").say("break job --yes --reason NFS --now --host ops");
+    assert_data_eq!(without_pids(&redacted(&lab.transcript())), file!["snapshots/break.txt"]);
+}
+
+fn without_pids(text: &str) -> String {
+    let after = |rest: &str| format!("pid [PID]{}", rest.trim_start_matches(|c: char| c.is_ascii_digit()));
+    let mut parts = text.split("pid ");
+    parts.next().map(str::to_owned).unwrap_or_default() + &parts.map(after).collect::<String>()
 }

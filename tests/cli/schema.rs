@@ -113,6 +113,7 @@ fn all_that_is_printed_is_described() {
     assert_eq!(said(&lab, "history kept", "history")["runs"][0]["anyway"], "rerun");
     assert_eq!(said(&lab, "forget kept --yes --reason x", "forget")["paced"]["at_least_ms"], 0);
     assert_eq!(said(&lab, "list", "list")["locks"], json!([]));
+    assert_eq!(said(&lab, "explain kept", "explain")["would"], "run");
     let all = said(&lab, "list --all", "list_all");
     assert!(all["keys"].as_array().unwrap().iter().any(|one| one["key"] == "kept" && one["last_ok"].is_string()), "{all}");
     assert_eq!(said(&lab, "list --failed kept", "list_all")["keys"], json!([]));
