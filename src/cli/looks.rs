@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{
+    args::Globals,
     resolve,
     setting::{Origin, Setting, short},
 };
@@ -26,6 +27,18 @@ pub(super) fn break_settings(key: Key, how: breaking::BreakArgs) -> Result<break
     let fence = how.fence.map(ending).transpose()?;
     let reason = how.reason.map(resolve::reason).transpose()?;
     Ok(breaking::BreakSettings { key, fence, reason, yes: how.yes, now: how.now })
+}
+
+/// What `break` without a key is to do.
+///
+/// # Errors
+/// The first thing that is wrong.
+pub(super) fn break_host_settings(globals: &Globals, how: breaking::BreakArgs) -> Result<breaking::host::HostSettings> {
+    if how.fence.is_some() {
+        return Err(Error::new(Kind::Usage, "--fence is for one key").hint("--host NAME breaks all holds of a host"));
+    }
+    let host = globals.host.clone().unwrap_or_default();
+    Ok(breaking::host::HostSettings { host, reason: how.reason.map(resolve::reason).transpose()?, yes: how.yes, now: how.now })
 }
 
 /// What `list` is to do.

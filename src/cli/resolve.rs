@@ -16,7 +16,7 @@ use super::{
     explain,
     file::File,
     layers::{Layers, from_env, from_flag},
-    looks::{break_settings, history_settings, list_settings},
+    looks::{break_host_settings, break_settings, history_settings, list_settings},
     run,
     secret_file::plain,
     setting::{Origin, Setting},
@@ -53,7 +53,7 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
         Some(setting) => Some(setting),
         None => from_env(env, "config")?,
     };
-    let (key, token) = identify(&command, env)?;
+    let (key, token) = identify(&command, env, globals)?;
     let file = File::load(named.as_ref(), env)?;
     let mut layers = Layers::new(env, &file, key.as_ref());
     if let Some(setting) = layers.get("output", globals.output.as_deref())? {
@@ -79,7 +79,7 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
 }
 
 /// The key and the token of a command, before anything else: a key may have a policy of its own.
-fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)> {
+fn identify(command: &Command, env: &Env, globals: &Globals) -> Result<(Option<Key>, Option<Token>)> {
     match command {
         Command::Run(args) => {
             let Some(key) = args.key.first() else { return Err(no_key("-k KEY names the lock: dlock run -k sms-job -- ./send_sms.sh")) };
@@ -109,6 +109,8 @@ fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)
             pair(&args.key, &args.token, env)
         }
         Command::History(args) => Ok((given(&args.key).map(|name| Key::from_os(name)).transpose()?, None)),
+        // Without a key it is for a host.
+        Command::Break(args) if given(&args.key).is_none() && globals.host.is_some() => Ok((None, None)),
         Command::Break(args) => Ok((Some(key(&args.key)?), None)),
         Command::Forget(args) => Ok((Some(key(&args.key)?), None)),
         _ => Ok((None, None)),
@@ -204,6 +206,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             Work::Renew(renew::RenewSettings { key: key()?, token: token()?, ttl })
         }
         Command::Release(args) if args.force => Work::Break(break_settings(key()?, args.how)?),
+        Command::Break(args) if given(&args.key).is_none() => Work::BreakHost(break_host_settings(globals, args.how)?),
         Command::Break(args) => Work::Break(break_settings(key()?, args.how)?),
         Command::Forget(args) => {
             let reason = args.reason.map(reason).transpose()?;

@@ -1,5 +1,7 @@
 //! `dlock break`: ask a holder to stop and give up, and wait until it has.
 
+pub mod host;
+
 use super::{Context, KeyArg, consent, interrupted};
 use crate::{
     exit,
@@ -36,8 +38,8 @@ impl BreakArgs {
 /// The arguments of `dlock break`.
 #[derive(clap::Args, Debug)]
 #[command(
-    override_usage = "dlock break KEY [OPTIONS]",
-    after_help = "The holder's dlock stops its command and gives the lock back; until then nobody\nelse gets it. A holder that does not answer has it to the end of its lease.\nExample:  dlock break nightly --fence 1042 --yes --reason 'NFS hangs'"
+    override_usage = "dlock break KEY [OPTIONS]\n       dlock break --host NAME [OPTIONS]",
+    after_help = "The holder's dlock stops its command and gives the lock back; until then nobody\nelse gets it. A holder that does not answer has it to the end of its lease.\n--host NAME, without a key, breaks all holds of a host that is dead.\nExample:  dlock break nightly --fence 1042 --yes --reason 'NFS hangs'"
 )]
 pub struct Args {
     /// The key.

@@ -10,14 +10,22 @@ use crate::lock::{Error, Key, Kind, Result};
 ///
 /// # Errors
 /// [`Kind::Usage`] if there is no terminal to ask on, or no reason.
-pub fn check(context: &Context, key: &Key, (yes, reason): (bool, Option<&str>), what: &str) -> Result<bool> {
+pub fn check(context: &Context, key: &Key, decision: (bool, Option<&str>), what: &str) -> Result<bool> {
+    check_for(decision, what, context).map_err(|error| error.key(key))
+}
+
+/// The same, of several locks.
+///
+/// # Errors
+/// Likewise.
+pub fn check_for((yes, reason): (bool, Option<&str>), what: &str, context: &Context) -> Result<bool> {
     let out = &context.out;
     let attended = io::stdin().is_terminal() && out.attended() && !out.is_json();
     if !yes && !attended {
-        return Err(Error::new(Kind::Usage, format!("nobody can be asked whether to {what}")).key(key));
+        return Err(Error::new(Kind::Usage, format!("nobody can be asked whether to {what}")));
     }
     if yes && !attended && reason.is_none() {
-        return Err(Error::new(Kind::Usage, "no reason is given").key(key).hint("--reason TEXT tells the holder, and the history"));
+        return Err(Error::new(Kind::Usage, "no reason is given").hint("--reason TEXT tells the holder, and the history"));
     }
     Ok(!yes)
 }
@@ -35,6 +43,10 @@ pub fn agreed(question: &str) -> Result<bool> {
 
 /// Who decides: `user@host`.
 pub fn decider(context: &Context) -> String {
-    let host = context.host.clone().unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
-    format!("{}@{host}", user_name())
+    context.host.as_ref().map_or_else(here, |host| format!("{}@{host}", user_name()))
+}
+
+/// Who decides, on this machine whatever `--host` says.
+pub fn here() -> String {
+    format!("{}@{}", user_name(), rustix::system::uname().nodename().to_string_lossy())
 }

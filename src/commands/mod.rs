@@ -113,6 +113,8 @@ pub enum Work {
     History(history::HistorySettings),
     /// `dlock break`
     Break(breaking::BreakSettings),
+    /// `dlock break --host`
+    BreakHost(breaking::host::HostSettings),
     /// `dlock explain`
     Explain(Box<explain::ExplainSettings>),
     /// `dlock forget`
@@ -144,6 +146,7 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
         Work::List(settings) => block_on(list::run(settings, context)),
         Work::History(settings) => block_on(history::run(settings, context)),
         Work::Break(settings) => block_on(breaking::run(settings, context)),
+        Work::BreakHost(settings) => block_on(breaking::host::run(settings, context)),
         Work::Explain(settings) => block_on(explain::run(*settings, context)),
         Work::Forget(settings) => block_on(forget::run(settings, context)),
         Work::Init(settings) => block_on(init::run(settings, context)),

@@ -18,6 +18,7 @@
 //! | `ok` of explain | 0 | `key backend stored_as would reason holders refused settings`; `would` is `run`, `wait` or `skip` |
 //! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (or its lease ended) or `evicted` |
 //! | `ok` of forget | 0 | `key backend paced once`: the run records that are gone, `null` if there were none |
+//! | `ok`, `error` of break --host | 0; as `error` | `host backend holds`: `key fence how error`, where `how` may be `changed`: nothing was done |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
 //! | `ok` of run | the command's | `key backend fence keys permit by started waited_ms ran_ms command released holders error`: `keys` with a `fence` each, and `by` the one that kept it from running |
 //! | `ok`, `warn`, `unsafe` of doctor | 0, 1, 2; 69, 78 | `backend name from findings round_trip_us hand_over_us settings error` ([`super::doctor`]) |
@@ -55,7 +56,7 @@ pub use self::parts::{
 };
 pub use self::{
     explained::ExplainedReport,
-    keys::{AllRuns, KnownKeys},
+    keys::{AllRuns, HostBroken, KnownKeys},
     names::Named,
 };
 use super::{Cause, Lock, Now, Skip, history::RunOf, time::millis};

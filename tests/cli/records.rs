@@ -99,6 +99,18 @@ fn what_no_process_renews_is_told_at_once() {
     lab.say("break job --yes --reason NFS --host ops");
     lab.line("acquire job --ttl 5m --host lap");
     lab.say("break job --yes --reason NFS --fence x").say("break job --yes --reason NFS --now --host ops");
+    lab.note("all of a host");
+    for (key, host) in [("a", "lap"), ("b", "lap"), ("c", "web1")] {
+        lab.line(&format!("acquire {key} --ttl 5m --host {host}"));
+    }
+    lab.say("break --host lap")
+        .say("break --host lap --yes --reason dead --now --fence 7")
+        .say("break --host lap --yes --reason dead --now");
+    lab.say("break --host lap --yes --reason dead --now");
+    let listed: serde_json::Value = serde_json::from_slice(&lab.run(["list", "--json"]).stdout).unwrap();
+    assert_eq!(listed["locks"].as_array().map(Vec::len), Some(1), "{listed}");
+    let why = lab.run(["history", "a", "--json"]).stdout;
+    assert!(String::from_utf8(why).unwrap().contains("dead"));
     assert_data_eq!(without_pids(&redacted(&lab.transcript())), file!["snapshots/break.txt"]);
 }
 

@@ -118,6 +118,8 @@ fn all_that_is_printed_is_described() {
     assert!(all["keys"].as_array().unwrap().iter().any(|one| one["key"] == "kept" && one["last_ok"].is_string()), "{all}");
     assert_eq!(said(&lab, "list --failed kept", "list_all")["keys"], json!([]));
     assert!(said(&lab, "history --since 1h", "history_all")["runs"].as_array().unwrap().len() > 3);
+    said(&lab, "acquire dead --ttl 60s --host gone", "acquire");
+    assert_eq!(said(&lab, "break --host gone --yes --reason dead --now", "broke_host")["holds"][0]["how"], "evicted");
     said(&lab, "doctor", "doctor");
     said(&lab, "doctor --print-grants run", "grants");
     said(&lab, "inspect job --backend redis://127.0.0.1:1 --backend-timeout 300ms", "failed");

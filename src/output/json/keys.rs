@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::{Head, PastReport, head};
+use super::{ErrorReport, Head, PastReport, head};
 use crate::{
     exit,
-    lock::Key,
+    lock::{Fence, Key, Result},
     output::{
         history::RunOf,
         overview::Summary,
@@ -63,5 +63,38 @@ impl<'a> AllRuns<'a> {
     /// These runs.
     pub fn new(runs: &'a [(Key, RunOf)], backend: &'a str) -> Self {
         Self { head: head("ok", exit::OK), backend, runs: runs.iter().map(|(key, run)| PastReport::new(key, run)).collect() }
+    }
+}
+
+/// `break --host`.
+#[derive(Debug, Serialize)]
+pub struct HostBroken<'a> {
+    #[serde(flatten)]
+    head: Head,
+    host: &'a str,
+    backend: &'a str,
+    holds: Vec<BrokenReport<'a>>,
+}
+
+/// A hold that was to be broken.
+#[derive(Debug, Serialize)]
+struct BrokenReport<'a> {
+    key: &'a str,
+    fence: u64,
+    how: Option<&'static str>,
+    error: Option<ErrorReport<'a>>,
+}
+
+impl<'a> HostBroken<'a> {
+    /// These holds.
+    pub fn new(host: &'a str, backend: &'a str, told: &'a [((&Key, Fence), Result<&'static str>)], status: u8) -> Self {
+        let report = |((key, fence), outcome): &'a ((&Key, Fence), Result<&'static str>)| BrokenReport {
+            key: key.as_str(),
+            fence: fence.0,
+            how: outcome.as_ref().ok().copied(),
+            error: outcome.as_ref().err().map(ErrorReport::new),
+        };
+        let result = if status == exit::OK { "ok" } else { "error" };
+        Self { head: head(result, status), host, backend, holds: told.iter().map(report).collect() }
     }
 }
