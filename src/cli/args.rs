@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use clap::{ArgAction, Args, Parser, Subcommand, builder::PossibleValuesParser};
 
 use crate::commands::{
-    acquire, breaking, completions, doctor, gc, history, hold, init, inspect, list, man, names, release, renew, run, verify,
+    acquire, breaking, completions, doctor, explain, forget, gc, history, hold, init, inspect, list, man, names, release, renew, run,
+    verify,
 };
 
 /// Take a lock on the store you already run, and run a command under it.
@@ -55,6 +56,12 @@ impl Cli {
         {
             return Ok(Self { globals, version: None, command: Command::Run(Box::new(args)) });
         }
+        // `explain` takes what `run` takes, of which no key is positional: there it would begin the command.
+        let is_key = |word: &OsString| !word.as_encoded_bytes().starts_with(b"-");
+        if arguments.get(1).is_some_and(|word| word == "explain") && arguments.get(2).is_some_and(is_key) {
+            let (start, rest) = arguments.split_at(2);
+            return Self::try_parse_from(start.iter().cloned().chain(["-k".into()]).chain(rest.iter().cloned()));
+        }
         Self::try_parse_from(arguments)
     }
 }
@@ -85,6 +92,12 @@ pub enum Command {
     History(history::Args),
     /// Ask the holder of a lock to stop and give up
     Break(breaking::Args),
+    /// Tell what a run of a key would do now, and where its settings come from
+    #[command(hide = true)]
+    Explain(Box<explain::Args>),
+    /// Remove the records of earlier runs, so that the next one starts as the first
+    #[command(hide = true)]
+    Forget(forget::Args),
     /// Tell whether the store, as configured, can keep its promises
     Doctor(doctor::Args),
     /// Create what the store needs before it can keep locks

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{
     layers::Layers,
+    resolve,
     setting::{Origin, Setting, short},
 };
 use crate::{
@@ -28,6 +29,10 @@ pub fn policy(args: &PolicyArgs, mode: Mode, patience: Patience, layers: &Layers
     let once = said(layers.get("once", yes(args.once))?)?;
     let keep = layers.get("keep", args.keep.as_deref())?;
     let once_per = layers.get("once_per", args.once_per.as_deref())?;
+    let (always, once_per) = match once_per {
+        Some(setting) if setting.text == "none" || setting.duration(PERIODS.2)?.is_zero() => (true, None),
+        once_per => (false, once_per),
+    };
     let retry_failed = layers.get("retry_failed", args.retry_failed.as_deref())?;
     let retry_crashed = said(layers.get("retry_crashed", yes(args.retry_crashed))?)?;
     let at_least = layers.get("at_least", args.at_least.as_deref())?;
@@ -54,7 +59,7 @@ pub fn policy(args: &PolicyArgs, mode: Mode, patience: Patience, layers: &Layers
         (None, Some(keep), _) => return Err(keep.refuse("it is for --once").hint("it says how long the success of --once is remembered")),
         (None, None, Some(period)) => Often::Per { period: within(period, PERIODS)?, again },
         (None, None, None) => {
-            if let Some(setting) = retry_failed.as_ref().or(retry_crashed.as_ref()) {
+            if let Some(setting) = retry_failed.as_ref().or(retry_crashed.as_ref()).filter(|_| !always) {
                 let hint = "without them nothing keeps a failed job from being run again";
                 return Err(setting.refuse("it needs --once-per or --once").hint(hint));
             }
@@ -65,11 +70,23 @@ pub fn policy(args: &PolicyArgs, mode: Mode, patience: Patience, layers: &Layers
         skew_guard: skew_guard(args, often, mode, patience, layers)?,
         at_least: at_least.map(|setting| at_most_a_year(&setting)).transpose()?.flatten(),
         often,
+        anyway: anyway(args)?,
         warn_held: match layers.get("warn_held", args.warn_held.as_deref())? {
             Some(setting) => off_if_zero(setting.duration("an age is 0, for never, or more")?),
             None => Some(Policy::WARN_HELD),
         },
     })
+}
+
+/// Why an operator runs it past the run policy.
+fn anyway(args: &PolicyArgs) -> Result<Option<String>> {
+    match (args.anyway, &args.reason) {
+        (true, None) => Err(Error::new(Kind::Usage, "--anyway needs --reason").hint("--reason TEXT goes into the history, with your name")),
+        (false, Some(_)) => {
+            Err(Error::new(Kind::Usage, "--reason is for --anyway").hint("--describe TEXT is a note for those who look at the lock"))
+        }
+        (_, reason) => reason.as_ref().map(|text| resolve::reason(text.clone())).transpose(),
+    }
 }
 
 /// The guard between hosts, which is for those who try and don't wait, and for those who want the lock alone.
@@ -165,7 +182,7 @@ mod tests {
     #[test]
     fn the_defaults_guard_against_clocks_and_tell_of_what_hangs() {
         let policy = of("").unwrap();
-        let wanted = Policy { skew_guard: Some(secs(5)), at_least: None, often: Often::Always, warn_held: Some(secs(3600)) };
+        let wanted = Policy { skew_guard: Some(secs(5)), at_least: None, often: Often::Always, warn_held: Some(secs(3600)), anyway: None };
         assert_eq!(policy, wanted);
         let off = of("skew_guard = 0\nwarn_held = 0\nat_least = 0").unwrap();
         assert_eq!((off.skew_guard, off.warn_held, off.at_least), (None, None, None));
@@ -206,6 +223,20 @@ mod tests {
     }
 
     #[test]
+    fn a_period_can_be_switched_off_and_an_override_has_a_reason() {
+        for off in ["0", "none"] {
+            let args = PolicyArgs { once_per: Some(off.into()), ..PolicyArgs::default() };
+            let policy = with("[keys.job]\nonce_per = \"1d\"\nretry_failed = 1", &args, Mode::Exclusive, TRY).unwrap();
+            assert_eq!(policy.often, Often::Always, "{off}");
+        }
+        let args = |anyway, reason: Option<&str>| PolicyArgs { anyway, reason: reason.map(Into::into), ..PolicyArgs::default() };
+        let said = |args| with("", &args, Mode::Exclusive, TRY).map(|policy| policy.anyway).map_err(|error| error.message);
+        assert_eq!(said(args(true, Some("rerun"))), Ok(Some("rerun".into())));
+        assert_eq!(said(args(true, None)), Err("--anyway needs --reason".into()));
+        assert_eq!(said(args(false, Some("x"))), Err("--reason is for --anyway".into()));
+    }
+
+    #[test]
     fn what_does_not_go_together_is_refused_with_its_place() {
         for (text, message) in [
             ("once = true", "c.toml:2: once: it needs --keep"),
@@ -213,7 +244,6 @@ mod tests {
             ("once = false\nkeep = \"1d\"", "c.toml:3: keep: it is for --once"),
             ("once = true\nkeep = \"1d\"\nonce_per = \"1m\"", "c.toml:2: once and c.toml:4: once_per exclude each other"),
             ("once = true\nkeep = 0", "c.toml:3: keep: \"0\" is out of range"),
-            ("once_per = 0", "c.toml:2: once_per: \"0\" is out of range"),
             ("once_per = \"800d\"", "c.toml:2: once_per: \"800d\" is out of range"),
             ("retry_failed = 1", "c.toml:2: retry_failed: it needs --once-per or --once"),
             ("retry_crashed = true", "c.toml:2: retry_crashed: it needs --once-per or --once"),

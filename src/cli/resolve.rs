@@ -13,9 +13,11 @@ use super::{
     args::{Command, Globals},
     backend,
     env::Env,
+    explain,
     file::File,
     format,
     layers::{Layers, from_env, from_flag},
+    looks::{break_host_settings, break_settings, history_settings, list_settings},
     run,
     secret_file::plain,
     setting::{Origin, Setting},
@@ -23,12 +25,12 @@ use super::{
 };
 use crate::{
     commands::{
-        Context, KeyArg, ModeArgs, TokenArg, Wanted, WantedArgs, Work, acquire, breaking, doctor, gc, history, hold, hold::HoldUntil, init,
-        inspect, list, names, release, renew, verify,
+        Context, KeyArg, ModeArgs, TokenArg, Wanted, WantedArgs, Work, acquire, doctor, forget, gc, hold, hold::HoldUntil, init, inspect,
+        names, release, renew, verify,
     },
     exit,
     lease::{Held, Limits, Patience},
-    lock::{Error, Fence, Key, Kind, Mode, Result, Role, Token, Ttl},
+    lock::{Error, Key, Kind, Mode, Result, Role, Token, Ttl},
     output::Output,
 };
 
@@ -52,7 +54,7 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
         Some(setting) => Some(setting),
         None => from_env(env, "config")?,
     };
-    let (key, token) = identify(&command, env)?;
+    let (key, token) = identify(&command, env, globals)?;
     let file = File::load(named.as_ref(), env)?;
     let mut layers = Layers::new(env, &file, key.as_ref());
     let is_run = matches!(command, Command::Run(_));
@@ -74,11 +76,11 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
         let settings = doctor_settings(args, globals, &layers, &context)?;
         return Ok((Work::Doctor(Box::new(settings)), context));
     }
-    Ok((work(command, key, token, &layers, env)?, context))
+    Ok((work(command, key, token, &layers, env, globals)?, context))
 }
 
 /// The key and the token of a command, before anything else: a key may have a policy of its own.
-fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)> {
+fn identify(command: &Command, env: &Env, globals: &Globals) -> Result<(Option<Key>, Option<Token>)> {
     match command {
         Command::Run(args) => {
             let Some(key) = args.key.first() else {
@@ -94,6 +96,10 @@ fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)
             let first = first.ok_or_else(|| no_key("the key is the lock's name, as in: dlock acquire sms-job --ttl 5m"))?;
             Ok((Some(Key::from_os(first)?), None))
         }
+        Command::Explain(args) => {
+            let first = args.run.key.first();
+            Ok((Some(Key::from_os(first.ok_or_else(|| no_key("the key is the lock's name, as in: dlock explain sms-job"))?)?), None))
+        }
         Command::Inspect(args) => Ok((Some(key(&args.key)?), None)),
         Command::Names(args) => Ok((Some(key(&args.key)?), None)),
         // Whether an ancestor holds it: DLOCK_HELD has the token.
@@ -108,8 +114,11 @@ fn identify(command: &Command, env: &Env) -> Result<(Option<Key>, Option<Token>)
             }
             pair(&args.key, &args.token, env)
         }
-        Command::History(args) => Ok((Some(key(&args.key)?), None)),
+        Command::History(args) => Ok((given(&args.key).map(|name| Key::from_os(name)).transpose()?, None)),
+        // Without a key it is for a host.
+        Command::Break(args) if given(&args.key).is_none() && globals.host.is_some() => Ok((None, None)),
         Command::Break(args) => Ok((Some(key(&args.key)?), None)),
+        Command::Forget(args) => Ok((Some(key(&args.key)?), None)),
         _ => Ok((None, None)),
     }
 }
@@ -164,7 +173,14 @@ fn token(text: &str) -> Result<Token> {
     read.trim().parse().map_err(|error| said_of(&format!("--token {text}"), error))
 }
 
-fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layers<'_>, env: &Env) -> Result<Work> {
+fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layers<'_>, env: &Env, globals: &Globals) -> Result<Work> {
+    if let Command::History(args) = command {
+        return Ok(Work::History(history_settings(key, args, globals.host.clone())?));
+    }
+    if let Command::Explain(args) = command {
+        let key = key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"))?;
+        return Ok(Work::Explain(Box::new(explain::resolve(args.run, key, globals, layers)?)));
+    }
     if let Command::Verify(_) = command {
         let key = key.ok_or_else(|| Error::new(Kind::Internal, "a key got lost"))?;
         // One that is no text holds nothing that could be read.
@@ -191,12 +207,16 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             Work::Renew(renew::RenewSettings { key: key()?, token: token()?, ttl })
         }
         Command::Release(args) if args.force => Work::Break(break_settings(key()?, args.how)?),
+        Command::Break(args) if given(&args.key).is_none() => Work::BreakHost(break_host_settings(globals, args.how)?),
         Command::Break(args) => Work::Break(break_settings(key()?, args.how)?),
-        Command::History(args) => Work::History(history::HistorySettings { key: key()?, last: args.last, timeline: args.timeline }),
+        Command::Forget(args) => {
+            let reason = args.reason.map(reason).transpose()?;
+            Work::Forget(forget::ForgetSettings { key: key()?, reason, yes: args.yes })
+        }
         Command::Release(_) => Work::Release(release::ReleaseSettings { key: key()?, token: token()? }),
         Command::Inspect(_) => Work::Inspect(inspect::InspectSettings { key: key()? }),
         Command::Names(_) => Work::Names(names::NamesSettings { key: key()? }),
-        Command::List(args) => Work::List(list_settings(args)?),
+        Command::List(args) => Work::List(list_settings(args, globals.host.clone())?),
         Command::Init(args) => Work::Init(init::InitSettings { print: args.print }),
         Command::Gc(args) => {
             // A flag only: no configuration says what is to be removed.
@@ -210,7 +230,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             let wanted = wanted(key()?, &args.wanted, ttl, layers)?;
             Work::Hold(Box::new(hold::HoldSettings { wanted, until: hold_until(args.until_signal, args.while_pid.as_deref())? }))
         }
-        Command::Completions(_) | Command::Man(_) | Command::Verify(_) | Command::Doctor(_) => {
+        Command::Completions(_) | Command::Man(_) | Command::Verify(_) | Command::Doctor(_) | Command::History(_) | Command::Explain(_) => {
             return Err(Error::new(Kind::Internal, "this command needs no store"));
         }
     })
@@ -229,32 +249,6 @@ fn doctor_settings(args: &doctor::Args, globals: &Globals, layers: &Layers<'_>, 
         sources: sources::sources(globals, args.ttl.as_deref(), layers)?,
         secrets: sources::secrets(globals, layers, &context.target)?,
     })
-}
-
-fn break_settings(key: Key, how: breaking::BreakArgs) -> Result<breaking::BreakSettings> {
-    let fence = match how.fence {
-        Some(text) => Some(Fence(text.parse().map_err(|_| {
-            Error::new(Kind::Usage, format!("--fence: {:?} is no fence", super::setting::short(&text))).hint("dlock inspect shows it")
-        })?)),
-        None => None,
-    };
-    let reason = how.reason.map(|text| line(&Setting { text, origin: Origin::Flag("--reason") }, DESCRIPTION)).transpose()?;
-    Ok(breaking::BreakSettings { key, fence, reason, yes: how.yes, now: how.now })
-}
-
-fn list_settings(args: list::Args) -> Result<list::ListSettings> {
-    let flag = |text: Option<String>, name| text.map(|text| Setting { text, origin: Origin::Flag(name) });
-    let order = match args.sort.as_deref() {
-        Some("since") => list::Order::Since,
-        Some("expires") => list::Order::Expires,
-        Some("wait") => list::Order::Wait,
-        _ => list::Order::Key,
-    };
-    let held_longer_than =
-        flag(args.held_longer_than, "--held-longer-than").map(|setting| setting.duration("a time is 0 or more")).transpose()?;
-    let (least, most, range) = (Duration::from_millis(100), Duration::from_secs(24 * 3600), "a look is taken every 100ms to 24h");
-    let watch = flag(args.watch, "--watch").map(|setting| within(&setting, least, most, range)).transpose()?;
-    Ok(list::ListSettings { start: args.start.unwrap_or_default(), order, held_longer_than, watch })
 }
 
 fn hold_until(signal: bool, pid: Option<&str>) -> Result<HoldUntil> {
@@ -373,7 +367,7 @@ pub fn describe(flag: Option<&str>, layers: &Layers<'_>) -> Result<Option<String
 }
 
 /// A line of text of limited length.
-fn line(setting: &Setting, most: usize) -> Result<String> {
+pub(super) fn line(setting: &Setting, most: usize) -> Result<String> {
     let length = setting.text.len();
     if length > most {
         return Err(setting.refuse(format!("it has {length} bytes, more than {most}")));
@@ -384,13 +378,21 @@ fn line(setting: &Setting, most: usize) -> Result<String> {
     Ok(setting.text.clone())
 }
 
-fn within(setting: &Setting, least: Duration, most: Duration, range: &str) -> Result<Duration> {
+pub(super) fn within(setting: &Setting, least: Duration, most: Duration, range: &str) -> Result<Duration> {
     let length = setting.duration(range)?;
     if (least..=most).contains(&length) {
         Ok(length)
     } else {
         Err(setting.refuse(format!("{:?} is out of range", setting.text)).hint(range))
     }
+}
+
+/// Why an operator decided something, as `--reason` says.
+///
+/// # Errors
+/// If it is longer than a note.
+pub fn reason(text: String) -> Result<String> {
+    line(&Setting { text, origin: Origin::Flag("--reason") }, DESCRIPTION)
 }
 
 /// A path from a setting's text.

@@ -30,14 +30,7 @@ const KEYS: &[&str] = &["key", "ssl-key", "sslkey"];
 /// If a variable is not UTF-8.
 pub fn sources(globals: &Globals, ttl: Option<&str>, layers: &Layers<'_>) -> Result<Vec<Source>> {
     let mut found = Vec::new();
-    let mut add = |name: &str, setting: Setting| {
-        let value = match name {
-            name if SECRET.contains(&name) => None,
-            "backend" | "url" => Some(url::redacted(&setting.text)),
-            _ => Some(setting.text),
-        };
-        found.push(Source { name: name.to_owned(), value, from: place(&setting.origin) });
-    };
+    let mut add = |name: &str, setting: Setting| found.push(source(name, setting));
     for spec in spec::SETTINGS.iter().filter(|spec| !BESIDE.contains(&spec.name)) {
         let flag = match spec.name {
             "backend" => globals.backend.as_deref(),
@@ -58,6 +51,16 @@ pub fn sources(globals: &Globals, ttl: Option<&str>, layers: &Layers<'_>) -> Res
         }
     }
     Ok(found)
+}
+
+/// A setting with its place, without secrets.
+pub fn source(name: &str, setting: Setting) -> Source {
+    let value = match name {
+        name if SECRET.contains(&name) => None,
+        "backend" | "url" => Some(url::redacted(&setting.text)),
+        _ => Some(setting.text),
+    };
+    Source { name: name.to_owned(), value, from: place(&setting.origin) }
 }
 
 /// Where the URL stood.

@@ -1,20 +1,20 @@
 //! `dlock break`: ask a holder to stop and give up, and wait until it has.
 
-use std::io::{self, BufRead as _, IsTerminal as _};
+pub mod host;
 
-use super::{Context, KeyArg, interrupted, user_name};
+use super::{Context, KeyArg, consent, interrupted};
 use crate::{
     exit,
     lease::{self, BootClock, Breaking, Clock as _, Order, ask},
-    lock::{Backend, Break, Error, Fence, Holder, Key, Kind, Result},
-    output::{described, json, mark, shell},
+    lock::{Backend, Break, Error, Holder, Key, Kind, Result},
+    output::{described, fence, json, mark, shell},
     supervise::{Signals, reraise},
 };
 
 /// How a lock is broken; of `dlock release --force` as well.
 #[derive(clap::Args, Debug, Default)]
 pub struct BreakArgs {
-    /// Break this hold only: the number that inspect shows
+    /// Break this hold only; the last digits will do
     #[arg(long, value_name = "N")]
     pub fence: Option<String>,
     /// Why, for the history and for who is stopped
@@ -38,8 +38,8 @@ impl BreakArgs {
 /// The arguments of `dlock break`.
 #[derive(clap::Args, Debug)]
 #[command(
-    override_usage = "dlock break KEY [OPTIONS]",
-    after_help = "The holder's dlock stops its command and gives the lock back; until then nobody\nelse gets it. A holder that does not answer has it to the end of its lease.\nExample:  dlock break nightly --fence 1042 --yes --reason 'NFS hangs'"
+    override_usage = "dlock break KEY [OPTIONS]\n       dlock break --host NAME [OPTIONS]",
+    after_help = "The holder's dlock stops its command and gives the lock back; until then nobody\nelse gets it. A holder that does not answer has it to the end of its lease.\n--host NAME, without a key, breaks all holds of a host that is dead.\nExample:  dlock break nightly --fence 1042 --yes --reason 'NFS hangs'"
 )]
 pub struct Args {
     /// The key.
@@ -50,13 +50,35 @@ pub struct Args {
     pub how: BreakArgs,
 }
 
+/// The end of a fence, as people write it: as many of its last digits as tell it from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending(String);
+
+impl Ending {
+    /// The digits, after an ellipsis if there is one; `None` if it has other characters.
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits = text.strip_prefix('…').or_else(|| text.strip_prefix("...")).unwrap_or(text);
+        let is_number = !digits.is_empty() && digits.len() <= 20 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| Self(digits.to_owned()))
+    }
+
+    /// The holders whose fence ends so; the one whose whole fence it is alone.
+    fn of<'a>(&self, holders: &'a [Holder]) -> Vec<&'a Holder> {
+        let fence = |holder: &Holder| holder.fence.map(|fence| fence.to_string());
+        if let Some(whole) = holders.iter().find(|holder| fence(holder).as_ref() == Some(&self.0)) {
+            return vec![whole];
+        }
+        holders.iter().filter(|holder| fence(holder).is_some_and(|fence| fence.ends_with(&self.0))).collect()
+    }
+}
+
 /// What `dlock break` is to do, checked.
 #[derive(Clone, Debug)]
 pub struct BreakSettings {
     /// Which lock.
     pub key: Key,
     /// Which hold; `None` for the one that has the lock.
-    pub fence: Option<Fence>,
+    pub fence: Option<Ending>,
     /// Why.
     pub reason: Option<String>,
     /// Nobody is to be asked.
@@ -71,17 +93,11 @@ pub struct BreakSettings {
 /// What kept the store from answering, and what is missing to break it.
 pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
-    let attended = io::stdin().is_terminal() && out.attended() && !out.is_json();
-    if !settings.yes && !attended {
-        return Err(Error::new(Kind::Usage, "nobody can be asked whether to break it")
-            .key(&settings.key)
-            .hint("--yes --reason TEXT breaks it unasked; better with --fence N, as dlock inspect shows it"));
-    }
-    if settings.yes && !attended && settings.reason.is_none() {
-        return Err(Error::new(Kind::Usage, "no reason is given")
-            .key(&settings.key)
-            .hint("--reason TEXT tells the holder, and the history"));
-    }
+    let decision = (settings.yes, settings.reason.as_deref());
+    let to_ask = consent::check(context, &settings.key, decision, "break it").map_err(|error| match error.hint {
+        None => error.hint("--yes --reason TEXT breaks it unasked; better with --fence N, as dlock inspect shows it"),
+        Some(_) => error,
+    })?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
     let question = async |backend: &mut dyn Backend| backend.inspect(&settings.key).await;
@@ -92,27 +108,29 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
         let why = if settings.fence.is_some() { "no such hold has the lock any more" } else { "nobody has the lock" };
         return Ok(out.not_broken(&settings.key, &store, why));
     };
-    let Some(fence) = seen.fence else {
+    let Some(number) = seen.fence else {
         return Err(Error::new(Kind::Unsupported, format!("{} has it, and does not listen to dlock", described(seen)))
             .key(&settings.key)
             .hint("what took the lock has to give it back, or its lease ends"));
     };
-    if attended && !settings.yes && !agreed(&settings, seen)? {
+    // Whoever decides must know that there is no process to be asked.
+    if !settings.now && !listens(seen) {
+        announce(&settings, seen, context);
+    }
+    if to_ask && !agreed(&settings, seen)? {
         out.notice(&format!("{}: not broken", settings.key.escaped()));
         return Ok(exit::NOT_HELD);
     }
-    let host = context.host.clone().unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
-    let us = Break { by: format!("{}@{host}", user_name()), why: settings.reason.clone(), seen: false };
-    if !settings.now {
-        let left = seen.expires_in.map(|left| format!(", {} at most if it does not answer", crate::output::age(left))).unwrap_or_default();
-        out.notice(&format!("{}: asking {} to stop and give it back{left}", settings.key.escaped(), described(seen)));
+    let us = Break { by: consent::decider(context), why: settings.reason.clone(), seen: false };
+    if !settings.now && listens(seen) {
+        announce(&settings, seen, context);
     }
     let began = BootClock.now();
     let mut stopping = false;
     let breaking = lease::break_hold(
         &mut *backend,
         &BootClock,
-        Order { key: &settings.key, seen, fence, mark: &us, at_once: settings.now },
+        Order { key: &settings.key, seen, fence: number, mark: &us, at_once: settings.now },
         context.limits,
         interrupted(&mut signals),
         |holder| {
@@ -141,7 +159,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     };
     if out.is_json() {
         let waited = BootClock.now().since(began);
-        return Ok(out.finish(out.json(&json::WasBroken::new(&settings.key, &store, fence, how, waited)), exit::OK));
+        return Ok(out.finish(out.json(&json::WasBroken::new(&settings.key, &store, number, how, waited)), exit::OK));
     }
     let rest = if state.holders.len() > 1 { "that hold is over, the others have the lock" } else { "the lock is free" };
     out.notice(&format!("{}: broken, {rest}", settings.key.escaped()));
@@ -150,23 +168,43 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
 
 /// The hold that is meant; `None` if it is not there.
 fn choose<'a>(settings: &BreakSettings, holders: &'a [Holder]) -> Result<Option<&'a Holder>> {
-    if let Some(fence) = settings.fence {
-        return Ok(holders.iter().find(|holder| holder.fence == Some(fence)));
-    }
-    if holders.len() > 1 {
-        let fences: Vec<String> = holders.iter().filter_map(|holder| holder.fence).map(|fence| fence.to_string()).collect();
-        return Err(Error::new(Kind::Usage, format!("{} have it together", holders.len()))
+    let (meant, why): (Vec<&Holder>, _) = match &settings.fence {
+        Some(ending) => (ending.of(holders), "have a fence that ends so"),
+        None => (holders.iter().collect(), "have it together"),
+    };
+    if meant.len() > 1 {
+        let each = || holders.iter().filter_map(|holder| holder.fence);
+        let fences: Vec<String> = each().map(|one| fence(one, each())).collect();
+        return Err(Error::new(Kind::Usage, format!("{} {why}", meant.len()))
             .key(&settings.key)
             .hint(format!("--fence N says which: {}", fences.join(", "))));
     }
-    Ok(holders.first())
+    Ok(meant.first().copied())
+}
+
+/// Says who is asked, and what can be expected.
+fn announce(settings: &BreakSettings, seen: &Holder, context: &Context) {
+    let (key, who, left) = (settings.key.escaped(), described(seen), seen.expires_in.map(crate::output::age));
+    if listens(seen) {
+        let left = left.map(|left| format!(", {left} at most if it does not answer")).unwrap_or_default();
+        context.out.notice(&format!("{key}: asking {who} to stop and give it back{left}"));
+        return;
+    }
+    let pid = seen.metadata.as_ref().and_then(|metadata| metadata.pid).map(|pid| format!(" by pid {pid}")).unwrap_or_default();
+    let left = left.map(|left| format!(", in {left}")).unwrap_or_default();
+    context.out.notice_with_hint(
+        &format!("{key}: {who}: acquired{pid}, and no dlock renews it: unless a script does, it ends with its lease{left}"),
+        "--now takes it away at once; what uses its token runs on",
+    );
+}
+
+/// Whether a process renews the hold, which can be asked to stop: one that was acquired for no program has none.
+fn listens(seen: &Holder) -> bool {
+    !seen.detached || seen.metadata.as_ref().is_some_and(|metadata| metadata.command.is_some())
 }
 
 /// Asks on the terminal.
 fn agreed(settings: &BreakSettings, seen: &Holder) -> Result<bool> {
     let consequence = if settings.now { " Its command may still run, beside the next one's." } else { "" };
-    crate::output::ask(&format!("break {}, held by {}?{consequence} [y/N] ", settings.key.escaped(), described(seen)));
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer).map_err(|error| Error::new(Kind::Usage, "no answer").source(error))?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    consent::agreed(&format!("break {}, held by {}?{consequence}", settings.key.escaped(), described(seen)))
 }

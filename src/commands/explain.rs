@@ -1,57 +1,104 @@
-//! What the configuration adds to a store's error: which user was refused, and what was expected at that address.
+//! `dlock explain`: what a run of a key would be like, and where each of its settings comes from.
 
-use super::{BackendConfig, Context};
-use crate::lock::{Error, Kind};
+use super::{Context, collect_metadata, inspect, run};
+use crate::{
+    exit,
+    lease::{BootClock, Patience, ask},
+    lock::{Backend, Holder, Key, LockState, Mode, Result, Token},
+    output::{
+        Now,
+        doctor::Source,
+        explain::{self, Would},
+        json,
+    },
+};
 
-impl Context {
-    /// `error` with what the configuration tells of it.
-    pub(crate) fn explain(&self, mut error: Error) -> Error {
-        let backend = &self.target.backend;
-        match (error.kind, backend.user()) {
-            (Kind::Denied, Some(user)) if !error.message.contains(user) => {
-                error.message = format!("{} (user {user})", error.message);
-            }
-            (Kind::Timeout, _) if error.message.starts_with("no answer within") => {
-                error.hint =
-                    Some(format!("{} --backend-timeout waits longer", backend.expected(error.backend.as_deref().unwrap_or_default())));
-            }
-            _ => {}
-        }
-        error
-    }
+/// The arguments of `dlock explain`: those of `dlock run`.
+#[derive(clap::Args, Debug)]
+#[group(skip)]
+#[command(
+    override_usage = "dlock explain KEY [OPTIONS]\n       dlock explain -k KEY [OPTIONS OF RUN] -- COMMAND [ARG]...",
+    after_help = "A line of a crontab is explained with explain in the place of run: nothing is run,\nand nothing is taken. A later flag, variable or line of the file is named with\neach setting; what is not given has its default.\nExample:  dlock explain nightly"
+)]
+pub struct Args {
+    /// What the run would be given.
+    #[command(flatten)]
+    pub run: run::Args,
 }
 
-impl BackendConfig {
-    /// Who logs in, if it is told. A user is no secret, unlike the password.
-    fn user(&self) -> Option<&str> {
-        match self {
-            Self::Sqlite { .. } | Self::Redlock(_) => None,
-            Self::Redis(options) => options.user.as_deref(),
-            Self::Tair(options) => options.server.user.as_deref(),
-            Self::Etcd(options) => options.user.as_deref(),
-            Self::ZooKeeper(options) => options.login.as_ref().map(|(user, _)| user.as_str()),
-            Self::Postgres(options) => options.sql.user.as_deref(),
-            Self::Mysql(options) => options.sql.user.as_deref(),
+/// What `dlock explain` is to do, checked.
+#[derive(Clone, Debug)]
+pub struct ExplainSettings {
+    /// The run.
+    pub run: run::RunSettings,
+    /// Its settings, with where they come from.
+    pub sources: Vec<Source>,
+}
+
+/// Shows it.
+///
+/// # Errors
+/// What kept the store from answering.
+pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
+    let mut backend = super::open(context);
+    let run = &settings.run;
+    let mut would = Would::Run;
+    let mut stored_as = String::new();
+    for key in std::iter::once(&run.key).chain(&run.also) {
+        let question = async |b: &mut dyn Backend| b.inspect(key).await;
+        let state = ask(&mut *backend, &BootClock, context.limits, ("explain", Some(key)), question).await?.in_order();
+        if *key == run.key {
+            stored_as.clone_from(&state.stored_as);
+        }
+        if matches!(would, Would::Run) {
+            would = judge(run, key, state, &mut *backend, context).await?;
         }
     }
+    context.tell(&mut *backend);
+    let (out, now, store) = (&context.out, Now::read(), backend.identity().url);
+    let explained = explain::Explained {
+        key: &run.key,
+        name: context.target.name.as_deref(),
+        store: &store,
+        stored_as: &stored_as,
+        would: &would,
+        waits: run.patience != Patience::Try,
+        settings: &settings.sources,
+    };
+    let written = if out.is_json() {
+        out.json(&json::ExplainedReport::new(&explained, &now))
+    } else {
+        out.data(&explain::view(&explained, out.look()))
+    };
+    Ok(out.finish(written, exit::OK))
+}
 
-    /// What should have answered, as a question.
-    fn expected(&self, url: &str) -> String {
-        let (scheme, _) = url.split_once(':').unwrap_or_default();
-        let tls = matches!(scheme, "rediss" | "redlocks" | "tairs" | "etcds" | "zookeepers") || scheme.starts_with("rediss+");
-        let server = match self {
-            Self::Sqlite { .. } => return "is another process at work on the file?".into(),
-            Self::Redis(_) | Self::Redlock(_) | Self::Tair(_) => "Redis",
-            Self::Etcd(_) => "etcd",
-            Self::ZooKeeper(_) => "ZooKeeper",
-            Self::Postgres(_) => "PostgreSQL",
-            Self::Mysql(_) => "MySQL",
-        };
-        let how = match self {
-            Self::Postgres(_) | Self::Mysql(_) => "",
-            _ if tls => ", with TLS",
-            _ => ", without TLS",
-        };
-        format!("is it up and reachable, and does {server} answer on this port{how}?")
+/// What would become of the run, as far as one of its locks goes. The store judges by its own clock; this is by the host's.
+async fn judge(run: &run::RunSettings, key: &Key, state: LockState, backend: &mut dyn Backend, context: &Context) -> Result<Would> {
+    if !has_room(run.mode, &state.holders) {
+        return Ok(Would::Held(key.clone(), state.holders));
+    }
+    let record = inspect::record(backend, &state, context).await?;
+    let place = collect_metadata(context.host.as_deref(), None, None).place();
+    let mut terms = run.policy.terms(place).filter(|_| *key == run.key);
+    if let Some(terms) = terms.as_mut().filter(|_| run.patience != Patience::Try) {
+        terms.skew_guard = None;
+    }
+    let refusal = record.judge(terms.as_ref(), &Token::random(), Now::read().unix_ms());
+    Ok(refusal.map_or(Would::Run, |refusal| {
+        let option = run.policy.option(refusal.rule);
+        Would::Refused(key.clone(), Box::new(refusal), option)
+    }))
+}
+
+/// Whether one more holder of this mode has room next to these.
+fn has_room(mode: Mode, holders: &[Holder]) -> bool {
+    match mode {
+        Mode::Exclusive => holders.is_empty(),
+        Mode::Shared => holders.iter().all(|holder| holder.mode == Mode::Shared),
+        Mode::Permits(most) => {
+            let alike = holders.iter().all(|holder| matches!(holder.mode, Mode::Permits(_)));
+            alike && holders.len() < usize::try_from(most).unwrap_or(usize::MAX)
+        }
     }
 }

@@ -1,18 +1,27 @@
 //! `dlock history`: who had a lock, when, and how it ended.
 
-use super::{Context, KeyArg};
+use std::cmp::Reverse;
+
+use super::{
+    Context, KeyArg,
+    overview::{self, Choice, ChoiceArgs},
+};
 use crate::{
     exit,
     lease::{BootClock, ask},
-    lock::{Key, Result},
-    output::{Now, history, json},
+    lock::{Backend, Error, Key, Kind, Result},
+    output::{
+        self, Now,
+        history::{self, RunOf},
+        json, timeline,
+    },
 };
 
 /// The arguments of `dlock history`.
 #[derive(clap::Args, Debug)]
 #[command(
-    override_usage = "dlock history KEY [OPTIONS]",
-    after_help = "The store remembers the last 100 runs, the last 100 that ended badly, and how\noften each host skipped.\nExample:  dlock history nightly --timeline"
+    override_usage = "dlock history [KEY] [OPTIONS]",
+    after_help = "The store remembers the last 100 runs, the last 100 that ended badly, and how\noften each host skipped. Without a key, the runs of all keys are shown.\n--host NAME shows the runs of one host.\nExample:  dlock history nightly --timeline"
 )]
 pub struct Args {
     /// The key.
@@ -24,17 +33,22 @@ pub struct Args {
     /// Draw hosts against time
     #[arg(long)]
     pub timeline: bool,
+    /// Which runs.
+    #[command(flatten)]
+    pub choice: ChoiceArgs,
 }
 
 /// What `dlock history` is to do, checked.
 #[derive(Clone, Debug)]
 pub struct HistorySettings {
-    /// Which lock.
-    pub key: Key,
+    /// Which lock; `None` for all.
+    pub key: Option<Key>,
     /// How many runs at most; `None` for the usual number.
     pub last: Option<u32>,
     /// Drawn.
     pub timeline: bool,
+    /// Which runs.
+    pub choice: Choice,
 }
 
 /// How many runs people want to see.
@@ -46,22 +60,47 @@ const USUAL: usize = 20;
 /// What kept the store from answering.
 pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
-    let about = ("history", Some(&settings.key));
+    let last = settings.last.map(|last| usize::try_from(last).unwrap_or(usize::MAX));
+    if settings.key.is_none() && settings.timeline {
+        return Err(Error::new(Kind::Usage, "--timeline is for one key").hint("dlock history KEY --timeline draws its hosts against time"));
+    }
+    let Some(key) = &settings.key else { return all(&settings.choice, last, &mut *backend, context).await };
+    let about = ("history", Some(key));
     // The history last: what is over by then is told by it alone.
-    let state = ask(&mut *backend, &BootClock, context.limits, about, async |b| b.inspect(&settings.key).await).await?;
-    let past = ask(&mut *backend, &BootClock, context.limits, about, async |b| b.history(&settings.key).await).await?;
+    let state = ask(&mut *backend, &BootClock, context.limits, about, async |b| b.inspect(key).await).await?;
+    let past = ask(&mut *backend, &BootClock, context.limits, about, async |b| b.history(key).await).await?;
     context.tell(&mut *backend);
     let out = &context.out;
     let now = Now::read();
-    let last = settings.last.map(|last| usize::try_from(last).unwrap_or(usize::MAX));
-    let (runs, record) = (history::runs(&state, past.past, &now), past.record);
+    let (mut runs, record) = (history::runs(&state, past.past, &now), past.record);
+    runs.retain(|run| settings.choice.takes(run, &now));
     let written = if out.is_json() {
         let shown = &runs[..runs.len().min(last.unwrap_or(usize::MAX))];
-        out.json(&json::Remembered::new(&settings.key, &backend.identity().url, shown, &record, &past.skips))
+        out.json(&json::Remembered::new(key, &backend.identity().url, shown, &record, &past.skips))
     } else if settings.timeline {
-        out.data(&history::timeline(&runs, last.unwrap_or(usize::MAX), &now, out.look()))
+        out.data(&timeline::view(&runs, last.unwrap_or(usize::MAX), &past.skips, &now, out.look()))
     } else {
         out.data(&history::view(&runs, last.unwrap_or(USUAL), &record, &past.skips, &now, out.look()))
+    };
+    Ok(out.finish(written, exit::OK))
+}
+
+/// Shows the runs of all keys.
+async fn all(choice: &Choice, last: Option<usize>, backend: &mut dyn Backend, context: &Context) -> Result<u8> {
+    let mut runs: Vec<(Key, RunOf)> = Vec::new();
+    overview::each(backend, "", context, |known, now| {
+        let chosen = known.runs.into_iter().filter(|run| choice.takes(run, now));
+        runs.extend(chosen.map(|run| (known.key.clone(), run)));
+    })
+    .await?;
+    context.tell(backend);
+    runs.sort_by_key(|(_, run)| Reverse(run.started_ms));
+    let (out, now) = (&context.out, Now::read());
+    let written = if out.is_json() {
+        runs.truncate(last.unwrap_or(usize::MAX));
+        out.json(&json::AllRuns::new(&runs, &backend.identity().url))
+    } else {
+        out.data(&output::overview::runs(&runs, last.unwrap_or(USUAL), &now, out.look()))
     };
     Ok(out.finish(written, exit::OK))
 }

@@ -4,8 +4,8 @@ use super::{Context, KeyArg};
 use crate::{
     exit,
     lease::{BootClock, ask},
-    lock::{Backend, Key, Result},
-    output::{Now, inspect, json, shell},
+    lock::{Backend, Key, LockState, Record, Result},
+    output::{Lock, Now, fence as fence_of, inspect, json, shell},
 };
 
 /// The arguments of `dlock inspect`.
@@ -35,18 +35,37 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let question = async |backend: &mut dyn Backend| backend.inspect(&settings.key).await;
     let state = ask(&mut *backend, &BootClock, context.limits, ("inspect", Some(&settings.key)), question).await?.in_order();
+    let record = record(&mut *backend, &state, context).await?;
     context.tell(&mut *backend);
     let out = &context.out;
     let now = Now::read();
+    let lock = Lock::with_record(state, record, &now);
     let written = if out.is_json() {
-        out.json(&json::Inspected::new(&state, &backend.identity().url, &now))
+        out.json(&json::Inspected::new(&lock, &backend.identity().url, &now))
     } else {
-        out.data(&inspect::view(&state, context.target.name.as_deref(), &backend.identity().url, &now, out.look()))
+        out.data(&inspect::view(&lock, context.target.name.as_deref(), &backend.identity().url, &now, out.look()))
     };
-    if let ([holder], true) = (&*state.holders, written.is_ok())
+    if let ([holder], true) = (&*lock.state.holders, written.is_ok())
         && let Some(fence) = holder.fence.filter(|_| holder.broken.is_none())
     {
-        out.tip(&format!("dlock break {} --fence {fence} asks its holder to stop", shell(&settings.key)));
+        let (key, fence) = (shell(&settings.key), fence_of(fence, std::iter::empty()));
+        out.tip(&format!("dlock break {key} --fence {} asks its holder to stop", fence.trim_start_matches('…')));
+    }
+    if lock.refusal.is_some() {
+        let key = shell(&settings.key);
+        out.tip(&format!("dlock run --anyway --reason TEXT -k {key} ... runs past that; dlock forget {key} removes it"));
     }
     Ok(out.finish(written, exit::OK))
+}
+
+/// The run records of a free lock, which may keep others from it.
+///
+/// # Errors
+/// What kept the store from answering.
+pub async fn record(backend: &mut dyn Backend, state: &LockState, context: &Context) -> Result<Record> {
+    if !state.holders.is_empty() || !backend.identity().capabilities.terms {
+        return Ok(Record::default());
+    }
+    let question = async |backend: &mut dyn Backend| backend.history(&state.key).await;
+    Ok(ask(backend, &BootClock, context.limits, ("inspect", Some(&state.key)), question).await?.record)
 }

@@ -4,18 +4,24 @@ use std::{cmp::Reverse, io::IsTerminal as _, time::Duration};
 
 use clap::builder::PossibleValuesParser;
 
-use super::{Context, interrupted};
+use super::{
+    Context, interrupted,
+    overview::{self, Choice, ChoiceArgs},
+};
 use crate::{
     exit,
     lease::{BootClock, Clock as _, ask},
-    lock::{Backend, Error, Kind, LockState, Result},
-    output::{Now, json, list},
+    lock::{Backend, Error, Kind, LockState, Result, Rule, Which},
+    output::{self, Lock, Now, json, list, overview::Summary},
     supervise::{Signals, reraise},
 };
 
 /// The arguments of `dlock list`.
 #[derive(clap::Args, Debug)]
-#[command(override_usage = "dlock list [START] [OPTIONS]", after_help = "Example:  dlock list --held-longer-than 10m --sort since")]
+#[command(
+    override_usage = "dlock list [START] [OPTIONS]",
+    after_help = "--host NAME: of one host. --failed and --since imply --all, which marks as late\nwhat has not run for twice its usual time.\nExample:  dlock list --all --failed --since 1d"
+)]
 pub struct Args {
     /// Only locks whose names start with this, literally
     #[arg(value_name = "START")]
@@ -26,6 +32,12 @@ pub struct Args {
     /// Only locks that are held for longer than this
     #[arg(long, value_name = "D")]
     pub held_longer_than: Option<String>,
+    /// Every key that the store knows, with its last run
+    #[arg(short, long, conflicts_with_all = ["watch", "held_longer_than", "sort"])]
+    pub all: bool,
+    /// Which runs.
+    #[command(flatten)]
+    pub choice: ChoiceArgs,
     /// Again every D [2s]; as JSON off a terminal
     #[arg(long, value_name = "D", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
     pub watch: Option<String>,
@@ -56,6 +68,10 @@ pub struct ListSettings {
     pub held_longer_than: Option<Duration>,
     /// How often to look; `None` for once.
     pub watch: Option<Duration>,
+    /// Every key that the store knows, held or not.
+    pub all: bool,
+    /// Whose locks, and which last runs.
+    pub choice: Choice,
 }
 
 /// Shows the held locks of the namespace.
@@ -64,6 +80,9 @@ pub struct ListSettings {
 /// What kept the store from answering; of several looks, the first.
 pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
+    if settings.all {
+        return all(&settings, &mut *backend, context).await;
+    }
     let (mut locks, unknown) = look(&settings, &mut *backend, context).await?;
     context.tell(&mut *backend);
     if unknown > 0 {
@@ -76,10 +95,18 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
     let stop = interrupted(&mut signals);
     tokio::pin!(stop);
     let drawn = std::io::stdout().is_terminal() && !out.is_json();
+    let mut screen = (Vec::new(), (0, 0));
     loop {
         let now = Now::read();
         let written = if drawn {
-            out.data(&list::screen(&locks, &now, pause, out.look()))
+            let (look, height) = (out.look(), out.height());
+            let next = list::screen(&locks, &now, pause, look, height);
+            let size = (look.width.unwrap_or_default(), height);
+            // A window that was resized is drawn anew.
+            let before = if screen.1 == size { std::mem::take(&mut screen.0) } else { Vec::new() };
+            let drawn = out.data(&list::redraw(&before, &next));
+            screen = (next, size);
+            drawn
         } else {
             out.data(&json::line(&json::Listed::new(&locks, &backend.identity().url, &now)))
         };
@@ -110,7 +137,31 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
     }
 }
 
-fn once(locks: &[LockState], store: &str, context: &Context) -> u8 {
+/// Shows every key that the store knows.
+async fn all(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<u8> {
+    let mut keys = Vec::new();
+    overview::each(backend, &settings.start, context, |known, now| {
+        let skips = known.skips.iter().map(|skips| skips.count).sum();
+        let one = Summary::new(known.key, &known.runs, skips, now);
+        let chosen = one.last.as_ref().map_or(settings.choice == Choice::default(), |run| settings.choice.takes(run, now));
+        keys.extend(Some(one).filter(|_| chosen));
+    })
+    .await?;
+    context.tell(backend);
+    let (out, now) = (&context.out, Now::read());
+    if out.is_json() {
+        return Ok(out.finish(out.json(&json::KnownKeys::new(&keys, &backend.identity().url)), exit::OK));
+    }
+    if keys.is_empty() {
+        if out.attended() {
+            out.notice("no such key is known");
+        }
+        return Ok(exit::OK);
+    }
+    Ok(out.finish(out.data(&output::overview::view(&keys, &now, out.look())), exit::OK))
+}
+
+fn once(locks: &[Lock], store: &str, context: &Context) -> u8 {
     let out = &context.out;
     if out.is_json() {
         return out.finish(out.json(&json::Listed::new(locks, store, &Now::read())), exit::OK);
@@ -121,29 +172,57 @@ fn once(locks: &[LockState], store: &str, context: &Context) -> u8 {
         }
         return exit::OK;
     }
-    out.finish(out.data(&list::view(locks, out.look())), exit::OK)
+    out.finish(out.data(&list::view(locks, &Now::read(), out.look())), exit::OK)
 }
 
 /// The locks that are to be shown, in their order; and of how many it is not known whether they should be.
-async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<LockState>, usize)> {
+async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<Lock>, usize)> {
     let question = async |b: &mut dyn Backend| b.list(&settings.start).await;
     let locks = ask(backend, &BootClock, context.limits, ("list", None), question).await?;
-    let mut locks: Vec<_> = locks.into_iter().map(LockState::in_order).collect();
-    let held = |state: &LockState| state.holders.iter().filter_map(|holder| holder.held_for).max();
+    let mut locks: Vec<Lock> = locks.into_iter().map(|state| LockState::in_order(state).into()).collect();
+    locks.retain(|lock| lock.state.holders.iter().any(|holder| settings.choice.is_of(holder.metadata.as_ref())));
+    if settings.choice == Choice::default() {
+        locks.extend(kept(settings, backend, context, &locks).await?);
+    }
+    let held = |lock: &Lock| lock.state.holders.iter().filter_map(|holder| holder.held_for).max();
     let mut unknown = 0;
     if let Some(least) = settings.held_longer_than {
-        locks.retain(|state| {
-            unknown += usize::from(held(state).is_none());
-            held(state).is_some_and(|held| held > least)
+        locks.retain(|lock| {
+            unknown += usize::from(lock.refusal.is_none() && held(lock).is_none());
+            held(lock).is_some_and(|held| held > least)
         });
     }
     match settings.order {
-        Order::Key => {}
-        Order::Since => locks.sort_by_key(|state| Reverse(held(state))),
+        Order::Key => locks.sort_by(|a, b| a.state.key.cmp(&b.state.key)),
+        Order::Since => locks.sort_by_key(|lock| Reverse(held(lock))),
         Order::Expires => {
-            locks.sort_by_key(|state| state.holders.iter().filter_map(|holder| holder.expires_in).min().unwrap_or(Duration::MAX));
+            let ends = |lock: &Lock| lock.state.holders.iter().filter_map(|holder| holder.expires_in).min();
+            let again = |lock: &Lock| lock.refusal.as_ref().and_then(|refusal| refusal.again_in);
+            locks.sort_by_key(|lock| ends(lock).or(again(lock)).unwrap_or(Duration::MAX));
         }
-        Order::Wait => locks.sort_by_key(|state| Reverse(state.waiters.len())),
+        Order::Wait => locks.sort_by_key(|lock| Reverse(lock.state.waiters.len())),
     }
     Ok((locks, unknown))
+}
+
+/// The free locks that an earlier run keeps from everybody.
+async fn kept(settings: &ListSettings, backend: &mut dyn Backend, context: &Context, held: &[Lock]) -> Result<Vec<Lock>> {
+    if !backend.identity().capabilities.terms {
+        return Ok(Vec::new());
+    }
+    let question = async |b: &mut dyn Backend| b.known(&settings.start, Which::Kept).await;
+    let keys = ask(backend, &BootClock, context.limits, ("list", None), question).await?;
+    let mut kept = Vec::new();
+    for key in keys.into_iter().filter(|key| held.iter().all(|lock| lock.state.key != *key)) {
+        let about = ("list", Some(&key));
+        let record = ask(backend, &BootClock, context.limits, about, async |b: &mut dyn Backend| b.history(&key).await).await?.record;
+        // A skew guard lasts for seconds, and is nothing to its own host.
+        if !record.keeps(Now::read().unix_ms()).is_some_and(|refusal| matches!(refusal.rule, Rule::AtLeast(_))) {
+            continue;
+        }
+        let state = ask(backend, &BootClock, context.limits, about, async |b: &mut dyn Backend| b.inspect(&key).await).await?;
+        let lock = Lock::with_record(state, record, &Now::read());
+        kept.extend(Some(lock).filter(|lock| lock.refusal.is_some()));
+    }
+    Ok(kept)
 }

@@ -17,6 +17,7 @@ pub fn collect(host: Option<&str>, command: Option<&std::ffi::OsStr>, describe: 
         pid: Some(std::process::id()),
         command: command.and_then(|program| Path::new(program).file_name()).map(|name| name.to_string_lossy().into_owned()),
         description: describe,
+        anyway: None,
         waited_ms: None,
     }
 }

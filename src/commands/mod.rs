@@ -6,8 +6,11 @@ pub mod acquire;
 pub mod breaking;
 pub mod complete;
 pub mod completions;
+mod consent;
 pub mod doctor;
-mod explain;
+mod error_context;
+pub mod explain;
+pub mod forget;
 pub mod gc;
 pub mod history;
 pub mod hold;
@@ -18,6 +21,7 @@ pub mod list;
 pub mod man;
 mod metadata;
 pub mod names;
+pub mod overview;
 pub mod release;
 pub mod renew;
 pub mod run;
@@ -111,6 +115,12 @@ pub enum Work {
     History(history::HistorySettings),
     /// `dlock break`
     Break(breaking::BreakSettings),
+    /// `dlock break --host`
+    BreakHost(breaking::host::HostSettings),
+    /// `dlock explain`
+    Explain(Box<explain::ExplainSettings>),
+    /// `dlock forget`
+    Forget(forget::ForgetSettings),
     /// `dlock init`
     Init(init::InitSettings),
     /// `dlock gc`
@@ -138,6 +148,9 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
         Work::List(settings) => watched(context, list::run(settings, context)),
         Work::History(settings) => watched(context, history::run(settings, context)),
         Work::Break(settings) => watched(context, breaking::run(settings, context)),
+        Work::BreakHost(settings) => watched(context, breaking::host::run(settings, context)),
+        Work::Explain(settings) => watched(context, explain::run(*settings, context)),
+        Work::Forget(settings) => watched(context, forget::run(settings, context)),
         Work::Init(settings) => watched(context, init::run(settings, context)),
         Work::Gc(settings) => watched(context, gc::run(settings, context)),
         Work::Doctor(settings) => watched(context, doctor::run(*settings, context)),

@@ -20,7 +20,7 @@ use super::{Context, TakingArgs};
 use crate::{
     exit,
     lease::{Budget, Claim, Held, Patience, in_order},
-    lock::{Backend, Entry, Error, Key, Kind, LastResort, Mode, Request, Result, Tether, Token, Ttl},
+    lock::{Backend, Entry, Error, Key, Kind, LastResort, Metadata, Mode, Request, Result, Tether, Token, Ttl, length},
     output::{MetricsFile, Outcome, Output, StatusFile, Syslog, SyslogPolicy, Verdict, drain, plain},
     supervise::{self, Contain, Leftover, OnLost, Plan, Printed, Signals, fork_guardian},
 };
@@ -144,7 +144,7 @@ pub struct RunSettings {
 impl RunSettings {
     /// The option that limits the run, as messages and the history name it.
     fn max_runtime(&self) -> String {
-        format!("max runtime {}", humantime::format_duration(self.max_runtime.unwrap_or_default()))
+        format!("max runtime {}", length(self.max_runtime.unwrap_or_default()))
     }
 }
 
@@ -255,7 +255,12 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>,
     let program = settings.command.first().map(OsString::as_os_str);
     let us = super::collect_metadata(context.host.as_deref(), program, settings.describe.clone());
     let terms = settings.policy.terms(us.place());
-    let metadata = settings.metadata.then_some(us);
+    let anyway = settings.policy.anyway.clone();
+    let metadata = match (settings.metadata, &anyway) {
+        (true, _) => Some(Metadata { anyway, ..us }),
+        (false, Some(_)) => Some(Metadata { anyway, ..Metadata::default() }),
+        (false, None) => None,
+    };
     for Claim { request, .. } in &mut claims {
         request.metadata.clone_from(&metadata);
         // The other locks are what the job needs: how often it runs goes by its own.

@@ -13,8 +13,7 @@ use super::{
     bounded, outage, wall_ms,
 };
 use crate::lock::{
-    Attempt, Backend, BootTime, Busy, Capabilities, Effect, Entry, Error, Grant, Identity, Parting, Refusal, Request, Result, Rule, Terms,
-    Token,
+    Attempt, Backend, BootTime, Busy, Capabilities, Effect, Entry, Error, Grant, Identity, Parting, Refusal, Request, Result, Rule, Token,
 };
 
 /// How long to wait for a lock that somebody else holds.
@@ -76,7 +75,7 @@ pub async fn acquire<S>(
         // It has not come with those that fire together.
         terms.skew_guard = None;
     }
-    request.terms = request.terms.filter(Terms::record_anything);
+    request.terms = request.terms.filter(|terms| terms.anyway || terms.record_anything());
     let mut pursuit = Pursuit::new(clock, patience, limits);
     let result = {
         let work = pursuit.run(backend, clock, &identity, &mut request, &mut busy);

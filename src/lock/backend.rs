@@ -65,6 +65,11 @@ pub trait Backend: Admin {
     /// Returns every held lock of the namespace whose key starts with `start`, literally, by key. Read only.
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>>;
 
+    /// Returns the keys that start with `start`, literally, and of which the store keeps anything, held or not, by key. Read only.
+    ///
+    /// A key that has nothing to tell may be among them.
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>>;
+
     /// Returns the lock's history: finished holds and skipped runs. Read only.
     ///
     /// A hold that was never given back is [`End::Expired`](super::End::Expired) once its lease is over, whether or not the lock
@@ -135,6 +140,15 @@ pub trait Tether {
     async fn cut(&mut self, _key: &Key, _token: &Token) -> bool {
         false
     }
+}
+
+/// Which keys [`Backend::known`] returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All of them.
+    All,
+    /// Those whose run records may keep other runs from a free lock ([`Record::keeps`](super::Record::keeps)).
+    Kept,
 }
 
 /// A change to what a store keeps of a lock, for [`Backend::amend`].

@@ -78,14 +78,20 @@ pub fn printable(text: &str) -> Cow<'_, str> {
         return Cow::Borrowed(text);
     }
     let mut out = String::with_capacity(text.len() + 8);
-    for c in text.chars() {
-        if is_printable(c) {
+    for (at, c) in text.char_indices() {
+        if is_printable(c) || joins_emoji(text, at, c) {
             out.push(c);
         } else {
             out.extend(c.escape_default());
         }
     }
     Cow::Owned(out)
+}
+
+/// Whether this is the joiner between two emoji, as in a family: it hides and moves nothing.
+fn joins_emoji(text: &str, at: usize, c: char) -> bool {
+    let is_emoji = |c: char| matches!(c, '\u{2190}'..='\u{2bff}' | '\u{fe0f}' | '\u{1f000}'..='\u{1faff}');
+    c == '\u{200d}' && text[..at].ends_with(is_emoji) && text[at + c.len_utf8()..].starts_with(is_emoji)
 }
 
 /// Not a control, format (zero-width, bidirectional), line-separator, private-use or tag character.
@@ -159,6 +165,8 @@ mod tests {
     #[test]
     fn what_reorders_or_hides_is_escaped() {
         assert_eq!(printable("a\u{202e}b\u{1b}[2Jc\u{200b}"), "a\\u{202e}b\\u{1b}[2Jc\\u{200b}");
+        assert_eq!(printable("👨\u{200d}👩\u{200b}"), "👨\u{200d}👩\\u{200b}", "a family is one, and nothing is hidden");
+        assert_eq!(printable("a\u{200d}b"), "a\\u{200d}b");
         assert!(matches!(printable("naïve ∀ 日本"), Cow::Borrowed(_)));
     }
 }

@@ -29,6 +29,8 @@ pub enum End {
     Lost,
     /// Taken away by somebody.
     Broken,
+    /// No hold of a run: the run records of the lock were removed.
+    Forgotten,
     /// In words of a newer dlock.
     Other(String),
 }
@@ -36,7 +38,7 @@ pub enum End {
 impl End {
     /// Whether somebody should look at it the next morning.
     pub const fn is_bad(&self) -> bool {
-        !matches!(self, Self::Exited(0) | Self::Released)
+        !matches!(self, Self::Exited(0) | Self::Released | Self::Forgotten)
     }
 }
 
@@ -51,6 +53,7 @@ impl fmt::Display for End {
             Self::Expired => f.write_str("expired"),
             Self::Lost => f.write_str("lost"),
             Self::Broken => f.write_str("broken"),
+            Self::Forgotten => f.write_str("forgotten"),
             Self::Other(text) => f.write_str(text),
         }
     }
@@ -66,6 +69,7 @@ impl From<&str> for End {
             "expired" => Self::Expired,
             "lost" => Self::Lost,
             "broken" => Self::Broken,
+            "forgotten" => Self::Forgotten,
             _ => numbered("exit")
                 .and_then(|status| status.parse().ok().map(Self::Exited))
                 .or_else(|| numbered("signal").and_then(|signal| signal.parse().ok().map(Self::Signalled)))
@@ -193,6 +197,7 @@ impl Parting {
 
 /// Something about a lock that its history is to keep, told by somebody who does not hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "few are made, and none is kept")]
 pub enum Note {
     /// A host found the lock taken, and did without.
     Skipped {
@@ -229,6 +234,7 @@ mod tests {
             End::Expired,
             End::Lost,
             End::Broken,
+            End::Forgotten,
             End::Other("exit 300".into()),
             End::Other("skipped a leap second".into()),
         ];

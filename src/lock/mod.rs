@@ -19,7 +19,7 @@ mod time;
 mod token;
 
 pub use admin::{Admin, Check, Finding, Grants, Init, PASSWORD, Role, ServerTime, Severity, UNCHECKED, check};
-pub use backend::{Amendment, Attempt, Backend, Busy, Grant, Identity, LastResort, Notice, Release, Renewal, Scope, Tether, Wake};
+pub use backend::{Amendment, Attempt, Backend, Busy, Grant, Identity, LastResort, Notice, Release, Renewal, Scope, Tether, Wake, Which};
 pub use breaking::{Break, Intent};
 pub use capabilities::{Capabilities, Pace};
 pub use encoding::{Encoding, printable};
@@ -30,5 +30,5 @@ pub use library::{Excludes, Library, Neighbour, Sharing};
 pub use request::{Entry, Mode, Request};
 pub use state::{Holder, LockState, Metadata, NodeView, Waiter};
 pub use terms::{Once, Paced, Record, Refusal, Rule, Stage, Start, Terms, whole_ms};
-pub use time::{BootTime, Ttl};
+pub use time::{BootTime, Ttl, length};
 pub use token::{Fence, Session, Token, fingerprint, random};

@@ -33,6 +33,9 @@ pub struct Metadata {
     /// What `--describe` said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
+    /// Why it ran although an earlier run refused it, as `--reason` said; only with `--anyway`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anyway: Option<String>,
     /// For how many ms it had waited for the lock when it asked for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waited_ms: Option<u64>,

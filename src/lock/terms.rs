@@ -9,7 +9,7 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Fence, Metadata, Request, Token};
+use super::{Fence, Metadata, Request, Token, length};
 
 /// What a run asks. Only for exclusive holds that are taken anew: who enters an ancestor's hold is part of that run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct Terms {
     pub at_least: Option<Duration>,
     /// At most one run within some time.
     pub once: Option<Once>,
+    /// No earlier run refuses this one: an operator decided so. It is recorded like any other.
+    pub anyway: bool,
 }
 
 /// One run within some time.
@@ -37,6 +39,12 @@ pub struct Once {
 }
 
 impl Terms {
+    /// Terms that no earlier run refuses, and whose record, once it is undone, keeps no later run waiting.
+    pub const fn forgetting(place: String) -> Self {
+        let once = Once { window: Duration::ZERO, retry_failed: 0, retry_crashed: false };
+        Self { place, skew_guard: Some(Duration::ZERO), at_least: None, once: Some(once), anyway: true }
+    }
+
     /// For how long what is recorded of a run with these terms may matter.
     pub fn relevant(&self) -> Duration {
         let once = self.once.map(|once| once.window);
@@ -179,8 +187,8 @@ pub enum Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SkewGuard(length) => write!(f, "skew guard {}", humantime::format_duration(*length)),
-            Self::AtLeast(length) => write!(f, "at least {}", humantime::format_duration(*length)),
+            Self::SkewGuard(most) => write!(f, "skew guard {}", length(*most)),
+            Self::AtLeast(least) => write!(f, "at least {}", length(*least)),
             Self::Once(_) => f.write_str("once"),
         }
     }
@@ -251,6 +259,9 @@ impl Record {
     /// A request is never refused by its own record: an earlier attempt whose answer was lost wrote that, and its command was
     /// never started.
     pub fn judge(&self, terms: Option<&Terms>, token: &Token, now_ms: u64) -> Option<Refusal> {
+        if terms.is_some_and(|terms| terms.anyway) {
+            return None;
+        }
         let own = token.hold_text();
         if let Some(paced) = self.paced.as_ref().filter(|paced| paced.hold != own) {
             if let Some(left) = paced.within(paced.at_least_ms, now_ms) {
@@ -264,6 +275,17 @@ impl Record {
         let once = terms?.once?;
         let before = self.start.as_ref().filter(|start| !start.is_of(&own) && !start.lets(&once, now_ms));
         before.map(|start| start.refusal(&once, now_ms))
+    }
+
+    /// Returns what keeps the free lock from every host, or else from every other host, whatever they ask; `now_ms` as in
+    /// [`Record::judge`].
+    pub fn keeps(&self, now_ms: u64) -> Option<Refusal> {
+        let paced = self.paced.as_ref()?;
+        let rules = [(paced.at_least_ms, Rule::AtLeast as fn(Duration) -> Rule), (paced.guard_ms, Rule::SkewGuard)];
+        rules.into_iter().find_map(|(ms, rule)| {
+            let left = paced.within(ms, now_ms)?;
+            Some(paced.refusal(rule(Duration::from_millis(ms)), left, now_ms))
+        })
     }
 
     /// Takes down the start of a hold that is granted now with these terms.
@@ -282,7 +304,7 @@ impl Record {
         }
         if let Some(once) = &terms.once {
             let hold = request.token.hold_text();
-            let before = self.start.as_ref().filter(|start| !start.is_over(once, now_ms));
+            let before = self.start.as_ref().filter(|start| !terms.anyway && !start.is_over(once, now_ms));
             let before = before.map_or(0, |start| start.tries.saturating_sub(u32::from(start.is_of(&hold))));
             self.start = Some(Start {
                 at_ms: now_ms,

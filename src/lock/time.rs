@@ -70,3 +70,28 @@ impl Ttl {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
     }
 }
+
+/// A length of time in all its digits, as options take it: `30d`, `1h 30m`, `1s 500ms`.
+pub fn length(length: Duration) -> String {
+    let mut left = length.as_millis();
+    let mut parts = Vec::new();
+    for (size, unit) in [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms")] {
+        if left >= size {
+            parts.push(format!("{}{unit}", left / size));
+            left %= size;
+        }
+    }
+    if parts.is_empty() { "0s".into() } else { parts.join(" ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_told_as_options_take_them() {
+        for (ms, text) in [(0, "0s"), (1500, "1s 500ms"), (60_000, "1m"), (5_400_000, "1h 30m"), (2_592_000_000, "30d")] {
+            assert_eq!(length(Duration::from_millis(ms)), text);
+        }
+    }
+}

@@ -2,8 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::{Look, Now, age, who};
-use crate::lock::{End, Fence, LockState, Metadata, Past, Record, Skips, Stage};
+use super::{
+    Look, Now, age,
+    columns::{Column, Gives, Row, table},
+    inspect, who,
+};
+use crate::lock::{self, End, Fence, LockState, Metadata, Past, Record, Skips, Stage};
 
 /// One run: over, or going on.
 #[derive(Clone, Debug)]
@@ -23,7 +27,7 @@ pub struct RunOf {
 }
 
 impl RunOf {
-    fn host(&self) -> String {
+    pub(super) fn host(&self) -> String {
         self.metadata.as_ref().and_then(|m| m.host.as_deref()).map_or_else(|| "?".into(), |host| who::clean(host, 20))
     }
 
@@ -33,12 +37,29 @@ impl RunOf {
         Some(end.saturating_sub(self.started_ms?))
     }
 
-    fn is_bad(&self) -> bool {
+    pub(super) fn is_bad(&self) -> bool {
         self.end.as_ref().is_some_and(End::is_bad)
     }
 
+    /// Whether it was a run: that records were forgotten is none.
+    pub fn is_run(&self) -> bool {
+        self.end != Some(End::Forgotten)
+    }
+
+    pub(super) fn started(&self, now: &Now) -> String {
+        self.started_ms.map_or_else(|| "?".into(), |started| now.local(started))
+    }
+
+    pub(super) fn ran(&self, now: &Now) -> String {
+        length(self.ran_ms(now.unix_ms()))
+    }
+
+    pub(super) fn style(&self) -> &'static str {
+        if self.is_bad() { "31" } else { "" }
+    }
+
     /// How it ended, in a few words: what somebody has to look after in capitals.
-    fn words(&self) -> String {
+    pub(super) fn words(&self) -> String {
         // Below the first line is what the command printed at last.
         let why = self.why.as_deref().and_then(|why| why.lines().next()).map(|why| who::clean(why, 120));
         match &self.end {
@@ -52,11 +73,46 @@ impl RunOf {
                 }
             }
             Some(end) => {
-                let word = who::clean(&end.to_string(), 40);
-                why.map(|why| format!("{word}: {why}")).unwrap_or(word)
+                let word = match end {
+                    End::Signalled(signal) => signal_name(*signal).map_or_else(|| end.to_string(), Into::into),
+                    end => who::clean(&end.to_string(), 40),
+                };
+                match why.as_deref().and_then(|why| why.strip_prefix("max runtime ")) {
+                    Some(most) => format!("TIMED OUT after {most}"),
+                    None => why.map(|why| format!("{word}: {why}")).unwrap_or(word),
+                }
             }
         }
     }
+
+    /// The same, with why it ran past its run policy.
+    pub(super) fn told(&self) -> String {
+        let anyway = self.metadata.as_ref().and_then(|metadata| metadata.anyway.as_deref());
+        let anyway = anyway.map(|why| format!(", anyway: \"{}\"", who::clean(why, 120))).unwrap_or_default();
+        self.words() + &anyway
+    }
+}
+
+/// A signal without its SIG, as `kill -l` names it.
+fn signal_name(number: i32) -> Option<&'static str> {
+    Some(match number {
+        1 => "HUP",
+        2 => "INT",
+        3 => "QUIT",
+        6 => "ABRT",
+        7 => "BUS",
+        8 => "FPE",
+        9 => "KILL",
+        10 => "USR1",
+        11 => "SEGV",
+        12 => "USR2",
+        13 => "PIPE",
+        14 => "ALRM",
+        15 => "TERM",
+        24 => "XCPU",
+        25 => "XFSZ",
+        _ => return None,
+    })
 }
 
 /// All runs, the latest first: those that go on, then those that are over.
@@ -89,34 +145,25 @@ pub fn runs(state: &LockState, past: Vec<Past>, now: &Now) -> Vec<RunOf> {
     runs
 }
 
+const COLUMNS: [Column; 6] = [
+    Column::new("STARTED", 15),
+    Column::new("HOST", 4).giving(Gives::Middle(8)),
+    Column::new("WAITED", 6),
+    Column::new("RAN", 6),
+    Column::new("FENCE", 5).right(),
+    Column::new("END", 3).giving(Gives::End(14)),
+];
+
 /// The table, and below it the starts that later runs go by, and the skips.
 pub fn view(runs: &[RunOf], last: usize, record: &Record, skips: &[Skips], now: &Now, look: Look) -> String {
     let mut text = String::new();
     if runs.is_empty() {
         text.push_str("no runs are remembered\n");
     } else {
-        let width = look.width.unwrap_or(80);
-        let shown: Vec<[String; 6]> = runs.iter().take(last).map(|run| cells(run, now)).collect();
-        let titles = ["STARTED", "HOST", "WAITED", "RAN", "END", "FENCE"].map(str::to_owned);
-        let widest = |column: usize| shown.iter().chain([&titles]).map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let (started, host, waited, ran, fence) = (widest(0), widest(1), widest(2), widest(3), widest(5));
-        let end = width.saturating_sub(started + host + waited + ran + fence + 10).max(10);
-        // Off a terminal nobody has to be spared a long line.
-        let end = if look.width.is_some() { end } else { end.max(widest(4)) };
-        for (n, row) in [&titles].into_iter().chain(&shown).enumerate() {
-            let [begun, by, wait, run, how, number] = row;
-            let how = who::cut(how, end);
-            let line = format!("{begun:<started$}  {by:<host$}  {wait:<waited$}  {run:<ran$}  {how:<end$}  {number:>fence$}");
-            let bad = n > 0 && runs.get(n - 1).is_some_and(RunOf::is_bad);
-            let line = line.trim_end();
-            text.push_str(&if n == 0 {
-                look.paint("1", line)
-            } else if bad {
-                look.paint("31", line)
-            } else {
-                line.to_owned()
-            });
-            text.push('\n');
+        let fences = || runs.iter().filter_map(|run| run.fence);
+        let rows: Vec<Row<6>> = runs.iter().take(last).map(|run| Row { cells: cells(run, fences(), now), style: run.style() }).collect();
+        for line in table(&COLUMNS, &rows, look) {
+            let _ = writeln!(text, "{line}");
         }
         if runs.len() > last {
             let _ = writeln!(text, "and {} older; -n {} shows all", runs.len() - last, runs.len());
@@ -141,81 +188,39 @@ pub fn view(runs: &[RunOf], last: usize, record: &Record, skips: &[Skips], now: 
 fn starts(text: &mut String, record: &Record, now: &Now) {
     let whose = |metadata: &Option<Metadata>, fence: Fence| {
         let who = who::who(metadata.as_ref()).unwrap_or_else(|| "somebody".into());
-        format!("{who}, fence {fence}")
+        format!("{who}, fence {}", who::fence(fence, std::iter::empty()))
     };
-    let length = |ms: u64| humantime::format_duration(std::time::Duration::from_millis(ms));
+    let window_of = |ms: u64| lock::length(std::time::Duration::from_millis(ms));
     if let Some(paced) = &record.paced {
         let kept = [(paced.at_least_ms, "kept from everybody", "at least"), (paced.guard_ms, "kept from other hosts", "skew guard")];
         for (ms, what, option) in kept.into_iter().filter(|(ms, ..)| paced.at_ms.saturating_add(*ms) > now.unix_ms()) {
             let until = now.local(paced.at_ms.saturating_add(ms));
-            let _ = writeln!(text, "{what} until {until}: {option} {} ({})", length(ms), whose(&paced.metadata, paced.fence));
+            let _ = writeln!(text, "{what} until {until}: {option} {} ({})", window_of(ms), whose(&paced.metadata, paced.fence));
         }
     }
-    if let Some(start) = &record.start {
-        let stage = match start.stage {
-            Stage::Started => "its outcome is unknown",
-            Stage::Ok => "ok",
-            Stage::Failed => "failed",
-            Stage::Undone => "nothing was started",
-        };
+    // One that was undone keeps no run away.
+    if let Some(start) = record.start.as_ref().filter(|start| start.stage != Stage::Undone) {
+        let stage = inspect::outcome(start.stage);
         let tries = if start.tries > 1 { format!(", try {}", start.tries) } else { String::new() };
-        let (at, whose, window) = (now.local(start.at_ms), whose(&start.metadata, start.fence), length(start.window_ms));
+        let (at, whose, window) = (now.local(start.at_ms), whose(&start.metadata, start.fence), window_of(start.window_ms));
         let _ = writeln!(text, "once in {window}: begun {at} ({whose}): {stage}{tries}");
     }
 }
 
-fn cells(run: &RunOf, now: &Now) -> [String; 6] {
-    let length = |ms: Option<u64>| ms.map_or_else(|| "?".into(), |ms| age(std::time::Duration::from_millis(ms)));
-    let (waited, ran) = (run.metadata.as_ref().and_then(|metadata| metadata.waited_ms), run.ran_ms(now.unix_ms()));
+fn cells(run: &RunOf, others: impl Iterator<Item = Fence>, now: &Now) -> [String; 6] {
+    let waited = run.metadata.as_ref().and_then(|metadata| metadata.waited_ms);
     [
-        run.started_ms.map_or_else(|| "?".into(), |started| now.local(started)),
+        run.started(now),
         run.host(),
         length(waited),
-        length(ran),
-        run.words(),
-        run.fence.map(|fence| fence.to_string()).unwrap_or_default(),
+        run.ran(now),
+        run.fence.map(|fence| who::fence(fence, others)).unwrap_or_default(),
+        run.told(),
     ]
 }
 
-/// Hosts against time, the oldest run at the left: `=` while one ran, `x` where it ended badly, `>` where it goes on.
-pub fn timeline(runs: &[RunOf], last: usize, now: &Now, look: Look) -> String {
-    let until = now.unix_ms();
-    let drawn: Vec<&RunOf> = runs.iter().take(last).filter(|run| run.started_ms.is_some()).collect();
-    let Some(first) = drawn.iter().filter_map(|run| run.started_ms).min() else { return "no runs are remembered\n".into() };
-    let mut hosts: Vec<String> = drawn.iter().map(|run| run.host()).collect();
-    hosts.sort();
-    hosts.dedup();
-    let name = hosts.iter().map(|host| host.chars().count()).max().unwrap_or(0);
-    let width = look.width.unwrap_or(80).saturating_sub(name + 3).max(20);
-    let span = until.saturating_sub(first).max(1);
-    let column = |ms: u64| {
-        let place = u128::from(ms.saturating_sub(first)) * (width as u128 - 1) / u128::from(span);
-        usize::try_from(place).unwrap_or(width - 1).min(width - 1)
-    };
-    let mut text = String::new();
-    for host in &hosts {
-        let mut line = vec!['.'; width];
-        for run in drawn.iter().filter(|run| run.host() == *host) {
-            let from = column(run.started_ms.unwrap_or(first));
-            let to = column(run.ended_ms.or(run.end.is_none().then_some(until)).unwrap_or(run.started_ms.unwrap_or(first)));
-            for cell in &mut line[from..=to.max(from)] {
-                if *cell != 'x' {
-                    *cell = '=';
-                }
-            }
-            match &run.end {
-                None => line[to] = '>',
-                Some(end) if end.is_bad() => line[to] = 'x',
-                Some(_) => {}
-            }
-        }
-        let _ = writeln!(text, "{host:<name$} |{}|", line.into_iter().collect::<String>());
-    }
-    let (from, to) = (now.local(first), now.local(until));
-    let gap = width.saturating_sub(from.chars().count() + to.chars().count());
-    let _ = writeln!(text, "{:name$}  {from}{:gap$}{to}", "", "");
-    text.push_str("= ran   x ended badly   > runs\n");
-    text
+fn length(ms: Option<u64>) -> String {
+    ms.map_or_else(|| "?".into(), |ms| age(std::time::Duration::from_millis(ms)))
 }
 
 #[cfg(test)]
@@ -243,6 +248,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn ends_are_told_in_the_words_of_those_who_look() {
+        let told = |end, why| run("web1", 9, 1, Some(end), why, 7).told();
+        assert_eq!(told(End::Exited(124), Some("max runtime 1s")), "TIMED OUT after 1s");
+        assert_eq!(told(End::Signalled(15), None), "TERM");
+        let mut anyway = run("web1", 9, 1, Some(End::Exited(0)), None, 7);
+        anyway.metadata.as_mut().unwrap().anyway = Some("rerun".into());
+        assert_eq!(anyway.told(), "ok, anyway: \"rerun\"");
+    }
+
     fn some() -> Vec<RunOf> {
         vec![
             run("web3", 3840, 0, None, None, 1042),
@@ -264,9 +279,9 @@ mod tests {
         };
         let text = view(&some(), 20, &Record::default(), &[skips("web2", 4, 86_000), skips("web5", 5, 3839)], &now(), Look::default());
         let expected = "\
-STARTED          HOST  WAITED  RAN      END                     FENCE
-Fri 20 02:00:01  web3  12s     1h 4m    running                  1042
-Thu 19 03:00:00  web1  12s     6m 2s    ok                       1041
+STARTED          HOST  WAITED  RAN      FENCE  END
+Fri 20 02:00:01  web3  12s     1h 4m     1042  running
+Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
 ";
         assert_eq!(text.lines().count(), 7, "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
@@ -284,19 +299,8 @@ Thu 19 03:00:00  web1  12s     6m 2s    ok                       1041
         let strange = RunOf { started_ms: None, ended_ms: None, metadata: None, ..run("", 1, 1, Some(End::Expired), None, 7) };
         let text = view(&[strange], 20, &Record::default(), &[], &now(), Look::default());
         let line: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
-        assert_eq!(line, ["?", "?", "?", "?", "EXPIRED", "7"]);
+        assert_eq!(line, ["?", "?", "?", "?", "7", "EXPIRED"]);
         assert_eq!(view(&[], 20, &Record::default(), &[], &now(), Look::default()), "no runs are remembered\n");
-        assert_eq!(timeline(&[], 20, &now(), Look::default()), "no runs are remembered\n");
-    }
-
-    #[test]
-    fn a_timeline_has_a_row_for_each_host() {
-        let text = timeline(&some(), 20, &now(), Look::default());
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 5, "{text}");
-        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{text}");
-        assert!(lines[0].starts_with("web1 |x") && lines[2].starts_with("web3 |") && lines[2].ends_with(">|"), "{text}");
-        assert_eq!(lines[1].matches('x').count(), 1, "{text}");
     }
 
     #[test]

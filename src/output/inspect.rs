@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Look, Now, age, json, who};
-use crate::lock::{Holder, LockState, Mode, NodeView};
+use super::{Lock, Look, Now, age, json, kept, who};
+use crate::lock::{Holder, Mode, NodeView, Stage, Start};
 
 /// More waiters than this are counted, not shown.
 const WAITERS: usize = 10;
@@ -11,14 +11,24 @@ const WAITERS: usize = 10;
 const HOLDERS: usize = 10;
 
 /// One lock, in at most 80 columns where its names allow it.
-pub fn view(state: &LockState, name: Option<&str>, backend: &str, now: &Now, look: Look) -> String {
+pub fn view(lock: &Lock, name: Option<&str>, backend: &str, now: &Now, look: Look) -> String {
+    let state = &lock.state;
     let key = who::clean(state.key.as_str(), 255);
     let store = name.map_or_else(|| backend.to_owned(), |name| format!("{} ({backend})", who::clean(name, 60)));
     let stored_as = who::clean(&state.stored_as, 300);
     let mut lines = Vec::new();
     match state.holders.as_slice() {
         [] => {
-            lines.push(format!("{key}   {}   {store}", look.paint("32", "FREE")));
+            if let Some(refusal) = &lock.refusal {
+                let free = look.paint("33", &format!("FREE, but {}", kept::until(refusal, now)));
+                lines.push(format!("{key}   {free}: {}", kept::why(refusal, now)));
+                lines.push(row("store", &store));
+            } else {
+                lines.push(format!("{key}   {}   {store}", look.paint("32", "FREE")));
+            }
+            if let Some(start) = &lock.start {
+                lines.push(row("once", &once(start, now)));
+            }
             let fence = state.last_fence.map_or_else(|| "none yet".into(), |fence| format!("{fence} was the last"));
             lines.push(row("fence", &format!("{fence:<10}  stored as  {stored_as}")));
         }
@@ -45,6 +55,23 @@ pub fn view(state: &LockState, name: Option<&str>, backend: &str, now: &Now, loo
         lines.push(row(if index == 0 { "nodes" } else { "" }, &on_node(node)));
     }
     lines.iter().flat_map(|line| [line.trim_end(), "\n"]).collect()
+}
+
+/// The last run that was to be the only one for some time.
+fn once(start: &Start, now: &Now) -> String {
+    let who = who::who(start.metadata.as_ref()).map(|who| format!(" {who}")).unwrap_or_default();
+    let until = now.moment(start.at_ms.saturating_add(start.window_ms));
+    format!("began {}{who}: {}; counts until {until}", now.moment(start.at_ms), outcome(start.stage))
+}
+
+/// What became of a run, for people.
+pub fn outcome(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Started => "its outcome is unknown",
+        Stage::Ok => "ok",
+        Stage::Failed => "failed",
+        Stage::Undone => "nothing was started",
+    }
 }
 
 /// How it is held, and by how many.
@@ -99,6 +126,9 @@ fn held(holder: &Holder, stored_as: Option<&String>, now: &Now, lines: &mut Vec<
     if let Some(note) = who::note(metadata) {
         lines.push(row("note", &note));
     }
+    if let Some(why) = metadata.and_then(|m| m.anyway.as_deref()) {
+        lines.push(row("anyway", &format!("\"{}\"", who::clean(why, 120))));
+    }
     if let Some(long) = holder.held_for {
         lines.push(row("since", &format!("{}, {} ago", now.local_before(long), age(long))));
     }
@@ -126,6 +156,13 @@ fn lease(holder: &Holder) -> String {
     }
 }
 
+/// Whether a holder that renews by itself should have done so: it does at every sixth of its lease.
+pub fn is_late(holder: &Holder) -> bool {
+    let by_itself = !holder.foreign && (!holder.detached || who::command(holder.metadata.as_ref()).is_some());
+    let times = holder.renewed_ago.zip(holder.expires_in).filter(|_| by_itself);
+    times.is_some_and(|(ago, left)| ago > (ago + left) / 3 + Duration::from_secs(1))
+}
+
 /// Returns what the lease tells about the holder's process. A holder renews at every sixth of its lease.
 fn verdict(holder: &Holder) -> Option<String> {
     if holder.foreign {
@@ -147,8 +184,7 @@ fn verdict(holder: &Holder) -> Option<String> {
     if holder.held_for.is_some_and(|held| held > second && held.saturating_sub(ago) < second / 10) {
         return Some(format!("dlock{place} has not renewed it yet"));
     }
-    let late = ago > (ago + left) / 3 + second;
-    Some(if late { format!("dlock{place} is late") } else { format!("dlock{place} is alive") })
+    Some(if is_late(holder) { format!("dlock{place} is late") } else { format!("dlock{place} is alive") })
 }
 
 fn row(title: &str, text: &str) -> String {
@@ -160,7 +196,7 @@ mod tests {
     use jiff::tz::{TimeZone, offset};
 
     use super::*;
-    use crate::lock::{Fence, Key, Metadata, Waiter};
+    use crate::lock::{Fence, Key, LockState, Metadata, Refusal, Rule, Waiter};
 
     #[allow(clippy::unnecessary_wraps)] // as the fields have it
     fn secs(seconds: u64) -> Option<Duration> {
@@ -199,7 +235,7 @@ mod tests {
 
     fn shown(state: &LockState) -> String {
         let now = Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::fixed(offset(1)));
-        view(state, Some("prod"), "rediss://r1:6379", &now, Look::default())
+        view(&Lock::from(state.clone()), Some("prod"), "rediss://r1:6379", &now, Look::default())
     }
 
     #[test]
@@ -233,6 +269,23 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
     fn a_free_lock_remembers_its_fence() {
         let free = LockState { holders: vec![], waiters: vec![], ..state() };
         assert_eq!(shown(&free), "nightly   FREE   prod (rediss://r1:6379)\n  fence    1042 was the last  stored as  dlock:nightly\n");
+    }
+
+    #[test]
+    fn a_free_lock_that_can_not_be_had_says_until_when() {
+        let now = Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::fixed(offset(1)));
+        let refusal = |rule| Refusal {
+            rule,
+            fence: None,
+            began: secs(600),
+            metadata: Some(Metadata { user: Some("root".into()), host: Some("web1".into()), ..Metadata::default() }),
+            again_in: secs(3000),
+        };
+        let free = |rule| Lock { refusal: Some(refusal(rule)), ..Lock::from(LockState { holders: vec![], waiters: vec![], ..state() }) };
+        let text = |rule| view(&free(rule), None, "local", &now, Look::default()).lines().next().unwrap().to_owned();
+        let hour = Duration::from_secs(3600);
+        assert_eq!(text(Rule::AtLeast(hour)), "nightly   FREE, but not before 03:54:01: at least 1h, began 02:54:01 root@web1");
+        assert!(text(Rule::SkewGuard(hour)).starts_with("nightly   FREE, but for other hosts not before 03:54:01: skew guard 1h"));
     }
 
     #[test]

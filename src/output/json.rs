@@ -13,8 +13,12 @@
 //! | `ok` of inspect | 0 | `backend` and a lock |
 //! | `ok` of names | 0 | `key backend stored_as libraries`: `library excludes code namespace about`, where `excludes` is `both_ways`, `one_way` or `no` |
 //! | `ok` of list | 0 | `backend locks`: an array of locks |
-//! | `ok` of history | 0 | `key backend runs skips` |
+//! | `ok` of list --all | 0 | `backend keys`: `key last last_ok runs skips usually_every_ms late`, `last` a run |
+//! | `ok` of history | 0 | `key backend runs paced once skips`; without a key `backend runs` |
+//! | `ok` of explain | 0 | `key backend stored_as would reason holders refused settings`; `would` is `run`, `wait` or `skip` |
 //! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (or its lease ended) or `evicted` |
+//! | `ok` of forget | 0 | `key backend paced once`: the run records that are gone, `null` if there were none |
+//! | `ok`, `error` of break --host | 0; as `error` | `host backend holds`: `key fence how error`, where `how` may be `changed`: nothing was done |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
 //! | `ok` of run | the command's | `key backend fence keys permit by started waited_ms ran_ms command released holders error`: `keys` with a `fence` each, and `by` the one that kept it from running |
 //! | `ok`, `warn`, `unsafe` of doctor | 0, 1, 2; 69, 78 | `backend name from findings round_trip_us hand_over_us settings error` ([`super::doctor`]) |
@@ -26,16 +30,19 @@
 //! | `interrupted` | 128+N | `key signal`; of run as `ok` |
 //! | `error` | 64 to 78, 126, 127 | `error`; of run, once it began, as `ok` |
 //!
-//! A lock: `key stored_as held last_fence holders waiters nodes`. A node, of a store of several that decide together: `node held others
-//! fence expires_in_ms error`; `others` if it is held there by somebody else than the holder. A holder: `mode permit permits host user pid boot_id pid_ns command description fence
-//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if somebody is breaking it: `by reason seen`. A run: `fence host user pid command description started ended waited_ms ran_ms end bad reason`, where `end` is `running`,
-//! `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost` or `broken`. Skips of a host: `host count since last reason`. A waiter: `host user pid command description
+//! A lock: `key stored_as held refused_until refused last_fence holders waiters nodes`; `refused_until` and `refused` (`reason host user pid fence
+//! began state again_in_ms`) if it is free, and an earlier run keeps it from other runs. A node, of a store of several that decide together: `node held others
+//! fence expires_in_ms error`; `others` if it is held there by somebody else than the holder. A holder: `mode permit permits host user pid boot_id pid_ns command description anyway fence
+//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if somebody is breaking it: `by reason seen`. A run: `key fence host user pid command description anyway started ended waited_ms ran_ms end bad reason`, where `end` is `running`,
+//! `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost`, `broken` or `forgotten`. Skips of a host: `host count since last reason`. A waiter: `host user pid command description
 //! waiting_for_ms`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
 //! failed step happened in the store all the same: `not_applied`, `applied` or `unknown`. A `command`: `status` or `signal`. `released`:
 //! `yes`, `nested` (an outer run keeps it), `not_held` or `unknown`.
-//!
 //! `run` prints its object as the last line of stderr, since stdout is the command's.
 
+mod explained;
+mod keys;
+mod names;
 mod parts;
 #[cfg(test)]
 mod tests;
@@ -47,11 +54,16 @@ use serde::Serialize;
 pub use self::parts::{
     BreakReport, ErrorReport, HolderReport, LockReport, PacedReport, PastReport, RefusedReport, SkipsReport, StartReport, mode,
 };
-use super::{Cause, Now, Skip, history::RunOf, time::millis};
+pub use self::{
+    explained::ExplainedReport,
+    keys::{AllRuns, HostBroken, KnownKeys},
+    names::Named,
+};
+use super::{Cause, Lock, Now, Skip, history::RunOf, time::millis};
 use crate::{
     exit,
     lease::Lease,
-    lock::{self, Break, Error, Excludes, Fence, Key, LockState, Neighbour, Sharing, Skips},
+    lock::{self, Break, Error, Fence, Key, Skips},
 };
 
 /// The name of the schema.
@@ -137,6 +149,10 @@ report!(
 report!(
     /// The lock was taken away from its holder.
     WasBroken { key: &'a str, backend: &'a str, fence: u64, how: &'static str, waited_ms: u64 }
+);
+report!(
+    /// The run records of a lock are gone, as they were.
+    Forgotten { key: &'a str, backend: &'a str, paced: Option<PacedReport<'a>>, once: Option<StartReport<'a>> }
 );
 report!(
     /// What the store remembers of a lock.
@@ -264,10 +280,18 @@ impl<'a> WasBroken<'a> {
     }
 }
 
+impl<'a> Forgotten<'a> {
+    /// This record.
+    pub fn new(key: &'a Key, backend: &'a str, record: &'a lock::Record) -> Self {
+        let (paced, once) = (record.paced.as_ref().map(PacedReport::new), record.start.as_ref().map(StartReport::new));
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, paced, once }
+    }
+}
+
 impl<'a> Remembered<'a> {
     /// These runs, starts and skips.
     pub fn new(key: &'a Key, backend: &'a str, runs: &'a [RunOf], record: &'a lock::Record, skips: &'a [Skips]) -> Self {
-        let runs = runs.iter().map(PastReport::new).collect();
+        let runs = runs.iter().map(|run| PastReport::new(key, run)).collect();
         let skips = skips.iter().map(SkipsReport::new).collect();
         let (paced, once) = (record.paced.as_ref().map(PacedReport::new), record.start.as_ref().map(StartReport::new));
         Self { head: head("ok", exit::OK), key: key.as_str(), backend, runs, paced, once, skips }
@@ -320,47 +344,8 @@ pub struct Inspected<'a> {
 
 impl<'a> Inspected<'a> {
     /// Of this lock.
-    pub fn new(state: &'a LockState, backend: &'a str, now: &Now) -> Self {
-        Self { head: head("ok", exit::OK), backend, lock: LockReport::new(state, now) }
-    }
-}
-
-/// `names`.
-#[derive(Debug, Serialize)]
-pub struct Named<'a> {
-    #[serde(flatten)]
-    head: Head,
-    key: &'a str,
-    backend: &'a str,
-    stored_as: &'a str,
-    libraries: Vec<LibraryReport<'a>>,
-}
-
-#[derive(Debug, Serialize)]
-struct LibraryReport<'a> {
-    library: &'static str,
-    excludes: &'static str,
-    code: Option<&'a str>,
-    namespace: Option<&'static str>,
-    about: Option<&'static str>,
-}
-
-impl<'a> Named<'a> {
-    /// Of this lock.
-    pub fn new(key: &'a Key, backend: &'a str, sharing: &'a Sharing) -> Self {
-        let report = |neighbour: &'a Neighbour| LibraryReport {
-            library: neighbour.library.name,
-            excludes: match neighbour.library.excludes {
-                Excludes::BothWays => "both_ways",
-                Excludes::OneWay => "one_way",
-                Excludes::No => "no",
-            },
-            code: neighbour.code.as_deref(),
-            namespace: neighbour.namespace,
-            about: Some(neighbour.library.about).filter(|about| !about.is_empty()),
-        };
-        let libraries = sharing.libraries.iter().map(report).collect();
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, stored_as: &sharing.stored_as, libraries }
+    pub fn new(lock: &'a Lock, backend: &'a str, now: &Now) -> Self {
+        Self { head: head("ok", exit::OK), backend, lock: LockReport::new(lock, now) }
     }
 }
 
@@ -375,7 +360,7 @@ pub struct Listed<'a> {
 
 impl<'a> Listed<'a> {
     /// Of these locks.
-    pub fn new(states: &'a [LockState], backend: &'a str, now: &Now) -> Self {
-        Self { head: head("ok", exit::OK), backend, locks: states.iter().map(|state| LockReport::new(state, now)).collect() }
+    pub fn new(locks: &'a [Lock], backend: &'a str, now: &Now) -> Self {
+        Self { head: head("ok", exit::OK), backend, locks: locks.iter().map(|lock| LockReport::new(lock, now)).collect() }
     }
 }

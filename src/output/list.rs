@@ -1,113 +1,115 @@
 //! What `dlock list` shows people: a line per lock, in the terminal's width.
 
-use std::time::Duration;
+use std::{fmt::Write as _, time::Duration};
 
-use super::{Look, Now, age, who};
-use crate::lock::{Holder, LockState, Mode};
+use super::{
+    Lock, Look, Now, age,
+    columns::{Column, Gives, Row, table},
+    inspect, kept, who,
+};
+use crate::lock::{Holder, Mode, length};
 
-/// A table of held locks.
-pub fn view(locks: &[LockState], look: Look) -> String {
-    let rows: Vec<Row> = locks.iter().map(Row::new).collect();
-    let widest =
-        |least: usize, column: fn(&Row) -> &str| rows.iter().map(|row| column(row).chars().count()).chain([least]).max().unwrap_or(least);
-    let mut key = widest(11, |row| &row.key);
-    let mut holder = widest(9, |row| &row.holder);
-    let since = widest(7, |row| &row.since);
-    let expires = widest(7, |row| &row.expires);
-    let wait = widest(4, |row| &row.wait);
-    let fence = widest(5, |row| &row.fence);
-    if let Some(width) = look.width {
-        // The key and the holder give way first, then the note.
-        let fixed = since + expires + wait + fence + 5 * 2;
-        let room = width.saturating_sub(fixed);
-        holder = holder.min((room / 2).max(9)).min(room.saturating_sub(key.min(11))).max(9);
-        key = key.min(room.saturating_sub(holder)).max(11);
+const COLUMNS: [Column; 7] = [
+    Column::new("KEY", 11).giving(Gives::Middle(9)),
+    Column::new("HOLDER", 9).giving(Gives::Middle(8)),
+    Column::new("SINCE", 7),
+    Column::new("EXPIRES", 7),
+    Column::new("WAIT", 4).right(),
+    Column::new("FENCE", 5).right(),
+    Column::new("NOTE", 0).giving(Gives::End(12)),
+];
+
+/// A table of held locks, and of free ones that an earlier run keeps from everybody.
+pub fn view(locks: &[Lock], now: &Now, look: Look) -> String {
+    lines(locks, now, look).into_iter().flat_map(|line| [line, "\n".into()]).collect()
+}
+
+fn lines(locks: &[Lock], now: &Now, look: Look) -> Vec<String> {
+    let rows: Vec<Row<7>> = locks.iter().map(|lock| row(lock, now)).collect();
+    table(&COLUMNS, &rows, look)
+}
+
+/// The table in a window of so many lines.
+pub fn screen(locks: &[Lock], now: &Now, every: Duration, look: Look, height: usize) -> Vec<String> {
+    let held = locks.iter().filter(|lock| lock.refusal.is_none()).count();
+    let mut text = vec![format!("every {}, last at {}: {held} held", length(every), now.clock()), String::new()];
+    if locks.is_empty() {
+        return text;
     }
-    let line = |row: &Row| {
-        let start = format!(
-            "{:<key$}  {:<holder$}  {:<since$}  {:<expires$}  {:>wait$}  {:>fence$}",
-            who::cut(&row.key, key),
-            who::cut(&row.holder, holder),
-            row.since,
-            row.expires,
-            row.wait,
-            row.fence
-        );
-        let room = look.width.map_or(usize::MAX, |width| width.saturating_sub(start.chars().count() + 2));
-        let note = if room < 6 { String::new() } else { who::cut(&row.note, room) };
-        format!("{start}  {note}").trim_end().to_owned()
-    };
-    let head = Row {
-        key: "KEY".into(),
-        holder: "HOLDER".into(),
-        since: "SINCE".into(),
-        expires: "EXPIRES".into(),
-        wait: "WAIT".into(),
-        fence: "FENCE".into(),
-        note: "NOTE".into(),
-    };
-    let mut text = look.paint("1", &line(&head)) + "\n";
-    for row in &rows {
-        text += &line(row);
-        text.push('\n');
+    // The last line of a window is left alone: a line feed there would move the header away.
+    let room = height.saturating_sub(text.len() + 2).max(1);
+    let mut table = lines(locks, now, look);
+    let more = table.len().saturating_sub(room + 1);
+    if more > 0 {
+        table.truncate(room);
+        text.append(&mut table);
+        text.push(format!("… {} more", more + 1));
+    } else {
+        text.append(&mut table);
     }
     text
 }
 
-/// The table on a screen of its own, over what was there before.
-pub fn screen(locks: &[LockState], now: &Now, every: Duration, look: Look) -> String {
-    let mut text = format!("every {}, last at {}: {} held\n\n", humantime::format_duration(every), now.clock(), locks.len());
-    if !locks.is_empty() {
-        text += &view(locks, look);
-    }
-    format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n"))
-}
-
-struct Row {
-    key: String,
-    holder: String,
-    since: String,
-    expires: String,
-    wait: String,
-    fence: String,
-    note: String,
-}
-
-impl Row {
-    fn new(state: &LockState) -> Self {
-        let first = state.holders.first();
-        let metadata = first.and_then(|holder| holder.metadata.as_ref());
-        let share = match first.map(|holder| holder.mode) {
-            Some(Mode::Permits(most)) => format!(" {}/{most}", state.holders.len()),
-            Some(Mode::Shared) => format!(" {} readers", state.holders.len()),
-            _ => String::new(),
-        };
-        let holder = |holder: &Holder| match who::who(holder.metadata.as_ref()) {
-            Some(who) => who,
-            None if holder.foreign => "(foreign)".into(),
-            None => "?".into(),
-        };
-        Self {
-            key: who::clean(state.key.as_str(), 255) + &share,
-            holder: first.map(holder).unwrap_or_default(),
-            since: first.and_then(|holder| holder.held_for).map_or_else(|| "?".into(), age),
-            expires: first.and_then(|holder| holder.expires_in).map_or_else(|| "?".into(), age),
-            wait: state.waiters.len().to_string(),
-            fence: first.and_then(|holder| holder.fence).map_or_else(|| "-".into(), |fence| fence.to_string()),
-            note: who::note(metadata).unwrap_or_default(),
+/// What turns one screen into the next: only the lines that differ are drawn.
+pub fn redraw(before: &[String], after: &[String]) -> String {
+    let mut text = String::new();
+    for n in 0..after.len().max(before.len()) {
+        let line = after.get(n).map_or("", String::as_str);
+        if before.get(n).map(String::as_str) != Some(line) {
+            let _ = write!(text, "\x1b[{};1H{line}\x1b[K", n + 1);
         }
     }
+    if before.is_empty() {
+        text = format!("\x1b[H\x1b[2J{text}");
+    }
+    text + &format!("\x1b[{};1H", after.len() + 1)
+}
+
+fn row(lock: &Lock, now: &Now) -> Row<7> {
+    let state = &lock.state;
+    let key = who::clean(state.key.as_str(), 255);
+    let (wait, question) = (state.waiters.len().to_string(), || "?".to_owned());
+    if let Some(refusal) = &lock.refusal {
+        let fence = refusal.fence.map_or_else(|| "-".into(), |fence| who::fence(fence, std::iter::empty()));
+        let (since, expires) = (refusal.began.map_or_else(question, age), refusal.again_in.map_or_else(question, age));
+        let note = format!("{}: {}", kept::until(refusal, now), kept::why(refusal, now));
+        return Row { cells: [key, "(free)".into(), since, expires, wait, fence, note], style: "" };
+    }
+    let first = state.holders.first();
+    let share = match first.map(|holder| holder.mode) {
+        Some(Mode::Permits(most)) => format!(" {}/{most}", state.holders.len()),
+        Some(Mode::Shared) => format!(" {} readers", state.holders.len()),
+        _ => String::new(),
+    };
+    let holder = |holder: &Holder| match who::who(holder.metadata.as_ref()) {
+        Some(who) => who,
+        None if holder.foreign => "(foreign)".into(),
+        None => "?".into(),
+    };
+    let late = state.holders.iter().any(inspect::is_late);
+    let expires = first.and_then(|holder| holder.expires_in).map_or_else(question, age) + if late { " LATE" } else { "" };
+    let others = || state.holders.iter().filter_map(|holder| holder.fence);
+    let cells = [
+        key + &share,
+        first.map(holder).unwrap_or_default(),
+        first.and_then(|holder| holder.held_for).map_or_else(question, age),
+        expires,
+        wait,
+        first.and_then(|holder| holder.fence).map_or_else(|| "-".into(), |fence| who::fence(fence, others())),
+        first.and_then(|holder| who::note(holder.metadata.as_ref())).unwrap_or_default(),
+    ];
+    Row { cells, style: if late { "33" } else { "" } }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::{Fence, Key, Metadata, Waiter};
+    use crate::lock::{Fence, Key, LockState, Metadata, Waiter};
 
-    fn lock(key: &str, who: (&str, &str), held: u64, left: u64, waiters: usize, fence: u64, note: Option<&str>) -> LockState {
+    fn lock(key: &str, who: (&str, &str), held: u64, left: u64, waiters: usize, fence: u64, note: Option<&str>) -> Lock {
         let metadata =
             Metadata { user: Some(who.0.into()), host: Some(who.1.into()), description: note.map(str::to_owned), ..Metadata::default() };
-        LockState {
+        Lock::from(LockState {
             key: Key::new(key).unwrap(),
             stored_as: key.into(),
             holders: vec![Holder {
@@ -126,14 +128,18 @@ mod tests {
             waiters: vec![Waiter { metadata: None, waiting_for: None }; waiters],
             last_fence: None,
             nodes: Vec::new(),
-        }
+        })
+    }
+
+    fn now() -> Now {
+        Now::at("2026-11-20T02:04:01Z".parse().unwrap(), jiff::tz::TimeZone::UTC)
     }
 
     #[test]
     fn a_table() {
         let mut pool = lock("pool", ("app", "web1"), 12, 52, 0, 9, None);
-        pool.holders[0].mode = Mode::Permits(3);
-        pool.holders.push(pool.holders[0].clone());
+        pool.state.holders[0].mode = Mode::Permits(3);
+        pool.state.holders.push(pool.state.holders[0].clone());
         let locks = [
             lock("deploy", ("ana", "ops1"), 252, 48, 2, 77, Some("v2.3 rollout")),
             lock("nightly", ("app", "web3"), 3840, 57, 1, 1042, None),
@@ -145,24 +151,43 @@ deploy       ana@ops1   4m 12s   48s         2     77  \"v2.3 rollout\"
 nightly      app@web3   1h 4m    57s         1   1042
 pool 2/3     app@web1   12s      52s         0      9
 ";
-        assert_eq!(view(&locks, Look::default()), expected);
+        assert_eq!(view(&locks, &now(), Look::default()), expected);
     }
 
     #[test]
-    fn a_narrow_terminal_cuts_and_a_file_does_not() {
-        let locks = [lock(
-            &"k".repeat(100),
-            ("administrator", "a-very-long-host-name.example.org"),
-            1,
-            1,
-            0,
-            1_763_640_000_000_000,
-            Some("a long note, longer than fits"),
-        )];
-        for width in [64, 80, 120] {
-            let text = view(&locks, Look { width: Some(width), color: false });
-            assert!(text.lines().all(|line| line.chars().count() <= width), "{width}:\n{text}");
+    fn a_narrow_terminal_cuts_names_in_the_middle_and_loses_nothing() {
+        let long = (1_763_640_000_000_000, Some("a note"));
+        let wide = lock("中文锁名字很长的一个名字", ("ana", "web1"), 1, 1, 0, 7, None);
+        let family = lock("👨\u{200d}👩\u{200d}👧", ("ana", "web1"), 1, 1, 0, 7, None);
+        let locks =
+            [lock(&"k".repeat(100), ("administrator", "a-very-long-host-name.example.org"), 1200, 1200, 0, long.0, long.1), wide, family];
+        for most in [50, 64, 80, 120] {
+            let text = view(&locks, &now(), Look { width: Some(most), color: false });
+            assert!(text.lines().all(|line| super::super::columns::width(line) <= most), "{most}:\n{text}");
+            assert!(text.contains("\"a note\"") && text.contains("…0000") && text.contains("k…k"), "{most}:\n{text}");
         }
-        assert!(view(&locks, Look::default()).contains(&"k".repeat(100)));
+        let text = view(&locks, &now(), Look::default());
+        assert!(text.contains(&"k".repeat(100)) && text.lines().nth(2).is_some_and(|line| line.len() < 150), "{text}");
+    }
+
+    #[test]
+    fn a_screen_fits_its_window_and_draws_what_changed() {
+        let locks: Vec<Lock> = (0..52).map(|n| lock(&format!("job{n:02}"), ("app", "web1"), 12, 52, 0, 9, None)).collect();
+        let look = Look { width: Some(80), color: false };
+        let first = screen(&locks, &now(), Duration::from_secs(2), look, 24);
+        assert!(first.len() <= 23 && first[2].starts_with("KEY") && first.last().is_some_and(|line| line.ends_with(" more")), "{first:#?}");
+        let shown = first.iter().filter(|line| line.starts_with("job")).count();
+        assert_eq!(first.last(), Some(&format!("… {} more", 52 - shown)));
+        let next = screen(&locks[1..], &now(), Duration::from_secs(2), look, 24);
+        assert!(redraw(&[], &first).starts_with("\x1b[H\x1b[2J"));
+        assert_eq!(redraw(&first, &first), format!("\x1b[{};1H", first.len() + 1));
+        assert!(!redraw(&first, &next).contains("KEY") && redraw(&first, &next).contains("job01"));
+    }
+
+    #[test]
+    fn a_late_holder_is_marked() {
+        let mut one = lock("nightly", ("app", "web3"), 3840, 24, 0, 1042, None);
+        one.state.holders[0].renewed_ago = Some(Duration::from_secs(36));
+        assert!(view(&[one], &now(), Look::default()).contains("24s LATE"));
     }
 }

@@ -3,14 +3,18 @@
 //! Decides nothing, and never fails the job: a line that can't be written is lost. What other people wrote
 //! (metadata, stored names, server messages) is escaped here before it reaches a terminal.
 
+mod columns;
 pub mod doctor;
 mod event;
+pub mod explain;
 pub mod history;
 pub mod inspect;
 pub mod json;
+mod kept;
 pub mod list;
 mod metrics;
 pub mod names;
+pub mod overview;
 mod printed;
 mod replace;
 mod skip;
@@ -18,6 +22,7 @@ mod status_file;
 mod stderr;
 mod syslog;
 mod time;
+pub mod timeline;
 mod verdict;
 mod waiting;
 mod who;
@@ -30,6 +35,7 @@ use std::{
 };
 
 pub use event::{Event, EventReport};
+pub use kept::Lock;
 pub use metrics::MetricsFile;
 pub use printed::{reason, said};
 use serde::Serialize;
@@ -40,7 +46,7 @@ pub use syslog::{Syslog, SyslogPolicy};
 pub use time::{Now, age};
 pub use verdict::{CommandEnd, GivenBack, Outcome, Verdict};
 pub use waiting::Waiting;
-pub use who::{described, holder, loss, mark, shell, who};
+pub use who::{described, fence, holder, loss, mark, shell, who};
 
 use crate::{
     exit,
@@ -88,7 +94,7 @@ fn wrapped(text: &str, indent: usize, look: Look) -> String {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
         match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= room => {
+            Some(line) if columns::width(line) + 1 + columns::width(word) <= room => {
                 line.push(' ');
                 line.push_str(word);
             }
@@ -114,8 +120,13 @@ impl Output {
         let terminal = io::stdout().is_terminal();
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let width = terminal.then(|| columns(io::stdout().as_fd()));
+        let width = terminal.then(|| window(io::stdout().as_fd()).0);
         Look { width, color: self.color.unwrap_or(terminal && !dumb && !forbidden) }
+    }
+
+    /// How many lines the terminal has.
+    pub fn height(&self) -> usize {
+        window(io::stdout().as_fd()).1
     }
 
     /// Writes data to stdout.
@@ -350,10 +361,11 @@ fn say(text: &str) {
     stderr::lines(&format!("dlock: {}\n", printable(text)));
 }
 
-/// The terminal's width, or 80.
-fn columns(terminal: std::os::fd::BorrowedFd<'_>) -> usize {
-    let told = rustix::termios::tcgetwinsize(terminal).map_or(0, |size| usize::from(size.ws_col));
-    if told == 0 { 80 } else { told.max(40) }
+/// The terminal's width, or 80, and its height, or 24.
+fn window(terminal: std::os::fd::BorrowedFd<'_>) -> (usize, usize) {
+    let told = rustix::termios::tcgetwinsize(terminal).map_or((0, 0), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+    let width = if told.0 == 0 { 80 } else { told.0.max(40) };
+    (width, if told.1 == 0 { 24 } else { told.1 })
 }
 
 /// An I/O error without the "(os error 2)" that Rust adds.

@@ -5,6 +5,9 @@ use std::{fmt::Write as _, time::Duration};
 use super::{age, who};
 use crate::lock::{Busy, Key, Mode, Refusal, Rule, Stage};
 
+/// How the outcome ends of a command that can't wait.
+const NO_WAIT: &str = "forgotten";
+
 /// A lock that was not taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Skip<'a> {
@@ -97,18 +100,20 @@ impl Skip<'_> {
                     (Some(Mode::Permits(theirs)), Mode::Permits(ours)) if theirs != ours => {
                         format!("who has it asked for one of {theirs} permits, and this for one of {ours}; {tells}")
                     }
+                    _ if self.waited.is_zero() && self.outcome.ends_with(NO_WAIT) => tells,
                     _ if self.waited.is_zero() => format!("-w 30s waits; {tells}"),
                     _ => tells,
                 };
             }
         };
         let history = format!("dlock history {} tells more", who::shell(self.key));
+        let past = if self.outcome == "not run" { "--anyway --reason TEXT runs it now; " } else { "" };
         let again = refusal.again_in.map(|left| format!("free again in {}; ", age(left))).unwrap_or_default();
         match refusal.rule {
             Rule::Once(Stage::Failed) => format!("--retry-failed N runs it again; {history}"),
             Rule::Once(Stage::Started) => format!("if it is dead, --retry-crashed runs it again; {history}"),
-            Rule::Once(_) => history,
-            Rule::SkewGuard(_) | Rule::AtLeast(_) => format!("{again}{history}"),
+            Rule::Once(_) => format!("{past}{history}"),
+            Rule::SkewGuard(_) | Rule::AtLeast(_) => format!("{again}{past}{history}"),
         }
     }
 }
@@ -192,7 +197,7 @@ mod tests {
         };
         let (text, hint) = said(Rule::SkewGuard(Duration::from_secs(5)), "skew guard 5s");
         assert_eq!(text, "demo: lap began it 3s ago (fence 17), skew guard 5s: not run");
-        assert_eq!(hint, "free again in 2s; dlock history demo tells more");
+        assert_eq!(hint, "free again in 2s; --anyway --reason TEXT runs it now; dlock history demo tells more");
         let (text, hint) = said(Rule::Once(Stage::Failed), "once per 1m");
         assert_eq!(text, "demo: lap ran it 3s ago (fence 17) and failed, once per 1m: not run");
         assert_eq!(hint, "--retry-failed N runs it again; dlock history demo tells more");

@@ -28,6 +28,21 @@ impl Now {
         self.before(ago).map(|then| rfc3339(then.timestamp()))
     }
 
+    /// The time after so long as RFC 3339 in UTC, to the millisecond.
+    pub fn utc_after(&self, left: Duration) -> Option<String> {
+        rfc3339_ms(self.unix_ms().saturating_add(millis(left)))
+    }
+
+    /// A time in ms since 1970 in as few words as tell it today: the time of day, with the day if that is another.
+    pub fn moment(&self, unix_ms: u64) -> String {
+        let then = i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+        let then = then.map(|then| then.to_zoned(self.0.time_zone().clone()));
+        match then {
+            Some(then) if then.date() == self.0.date() => then.strftime("%H:%M:%S").to_string(),
+            _ => self.local(unix_ms),
+        }
+    }
+
     /// The local time so long ago, with its zone, and with the day if that is another.
     pub fn local_before(&self, ago: Duration) -> String {
         let Some(then) = self.before(ago) else { return "long ago".into() };

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Output, age, columns, stderr, who};
+use super::{Output, age, stderr, who, window};
 use crate::{
     lease::{Clock, Outage, Patience, outage},
     lock::{BootTime, Busy, Key, printable},
@@ -77,7 +77,7 @@ impl<'a> Waiting<'a> {
 
     fn put(&self, text: &str) {
         self.drawn.set(true);
-        let text = who::cut(&printable(text), columns(io::stderr().as_fd()).saturating_sub(1));
+        let text = who::cut(&printable(text), window(io::stderr().as_fd()).0.saturating_sub(1));
         stderr::lines(&format!("\r\x1b[K{text}"));
     }
 

@@ -1,9 +1,10 @@
 //! Holders and waiters as people read them. All of it was written by others, so all of it is escaped and cut.
 
 use super::age;
+pub use super::columns::cut;
 use crate::{
     lease::Loss,
-    lock::{Break, Error, Holder, Key, Metadata, printable},
+    lock::{Break, Error, Fence, Holder, Key, Metadata, printable},
 };
 
 /// More of a name than this is noise, or malice.
@@ -31,9 +32,15 @@ pub fn clean(text: &str, most: usize) -> String {
     cut(&printable(&start), most)
 }
 
-/// `text` cut to `most` characters, with an ellipsis if it was longer.
-pub fn cut(text: &str, most: usize) -> String {
-    if text.chars().count() <= most { text.to_owned() } else { text.chars().take(most.saturating_sub(1)).chain(['…']).collect() }
+/// A fence in as few of its last digits, four at least, as tell it from these: `break --fence` takes such an ending.
+pub fn fence(fence: Fence, others: impl Iterator<Item = Fence>) -> String {
+    let digits = fence.to_string();
+    let others: Vec<String> = others.filter(|other| *other != fence).map(|other| other.to_string()).collect();
+    let ends = (4..digits.len().saturating_sub(1)).map(|many| &digits[digits.len() - many..]);
+    match ends.into_iter().find(|end| others.iter().all(|other| !other.ends_with(end))) {
+        Some(end) if digits.len() > 6 => format!("…{end}"),
+        _ => digits,
+    }
 }
 
 /// `user@host`, or as much of it as is known.
@@ -106,6 +113,14 @@ mod tests {
         let who = who(Some(&metadata)).unwrap();
         assert!(who.starts_with("an\\u{1b}[2Ja\\r\\u{202e}@hhh") && who.chars().count() < 100, "{who}");
         assert!(note(Some(&metadata)).is_some_and(|note| note.chars().count() <= NOTE + 2 && !note.contains('\n')));
+    }
+
+    #[test]
+    fn fences_are_as_short_as_tells_them_apart() {
+        let among = |others: &[u64]| fence(Fence(1_795_364_671_046_172), others.iter().copied().map(Fence));
+        assert_eq!((among(&[]), among(&[1_795_364_671_146_172])), ("…6172".into(), "…046172".into()));
+        assert_eq!(among(&[5_671_046_172]), "…4671046172");
+        assert_eq!(fence(Fence(812), [Fence(9812)].into_iter()), "812");
     }
 
     #[test]

@@ -51,7 +51,8 @@ fn redacted(text: &str, token: &str) -> String {
         let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         for index in 0..words.len() {
             let number = words[index].bytes().all(|b| b.is_ascii_digit()) && !words[index].is_empty();
-            if number && words[index].len() > 12 {
+            let is_short_fence = words[index].starts_with('…') || (index > 0 && words[index - 1] == "--fence" && words[index].len() >= 4);
+            if (number && words[index].len() > 12) || is_short_fence {
                 words[index] = "[FENCE]".into();
             } else if number && index > 0 && words[index - 1] == "pid" {
                 words[index] = "[PID]".into();

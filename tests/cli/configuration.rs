@@ -41,7 +41,7 @@ fn mistakes_name_the_line() {
     for text in [
         "once = true",
         "once = true\nkeep = \"30d\"\nonce_per = \"1m\"",
-        "once_per = 0",
+        "once_per = \".5\"",
         "once_per = \"1m\"\nskew_guard = \"40s\"",
         "retry_failed = 2",
     ] {

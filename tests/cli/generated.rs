@@ -30,6 +30,8 @@ fn man_pages() {
         "list",
         "history",
         "break",
+        "explain",
+        "forget",
         "doctor",
         "init",
         "gc",

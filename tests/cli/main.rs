@@ -16,6 +16,7 @@ mod hold;
 mod keeper;
 mod lab;
 mod names;
+mod records;
 mod schema;
 mod several;
 mod streams;

@@ -102,11 +102,29 @@ fn all_that_is_printed_is_described() {
     assert_eq!(ran(&lab, "-k job --max-runtime .1 -- sleep 5")["result"], "timed_out");
     let told = said(&lab, "history job", "history");
     assert!(told["runs"].as_array().unwrap().len() >= 3 && !told["skips"].as_array().unwrap().is_empty(), "{told}");
+    assert!(said(&lab, "forget job --yes --reason x", "forget")["paced"].is_object());
+    assert_eq!(said(&lab, "forget job --yes --reason x", "forget")["paced"], Value::Null);
+    assert_eq!(ran(&lab, "-k kept --at-least 1h -- true")["result"], "ok");
+    let kept = said(&lab, "inspect kept", "inspect");
+    assert!(kept["held"] == false && kept["refused"]["reason"] == "at least 1h" && kept["refused_until"].is_string(), "{kept}");
+    let list = said(&lab, "list", "list");
+    assert!(list["locks"][0]["key"] == "kept" && list["locks"][0]["refused"]["again_in_ms"].as_u64() > Some(3_500_000), "{list}");
+    assert_eq!(ran(&lab, "-k kept --anyway --reason rerun -- true")["result"], "ok");
+    assert_eq!(said(&lab, "history kept", "history")["runs"][0]["anyway"], "rerun");
+    assert_eq!(said(&lab, "forget kept --yes --reason x", "forget")["paced"]["at_least_ms"], 0);
+    assert_eq!(said(&lab, "list", "list")["locks"], json!([]));
+    assert_eq!(said(&lab, "explain kept", "explain")["would"], "run");
+    let all = said(&lab, "list --all", "list_all");
+    assert!(all["keys"].as_array().unwrap().iter().any(|one| one["key"] == "kept" && one["last_ok"].is_string()), "{all}");
+    assert_eq!(said(&lab, "list --failed kept", "list_all")["keys"], json!([]));
+    assert!(said(&lab, "history --since 1h", "history_all")["runs"].as_array().unwrap().len() > 3);
+    said(&lab, "acquire dead --ttl 60s --host gone", "acquire");
+    assert_eq!(said(&lab, "break --host gone --yes --reason dead --now", "broke_host")["holds"][0]["how"], "evicted");
     said(&lab, "doctor", "doctor");
     said(&lab, "doctor --print-grants run", "grants");
     said(&lab, "inspect job --backend redis://127.0.0.1:1 --backend-timeout 300ms", "failed");
     said(&lab, "acquire job", "failed");
-    said(&lab, "gc --older-than 1d", "failed");
+    assert_eq!(said(&lab, "gc --older-than 1d", "gc")["removed"], 0);
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn arguments() {
         .say("run -k x --metrics-file /tmp -- true")
         .say("run -k x --metrics-file /dev/null -- true");
     lab.say("run -k x --once -- true").say("run -k x --keep 1d -- true").say("run -k x --once --keep 1d --once-per 1m -- true");
-    lab.say("run -k x --once --keep 0 -- true").say("run -k x --once-per 0 -- true").say("run -k x --once-per soon -- true");
+    lab.say("run -k x --once --keep 0 -- true").say("run -k x --once-per .5 -- true").say("run -k x --once-per soon -- true");
     lab.say("run -k x --retry-failed 2 -- true").say("run -k x --retry-crashed -- true");
     lab.say("run -k x --once-per 1m --retry-failed many -- true").say("run -k x --once-per 1m --retry-failed -1 -- true");
     lab.say("run -k x --once-per 1m --skew-guard 31s -- true").say("run -k x --skew-guard 25h -- true");

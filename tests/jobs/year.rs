@@ -192,8 +192,13 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
             let length = if dice.one_in(200) { period + dice.below(period) } else { 20 + dice.below(4000) };
             let dies = dice.one_in(500);
             let ttl = if dies { dice.below(LEASE) + 1000 } else { length + LEASE };
-            let terms =
-                Terms { place: nodes[*at].place.clone(), skew_guard: policy.guard.then_some(GUARD), at_least: policy.at_least, once };
+            let terms = Terms {
+                place: nodes[*at].place.clone(),
+                skew_guard: policy.guard.then_some(GUARD),
+                at_least: policy.at_least,
+                once,
+                anyway: false,
+            };
             let request = world.request(terms, ttl);
             match world.backend.try_acquire(&request).await.expect("an answer") {
                 Attempt::Granted(grant) => {

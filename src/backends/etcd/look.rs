@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     backends::queue::record::Said,
-    lock::{Fence, Holder, Key, LockState, Result, Waiter},
+    lock::{Fence, Holder, Key, LockState, Result, Waiter, Which},
 };
 
 /// What is known of one lock.
@@ -53,6 +53,23 @@ pub(super) async fn list(client: &mut Client, start: &str) -> Answer<Vec<LockSta
         }
     }
     Ok(states)
+}
+
+/// The keys that begin with `start` and have a fence, a record or a run record, by key.
+pub(super) async fn known(client: &mut Client, start: &str, which: Which) -> Answer<Vec<Key>> {
+    let namespace = client.options().namespace.clone();
+    let mut keys = BTreeSet::new();
+    for folder in names::records(&namespace) {
+        let mut answers = client.run(vec![ops::under(&(folder.clone() + &names::ENCODING.encode_str(start)), true)]).await?;
+        for kv in answers.keys()? {
+            let Some(rest) = str::from_utf8(&kv.key).ok().and_then(|name| name.strip_prefix(&*folder)) else { continue };
+            let (name, what) = rest.split_once('/').unwrap_or((rest, ""));
+            if which == Which::All || ["least", "guard"].contains(&what) {
+                keys.extend(names::ENCODING.decode(name));
+            }
+        }
+    }
+    Ok(keys.into_iter().collect())
 }
 
 /// The holders at these positions, with their leases.

@@ -47,7 +47,7 @@ use self::{
 };
 use crate::lock::{
     Amendment, Attempt, Backend, Capabilities, Entry, Grant, History, Identity, Intent, Key, LockState, Notice, Parting, Release, Renewal,
-    Request, Result, Tether, Token, Ttl, Wake,
+    Request, Result, Tether, Token, Ttl, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -201,6 +201,10 @@ impl Backend for Etcd {
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         Ok(look::list(&mut self.client, start).await?)
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        Ok(look::known(&mut self.client, start, which).await?)
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

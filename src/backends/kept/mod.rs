@@ -15,7 +15,7 @@ use async_trait::async_trait;
 
 use crate::lock::{
     Admin, Amendment, Attempt, Backend, Busy, Check, Error, Fence, Finding, Grants, History, Holder, Identity, Init, Intent, Key, Kind,
-    LockState, Mode, Note, Notice, Parting, Past, Release, Renewal, Request, Result, Role, ServerTime, Skips, Token, Ttl, Wake,
+    LockState, Mode, Note, Notice, Parting, Past, Release, Renewal, Request, Result, Role, ServerTime, Skips, Token, Ttl, Wake, Which,
     document::{Document, WakeUp},
 };
 
@@ -75,6 +75,9 @@ pub trait Store: Admin {
 
     /// Reads every lock of the namespace whose key starts with `start`, and which may be held.
     async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Self::Version>)>>;
+
+    /// As [`Backend::known`].
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>>;
 
     /// The name under which a lock is stored.
     fn stored_as(&self, key: &Key) -> Result<String>;
@@ -257,6 +260,10 @@ impl<S: Store> Backend for Kept<S> {
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         self.read_locks(start).await
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        self.store.known(start, which).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

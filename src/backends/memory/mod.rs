@@ -17,7 +17,8 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::kept::{self, Base, Change, Kept, ReadFor, Snapshot, in_order};
 use crate::lock::{
-    Capabilities, Fence, Identity, Key, Namespace, Note, Past, REMEMBERED, Request, Result, SKIPPING_HOSTS, Skips, Wake, document::Document,
+    Capabilities, Fence, Identity, Key, Namespace, Note, Past, REMEMBERED, Request, Result, SKIPPING_HOSTS, Skips, Wake, Which,
+    document::Document,
 };
 
 /// What several [`Memory`] backends share.
@@ -169,6 +170,14 @@ impl kept::Store for Client {
         let ours = slots.iter().filter(|((namespace, key), _)| namespace == self.namespace.as_str() && *key != Key::probe());
         let found = ours.filter(|((_, key), _)| key.as_str().starts_with(start));
         Ok(found.map(|((_, key), slot)| (key.clone(), slot.snapshot(now_us))).collect())
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        let (now, found) = (self.now_us() / 1000, self.scan(start).await?);
+        let wanted = |document: &Document| which == Which::All || document.policy().keeps(now).is_some();
+        let mut keys: Vec<Key> = found.into_iter().filter(|(_, found)| wanted(&found.document)).map(|(key, _)| key).collect();
+        keys.sort();
+        Ok(keys)
     }
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<Past>, Vec<Skips>)> {

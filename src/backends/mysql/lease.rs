@@ -21,7 +21,7 @@ use crate::{
         },
     },
     lock::{
-        Busy, Capabilities, Fence, Identity, Intent, Key, Note, Notice, Parting, Past, Request, Result, Skips, Token, Ttl, Wake,
+        Busy, Capabilities, Fence, Identity, Intent, Key, Note, Notice, Parting, Past, Request, Result, Skips, Token, Ttl, Wake, Which,
         document::OFFER,
     },
 };
@@ -299,6 +299,12 @@ impl Store for LeaseStore {
         let start = self.names.starting_with(start);
         let (records, queue) = self.ask(async |table| table.list(&start).await).await?;
         row::snapshots(&self.names, records, &queue)
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        let start = self.names.starting_with(start);
+        let names = self.ask(async |table| table.known(&start, which).await).await?;
+        Ok(names.iter().filter_map(|name| self.names.key(name)).collect())
     }
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<Past>, Vec<Skips>)> {

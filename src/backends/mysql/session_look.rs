@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     backends::sql::micros,
-    lock::{Break, Fence, History, Holder, Key, LockState, Metadata, Mode as How, Renewal, Result, Token, Waiter},
+    lock::{Break, Fence, History, Holder, Key, LockState, Metadata, Mode as How, Renewal, Result, Token, Waiter, Which},
 };
 
 impl Sessions {
@@ -102,6 +102,14 @@ impl Sessions {
         }
         let record = answers.last().and_then(|answer| answer.rows.first()).map(|row| starts::read(&mut Fields::of(row))).transpose()?;
         Ok(History { record: record.unwrap_or_default(), ..History::new(past, skips) })
+    }
+
+    pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        let start = self.names.starting_with(start);
+        let answers = self.aside(&self.tables.fill(&starts::known(":sessions", which), &[("start", Value::Bytes(&start))])).await?;
+        let rows = answers.iter().flat_map(|answer| &answer.rows);
+        let names = rows.map(|row| Fields::of(row).text()).collect::<Result<Vec<_>>>()?;
+        Ok(names.iter().filter_map(|name| self.names.key(name)).collect())
     }
 
     pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {

@@ -48,7 +48,7 @@ use crate::{
     backends::sql::Names,
     lock::{
         Amendment, Attempt, Backend, Break, Capabilities, Error, Fence, Grant, History, Identity, Intent, Key, Kind, LockState, Notice,
-        Parting, Release, Renewal, Request, Result, Tether, Token, Ttl, Wake,
+        Parting, Release, Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
     },
 };
 
@@ -257,6 +257,10 @@ impl Backend for Sessions {
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         self.look_at_all(start).await
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        self.known_keys(start, which).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

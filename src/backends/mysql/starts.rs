@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     backends::sql::{Begin, Columns},
-    lock::{Record, Result, Stage},
+    lock::{Record, Result, Stage, Which},
 };
 
 /// The columns that [`read`] reads, in its order.
@@ -84,6 +84,17 @@ impl Granting {
         }
         Self { set: fill(&set), columns: names, values: fill(&new), clear: fill(&clear) }
     }
+}
+
+/// The names that start so, in one of the tables; for [`Which::Kept`] those whose run records may keep other runs away.
+pub(super) fn known(table: &str, which: Which) -> String {
+    let kept = match which {
+        Which::All => "",
+        Which::Kept => {
+            " AND TIMESTAMPADD(MICROSECOND, GREATEST(COALESCE(guard_ms, 0), COALESCE(at_least_ms, 0)) * 1000, paced_at) > UTC_TIMESTAMP(6)"
+        }
+    };
+    format!("SELECT name FROM {table} WHERE LEFT(name, LENGTH(:start)) = :start AND name >= :start{kept} ORDER BY name;")
 }
 
 /// What a statement that gives the hold of a row's fence back sets besides; with a comma at the end.

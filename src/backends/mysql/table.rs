@@ -17,7 +17,7 @@ use crate::{
         self, Begin, Plain, Record, locked_by,
         row::{self, Write},
     },
-    lock::{Error, Kind, Metadata, Mode, Request, Result, Token, Ttl},
+    lock::{Error, Kind, Metadata, Mode, Request, Result, Token, Ttl, Which},
 };
 
 /// The answer to what writes a row that says whether it was written.
@@ -105,6 +105,12 @@ impl LockTable<'_> {
         let answers = self.session.ask(&batch).await?;
         let records = rows(&answers, 0)?.iter().map(|row| Fields::of(row).record()).collect::<Result<_>>()?;
         Ok((records, waiters(&answers)?))
+    }
+
+    /// The names that start so, by name.
+    pub(super) async fn known(&mut self, start: &str, which: Which) -> Result<Vec<String>> {
+        let sql = self.tables.fill(&starts::known(":table", which), &[("start", Value::Bytes(start))]);
+        rows(&self.session.ask(&sql).await?, 0)?.iter().map(|row| Fields::of(row).text()).collect()
     }
 
     /// One lock, and its plain waiters.

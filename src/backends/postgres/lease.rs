@@ -22,7 +22,7 @@ use crate::{
         },
     },
     lock::{
-        Busy, Capabilities, Fence, Identity, Intent, Key, Note, Notice, Parting, Past, Request, Result, Skips, Token, Ttl, Wake,
+        Busy, Capabilities, Fence, Identity, Intent, Key, Note, Notice, Parting, Past, Request, Result, Skips, Token, Ttl, Wake, Which,
         document::OFFER,
     },
 };
@@ -265,6 +265,12 @@ impl Store for LeaseStore {
         let start = self.names.starting_with(start);
         let (records, queue) = self.look(async |table| Ok((table.list(&start).await?, table.queue(&start, false).await?))).await?;
         row::snapshots(&self.names, records, &queue)
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        let start = self.names.starting_with(start);
+        let names = self.look(async |table| table.known(&start, which).await).await?;
+        Ok(names.iter().filter_map(|name| self.names.key(name)).collect())
     }
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<Past>, Vec<Skips>)> {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     backends::sql::{Plain, micros},
-    lock::{Break, Fence, Holder, Key, LockState, Mode as How, Renewal, Result, Token, Waiter},
+    lock::{Break, Fence, Holder, Key, LockState, Mode as How, Renewal, Result, Token, Waiter, Which},
 };
 
 impl Sessions {
@@ -68,6 +68,14 @@ impl Sessions {
             Ok(Renewal::NotHeld)
         })
         .await
+    }
+
+    pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        let start = self.names.starting_with(start);
+        let sql = self.tables.fill(&super::starts::known("{fences}", which));
+        let rows = self.look(async |table| table.session.query(&sql, &[Value::Text(&start)]).await).await?;
+        let names = rows.iter().map(|row| row.try_get(0).map_err(failure::malformed)).collect::<Result<Vec<String>>>()?;
+        Ok(names.iter().filter_map(|name| self.names.key(name)).collect())
     }
 
     pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {

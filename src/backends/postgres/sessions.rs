@@ -40,7 +40,7 @@ use crate::{
     backends::sql::{NEAR, Names, looks_at_the_end, ms},
     lock::{
         Amendment, Attempt, Backend, Busy, Capabilities, Error, Fence, Grant, History, Identity, Intent, Key, Kind, LockState, Notice,
-        Parting, Refusal, Release, Renewal, Request, Result, Tether, Token, Ttl, Wake,
+        Parting, Refusal, Release, Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
     },
 };
 use async_trait::async_trait;
@@ -333,6 +333,10 @@ impl Backend for Sessions {
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         self.look_at_all(start).await
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        self.known_keys(start, which).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     backends::sql::{Begin, Columns},
-    lock::{Record, Stage},
+    lock::{Record, Stage, Which},
 };
 
 /// The parameters that [`granting`] adds to a statement, as they are named in it.
@@ -125,4 +125,15 @@ pub(super) fn read(row: &PgRow) -> Result<Record, sqlx::Error> {
         start_who: row.try_get("start_who")?,
         start_hold: row.try_get("start_hold")?,
     }))
+}
+
+/// The names that start with $1, in one of the tables; for [`Which::Kept`] those whose run records may keep other runs away.
+pub(super) fn known(table: &str, which: Which) -> String {
+    let kept = match which {
+        Which::All => "",
+        Which::Kept => {
+            " AND paced_at + greatest(coalesce(guard_ms, 0), coalesce(at_least_ms, 0)) * interval '1 millisecond' > timezone('utc', clock_timestamp())"
+        }
+    };
+    format!("SELECT name FROM {table} WHERE left(name, length($1)) = $1{kept} ORDER BY name COLLATE \"C\"")
 }

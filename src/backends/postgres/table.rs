@@ -19,7 +19,7 @@ use crate::{
         self, Begin, LAST_FENCE, Plain, Record, SHARED_BY, locked_by, micros,
         row::{self, Write},
     },
-    lock::{Effect, Error, Fence, Kind, Metadata, Request, Result, Token, Ttl},
+    lock::{Effect, Error, Fence, Kind, Metadata, Request, Result, Token, Ttl, Which},
 };
 
 /// A lock table over a session.
@@ -63,6 +63,13 @@ impl<'a> LockTable<'a> {
         let rows = rows?;
         self.left = !rows.is_empty();
         rows.first().map(|row| record(row).map_err(failure::malformed)).transpose()
+    }
+
+    /// The names that start so, by name.
+    pub(super) async fn known(&mut self, start: &str, which: Which) -> Result<Vec<String>> {
+        let sql = self.tables.fill(&starts::known("{table}", which));
+        let rows = self.session.query(&sql, &[Value::Text(start)]).await?;
+        rows.iter().map(|row| row.try_get(0).map_err(failure::malformed)).collect()
     }
 
     /// Extends a hold that has the lock alone, unless the row was changed since, or that would shorten the hold.

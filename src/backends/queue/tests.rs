@@ -194,7 +194,7 @@ fn a_mark_stays_seen_and_a_level_is_warned_of_once() {
 #[test]
 fn run_records_are_read_as_they_were_written() {
     let mut record = Record::default();
-    let terms = crate::lock::Terms { place: "a".into(), skew_guard: Some(SETTLE), at_least: None, once: None };
+    let terms = crate::lock::Terms { place: "a".into(), skew_guard: Some(SETTLE), at_least: None, once: None, anyway: false };
     let request = Request { terms: Some(terms), token: Token::random(), ..Request::new(Key::new("job").unwrap(), Ttl::DEFAULT) };
     record.begin(&request, Fence(3), 5);
     assert_eq!(read_runs(&write_runs(&record)).unwrap(), record);

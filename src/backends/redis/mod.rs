@@ -44,7 +44,7 @@ use self::{
 };
 use crate::lock::{
     Amendment, Attempt, Backend, Capabilities, End, Entry, History, Identity, Intent, Key, LockState, Mode, Parting, Release, Renewal,
-    Request, Result, Scope, Stage, Token, Wake,
+    Request, Result, Scope, Stage, Token, Wake, Which,
 };
 
 pub(super) use self::script::flag;
@@ -333,22 +333,6 @@ impl Redis {
         let arguments = [&[&*owner, &hold, tree], &told[..], &[&how, bad, became, &names.wakes], &sides].concat();
         self.eval_arriving(line, &script::RELEASE, &[&names.lock], &sides, &arguments).await
     }
-
-    async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        let names = self.names(key)?;
-        let line = self.servers.take(&names.lock).await?;
-        let (line, reply) = self.release_over(line, &names, token, parting).await?;
-        self.servers.put_back_after(&names.lock, line, &reply);
-        let reply = self.unrefused(reply)?;
-        let (answer, rest) = answer(&reply)?;
-        match (&*answer, rest) {
-            ("released", []) => Ok(Release::Released),
-            ("still-held", [count]) => Ok(Release::StillHeld(read_count(count)?)),
-            ("not-held", []) => Ok(Release::NotHeld),
-            ("layout", [version]) => Err(failure::newer_layout(&reply::text(version).unwrap_or_default())),
-            _ => Err(failure::unreadable()),
-        }
-    }
 }
 
 #[async_trait(?Send)]
@@ -375,7 +359,19 @@ impl Backend for Redis {
     }
 
     async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        self.ask_release(key, token, parting).await
+        let names = self.names(key)?;
+        let line = self.servers.take(&names.lock).await?;
+        let (line, reply) = self.release_over(line, &names, token, parting).await?;
+        self.servers.put_back_after(&names.lock, line, &reply);
+        let reply = self.unrefused(reply)?;
+        let (answer, rest) = answer(&reply)?;
+        match (&*answer, rest) {
+            ("released", []) => Ok(Release::Released),
+            ("still-held", [count]) => Ok(Release::StillHeld(read_count(count)?)),
+            ("not-held", []) => Ok(Release::NotHeld),
+            ("layout", [version]) => Err(failure::newer_layout(&reply::text(version).unwrap_or_default())),
+            _ => Err(failure::unreadable()),
+        }
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
@@ -393,6 +389,10 @@ impl Backend for Redis {
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         self.read_locks(start).await
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        self.known_keys(start, which).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

@@ -112,6 +112,24 @@ pub(in crate::backends) fn key_of(namespace: &Namespace, name: &str) -> Option<K
     Names::new(namespace, &key).is_ok().then_some(key)
 }
 
+/// What the names of all that lies next to the locks begin with whose keys begin with `start`.
+pub(in crate::backends) fn side_start(namespace: &Namespace, start: &str) -> String {
+    let prefix = prefix(namespace);
+    format!("{prefix}{{{prefix}{}", ENCODING.encode_str(start))
+}
+
+/// The key that something next to its lock is about, and what it is: `runs`, `starts`.
+pub(in crate::backends) fn side_of<'a>(namespace: &Namespace, name: &'a str) -> Option<(Key, &'a str)> {
+    let (lock, what) = name.strip_prefix(&prefix(namespace))?.strip_prefix('{')?.split_once("}:")?;
+    let what = if namespace.as_str().is_empty() { what.strip_prefix("dlock-")? } else { what };
+    Some((key_of(namespace, lock)?, what))
+}
+
+/// What lies next to a lock, as [`side_of`] calls it, and tells of runs.
+pub(in crate::backends) fn tells_of_runs(what: &str) -> bool {
+    ["record", "runs", "bad-runs", "skips", "starts"].contains(&what) || what.starts_with("starts-")
+}
+
 /// A pattern for `SCAN` that matches what begins with `start`, literally, and nothing else.
 pub(in crate::backends) fn pattern(start: &str) -> String {
     let mut pattern = String::with_capacity(start.len() + 1);
@@ -182,9 +200,13 @@ mod tests {
         assert_eq!(names.lock, "dlock:a%7Bb%7Dc");
         assert_eq!(names.fence, "redisson_lock_token:{dlock:a%7Bb%7Dc}");
         assert_eq!(names.record, "dlock:{dlock:a%7Bb%7Dc}:record");
+        assert!(names.record.starts_with(&side_start(&Namespace::default(), "a{")));
+        assert_eq!(side_of(&Namespace::default(), &names.bad_runs), Some((key.clone(), "bad-runs")));
         let none = Namespace::new("").unwrap();
         let bare = Names::new(&none, &Key::new("a:b c").unwrap()).unwrap();
         assert_eq!((bare.lock.as_str(), bare.wake.as_str()), ("a:b c", "{a:b c}:dlock-wake"));
+        assert_eq!(side_of(&none, &bare.runs), Some((Key::new("a:b c").unwrap(), "runs")));
+        assert_eq!(side_of(&none, "{a:b c}:runs"), None, "another program's");
     }
 
     #[test]

@@ -10,12 +10,13 @@ use super::{
     REDIRECTIONS, Redis,
     cluster::Redirect,
     failure,
-    names::{ENCODING, Names, key_of, pattern, prefix},
+    names::{ENCODING, Names, key_of, pattern, prefix, side_of, side_start, tells_of_runs},
     reply,
     servers::Line,
+    starts,
     state::{Snapshot, foreign, read_shares, waiters},
 };
-use crate::lock::{Effect, Fence, Key, Kind, LockState, Mode, Result};
+use crate::lock::{Effect, Fence, Key, Kind, LockState, Mode, Result, Which};
 
 /// How many commands one lock takes.
 const PER_LOCK: usize = 11;
@@ -97,31 +98,49 @@ impl Redis {
 
     /// The keys that begin with `start` and have a hash stored under their name. A scan may tell of one twice.
     async fn scan(&self, line: &mut Line, start: &str) -> Result<BTreeSet<Key>> {
-        let start = prefix(&self.options().namespace) + &ENCODING.encode_str(start);
-        let pattern = pattern(&start);
-        let mut found = BTreeSet::new();
-        let mut cursor = "0".to_owned();
-        loop {
-            let mut pipeline = redis::pipe();
-            pipeline.cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000).arg("TYPE").arg("hash");
-            let replies = exchange(line, &pipeline).await?;
-            let reply = replies.first().ok_or_else(failure::unreadable)?;
-            if let Value::ServerError(error) = reply {
-                return Err(failure::refused(error));
+        let namespace = &self.options().namespace;
+        let pattern = pattern(&(prefix(namespace) + &ENCODING.encode_str(start)));
+        scan(line, &pattern, Some("hash"), |name| key_of(namespace, name)).await
+    }
+
+    pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        let namespace = self.options().namespace.clone();
+        let wanted = |what: &str| if which == Which::Kept { what == "starts" } else { tells_of_runs(what) };
+        let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
+        let pattern = pattern(&side_start(&namespace, start));
+        let mut known = BTreeSet::new();
+        for server in self.servers.all().await? {
+            let mut line = self.servers.to(server).await?;
+            let keys = scan(&mut line, &pattern, None, of).await?;
+            if which == Which::All {
+                known.extend(keys);
+            } else {
+                self.keep_kept(&mut line, &keys.into_iter().collect::<Vec<_>>(), &mut known).await?;
             }
-            let Some([next, names]) = reply::items(reply) else { return Err(failure::unreadable()) };
-            for name in reply::items(names).unwrap_or_default() {
-                if let Value::BulkString(name) = name
-                    && let Ok(name) = str::from_utf8(name)
-                {
-                    found.extend(key_of(&self.options().namespace, name));
-                }
-            }
-            cursor = reply::text(next).ok_or_else(failure::unreadable)?;
-            if cursor == "0" {
-                return Ok(found);
-            }
+            self.servers.rest(line);
         }
+        Ok(known.into_iter().collect())
+    }
+
+    /// Those of the keys whose run records may keep other runs away.
+    async fn keep_kept(&self, line: &mut Line, keys: &[Key], known: &mut BTreeSet<Key>) -> Result<()> {
+        for batch in keys.chunks(10 * BATCH) {
+            let mut pipeline = redis::pipe();
+            pipeline.cmd("TIME");
+            for key in batch {
+                pipeline.cmd("HGETALL").arg(&self.names(key)?.starts);
+            }
+            let replies = exchange(line, &pipeline).await?;
+            let (time, records) = replies.split_first().ok_or_else(failure::unreadable)?;
+            let now = readable(time)?.and_then(read_time).and_then(|now| u64::try_from(now).ok()).unwrap_or_default();
+            let kept = |record: &Value| {
+                let record = starts::read_record(&reply::pairs(readable(record).ok()??)?);
+                Some(record.keeps(now).is_some())
+            };
+            // What can't be told here, since a cluster moved it, is for whoever asks about the key.
+            known.extend(batch.iter().zip(records).filter(|(_, record)| kept(record) != Some(false)).map(|(key, _)| key.clone()));
+        }
+        Ok(())
     }
 
     /// Sends several commands about the lock stored as `name` in one packet to where it is.
@@ -225,4 +244,43 @@ pub(in crate::backends) fn readable(reply: &Value) -> Result<Option<&Value>> {
 pub(in crate::backends) fn read_time(reply: &Value) -> Option<i64> {
     let [seconds, micros] = reply::items(reply)? else { return None };
     Some(reply::int(seconds)?.saturating_mul(1000).saturating_add(reply::int(micros)? / 1000))
+}
+
+/// What the names that match the pattern stand for. A scan may tell of one twice.
+async fn scan(line: &mut Line, pattern: &str, kind: Option<&str>, key_of: impl Fn(&str) -> Option<Key>) -> Result<BTreeSet<Key>> {
+    let mut found = BTreeSet::new();
+    let mut cursor = "0".to_owned();
+    loop {
+        let mut pipeline = redis::pipe();
+        pipeline.cmd("SCAN").arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
+        if let Some(kind) = kind {
+            pipeline.arg("TYPE").arg(kind);
+        }
+        let replies = exchange(line, &pipeline).await?;
+        cursor = add_scanned(replies.first(), &mut found, &key_of)?;
+        if cursor == "0" {
+            return Ok(found);
+        }
+    }
+}
+
+/// Adds what the reply to a `SCAN` names; returns the next cursor.
+pub(in crate::backends) fn add_scanned(
+    reply: Option<&Value>,
+    found: &mut BTreeSet<Key>,
+    key_of: impl Fn(&str) -> Option<Key>,
+) -> Result<String> {
+    let reply = reply.ok_or_else(failure::unreadable)?;
+    if let Value::ServerError(error) = reply {
+        return Err(failure::refused(error));
+    }
+    let Some([next, names]) = reply::items(reply) else { return Err(failure::unreadable()) };
+    for name in reply::items(names).unwrap_or_default() {
+        if let Value::BulkString(name) = name
+            && let Ok(name) = str::from_utf8(name)
+        {
+            found.extend(key_of(name));
+        }
+    }
+    reply::text(next).ok_or_else(failure::unreadable)
 }

@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "1a03996ba1edcbd132e4016f75f634f171bdde89");
-pub(super) static SHARE: Script = script!("lua/share.lua", "9ffbea1189548cc7e3d201fc38ee119b2c301de9");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "3b4d8b55903dbe6a04ea8a3625980f0e68b166a3");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "4a6640a5d1a71b739780977afec7080aadca30b5");
-pub(super) static BREAK: Script = script!("lua/break.lua", "07a7a5d15d5c23187c387c8d20299911b132cc72");
-pub(super) static NOTE: Script = script!("lua/note.lua", "2cadfd53e564b6d0812c119be5484258bd5a899e");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "ce7dd148e134015baaf75e4a8318914b19f23213");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "639e50eb314bd23fba4d70e09c681c461164449e");
+pub(super) static SHARE: Script = script!("lua/share.lua", "f98f8ddbfc9ba968ca97fbc514ff2a12be56b528");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "256df8b351a90aa79268172832cdc5e29a0cb0fc");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "da44392a3bbd468f3a072db7b0d82edb97c8cdb9");
+pub(super) static BREAK: Script = script!("lua/break.lua", "455f5269d0330d02634a44e61786383a57ddd83b");
+pub(super) static NOTE: Script = script!("lua/note.lua", "dad62767bcd2d58ad464d2e121657ae86ceb5c93");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "21fe95bb4018e4f826593aae9cf07b2ec24d5260");
 
 impl Script {
     /// A script and its sum.

@@ -18,7 +18,7 @@ pub(in crate::backends) fn arguments(terms: Option<&Terms>) -> [String; 6] {
         ms(terms.at_least),
         of_once(|once| whole_ms(once.window).to_string()),
         of_once(|once| once.retry_failed.to_string()),
-        of_once(|once| flag(once.retry_crashed).to_owned()),
+        if terms.anyway { "anyway".to_owned() } else { of_once(|once| flag(once.retry_crashed).to_owned()) },
     ]
 }
 

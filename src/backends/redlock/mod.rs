@@ -93,7 +93,7 @@ use crate::{
     },
     lock::{
         Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key, LockState, Notice, Parting, Release, Renewal,
-        Request, Result, Scope, Token, Ttl, Wake,
+        Request, Result, Scope, Token, Ttl, Wake, Which,
     },
 };
 
@@ -210,6 +210,10 @@ impl Backend for Redlock {
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         self.read_locks(start).await
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        self.known_keys(start, which).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

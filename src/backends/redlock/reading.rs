@@ -14,12 +14,12 @@ use crate::{
     backends::redis::{
         examine::field,
         failure,
-        names::{ENCODING, Names, key_of, pattern, prefix},
-        reading::{read_time, readable},
+        names::{ENCODING, Names, key_of, pattern, prefix, side_of, side_start, tells_of_runs},
+        reading::{add_scanned, read_time, readable},
         reply,
         state::{read_shares, waiters},
     },
-    lock::{Effect, Error, Key, Kind, LockState, NodeView, Result, Waiter},
+    lock::{Effect, Error, Key, Kind, LockState, NodeView, Result, Waiter, Which},
 };
 
 /// How many commands one lock takes.
@@ -110,42 +110,37 @@ impl Redlock {
 
     /// The keys that begin with `start` and have a string stored under their name on some node.
     async fn scan(&mut self, start: &str) -> Result<BTreeSet<Key>> {
-        let start = prefix(&self.options.namespace) + &ENCODING.encode_str(start);
-        let pattern = pattern(&start);
+        let namespace = self.options.namespace.clone();
+        let pattern = pattern(&(prefix(&namespace) + &ENCODING.encode_str(start)));
+        self.scan_for(&pattern, Some("string"), |name| key_of(&namespace, name)).await
+    }
+
+    pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        let namespace = self.options.namespace.clone();
+        let wanted = |what: &str| if which == Which::Kept { what == "starts" } else { tells_of_runs(what) };
+        let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
+        Ok(self.scan_for(&pattern(&side_start(&namespace, start)), None, of).await?.into_iter().collect())
+    }
+
+    /// What the names that match the pattern stand for, on any node.
+    async fn scan_for(&mut self, pattern: &str, kind: Option<&str>, key_of: impl Fn(&str) -> Option<Key>) -> Result<BTreeSet<Key>> {
         let mut found = BTreeSet::new();
         let mut cursors = vec![Some("0".to_owned()); self.nodes.len()];
         while cursors.iter().any(Option::is_some) {
             let answers = self
                 .read(|n| {
                     let mut pipeline = ::redis::pipe();
-                    pipeline
-                        .cmd("SCAN")
-                        .arg(cursors[n].as_ref()?)
-                        .arg("MATCH")
-                        .arg(&pattern)
-                        .arg("COUNT")
-                        .arg(1000)
-                        .arg("TYPE")
-                        .arg("string");
+                    pipeline.cmd("SCAN").arg(cursors[n].as_ref()?).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
+                    if let Some(kind) = kind {
+                        pipeline.arg("TYPE").arg(kind);
+                    }
                     Some(pipeline)
                 })
                 .await?;
             for (cursor, answer) in cursors.iter_mut().zip(answers) {
                 let was = cursor.take();
                 let (Some(_), Ok(replies)) = (was, answer) else { continue };
-                let reply = replies.first().ok_or_else(failure::unreadable)?;
-                if let Value::ServerError(error) = reply {
-                    return Err(failure::refused(error));
-                }
-                let Some([next, names]) = reply::items(reply) else { return Err(failure::unreadable()) };
-                for name in reply::items(names).unwrap_or_default() {
-                    if let Value::BulkString(name) = name
-                        && let Ok(name) = str::from_utf8(name)
-                    {
-                        found.extend(key_of(&self.options.namespace, name));
-                    }
-                }
-                *cursor = Some(reply::text(next).ok_or_else(failure::unreadable)?).filter(|next| next != "0");
+                *cursor = Some(add_scanned(replies.first(), &mut found, &key_of)?).filter(|next| next != "0");
             }
         }
         Ok(found)

@@ -11,13 +11,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static TAKE: Script = script!("lua/take.lua", "1e112a8923b369916d978dcaf83c28ace5e95cfc");
-pub(super) static COMMIT: Script = script!("lua/commit.lua", "f6f771a8a1426a0a29b3d1bc3f65f6eec4acd713");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "038e6e817b61b7bff2575ab5330d47256961eab6");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "6fd16a8fa7b37630dd57b80b0d852164acd90c9f");
-pub(super) static BREAK: Script = script!("lua/break.lua", "e9149ab829fd2109ca6e2d6735afe1f07a60c58d");
-pub(super) static NOTE: Script = script!("lua/note.lua", "b79c0ad6e7dea554e06d7433575c4e167b6f7c0f");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "92155ea398a19f883cedb30795b4d03513010cf6");
+pub(super) static TAKE: Script = script!("lua/take.lua", "9c3d595097d372e01f643e5f3bd2c943860aae88");
+pub(super) static COMMIT: Script = script!("lua/commit.lua", "70a0bc19025d0190344509bdcba3ba9d3dbfe413");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "010b95be34086648a38d776886bcefeb162fa55b");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "d765a9175618068baaa987d9bae3ada0b5d2d24b");
+pub(super) static BREAK: Script = script!("lua/break.lua", "75e0b919c7a91e335e72c0c878f1f595880170b3");
+pub(super) static NOTE: Script = script!("lua/note.lua", "91451bdc70015323f1c681b99ee0aa52bee5021e");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "b5368f0e9e163bbe13f50885f1ce4a3f8ebbab3f");
 
 #[cfg(test)]
 mod tests {

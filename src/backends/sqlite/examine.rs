@@ -4,6 +4,7 @@ use std::{
     fs, io,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::Path,
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -119,6 +120,14 @@ impl Admin for Sqlite {
 
     fn schema(&self) -> Option<String> {
         Some(schema::text().into())
+    }
+
+    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
+        if !self.options.path.exists() {
+            return Ok(Some(0));
+        }
+        let (store, _) = opened(&mut self.store, &self.options.path).await?;
+        store.collect(&self.options.namespace, i64::try_from(unused_for.as_millis()).unwrap_or(i64::MAX)).await.map(Some)
     }
 
     fn checks(&self) -> Vec<Check> {

@@ -11,7 +11,7 @@ use super::{
     row::{Row, millis, unknown_holder},
     store::{Store, Whose},
 };
-use crate::lock::{Key, LockState, Renewal, Result, Token, Waiter};
+use crate::lock::{Key, LockState, Renewal, Result, Token, Waiter, Which};
 
 impl Sqlite {
     /// The lock file if there is one, and whether there is a database to ask.
@@ -83,6 +83,13 @@ impl Sqlite {
             }
         }
         Ok(states)
+    }
+
+    pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        self.open_to_look().await?;
+        let Some(store) = &mut self.store else { return Ok(Vec::new()) };
+        let names = store.known(&self.options.namespace, start, which == Which::Kept).await?;
+        Ok(names.into_iter().filter_map(|name| Key::new(name).ok()).collect())
     }
 
     /// Whether anybody has the lock alone, as far as the lock file tells.

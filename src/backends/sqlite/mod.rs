@@ -71,7 +71,7 @@ use self::{
 };
 use crate::lock::{
     Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key, Kind, LastResort, LockState, Namespace, Parting,
-    Release, Renewal, Request, Result, Tether, Token, Wake,
+    Release, Renewal, Request, Result, Tether, Token, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities =
@@ -248,6 +248,10 @@ impl Backend for Sqlite {
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         self.look_at_all(start).await
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        self.known_keys(start, which).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

@@ -26,6 +26,7 @@ pub(super) const GRANT: &str = include_str!("sql/grant.sql");
 const REGRANT: &str = include_str!("sql/regrant.sql");
 const LOOK: &str = include_str!("sql/look.sql");
 const LIST: &str = include_str!("sql/list.sql");
+const KNOWN: &str = include_str!("sql/known.sql");
 const RENEW: &str = include_str!("sql/renew.sql");
 const RELEASE: &str = include_str!("sql/release.sql");
 /// Frees a lock that is known to be held; ?3 how that ended, ?4 why.
@@ -155,6 +156,12 @@ impl Store {
         self.check().await?;
         let query = sqlx::query(LIST).bind(namespace.as_str().to_owned()).bind(start.to_owned());
         self.rows(query).await?.iter().map(Row::read).collect()
+    }
+
+    pub(super) async fn known(&mut self, namespace: &Namespace, start: &str, kept: bool) -> Result<Vec<String>> {
+        self.check().await?;
+        let query = sqlx::query(KNOWN).bind(namespace.as_str().to_owned()).bind(start.to_owned()).bind(kept);
+        self.rows(query).await?.iter().map(|row| row.try_get("key").map_err(row::malformed)).collect()
     }
 
     /// Adds a nested hold; `None` if the owner does not hold the lock. The row says afterwards how it stands.

@@ -52,7 +52,7 @@ use super::{
     pause::pause,
     redis::{connection::Connection, failure, names::Names},
 };
-use crate::lock::{Capabilities, Effect, Error, Identity, Key, Kind, Note, Past, Request, Result, Skips, Wake};
+use crate::lock::{Capabilities, Effect, Error, Identity, Key, Kind, Note, Past, Request, Result, Skips, Wake, Which};
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
@@ -178,6 +178,10 @@ impl Store for TairStore {
 
     async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
         self.read_all(start).await
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        self.known_keys(start, which).await
     }
 
     async fn log(&mut self, key: &Key) -> Result<(Vec<Past>, Vec<Skips>)> {

@@ -15,12 +15,12 @@ use crate::{
         kept::{Base, Outside, ReadFor, Snapshot, in_order},
         redis::{
             failure,
-            names::{ENCODING, Names, key_of, pattern, prefix},
-            reply,
+            names::{ENCODING, Names, key_of, pattern, prefix, side_of, side_start, tells_of_runs},
+            reading::add_scanned,
             state::foreign,
         },
     },
-    lock::{Error, Fence, Holder, Key, Kind, Mode as LockMode, Parting, Record, Request, Result, Token, document::Document},
+    lock::{Error, Fence, Holder, Key, Kind, Mode as LockMode, Parting, Record, Request, Result, Token, Which, document::Document},
 };
 
 /// How many locks are read in one packet.
@@ -199,28 +199,30 @@ impl TairStore {
     }
 
     async fn scan_keys(&mut self, start: &str) -> Result<BTreeSet<Key>> {
-        let start = prefix(&self.options.namespace) + &ENCODING.encode_str(start);
-        let pattern = pattern(&start);
+        let namespace = self.options.namespace.clone();
+        let pattern = pattern(&(prefix(&namespace) + &ENCODING.encode_str(start)));
+        self.scan_for(&pattern, Some(self.options.mode.kind()), |name| key_of(&namespace, name)).await
+    }
+
+    pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        let namespace = self.options.namespace.clone();
+        let policy = format!("starts-{}", self.options.mode.kind());
+        let wanted = |what: &str| if which == Which::Kept { what == policy } else { tells_of_runs(what) };
+        let of = |name: &str| side_of(&namespace, name).filter(|(_, what)| wanted(what)).map(|(key, _)| key);
+        Ok(self.scan_for(&pattern(&side_start(&namespace, start)), None, of).await?.into_iter().collect())
+    }
+
+    /// What the names that match the pattern stand for.
+    async fn scan_for(&mut self, pattern: &str, kind: Option<&str>, key_of: impl Fn(&str) -> Option<Key>) -> Result<BTreeSet<Key>> {
         let mut found = BTreeSet::new();
         let mut cursor = "0".to_owned();
         loop {
             let mut pipeline = ::redis::pipe();
-            let kind = self.options.mode.kind();
-            pipeline.cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000).arg("TYPE").arg(kind);
-            let replies = self.look(&pipeline).await?;
-            let reply = replies.first().ok_or_else(failure::unreadable)?;
-            if let Value::ServerError(error) = reply {
-                return Err(failure::refused(error));
+            pipeline.cmd("SCAN").arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
+            if let Some(kind) = kind {
+                pipeline.arg("TYPE").arg(kind);
             }
-            let Some([next, names]) = reply::items(reply) else { return Err(failure::unreadable()) };
-            for name in reply::items(names).unwrap_or_default() {
-                if let Value::BulkString(name) = name
-                    && let Ok(name) = str::from_utf8(name)
-                {
-                    found.extend(key_of(&self.options.namespace, name));
-                }
-            }
-            cursor = reply::text(next).ok_or_else(failure::unreadable)?;
+            cursor = add_scanned(self.look(&pipeline).await?.first(), &mut found, &key_of)?;
             if cursor == "0" {
                 return Ok(found);
             }

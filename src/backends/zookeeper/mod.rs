@@ -61,7 +61,7 @@ use self::{
 };
 use crate::lock::{
     Amendment, Attempt, Backend, Capabilities, History, Identity, Intent, Key, LockState, Pace, Parting, Release, Renewal, Request, Result,
-    Tether, Token, Wake,
+    Tether, Token, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -165,6 +165,10 @@ impl Backend for ZooKeeper {
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         self.ensemble.clone().tidied(self.read_locks(start)).await
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        self.ensemble.clone().tidied(self.known_keys(start, which)).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {

@@ -12,7 +12,7 @@ use super::{
     session::Session,
     wire::{Ask, Code, Node, Reply},
 };
-use crate::lock::{Key, Kind, LockState, Renewal, Result, Token};
+use crate::lock::{Key, Kind, LockState, Renewal, Result, Token, Which};
 
 /// A path, where the empty one is the root.
 fn or_root(path: &str) -> &str {
@@ -76,6 +76,28 @@ impl ZooKeeper {
             }
         }
         Ok(states)
+    }
+
+    pub(super) async fn known_keys(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        let mut session = self.visit().await?;
+        let meta = meta_folder(&self.options().chroot, &self.options().namespace);
+        let names = listed(session.ask(&[Ask::Sync(&meta), Ask::Children(&meta)]).await?.pop())?;
+        let mut keys: Vec<Key> = names.iter().filter_map(|name| decode(name)).filter(|key| key.as_str().starts_with(start)).collect();
+        keys.sort();
+        if which == Which::All {
+            return Ok(keys);
+        }
+        let mut kept = Vec::new();
+        for batch in keys.chunks(500) {
+            let paths: Vec<String> = batch.iter().map(|key| self.ensemble.names(key).runs()).collect();
+            let answers = session.ask(&paths.iter().map(|path| Ask::Read(path)).collect::<Vec<_>>()).await?;
+            for (key, answer) in batch.iter().zip(answers) {
+                if Runs::read(Some(answer))?.record.paced.is_some() {
+                    kept.push(key.clone());
+                }
+            }
+        }
+        Ok(kept)
     }
 
     /// Removes the records of locks that were last taken so long ago and have no contender. Fences don't depend on them.

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::lock::{Once, Rule, Terms};
+use crate::lock::{Once, Rule, Terms, length};
 
 /// How often a key's command may run, and how near to each other runs may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Other hosts' tries are refused until so long after the start of a lock that was taken without waiting. `None` if there is
     /// no such guard, or this run waits or shares.
@@ -16,6 +16,8 @@ pub struct Policy {
     pub often: Often,
     /// A hold that is older than this is told of by who skips because of it.
     pub warn_held: Option<Duration>,
+    /// Why no earlier run refuses this one, as an operator said.
+    pub anyway: Option<String>,
 }
 
 /// How often a command may run.
@@ -58,8 +60,9 @@ impl Policy {
     pub fn terms(&self, place: String) -> Option<Terms> {
         let again = self.often.again();
         let once = |window| Once { window, retry_failed: again.failed, retry_crashed: again.crashed };
-        let terms = Terms { place, skew_guard: self.skew_guard, at_least: self.at_least, once: self.often.window().map(once) };
-        Some(terms).filter(Terms::record_anything)
+        let (skew_guard, at_least, once) = (self.skew_guard, self.at_least, self.often.window().map(once));
+        let terms = Terms { place, skew_guard, at_least, once, anyway: self.anyway.is_some() };
+        Some(terms).filter(|terms| terms.anyway || terms.record_anything())
     }
 
     /// The option that makes a run skip by this rule.
@@ -95,7 +98,7 @@ impl Often {
     pub fn option(&self) -> String {
         match self {
             Self::Always => "always".into(),
-            Self::Per { period, .. } => format!("once per {}", humantime::format_duration(*period)),
+            Self::Per { period, .. } => format!("once per {}", length(*period)),
             Self::Once { .. } => "once".into(),
         }
     }
@@ -107,6 +110,12 @@ pub struct PolicyArgs {
     /// Run once per D, the period of the schedule
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub once_per: Option<String>,
+    /// Run past skew guard, at-least, --once and --once-per, never past a holder; needs --reason
+    #[arg(long, hide_short_help = true)]
+    pub anyway: bool,
+    /// Why --anyway, for the history
+    #[arg(long, value_name = "TEXT", hide_short_help = true)]
+    pub reason: Option<String>,
     /// Refuse other hosts' tries until so long after the start, for clocks that differ [5s]
     #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
     pub skew_guard: Option<String>,

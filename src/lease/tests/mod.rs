@@ -16,6 +16,7 @@ use crate::{
     lock::{
         Admin, Amendment, Attempt, Backend, Busy, Check, Effect, Entry, Error, Finding, Grants, History, Identity, Intent, Kind, LockState,
         Mode, Namespace, Once, Pace, Parting, Release, Renewal, Request, Result, Role, Rule, Scope, ServerTime, Stage, Terms, Tether, Wake,
+        Which,
     },
 };
 
@@ -152,6 +153,10 @@ impl Backend for Faulty {
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
         self.inner.list(start).await
     }
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        self.inner.known(start, which).await
+    }
+
     async fn history(&mut self, key: &Key) -> Result<History> {
         self.inner.history(key).await
     }

@@ -361,7 +361,7 @@ async fn a_release_whose_answer_was_lost_is_unknown_and_one_that_finds_nothing_i
 async fn what_a_backend_cannot_do_is_refused_without_a_call() {
     let world = World::new();
     let mut client = world.client(&[]);
-    let terms = Terms { place: "web1".into(), skew_guard: None, at_least: Some(secs(1)), once: None };
+    let terms = Terms { place: "web1".into(), skew_guard: None, at_least: Some(secs(1)), once: None, anyway: false };
     for bad in [
         Request { mode: Mode::Permits(2), terms: Some(terms.clone()), ..request() },
         Request { mode: Mode::Shared, terms: Some(terms), ..request() },
@@ -437,7 +437,7 @@ async fn what_is_busy_in_passing_is_asked_for_again_but_not_for_long() {
 
 fn with_terms(place: &str, guard: Option<u64>, at_least: Option<u64>, once: Option<u64>) -> Request {
     let once = once.map(|window| Once { window: secs(window), retry_failed: 0, retry_crashed: false });
-    let terms = Terms { place: place.into(), skew_guard: guard.map(secs), at_least: at_least.map(secs), once };
+    let terms = Terms { place: place.into(), skew_guard: guard.map(secs), at_least: at_least.map(secs), once, anyway: false };
     Request { terms: Some(terms), ..request() }
 }
 

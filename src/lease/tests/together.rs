@@ -67,7 +67,7 @@ async fn none_is_kept_if_one_is_busy_and_its_start_is_undone() {
     let _busy = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b", "c"]);
     let once = Once { window: secs(3600), retry_failed: 0, retry_crashed: false };
-    claims[0].request.terms = Some(Terms { place: "web1".into(), skew_guard: None, at_least: None, once: Some(once) });
+    claims[0].request.terms = Some(Terms { place: "web1".into(), skew_guard: None, at_least: None, once: Some(once), anyway: false });
     let Ok(Together::Busy(1, _)) = take(&world, &mut claims, Patience::Try).await else { panic!() };
     assert!(!held(&world, "a").await && !held(&world, "c").await);
     let told = world.client(&[]).inner.history(&Key::new("a").unwrap()).await.unwrap();

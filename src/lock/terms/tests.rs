@@ -6,7 +6,7 @@ fn secs(seconds: u64) -> Duration {
 }
 
 fn terms(place: &str) -> Terms {
-    Terms { place: place.into(), skew_guard: None, at_least: None, once: None }
+    Terms { place: place.into(), skew_guard: None, at_least: None, once: None, anyway: false }
 }
 
 fn guarded(place: &str) -> Terms {

@@ -5,11 +5,11 @@ use std::error::Error as _;
 use serde::Serialize;
 
 use super::super::{
-    Now,
+    Lock, Now,
     history::RunOf,
     time::{millis, rfc3339_ms},
 };
-use crate::lock::{self, Break, Effect, End, Error, Holder, Key, Kind, LockState, Mode, NodeView, Refusal, Rule, Skips, Waiter};
+use crate::lock::{self, Break, Effect, End, Error, Holder, Key, Kind, Mode, NodeView, Refusal, Rule, Skips, Waiter};
 
 /// One lock.
 #[derive(Debug, Serialize)]
@@ -17,6 +17,8 @@ pub struct LockReport<'a> {
     key: &'a str,
     stored_as: &'a str,
     held: bool,
+    refused_until: Option<String>,
+    refused: Option<RefusedReport<'a>>,
     last_fence: Option<u64>,
     holders: Vec<HolderReport<'a>>,
     waiters: Vec<WaiterReport<'a>>,
@@ -24,11 +26,15 @@ pub struct LockReport<'a> {
 }
 
 impl<'a> LockReport<'a> {
-    pub(super) fn new(state: &'a LockState, now: &Now) -> Self {
+    pub(super) fn new(lock: &'a Lock, now: &Now) -> Self {
+        let state = &lock.state;
+        let refusal = lock.refusal.as_ref();
         Self {
             key: state.key.as_str(),
             stored_as: &state.stored_as,
             held: !state.holders.is_empty(),
+            refused_until: refusal.and_then(|refusal| now.utc_after(refusal.again_in?)),
+            refused: refusal.map(|refusal| RefusedReport::new(refusal, &lock.option, now)),
             last_fence: state.last_fence.map(|fence| fence.0),
             holders: state.holders.iter().map(|holder| HolderReport::new(holder, now)).collect(),
             waiters: state.waiters.iter().map(WaiterReport::new).collect(),
@@ -74,6 +80,7 @@ pub struct HolderReport<'a> {
     pid_ns: Option<u64>,
     command: Option<&'a str>,
     description: Option<&'a str>,
+    anyway: Option<&'a str>,
     fence: Option<u64>,
     foreign: bool,
     detached: bool,
@@ -200,6 +207,7 @@ impl<'a> HolderReport<'a> {
             pid_ns: metadata.and_then(|m| m.pid_ns),
             command: metadata.and_then(|m| m.command.as_deref()),
             description: metadata.and_then(|m| m.description.as_deref()),
+            anyway: metadata.and_then(|m| m.anyway.as_deref()),
             fence: holder.fence.map(|fence| fence.0),
             foreign: holder.foreign,
             detached: holder.detached,
@@ -216,12 +224,14 @@ impl<'a> HolderReport<'a> {
 /// One run.
 #[derive(Debug, Serialize)]
 pub struct PastReport<'a> {
+    key: &'a str,
     fence: Option<u64>,
     host: Option<&'a str>,
     user: Option<&'a str>,
     pid: Option<u32>,
     command: Option<&'a str>,
     description: Option<&'a str>,
+    anyway: Option<&'a str>,
     started: Option<String>,
     ended: Option<String>,
     waited_ms: Option<u64>,
@@ -232,15 +242,17 @@ pub struct PastReport<'a> {
 }
 
 impl<'a> PastReport<'a> {
-    pub(super) fn new(run: &'a RunOf) -> Self {
+    pub(super) fn new(key: &'a Key, run: &'a RunOf) -> Self {
         let metadata = run.metadata.as_ref();
         Self {
+            key: key.as_str(),
             fence: run.fence.map(|fence| fence.0),
             host: metadata.and_then(|m| m.host.as_deref()),
             user: metadata.and_then(|m| m.user.as_deref()),
             pid: metadata.and_then(|m| m.pid),
             command: metadata.and_then(|m| m.command.as_deref()),
             description: metadata.and_then(|m| m.description.as_deref()),
+            anyway: metadata.and_then(|m| m.anyway.as_deref()),
             started: run.started_ms.and_then(rfc3339_ms),
             ended: run.ended_ms.and_then(rfc3339_ms),
             waited_ms: metadata.and_then(|m| m.waited_ms),

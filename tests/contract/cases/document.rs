@@ -296,6 +296,7 @@ fn fresh(dice: &mut Dice, job: &Key, waits: bool) -> Request {
         skew_guard: (dice.roll(3) == 0 && !waiting).then_some(WINDOW),
         at_least: None,
         once: (dice.roll(2) == 0).then_some(Once { window: WINDOW, retry_failed: 9, retry_crashed: true }),
+        anyway: false,
     });
     let terms = terms.filter(Terms::record_anything);
     let metadata = (dice.roll(2) == 0).then(|| Metadata { host: Some("web1".into()), ..who("web1") });

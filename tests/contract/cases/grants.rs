@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use dlock::{
     backends::{Secret, etcd, mysql, postgres, redis, redlock::Redlock, zookeeper::ZooKeeper},
-    lock::{Amendment, Break, Effect, Intent, Kind as ErrorKind, Mode, Note, PASSWORD, Release, Renewal, Result, Role, Scope, Stage},
+    lock::{
+        Amendment, Break, Effect, Intent, Kind as ErrorKind, Mode, Note, PASSWORD, Release, Renewal, Result, Role, Scope, Stage, Which,
+    },
 };
 use zookeeper_client::{Acl, AuthId, Client as Admin, CreateMode, Permission};
 
@@ -64,6 +66,9 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
         for name in [user, "dlock-view"].into_iter().filter(|name| has_view || *name == user) {
             let mut looker = open(name);
             let state = looker.inspect(&job).await;
+            for which in [Which::All, Which::Kept] {
+                looker.0.known("", which).await.unwrap_or_else(|error| panic!("known: {error:?}"));
+            }
             assert_eq!(state.holders.len(), 1, "{name} sees {state:?}");
             assert_eq!((state.holders[0].fence, &state.holders[0].metadata), (Some(grant.fence), &Some(who("web2"))));
             assert!(state.waiters.is_empty());

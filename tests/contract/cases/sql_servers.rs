@@ -189,7 +189,7 @@ fn sql(lab: &Lab, statement: &str) -> usize {
 async fn at_least_holds_for_shedlock(lab: &Lab) {
     let job = key("job");
     let mut a = lab.client().await;
-    let terms = Terms { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: None };
+    let terms = Terms { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: None, anyway: false };
     let held = Request { terms: Some(terms), ..request(&job, LONG) };
     a.take(&held).await;
     a.free(&held).await;

@@ -6,7 +6,7 @@ use dlock::{
     lease::{self, BootClock, Limits, Outcome, Patience},
     lock::{
         Amendment, Attempt, End, Fence, Grant, Key, Mode, Once, Parting, Record, Refusal, Release, Request, Rule, Scope, Stage, Terms,
-        random,
+        Which, random,
     },
 };
 
@@ -37,6 +37,9 @@ pub fn all() -> Vec<Case> {
         the_record_is_told,
         whatever_runs_do_the_record_is_right,
         a_warning_is_claimed_once,
+        an_operator_runs_past_what_is_recorded_and_never_past_a_holder,
+        what_is_forgotten_keeps_no_run_away,
+        keys_are_known_by_their_runs,
     ];
     all.extend(cases![Kind::hands_on => nested_runs_are_part_of_the_one_around_them]);
     all.extend(cases![Kind::shared => at_least_refuses_readers]);
@@ -49,7 +52,7 @@ pub const WINDOW: Duration = Duration::from_secs(3600);
 pub const BRIEF: Duration = Duration::from_secs(2);
 
 pub fn terms(place: &str) -> Terms {
-    Terms { place: place.into(), skew_guard: None, at_least: None, once: None }
+    Terms { place: place.into(), skew_guard: None, at_least: None, once: None, anyway: false }
 }
 
 pub fn guarded(place: &str, guard: Duration) -> Terms {
@@ -401,6 +404,7 @@ async fn whatever_runs_do_the_record_is_right(lab: &Lab) {
                 retry_failed: u32::try_from(pick(3)).unwrap_or_default(),
                 retry_crashed: pick(3) == 0,
             }),
+            anyway: false,
         };
         let asked = Request { terms: Some(wanted.clone()).filter(Terms::record_anything), ..asking("job", &wanted) };
         let expected = record.judge(asked.terms.as_ref(), &asked.token, 1000);
@@ -442,4 +446,55 @@ async fn a_warning_is_claimed_once(lab: &Lab) {
     a.free(&held).await;
     let next = a.take(&request(&job, LONG)).await.fence;
     assert!(claim(&mut b, next, 1).await, "another hold");
+}
+
+async fn an_operator_runs_past_what_is_recorded_and_never_past_a_holder(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let all = Terms { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
+    let first = asking("job", &all);
+    a.take(&first).await;
+    let anyway = |place: &str| asking("job", &Terms { place: place.into(), anyway: true, ..all.clone() });
+    let busy = b.refused(&anyway("b")).await;
+    assert!(!busy.holders.is_empty());
+    a.part(&first, Stage::Ok).await;
+    b.judged(&asking("job", &Terms { place: "b".into(), ..all.clone() })).await;
+    let again = anyway("b");
+    let fence = b.ran(&again, Stage::Failed).await.fence;
+    let record = b.record(&key("job")).await;
+    assert_eq!(record.paced.map(|paced| (paced.fence, paced.place)), Some((fence, "b".into())), "it is recorded like any other");
+    assert_eq!(record.start.map(|start| (start.fence, start.stage, start.tries)), Some((fence, Stage::Failed, 1)));
+    // Without a policy of its own it is let go as well.
+    let plain = asking("job", &Terms { anyway: true, ..terms("c") });
+    a.ran(&plain, Stage::Ok).await;
+    a.judged(&asking("job", &kept(BRIEF))).await;
+}
+
+async fn what_is_forgotten_keeps_no_run_away(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let all = Terms { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
+    a.ran(&asking("job", &all), Stage::Ok).await;
+    b.judged(&asking("job", &all)).await;
+    b.ran(&asking("job", &Terms::forgetting("b".into())), Stage::Undone).await;
+    let record = b.record(&key("job")).await;
+    assert!(record.paced.is_none() && record.start.is_none_or(|start| start.stage == Stage::Undone && start.tries == 0));
+    a.ran(&asking("job", &all), Stage::Ok).await;
+}
+
+async fn keys_are_known_by_their_runs(lab: &Lab) {
+    let mut a = lab.client().await;
+    for (name, terms) in [("it-kept", kept(WINDOW)), ("it-guarded", guarded("a", WINDOW)), ("it-over", kept(SHORT / 10))] {
+        a.ran(&asking(name, &terms), Stage::Ok).await;
+    }
+    a.ran(&request(&key("it-plain"), LONG), Stage::Started).await;
+    a.ran(&request(&key("other/{x}%"), LONG), Stage::Started).await;
+    let names = async |a: &mut Client, start: &str, which| {
+        let known = a.0.known(start, which).await.unwrap_or_else(|error| panic!("known: {error:?}"));
+        known.into_iter().map(|key| key.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&mut a, "it-", Which::All).await, ["it-guarded", "it-kept", "it-over", "it-plain"]);
+    assert_eq!(names(&mut a, "other/{", Which::All).await, ["other/{x}%"]);
+    assert!(names(&mut a, "it%", Which::All).await.is_empty());
+    // More may be told, but nothing must be left out.
+    let kept = names(&mut a, "it-", Which::Kept).await;
+    assert!(kept.contains(&"it-guarded".into()) && kept.contains(&"it-kept".into()) && !kept.contains(&"it-plain".into()), "{kept:?}");
 }

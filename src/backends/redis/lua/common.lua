@@ -133,7 +133,7 @@ end
 -- at-least, p and: s when (ms), f fence, p place, g guard in ms, l at-least in ms, m who as JSON, h the hold that wrote it. Of the last that had
 -- once, o and: s, f, m, h, x what became of it (started, ok, failed, undone), n the how manieth try it is, w its window in ms. wf, wl: the hold that was last warned about, and up to which level.
 
--- Six arguments from the nth on; each may be "".
+-- Six arguments from the nth on; each may be "". `crashed` is "anyway" for a run that no earlier one refuses.
 local function read_terms(n)
   return { place = ARGV[n], guard = ARGV[n + 1], least = ARGV[n + 2], window = ARGV[n + 3], failed = ARGV[n + 4], crashed = ARGV[n + 5] }
 end
@@ -155,6 +155,9 @@ end
 -- hold is never refused by a start of its own whose end was not told: an earlier attempt whose answer was lost wrote that, and its command was
 -- never started.
 local function judge(starts, terms, now, hold)
+  if terms.crashed == 'anyway' then
+    return nil
+  end
   local since = tonumber(starts.ps)
   if since and starts.ph ~= hold then
     local left = left_of(since, starts.pl, now)
@@ -192,7 +195,7 @@ local function begin(key, starts, terms, fence, now, who, hold)
   end
   if terms.window ~= '' then
     local since, tries = tonumber(starts.os), 1
-    if since and now - since < tonumber(terms.window) then
+    if since and now - since < tonumber(terms.window) and terms.crashed ~= 'anyway' then
       tries = (tonumber(starts.on) or 0) + (is_own(starts, hold) and 0 or 1)
     end
     add('os', whole(now), 'of', fence, 'ox', 'started', 'on', whole(tries), 'ow', terms.window, 'om', who, 'oh', hold)

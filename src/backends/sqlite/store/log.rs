@@ -1,12 +1,26 @@
 //! What the database has for the history.
 
-use sqlx::{Row as _, sqlite::SqliteRow};
+use sqlx::{Connection as _, Row as _, sqlite::SqliteRow};
 
-use super::{super::row, Store, bind_name, json};
+use super::{
+    super::{failure, row},
+    Store, bind_name, json, run,
+};
 use crate::lock::{End, Key, Namespace, Past, Result, SKIPPING_HOSTS, Skips};
 
 const RUNS: &str = include_str!("../sql/runs.sql");
 const SKIP: &str = include_str!("../sql/skip.sql");
+
+const COLLECT: &str = include_str!("../sql/collect.sql");
+/// What remains of the locks that are gone, and what is remembered from before. ?1 namespace, ?2 for how many ms
+const SWEEP: [&str; 4] = [
+    "DELETE FROM runs WHERE namespace = ?1 AND coalesce(ended_ms, since_ms, fence / 1000) < (unixepoch('subsec') * 1000) - ?2",
+    "DELETE FROM skips WHERE namespace = ?1 AND last_ms < (unixepoch('subsec') * 1000) - ?2",
+    "DELETE FROM starts WHERE namespace = ?1 AND ?2 >= 0 \
+       AND NOT EXISTS (SELECT 1 FROM locks AS l WHERE l.namespace = starts.namespace AND l.key = starts.key)",
+    "DELETE FROM holds WHERE namespace = ?1 AND expires_ms < (unixepoch('subsec') * 1000) - ?2 \
+       AND NOT EXISTS (SELECT 1 FROM locks AS l WHERE l.namespace = holds.namespace AND l.key = holds.key)",
+];
 
 impl Store {
     /// What is remembered of holds that are over, the latest first.
@@ -49,6 +63,20 @@ impl Store {
         self.set_durable(false).await?;
         let most = i64::try_from(SKIPPING_HOSTS).unwrap_or(i64::MAX);
         self.rows(bind_name(SKIP, namespace, key).bind(host.to_owned()).bind(reason.to_owned()).bind(most)).await.map(|_| ())
+    }
+
+    /// Removes what no lock has used for so many ms; returns of how many locks.
+    pub(in crate::backends::sqlite) async fn collect(&mut self, namespace: &Namespace, unused_ms: i64) -> Result<u64> {
+        self.check().await?;
+        self.set_durable(false).await?;
+        let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
+        let bind = |sql: &'static str| sqlx::query(sql).bind(namespace.as_str().to_owned()).bind(unused_ms);
+        let gone = run(&mut transaction, bind(COLLECT)).await?.len();
+        for sql in SWEEP {
+            run(&mut transaction, bind(sql)).await?;
+        }
+        transaction.commit().await.map_err(failure::statement)?;
+        Ok(u64::try_from(gone).unwrap_or(u64::MAX))
     }
 
     /// Remembers a hold in its holder's own words, whatever others thought of it.

@@ -1,12 +1,13 @@
 //! One question, one answer: exclusion, tokens, leases, fences, looking.
 
 use super::*;
+use crate::lock::{Admin as _, Fence, Which};
 
 #[tokio::test]
 async fn a_start_that_nobody_was_told_of_is_no_run_before_it() {
     let (_directory, path) = place();
     let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
-    let terms = Terms { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: Some(once) };
+    let terms = Terms { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: Some(once), anyway: false };
     let asked = Request { detached: true, terms: Some(terms), ..request("job") };
     let mut a = backend(&path);
     let first = granted(&mut a, &asked).await;
@@ -234,4 +235,25 @@ async fn the_log_does_not_grow_without_bound() {
     }
     assert!(largest < 1 << 20, "{largest}");
     assert!(std::fs::metadata(&path).unwrap().len() < 1 << 20);
+}
+
+#[tokio::test]
+async fn what_is_unused_is_collected_and_what_later_runs_go_by_stays() {
+    let (_keep, path) = place();
+    let mut a = backend(&path);
+    let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
+    let terms = Terms { place: "a".into(), skew_guard: None, at_least: None, once: Some(once), anyway: false };
+    let (plain, kept, held) = (request("plain"), Request { terms: Some(terms), ..request("kept") }, request("held"));
+    for request in [&plain, &kept] {
+        granted(&mut a, request).await;
+        assert_eq!(release(&mut a, request).await, Release::Released);
+    }
+    granted(&mut a, &held).await;
+    assert_eq!(a.collect(Duration::from_secs(60)).await.unwrap(), Some(0), "all of it was used just now");
+    sql(&path, "UPDATE locks SET fence = 1, since_ms = 1, renewed_ms = 1").await;
+    sql(&path, "UPDATE runs SET since_ms = 1, ended_ms = 1").await;
+    assert_eq!(a.collect(Duration::from_secs(60)).await.unwrap(), Some(1));
+    assert_eq!(a.known("", Which::All).await.unwrap(), [held.key.clone(), kept.key.clone()]);
+    assert!(a.history(&plain.key).await.unwrap().past.is_empty());
+    assert!(granted(&mut a, &plain).await.fence > Fence(1_000_000_000), "fences are never below the time");
 }

@@ -214,7 +214,7 @@ async fn a_release_that_could_not_be_written_is_asked_again_and_its_bytes_stay()
     let (_keep, path) = place();
     let mut a = backend(&path);
     let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
-    let terms = Terms { place: "a".into(), skew_guard: None, at_least: None, once: Some(once) };
+    let terms = Terms { place: "a".into(), skew_guard: None, at_least: None, once: Some(once), anyway: false };
     let once = Request { terms: Some(terms), ..request("once") };
     let share = Request { mode: Mode::Shared, ..request("share") };
     let plain = request("plain");

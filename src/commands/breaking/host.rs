@@ -1,0 +1,118 @@
+//! `dlock break --host`: take all locks away from a host, usually a dead one.
+
+use std::future::pending;
+
+use futures_util::future::join_all;
+
+use super::super::{Context, consent, interrupted, open, open_as_it_is};
+use crate::{
+    exit,
+    lease::{self, BootClock, Breaking, Order, ask},
+    lock::{Backend, Break, Error, Fence, Holder, Key, Kind, Result},
+    output::{described, fence, json},
+    supervise::{Signals, reraise},
+};
+
+/// So many holds are broken at the same time, each by a client of its own.
+const TOGETHER: usize = 16;
+
+/// What `dlock break --host` is to do, checked.
+#[derive(Clone, Debug)]
+pub struct HostSettings {
+    /// Whose holds.
+    pub host: String,
+    /// Why.
+    pub reason: Option<String>,
+    /// Without a question.
+    pub yes: bool,
+    /// Without waiting for the holders.
+    pub now: bool,
+}
+
+/// Breaks all holds of the host.
+///
+/// # Errors
+/// What kept the store from answering, and an incomplete decision.
+pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
+    let out = &context.out;
+    let host = crate::lock::printable(&settings.host).into_owned();
+    let to_ask =
+        consent::check_for((settings.yes, settings.reason.as_deref()), "break them", context).map_err(|error| match error.hint {
+            None => error.hint("--yes --reason TEXT breaks them unasked"),
+            Some(_) => error,
+        })?;
+    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
+    let mut backend = open(context);
+    let states = ask(&mut *backend, &BootClock, context.limits, ("break", None), async |b: &mut dyn Backend| b.list("").await).await?;
+    context.tell(&mut *backend);
+    let of_host = |holder: &Holder| holder.metadata.as_ref().and_then(|metadata| metadata.host.as_ref()) == Some(&settings.host);
+    let mut holds: Vec<(Key, Holder, Fence)> = Vec::new();
+    for state in states {
+        let ours = state.holders.into_iter().filter(of_host);
+        holds.extend(
+            ours.filter_map(|holder| Some((state.key.clone(), holder.fence?, holder))).map(|(key, fence, holder)| (key, holder, fence)),
+        );
+    }
+    let store = backend.identity().url;
+    if !out.is_json() {
+        let what = if holds.len() == 1 { "1 hold".to_owned() } else { format!("{} holds", holds.len()) };
+        out.notice(&format!("{host} has {what}"));
+        for (key, holder, number) in &holds {
+            out.notice(&format!("  {}, fence {}: {}", key.escaped(), fence(*number, std::iter::empty()), described(holder)));
+        }
+    }
+    if to_ask && !holds.is_empty() {
+        let consequence = if settings.now { " Commands of theirs may still run, next to those of the next holders." } else { "" };
+        if !consent::agreed(&format!("break all of them?{consequence}"))? {
+            out.notice("not broken");
+            return Ok(exit::NOT_HELD);
+        }
+    }
+    let mark = Break { by: consent::here(), why: settings.reason.clone(), seen: false };
+    let mut told = Vec::new();
+    for batch in holds.chunks(TOGETHER) {
+        let work = join_all(batch.iter().map(|hold| break_one(hold, &mark, settings.now, context)));
+        let outcomes = tokio::select! {
+            biased;
+            signal = interrupted(&mut signals) => {
+                out.notice("the holders stay asked to give their locks back; dlock list tells which have not");
+                if signal.from_terminal {
+                    reraise(signal.number);
+                }
+                return Ok(exit::signalled(signal.number));
+            }
+            outcomes = work => outcomes,
+        };
+        told.extend(batch.iter().map(|(key, _, number)| (key, *number)).zip(outcomes));
+    }
+    let mut status = exit::OK;
+    for ((key, _), outcome) in &told {
+        match outcome {
+            Ok(_) if out.is_json() => {}
+            Ok("changed") => out.notice(&format!("{}: the holder changed meanwhile: nothing was done", key.escaped())),
+            Ok(_) => out.notice(&format!("{}: broken", key.escaped())),
+            Err(error) => {
+                status = exit::of(error);
+                if !out.is_json() {
+                    out.error_lines(error);
+                }
+            }
+        }
+    }
+    if out.is_json() {
+        return Ok(out.finish(out.json(&json::HostBroken::new(&settings.host, &store, &told, status)), status));
+    }
+    Ok(status)
+}
+
+/// Breaks one hold, by a client of its own. Says how: `given_back`, `evicted` or `changed`.
+async fn break_one((key, seen, fence): &(Key, Holder, Fence), mark: &Break, at_once: bool, context: &Context) -> Result<&'static str> {
+    let mut backend = open_as_it_is(context);
+    let order = Order { key, seen, fence: *fence, mark, at_once };
+    let broken = lease::break_hold(&mut *backend, &BootClock, order, context.limits, pending::<()>(), |_| {}).await?;
+    Ok(match broken {
+        Breaking::Over => "given_back",
+        Breaking::Evicted => "evicted",
+        Breaking::Changed | Breaking::Stopped(()) => "changed",
+    })
+}

@@ -1,0 +1,52 @@
+//! An operator's decision about others' locks: asked for on a terminal, given with `--yes --reason` elsewhere.
+
+use std::io::{self, BufRead as _, IsTerminal as _};
+
+use super::{Context, user_name};
+use crate::lock::{Error, Key, Kind, Result};
+
+/// Checks that the decision is complete before anything is asked; returns whether the question is still to be put. `what` is what is decided
+/// on: "break it".
+///
+/// # Errors
+/// [`Kind::Usage`] if there is no terminal to ask on, or no reason.
+pub fn check(context: &Context, key: &Key, decision: (bool, Option<&str>), what: &str) -> Result<bool> {
+    check_for(decision, what, context).map_err(|error| error.key(key))
+}
+
+/// The same, of several locks.
+///
+/// # Errors
+/// Likewise.
+pub fn check_for((yes, reason): (bool, Option<&str>), what: &str, context: &Context) -> Result<bool> {
+    let out = &context.out;
+    let attended = io::stdin().is_terminal() && out.attended() && !out.is_json();
+    if !yes && !attended {
+        return Err(Error::new(Kind::Usage, format!("nobody can be asked whether to {what}")));
+    }
+    if yes && !attended && reason.is_none() {
+        return Err(Error::new(Kind::Usage, "no reason is given").hint("--reason TEXT tells the holder, and the history"));
+    }
+    Ok(!yes)
+}
+
+/// Puts a question on the terminal.
+///
+/// # Errors
+/// If stdin can't be read.
+pub fn agreed(question: &str) -> Result<bool> {
+    crate::output::ask(&format!("{question} [y/N] "));
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer).map_err(|error| Error::new(Kind::Usage, "no answer").source(error))?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// Who decides: `user@host`.
+pub fn decider(context: &Context) -> String {
+    context.host.as_ref().map_or_else(here, |host| format!("{}@{host}", user_name()))
+}
+
+/// Who decides, on this machine whatever `--host` says.
+pub fn here() -> String {
+    format!("{}@{}", user_name(), rustix::system::uname().nodename().to_string_lossy())
+}

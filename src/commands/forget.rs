@@ -1,0 +1,135 @@
+//! `dlock forget`: remove the run records of a lock that has no holder.
+//!
+//! The lock is taken past its run policy, with records that keep nothing away, and released as if nothing had been started. Both are steps that
+//! every store does atomically, so that no run begins between a look and the removal.
+
+use std::time::Duration;
+
+use super::{Context, KeyArg, collect_metadata, consent, interrupted};
+use crate::{
+    exit,
+    lease::{self, BootClock, Outcome, Patience, ask, wall_ms},
+    lock::{Backend, Break, End, Error, Key, Kind, Mode, Parting, Record, Request, Result, Scope, Stage, Terms, Ttl},
+    output::{self, Cause, Now, Skip, json},
+    supervise::{Signals, reraise},
+};
+
+/// The arguments of `dlock forget`.
+#[derive(clap::Args, Debug)]
+#[command(
+    override_usage = "dlock forget KEY [OPTIONS]",
+    after_help = "Skew guard, at-least, --once-per and --once go by what is recorded of earlier\nruns. Without these records the next run starts as if it were the first. The\nhistory stays. A lock that has a holder is left alone.\nExample:  dlock forget nightly --yes --reason 'rerun after the fix'"
+)]
+pub struct Args {
+    /// The key.
+    #[command(flatten)]
+    pub key: KeyArg,
+    /// Why, for the history
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+    /// Do not ask
+    #[arg(short, long)]
+    pub yes: bool,
+}
+
+/// What `dlock forget` is to do, checked.
+#[derive(Clone, Debug)]
+pub struct ForgetSettings {
+    /// Which lock.
+    pub key: Key,
+    /// Why.
+    pub reason: Option<String>,
+    /// Without a question.
+    pub yes: bool,
+}
+
+/// Removes the run records.
+///
+/// # Errors
+/// What kept the store from answering, and an incomplete decision.
+pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
+    let out = &context.out;
+    let decision = (settings.yes, settings.reason.as_deref());
+    let to_ask = consent::check(context, &settings.key, decision, "forget it").map_err(|error| match error.hint {
+        None => error.hint("--yes --reason TEXT forgets it unasked"),
+        Some(_) => error,
+    })?;
+    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
+    let mut backend = super::open(context);
+    let about = ("forget", Some(&settings.key));
+    let record = ask(&mut *backend, &BootClock, context.limits, about, async |b| b.history(&settings.key).await).await?.record;
+    context.tell(&mut *backend);
+    let store = backend.identity().url;
+    if !keeps_any(&record) {
+        if out.is_json() {
+            return Ok(out.finish(out.json(&json::Forgotten::new(&settings.key, &store, &Record::default())), exit::OK));
+        }
+        out.notice(&format!("{}: no run record keeps it from anybody", settings.key.escaped()));
+        return Ok(exit::OK);
+    }
+    if to_ask && !consent::agreed(&question(&settings.key, &record))? {
+        out.notice(&format!("{}: not forgotten", settings.key.escaped()));
+        return Ok(exit::NOT_HELD);
+    }
+    let request = request(&settings.key, &*backend, context);
+    let stop = interrupted(&mut signals);
+    let outcome = lease::acquire(&mut *backend, &BootClock, request.clone(), Patience::Try, context.limits, stop, |_| {}).await;
+    match outcome.map_err(|error| error.during("forget"))? {
+        Outcome::Granted(_) => {}
+        Outcome::Busy(busy) => return Ok(not_forgotten(&settings, &store, Cause::Busy(&busy), context)),
+        // Only by the record of a lock that others share.
+        Outcome::Refused(refusal) => {
+            let option = refusal.rule.to_string();
+            return Ok(not_forgotten(&settings, &store, Cause::Refused(&refusal, &option), context));
+        }
+        Outcome::Stopped(signal) => {
+            let status = out.interrupted(&settings.key, signal.number);
+            if signal.from_terminal {
+                reraise(signal.number);
+            }
+            return Ok(status);
+        }
+    }
+    let by = Break { by: consent::decider(context), why: settings.reason.clone(), seen: false };
+    let parting = Parting {
+        end: Some(End::Forgotten),
+        why: Some(by.to_string()),
+        became: Some(Stage::Undone),
+        at_ms: Some(wall_ms()),
+        ..Scope::Tree.into()
+    };
+    let release = async |b: &mut dyn Backend| b.release(&settings.key, &request.token, &parting).await;
+    ask(&mut *backend, &BootClock, context.limits, about, release).await?;
+    if out.is_json() {
+        return Ok(out.finish(out.json(&json::Forgotten::new(&settings.key, &store, &record)), exit::OK));
+    }
+    out.notice(&format!("{}: forgotten; the next run starts as if it were the first", settings.key.escaped()));
+    Ok(exit::OK)
+}
+
+fn not_forgotten(settings: &ForgetSettings, store: &str, cause: Cause<'_>, context: &Context) -> u8 {
+    let skip = Skip { key: &settings.key, mode: Mode::Exclusive, cause, waited: Duration::ZERO, outcome: "not forgotten" };
+    context.out.busy(&skip, store, exit::BUSY)
+}
+
+/// Whether something is recorded that could keep a run away.
+fn keeps_any(record: &Record) -> bool {
+    let now = Now::read().unix_ms();
+    record.keeps(now).is_some() || record.start.as_ref().is_some_and(|start| start.stage != Stage::Undone)
+}
+
+/// What is asked on the terminal.
+fn question(key: &Key, record: &Record) -> String {
+    let metadata = record.start.as_ref().map(|start| &start.metadata).or(record.paced.as_ref().map(|paced| &paced.metadata));
+    let who = metadata.and_then(|metadata| output::who(metadata.as_ref())).map(|who| format!(" of {who}")).unwrap_or_default();
+    let at = record.start.as_ref().map(|start| start.at_ms).or(record.paced.as_ref().map(|paced| paced.at_ms));
+    let when = at.map(|at| format!(", begun {}", Now::read().moment(at))).unwrap_or_default();
+    format!("forget the run{who} that keeps {} from others{when}?", key.escaped())
+}
+
+fn request(key: &Key, backend: &dyn Backend, context: &Context) -> Request {
+    let us = collect_metadata(context.host.as_deref(), Some("dlock forget".as_ref()), None);
+    let ttl = backend.identity().capabilities.clamp_ttl(Ttl::DEFAULT);
+    let terms = Some(Terms::forgetting(us.place()));
+    Request { terms, metadata: Some(us), ttl_asked: false, at_ms: Some(wall_ms()), ..Request::new(key.clone(), ttl) }
+}

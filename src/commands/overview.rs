@@ -1,0 +1,95 @@
+//! Looking at the runs of many keys: what `list --all` and `history` without a key have in common.
+
+use super::Context;
+use crate::{
+    lease::{BootClock, ask},
+    lock::{Backend, End, Key, LockState, Metadata, Result, Skips, Start, Which},
+    output::{
+        Now,
+        history::{self, RunOf},
+    },
+};
+
+/// The arguments that choose runs.
+#[derive(clap::Args, Debug, Default)]
+pub struct ChoiceArgs {
+    /// Only runs that ended badly
+    #[arg(long)]
+    pub failed: bool,
+    /// Only runs of this user
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// Only runs that began within D
+    #[arg(long, value_name = "D")]
+    pub since: Option<String>,
+}
+
+/// Which runs are shown, checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// Those that ended badly.
+    pub failed: bool,
+    /// Of this host.
+    pub host: Option<String>,
+    /// Of this user.
+    pub user: Option<String>,
+    /// That began within so long.
+    pub since: Option<std::time::Duration>,
+}
+
+impl Choice {
+    /// Whether a hold is of the host and the user that are meant.
+    pub fn is_of(&self, metadata: Option<&Metadata>) -> bool {
+        let is = |wanted: &Option<String>, has: Option<&String>| wanted.is_none() || wanted.as_ref() == has;
+        is(&self.host, metadata.and_then(|m| m.host.as_ref())) && is(&self.user, metadata.and_then(|m| m.user.as_ref()))
+    }
+
+    /// Whether a run is shown.
+    pub fn takes(&self, run: &RunOf, now: &Now) -> bool {
+        let began = |within: std::time::Duration| {
+            let least = now.unix_ms().saturating_sub(u64::try_from(within.as_millis()).unwrap_or(u64::MAX));
+            run.started_ms.is_some_and(|started| started >= least)
+        };
+        (!self.failed || run.end.as_ref().is_some_and(End::is_bad)) && self.is_of(run.metadata.as_ref()) && self.since.is_none_or(began)
+    }
+}
+
+/// What the store knows of one key.
+pub struct KnownKey {
+    /// Which.
+    pub key: Key,
+    /// Its runs, the latest first; those that go on among them.
+    pub runs: Vec<RunOf>,
+    /// Its skips.
+    pub skips: Vec<Skips>,
+    /// The last run that was to be the only one for some time.
+    pub start: Option<Start>,
+}
+
+/// Asks for each key of which the store keeps anything, one after the other: a store has so many runs of each that they are not all held here
+/// at once.
+///
+/// # Errors
+/// What kept the store from answering.
+pub async fn each(backend: &mut dyn Backend, start: &str, context: &Context, mut tell: impl FnMut(KnownKey, &Now)) -> Result<()> {
+    let about = ("list", None);
+    // Before their histories: what is over by then is told by these alone.
+    let held = ask(backend, &BootClock, context.limits, about, async |b: &mut dyn Backend| b.list(start).await).await?;
+    let mut keys = ask(backend, &BootClock, context.limits, about, async |b: &mut dyn Backend| b.known(start, Which::All).await).await?;
+    keys.extend(held.iter().map(|state| state.key.clone()));
+    keys.sort();
+    keys.dedup();
+    for key in keys.into_iter().filter(|key| *key != Key::probe()) {
+        let about = ("list", Some(&key));
+        let past = ask(backend, &BootClock, context.limits, about, async |b: &mut dyn Backend| b.history(&key).await).await?;
+        let now = Now::read();
+        let holders = held.binary_search_by(|state| state.key.cmp(&key)).map(|at| held[at].holders.clone()).unwrap_or_default();
+        let state =
+            LockState { stored_as: String::new(), holders, waiters: Vec::new(), last_fence: None, nodes: Vec::new(), key: key.clone() };
+        let runs = history::runs(&state, past.past, &now);
+        if !runs.is_empty() || !past.skips.is_empty() {
+            tell(KnownKey { runs, skips: past.skips, start: past.record.start, key }, &now);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! What `dlock explain` shows people.
+
+use super::{
+    Look, age,
+    columns::{Column, Gives, Row, table},
+    doctor::Source,
+    who,
+};
+use crate::lock::{Holder, Key, Refusal, Rule, Stage};
+
+/// What would become of a run.
+#[derive(Clone, Debug)]
+pub enum Would {
+    /// It would run.
+    Run,
+    /// This lock has these holders.
+    Held(Key, Vec<Holder>),
+    /// An earlier run keeps this lock from it, by the rule of this name.
+    Refused(Key, Box<Refusal>, String),
+}
+
+/// What a run of a key would be like.
+#[derive(Clone, Copy, Debug)]
+pub struct Explained<'a> {
+    /// Which key.
+    pub key: &'a Key,
+    /// The store's name in the configuration file.
+    pub name: Option<&'a str>,
+    /// The store.
+    pub store: &'a str,
+    /// The lock's name there.
+    pub stored_as: &'a str,
+    /// What would become of it now.
+    pub would: &'a Would,
+    /// Whether it waits for a lock.
+    pub waits: bool,
+    /// Its settings.
+    pub settings: &'a [Source],
+}
+
+impl Explained<'_> {
+    /// `run`, `wait` or `skip`.
+    pub fn verb(&self) -> &'static str {
+        match self.would {
+            Would::Run => "run",
+            _ if self.waits => "wait",
+            _ => "skip",
+        }
+    }
+
+    /// Why it would not run at once: `once per 1d, app@web2 ran it 3h ago`.
+    pub fn why(&self) -> Option<String> {
+        let of = |key: &Key| if key == self.key { String::new() } else { format!("{}: ", who::clean(key.as_str(), 255)) };
+        match self.would {
+            Would::Run => None,
+            Would::Held(key, holders) => {
+                let holder = holders.first().map_or_else(|| "another client".into(), who::described);
+                Some(format!("{}held by {holder}", of(key)))
+            }
+            Would::Refused(key, refusal, option) => {
+                let who = who::who(refusal.metadata.as_ref()).unwrap_or_else(|| "a run".into());
+                let did = if matches!(refusal.rule, Rule::Once(Stage::Ok | Stage::Failed)) { "ran" } else { "began" };
+                let failed = if refusal.rule == Rule::Once(Stage::Failed) { " and failed" } else { "" };
+                let began = refusal.began.map(|ago| format!(" {} ago", age(ago))).unwrap_or_default();
+                let again = refusal.again_in.map(|left| format!("; again in {}", age(left))).unwrap_or_default();
+                Some(format!("{}{option}, {who} {did} it{began}{failed}{again}", of(key)))
+            }
+        }
+    }
+}
+
+const COLUMNS: [Column; 3] =
+    [Column::new("SETTING", 8), Column::new("VALUE", 5).giving(Gives::Middle(16)), Column::new("FROM", 4).giving(Gives::Middle(20))];
+
+/// The verdict, and below it the settings.
+pub fn view(explained: &Explained<'_>, look: Look) -> String {
+    let verb = explained.verb();
+    let style = if verb == "run" { "32" } else { "33" };
+    let why = explained.why().map(|why| format!(": {why}")).unwrap_or_default();
+    let store = explained.name.map_or_else(|| explained.store.to_owned(), |name| format!("{} ({})", who::clean(name, 60), explained.store));
+    let mut text = format!(
+        "{}   {}{why}\n  stored as  {} in {store}\n\n",
+        who::clean(explained.key.as_str(), 255),
+        look.paint(style, &format!("would {verb}")),
+        who::clean(explained.stored_as, 300)
+    );
+    let row = |source: &Source| {
+        let value = source.value.as_deref().map_or_else(|| "(secret)".into(), |value| who::clean(value, 255));
+        let style = if source.from == "default" { "2" } else { "" };
+        Row { cells: [source.name.clone(), value, who::clean(&source.from, 255)], style }
+    };
+    let rows: Vec<Row<3>> = explained.settings.iter().map(row).collect();
+    text.extend(table(&COLUMNS, &rows, look).into_iter().flat_map(|line| [line, "\n".into()]));
+    text
+}

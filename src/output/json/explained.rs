@@ -1,0 +1,50 @@
+//! The object of `explain`.
+
+use serde::Serialize;
+
+use super::{Head, HolderReport, RefusedReport, head};
+use crate::{
+    exit,
+    output::{
+        Now,
+        doctor::Source,
+        explain::{Explained, Would},
+    },
+};
+
+/// `explain`.
+#[derive(Debug, Serialize)]
+pub struct ExplainedReport<'a> {
+    #[serde(flatten)]
+    head: Head,
+    key: &'a str,
+    backend: &'a str,
+    stored_as: &'a str,
+    would: &'static str,
+    reason: Option<String>,
+    holders: Vec<HolderReport<'a>>,
+    refused: Option<RefusedReport<'a>>,
+    settings: &'a [Source],
+}
+
+impl<'a> ExplainedReport<'a> {
+    /// Of this run.
+    pub fn new(explained: &Explained<'a>, now: &Now) -> Self {
+        let (holders, refused) = match explained.would {
+            Would::Run => (Vec::new(), None),
+            Would::Held(_, holders) => (holders.iter().map(|holder| HolderReport::new(holder, now)).collect(), None),
+            Would::Refused(_, refusal, option) => (Vec::new(), Some(RefusedReport::new(refusal, option, now))),
+        };
+        Self {
+            head: head("ok", exit::OK),
+            key: explained.key.as_str(),
+            backend: explained.store,
+            stored_as: explained.stored_as,
+            would: explained.verb(),
+            reason: explained.why(),
+            holders,
+            refused,
+            settings: explained.settings,
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The objects about many keys.
+
+use serde::Serialize;
+
+use super::{ErrorReport, Head, PastReport, head};
+use crate::{
+    exit,
+    lock::{Fence, Key, Result},
+    output::{
+        history::RunOf,
+        overview::Summary,
+        time::{millis, rfc3339_ms},
+    },
+};
+
+/// `list --all`.
+#[derive(Debug, Serialize)]
+pub struct KnownKeys<'a> {
+    #[serde(flatten)]
+    head: Head,
+    backend: &'a str,
+    keys: Vec<KeyReport<'a>>,
+}
+
+/// A key and its last run.
+#[derive(Debug, Serialize)]
+struct KeyReport<'a> {
+    key: &'a str,
+    last: Option<PastReport<'a>>,
+    last_ok: Option<String>,
+    runs: usize,
+    skips: u64,
+    usually_every_ms: Option<u64>,
+    late: bool,
+}
+
+impl<'a> KnownKeys<'a> {
+    /// Of these keys.
+    pub fn new(keys: &'a [Summary], backend: &'a str) -> Self {
+        let report = |one: &'a Summary| KeyReport {
+            key: one.key.as_str(),
+            last: one.last.as_ref().map(|run| PastReport::new(&one.key, run)),
+            last_ok: one.ok_ms.and_then(rfc3339_ms),
+            runs: one.runs,
+            skips: one.skips,
+            usually_every_ms: one.every.map(millis),
+            late: one.late,
+        };
+        Self { head: head("ok", exit::OK), backend, keys: keys.iter().map(report).collect() }
+    }
+}
+
+/// `history` without a key.
+#[derive(Debug, Serialize)]
+pub struct AllRuns<'a> {
+    #[serde(flatten)]
+    head: Head,
+    backend: &'a str,
+    runs: Vec<PastReport<'a>>,
+}
+
+impl<'a> AllRuns<'a> {
+    /// These runs.
+    pub fn new(runs: &'a [(Key, RunOf)], backend: &'a str) -> Self {
+        Self { head: head("ok", exit::OK), backend, runs: runs.iter().map(|(key, run)| PastReport::new(key, run)).collect() }
+    }
+}
+
+/// `break --host`.
+#[derive(Debug, Serialize)]
+pub struct HostBroken<'a> {
+    #[serde(flatten)]
+    head: Head,
+    host: &'a str,
+    backend: &'a str,
+    holds: Vec<BrokenReport<'a>>,
+}
+
+/// A hold that was to be broken.
+#[derive(Debug, Serialize)]
+struct BrokenReport<'a> {
+    key: &'a str,
+    fence: u64,
+    how: Option<&'static str>,
+    error: Option<ErrorReport<'a>>,
+}
+
+impl<'a> HostBroken<'a> {
+    /// These holds.
+    pub fn new(host: &'a str, backend: &'a str, told: &'a [((&Key, Fence), Result<&'static str>)], status: u8) -> Self {
+        let report = |((key, fence), outcome): &'a ((&Key, Fence), Result<&'static str>)| BrokenReport {
+            key: key.as_str(),
+            fence: fence.0,
+            how: outcome.as_ref().ok().copied(),
+            error: outcome.as_ref().err().map(ErrorReport::new),
+        };
+        let result = if status == exit::OK { "ok" } else { "error" };
+        Self { head: head(result, status), host, backend, holds: told.iter().map(report).collect() }
+    }
+}

@@ -1,0 +1,48 @@
+//! The object of `names`.
+
+use serde::Serialize;
+
+use super::{Head, head};
+use crate::{
+    exit,
+    lock::{Excludes, Key, Neighbour, Sharing},
+};
+
+/// `names`.
+#[derive(Debug, Serialize)]
+pub struct Named<'a> {
+    #[serde(flatten)]
+    head: Head,
+    key: &'a str,
+    backend: &'a str,
+    stored_as: &'a str,
+    libraries: Vec<LibraryReport<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct LibraryReport<'a> {
+    library: &'static str,
+    excludes: &'static str,
+    code: Option<&'a str>,
+    namespace: Option<&'static str>,
+    about: Option<&'static str>,
+}
+
+impl<'a> Named<'a> {
+    /// Of this lock.
+    pub fn new(key: &'a Key, backend: &'a str, sharing: &'a Sharing) -> Self {
+        let report = |neighbour: &'a Neighbour| LibraryReport {
+            library: neighbour.library.name,
+            excludes: match neighbour.library.excludes {
+                Excludes::BothWays => "both_ways",
+                Excludes::OneWay => "one_way",
+                Excludes::No => "no",
+            },
+            code: neighbour.code.as_deref(),
+            namespace: neighbour.namespace,
+            about: Some(neighbour.library.about).filter(|about| !about.is_empty()),
+        };
+        let libraries = sharing.libraries.iter().map(report).collect();
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, stored_as: &sharing.stored_as, libraries }
+    }
+}

@@ -1,0 +1,199 @@
+//! Hosts against time: who ran, how that ended, and who skipped.
+
+use std::fmt::Write as _;
+
+use super::{
+    Look, Now,
+    columns::{pad, width},
+    history::RunOf,
+    who,
+};
+use crate::lock::{End, Skips};
+
+/// A run in the drawing.
+struct Bar {
+    host: String,
+    from: u64,
+    to: u64,
+    mark: char,
+}
+
+/// How a run is marked where it ended, what that means, and its colour.
+const MARKS: [(char, &str, &str); 8] = [
+    ('=', "ran", "32"),
+    ('>', "runs", "33"),
+    ('x', "failed", "31"),
+    ('T', "timed out", "31"),
+    ('L', "lost", "31"),
+    ('B', "broken", "31"),
+    ('E', "expired", "31"),
+    ('?', "ended in another way", "31"),
+];
+
+fn mark(run: &RunOf) -> char {
+    let timed_out = run.why.as_deref().is_some_and(|why| why.starts_with("max runtime"));
+    match &run.end {
+        None => '>',
+        Some(_) if timed_out => 'T',
+        Some(End::Exited(0) | End::Released | End::Forgotten) => '=',
+        Some(End::Exited(_) | End::Signalled(_) | End::NotStarted) => 'x',
+        Some(End::Lost) => 'L',
+        Some(End::Broken) => 'B',
+        Some(End::Expired) => 'E',
+        Some(End::Other(_)) => '?',
+    }
+}
+
+/// A time axis on which a second and a day can both be seen: each stretch between two events is as long as the logarithm of its time.
+struct Axis {
+    /// The events, and where they lie, from 0 to 1.
+    at: Vec<(u64, f64)>,
+    room: usize,
+}
+
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "columns of a drawing")]
+impl Axis {
+    fn new(mut events: Vec<u64>, room: usize) -> Self {
+        events.sort_unstable();
+        events.dedup();
+        let mut sum = 0.0;
+        let mut at = vec![(events[0], 0.0)];
+        for pair in events.windows(2) {
+            sum += (1.0 + (pair[1] - pair[0]) as f64 / 1000.0).ln().max(0.5);
+            at.push((pair[1], sum));
+        }
+        for (_, place) in &mut at {
+            *place /= sum.max(0.1);
+        }
+        Self { at, room }
+    }
+
+    fn column(&self, ms: u64) -> usize {
+        let place = self.at.iter().rev().find(|(event, _)| *event <= ms).map_or(0.0, |(_, place)| *place);
+        ((place * (self.room - 1) as f64) as usize).min(self.room - 1)
+    }
+
+    /// The time of the event that is nearest to this column.
+    fn near(&self, column: usize) -> u64 {
+        let place = column as f64 / (self.room - 1) as f64;
+        self.at.iter().min_by(|a, b| (a.1 - place).abs().total_cmp(&(b.1 - place).abs())).map_or(0, |(event, _)| *event)
+    }
+}
+
+/// The latest runs, the oldest of them at the left.
+pub fn view(runs: &[RunOf], last: usize, skips: &[Skips], now: &Now, look: Look) -> String {
+    let most = look.width.unwrap_or(80);
+    let until = now.unix_ms();
+    let bar = |run: &RunOf| {
+        let from = run.started_ms?;
+        let to = if run.end.is_none() { until } else { run.ended_ms.unwrap_or(from) };
+        Some(Bar { host: run.host(), from, to: to.max(from), mark: mark(run) })
+    };
+    let mut bars: Vec<Bar> = runs.iter().filter(|run| run.is_run()).filter_map(bar).collect();
+    let mut hosts: Vec<String> =
+        bars.iter().map(|bar| bar.host.clone()).chain(skips.iter().map(|skips| who::clean(&skips.host, 20))).collect();
+    hosts.sort();
+    hosts.dedup();
+    let skipped = |host: &String| {
+        let count: u64 = skips.iter().filter(|skips| who::clean(&skips.host, 20) == *host).map(|skips| skips.count).sum();
+        if count > 0 { format!("  skipped {count}") } else { String::new() }
+    };
+    let name = hosts.iter().map(|host| width(host)).max().unwrap_or(0);
+    let beside = hosts.iter().map(|host| width(&skipped(host))).max().unwrap_or(0);
+    let room = most.saturating_sub(name + 3 + beside).max(20);
+    // Each has a column and a gap.
+    let shown = bars.len().min(last).min(room / 2);
+    let older = bars.len() - shown;
+    bars.truncate(shown);
+    if bars.is_empty() {
+        return "no runs are remembered\n".into();
+    }
+    let axis = Axis::new(bars.iter().flat_map(|bar| [bar.from, bar.to]).chain([until]).collect(), room);
+    let mut text = String::new();
+    for host in &hosts {
+        let line = row(&bars, host, &axis, look);
+        let _ = writeln!(text, "{} |{line}|{}", pad(host, name), skipped(host));
+    }
+    let _ = writeln!(text, "{:name$}  {}", "", labels(&axis, now));
+    let used = MARKS.iter().filter(|(mark, ..)| bars.iter().any(|bar| bar.mark == *mark));
+    let legend: Vec<String> = used.map(|(mark, means, style)| format!("{} {means}", look.paint(style, &mark.to_string()))).collect();
+    let older = if older > 0 { format!("   and {older} older") } else { String::new() };
+    let _ = writeln!(text, "{}{older}   (time is not to scale)", legend.join("   "));
+    text
+}
+
+fn row(bars: &[Bar], host: &str, axis: &Axis, look: Look) -> String {
+    let mut cells = vec!['.'; axis.room];
+    // The latest is drawn last.
+    for bar in bars.iter().rev().filter(|bar| bar.host == host) {
+        let (from, to) = (axis.column(bar.from), axis.column(bar.to));
+        for cell in &mut cells[from..=to] {
+            *cell = '=';
+        }
+        cells[to] = bar.mark;
+    }
+    let paint = |cell: &char| {
+        let style = MARKS.iter().find(|(mark, ..)| mark == cell).map_or("2", |(.., style)| style);
+        look.paint(style, &cell.to_string())
+    };
+    cells.iter().map(paint).collect()
+}
+
+/// Three times below the drawing: its begin, its middle, and now.
+fn labels(axis: &Axis, now: &Now) -> String {
+    let label = |column: usize| now.local(axis.near(column));
+    let (first, last) = (label(0), label(axis.room - 1));
+    let middle = label(axis.room / 2);
+    let taken = width(&first) + width(&middle) + width(&last);
+    if taken + 4 > axis.room {
+        return format!("{first}{}{last}", " ".repeat(axis.room.saturating_sub(width(&first) + width(&last)).max(1)));
+    }
+    let before = (axis.room / 2).saturating_sub(width(&first) + width(&middle) / 2).max(1);
+    let after = axis.room.saturating_sub(taken + before).max(1);
+    format!("{first}{}{middle}{}{last}", " ".repeat(before), " ".repeat(after))
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::tz::TimeZone;
+
+    use super::*;
+    use crate::lock::{Fence, Metadata};
+
+    fn now() -> Now {
+        Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::UTC)
+    }
+
+    fn run(host: &str, ago: u64, ran: u64, end: Option<End>) -> RunOf {
+        let started = now().unix_ms() - ago * 1000;
+        RunOf {
+            fence: Some(Fence(ago)),
+            metadata: Some(Metadata { host: Some(host.into()), ..Metadata::default() }),
+            started_ms: Some(started),
+            ended_ms: end.is_some().then_some(started + ran * 1000),
+            end,
+            why: None,
+        }
+    }
+
+    #[test]
+    fn runs_of_seconds_and_of_days_can_be_told_apart() {
+        let runs = [
+            run("web3", 60, 0, None),
+            run("web1", 70, 1, Some(End::Exited(1))),
+            run("web2", 700, 300, Some(End::Exited(0))),
+            run("web1", 90_000, 2, Some(End::Lost)),
+            run("web1", 864_000, 40_000, Some(End::Broken)),
+        ];
+        let skips = [Skips { host: "web5".into(), count: 4, since_ms: None, last_ms: None, reason: "busy".into() }];
+        let text = view(&runs, 20, &skips, &now(), Look { width: Some(80), color: false });
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.iter().all(|line| width(line) <= 80), "{text}");
+        assert!(lines[0].starts_with("web1 |=") && ['B', 'L', 'x'].iter().all(|mark| lines[0].matches(*mark).count() == 1), "{text}");
+        assert!(lines[1].matches('=').count() > 5 && lines[2].contains(">|") && lines[3].ends_with("|  skipped 4"), "{text}");
+        assert!(lines[5].contains("B broken") && !lines[5].contains("expired"), "{text}");
+        let colored = view(&runs, 20, &skips, &now(), Look { width: Some(80), color: true });
+        assert!(colored.contains("\x1b[31mx\x1b[0m") && colored.contains("\x1b[32m="), "{colored}");
+        assert_eq!(view(&[], 20, &[], &now(), Look::default()), "no runs are remembered\n");
+    }
+}
