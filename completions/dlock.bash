@@ -112,11 +112,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -206,11 +206,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -276,11 +276,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -330,11 +330,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -392,11 +392,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -411,7 +411,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__explain)
-            opts="-k -w -n -s -e -x -E -c -b -o -q -v -h --key --wait --nonblock --shared --permits --fair --exclusive --conflict-exit-code --ttl --grace --max-runtime --once-per --anyway --reason --skew-guard --at-least --once --keep --retry-failed --retry-crashed --warn-held --describe --status-file --metrics-file --on-lost --leftover --contain --no-metadata --no-reentrant --log --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            opts="-k -w -n -s -e -x -E -c -b -o -q -v -h --key --wait --nonblock --shared --permits --fair --exclusive --conflict-exit-code --ttl --grace --max-runtime --once-per --anyway --reason --skew-guard --at-least --once --keep --retry-failed --retry-crashed --warn-held --describe --status-file --metrics-file --on-event --on-lost --leftover --contain --no-metadata --no-reentrant --log --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -501,6 +501,10 @@ _dlock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --on-event)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --on-lost)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -546,11 +550,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -612,11 +616,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -670,11 +674,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -748,11 +752,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -842,11 +846,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -896,11 +900,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -958,11 +962,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -1032,11 +1036,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -1086,11 +1090,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -1148,11 +1152,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -1222,11 +1226,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -1292,11 +1296,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -1311,7 +1315,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-k -w -n -s -e -x -E -c -b -o -q -v -h --key --wait --nonblock --shared --permits --fair --exclusive --conflict-exit-code --ttl --grace --max-runtime --once-per --anyway --reason --skew-guard --at-least --once --keep --retry-failed --retry-crashed --warn-held --describe --status-file --metrics-file --on-lost --leftover --contain --no-metadata --no-reentrant --log --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
+            opts="-k -w -n -s -e -x -E -c -b -o -q -v -h --key --wait --nonblock --shared --permits --fair --exclusive --conflict-exit-code --ttl --grace --max-runtime --once-per --anyway --reason --skew-guard --at-least --once --keep --retry-failed --retry-crashed --warn-held --describe --status-file --metrics-file --on-event --on-lost --leftover --contain --no-metadata --no-reentrant --log --backend --config --password-file --backend-timeout --host --namespace --insecure-argv --json --output --color --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1401,6 +1405,10 @@ _dlock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --on-event)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --on-lost)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -1446,11 +1454,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -1512,11 +1520,11 @@ _dlock() {
                     return 0
                     ;;
                 --output)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 -o)
-                    COMPREPLY=($(compgen -W "human json" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "human json on-failure" -- "${cur}"))
                     return 0
                     ;;
                 --color)
@@ -1532,9 +1540,49 @@ _dlock() {
             ;;
     esac
 }
+# Candidates that dlock itself knows: names of the configuration file, and within 300 ms what the store tells.
+# They are other people's text, so that nothing of them is ever expanded.
+__dlock_values() {
+    local value
+    while IFS= read -r value; do
+        [[ $value == "$cur"* ]] && COMPREPLY+=("$(printf %q "$value")")
+    done < <("${COMP_WORDS[0]/#\~/$HOME}" __complete "$1" "${COMP_WORDS[@]:1:COMP_CWORD-1}" 2>/dev/null)
+}
 
-if [[ "${BASH_VERSINFO[0]}" -eq 4 && "${BASH_VERSINFO[1]}" -ge 4 || "${BASH_VERSINFO[0]}" -gt 4 ]]; then
-    complete -F _dlock -o nosort -o bashdefault -o default dlock
-else
-    complete -F _dlock -o bashdefault -o default dlock
-fi
+__dlock_complete() {
+    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} i
+    COMPREPLY=()
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        if [[ ${COMP_WORDS[i]} == -- ]]; then
+            # The command and its arguments.
+            if declare -F _command_offset >/dev/null; then
+                _command_offset $((i + 1))
+            elif ((i + 1 == COMP_CWORD)); then
+                mapfile -t COMPREPLY < <(compgen -c -- "$cur"; compgen -f -- "$cur")
+            else
+                compopt -o filenames 2>/dev/null
+                mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            fi
+            return 0
+        fi
+    done
+    case $prev in
+        -b | --backend) __dlock_values backends ;;
+        -k | --key) __dlock_values keys ;;
+        --fence) __dlock_values fences ;;
+        --namespace) __dlock_values namespaces ;;
+        --config | --password-file | --status-file | --metrics-file)
+            compopt -o filenames 2>/dev/null
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            ;;
+        acquire | renew | verify | release | hold | inspect | names | history | break | explain | forget)
+            if [[ $cur == -* ]]; then _dlock "$@"; else __dlock_values keys; fi
+            ;;
+        help)
+            mapfile -t COMPREPLY < <(compgen -W "run acquire renew verify release hold inspect names list history break doctor init gc completions man" -- "$cur")
+            ;;
+        *) _dlock "$@" ;;
+    esac
+}
+
+complete -F __dlock_complete dlock

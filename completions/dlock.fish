@@ -30,8 +30,9 @@ complete -c dlock -n "__fish_dlock_needs_command" -l password-file -d 'A file th
 complete -c dlock -n "__fish_dlock_needs_command" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_needs_command" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_needs_command" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_needs_command" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_needs_command" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_needs_command" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -39,7 +40,7 @@ complete -c dlock -n "__fish_dlock_needs_command" -l insecure-argv -d 'Allow a p
 complete -c dlock -n "__fish_dlock_needs_command" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_needs_command" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_needs_command" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_needs_command" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_needs_command" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_needs_command" -s V -l version -d 'Print the version'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "run" -d 'Take a lock, run a command, renew, release; exit with its status'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "acquire" -d 'Take a lock and return; prints the token that holds it'
@@ -77,14 +78,15 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -d 'A line for /bi
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l describe -d 'A note for those who look at the lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l status-file -d 'Write how it ended to a file, as JSON' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l metrics-file -d 'Count this run in a file for Prometheus\' textfile collector (*.prom)' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'If the lock is lost: kill, signal:SIG before the KILL, or continue' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l leftover -d 'Processes that outlive the command: wait for them, kill them, or leave them' -r -f -a "wait\t''
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-event -d 'A line for /bin/sh, run for each event of the run with a JSON object on its stdin' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'If the lock is lost: kill, signal:SIG before the KILL, or continue [kill]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l leftover -d 'Processes that outlive the command: wait for them, kill them, or leave them [wait]' -r -f -a "wait\t''
 kill\t''
 leave\t''"
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l contain -d 'How the command\'s processes are kept together' -r -f -a "auto\t''
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l contain -d 'How the command\'s processes are kept together [auto]' -r -f -a "auto\t''
 group\t''
 cgroup\t''"
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l log -d 'Lines for syslog: auto is when stderr is no terminal' -r -f -a "auto\t''
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l log -d 'Lines for syslog: auto is when stderr is no terminal [auto]' -r -f -a "auto\t''
 off\t''
 json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
@@ -93,8 +95,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l password-file -d 'A 
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -111,7 +114,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l insecure-argv -d 'Al
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l ttl -d 'How long it is held unless renewed or released' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l while-pid -d 'Keep it while PID lives; TERM to it on loss' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The name of one of several locks, which are had all or none' -r
@@ -125,8 +128,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l password-file -d
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -139,7 +143,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l insecure-argv -d
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l ttl -d 'The lease from now on [the TTL that it was taken with]' -r
@@ -149,8 +153,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand renew" -l password-file -d '
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -158,7 +163,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand renew" -l insecure-argv -d '
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
@@ -167,8 +172,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand verify" -l password-file -d 
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand verify" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -176,7 +182,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand verify" -l insecure-argv -d 
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand verify" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l fence -d 'Break this hold only; the last digits will do' -r
@@ -187,8 +193,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -l password-file -d
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand release" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -199,7 +206,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -l insecure-argv -d
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s k -l key -d 'The name of one of several locks, which are had all or none' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l permits -d 'Be one of at most N holders (= --limit)' -r
@@ -213,8 +220,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand hold" -l password-file -d 'A
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -228,7 +236,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand hold" -l insecure-argv -d 'A
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l config -d 'The configuration file' -r
@@ -236,8 +244,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l password-file -d
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -245,7 +254,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l insecure-argv -d
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand names" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand names" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l config -d 'The configuration file' -r
@@ -253,8 +262,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand names" -l password-file -d '
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand names" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand names" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -262,7 +272,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand names" -l insecure-argv -d '
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand names" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand names" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand names" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand names" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l sort -d 'Order by key, since, expires or wait [key]' -r -f -a "key\t''
 since\t''
 expires\t''
@@ -277,8 +287,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand list" -l password-file -d 'A
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand list" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand list" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -288,7 +299,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand list" -l insecure-argv -d 'A
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand list" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand list" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s n -l last -d 'Show so many runs at most [20; all with --json]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l user -d 'Only runs of this user' -r
@@ -299,8 +310,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -l password-file -d
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand history" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -310,7 +322,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -l insecure-argv -d
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l fence -d 'Break this hold only; the last digits will do' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l reason -d 'Why, for the history and for who is stopped' -r
@@ -320,8 +332,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand break" -l password-file -d '
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand break" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand break" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -331,7 +344,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand break" -l insecure-argv -d '
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand break" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand break" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s k -l key -d 'The lock\'s name; -k again for more, all or none' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l permits -d 'Be one of at most N holders (= --limit)' -r
@@ -350,14 +363,15 @@ complete -c dlock -n "__fish_dlock_using_subcommand explain" -s c -d 'A line for
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l describe -d 'A note for those who look at the lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l status-file -d 'Write how it ended to a file, as JSON' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l metrics-file -d 'Count this run in a file for Prometheus\' textfile collector (*.prom)' -r
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l on-lost -d 'If the lock is lost: kill, signal:SIG before the KILL, or continue' -r
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l leftover -d 'Processes that outlive the command: wait for them, kill them, or leave them' -r -f -a "wait\t''
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l on-event -d 'A line for /bin/sh, run for each event of the run with a JSON object on its stdin' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l on-lost -d 'If the lock is lost: kill, signal:SIG before the KILL, or continue [kill]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l leftover -d 'Processes that outlive the command: wait for them, kill them, or leave them [wait]' -r -f -a "wait\t''
 kill\t''
 leave\t''"
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l contain -d 'How the command\'s processes are kept together' -r -f -a "auto\t''
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l contain -d 'How the command\'s processes are kept together [auto]' -r -f -a "auto\t''
 group\t''
 cgroup\t''"
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l log -d 'Lines for syslog: auto is when stderr is no terminal' -r -f -a "auto\t''
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l log -d 'Lines for syslog: auto is when stderr is no terminal [auto]' -r -f -a "auto\t''
 off\t''
 json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
@@ -366,8 +380,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand explain" -l password-file -d
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -384,7 +399,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand explain" -l insecure-argv -d
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l reason -d 'Why, for the history' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
@@ -393,8 +408,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand forget" -l password-file -d 
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand forget" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -403,7 +419,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand forget" -l insecure-argv -d 
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand forget" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l ttl -d 'Judge by leases of this length [60s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l print-grants -d 'Only print the least rights for that' -r -f -a "run\t''
 view\t''
@@ -414,8 +430,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l password-file -d 
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -423,15 +440,16 @@ complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l insecure-argv -d 
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand init" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand init" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -440,7 +458,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand init" -l insecure-argv -d 'A
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand init" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand init" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l older-than -d 'Remove what was last used longer ago than this' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l config -d 'The configuration file' -r
@@ -448,8 +466,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand gc" -l password-file -d 'A f
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand gc" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -457,15 +476,16 @@ complete -c dlock -n "__fish_dlock_using_subcommand gc" -l insecure-argv -d 'All
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand gc" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand completions" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -473,15 +493,16 @@ complete -c dlock -n "__fish_dlock_using_subcommand completions" -l insecure-arg
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand completions" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand man" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l host -d 'This machine\'s name in leases' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l namespace -d 'What every key is put under in the store [dlock]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand man" -s o -l output -d 'How to print' -r -f -a "human\t''
-json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand man" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
+json\t''
+on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
@@ -489,4 +510,28 @@ complete -c dlock -n "__fish_dlock_using_subcommand man" -l insecure-argv -d 'Al
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand man" -s q -l quiet -d 'No notices'
 complete -c dlock -n "__fish_dlock_using_subcommand man" -s v -l verbose -d 'Say what lies under an error'
-complete -c dlock -n "__fish_dlock_using_subcommand man" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand man" -s h -l help -d 'Print help; --help: all options'
+
+# Candidates that dlock itself knows: names of the configuration file, and within 300 ms what the store tells.
+function __dlock_values
+    set -l words (commandline -opc)
+    set -e words[1]
+    command dlock __complete $argv[1] $words 2>/dev/null
+end
+function __dlock_after_dashes
+    contains -- -- (commandline -opc)
+end
+function __dlock_command
+    set -l words (commandline -opc)
+    set -l at (contains -i -- -- $words)
+    complete -C (string join -- ' ' (string escape -- $words[(math $at + 1)..-1]) (commandline -ct))
+end
+complete -c dlock -s b -l backend -x -a '(__dlock_values backends)'
+complete -c dlock -s k -l key -x -a '(__dlock_values keys)'
+complete -c dlock -l fence -x -a '(__dlock_values fences)'
+complete -c dlock -l namespace -x -a '(__dlock_values namespaces)'
+for name in acquire renew verify release hold inspect names history break explain forget
+    complete -c dlock -n "__fish_seen_subcommand_from $name; and not __dlock_after_dashes" -f -a '(__dlock_values keys)'
+end
+complete -c dlock -n "__fish_seen_subcommand_from help" -f -a "run acquire renew verify release hold inspect names list history break doctor init gc completions man"
+complete -c dlock -n __dlock_after_dashes -f -a '(__dlock_command)'
