@@ -4,7 +4,10 @@
 
 pub(super) mod until;
 
-use std::{io, time::Duration};
+use std::{
+    io::{self, IsTerminal as _},
+    time::Duration,
+};
 
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -17,7 +20,7 @@ use super::{
 };
 use crate::{
     exit,
-    lease::{BootClock, Clock as _, Released, wall_ms},
+    lease::{BootClock, Clock as _, Patience, Released, bounded, wall_ms},
     lock::{Error, Intent, Kind, Parting, Result, Scope},
     output::{json, loss},
     supervise::Signals,
@@ -55,6 +58,9 @@ pub enum HoldUntil {
     ProcessEnds(i32),
 }
 
+/// How long the line that tells of the hold may take once the hold is over.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
 /// What `dlock hold` is to do, checked.
 #[derive(Clone, Debug)]
 pub struct HoldSettings {
@@ -73,7 +79,13 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     out.check_token_has_a_reader()?;
     let until = Until::open(settings.until)?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
-    let stop = until.ended_or(interrupted(&mut signals));
+    let stop = async {
+        if settings.wanted.patience == Patience::Try {
+            // One try is brought to its end, so that its outcome is told.
+            return Over::Signal(interrupted(&mut signals).await);
+        }
+        until.ended_or(interrupted(&mut signals)).await
+    };
     let mut holds = match Box::pin(take(&settings.wanted, false, None, context, stop)).await? {
         Taken::Granted(holds) => holds,
         Taken::Not(status) => return Ok(status),
@@ -95,7 +107,13 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     }
     // Its reader may take its time, and the lease is renewed meanwhile.
     let (text, printer) = (json::line(&acquired(&holds)), out.clone());
-    let printing = spawn_blocking(move || printer.data(&text));
+    // The token is a secret, and what a terminal shows ends up in logs.
+    let silent = io::stdout().is_terminal() && !out.is_json();
+    if silent {
+        let how = if settings.until == HoldUntil::StdinEnds { "Ctrl-D gives it back" } else { "Ctrl-C gives it back" };
+        out.notice(&format!("holding {}; {how}", settings.wanted.key.escaped()));
+    }
+    let printing = spawn_blocking(move || if silent { Ok(()) } else { printer.data(&text) });
     keep_on(&mut holds, settings, context, until, signals, printing).await
 }
 
@@ -106,14 +124,14 @@ async fn keep_on(
     context: &Context,
     until: Until,
     mut signals: Signals,
-    printing: JoinHandle<io::Result<()>>,
+    mut printing: JoinHandle<io::Result<()>>,
 ) -> Result<u8> {
     let out = &context.out;
     let began = BootClock.now();
     let over = tokio::select! {
         biased;
         loss = keep(holds, context.limits, Intent::Extend(None), &|_, _, _| ()) => Err(loss?),
-        Ok(Err(error)) = printing => {
+        Ok(Err(error)) = &mut printing => {
             let free = give_back(holds, &parting(Duration::ZERO), context.limits).await.iter().all(|one| matches!(one, Released::Free));
             return Ok(out.unwritten(&error, if free { "the lock was given back" } else { "the lock stays until its lease ends" }));
         }
@@ -146,6 +164,10 @@ async fn keep_on(
                 out.warn(&format!("{}: the lock could not be given back and ends with its lease: {error}", lease.key.escaped()));
             }
         }
+    }
+    if !printing.is_finished() {
+        // Over at once: its reader has a moment to read what it was.
+        let _ = bounded(&BootClock, BootClock.now().plus(LAST_WORD), printing).await;
     }
     Ok(status)
 }

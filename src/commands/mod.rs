@@ -160,7 +160,10 @@ pub fn perform(work: Work, context: &Context) -> Result<u8> {
 /// The store, not connected yet. Says so if it is only the embedded default.
 pub fn open(context: &Context) -> Box<dyn Backend> {
     if let BackendConfig::Sqlite { options, asked_for: false } = &context.target.backend {
-        context.out.warn(&format!("no backend is configured: locks in {} protect this user on this host only", options.path.display()));
+        context.out.warn_with_hint(
+            &format!("no backend is configured: locks in {} protect this user on this host only", options.path.display()),
+            "-b local if that is meant; DLOCK_BACKEND or /etc/dlock/config.toml names the store of a cluster",
+        );
     }
     open_as_it_is(context)
 }

@@ -46,6 +46,17 @@ fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
 }
 
+/// Nothing is left of stdin when the lock is taken.
+#[test]
+fn its_object_is_printed_even_if_stdin_has_ended() {
+    let lab = Lab::new();
+    let mut child = lab.dlock(["hold", "job", "--json"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdin.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    crate::schema::assert_is("acquire", &output.stdout);
+}
+
 #[test]
 fn a_lock_is_held_until_stdin_ends() {
     let lab = Lab::new();
