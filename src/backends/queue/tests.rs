@@ -213,7 +213,13 @@ fn damaged_records_are_refused_or_read() {
     let said = json(Said { hold: Some("00000000000000aa".into()), ..Said::of(&run) }.write());
     let mut record = Record::default();
     let once = crate::lock::Once { window: std::time::Duration::from_secs(60), retry_failed: 1, retry_crashed: false };
-    let terms = crate::lock::Terms { place: "web1".into(), skew_guard: Some(once.window), at_least: Some(once.window), once: Some(once) };
+    let terms = crate::lock::Terms {
+        place: "web1".into(),
+        skew_guard: Some(once.window),
+        at_least: Some(once.window),
+        once: Some(once),
+        anyway: false,
+    };
     record.begin(&Request { terms: Some(terms.clone()), ..run.clone() }, Fence(7), 1_800_000_000_000);
     let runs = json(write_runs(&record));
     let mut read = 0;

@@ -26,7 +26,7 @@ fn whole() -> serde_json::Value {
     document.claim_warning(Fence(7), 2);
     let mut run = Document::default();
     let once = Once { window: Duration::from_secs(86_400), retry_failed: 2, retry_crashed: true };
-    let terms = Terms { place: "web1".into(), skew_guard: Some(once.window), at_least: Some(once.window), once: Some(once) };
+    let terms = Terms { place: "web1".into(), skew_guard: Some(once.window), at_least: Some(once.window), once: Some(once), anyway: false };
     let run_once = Request { terms: Some(terms), ..request(Mode::Exclusive) };
     run.acquire(&run_once, &Moment { now: NOW - 9000, outside: None, fence: Fence(6) }).unwrap();
     document.set_policy(run.policy().clone());
