@@ -206,7 +206,7 @@ set edit:completion:arg-completer[dlock] = {|@words|
             cand -k 'The lock''s name, if it begins with a dash for example'
             cand --key 'The lock''s name, if it begins with a dash for example'
             cand --token 'The token; @FILE reads it from a file, @- from stdin'
-            cand --fence 'Break this hold only; the last digits will do'
+            cand --fence 'Break this hold only; its last 4 digits will do'
             cand --reason 'Why, for the history and for who is stopped'
             cand -b 'The store: a URL, or a name of the config file'
             cand --backend 'The store: a URL, or a name of the config file'
@@ -374,7 +374,7 @@ set edit:completion:arg-completer[dlock] = {|@words|
         &'dlock;break'= {
             cand -k 'The lock''s name, if it begins with a dash for example'
             cand --key 'The lock''s name, if it begins with a dash for example'
-            cand --fence 'Break this hold only; the last digits will do'
+            cand --fence 'Break this hold only; its last 4 digits will do'
             cand --reason 'Why, for the history and for who is stopped'
             cand -b 'The store: a URL, or a name of the config file'
             cand --backend 'The store: a URL, or a name of the config file'

@@ -185,7 +185,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand verify" -s v -l verbose -d '
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l fence -d 'Break this hold only; the last digits will do' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l fence -d 'Break this hold only; its last 4 digits will do' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l reason -d 'Why, for the history and for who is stopped' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l config -d 'The configuration file' -r
@@ -324,7 +324,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'N
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Say what lies under an error'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
-complete -c dlock -n "__fish_dlock_using_subcommand break" -l fence -d 'Break this hold only; the last digits will do' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l fence -d 'Break this hold only; its last 4 digits will do' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l reason -d 'Why, for the history and for who is stopped' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l config -d 'The configuration file' -r

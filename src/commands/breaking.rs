@@ -14,7 +14,7 @@ use crate::{
 /// How a lock is broken; of `dlock release --force` as well.
 #[derive(clap::Args, Debug, Default)]
 pub struct BreakArgs {
-    /// Break this hold only; the last digits will do
+    /// Break this hold only; its last 4 digits will do
     #[arg(long, value_name = "N")]
     pub fence: Option<String>,
     /// Why, for the history and for who is stopped
@@ -50,6 +50,9 @@ pub struct Args {
     pub how: BreakArgs,
 }
 
+/// How many digits at least tell a fence by its end.
+const ENDING: usize = 4;
+
 /// The end of a fence, as people write it: as many of its last digits as tell it from others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending(String);
@@ -68,7 +71,9 @@ impl Ending {
         if let Some(whole) = holders.iter().find(|holder| fence(holder).as_ref() == Some(&self.0)) {
             return vec![whole];
         }
-        holders.iter().filter(|holder| fence(holder).is_some_and(|fence| fence.ends_with(&self.0))).collect()
+        // Fewer digits are too likely those of another hold that came meanwhile.
+        let tells = self.0.len() >= ENDING;
+        holders.iter().filter(|holder| tells && fence(holder).is_some_and(|fence| fence.ends_with(&self.0))).collect()
     }
 }
 

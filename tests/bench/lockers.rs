@@ -1,8 +1,8 @@
 //! The ways to run a command under a lock that are compared.
 
 use std::{
-    env,
-    path::PathBuf,
+    env, fs,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -63,18 +63,27 @@ impl Locker {
     }
 }
 
-/// The programs to compare: this build, and another one that `DLOCK_BENCH_BEFORE` names.
+/// The programs to compare: this build, and another one that `DLOCK_BENCH_BEFORE` names. Copies of both: how a file was written decides
+/// how its pages are mapped, which is a twentieth of a run.
 struct Builds {
-    before: Option<PathBuf>,
+    programs: Vec<(PathBuf, &'static str, &'static str)>,
     lockers: Vec<Locker>,
 }
 
 impl Builds {
+    fn new(folder: &Path, lockers: Vec<Locker>) -> Self {
+        let builds = [(Some(dlock::binary()), "", ""), (env::var_os("DLOCK_BENCH_BEFORE").map(Into::into), BEFORE, " (before)")];
+        let copied = |(from, suffix, note): (Option<PathBuf>, &'static str, &'static str)| {
+            let copy = folder.join(format!("dlock{suffix}"));
+            fs::copy(from?, &copy).expect("a copy");
+            Some((copy, suffix, note))
+        };
+        Self { programs: builds.into_iter().filter_map(copied).collect(), lockers }
+    }
+
     /// Adds `dlock run` on the store that `url` makes of a suffix for what builds of different layouts can't share.
     fn add(&mut self, name: &str, url: impl Fn(&str) -> String, init: bool) {
-        let builds = [(Some(dlock::binary()), "", ""), (self.before.clone(), "_before", " (before)")];
-        for (program, suffix, note) in builds {
-            let Some(program) = program else { continue };
+        for (program, suffix, note) in self.programs.clone() {
             let url = url(suffix);
             if init {
                 let status = Command::new(&program).args(["init", "-b", &url]).stdout(Stdio::null()).status().expect("dlock init");
@@ -102,6 +111,9 @@ pub struct Stores {
 /// The stores that can be asked for, beside `sqlite` and `redis`, which are compared unless others are named.
 pub const NAMES: [&str; 8] = ["sqlite", "redis", "sentinel", "cluster", "postgres", "mariadb", "etcd", "zookeeper"];
 
+/// What the other build has of its own is named so.
+const BEFORE: &str = "_before";
+
 /// Modes of the SQL stores, each with a table of its own: one table keeps locks of one mode.
 const MODES: [(&str, &str); 3] =
     [("", "table=leases"), (", mode=row", "mode=row&table=rows"), (", mode=advisory", "mode=advisory&table=advisory")];
@@ -111,7 +123,7 @@ impl Stores {
     pub fn start(wanted: &[&str]) -> Self {
         let (redis, folder) = (Redis::plain(), support::folder());
         let lockers = vec![Locker::new("true", How::None), Locker::new("flock", How::Flock)];
-        let mut builds = Builds { before: env::var_os("DLOCK_BENCH_BEFORE").map(Into::into), lockers };
+        let mut builds = Builds::new(folder.path(), lockers);
         let on = |name: &str| wanted.contains(&name);
         if on("redis") {
             builds.lockers.push(Locker::new("SET NX + spawn + EVAL", How::Floor));
@@ -202,7 +214,7 @@ impl Stores {
             How::Dlock(_, program) => {
                 let mut command = Command::new(program);
                 // What builds of different layouts store is not shared.
-                let key = if *program == dlock::binary() { key.to_owned() } else { format!("{key}-before") };
+                let key = if program.ends_with("dlock") { key.to_owned() } else { key.to_owned() + BEFORE };
                 command.args(["run", "-k", &key]).args(options);
                 if wait {
                     command.args(["-w", "forever"]);

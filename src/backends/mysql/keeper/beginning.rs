@@ -1,0 +1,198 @@
+//! Beginning the hold of a lock that a session has: its fence, its run record, and what became of the holders before.
+
+use super::{
+    super::{
+        connection::{Answer, Answers, Connection, Refusal as Refused},
+        failure, history,
+        life::Life,
+        options::Mode,
+        readers,
+        reading::Fields,
+        starts::{self, Granting},
+        statement::{Value, literal},
+        table::json,
+    },
+    Beginning, Counted, Keeper, only,
+};
+use crate::{
+    backends::sql::{Begin, ms, other_mode},
+    lock::{Fence, Record, Request, Result},
+};
+
+/// How much is asked to begin a hold: each statement costs the server a while.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// What is enough where no other hold has a row.
+    Alone,
+    /// Holders before may have vanished: they are remembered.
+    Whole,
+    /// They can't be remembered.
+    Forgetting,
+}
+
+impl Keeper {
+    /// How many answers there are to what remembers the holders before.
+    fn remembering(&self) -> usize {
+        if self.mode == Mode::Row { 4 } else { 2 }
+    }
+
+    /// How many answers there are to what counts the fence, the last of which says it.
+    fn beginning(&self) -> usize {
+        if self.shared { 6 } else { 5 }
+    }
+
+    /// Counts the fence of a lock that is ours, over `side` if this session is in a transaction. Who has the lock is alone with the
+    /// starts of its runs.
+    pub(in crate::backends::mysql) async fn begin(&mut self, request: &Request, mut side: Option<&mut Connection>) -> Result<Beginning> {
+        if let Some(begun) = self.count(request, None, side.as_deref_mut()).await? {
+            return Ok(Beginning::Begun(begun));
+        }
+        if self.is_left(request, side.as_deref_mut()).await? {
+            return Ok(Beginning::Left);
+        }
+        let look = self.tables.fill(include_str!("../sql/session_starts.sql"), &[("name", Value::Bytes(&self.name))]);
+        let answers = side.as_deref_mut().unwrap_or(&mut self.session).ask(&look).await?;
+        let mut fields = only(&answers, 0)?;
+        let (known, now_ms) = (starts::read(&mut fields)?, u64::try_from(fields.int()?).unwrap_or_default());
+        if let Some(refusal) = known.judge(request.terms.as_ref(), &request.token, now_ms) {
+            return Ok(Beginning::Refused(Box::new(refusal)));
+        }
+        self.count(request, Some((&known, now_ms)), side).await?.map(Beginning::Begun).ok_or_else(failure::unreadable)
+    }
+
+    /// Whether a hold was left by a server that was restarted, or is another one by now, and its lease is not over.
+    ///
+    /// # Errors
+    /// The lock is kept in another mode, which does not exclude this one.
+    async fn is_left(&mut self, request: &Request, side: Option<&mut Connection>) -> Result<bool> {
+        let (root, life) = (request.token.hold_text(), Life::of(&self.session.server));
+        let values = [
+            ("name", Value::Bytes(&self.name)),
+            ("root", Value::Text(&root)),
+            ("mode", Value::Text(self.mode.name())),
+            ("alone", Value::Int((!self.shared).into())),
+        ];
+        let clear = self.tables.fill(include_str!("../sql/clear_hold.sql"), &[&values[..], &life.values()].concat());
+        let answers = side.unwrap_or(&mut self.session).ask(&clear).await?;
+        let mut fields = only(&answers, 3)?;
+        match fields.text_or_null()? {
+            Some(kept) if kept != self.mode.name() => Err(other_mode(&kept)),
+            _ => Ok(fields.int()? != 0),
+        }
+    }
+
+    async fn count(&mut self, request: &Request, judged: Option<(&Record, u64)>, side: Option<&mut Connection>) -> Result<Counted> {
+        if let Some(begun) = self.begun.take() {
+            return Ok(begun);
+        }
+        let number = self.number.to_string();
+        let mut over = side;
+        // With the lock of a session itself, that was asked together with the lock.
+        if !self.shared && (self.mode == Mode::Row || judged.is_some()) {
+            let alone = self.begin_sql(request, &number, Extent::Alone, judged)?;
+            let Answers { answers, refusal } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&alone).await?;
+            if let Some(begun) = self.begun_alone(&answers, refusal.as_ref(), 0)? {
+                return Ok(begun);
+            }
+        }
+        let whole = self.begin_sql(request, &number, Extent::Whole, judged)?;
+        let bare = self.begin_sql(request, &number, Extent::Forgetting, judged)?;
+        if !std::mem::take(&mut self.forgets) {
+            let Answers { answers, refusal } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&whole).await?;
+            if let Some(begun) = self.begun_remembering(&answers, refusal.as_ref(), 1)? {
+                return Ok(begun);
+            }
+            self.forgets = false;
+        }
+        begun(&over.unwrap_or(&mut self.session).ask(&bare).await?, 1, self.beginning())
+    }
+
+    /// What was answered to [`Extent::Alone`], from this answer on; `None` if more has to be asked.
+    pub(super) fn begun_alone(&self, answers: &[Answer], refusal: Option<&Refused>, at: usize) -> Result<Option<Counted>> {
+        match refusal {
+            Some(refusal) if answers.len() < at + self.beginning() => Err(failure::refused(refusal, true)),
+            _ => Ok(begun(answers, at, self.beginning())?.map(Some)),
+        }
+    }
+
+    /// What was answered from this answer on; `None` if the holder before can't be remembered, so that nothing was done.
+    fn begun_remembering(&mut self, answers: &[Answer], refusal: Option<&Refused>, at: usize) -> Result<Option<Counted>> {
+        self.forgets = refusal.is_some() && answers.len() == at;
+        match refusal {
+            _ if self.forgets => Ok(None),
+            // What comes after it only forgets.
+            Some(refusal) if answers.len() < at + self.remembering() + self.beginning() => Err(failure::refused(refusal, true)),
+            _ => begun(answers, at + self.remembering(), self.beginning()).map(Some),
+        }
+    }
+
+    /// What counts it, for the session with this number as SQL; after one statement that answers nothing, unless it is for
+    /// [`Extent::Alone`].
+    pub(super) fn begin_sql(&self, request: &Request, number: &str, extent: Extent, judged: Option<(&Record, u64)>) -> Result<String> {
+        let (root, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
+        let (note, life) = match extent {
+            // Any row of another hold is in the way.
+            Extent::Alone => (String::new(), Life { left: "1".into(), ..Life::of(&self.session.server) }),
+            Extent::Whole | Extent::Forgetting => Life::noted(&self.session.server),
+        };
+        let starts = Granting::of(&Begin::of(request, judged), &root, metadata.as_deref());
+        let clear = if judged.is_some() { "1" } else { &starts.clear };
+        let has = match self.mode {
+            Mode::Row if self.shared => {
+                format!("IS_USED_LOCK({}) = {number}", readers::lamp(&self.tables, &self.name, number, &literal(Value::Text(&root))))
+            }
+            Mode::Row => "1".to_owned(),
+            _ => format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock),
+        };
+        // Whoever read before vanished, where somebody has the row alone.
+        let read = match self.mode {
+            Mode::Row if extent != Extent::Alone => {
+                self.tables.fill("(SELECT COUNT(*) FROM :readers WHERE name = :name)", &[("name", Value::Bytes(&self.name))])
+            }
+            _ => "0".to_owned(),
+        };
+        let reads = readers::reads(&self.tables, &self.name);
+        let over = if self.shared { format!("NOT {reads}") } else { "1".to_owned() };
+        let values = [
+            ("name", Value::Bytes(&self.name)),
+            ("session", Value::Sql(number)),
+            ("root", Value::Text(&root)),
+            ("ttl", Value::Int(ms(request.ttl))),
+            ("metadata", Value::text_or_null(metadata.as_deref())),
+            ("has", Value::Sql(&has)),
+            ("start_set", Value::Sql(&starts.set)),
+            ("clear", Value::Sql(clear)),
+            ("read", Value::Sql(read.trim_end())),
+            ("reads", Value::Sql(&reads)),
+            ("over", Value::Sql(&over)),
+            ("mode", Value::Text(self.mode.name())),
+        ];
+        let values = [&values[..], &life.values()].concat();
+        let fill = |template: &str| self.tables.fill(template, &values);
+        let mut begin = fill(if self.shared { include_str!("../sql/begin_reading.sql") } else { include_str!("../sql/begin_hold.sql") });
+        if extent == Extent::Alone {
+            return Ok(begin);
+        }
+        if self.mode == Mode::Row && !self.shared {
+            begin += &fill(include_str!("../sql/forget_readers.sql"));
+        }
+        if extent == Extent::Forgetting {
+            return Ok(note + &begin);
+        }
+        let mut before = fill(include_str!("../sql/vanished.sql"));
+        if self.mode == Mode::Row {
+            before += &fill(include_str!("../sql/vanished_readers.sql"));
+        }
+        Ok(note + &before + &begin + &history::trim(&self.tables, &self.name, "@dlock_vanished > 0"))
+    }
+}
+
+/// What was answered to [`Keeper::begin_sql`], from this answer on.
+fn begun(answers: &[Answer], at: usize, length: usize) -> Result<Counted> {
+    let vanished = only(answers, at)?.int()? > 0;
+    let Some(row) = answers.get(at + length - 1).ok_or_else(failure::unreadable)?.rows.first() else { return Ok(None) };
+    let mut fields = Fields::of(row);
+    let (fence, layout, now) = (fields.int()?, fields.int()?, fields.int()?);
+    failure::check_layout(layout)?;
+    Ok(Some((Fence(u64::try_from(fence).unwrap_or_default()), now, vanished)))
+}
