@@ -146,7 +146,7 @@ fn it_ends_with_124_and_history_names_the_option() {
         let run = last_run(&world);
         assert_eq!((&run["end"], &run["reason"], &run["bad"]), (&"exit 124".into(), &"max runtime 500ms".into(), &true.into()));
         let told = dlock(&world).args(["history", "job"]).output().unwrap().stdout;
-        assert!(String::from_utf8(told).unwrap().contains("exit 124: max runtime 500ms"));
+        assert!(String::from_utf8(told).unwrap().contains("TIMED OUT after 500ms"));
     }
 }
 
