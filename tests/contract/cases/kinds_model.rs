@@ -18,7 +18,7 @@ use super::{
     model::{Dice, Fences},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, request, ttl},
+    lab::{Client, LONG, Lab, SHORT, key, request, stretched, ttl},
     targets::Kind,
 };
 
@@ -258,6 +258,11 @@ async fn random_kinds_are_answered_as_by_the_reference(lab: &Lab) {
 /// A step that takes longer may see a waiter called, or given up on, that the other side did not: those are done by the clock.
 const COMPARABLE: Duration = Duration::from_millis(100);
 
+/// For how long a waiter waits before each step: it hears what it is told.
+const PROOF: Duration = Duration::from_millis(1);
+/// The same after time has passed, when it must prove that it lives, which takes an answer of the server's.
+const PROOF_OVERDUE: Duration = Duration::from_millis(100);
+
 /// What differed where a step took too long to be compared, as on a machine that is busy.
 async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
     let mut dice = Dice(seed);
@@ -272,14 +277,16 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
     let mut reference = if places { Reference::Line(Line::default()) } else { Reference::Memory(Side::new(reference, None)) };
     let mut made: Vec<(usize, Request)> = Vec::new();
     let (mut told, mut slowest) = (String::new(), Duration::ZERO);
+    let mut proof = PROOF;
     for step in 0..STEPS {
         let (client, operation) = next(&mut dice, &mut made, lab.kind);
         if lab.kind.has_proofs_of_life() {
             // Those that wait do so all the time.
             for (client, request) in made.iter().filter(|(_, request)| request.waiting) {
-                tried.clients[*client].wait(request, Duration::from_millis(1)).await;
+                tried.clients[*client].wait(request, proof).await;
             }
         }
+        proof = PROOF;
         let began = Instant::now();
         let mut expected = reference.ask(client, &operation).await;
         let mut answer = tried.ask(client, &operation).await;
@@ -297,6 +304,7 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
         slowest = slowest.max(began.elapsed());
         if matches!(operation, Operation::Crash(_)) {
             lab.outlast(SHORT).await;
+            proof = stretched(PROOF_OVERDUE);
         }
         let looked = Instant::now();
         let _ = write!(expected, "; then {}", reference.look().await);
