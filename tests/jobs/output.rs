@@ -60,7 +60,7 @@ fn a_success_is_silent_and_a_failure_tells_all_in_order() {
     assert_eq!((ended.code(), &*ended.stdout, &*ended.stderr), (3, "one\ntwo\nthree\n", ""));
     assert_eq!((&site.last()["end"], &site.last()["reason"]), (&"exit 3".into(), &"three\none\ntwo\nthree".into()));
     let table = dlock::run(&site.store(), &["history", &site.key]).stdout;
-    assert!(table.contains("exit 3: three ") && !table.contains("one"), "{table}");
+    assert!(table.contains("exit 3: three") && !table.contains("one"), "{table}");
     let ended = site.run(&["--json"], "echo data; exit 4");
     assert_eq!((ended.code(), &*ended.stdout), (4, "data\n"));
     assert!(ended.stderr.starts_with("{\"schema\":") && ended.stderr.lines().count() == 1, "{}", ended.stderr);
