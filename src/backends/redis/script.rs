@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "639e50eb314bd23fba4d70e09c681c461164449e");
-pub(super) static SHARE: Script = script!("lua/share.lua", "f98f8ddbfc9ba968ca97fbc514ff2a12be56b528");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "256df8b351a90aa79268172832cdc5e29a0cb0fc");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "da44392a3bbd468f3a072db7b0d82edb97c8cdb9");
-pub(super) static BREAK: Script = script!("lua/break.lua", "455f5269d0330d02634a44e61786383a57ddd83b");
-pub(super) static NOTE: Script = script!("lua/note.lua", "dad62767bcd2d58ad464d2e121657ae86ceb5c93");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "21fe95bb4018e4f826593aae9cf07b2ec24d5260");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "e61a474f3604cec4b92e6ce256afe895f3189316");
+pub(super) static SHARE: Script = script!("lua/share.lua", "a24de064d6c1bcd9359453cbb50ad5dc60c9205e");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "b05ea3ee1d6d7d30dd33f07f00ada7611167881b");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "1a0bc07dfaa6ef5414125e6be96fea34a336953d");
+pub(super) static BREAK: Script = script!("lua/break.lua", "ee0ced1a4958766e38c918b74a9e44fecc525622");
+pub(super) static NOTE: Script = script!("lua/note.lua", "f5c63da2d9fe2076ea8b979c84dda83d25a162df");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "0b44def4243351b150f3541b0dc87ed651869fb0");
 
 impl Script {
     /// A script and its sum.

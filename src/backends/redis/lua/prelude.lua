@@ -354,15 +354,17 @@ local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, 
     return nil
   end
   local most = tonumber(string.match(as, '^p(%d+)$'))
-  if most then
-    -- As many as there is room for go together, whichever of them comes first.
-    local alike = #front < math.min(most - math.max(redis.call('HLEN', lock) - 1, 0), FRONT)
-    for _, one in ipairs(front) do
-      alike = alike and string.sub(one.wants, 1, 1) == 'p'
+  local free = most and math.min(most - math.max(redis.call('HLEN', lock) - 1, 0), FRONT) or 0
+  -- As many permits as there is room for go together, whichever of them comes first; those from the nth on are left.
+  local function alike(nth)
+    local all = #front - nth + 1 < free
+    for i = nth, #front do
+      all = all and string.sub(front[i].wants, 1, 1) == 'p'
     end
-    if alike then
-      return nil
-    end
+    return all
+  end
+  if alike(1) then
+    return nil
   end
   local last, first, held = redis.call('GET', counter) or '', nil, nil
   local function call(one)
@@ -373,8 +375,12 @@ local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, 
   for i, one in ipairs(front) do
     local left, room = one.seen + GONE - now, has_room(lock, one.wants)
     local is_called = one.counter == last
+    local asks_anew = not is_called or one.called < one.seen
+    if i > 1 and not first and left > 0 and (not room or asks_anew or one.called + TURN > now) and alike(i) then
+      return nil
+    end
     if left > 0 and room and not first then
-      if not is_called or one.called < one.seen then
+      if asks_anew then
         call(one)
       end
       left = one.called + TURN - now
