@@ -98,6 +98,21 @@ pub fn text(text: &str, dice: &mut Dice) -> String {
     out
 }
 
+/// Bytes with some of them replaced, lost or doubled, or cut off.
+pub fn bytes(bytes: &[u8], dice: &mut Dice) -> Vec<u8> {
+    let mut out = Vec::new();
+    for byte in bytes {
+        match dice.below(40) {
+            0 => {}
+            1 => out.extend([*byte, *byte]),
+            2 => out.push(*dice.one_of(&[0, 1, 0x7f, 0x80, 0xfe, 0xff])),
+            3 if dice.below(10) == 0 => return out,
+            _ => out.push(*byte),
+        }
+    }
+    out
+}
+
 /// How many inputs a case tries.
 pub const TRIES: u64 = 2000;
 

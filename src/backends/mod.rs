@@ -50,6 +50,21 @@ pub const CHECKS: &[(&str, &[&[Check]])] = &[
     ("etcd", &[etcd::examine::CHECKS]),
 ];
 
+/// The layout that this version keeps in each store. Another major number is refused.
+pub fn layouts() -> Vec<(&'static str, String)> {
+    let sql = format!("{}.{}", sql::LAYOUT / 100, sql::LAYOUT % 100);
+    vec![
+        ("SQLite", sqlite::schema::LAYOUT.to_string()),
+        ("Redis, Sentinel, Cluster", redis::state::MAJOR.to_string()),
+        ("Redlock", redlock::view::MAJOR.to_string()),
+        ("Tair", tair::value::MAJOR.to_string()),
+        ("PostgreSQL", sql.clone()),
+        ("MySQL, MariaDB", sql),
+        ("ZooKeeper", queue::record::LAYOUT.to_owned()),
+        ("etcd", queue::record::LAYOUT.to_owned()),
+    ]
+}
+
 /// The libraries that are known, by store.
 pub const LIBRARIES: &[(&str, &[Library])] = &[
     ("Redis, Sentinel, Cluster", &redis::sharing::LIBRARIES),

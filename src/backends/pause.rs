@@ -1,4 +1,4 @@
-//! Waiting on stores that tell nobody of a release: a pause of random length, then another look.
+//! Waiting on stores that announce no release: a pause of random length, then another look.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::lock::{Wake, random};
 
 /// Pauses for `delay`, give or take a half of it; or, where the lock is busy only in passing, for a fraction of that.
 ///
-/// Spread at random: of those who hindered each other, one comes first the next time.
+/// Random pauses: of contenders that hindered each other, one comes first the next time.
 pub(super) async fn pause(delay: Duration, passing: bool, at_most: Duration) -> Wake {
     let thousandths = |most: u64| u32::try_from(random() % most).unwrap_or_default();
     let pause = if passing { delay / 4 * (100 + thousandths(900)) / 1000 } else { delay * (500 + thousandths(1000)) / 1000 };

@@ -82,7 +82,7 @@ pub(super) async fn take(client: &mut Client, session: &mut Session, request: &R
 }
 
 impl Taking<'_> {
-    /// Puts the own key into the queue, if it is to be there; returns the lock after that.
+    /// Puts the own key into the queue, if it belongs there; returns the lock after that.
     async fn stand(&mut self) -> Answer<Look> {
         match self.session.stage {
             Stage::Queued(_) | Stage::Held(_) => {
@@ -117,9 +117,7 @@ impl Taking<'_> {
             None => return Err(failure::unreadable().into()),
         };
         self.session.stage = Stage::Asked { leased: true };
-        for answer in answers {
-            answer?;
-        }
+        Leases::granted(answers)?;
         self.leases = Some(of_runs);
         Ok(())
     }
@@ -132,7 +130,7 @@ impl Taking<'_> {
         self.leases.clone().ok_or_else(|| failure::unreadable().into())
     }
 
-    /// Keeps the lease alive that the lock is to be held with; returns its length.
+    /// Keeps the lease of the lock alive; returns its length.
     async fn confirm(&mut self) -> Answer<Ttl> {
         let Some(length) = self.client.keep_alive(self.session.lease).await? else {
             self.session.stage = Stage::Asked { leased: false };
@@ -191,7 +189,7 @@ impl Taking<'_> {
         Ok(look)
     }
 
-    /// Looks whether it is our turn; in the same step our record becomes that of a hold if it is, and no run is to be recorded.
+    /// Looks whether it is our turn. If it is, and no run needs a record, our record becomes that of a hold in the same step.
     async fn turn(&mut self) -> Answer<Look> {
         let names = &self.session.names;
         let (mut compare, mut puts) = (Vec::new(), Vec::new());

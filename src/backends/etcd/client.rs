@@ -98,7 +98,7 @@ impl Client {
         Ok(())
     }
 
-    /// How many members there are besides the one that is asked.
+    /// How many members there are apart from the one that is asked.
     pub(super) fn others(&self) -> usize {
         self.options.endpoints.len().saturating_sub(1)
     }

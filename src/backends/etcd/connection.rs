@@ -70,8 +70,11 @@ pub(super) struct Connection {
 }
 
 impl Drop for Connection {
+    /// hyper's own task keeps the connection open for as long as a stream is: a watch would stay there, and never hear from a member
+    /// that was left for being silent.
     fn drop(&mut self) {
         self.driver.abort();
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 }
 

@@ -102,7 +102,7 @@ struct Member {
 
 impl Etcd {
     async fn look_at_cluster(&mut self) -> Answer<Vec<Finding>> {
-        // First what anybody may ask: if that fails, so does all else.
+        // First what every user may ask: if that fails, so does all else.
         let status: StatusResponse = self.client.ask("/etcdserverpb.Maintenance/Status", StatusRequest {}, Style::Unary).await?;
         let alarms: Answer<AlarmResponse> = self.client.ask("/etcdserverpb.Maintenance/Alarm", AlarmRequest {}, Style::Unary).await;
         let members: Answer<MemberListResponse> =
@@ -236,7 +236,7 @@ impl Admin for Etcd {
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        // Leases go by the leader's count of ticks, and no member tells the time.
+        // Leases count the leader's ticks, and no member tells the time.
         Ok(Vec::new())
     }
 

@@ -22,7 +22,7 @@ pub(super) enum Trouble {
     LoginOver(Error),
     /// This member can't serve it, and nothing was done; another one may.
     Elsewhere(Error),
-    /// Neither this connection nor its member is to be relied on.
+    /// Neither this connection nor its member can be relied on.
     Broken(Error),
     /// Asking another member would be answered in the same way.
     Refused(Error),
@@ -75,7 +75,7 @@ pub(super) fn of(status: Status) -> Trouble {
                 .hint("the user is in the URL (etcd://USER@HOST); the password in DLOCK_PASSWORD or --password-file"),
         ),
         _ if says("authentication is not enabled") => Trouble::Refused(
-            Error::new(Kind::Denied, "the server asks nobody for a password, but one was given").hint("leave user and password out"),
+            Error::new(Kind::Denied, "the server requires no password, but one was given").hint("leave user and password out"),
         ),
         Code::PermissionDenied => Trouble::Refused(
             Error::new(Kind::Denied, "the user has not all the rights that dlock needs")
@@ -95,7 +95,7 @@ pub(super) fn of(status: Status) -> Trouble {
             Error::new(Kind::Config, "the server lets a transaction have fewer operations than dlock needs")
                 .hint("start its members with --max-txn-ops=128, which is the default"),
         ),
-        _ if says("not supported for learner") => Trouble::Elsewhere(unavailable("the server is a learner, which serves nobody yet")),
+        _ if says("not supported for learner") => Trouble::Elsewhere(unavailable("the server is a learner, which serves no client yet")),
         _ if says("no leader") => Trouble::Elsewhere(
             unavailable("the server has no leader: most members of its cluster are down or cut off")
                 .hint("etcdctl endpoint status --cluster tells more"),
@@ -168,7 +168,7 @@ pub(super) fn unreadable() -> Error {
 pub(super) fn spoilt(name: &[u8]) -> Error {
     let name = clean(&String::from_utf8_lossy(name));
     Error::new(Kind::Data, format!("the value of the key {name} is not one that dlock writes"))
-        .hint(format!("etcdctl del '{name}' removes it; what it said of earlier runs is lost then"))
+        .hint(format!("etcdctl del '{name}' removes it; its records of earlier runs are lost then"))
 }
 
 /// A key that looks like a hold, and that nothing ever ends.

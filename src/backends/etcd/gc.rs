@@ -51,7 +51,7 @@ async fn end_records(client: &mut Client, records: Vec<(Key, KeyValue)>, unused_
         let names = Names::new(&client.options().namespace, &key);
         let Ok(name) = String::from_utf8(kv.key.clone()) else { continue };
         let revision = kv.mod_revision;
-        // The record of a hold may go by the revision that it was written with.
+        // A hold record may be identified by its revision alone: name the hold before the record is written anew.
         let record = StoredRecord::read(kv.clone()).filter(|_| name.starts_with(&names.open()));
         let value = record.map_or(kv.value, |record| record.named().write());
         let end = if seconds > 0 { ops::put(&name, value, lease) } else { ops::delete(&name) };

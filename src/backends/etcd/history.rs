@@ -24,7 +24,7 @@ use super::{
     session::Hold,
 };
 use crate::{
-    backends::queue::history::{Skip, released, too_many},
+    backends::queue::history::{SkipRecord, released, too_many},
     lock::{History, Key, Note, Parting, Past, SKIPPING_HOSTS, Skips},
 };
 
@@ -172,7 +172,7 @@ pub(super) async fn history(client: &mut Client, key: &Key) -> Answer<History> {
     let all = answers.keys()?;
     let mut skips = Vec::new();
     for kv in &all {
-        let Ok(skip) = serde_json::from_slice::<Skip>(&kv.value) else { continue };
+        let Ok(skip) = serde_json::from_slice::<SkipRecord>(&kv.value) else { continue };
         let since = [&kv.key[..], SINCE].concat();
         let since_ms = all.iter().find(|kv| kv.key == since).and_then(|kv| str::from_utf8(&kv.value).ok()?.parse().ok());
         let count = u64::try_from(kv.version).unwrap_or_default();
@@ -207,7 +207,7 @@ async fn skipped(client: &mut Client, names: &Names, host: &str, reason: &str, a
     host_id.copy_from_slice(&Sha256::digest(host)[..16]);
     let name = format!("{}{:032x}", names.skips(), u128::from_be_bytes(host_id));
     let since = format!("{name}{}", String::from_utf8_lossy(SINCE));
-    let skip = Skip { host: host.into(), reason: reason.into(), at_ms };
+    let skip = SkipRecord { host: host.into(), reason: reason.into(), at_ms };
     let once_more = ops::put(&name, serde_json::to_vec(&skip).unwrap_or_default(), 0);
     let new = vec![once_more.clone(), ops::put(&since, at_ms.to_string(), 0), ops::count(&names.skips())];
     let mut answers = client.txn(vec![ops::absent(&since)], new, vec![once_more]).await?;

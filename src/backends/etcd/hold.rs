@@ -225,6 +225,7 @@ pub(super) async fn release(client: &mut Client, session: &mut Session, parting:
 
 /// The token holds nothing, but something of what this process asked for may still come.
 async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release> {
+    remember_expired(client, session).await?;
     if session.taking && !matches!(session.stage, Stage::Queued(_)) {
         // Either of them: which one was asked for is not known any more.
         for mode in MODES {
@@ -232,6 +233,20 @@ async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release>
         }
     }
     Ok(Release::NotHeld)
+}
+
+/// The lease ended before the hold was given back: what is known of it goes from its record to the history, before the record is removed.
+async fn remember_expired(client: &mut Client, session: &Session) -> Answer<()> {
+    if !matches!(&session.stage, Stage::Held(hold) if hold.nested.is_none()) {
+        return Ok(());
+    }
+    let record = client.run(vec![ops::get(&session.names.open_of(session.lease))]).await?.one()?.and_then(StoredRecord::read);
+    let Some(record) = record else { return Ok(()) };
+    match client.run(vec![history::bury(&session.names, &record)]).await {
+        // To give back takes neither space nor rights to the history.
+        Ok(_) | Err(Trouble::Full(_) | Trouble::Refused(_)) => Ok(()),
+        Err(trouble) => Err(trouble),
+    }
 }
 
 /// Gives back the hold that the lock was taken with, and the lock with it. `None` if something nested keeps the lock.

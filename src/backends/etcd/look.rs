@@ -104,7 +104,7 @@ pub(super) async fn tell(client: &mut Client, look: &Look, holders: impl Iterato
 /// The waiters, by what they said of themselves.
 fn waiters(look: &Look) -> Result<Vec<Waiter>> {
     let waiter = |at: usize| -> Result<Waiter> {
-        Ok(Waiter { metadata: look.contenders[at].said()?.and_then(|said| said.metadata), waiting_for: None })
+        Ok(Waiter { metadata: look.contenders[at].said()?.and_then(|said| said.metadata), waiting_for: None, in_order: true })
     };
     look.queue.waiters().map(waiter).collect()
 }

@@ -8,7 +8,7 @@
 //! The lookout is the waiter whose key is [`Names::lookout`], on a lease of a few seconds. All waiters watch that key: when it goes, one of
 //! them puts it anew.
 //!
-//! How long ago a lease was extended, the server tells. A call says how long that was when it was made: so anybody can judge the answer.
+//! How long ago a lease was extended, the server tells. A call says how long that was when it was made: so any client can judge the answer.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ const CALLS: usize = 8;
 /// So many are looked at together, and removed together.
 const TOGETHER: usize = 30;
 
-/// Who looks after the queue, as far as a waiter knows.
+/// The lookout, as far as a waiter knows.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Lookout {
     Another,
@@ -217,7 +217,7 @@ pub(super) async fn answer(client: &mut Client, names: &Names, own: i64) {
     let _ = client.run(vec![ops::put(&names.call(own), HERE, own)]).await;
 }
 
-/// Of the keys beside a lock's last fence those that call a waiter, by its lease, and what they say.
+/// Of the keys next to a lock's last fence those that call a waiter, by its lease, and what they say.
 pub(super) fn calls(names: &Names, keys: &[KeyValue]) -> Vec<(i64, Call)> {
     let folder = names.calls();
     let call = |kv: &KeyValue| {
@@ -242,7 +242,7 @@ enum State {
 async fn judge(client: &mut Client, names: &Names, one: &Ahead) -> Answer<State> {
     let lease = match client.time_to_live(one.lease).await {
         Ok(lease) => lease,
-        // Its key goes by itself; or it is not for this user to see.
+        // Its key expires by itself; or this user may not see it.
         Err(Trouble::NoLease | Trouble::Refused(_)) => return Ok(State::Silent),
         Err(trouble) => return Err(trouble),
     };

@@ -55,6 +55,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     permits: true,
     // A waiter has a place in order of arrival, and no other one passes it.
     fair: true,
+    always_fair: true,
     history: true,
     terms: true,
     breakable: true,

@@ -60,7 +60,7 @@ impl Names {
         format!("{}{class}{lease:x}", self.folder)
     }
 
-    /// What the keys of those begin with whom one of `mode` doesn't mind, if there are such.
+    /// What the keys of contenders begin with that one of `mode` doesn't mind, if there are such.
     pub(super) fn alike(&self, mode: Mode) -> Option<String> {
         match mode {
             Mode::Exclusive => None,
@@ -168,7 +168,7 @@ impl Names {
 
 pub(super) const WRITE: &str = "write/";
 pub(super) const READ: &str = "read/";
-/// Among the writers, since that is where readers of other libraries look for whom they have to wait for.
+/// Among the writers, since that is where readers of other libraries look for contenders to wait for.
 pub(super) const PERMIT: &str = "write/permit-";
 /// The last part of [`Names::left`]; holds have sixteen digits.
 pub(super) const LEFT: &str = "left";

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::lock::{Mode, Result};
 
-/// How many of the first contenders are read with their values, where only the holders are to be told.
+/// How many of the first contenders are read with their values, where only the holders are needed.
 pub(super) const SOME: i64 = 20;
 /// All of them.
 pub(super) const ALL: i64 = 0;

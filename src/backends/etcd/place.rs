@@ -119,7 +119,7 @@ impl Taking<'_> {
         }
     }
 
-    /// Who holds the lock.
+    /// Returns the holders of the lock, and whether this waiter is next.
     async fn told(&mut self, look: &Look) -> Answer<Busy> {
         let own = |at: &usize| look.contenders[*at].lease == self.session.lease;
         let holders = look::tell(self.client, look, look.queue.holders().filter(|at| !own(at))).await?;

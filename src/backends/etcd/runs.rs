@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::{
     client::{Answer, Client},
-    failure,
+    failure::{self, Trouble},
     look::{self, Left},
     messages::{Compare, KeyValue, RequestOp},
     names::Names,
@@ -146,10 +146,17 @@ impl Leases {
     /// Grants them.
     pub(super) async fn grant(client: &mut Client, request: &Request) -> Answer<Self> {
         let (leases, wanted) = Self::of(request);
-        for granted in client.grant_all(&wanted).await {
-            granted?;
-        }
+        Self::granted(client.grant_all(&wanted).await)?;
         Ok(leases)
+    }
+
+    /// Whether all were granted. Their numbers are random: one that is there already was granted by a member that was asked before, and left
+    /// for being silent.
+    pub(super) fn granted(answers: impl IntoIterator<Item = Answer<i64>>) -> Answer<()> {
+        answers.into_iter().try_for_each(|answer| match answer {
+            Ok(_) | Err(Trouble::LeaseExists) => Ok(()),
+            Err(trouble) => Err(trouble),
+        })
     }
 
     /// Lets them begin anew, if the grant took so long that it matters. A grant does not depend on that.

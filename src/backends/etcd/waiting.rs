@@ -21,7 +21,7 @@ use super::{
 };
 use crate::lock::{Ttl, Wake};
 
-/// How long one who doesn't wait sleeps before a lock that is busy only in passing is asked for again.
+/// The pause of a request in try mode before a lock that is busy only in passing is asked for again.
 const PASSING: Duration = Duration::from_millis(10);
 
 /// The moment after so long.

@@ -20,8 +20,8 @@ impl<S: Store> Kept<S> {
     }
 
     fn state(&self, key: Key, mut snapshot: Snapshot<S::Version>) -> Result<LockState> {
-        let now = snapshot.now();
-        snapshot.document.expire(now);
+        snapshot.document.expire(snapshot.now());
+        let now = snapshot.now_up();
         Ok(LockState {
             stored_as: self.store.stored_as(&key)?,
             key,

@@ -19,7 +19,7 @@ use crate::lock::{
     document::{Document, WakeUp},
 };
 
-/// A store that keeps one document for each lock. No call sleeps but `wait`, retries, or judges who may have a lock.
+/// A store that keeps one document for each lock. No call sleeps but `wait`, retries, or judges requests.
 #[async_trait(?Send)]
 pub trait Store: Admin {
     /// What tells whether a document is still as it was read.
@@ -99,7 +99,7 @@ pub trait Store: Admin {
 pub enum ReadFor<'a> {
     /// To take it. `claims`: where a grant needs an empty place, the store may claim it in passing.
     Acquire {
-        /// For whom.
+        /// The request.
         request: &'a Request,
         /// Whether it may be claimed.
         claims: bool,
@@ -176,6 +176,11 @@ impl<V> Snapshot<V> {
         self.now_us / 1000
     }
 
+    /// The same, rounded up where ends are: what is left of a lease is told from here, so that none has more left than was asked for.
+    fn now_up(&self) -> u64 {
+        self.now_us.div_ceil(1000)
+    }
+
     /// Above whatever was given out before, and never below the time, so that a store that lost its data repeats no fence.
     fn next_fence(&self) -> Fence {
         Fence(self.now_us.max(self.fence.map_or(0, |fence| fence.0) + 1))
@@ -245,7 +250,7 @@ impl<S: Store> Backend for Kept<S> {
             return self.store.append(key, note).await.map(|()| true);
         }
         let purpose = if matches!(change, Amendment::Warn(..)) { ReadFor::Warn } else { ReadFor::Change };
-        self.step(key, purpose, |document, now| match change {
+        self.step(key, purpose, |document, now, _| match change {
             Amendment::Note(_) => false,
             Amendment::Warn(fence, level) => document.claim_warning(fence, level),
             Amendment::Mark(fence, mark) => document.mark(fence, mark),

@@ -124,13 +124,13 @@ impl<S: Store> Kept<S> {
         self.store.swap(key, was, Change { document: &document, granted, ended, wake, request, must }).await
     }
 
-    /// One step on the document of a lock.
-    pub(super) async fn step<T>(&mut self, key: &Key, purpose: ReadFor<'_>, decide: impl Fn(&mut Document, u64) -> T) -> Result<T> {
+    /// One step on the document of a lock. `decide` has the time in ms, and the same rounded up.
+    pub(super) async fn step<T>(&mut self, key: &Key, purpose: ReadFor<'_>, decide: impl Fn(&mut Document, u64, u64) -> T) -> Result<T> {
         for _ in 0..TRIES {
             let snapshot = self.store.read(key, purpose).await?;
-            let (now, mut document) = (snapshot.now(), snapshot.document.clone());
+            let (now, up, mut document) = (snapshot.now(), snapshot.now_up(), snapshot.document.clone());
             document.expire(now);
-            let answer = decide(&mut document, now);
+            let answer = decide(&mut document, now, up);
             if self.write(key, snapshot, document, (None, false), None).await? {
                 return Ok(answer);
             }
@@ -146,15 +146,16 @@ impl<S: Store> Kept<S> {
         if let Some((ttl, fence)) = self.store.extend(key, token, intent).await? {
             return Ok(Renewal::Renewed { ttl, fence });
         }
-        self.step(key, ReadFor::Change, |document, now| document.renew(token, intent, now)).await
+        // Ends are rounded up: from an earlier time, one that was set a moment ago would lie further off than the same TTL reaches.
+        self.step(key, ReadFor::Change, |document, _, up| document.renew(token, intent, up)).await
     }
 
     /// Whether a token has a hold. That it is over is written before it is told.
     pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
         let snapshot = self.store.read(key, ReadFor::Change).await?;
-        let (now, mut document) = (snapshot.now(), snapshot.document.clone());
-        document.expire(now);
-        let answer = document.verify(token, now);
+        let mut document = snapshot.document.clone();
+        document.expire(snapshot.now());
+        let answer = document.verify(token, snapshot.now_up());
         if answer == Renewal::NotHeld && snapshot.document.lasts(token).is_some() {
             match self.write(key, snapshot, document, (None, false), None).await {
                 // A client that may only look changes nothing.
@@ -202,7 +203,7 @@ impl<S: Store> Kept<S> {
     /// Leaves the queue.
     pub(super) async fn leave(&mut self, request: &Request) -> Result<()> {
         if self.is_queued(request) && !self.leave_list(request).await? {
-            self.step(&request.key, ReadFor::Change, |document, _| document.leave(&request.token)).await?;
+            self.step(&request.key, ReadFor::Change, |document, _, _| document.leave(&request.token)).await?;
             self.forget_queued(request);
         }
         Ok(())

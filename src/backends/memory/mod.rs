@@ -23,19 +23,19 @@ use crate::lock::{
 
 /// What several [`Memory`] backends share.
 #[derive(Clone)]
-pub struct Store {
+pub struct MemoryStore {
     slots: Rc<RefCell<HashMap<(String, Key), Slot>>>,
     born: Instant,
 }
 
-impl Default for Store {
+impl Default for MemoryStore {
     #[allow(clippy::disallowed_methods)] // tokio's clock stands in for the store's
     fn default() -> Self {
         Self { slots: Rc::default(), born: Instant::now() }
     }
 }
 
-impl Store {
+impl MemoryStore {
     /// Forgets all that it has, as a store that lost its disk.
     pub fn lose_data(&self) {
         for slot in self.slots.borrow_mut().values_mut() {
@@ -86,21 +86,21 @@ impl Slot {
     }
 }
 
-/// One client of a [`Store`].
+/// One client of a [`MemoryStore`].
 pub struct Client {
-    store: Store,
+    store: MemoryStore,
     namespace: Namespace,
 }
 
 const CAPABILITIES: Capabilities =
     Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("memory") };
 
-/// The backend of one client of a [`Store`].
+/// The backend of one client of a [`MemoryStore`].
 pub type Memory = Kept<Client>;
 
 impl Memory {
     /// A client that keeps its locks in `store`.
-    pub fn new(store: Store, namespace: Namespace) -> Self {
+    pub fn new(store: MemoryStore, namespace: Namespace) -> Self {
         Self::of(Client { store, namespace })
     }
 }

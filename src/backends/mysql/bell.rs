@@ -4,20 +4,20 @@
 //! its turn, or is gone. The first one is blocked on that of a holder, or on its gate. So the next one wakes when a turn is over, however
 //! many wait.
 //!
-//! Where the rules let others go as well, as readers and permits do, whoever changes the row so counts up the bell in it, in the same
+//! Where the rules let others go as well, as readers and permits do, the client that changes the row so counts up the bell in it, in the same
 //! statement, and then ends the sleep of those whom the rules name, at most a few. A sleeper is told by its bed, a `GET_LOCK` for as
 //! long as it sleeps. Sleep begins by looking at the bell, which must be as it was when the row was asked, once the bed is taken: nothing
 //! is missed.
 //!
 //! The row decides; all this only wakes. Worst cases: a waiter is frozen or dead (another one is woken with it; its place is another matter,
-//! for the rules); whoever woke dies before it did, or may not end another user's sleep (the first ones look at the bell every second or
+//! for the rules); the waking client dies before it did, or may not end another user's sleep (the first ones look at the bell every second or
 //! more often, and all others ask again every few seconds); whom it waits for has no rope yet, or no session any more (it looks ten times a second
 //! until that is another one); two wait for each other, having been told different orders (the server tells one of them); a sleep is ended
 //! that is over already (the server forgets that with the next question, or ends that one, which is asked again); a server has no
 //! `GET_LOCK` for all clients, or a proxy before it (everybody looks after pauses).
 //!
 //! A session that is told to end a question which is one of several statements forgets the others, and the client waits for their answers: so
-//! whoever has a bed asks one at a time.
+//! a client with a bed asks one at a time.
 //!
 //! `SLEEP` is not what it sounds like: ending two of them at once stops a MariaDB's `KILL` for two seconds.
 
@@ -31,7 +31,7 @@ use crate::{
     lock::{Result, Wake, document::Document, random},
 };
 
-/// How often those look who have nobody's rope to wait for, and up to as much more; a tenth of that at first.
+/// How often a waiter looks that has no rope to wait for, and up to as much more; a tenth of that at first.
 const BRIEFLY: Duration = Duration::from_millis(50);
 /// How often the first ones look by themselves.
 const LOOK: Duration = Duration::from_millis(250);
@@ -47,7 +47,7 @@ pub(super) struct Told {
     pub bell: i64,
     /// Its place.
     pub place: Option<u32>,
-    /// Who has the lock rings no bell.
+    /// The holder rings no bell.
     pub foreign: bool,
     /// What those have before whom it waits, as SQL; the first that is had counts.
     pub behind: Vec<String>,
@@ -63,8 +63,8 @@ pub(super) fn behind(tables: &Tables, name: &str, hold: &str, document: Option<&
     ropes.chain(gate.then(|| tables.gate(name))).collect()
 }
 
-/// Ends the sleep of whoever waits for this hold, if something was written, as SQL. It fails where nobody sleeps, or may not be woken: nothing
-/// may come after it. All of it is one question, so that who is awake already is hardly ever hit.
+/// Ends the sleep of the waiter for this hold, if something was written, as SQL. It fails where no one sleeps, or may not be woken: nothing
+/// may come after it. All of it is one question, so that a waiter that is awake already is hardly ever hit.
 pub(super) fn ring(tables: &Tables, name: &str, hold: &str) -> String {
     format!("SET @dlock_asleep = IF(@dlock_written > 0, IS_USED_LOCK({}), NULL);\nKILL QUERY @dlock_asleep;\n", tables.bed(name, hold))
 }
@@ -135,7 +135,7 @@ impl LeaseStore {
         Ok(Wake::TimedOut)
     }
 
-    /// Blocks for so long on the first that somebody else has, while the bell says the same, as SQL.
+    /// Blocks for so long on the first that another session has, while the bell says the same, as SQL.
     fn sleep(&self, name: &str, told: &Told, length: Duration) -> String {
         let block = told.behind.iter().rev().fold("2".to_owned(), |or, lock| {
             format!(
@@ -160,9 +160,9 @@ fn rise(bed: &str, told: &Told) -> String {
 enum Slept {
     /// Its time was over.
     Whole,
-    /// There was nobody to wait for.
+    /// There was no one to wait for.
     Not,
-    /// Somebody ended it, or is gone, or the bell was rung before.
+    /// Another client ended it, or is gone, or the bell was rung before.
     Woken,
 }
 

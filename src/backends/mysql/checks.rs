@@ -125,7 +125,7 @@ impl Checked {
         }
         if self.galera && shared {
             return refuse(
-                "who shares a row has a GET_LOCK too, which MariaDB doesn't support on the nodes of a Galera cluster",
+                "readers of a row hold a GET_LOCK too, which MariaDB doesn't support on the nodes of a Galera cluster",
                 "?mode=lease",
             );
         }
@@ -141,7 +141,7 @@ impl Checked {
             return Err(Error::new(Kind::Config, format!("the server is {name}, which lacks what dlock's statements need")).hint(OLDEST));
         }
         if self.read_only {
-            // Whoever may write all the same would write to a replica.
+            // A user that may write all the same would write to a replica.
             return Err(failure::read_only());
         }
         if self.galera && !options.single_writer {
@@ -169,13 +169,13 @@ impl Checked {
         }
         if self.proxied {
             notices.push(detail(
-                "there is a proxy before the server: who waits looks at the lock again and again instead of being woken",
+                "there is a proxy before the server: waiters poll the lock instead of being woken",
                 "connect to the server itself",
             ));
         }
         if self.galera {
             notices.push(detail(
-                "the server is a node of a Galera cluster: who waits looks at the lock again and again instead of being woken",
+                "the server is a node of a Galera cluster: waiters poll the lock instead of being woken",
                 "its locks hold only while all clients write to this node",
             ));
         }

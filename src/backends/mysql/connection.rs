@@ -22,7 +22,8 @@ use tokio::sync::Mutex;
 use super::{
     checks::{self, Checked},
     failure,
-    options::Options,
+    life::START,
+    options::{Mode, Options},
     relay::Relay,
     socket::{self, Sockets},
 };
@@ -111,7 +112,7 @@ pub(super) struct Connection {
     pub gates: Vec<String>,
     /// The ropes that it has, as SQL.
     pub ropes: Vec<String>,
-    /// The last question was ended by somebody, and the session was not.
+    /// Another client ended the last question, and not the session.
     pub interrupted: bool,
     /// After so many seconds without a question the server ends the session.
     pub idle_limit: Option<u32>,
@@ -147,9 +148,12 @@ impl Connection {
         };
         // Whatever is refused here, nothing has happened to any lock.
         let harmless = |error: crate::lock::Error| error.effect(Effect::NotApplied);
-        let mut answers = connection.try_ask(&format!("{SET_UP}{}", checks::QUESTION)).await.map_err(harmless)?;
+        // The server looks through all of its counters to say when it was started. Once is enough: a session ends with its server.
+        let start = if options.mode == Mode::Lease { String::new() } else { format!("SET @dlock_start = {START}; ") };
+        let set_up = format!("{SET_UP}{start}");
+        let mut answers = connection.try_ask(&format!("{set_up}{}", checks::QUESTION)).await.map_err(harmless)?;
         if answers.refusal.as_ref().is_some_and(|refusal| refusal.number == checks::UNKNOWN_VARIABLE) {
-            answers = connection.try_ask(&format!("{SET_UP}{}", checks::QUESTION_WITHOUT_CLUSTERS)).await.map_err(harmless)?;
+            answers = connection.try_ask(&format!("{set_up}{}", checks::QUESTION_WITHOUT_CLUSTERS)).await.map_err(harmless)?;
         }
         if let Some(refusal) = answers.refusal {
             return Err(harmless(failure::refused(&refusal, false)));
@@ -171,13 +175,12 @@ impl Connection {
         if other.identity != self.server.identity {
             return Ok(());
         }
-        let status = if self.server.mariadb { "information_schema" } else { "performance_schema" };
         let (Known { number, since, .. }, running) = (other, running.unwrap_or("1"));
         let batch = format!(
             "SET @dlock_end = NULL; \
              SELECT id INTO @dlock_end FROM information_schema.processlist WHERE id = {number} AND {running} \
                 AND user = LEFT(USER(), LENGTH(USER()) - LENGTH(SUBSTRING_INDEX(USER(), '@', -1)) - 1) \
-                AND UNIX_TIMESTAMP() - (SELECT variable_value FROM {status}.session_status WHERE variable_name = 'Uptime') + 2 <= {since}; \
+                AND {START} + 2 <= {since}; \
              KILL @dlock_end"
         );
         if self.try_ask(&batch).await?.refusal.is_none() {
@@ -354,10 +357,10 @@ fn driver_options(options: &sql::Options) -> MySqlConnectOptions {
     if let Some(database) = &options.database {
         driver = driver.database(database);
     }
-    if let Some(file) = &options.ca_file {
+    if let Some(file) = &options.files.ca_file {
         driver = driver.ssl_ca(file);
     }
-    if let (Some(cert), Some(key)) = (&options.cert_file, &options.key_file) {
+    if let (Some(cert), Some(key)) = (&options.files.cert_file, &options.files.key_file) {
         driver = driver.ssl_client_cert(cert).ssl_client_key(key);
     }
     driver

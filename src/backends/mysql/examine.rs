@@ -222,9 +222,9 @@ async fn layout(session: &mut Connection, tables: &Tables) -> Finding {
     const ID: &str = "schema";
     let table = tables.table();
     match schema::is_complete(session, tables).await {
-        Ok(true) => Finding::ok(ID, format!("the table {table} and those beside it are as this version needs them")),
+        Ok(true) => Finding::ok(ID, format!("the table {table} and its companions have this version's layout")),
         Ok(false) => {
-            let text = format!("the table {table} or those beside it are not there, or of an older layout");
+            let text = format!("the table {table} or one of its companions is missing, or has an older layout");
             Finding::not_safe(ID, text, "no lock can be taken").mend("dlock init")
         }
         Err(Error { message, hint, .. }) => {
@@ -253,7 +253,7 @@ fn grants(options: &Options, role: Role) -> Grants {
     }
     let mut notes = vec![
         format!("put a password in the place of {PASSWORD}, and the clients' addresses in the place of %"),
-        "dlock init comes first, as somebody who may create tables".to_owned(),
+        "run dlock init first, as a user who may create tables".to_owned(),
         format!("on MySQL, dlock doctor sees whether replicas are connected by: GRANT {REPLICAS} TO {user};"),
     ];
     if role == Role::Break && options.mode != Mode::Lease {

@@ -48,7 +48,7 @@ fn meaning(refusal: &Refusal) -> Error {
             .hint("connect to the server itself, or by a route without connection_sharing"),
         1103 | 1059 => config("the table's name can't be one").hint("?table=NAME or ?table=DATABASE.NAME"),
         1406 => config("the key is too long for the table's name column").hint("dlock init makes room"),
-        1665 => config("the server's binlog_format STATEMENT keeps locks from being written").hint("MIXED or ROW are what it must be"),
+        1665 => config("the server's binlog_format STATEMENT keeps locks from being written").hint("it must be MIXED or ROW"),
         // The statements are ours, what the server makes of them is its setup.
         number => config(&format!("the server refused a statement with error {number}: {}", quoted(refusal))),
     }
@@ -65,7 +65,7 @@ fn denied(refusal: &Refusal) -> Error {
         1044 | 1142 | 1143 | 1227 | 1370 => {
             error.hint("dlock needs SELECT, INSERT, UPDATE and DELETE on its tables; init also CREATE and ALTER")
         }
-        1095 => error.hint("only who may end another user's sessions (CONNECTION_ADMIN) can take a lock away from it"),
+        1095 => error.hint("only a user with CONNECTION_ADMIN can take a lock away from it"),
         1820 | 1862 => error.hint("the user's password has expired"),
         _ => error.hint("user and password come from the URL, DLOCK_PASSWORD, --password-file, the configuration or ~/.my.cnf"),
     }
@@ -110,9 +110,7 @@ fn login_method(plugin: &str) -> Error {
     // Behind its name stands where in the driver that was found out.
     let plugin = plugin.split_whitespace().next().unwrap_or_default();
     let hint = match plugin {
-        "client_ed25519" | "parsec" => {
-            "ALTER USER … IDENTIFIED VIA mysql_native_password USING PASSWORD('…'), for a user who has locks alone"
-        }
+        "client_ed25519" | "parsec" => "ALTER USER … IDENTIFIED VIA mysql_native_password USING PASSWORD('…'), for a user with locks alone",
         _ => "caching_sha2_password, sha256_password, mysql_native_password and MariaDB's unix_socket are",
     };
     Error::new(Kind::Config, format!("the user's login method {} is not supported", cleaned(plugin))).hint(hint)

@@ -1,11 +1,11 @@
 //! Waiting for a row without polling it.
 //!
 //! The row is the authority; an advisory lock of the server, the gate, only picks the one who watches it. A running
-//! holder has the gate as well, and lets the next one through after it has freed the row: those who wait are blocked on it
+//! holder has the gate as well, and lets the next one through after it has freed the row: the waiters are blocked on it
 //! in the server, so that a release wakes one session however many wait.
 //!
-//! Whoever has the gate but not the row looks at the row every 50 to 250 ms: its holder may be one that runs nowhere
-//! (`acquire`), a ShedLock node, or a dlock whose session was ended. Who is frozen with the gate keeps the others from being
+//! A client with the gate but without the row looks at the row every 50 to 250 ms: its holder may be one that runs nowhere
+//! (`acquire`), a ShedLock node, or a dlock whose session was ended. One that is frozen with the gate keeps the others from being
 //! woken, not from the lock: none is blocked for longer than his core lets him wait (five seconds, or to the lease's
 //! end), and then tries the row. The server ends a frozen session after two leases.
 
@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use super::{failure, lease::LeaseStore, reading::Fields};
 use crate::lock::{Result, Wake, random};
 
-/// How often to look at a row that nobody guards, at least and at most.
+/// How often to look at a row that no gate guards, at least and at most.
 const LOOK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(250));
 
 impl LeaseStore {

@@ -61,7 +61,7 @@ pub(super) fn trim(tables: &Tables, name: &str, due: &str) -> String {
     tables.fill(include_str!("sql/trim.sql"), &[("name", Value::Bytes(name)), ("due", Value::Sql(due))])
 }
 
-/// The holds that are over, the latest first, and who did without.
+/// The holds that are over, the latest first, and the hosts that did without.
 pub(super) async fn read(session: &mut Connection, tables: &Tables, name: &str) -> Result<(Vec<Past>, Vec<Skips>)> {
     let answers = session.ask(&tables.fill(include_str!("sql/runs.sql"), &[("name", Value::Bytes(name))])).await?;
     let [runs, skips, ..] = &*answers else { return Err(failure::unreadable()) };

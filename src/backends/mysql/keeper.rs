@@ -52,14 +52,14 @@ pub(super) struct Keeper {
     begun: Option<Counted>,
     /// What became of the holder before can't be remembered.
     forgets: bool,
-    /// For how long nobody may have it, though no session has it.
+    /// For how long it stays busy, though no session has it.
     pub rests: Option<Duration>,
 }
 
-/// What a renewal is told of who is breaking the hold.
+/// What a renewal learns of a break.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
-    /// Who is.
+    /// Its mark.
     pub mark: Option<Break>,
     /// That the holder knows was noted.
     pub noted: bool,
@@ -86,7 +86,7 @@ impl Keeper {
         session.server.check_sessions(options.mode, shared)?;
         // To hand the socket on is what a session lock needs to outlive a killed dlock; without it there is to be none.
         session.lifeline().map_err(|error| {
-            // One that the server has ended already is connected with nobody any more.
+            // One that the server has ended already has no connection any more.
             let kind = if super::socket::has_proc() { Kind::Unavailable } else { Kind::Config };
             Error::new(kind, "the connection's socket is not to be found").hint("is /proc mounted? is the server up?").source(error)
         })?;
@@ -141,19 +141,19 @@ impl Keeper {
         let got = fields.int_or_null()? == Some(1);
         if got {
             self.unanswered = 0;
-            self.begun = self.begun_alone(&answers, refusal.as_ref(), 2)?;
+            self.begun = Self::begun_alone(&answers, refusal.as_ref(), 2)?;
         }
         Ok(got)
     }
 
-    /// In a transaction of its own, which is over if the row is somebody else's. Who is to share it has its lamp from now on.
+    /// In a transaction of its own, which is over if another session has the row. A reader has its lamp from now on.
     async fn lock_row(&mut self, first: &str) -> Result<bool> {
         for _ in 0..2 {
             let mut begin = if self.has { String::new() } else { "START TRANSACTION;\n".to_owned() };
             if self.shared {
                 begin.extend([format!("DO IF(IS_USED_LOCK({0}) <=> CONNECTION_ID(), 1, GET_LOCK({0}, 0));\n", self.lock)]);
             }
-            // The server lets nobody share the row while somebody waits to have it alone.
+            // The server lets no session share the row while another one waits to have it alone.
             let how = match (self.shared, self.session.server.mariadb) {
                 (false, _) => "FOR UPDATE",
                 (true, true) => "LOCK IN SHARE MODE",
@@ -180,7 +180,7 @@ impl Keeper {
             if found(&answers, at + 2) {
                 return Ok(false);
             }
-            // Nobody ever took this lock: it is made, and asked for once more.
+            // This lock was never taken: its row is made, and asked for once more.
             let insert = self.tables.fill("INSERT INTO :rows (name) VALUES (:name);", &[("name", Value::Bytes(&self.name))]);
             match self.session.try_ask(&insert).await?.refusal {
                 Some(refusal) if refusal.number != failure::DUPLICATE => return Err(failure::refused(&refusal, false)),

@@ -107,8 +107,8 @@ impl LeaseStore {
         answer
     }
 
-    /// As [`LeaseStore::ask`], of a question about who has the lock: one before it that had no answer comes to nothing first, if it has not
-    /// come to something. Or else an acquire could be granted after its repetition was given back, or after it was undone.
+    /// Asks a question about the holder, as [`LeaseStore::ask`] does. An earlier question without an answer is ended first, or has taken
+    /// effect. Otherwise an acquire could be granted after its repetition was released or cancelled.
     async fn ask_for_good<T>(&mut self, question: impl AsyncFn(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let before = self.unanswered.clone();
         self.ask(async |table| {
@@ -127,8 +127,8 @@ impl LeaseStore {
         !self.gates_fail && self.session.as_ref().is_some_and(|session| session.server.has_gates())
     }
 
-    /// Lets others go that wait for this session, after a release. The lock is given back already: nobody waits for this, and nothing
-    /// depends on it.
+    /// Unblocks clients that wait for this session, after a release. The lock is released already: no caller waits for this step, and
+    /// nothing depends on it.
     async fn leave_after(&mut self, name: &str, token: &Token, gate: bool) {
         if self.listed.contains(token) {
             self.listed.retain(|other| other != token);
@@ -273,7 +273,7 @@ impl Store for LeaseStore {
             let behind = behind(&self.tables, &name, &request.token.hold_text(), self.noted.document.as_deref());
             (request.token, Told { bell: self.noted.bell, place: busy.position, foreign: self.foreign, behind })
         });
-        // Who has the gate looks at the row for all the others, whoever has the lock.
+        // The waiter with the gate polls the row for all other waiters.
         busy.notifies = self.has_gates();
         let in_passing = busy.passing || (documented && busy.expires_in.is_some_and(|left| left <= OFFER));
         busy.expires_in = busy.expires_in.filter(|_| in_passing || looks_at_the_end(busy.position));

@@ -8,6 +8,10 @@ use super::{
     statement::{Value, literal},
 };
 
+/// When the server was started, as SQL: both go by when the statement began, so that it is the same however the clock is set since.
+pub(super) const START: &str = "(CAST(UNIX_TIMESTAMP() AS SIGNED) - (SELECT CAST(variable_value AS SIGNED) FROM \
+    /*M! information_schema.session_status */ /*!50700 performance_schema.session_status */ WHERE variable_name = 'Uptime'))";
+
 /// What statements ask of the server that wrote a row of a session or of one who shares a row, as SQL.
 pub(super) struct Life {
     /// The server as it writes itself down.
@@ -22,22 +26,13 @@ pub(super) struct Life {
 }
 
 impl Life {
+    /// For a session that began with [`NOTE_START`].
     pub(super) fn of(checked: &Checked) -> Self {
-        Self::since(checked, &start(checked))
-    }
-
-    /// As [`Life::of`], for a batch whose first statement is the one that is returned with it: the server looks through all of its counters
-    /// each time that it is asked when it was started.
-    pub(super) fn noted(checked: &Checked) -> (String, Self) {
-        (format!("SET @dlock_start = {};\n", start(checked)), Self::since(checked, "@dlock_start"))
-    }
-
-    fn since(checked: &Checked, start: &str) -> Self {
         let identity = literal(Value::Text(&format!("{}/", checked.identity)));
-        let server = format!("CONCAT({identity}, {start})");
+        let server = format!("CONCAT({identity}, @dlock_start)");
         let lives = format!("(server <=> {server})");
         let left = format!("(NOT {lives} AND COALESCE(ends > UTC_TIMESTAMP(6), 1))");
-        let begin = format!("TIMESTAMPADD(SECOND, {start} + 1, '1970-01-01 00:00:00.000000')");
+        let begin = "TIMESTAMPADD(SECOND, @dlock_start + 1, '1970-01-01 00:00:00.000000')";
         let ends = format!(
             "TIMESTAMPADD(MICROSECOND, ttl_ms * 1000, IF(LOCATE({identity}, COALESCE(server, '')) = 1, GREATEST(renewed_at, {begin}), UTC_TIMESTAMP(6)))"
         );
@@ -53,12 +48,4 @@ impl Life {
             ("ends", Value::Sql(&self.ends)),
         ]
     }
-}
-
-/// When the server was started, as SQL: both go by when the statement began, so that it is the same however the clock is set since.
-fn start(checked: &Checked) -> String {
-    let status = if checked.mariadb { "information_schema" } else { "performance_schema" };
-    format!(
-        "(CAST(UNIX_TIMESTAMP() AS SIGNED) - (SELECT CAST(variable_value AS SIGNED) FROM {status}.session_status WHERE variable_name = 'Uptime'))"
-    )
 }

@@ -115,7 +115,7 @@ fn home(options: &sql::Options) -> String {
 }
 
 /// What `GET_LOCK` takes with `mode=advisory`, as SQL: `DATABASE.TABLE/NAME`, since these locks belong to the whole server, where
-/// NAME is that in the tables; or the key itself where somebody wants it raw. MySQL tells apart neither case nor, in places,
+/// NAME is that in the tables; or the key itself with `raw_names`. MySQL tells apart neither case nor, in places,
 /// spaces at the end, and takes 64 characters: what isn't short, lower-case ASCII is `dlock#` and the first 58 digits of its
 /// SHA-256, which is `CONCAT('dlock#', LEFT(SHA2('DATABASE.TABLE/NAME', 256), 58))`.
 pub(super) fn advisory(options: &Options, key: &Key, name: &str) -> String {

@@ -2,7 +2,7 @@
 
 use crate::backends::sql;
 
-/// The port where nobody names one.
+/// The default port.
 pub const PORT: u16 = 3306;
 
 /// Where the server is, and how locks are kept there.
@@ -14,7 +14,7 @@ pub struct Options {
     pub mode: Mode,
     /// With [`Mode::Advisory`]: `GET_LOCK` takes the key itself, without namespace, as other programs would.
     pub raw_names: bool,
-    /// Only one node of a Galera cluster is written to: somebody vouches for it.
+    /// Only one node of a Galera cluster is written to: the user vouches for it.
     pub single_writer: bool,
 }
 

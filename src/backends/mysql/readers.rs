@@ -1,7 +1,7 @@
-//! Those who share a row in `mode=row`.
+//! Sessions that share a row in `mode=row`.
 //!
-//! The server tells nobody who they are. Each has a `GET_LOCK` beside the row, its lamp, which ends with its session: what it wrote of itself
-//! counts while its session has the lamp. Only the row decides who may read and write: who has it alone knows that nobody reads.
+//! The server does not tell which they are. Each has a `GET_LOCK` beside the row, its lamp, which ends with its session: what it wrote of itself
+//! counts while its session has the lamp. Only the row decides which may read and write: a session that has it alone knows that there are no readers.
 
 use super::{names::Tables, statement::Value};
 use crate::lock::fingerprint;

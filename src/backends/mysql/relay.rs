@@ -65,7 +65,7 @@ pub(super) struct Relay {
 impl Relay {
     /// Whether `options` ask for what sqlx can't do.
     pub(super) fn is_needed(options: &sql::Options) -> bool {
-        options.ca_file.is_some() && matches!(options.tls, TlsMode::VerifyCa | TlsMode::VerifyFull)
+        options.files.ca_file.is_some() && matches!(options.tls, TlsMode::VerifyCa | TlsMode::VerifyFull)
     }
 
     /// Connects with the server, and begins to wait for sqlx.
@@ -237,6 +237,7 @@ async fn read(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> io::Result<Pa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::damage;
 
     fn packet(number: u8, payload: &[u8]) -> Packet {
         let mut packet = Packet(vec![0, 0, 0, number]);
@@ -252,6 +253,29 @@ mod tests {
         assert_eq!(with, greeting(0xff, 0xf7));
         assert!(!with.take_tls_away());
         assert!(!packet(0, b"\x0a9.7").take_tls_away());
+    }
+
+    /// Whatever comes is a packet or an error, and what is taken out of one leaves a packet.
+    #[tokio::test]
+    async fn damaged_packets_are_refused_or_passed_on() {
+        let greeting = packet(0, b"\x0a11.4.2\0\x07\0\0\0nonce678\0\xff\xffrest").0;
+        let answer = packet(1, &[&[1; ASKING][..], b"root\0"].concat()).0;
+        let asks = packet(2, b"\xfesha256_password\0nonce").0;
+        let mut seed = damage::first_seed();
+        let mut read_whole = 0;
+        for _ in 0..damage::TRIES {
+            seed = seed.wrapping_add(1);
+            let mut dice = damage::Dice(seed);
+            let damaged = damage::bytes([&greeting, &answer, &asks][dice.below(3)], &mut dice);
+            let Ok(mut packet) = read(&mut &damaged[..]).await else { continue };
+            read_whole += 1;
+            let is_whole = |packet: &Packet| usize::from(u16::from_le_bytes([packet.0[0], packet.0[1]])) == packet.payload().len();
+            packet.take_tls_away();
+            packet.ask_for_the_password_as_it_is();
+            let asking = packet.asking_for_tls();
+            assert!(is_whole(&packet) && asking.is_none_or(|asking| is_whole(&asking)), "DLOCK_TEST_SEED={seed}");
+        }
+        assert!(read_whole > damage::TRIES / 20, "only {read_whole} could be read at all");
     }
 
     #[test]

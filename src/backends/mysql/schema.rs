@@ -44,11 +44,11 @@ const STARTS: [(&str, &str, &str); 16] = [
     ("warned_level", "bigint", "BIGINT NULL"),
 ];
 
-/// What the tables of sessions and of those who share a row have as well.
+/// What the tables of sessions and of readers have as well.
 const SERVER: [(&str, &str, &str); 2] =
     [("server", "varchar(320)", "VARCHAR(320) CHARACTER SET utf8mb4 NULL"), ("ends", "datetime(6)", "DATETIME(6) NULL")];
 
-/// What `dlock init` does for who has no tables yet, as SQL.
+/// What `dlock init` does where there are no tables yet, as SQL.
 pub(super) fn text(tables: &Tables) -> String {
     tables.show(include_str!("sql/schema.sql"))
 }
@@ -172,7 +172,7 @@ async fn examine(session: &mut Connection, tables: &Tables) -> Result<Found> {
     Ok(Found { complete, changes })
 }
 
-/// Removes rows that were last used so long ago, and those who wait no more.
+/// Removes rows that were last used so long ago, and waiters that are gone.
 ///
 /// A row that is taken again is made anew, with a fence of the server's time in µs. So a row goes only if its fence lies
 /// below the time in µs before which it was last used: a clock would have to be set back by all of `unused_for` for a fence

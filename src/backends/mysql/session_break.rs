@@ -16,7 +16,7 @@ use crate::lock::{Break, Effect, End, Error, Fence, Key, Kind, Result};
 pub(super) struct Marked {
     /// The session that has it.
     session: i64,
-    /// Somebody marked it before.
+    /// It was marked before.
     before: bool,
     /// Over which session the server said so.
     told: Known,
@@ -29,7 +29,7 @@ impl Sessions {
         let (_, broken): (End, _) = mark.into();
         let mark = serde_json::to_string(mark).map_err(|error| Error::new(Kind::Internal, "the mark can't be written").source(error))?;
         let mut session = self.side().await?;
-        // A row that readers can lock is nobody's.
+        // A row that readers can lock has no writer.
         let share = if session.server.mariadb { "LOCK IN SHARE MODE" } else { "FOR SHARE" };
         let (look, has, holds) = match self.options.mode {
             Mode::Row => (
@@ -61,8 +61,8 @@ impl Sessions {
         Ok(int(4)?.map(|session| Marked { session, before, told }))
     }
 
-    /// Ends the session that has the lock with this fence. It is marked first: who comes next finds a hold that was broken, whatever
-    /// becomes of us, and so does who looks.
+    /// Ends the session that has the lock with this fence. It is marked first: the next holder finds a hold that was broken, whatever
+    /// becomes of us, and so does a look.
     pub(super) async fn end_holder(&mut self, key: &Key, fence: Fence, mark: &Break) -> Result<bool> {
         let Some(Marked { session: number, before, told }) = self.put_mark(key, fence, mark).await? else { return Ok(false) };
         let mut session = self.side().await?;
@@ -74,7 +74,7 @@ impl Sessions {
         match session.kill(number).await? {
             Some(refusal) if refusal.number != failure::NO_SESSION => {
                 if !before {
-                    // Nobody asked for it to be stopped later.
+                    // No client asked for it to be stopped later.
                     let values =
                         [("name", Value::Bytes(&self.names.of(key))), ("fence", Value::Int(i64::try_from(fence.0).unwrap_or(i64::MAX)))];
                     session

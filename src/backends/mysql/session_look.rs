@@ -1,4 +1,4 @@
-//! Who has the locks that sessions keep: what the server knows of its locks, and what their holders said beside.
+//! The holders of locks that sessions keep: what the server knows of its locks, and what their holders wrote.
 //!
 //! Read only, but that a look at a row in `mode=row` locks it for readers for an instant.
 
@@ -22,7 +22,7 @@ use crate::{
 };
 
 impl Sessions {
-    /// Asks who has a lock.
+    /// Asks for a lock's holders.
     pub(super) fn look_sql(&self, key: &Key, server: &Checked) -> String {
         let name = self.names.of(key);
         let holder = match self.options.mode {
@@ -171,7 +171,7 @@ fn read_present(answers: &[Answer], at: usize) -> Result<(Vec<Holder>, Option<Fe
     failure::check_layout(layout.unwrap_or_default())?;
     // None was counted yet where a hold was undone before.
     let fence = fence.filter(|fence| *fence > 0).map(as_fence);
-    // mode=row: who reads is known, and nobody else has the row then. It can't be locked by more of them where somebody waits to write.
+    // mode=row: the readers are known, and no other session has the row then. More readers can't lock it where a writer waits.
     let looked = if holder == Some(0) { 4 } else { 1 };
     let readers = answers.get(at + 3).filter(|_| holder == Some(0)).map(|answer| &*answer.rows).unwrap_or_default();
     if !readers.is_empty() {

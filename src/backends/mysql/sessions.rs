@@ -21,11 +21,11 @@
 //!   before it takes its place, again and again if need be.
 //! - *A grant is undone whose answer was lost.* What it wrote is taken out, over its session if that still answers. If it was not executed
 //!   yet, it finds that its hold was undone, and writes nothing.
-//! - *A mark can't be read.* The holder goes on, and whoever breaks it ends its session when its lease is over. A mark that was heard is
+//! - *A mark can't be read.* The holder goes on, and the breaking client ends its session when its lease is over. A mark that was heard is
 //!   noted as seen before the hold is extended for that.
 //! - *A hold is evicted that just ended.* Its session keeps no other lock, ever: what it does for its client is asked again.
-//! - *Readers come one after the other while somebody waits to write.* The server lets nobody share a row for which somebody waits alone, not
-//!   even who would not wait. A wait ends every few seconds and begins again: who comes in just that instant gets in.
+//! - *Readers come one after the other while a writer waits.* The server lets no session share a row for which a writer waits, not
+//!   even one that would not wait. A wait ends every few seconds and begins again: a reader that comes in just that instant gets in.
 //! - *A reader vanishes beside others.* What it wrote counts while its session has its lamp ([`readers`](super::readers)): the next one who
 //!   takes the row writes it down. Who writes has the row alone, and knows that all readers are gone.
 //! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
@@ -72,9 +72,9 @@ pub struct Sessions {
     pub(super) tables: Tables,
     pub(super) names: Names,
     holds: Vec<Hold>,
-    /// Who asks or waits, with a session of his own.
+    /// The requests that ask or wait, each with a session of its own.
     tries: Vec<(Key, Token, Keeper)>,
-    /// Sessions that were left blocking in the server: a row lock that nobody waits for any more would be given to them all the same.
+    /// Sessions that were left blocking in the server: a row lock that they no longer wait for would be given to them all the same.
     stuck: Vec<Known>,
     /// For all that is not a lock.
     pub(super) side: Option<Connection>,
@@ -94,7 +94,7 @@ struct Hold {
     ends: i64,
     /// It is being given back, and not to be relied on any more.
     leaving: bool,
-    /// Somebody is breaking it.
+    /// It is being broken.
     marked: bool,
 }
 

@@ -122,7 +122,7 @@ impl LockTable<'_> {
         Ok((record, waiters(&answers)?))
     }
 
-    /// Lets the next one through the gate, of a row that is somebody else's.
+    /// Lets the next one through the gate, of a row that another client has.
     pub(super) async fn pass_on(&mut self, name: &str) -> Result<()> {
         if self.has_gate(name) {
             let open = format!("DO {}", self.open_gate(name));
@@ -181,7 +181,7 @@ impl LockTable<'_> {
             batch += &join(self.tables, name, request, true)?;
             batch += &place(self.tables, name, request);
         }
-        // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
+        // An acquire that is given up must not arrive when its answer is no longer waited for; a release may.
         self.session.drop_unsent_on_close(true);
         let answers = self.session.ask(&batch).await?;
         self.session.idle_limit = Some(idle);
@@ -275,7 +275,7 @@ impl LockTable<'_> {
             rest.extend([format!("DO IF(@dlock_written > 0, {function}, 0);\n")]);
         }
         rest.extend(bells.next());
-        // As with `grant`: a hold that is given up must not be taken when nobody waits for the answer any more.
+        // As with `grant`: a hold that is given up must not be taken when the answer is no longer waited for.
         self.session.drop_unsent_on_close(write.granted.is_some());
         let mut answered = self.session.try_ask(&(write_sql(tables, write, ring, include_str!("sql/write.sql")) + &rest)).await?;
         if answered.answers.get(WRITTEN).is_none() && self.session.interrupted {
@@ -353,7 +353,7 @@ fn write_sql(tables: &Tables, write: &Write, ring: i64, template: &str) -> Strin
     tables.fill(template, &values)
 }
 
-/// Puts a waiter into the queue: with `leased`, only if the lease is somebody else's.
+/// Puts a waiter into the queue: with `leased`, only if another client has the lease.
 pub(super) fn join(tables: &Tables, name: &str, request: &Request, leased: bool) -> Result<String> {
     let (owner, root, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
     let values = [

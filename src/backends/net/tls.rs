@@ -3,12 +3,17 @@
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use rustls::{
-    ClientConfig, RootCertStore,
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem, pem::PemObject as _},
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::CryptoProvider,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem, pem::PemObject as _},
 };
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
@@ -18,7 +23,7 @@ use crate::lock::{Error, Kind, Result};
 /// TLS. The server's certificate is always verified, against its host name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Certificates (PEM) of the only authorities to trust, instead of the public ones.
+    /// Certificates (PEM) of the only authorities to trust, instead of the public ones and the system's.
     pub ca_file: Option<PathBuf>,
     /// The client's own certificate chain (PEM), for servers that ask for one; with `key_file`.
     pub cert_file: Option<PathBuf>,
@@ -36,11 +41,21 @@ pub(in crate::backends) async fn wrap(options: &Tls, host: &str, stream: TcpStre
 
 /// What a handshake is begun with.
 pub(in crate::backends) fn config(options: &Tls) -> Result<ClientConfig> {
+    config_with(options, |authority| authority)
+}
+
+/// As [`config`], where what checks the server's certificate is made of what checks it in full.
+pub(in crate::backends) fn config_with(
+    options: &Tls,
+    check: impl FnOnce(Arc<dyn ServerCertVerifier>) -> Arc<dyn ServerCertVerifier>,
+) -> Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = check(verifier(options.ca_file.as_deref(), &provider)?);
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| Error::new(Kind::Internal, "TLS can't be set up").source(error))?
-        .with_root_certificates(roots(options.ca_file.as_deref())?);
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
     match (&options.cert_file, &options.key_file) {
         (None, None) => Ok(builder.with_no_client_auth()),
         (Some(cert), Some(key)) => builder
@@ -50,10 +65,12 @@ pub(in crate::backends) fn config(options: &Tls) -> Result<ClientConfig> {
     }
 }
 
-/// The authorities to trust: those of a file, or the public ones.
-pub(in crate::backends) fn roots(file: Option<&Path>) -> Result<RootCertStore> {
+/// What checks a server's certificate and its name: against the authorities of a file, or else the public ones and the system's.
+fn verifier(file: Option<&Path>, provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ServerCertVerifier>> {
     let Some(file) = file else {
-        return Ok(RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() });
+        let compiled = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+        let compiled = of_roots(compiled, provider).ok_or_else(|| Error::new(Kind::Internal, "TLS can't be set up"))?;
+        return Ok(Arc::new(Known { compiled, system: OnceLock::new(), provider: Arc::clone(provider) }));
     };
     let mut roots = RootCertStore::empty();
     for certificate in certificates(file)? {
@@ -61,10 +78,76 @@ pub(in crate::backends) fn roots(file: Option<&Path>) -> Result<RootCertStore> {
             .add(certificate)
             .map_err(|error| Error::new(Kind::Config, format!("{}: no authority's certificate", file.display())).source(error))?;
     }
-    Ok(roots)
+    Ok(of_roots(roots, provider).ok_or_else(|| Error::new(Kind::Config, "no authority's certificate to check with"))?)
 }
 
-pub(in crate::backends) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
+fn of_roots(roots: RootCertStore, provider: &Arc<CryptoProvider>) -> Option<Arc<WebPkiServerVerifier>> {
+    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider)).build().ok()
+}
+
+/// The public authorities, which are compiled in, and those that the system trusts (`SSL_CERT_FILE`, `SSL_CERT_DIR` or its usual places).
+///
+/// The system's are read only for a certificate that no public authority vouches for: to read them takes longer than a run.
+#[derive(Debug)]
+struct Known {
+    compiled: Arc<WebPkiServerVerifier>,
+    system: OnceLock<Option<Arc<WebPkiServerVerifier>>>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl Known {
+    fn system(&self) -> Option<&WebPkiServerVerifier> {
+        let read = || {
+            let mut roots = RootCertStore::empty();
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            of_roots(roots, &self.provider)
+        };
+        self.system.get_or_init(read).as_deref()
+    }
+}
+
+impl ServerCertVerifier for Known {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        match self.compiled.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
+            Err(error @ rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => match self.system() {
+                Some(system) => system.verify_server_cert(end_entity, intermediates, name, ocsp, now),
+                None => Err(error),
+            },
+            answer => answer,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.compiled.verify_tls12_signature(message, cert, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        self.compiled.verify_tls13_signature(message, cert, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.compiled.supported_verify_schemes()
+    }
+}
+
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let read = || CertificateDer::pem_file_iter(file)?.collect::<Result<Vec<_>, pem::Error>>();
     match read() {
         Ok(certificates) if certificates.is_empty() => Err(Error::new(Kind::Config, format!("{}: no certificate in it", file.display()))),
@@ -73,7 +156,7 @@ pub(in crate::backends) fn certificates(file: &Path) -> Result<Vec<CertificateDe
     }
 }
 
-pub(in crate::backends) fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>> {
+fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>> {
     PrivateKeyDer::from_pem_file(file).map_err(|error| unreadable(file, "private key", error))
 }
 

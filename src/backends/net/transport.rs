@@ -1,32 +1,32 @@
-//! Whether others can listen in on the way to a store, for those who look.
+//! Whether others can listen in on the way to a store, for `doctor`.
 
 use std::net::IpAddr;
 
 use crate::lock::{Check, Finding, check};
 
 /// The check that all stores of the network share.
-pub(in crate::backends) const CHECK: Check = check("tls", "whether the way to the store is encrypted, and who is believed at its end");
+pub(in crate::backends) const CHECK: Check = check("tls", "whether the connection is encrypted, and which servers are trusted");
 
-/// Whether nobody but this host's root can listen in.
+/// Whether only this host's root could listen in.
 pub(in crate::backends) fn is_here(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// A way in clear to these hosts. `mend` is how the store's URL asks for TLS.
+/// A way in clear to these hosts. `mend` says how the store's URL asks for TLS.
 pub(in crate::backends) fn in_clear<'a>(hosts: impl IntoIterator<Item = &'a str>, has_password: bool, mend: &str) -> Finding {
     let Some(far) = hosts.into_iter().find(|host| !is_here(host)) else {
         return Finding::ok(CHECK.id, "no TLS, and no network: the store is on this host");
     };
     let risk = if has_password {
-        "whoever listens in has the password, and every lock's token"
+        "a listener on the network gets the password and every lock's token"
     } else {
-        "whoever listens in has every lock's token, and whoever reaches the store can take and break any lock"
+        "a listener on the network gets every lock's token, and every host that reaches the store can take and break any lock"
     };
     let what = if has_password { "and the password crosses" } else { "without a password: all crosses" };
     Finding::warn(CHECK.id, format!("no TLS to {far}, {what} the network in clear"), risk).mend(mend)
 }
 
-/// A server that has proven who it is.
+/// A server that has proven its identity.
 pub(in crate::backends) fn verified() -> Finding {
     Finding::ok(CHECK.id, "TLS; the server's certificate was verified")
 }

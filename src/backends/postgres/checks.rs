@@ -1,4 +1,4 @@
-//! What in a server's setup endangers locks, for people who look: `dlock init` tells it.
+//! What in a server's setup endangers locks, for people: `dlock init` reports it.
 
 use sqlx::Row as _;
 
@@ -26,7 +26,7 @@ pub(super) async fn is_pooled(session: &mut Session, options: &Options) -> Resul
     Ok(row.get::<i32, _>(0) == pid || again.get::<i32, _>(0) != pid)
 }
 
-/// Refuses what only speaks as PostgreSQL does: CockroachDB's `pg_try_advisory_lock` says yes to everybody
+/// Refuses what only speaks as PostgreSQL does: CockroachDB's `pg_try_advisory_lock` says yes to every client
 /// (<https://github.com/cockroachdb/cockroach/issues/13546>).
 ///
 /// # Errors
@@ -40,16 +40,16 @@ pub(super) fn is_postgres(version: &str) -> Result<()> {
         .hint("name a PostgreSQL server in the URL"))
 }
 
-/// What is to be said of a database whose encoding does not have all characters.
+/// A warning about a database whose encoding lacks characters.
 pub(super) fn encoding(session: &Session) -> Option<Finding> {
-    let risk = "a key with other characters is refused, and what is said of a hold loses them";
+    let risk = "a key with other characters is refused, and the notes of a hold lose them";
     session.is_narrow().then(|| {
         Finding::warn("encoding", "the database's encoding does not have all characters", risk)
             .mend("CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and name it in the URL")
     })
 }
 
-/// Where the lock table is; and what is to be said if there is another one of its name that a user with another search_path would take.
+/// Where the lock table is, and a warning if another table of its name would be found with another search_path.
 pub(super) async fn place(session: &mut Session, tables: &Tables) -> Result<(String, Option<Finding>)> {
     let (bare, qualified) = tables.bare();
     let sql = "SELECT current_database()::text, n.nspname::text, k.oid IS NOT DISTINCT FROM to_regclass($1)::oid
@@ -64,7 +64,7 @@ pub(super) async fn place(session: &mut Session, tables: &Tables) -> Result<(Str
         return Ok((ours, None));
     }
     let others: Vec<_> = others.into_iter().map(name).collect();
-    let risk = "users with another search_path take their locks there, beside those of this user";
+    let risk = "users with another search_path take their locks there, and do not exclude this user";
     let found = Finding::warn("schema", format!("the table is {ours}, and there is {} as well", others.join(", ")), risk);
     Ok((ours, Some(found.mend("name the schema in all URLs: ?table=SCHEMA.TABLE"))))
 }

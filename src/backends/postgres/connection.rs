@@ -93,7 +93,7 @@ pub(super) struct Session {
     pub version: u32,
     /// A statement is on its way, or was dropped there.
     asking: bool,
-    /// What was sent and not delivered yet is to be thrown away with the session.
+    /// Throw away what was sent and not delivered yet, with the session.
     pub drop_unsent: bool,
 }
 
@@ -147,7 +147,7 @@ impl Session {
         self.unasked.pid.load(Ordering::SeqCst)
     }
 
-    /// This session, for a later one that is to end it.
+    /// This session, for a later one that ends it.
     pub(super) fn known(&self) -> Known {
         Known { pid: self.pid(), name: self.name.clone() }
     }
@@ -161,7 +161,7 @@ impl Session {
     /// Ends the session of a process, if it is the one that `which` says, and waits in the server until it has ended.
     ///
     /// Closing its socket is not enough: the server looks at that when it has nothing else to do. Nor is cancelling: it does
-    /// nothing to a statement that was not read yet, and hits the next one if it is late itself. The end of a session is for good.
+    /// nothing to a statement that was not read yet, and hits the next one if it is late itself. A session's end is final.
     pub(super) async fn end_process(&mut self, pid: i32, which: &str) -> Result<()> {
         self.run(&format!(
             "DO $$BEGIN

@@ -34,7 +34,7 @@ pub const CHECKS: &[Check] = &[
     transport::CHECK,
 ];
 
-/// The lock table and those beside it, by the ends of their names.
+/// The lock table and its side tables, by the ends of their names.
 const TABLES: [&str; 8] = ["", "_waiters", "_rows", "_fences", "_sessions", "_runs", "_skips", "_marks"];
 
 async fn look(options: &Options, tables: &Tables) -> Result<Vec<Finding>> {
@@ -104,12 +104,12 @@ async fn pooler(session: &mut Session, options: &Options) -> Result<Finding> {
     Ok(match (pooled, options.mode) {
         (false, _) => Finding::ok(ID, "nothing in between shares the server's sessions"),
         (true, Mode::Lease) => {
-            let risk = "who waits is not told of releases, and looks at the lock again and again";
+            let risk = "waiters are not notified of releases, and poll the lock";
             Finding::warn(ID, "a pooler in between lends the server's sessions out by the transaction", risk)
                 .mend("connect to the server itself, or to a pool with pool_mode=session")
         }
         (true, _) => {
-            let risk = "a lock stays with a session that is somebody else's";
+            let risk = "a lock stays with a session of another client";
             Finding::not_safe(ID, "a pooler in between lends the server's sessions out by the transaction", risk)
                 .mend("connect to the server itself, or to a pool with pool_mode=session; or ?mode=lease")
         }
@@ -127,12 +127,12 @@ async fn layout(session: &mut Session, tables: &Tables) -> Finding {
     let table = tables.quoted("");
     match schema::is_complete(session, tables).await {
         Ok(true) => match checks::place(session, tables).await {
-            Ok((place, None)) => Finding::ok(ID, format!("the table {place} and those next to it are as this version needs them")),
+            Ok((place, None)) => Finding::ok(ID, format!("the table {place} and its companions have this version's layout")),
             Ok((_, Some(others))) => others,
             Err(Error { message, .. }) => Finding::unchecked(ID, "the schema of the table", &message),
         },
         Ok(false) => {
-            let text = format!("the table {table} or those beside it are not there, or of an older layout");
+            let text = format!("the table {table} or one of its companions is missing, or has an older layout");
             Finding::not_safe(ID, text, "no lock can be taken").mend("dlock init")
         }
         Err(Error { message, hint, .. }) => {
@@ -161,13 +161,13 @@ fn grants(options: &Options, tables: &Tables, role: Role) -> Grants {
     );
     let mut notes = vec![
         format!("put a password in the place of {PASSWORD}"),
-        "dlock init comes first, as whoever is to own the tables: what it does needs more rights than these".to_owned(),
+        "run dlock init first, as the owner of the tables: it needs more rights than these".to_owned(),
     ];
     if options.mode != Mode::Lease {
         notes.push("holders should be of one role: the server tells a role little of another one's sessions".into());
     }
     if options.mode == Mode::Advisory {
-        notes.push("whoever may connect can call pg_advisory_lock itself: no right of the server bounds that".into());
+        notes.push("every user who may connect can call pg_advisory_lock: the server has no right for that".into());
     }
     Grants { text, notes }
 }

@@ -68,7 +68,7 @@ fn by_state(error: &dyn DatabaseError) -> Error {
         "42501" => Error::new(Kind::Denied, format!("the user has not all the rights that dlock needs: {}", clean(says)))
             .hint("GRANT SELECT, INSERT, UPDATE, DELETE on dlock's tables to the user"),
         "40001" | "40P01" => unavailable("the server undid the step for another one"),
-        "55P03" => unavailable("somebody keeps the lock's row locked in a transaction"),
+        "55P03" => unavailable("another session keeps the lock's row locked in a transaction"),
         "57014" => unavailable("the server cancelled the statement").hint("is statement_timeout set for this user?"),
         "53100" => unavailable("the server's disk is full"),
         "53200" => unavailable("the server is out of memory"),
@@ -107,7 +107,7 @@ fn login(says: &str) -> Error {
     let error = Error::new(Kind::Denied, "the server refused the user or the password");
     if says.contains("pg_hba.conf") {
         let how = if says.contains("no encryption") || says.contains("SSL off") { ", without TLS" } else { "" };
-        return Error::new(Kind::Denied, format!("the server lets nobody in from here as this user{how}"))
+        return Error::new(Kind::Denied, format!("the server accepts no login from here as this user{how}"))
             .hint("see pg_hba.conf on the server; ?sslmode=verify-full asks for TLS");
     }
     error.hint("the user is in the URL (postgres://USER@HOST/DB) or PGUSER; the password in DLOCK_PASSWORD, --password-file or ~/.pgpass")
@@ -135,7 +135,7 @@ pub(super) fn closed(error: impl std::error::Error + Send + Sync + 'static) -> E
     Error::new(Kind::Unavailable, "the server closed the connection before it was open").source(error)
 }
 
-/// Whoever answers speaks another protocol.
+/// The server speaks another protocol.
 pub(super) fn no_postgres() -> Error {
     Error::new(Kind::Config, "the server's answer can't be understood").hint("is it a PostgreSQL server?")
 }

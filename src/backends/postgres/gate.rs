@@ -1,15 +1,15 @@
 //! Waiting for a row without polling it.
 //!
-//! The row is the authority; an advisory lock, the gate, only picks the one of those who wait that watches it. He
-//! listens for the notification that each release sends, and his core's timer covers holders that vanish. All others
+//! The row is the authority; an advisory lock, the gate, only picks the one waiter that watches it. That waiter
+//! listens for the notification that each release sends, and its core's timer covers holders that vanish. All others
 //! are blocked on the gate in the server, so that a release wakes one session however many wait.
 //!
 //! A fair waiter, or one for a share ([`crate::lock::document`]), listens on a channel of its own, and is told by
-//! the step that lets it go. Those who want the whole lock in no order stand at the gate in any case: whichever of them is its head
+//! the step that offers it the lock. Unfair exclusive waiters stand at the gate in any case: whichever of them is its head
 //! goes in the place of all.
 //!
-//! Whoever is frozen with the gate keeps the others from being woken, not from the lock: nobody is blocked for longer
-//! than his core lets him wait, and then tries the row.
+//! A waiter that is frozen with the gate keeps the others from being woken, not from the lock: none is blocked for longer
+//! than its core lets it wait, and then tries the row.
 
 use std::{pin::pin, time::Duration};
 
@@ -29,9 +29,9 @@ const POLL: Duration = Duration::from_millis(250);
 pub(super) struct Gate {
     /// The lock that was found busy over this session, so that waiting for its release misses nothing.
     pub asked: Option<Key>,
-    /// The one who has it tells nobody.
+    /// The holder announces no release.
     pub foreign: bool,
-    /// The channel of who asked, if it waits in the document, and how often somebody had been woken there.
+    /// The channel of the request, if it waits in the document, and how many wake-ups it had there.
     pub own: Option<(String, u64)>,
     /// The channel of that kind to which this session listens.
     listens: Option<String>,
@@ -51,7 +51,7 @@ impl Gate {
         self.kept.is_some()
     }
 
-    /// It is to be waited for.
+    /// Notes a lock to wait for.
     pub(super) fn found_busy(&mut self, key: &Key, foreign: bool) {
         (self.asked, self.foreign, self.own) = (Some(key.clone()), foreign, None);
     }
@@ -111,7 +111,7 @@ impl LeaseStore {
             if self.gate.listens.as_ref() != Some(&channel) {
                 let mut session = self.take_session().await?;
                 let unlock = if self.gate.kept.take().is_some() { "SELECT pg_advisory_unlock_all();" } else { "" };
-                // Listen first, then look whether anybody was woken in between.
+                // Listen first, then look whether a wake-up came in between.
                 let look = format!(
                     "BEGIN; {unlock} UNLISTEN *; LISTEN {channel}; COMMIT; SELECT 1 FROM {{table}} WHERE name = $1 AND coalesce((document::json->>'n')::bigint, 0) = $2 AND document IS NOT NULL"
                 );
@@ -176,20 +176,20 @@ async fn pause(length: Duration) {
 }
 
 /// Statements that block in a line first and in `what` as its head, for at most `limit` in all, and leave the line when they are
-/// over. They are to be part of one transaction. One that ran out in the instant in which the wait was over by itself fails as
+/// over. Run them in one transaction. A statement that ran out in the instant in which the wait was over by itself fails as
 /// cancelled, also where both limits were over at once: only one of them is caught.
 pub(super) fn stand_in(line: i64, what: &str, limit: Duration, version: u32) -> String {
     bounded(&block(&format!("PERFORM pg_advisory_xact_lock({line}); {what}"), limit, version), limit)
 }
 
-/// As [`stand_in`], where the transaction goes on and the line is to be left all the same: it is the session's for as long as that blocks. After
-/// a failure all that the session has is to be given back.
+/// As [`stand_in`], where the transaction goes on and must leave the line all the same: it is the session's for as long as that blocks. After
+/// a failure, give back all that the session has.
 pub(super) fn stand_and_leave(line: i64, what: &str, limit: Duration, version: u32) -> String {
     let blocked = block(&format!("PERFORM pg_advisory_lock({line}); {what}"), limit, version);
     bounded(&format!("{blocked}; DO $$BEGIN PERFORM pg_advisory_unlock_all(); END$$"), limit)
 }
 
-/// Who becomes the head waits anew: one limit for each wait, and one for both.
+/// A waiter that becomes the head waits anew: one limit for each wait, and one for both.
 fn bounded(blocked: &str, limit: Duration) -> String {
     let ms = limit.as_millis().max(1);
     format!("SET LOCAL statement_timeout = '{ms}ms'; {blocked}; SET LOCAL statement_timeout = DEFAULT;")

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::lock::{End, Fence, Note, Past, Result, SKIPPING_HOSTS, Skips};
 
-/// The holds that are over, the latest first, and who did without.
+/// Returns the finished holds, the latest first, and the skipped runs.
 pub(super) async fn read(session: &mut Session, tables: &Tables, name: &str) -> Result<(Vec<Past>, Vec<Skips>)> {
     let runs = session.query(&tables.fill(include_str!("sql/runs.sql")), &[Value::Text(name)]).await?;
     let skips = session.query(&tables.fill(include_str!("sql/skips.sql")), &[Value::Text(name)]).await?;

@@ -56,9 +56,9 @@ pub(super) struct Keeper {
     pub blocked: bool,
     /// The server counts the silence from an attempt that had the lock, not from the wait before.
     attempted: bool,
-    /// Who had the lock when that was looked at.
+    /// The holders at the last look.
     pub found: Option<Vec<Holder>>,
-    /// For how long nobody may have it, though no session has it.
+    /// For how long the lock stays refused, though no session has it.
     pub rests: Option<Duration>,
 }
 
@@ -169,7 +169,7 @@ impl Keeper {
         row.try_get(1).map_err(failure::malformed)
     }
 
-    /// In a transaction of its own, which is over if the row is somebody else's. Who reads does not if somebody waits to write.
+    /// In a transaction of its own, which ends if another session has the row. A reader ends it too if a writer waits.
     async fn lock_row(&mut self, first: &str) -> Result<bool> {
         let how = match self.target.how {
             How::Shared => format!("AND pg_try_advisory_xact_lock_shared({}) FOR SHARE", self.tables.turn(&self.target.name)),
@@ -195,7 +195,7 @@ impl Keeper {
         Ok(false)
     }
 
-    /// Makes the row that is to be locked, if it isn't there. True if it was made.
+    /// Makes the row to lock, if it isn't there. True if it was made.
     pub(super) async fn make_row(&mut self) -> Result<bool> {
         if self.mode != Mode::Row {
             return Ok(false);
@@ -238,7 +238,7 @@ impl Keeper {
         Ok(self.has)
     }
 
-    /// The server's time in µs, and who is breaking the hold with this fence; asking for it keeps the session for as long as its
+    /// The server's time in µs, and the break of the hold with this fence, if there is one; asking keeps the session for as long as its
     /// patience says, or a new one.
     pub(super) async fn renew(&mut self, fence: Fence, patience: Option<Duration>) -> Result<(i64, Option<Break>)> {
         let first = patience.map(|patience| self.set_patience(patience)).unwrap_or_default();
@@ -270,7 +270,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Gives the lock back. Says before how this hold and its start ended, `durable` if a later run may go by that. If it can't be said, the
+    /// Gives the lock back. Says before how this hold and its start ended, `durable` if a later run may depend on that. If it can't be said, the
     /// next holder waits a moment for nothing: no reason to keep the lock.
     pub(super) async fn end(&mut self, (hold, fence): (&str, Fence), parting: &Parting, durable: bool) -> Result<()> {
         self.has = false;
@@ -298,7 +298,7 @@ impl Keeper {
             ];
             fill(&self.tables.fill(&sql), &values)
         };
-        // Unless later runs go by it, nothing in it is worth waiting for the server's disk.
+        // Unless later runs depend on it, nothing in it is worth waiting for the server's disk.
         let lazily = if durable { "" } else { "SET LOCAL synchronous_commit = off;" };
         let (begin, again, end) = match self.mode {
             // In the transaction that has the lock: all is seen at once.

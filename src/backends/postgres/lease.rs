@@ -123,13 +123,13 @@ impl LeaseStore {
         .await
     }
 
-    /// As [`LeaseStore::ask`], of a question about who has the lock: one before it that had no answer comes to nothing first, if it has not
-    /// come to something. Or else an acquire could be granted after its repetition was given back, or after it was undone.
+    /// Asks a question about the holder, as [`LeaseStore::ask`] does. An earlier question without an answer is ended first, or has taken
+    /// effect. Otherwise an acquire could be granted after its repetition was released or cancelled.
     async fn ask_for_good<T>(&mut self, question: impl AsyncFnOnce(&mut LockTable<'_>) -> Result<T>) -> Result<T> {
         let before = self.unanswered.clone();
         self.ask(async |table| {
             if let Some(other) = before.filter(|other| *other != table.session.known()) {
-                // Who may not end it is left with what is usual: it came before.
+                // A user that may not end it is left with the usual pace: it came before.
                 let _: Result<()> = table.session.end_other(&other).await;
             }
             question(table).await
@@ -241,7 +241,7 @@ impl Store for LeaseStore {
 
     fn advise(&mut self, _: &Request, busy: &mut Busy) {
         busy.notifies = !self.gate.foreign && !self.gate.is_pooled();
-        // The end of an offer concerns those only that were told of it, or come just then.
+        // The end of an offer concerns only waiters that had it, or come just then.
         let at_the_end = self.gate.is_kept() || looks_at_the_end(busy.position);
         busy.expires_in = busy.expires_in.filter(|left| at_the_end || (self.gate.own.is_some() && *left <= OFFER));
     }

@@ -3,7 +3,7 @@
 use crate::{backends::sql::LAYOUT, lock::fingerprint};
 
 /// A waiter stands in one of so many lines first, and only their heads for the lock itself. A second after it began to wait each
-/// session looks for a deadlock among all who wait for the same, with all locks of the server locked meanwhile, in time that grows
+/// session looks for a deadlock among all waiters for the same lock, with all locks of the server locked meanwhile, in time that grows
 /// with the cube of their number. Lines decide nothing.
 const LINES: u32 = 32;
 
@@ -93,13 +93,13 @@ impl Tables {
         format!("dlock_{:016x}", fingerprint(&["waiter", &self.plain, name, hold]))
     }
 
-    /// The advisory lock that picks the one who watches a lock's row.
+    /// The advisory lock that picks the watcher of a lock's row.
     pub(super) fn gate(&self, name: &str) -> i64 {
         fingerprint(&["gate", &self.plain, name]).cast_signed()
     }
 
-    /// The advisory lock that every reader of a row has beside it, and that a writer waits for first: who comes to read does not get past
-    /// one who waits to write. The server's locks of rows by themselves let readers in as long as there are others.
+    /// The advisory lock that every reader of a row also takes, and that a writer waits for first: a new reader does not get past
+    /// a waiting writer. The server's locks of rows by themselves let readers in as long as there are others.
     pub(super) fn turn(&self, name: &str) -> i64 {
         fingerprint(&["turn", &self.plain, name]).cast_signed()
     }

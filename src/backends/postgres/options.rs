@@ -2,7 +2,7 @@
 
 use crate::backends::sql;
 
-/// The port where nobody names one.
+/// The default port.
 pub const PORT: u16 = 5432;
 
 /// Where the server is, and how locks are kept there.

@@ -3,7 +3,7 @@
 //! sqlx does all of the protocol but what it has no way for, and that is done around it:
 //! - It takes no stream and hides the one it opens: a session lock must outlive a killed dlock by way of its socket, which so has
 //!   to be one of ours.
-//! - It trusts the public authorities beside the one that a user names: TLS is spoken here, with that one alone.
+//! - It trusts the public authorities in addition to the one that a user names: TLS is spoken here, with that one alone.
 //! - It takes a notification for a mistake of the server's: they are taken out here, and rung.
 //! - It keeps to itself which process of the server's serves a session, by which a session is ended that does not listen, and the
 //!   database's encoding.
@@ -84,10 +84,10 @@ impl Relay {
     }
 }
 
-/// What passes on. It ends once sqlx has ended; or with this value, if it is to be broken off.
+/// The task that passes on. It ends once sqlx has ended, or with this value, which breaks it off.
 pub(super) struct Passing {
     task: JoinHandle<()>,
-    /// What was not passed on yet is not to be, and the server hears no farewell.
+    /// Whether to drop what was not passed on yet, so that the server hears no farewell.
     pub break_off: bool,
 }
 
@@ -206,6 +206,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::damage;
 
     fn message(kind: u8, length: usize) -> Vec<u8> {
         let count = u32::try_from(length + 4).expect("short").to_be_bytes();
@@ -225,6 +226,25 @@ mod tests {
             }
             assert_eq!((messages.narrow, out), (narrow, bytes), "{encoding}");
         }
+    }
+
+    /// Whatever a server sends goes on to sqlx, less what are notifications by their letters; and no length is believed.
+    #[test]
+    fn damaged_messages_go_on_and_are_not_kept() {
+        let setting = [&[SETTING, 0, 0, 0, 25][..], b"server_encoding\0UTF8\0"].concat();
+        let sent = [setting, vec![PROCESS, 0, 0, 0, 12, 0, 0, 0, 7, 0, 0, 0, 9], message(b'Z', 1), message(NOTIFICATION, 30)].concat();
+        let mut whole = 0;
+        damage::each(|dice| {
+            let damaged = damage::bytes(&sent, dice);
+            let (mut messages, mut out) = (Messages::default(), Vec::new());
+            for part in damaged.chunks(1 + dice.below(30)) {
+                messages.read(part, &mut out);
+                assert!(messages.said.len() <= KEPT && messages.begun.len() < 5);
+            }
+            assert!(out.len() <= damaged.len());
+            whole += u64::from(messages.process == Some(7));
+        });
+        assert!(whole > damage::TRIES / 20, "only {whole} told the process");
     }
 
     proptest! {

@@ -89,7 +89,7 @@ pub(super) async fn is_complete(session: &mut Session, tables: &Tables) -> Resul
     Ok(complete && sides.get::<i64, _>(0) == 7)
 }
 
-/// Removes rows that were last used so long ago, and those who wait no more.
+/// Removes rows that were last used so long ago, and waiters that have gone.
 ///
 /// A row that is taken again is made anew, with a fence of the server's time in µs. So a row goes only if its fence lies
 /// below the time in µs before which it was last used: a clock would have to be set back by all of `unused_for` for a fence

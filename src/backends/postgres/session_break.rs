@@ -17,7 +17,7 @@ impl Sessions {
         let record = self.record(&name).await?;
         let (past, skips) = self
             .look(async |table| {
-                // First who wrote something, then who has it: whoever has it wrote before.
+                // Read the written holds first, then the holders: each holder wrote its hold before.
                 let maybe = history::maybe_vanished(table.session, table.tables, &name).await?;
                 let (holders, _) = holders(&table.session.query(&look, &[Value::Text(&name)]).await?)?;
                 let (mut past, skips) = history::read(table.session, table.tables, &name).await?;
@@ -33,8 +33,8 @@ impl Sessions {
         self.aside(async |table| history::note(table.session, table.tables, &name, note).await).await
     }
 
-    /// The process that has the lock by this fence, and since when it serves its session, if this user is told that. Whoever has the lock
-    /// wrote its fence down; that it has the lock yet is what the server knows.
+    /// The process that has the lock by this fence, and since when it serves its session, if this user may see that. A holder
+    /// wrote its fence down; the server knows whether it still has the lock.
     async fn process_of(&mut self, name: &str, fence: Fence) -> Result<Option<(i32, Option<String>)>> {
         let look = self.look_sql();
         self.aside(async |table| {
@@ -90,7 +90,7 @@ impl Sessions {
         Ok(true)
     }
 
-    /// Notes that the holder knows of the mark on its hold. That it fails only leaves whoever breaks it to wait for the end.
+    /// Notes that the holder knows of the mark on its hold. If it fails, the operator only waits for the end of the lease.
     pub(super) async fn see(&mut self, name: &str, fence: Fence) {
         let fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
         let noted: Result<()> = self

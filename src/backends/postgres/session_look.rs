@@ -1,4 +1,4 @@
-//! Who has the locks that sessions keep: what the server knows of its locks, and what their holders said beside.
+//! The holders of locks that sessions keep: what the server knows of its locks, and what their holders wrote.
 //!
 //! Read only. What the server tells this user nothing of (another user's session) stays unknown.
 
@@ -95,7 +95,7 @@ impl Sessions {
     }
 }
 
-/// Who is breaking the hold that a row tells of.
+/// The break of the hold that a row describes.
 pub(super) fn broken(row: &PgRow) -> Result<Option<Break>, sqlx::Error> {
     let (mark, seen): (Option<String>, Option<bool>) = (row.try_get("mark")?, row.try_get("seen")?);
     let mark: Option<Break> = mark.and_then(|mark| serde_json::from_str(&mark).ok());
@@ -116,7 +116,7 @@ pub(super) fn rests(rows: &[PgRow]) -> Result<Option<Duration>> {
 /// In the place of a process: the server that had the session is gone.
 pub(super) const LEFT: i32 = 0;
 
-/// Who has the lock, and the last fence given out.
+/// The holders, and the last fence given out.
 pub(super) fn holders(rows: &[PgRow]) -> Result<(Vec<Holder>, Option<Fence>)> {
     let read = |row: &PgRow| -> Result<Option<Holder>, sqlx::Error> {
         let Some(pid) = row.try_get::<Option<i32>, _>("pid")? else { return Ok(None) };

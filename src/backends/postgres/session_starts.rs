@@ -1,7 +1,7 @@
 //! Beginning a hold of a session: its fence, and the starts that it is judged by.
 //!
-//! Who has the lock is alone with its row of fences, and sees all that was committed before it got the lock: one statement judges,
-//! counts and writes. Who is not to have it gives it back at once, and keeps the session.
+//! The holder is alone with its row of fences, and sees all that was committed before it got the lock: one statement judges,
+//! counts and writes. A refused request gives the lock back at once, and keeps the session.
 //!
 //! Worst cases: the answer is lost and it is asked again (the row says which fence was counted for this hold: its start is no run
 //! before it, and counts once); it is given up (the session that counts is ended before what it wrote is taken out); the lock's
@@ -81,7 +81,7 @@ impl Sessions {
         }
     }
 
-    /// Asks over the session that has the lock, or beside its transaction.
+    /// Asks over the session that has the lock, or outside its transaction.
     async fn over(&mut self, at: usize, sql: &str) -> Result<Vec<sqlx::postgres::PgRow>> {
         if self.options.mode == Mode::Row {
             return self.aside(async |table| table.session.run(sql).await).await;
@@ -140,7 +140,7 @@ impl Sessions {
         Ok(Some((fence, now, if gone > 0 { SETTLE.min(request.ttl.get() / 8) } else { Duration::ZERO })))
     }
 
-    /// What the request is to be judged by, and when; `None` if the lock had no run.
+    /// The records that judge the request, and when; `None` if the lock had no run.
     async fn known(&mut self, request: &Request, at: usize) -> Result<Option<(Record, u64)>> {
         let name = self.names.of(&request.key);
         let sql = fill(&self.tables.fill(include_str!("sql/session_starts.sql")), &[Value::Text(&name)]);

@@ -2,7 +2,7 @@
 //!
 //! A hold can't be given to another process, nor entered by one. Whether it lasts is asked over its own session only:
 //! an error there that ended the session ended the hold. The fence is counted and committed once the lock is ours, before
-//! anybody is told, over a second session where the first is in a transaction.
+//! the grant is reported, over a second session where the first is in a transaction.
 //!
 //! Worst interleavings, and what keeps them harmless:
 //! - *The reply to a grant is lost.* The same session is asked again, and has the lock already. A session that leaves
@@ -15,8 +15,8 @@
 //!   its session: the lock is busy until its lease is over by the server's clock.
 //! - *Another mode is used for the same lock.* The lock's row in the table of leases says in which mode it is kept: others are refused.
 //! - *A waiter gets the lock while it is frozen.* The server ends that session after five seconds of silence.
-//! - *Readers come one after the other while somebody waits to write.* The server asks who waits before it lets one in, in `mode=row` by an
-//!   advisory lock beside the row. A wait ends every few seconds and begins again: who comes in just that instant gets in.
+//! - *Readers come one after the other while a writer waits.* The server checks for waiting writers before it lets a reader in, in `mode=row` by an
+//!   advisory lock next to the row. A wait ends every few seconds and begins again: a reader that comes in just that instant gets in.
 //! - *dlock is killed.* The guardian has the socket as well, and closes it when the command's tree is dead.
 
 mod holding;
@@ -64,13 +64,13 @@ pub struct Sessions {
     pub(super) tables: Tables,
     pub(super) names: Names,
     holds: Vec<Hold>,
-    /// Who asks or waits, with a session of his own.
+    /// Requests that try or wait, each with a session of its own.
     pub(super) tries: Vec<(Key, Token, Keeper)>,
     /// For all that is not a lock.
     pub(super) side: Option<Session>,
     /// Side sessions that count a fence, and did not answer.
     pub(super) counting: Vec<Known>,
-    /// Who may stand in a queue because of us.
+    /// The tokens that may stand in a queue because of us.
     queued: Vec<(Key, Token)>,
     /// Nothing between us and the server shares its sessions.
     direct: bool,
@@ -86,7 +86,7 @@ struct Hold {
     ttl: Ttl,
     /// When it ends by the server's clock, in µs.
     ends: i64,
-    /// Later runs go by what becomes of it.
+    /// Later runs depend on its outcome.
     matters: bool,
     /// It is being given back, and not to be relied on any more.
     leaving: bool,
@@ -130,8 +130,8 @@ impl Sessions {
         (keeper.session.is_alive() && keeper.unanswered < 2 && !keeper.blocked).then_some(keeper)
     }
 
-    /// Ends a session that was left blocking in the server, which else would have the lock to give to nobody. Dropped half-way,
-    /// it is to be asked for again.
+    /// Ends a session that was left blocking in the server: otherwise the lock could be granted to a session without a client. If it is dropped half-way,
+    /// call it again.
     async fn end_blocked(&mut self, at: usize) {
         let keeper = &self.tries[at].2;
         if keeper.blocked && keeper.session.is_alive() {
@@ -207,7 +207,7 @@ impl Sessions {
         }
         let begun = self.begin(request, at).await;
         if begun.as_ref().is_err_and(|error| !error.is_transient()) {
-            // Nobody will ask again: the session would keep the lock for nothing.
+            // No one will ask again: the session would keep the lock for nothing.
             drop(self.tries.swap_remove(at));
         }
         let (fence, now, settle) = match begun? {
@@ -244,7 +244,7 @@ impl Sessions {
         Ok(Attempt::Refused(refusal))
     }
 
-    /// Says who has the lock. The session stays for who waits.
+    /// Reports the holders. The session stays for a waiter.
     async fn refuse(&mut self, request: &Request, at: usize) -> Result<Attempt> {
         let look = self.look_sql();
         let name = self.names.of(&request.key);
@@ -255,7 +255,7 @@ impl Sessions {
         }
         let near = position.is_none_or(|place| place <= NEAR);
         if near || keeper.found.is_none() {
-            // The server lists all that anybody waits for to find it out: a waiter far behind looks once.
+            // To answer, the server lists every waiter: a waiter far behind looks once.
             let rows = keeper.session.query(&look, &[Value::Text(&name)]).await?;
             keeper.rests = rests(&rows)?;
             keeper.found = Some(holders(&rows)?.0);

@@ -70,7 +70,7 @@ fn nothing_in_the_way(begin: &Begin<'_>) -> String {
     sql
 }
 
-/// What a statement that gives the hold with this fence back sets in the row `l`, after what it sets besides.
+/// What a statement that gives the hold with this fence back sets in the row `l`, after its other columns.
 pub(super) fn became(stage: Option<Stage>, fence: &str) -> String {
     let Some(stage) = stage else { return String::new() };
     let undone = ", paced_at = CASE WHEN l.paced_fence = {fence} THEN NULL ELSE l.paced_at END";
@@ -80,7 +80,7 @@ pub(super) fn became(stage: Option<Stage>, fence: &str) -> String {
     sql.replace("{fence}", fence).replace("{stage}", stage.as_str())
 }
 
-/// What a statement that writes the row `l` back sets besides, where other starts are recorded by now.
+/// What a statement that writes the row `l` back also sets, where other starts are recorded by now.
 pub(super) fn recorded(record: &Record) -> String {
     let columns = Columns::from(record);
     let [paced_who, start_who] = [columns.paced_who, columns.start_who].map(|who| who.map(|json| ascii(&json)));

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     backends::sql::{
-        self, Begin, LAST_FENCE, Plain, Record, SHARED_BY, locked_by, micros,
+        self, Begin, LAST_FENCE, LAYOUT, Plain, Record, SHARED_BY, locked_by, micros,
         row::{self, Write},
     },
     lock::{Effect, Error, Fence, Kind, Metadata, Request, Result, Token, Ttl, Which},
@@ -28,7 +28,7 @@ pub(super) struct LockTable<'a> {
     pub tables: &'a Tables,
     /// The session has the gate, which a grant gives up.
     pub gate: bool,
-    /// Who was granted the lock is out of the queue, and has no gate any more.
+    /// The new holder is out of the queue, and has no gate any more.
     pub left: bool,
 }
 
@@ -39,7 +39,7 @@ impl<'a> LockTable<'a> {
         let (by, hold, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
         let document = row::granted(request).map(|document| ascii(&document));
         let begin = Begin::of(request, None);
-        // Who else waits is nothing to a hold that is granted.
+        // A hold that is granted is not concerned with other waiters.
         let columns = include_str!("sql/columns.sql").replace("{waited}", "false");
         let sql = include_str!("sql/grant.sql")
             .replace("{columns}", &columns)
@@ -56,7 +56,7 @@ impl<'a> LockTable<'a> {
         ];
         let sql = starts::granting(&sql, &begin, values.len(), Some("excluded.locked_at"));
         let values = [&values[..], &starts::values(&begin, metadata.as_deref(), &hold)].concat();
-        // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
+        // An acquire that is given up must not arrive later; a release may.
         self.session.drop_unsent = true;
         let rows = self.session.query(&sql, &values).await;
         self.session.drop_unsent = false;
@@ -130,7 +130,7 @@ impl<'a> LockTable<'a> {
         let gate = leaving(self.gate && write.granted.is_some());
         let sql = |remembers| self.tables.fill(&write_sql(write, remembers)).replace("{gate}", gate);
         let (whole, without) = (sql(!past.is_empty()), sql(false));
-        // As with `grant`: a hold that is given up must not be taken when nobody waits for the answer any more.
+        // As with `grant`: a hold that is given up must not be taken later.
         self.session.drop_unsent = write.granted.is_some();
         let mut rows = self.session.query(&whole, &values).await;
         if !past.is_empty() && self.may_be_the_history(&rows) {
@@ -204,9 +204,23 @@ impl<'a> LockTable<'a> {
 fn write_sql(write: &Write, remembers: bool) -> String {
     let trims = remembers && write.past.iter().any(|past| past.fence.is_none_or(|fence| fence.0.is_multiple_of(4)));
     include_str!("sql/write.sql")
+        .replace("{changed}", &changed(&write.was, &write.is))
         .replace("{past}", &part(remembers, include_str!("sql/write_past.sql")))
         .replace("{trimmed}", &part(trims, include_str!("sql/trimmed.sql")))
         .replace("{absorbed}", &part(!write.absorbed.is_empty(), include_str!("sql/write_absorbed.sql")))
+}
+
+/// The columns of which each is written only if it changes.
+fn changed(was: &Record, is: &Record) -> String {
+    let columns = [
+        (was.locked_at_us != is.locked_at_us, ", locked_at = timestamp 'epoch' + $7 * interval '1 microsecond'"),
+        (was.locked_by != is.locked_by, ", locked_by = $8"),
+        (was.layout != Some(LAYOUT), ", layout = {layout}"),
+        (was.owner != is.owner, ", owner = $9"),
+        (was.fence != is.fence, ", fence = $10"),
+        (was.document != is.document, ", document = $12"),
+    ];
+    columns.iter().filter(|(changes, _)| *changes).map(|(_, set)| *set).collect()
 }
 
 /// A further part of a `WITH`.
@@ -214,7 +228,7 @@ pub(super) fn part(there: bool, sql: &str) -> String {
     if there { format!(", {}", sql.trim_end()) } else { String::new() }
 }
 
-/// What a statement that grants answers besides, if it leaves the gate.
+/// What a statement that grants also answers, if it leaves the gate.
 fn leaving(gate: bool) -> &'static str {
     if gate { ", pg_advisory_unlock_all()::text" } else { "" }
 }

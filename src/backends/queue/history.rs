@@ -8,14 +8,14 @@ use crate::lock::{End, Fence, Metadata, Mode, Parting, Past, REMEMBERED};
 /// How many entries more than needed there may be before the oldest are removed.
 pub const SPARE: usize = 16;
 
-/// How many of so many entries are to be removed, the oldest first.
+/// How many of so many entries to remove, the oldest first.
 pub fn too_many(count: usize) -> Option<usize> {
     (count > REMEMBERED + SPARE).then(|| count - REMEMBERED)
 }
 
 /// The last skip of a host. How often it skipped is the version of its entry.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Skip {
+pub struct SkipRecord {
     pub host: String,
     pub reason: String,
     /// By the host's clock; the store's own time counts, where it has one.

@@ -9,6 +9,8 @@
 //! [`record`] is what both stores write next to their contenders, [`history`] what they remember of them.
 
 pub mod history;
+#[cfg(test)]
+mod model;
 pub mod record;
 #[cfg(test)]
 mod tests;

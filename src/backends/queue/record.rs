@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::lock::{Break, End, Error, Fence, Holder, Kind, Metadata, Mode, Past, Record, Request, Result};
 
 /// The layout that this version writes. Another first number is refused.
-const LAYOUT: &str = "2.0";
+pub const LAYOUT: &str = "2.0";
 const MAJOR: u32 = 2;
 
 /// What a contender says of itself. Written once, with its entry: etcd's revision of a key is its place in the order.

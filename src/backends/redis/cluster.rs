@@ -1,4 +1,4 @@
-//! A Redis Cluster: which node has a slot, and who else can be asked.
+//! A Redis Cluster: which node has a slot, and which others can be asked.
 //!
 //! Worst cases: a node of the URL is gone (the next is asked meanwhile); nodes don't agree during a failover or a
 //! partition (the node that is sent to says so itself, and the next call begins with another node); a slot is being moved
@@ -17,13 +17,13 @@ use super::{
 use crate::lock::{Effect, Error, Kind, Result};
 
 pub(super) struct Cluster {
-    /// Those of the URL, who are always worth asking: their names may lead to new machines.
+    /// The nodes of the URL, which are always worth asking: their names may lead to new machines.
     seeds: Vec<Address>,
     /// The other nodes that were met.
     others: Vec<Address>,
     /// Whether they are all there are.
     learned: bool,
-    /// Whom to ask first.
+    /// The node to ask first.
     first: usize,
     /// Where slots were found.
     owners: Vec<(u16, Address)>,
@@ -37,7 +37,7 @@ pub(super) enum Found {
     At(Address),
 }
 
-/// Where a node sends who asks it for what it doesn't have.
+/// Where a node sends a request for a slot that it doesn't have.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
     /// From now on.
@@ -115,7 +115,7 @@ impl Cluster {
         Ok(map.masters)
     }
 
-    /// Asks the node at the other end for all others, unless they are known already. Who may not ask does without.
+    /// Asks the node at the other end for all others, unless they are known already. A user that may not ask does without.
     pub(super) async fn learn_over(&mut self, line: &mut Line) -> Result<()> {
         if self.learned {
             return Ok(());
@@ -138,7 +138,7 @@ impl Cluster {
     async fn any_node<T>(&mut self, ask: impl AsyncFn(Address) -> Result<T>) -> Result<T> {
         let nodes: Vec<&Address> = self.seeds.iter().chain(&self.others).collect();
         let (count, first) = (nodes.len(), self.first);
-        // Whoever drops this call, or is led astray by this node, begins with another one.
+        // A caller that drops this call, or is led astray by this node, begins with another one.
         self.first += 1;
         let ask = &ask;
         let questions = (0..count).map(|nth| {
@@ -171,7 +171,7 @@ pub(super) fn redirect(reply: &Value, from: &Address) -> Option<Redirect> {
     }
 }
 
-/// An address as nodes tell it: without a host, it is that of who tells; `?` is none.
+/// An address as nodes tell it: without a host, it is that of the node that answers; `?` is none.
 fn address(host: &str, port: u16, from: &Address) -> Option<Address> {
     match host {
         "?" => None,

@@ -1,6 +1,6 @@
 //! One connection: opening it, and exchanging requests for replies.
 //!
-//! It never reconnects and knows no time limits. Whoever drops an exchange half-way must drop the connection too,
+//! It never reconnects and knows no time limits. A caller that drops an exchange half-way must drop the connection too,
 //! since a reply may still come.
 
 use std::{
@@ -67,7 +67,7 @@ pub(in crate::backends) struct Connection {
 impl Connection {
     /// Connects and logs in. One round trip more than the network's own where there is a password or a database.
     ///
-    /// The login isn't sent together with the first request: where it is refused, a server that lets anybody in
+    /// The login isn't sent together with the first request: where it is refused, a server that needs no login
     /// would go on and take the lock as another user, or in database 0.
     pub(in crate::backends) async fn open(options: &Options) -> Result<Self> {
         Ok(Self::open_and(options, &redis::pipe()).await?.0)
@@ -165,7 +165,11 @@ impl Connection {
 
     pub(in crate::backends) async fn send(&mut self, packed: &[u8]) -> io::Result<()> {
         self.stream.write_all(packed).await?;
-        self.stream.flush().await
+        self.stream.flush().await?;
+        // The parser asks the processor what it can do, which takes a virtual machine a tenth of a millisecond: done while the server works.
+        #[cfg(target_arch = "x86_64")]
+        let _ = std::is_x86_feature_detected!("avx2");
+        Ok(())
     }
 
     pub(in crate::backends) async fn receive(&mut self) -> Result<Value> {

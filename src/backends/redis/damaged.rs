@@ -9,7 +9,7 @@ use crate::{
     lock::{Key, Request, Ttl},
 };
 
-fn reply(json: &serde_json::Value) -> Value {
+pub(in crate::backends) fn reply(json: &serde_json::Value) -> Value {
     match json {
         serde_json::Value::Null => Value::Nil,
         serde_json::Value::Array(items) => Value::Array(items.iter().map(reply).collect()),

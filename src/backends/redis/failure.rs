@@ -30,10 +30,10 @@ pub(in crate::backends) fn refused(error: &ServerError) -> Error {
         "WRONGPASS" => Error::new(Kind::Denied, "the server refused the user or the password")
             .hint("the user is in the URL (redis://USER@HOST); the password in DLOCK_PASSWORD or --password-file"),
         "NOPERM" => no_rights(details),
-        "DENIED" => Error::new(Kind::Denied, "the server runs in protected mode and lets nobody in from another host")
+        "DENIED" => Error::new(Kind::Denied, "the server runs in protected mode and refuses other hosts")
             .hint("give the server a password, or bind it to this network's address"),
         "LOADING" => unavailable("the server is loading its data"),
-        "BUSY" => unavailable("the server is busy with somebody's script").hint("SCRIPT KILL on the server ends it"),
+        "BUSY" => unavailable("the server is busy with a script").hint("SCRIPT KILL on the server ends it"),
         "MASTERDOWN" => unavailable("the server is a replica that lost its master"),
         "READONLY" => unavailable("the server is a read-only replica").hint("name the master in the URL"),
         "OOM" => unavailable("the server is out of memory").hint("raise maxmemory, or remove what fills it; keep noeviction"),
@@ -46,7 +46,9 @@ pub(in crate::backends) fn refused(error: &ServerError) -> Error {
             .hint("a cluster has a URL of its own: redis+cluster://HOST:PORT,HOST:PORT"),
         "WRONGTYPE" => Error::new(Kind::Data, "a key that dlock needs holds a value of another type")
             .hint("another program uses this name; take another key or --namespace"),
-        "FENCE" => Error::new(Kind::Data, "the fence counter is beyond 2^53").hint("somebody wrote it; delete redisson_lock_token:{…}"),
+        "FENCE" => {
+            Error::new(Kind::Data, "the fence counter is beyond 2^53").hint("another program wrote it; delete redisson_lock_token:{…}")
+        }
         _ => general(code, details),
     }
 }
@@ -74,12 +76,12 @@ fn general(code: &str, details: &str) -> Error {
     if says("the user executing the script") {
         no_rights(details)
     } else if says("unauthenticated") {
-        // To who has not logged in, servers from 6.2.7 on give this answer to any longer command.
+        // Before a login, servers from 6.2.7 on give this answer to any longer command.
         no_password()
     } else if says("non local key") {
         half_moved()
     } else if says("not an integer") || says("would overflow") {
-        Error::new(Kind::Data, "the fence counter is not a number").hint("somebody wrote it; delete redisson_lock_token:{…}")
+        Error::new(Kind::Data, "the fence counter is not a number").hint("another program wrote it; delete redisson_lock_token:{…}")
     } else if says("max number of clients") {
         Error::new(Kind::Unavailable, "the server has as many clients as it takes").hint("raise maxclients on the server")
     } else if says("unknown command") || says("unknown redis command") || (says("user_script") && says("syntax error")) {

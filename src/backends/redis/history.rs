@@ -84,7 +84,7 @@ pub(in crate::backends) fn add_history_reads(pipeline: &mut redis::Pipeline, nam
     pipeline.cmd("HGETALL").arg(&names.skips).cmd("HGETALL").arg(&names.starts);
 }
 
-/// A history from the replies to [`add_history_reads`], and the holds that vanished and that nobody has remembered since.
+/// A history from the replies to [`add_history_reads`], with the vanished holds that were not archived since.
 pub(in crate::backends) fn read_history(replies: &[Value], vanished: impl IntoIterator<Item = Past>) -> Result<History> {
     let [time, runs, bad, skips, starts] = replies else { return Err(failure::unreadable()) };
     let now = readable(time)?.and_then(read_time).and_then(|now| u64::try_from(now).ok());
@@ -118,7 +118,7 @@ fn read_skips(host: String, told: &str) -> Option<Skips> {
     Some(Skips { host, count, since_ms, last_ms, reason: parts.next()?.to_owned() })
 }
 
-/// The hold that a record tells of, which was never given back.
+/// The hold that a record describes, which was never given back.
 pub(in crate::backends) fn vanished<'a>(of_record: impl Fn(&str) -> Option<&'a str>, record: &[(String, String)]) -> Option<Past> {
     let fence = of_record("fence")?.parse().ok().map(Fence)?;
     let ends = record.iter().filter(|(field, _)| field.starts_with("hold:")).filter_map(|(_, value)| value.split(':').next()?.parse().ok());

@@ -2,13 +2,13 @@
 //!
 //! Each question is one script, atomic in the server and judged by its clock. A lock is stored as Redisson stores a
 //! write lock, so that its locks and `SET NX` users exclude ours and the other way round; what Redisson has no place
-//! for lies in a record beside it. Nothing here retries, sleeps or reads the host's clock.
+//! for lies in a record next to it. Nothing here retries, sleeps or reads the host's clock.
 
 pub(super) mod answer;
 mod cluster;
 pub(super) mod connection;
 #[cfg(test)]
-mod damaged;
+pub(super) mod damaged;
 pub mod examine;
 pub(super) mod failure;
 pub(super) mod history;
@@ -34,7 +34,6 @@ use ::redis::Value;
 use async_trait::async_trait;
 
 pub use self::options::{Address, Options, Replicas, Sentinel, Server};
-// For other stores that speak TLS in the same way.
 use self::{
     answer::{answer, otherwise, read_attempt, read_count, read_renewal},
     cluster::Redirect,
@@ -61,7 +60,7 @@ const REDIRECTIONS: usize = 5;
 /// takes the connection with it, and the next call makes another.
 pub struct Redis {
     servers: Servers,
-    /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
+    /// The tokens that may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
 }
 
@@ -97,7 +96,7 @@ impl Redis {
     ) -> Result<(Line, Value)> {
         let name = keys[0];
         let all = [keys, sides].concat();
-        // An acquire that is given up must not arrive when nobody waits for its answer any more; a release may.
+        // An acquire that is given up must not arrive later; a release may.
         let takes = script.is(&script::ACQUIRE) || script.is(&script::SHARE);
         for _ in 0..REDIRECTIONS {
             let keys = if line.is_asking() { &all[..] } else { keys };
@@ -187,7 +186,7 @@ impl Redis {
         loop {
             let (script, arguments) = if exclusive { (&script::ACQUIRE, &alone) } else { (&script::SHARE, &share) };
             (line, reply) = self.eval_over(line, script, &keys, arguments).await?;
-            // Whoever is entered holds it in another way: alone, which is as good for a reader.
+            // The owner holds it in another way: alone, which is as good for a reader.
             if request.mode != Mode::Shared || exclusive || otherwise(&reply) != Some("exclusive".into()) {
                 break;
             }

@@ -18,7 +18,7 @@ pub(in crate::backends) struct Names {
     pub record: String,
     /// The waiters, in order of arrival.
     pub queue: String,
-    /// What those who wait said of themselves.
+    /// What the waiters said of themselves.
     pub waiters: String,
     /// The holds that are over.
     pub runs: String,
@@ -34,9 +34,9 @@ pub(in crate::backends) struct Names {
     pub ends: String,
     /// The waiters for a share, in order of arrival.
     pub line: String,
-    /// Those of them who asked for fair order, but readers.
+    /// The fair ones of them, but readers.
     pub fair: String,
-    /// Those of them who did and want to read.
+    /// The fair ones of them that want to read.
     pub fair_readers: String,
     /// The list that those in the queue block on.
     pub wake: String,
@@ -44,11 +44,11 @@ pub(in crate::backends) struct Names {
     pub wakes: String,
     /// The list that all of them block on as well.
     pub wake_line: String,
-    /// On Tair, who waits for a share or in fair order, and whose turn it is.
+    /// On Tair, the waiters for a share or in fair order, and whose turn it is.
     pub turns: String,
-    /// Where those wait who want Redisson's plain lock.
+    /// The channel of waiters for Redisson's plain lock.
     pub channel: String,
-    /// Where those wait who want Redisson's read-write lock.
+    /// The channel of waiters for Redisson's read-write lock.
     pub rw_channel: String,
     /// The queue of Redisson's fair lock, a list; its waiters listen on `<channel>:<waiter>`.
     pub fair_queue: String,

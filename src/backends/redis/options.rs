@@ -8,7 +8,7 @@ use crate::lock::Namespace;
 /// Where a Redis server is, or how it is found, and how to speak with it.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where it listens, or who knows.
+    /// Where it listens, or which servers know that.
     pub server: Server,
     /// TLS, for `rediss://`. Without it everything, the password too, crosses the network in clear.
     pub tls: Option<Tls>,
@@ -52,8 +52,8 @@ impl Options {
     /// What tells this store from others, in whatever way it is reached.
     ///
     /// Any of a deployment's sentinels or nodes may stand in a URL, so none of them does here: two masters of one name, and
-    /// any two clusters, are taken for one another. Who takes a hold of the one for a hold of the other is told by the
-    /// store that it is none; two names for one store would have a nested run wait for its own ancestor.
+    /// any two clusters, are taken for one another. If a hold of the one is taken for a hold of the other, the
+    /// store says that it is none; two names for one store would have a nested run wait for its own ancestor.
     pub(super) fn identity(&self) -> String {
         match &self.server {
             Server::Tcp { .. } | Server::Unix(_) => self.redacted_url(),
@@ -67,7 +67,7 @@ fn list(addresses: &[Address]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Where a server listens, or who knows where the one listens that is to be asked.
+/// Where a server listens, or which servers know where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
     /// A host name or address (IPv6 without brackets) and a port.
@@ -85,14 +85,14 @@ pub enum Server {
     Cluster(Vec<Address>),
 }
 
-/// Those who watch over a master and its replicas.
+/// The sentinels that watch a master and its replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sentinel {
     /// Where they listen; port 26379 where the URL has none.
     pub sentinels: Vec<Address>,
     /// What they call the master.
     pub master: String,
-    /// Their ACL user, who is not the servers'.
+    /// Their ACL user, which is not the servers'.
     pub user: Option<String>,
     /// Their password, which is not the servers'.
     pub password: Option<Secret>,
@@ -130,6 +130,6 @@ impl Replicas {
     /// no fewer from then on.
     pub const ALL: u32 = u32::MAX;
 
-    /// How long they have unless somebody says otherwise.
+    /// The default of how long they have.
     pub const WITHIN: Duration = Duration::from_millis(500);
 }

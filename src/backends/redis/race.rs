@@ -11,7 +11,7 @@ pub(super) const HEDGE: Duration = Duration::from_millis(200);
 /// The first answer. They are asked in order: the next one as soon as one failed, or has said nothing for a while.
 ///
 /// # Errors
-/// Everybody's failure, in the order in which they failed.
+/// All failures, in order.
 pub(super) async fn first<T, E, F: Future<Output = Result<T, E>>>(questions: impl IntoIterator<Item = F>) -> Result<T, Vec<E>> {
     let mut left = questions.into_iter().peekable();
     let mut asked: Vec<Pin<Box<F>>> = Vec::new();

@@ -137,7 +137,7 @@ impl Redis {
                 let record = starts::read_record(&reply::pairs(readable(record).ok()??)?);
                 Some(record.keeps(now).is_some())
             };
-            // What can't be told here, since a cluster moved it, is for whoever asks about the key.
+            // What can't be read here, since a cluster moved it, is read when the key itself is asked for.
             known.extend(batch.iter().zip(records).filter(|(_, record)| kept(record) != Some(false)).map(|(key, _)| key.clone()));
         }
         Ok(())

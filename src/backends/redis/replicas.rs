@@ -1,7 +1,7 @@
 //! Waiting until replicas have what was written.
 //!
 //! Redis answers before its replicas know. A grant that none of them has is forgotten by a failover; and a master that is
-//! cut off from them would go on granting and renewing beside its successor. Worst cases: the replicas don't confirm in
+//! cut off from them would go on granting and renewing next to its successor. Worst cases: the replicas don't confirm in
 //! time (a grant is given back, a renewal is not counted); the connection breaks meanwhile (unknown: the core asks again
 //! or undoes it); a replica has the grant but not that it was given back (it ends with its lease).
 

@@ -14,13 +14,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "e61a474f3604cec4b92e6ce256afe895f3189316");
-pub(super) static SHARE: Script = script!("lua/share.lua", "a24de064d6c1bcd9359453cbb50ad5dc60c9205e");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "b05ea3ee1d6d7d30dd33f07f00ada7611167881b");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "1a0bc07dfaa6ef5414125e6be96fea34a336953d");
-pub(super) static BREAK: Script = script!("lua/break.lua", "ee0ced1a4958766e38c918b74a9e44fecc525622");
-pub(super) static NOTE: Script = script!("lua/note.lua", "f5c63da2d9fe2076ea8b979c84dda83d25a162df");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "0b44def4243351b150f3541b0dc87ed651869fb0");
+pub(super) static ACQUIRE: Script = script!("lua/acquire.lua", "328d72aecf57f0fb80c40bc4b27071e5a037c954");
+pub(super) static SHARE: Script = script!("lua/share.lua", "dc64327f78beca352686217010330938dc632581");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "a512ffb1cfdb0dbf6847422e0bc3f7cffd6f42ed");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "e4dba562fcecd3a38feffff478602608d1fb5632");
+pub(super) static BREAK: Script = script!("lua/break.lua", "e66f695fb96b9b148c850f4f734ea31d3563ca0d");
+pub(super) static NOTE: Script = script!("lua/note.lua", "290f78d01549c82f2580c0bb57045dbe9a865b81");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "520dc67aed9071b4425bcff2f34746b3f52443ad");
 
 impl Script {
     /// A script and its sum.

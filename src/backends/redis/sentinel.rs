@@ -2,8 +2,8 @@
 //!
 //! Worst cases: a sentinel is gone together with the master (the next is asked meanwhile); one has not heard of the
 //! failover yet (its master is refused or says that it is none, and the next sentinel is asked); the old master is cut
-//! off from the others and can't know that it is none any more (nobody can tell from here: that is what waiting for
-//! replicas is for).
+//! off from the others and can't know that it is none any more (that can't be seen from here; waiting for
+//! replicas guards against it).
 
 use redis::{Pipeline, Value};
 
@@ -17,7 +17,7 @@ use crate::lock::{Error, Kind, Result};
 
 pub(super) struct Sentinels {
     options: Sentinel,
-    /// Whom to ask first.
+    /// The sentinel to ask first.
     first: usize,
 }
 
@@ -37,7 +37,7 @@ impl Sentinels {
     pub(super) async fn open_master(&mut self, options: &Options) -> Result<Connection> {
         let Sentinel { sentinels, .. } = &self.options;
         let (count, first) = (sentinels.len(), self.first);
-        // Whoever drops this call because nobody answered begins with another one.
+        // A caller that drops this call for want of an answer begins with another one.
         self.first += 1;
         let theirs = &self.options;
         let ways = (0..count).map(|nth| {

@@ -20,7 +20,7 @@ pub(super) struct Line {
     pub(super) connection: Connection,
     /// Which of a cluster's nodes it leads to; elsewhere there is one server at a time.
     node: Option<Address>,
-    /// The node is only about to get the slot, and serves who says that it knows.
+    /// The node is only about to get the slot, and serves requests that say so (ASKING).
     asking: bool,
 }
 

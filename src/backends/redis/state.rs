@@ -8,7 +8,7 @@ use super::{failure, reply};
 use crate::lock::{Break, Fence, Holder, Metadata, Mode, Result, Waiter};
 
 /// The newest layout that this version can read, up to any minor version.
-const MAJOR: u32 = 1;
+pub(in crate::backends) const MAJOR: u32 = 1;
 
 /// A waiter that has not been heard of for so long is gone.
 const WAITER_GONE_MS: i64 = 15_000;
@@ -26,9 +26,9 @@ pub(super) struct Snapshot {
     pub lock: Vec<(String, String)>,
     /// How many fields there are in all.
     pub lock_len: usize,
-    /// dlock's record beside it.
+    /// dlock's record next to it.
     pub record: Vec<(String, String)>,
-    /// What it knows of those who have shares, or some of it; what is over is among it.
+    /// What it knows of the shares, or some of it; ended shares are among it.
     pub shares: Vec<Share>,
 }
 
@@ -64,7 +64,7 @@ impl Share {
 }
 
 impl Snapshot {
-    /// Who holds the lock; empty if it is free.
+    /// The holders; empty if the lock is free.
     ///
     /// # Errors
     /// For a layout newer than ours, and for a hash that is no lock.
@@ -104,7 +104,7 @@ impl Snapshot {
         self.pttl.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis)
     }
 
-    /// Those who have shares: ours, and readers of others.
+    /// The holders of shares: ours, and readers of others.
     fn sharing(&self) -> Result<Vec<Holder>> {
         // Of a large hash only some fields are known.
         let complete = self.lock.len() >= self.lock_len && self.lock_len < SOME;
@@ -183,7 +183,7 @@ fn is_redissons((field, value): &(String, String)) -> bool {
     !id.is_empty() && thread.parse::<u64>().is_ok() && value.parse::<u32>().is_ok_and(|count| count > 0)
 }
 
-/// A holder of whom only the expiry is known.
+/// A holder of which only the expiry is known.
 pub(in crate::backends) fn foreign(mode: Mode, expires_in: Option<Duration>) -> Holder {
     Holder {
         permit: None,
@@ -200,7 +200,7 @@ pub(in crate::backends) fn foreign(mode: Mode, expires_in: Option<Duration>) -> 
     }
 }
 
-/// Those who wait: `queue` is their holds with their arrival in µs, longest first, `said` what each said of itself.
+/// The waiters: `queue` is their holds with their arrival in µs, longest first, `said` what each said of itself.
 pub(in crate::backends) fn waiters(now: Option<i64>, queue: Vec<(String, String)>, said: &Value) -> Vec<Waiter> {
     let said = reply::pairs(said).unwrap_or_default();
     let mut waiters = Vec::new();
@@ -213,7 +213,10 @@ pub(in crate::backends) fn waiters(now: Option<i64>, queue: Vec<(String, String)
         let waiting_for =
             now.zip(arrival.parse::<i64>().ok()).map(|(now, since)| u64::try_from(now.saturating_sub(since / 1000)).unwrap_or(0));
         let metadata: Option<Metadata> = serde_json::from_str(json).ok();
-        waiters.push(Waiter { metadata, waiting_for: waiting_for.map(Duration::from_millis) });
+        // Only a fair request says what it wants.
+        let wants = format!("as:{hold}");
+        let in_order = said.iter().any(|(field, _)| *field == wants);
+        waiters.push(Waiter { metadata, waiting_for: waiting_for.map(Duration::from_millis), in_order });
     }
     waiters
 }

@@ -21,21 +21,21 @@ use crate::{
 
 /// What the nodes answered to phase 1.
 #[derive(Default)]
-struct Votes {
+pub(super) struct Votes {
     /// The nodes that were taken, and their counts.
     counted: Vec<(usize, u64)>,
     /// Those that the owner has already, committed: attempt, fence, and holds.
     entered: Vec<(String, u64, u32)>,
     not_held: usize,
-    /// Those where the owner that is to be entered only reads.
+    /// Nodes where the owner to enter only reads.
     otherwise: usize,
-    /// What each node that somebody else has says of it; `None` for those that did not answer.
-    seen: Vec<Option<Seen>>,
+    /// What each node that another owner has says of it; `None` for those that did not answer.
+    pub(super) seen: Vec<Option<Seen>>,
     places: Vec<i64>,
     /// Nodes that refuse it for the start of another run.
     refused: usize,
     /// What each node that was taken, or refuses, knows of starts, and its time in ms.
-    starts: Vec<(Record, u64)>,
+    pub(super) starts: Vec<(Record, u64)>,
     /// Nodes that turned out to be others under another name.
     twins: Vec<usize>,
     failures: Failures,
@@ -258,11 +258,11 @@ impl Redlock {
 }
 
 impl Votes {
-    fn count(answers: Answers) -> Self {
+    pub(super) fn count(answers: Answers) -> Self {
         let mut votes = Self::default();
         for (n, answer) in answers.into_iter().enumerate() {
             let Some(answer) = answer else { continue };
-            // A node that is ours or nobody's is free for us.
+            // A node that is ours or free is free for us.
             let mut seen = Some(Seen { kind: "none".into(), ..Seen::default() });
             match word(answer).and_then(|(said, rest)| votes.add(n, &said, &rest)) {
                 Ok(None) => {}
@@ -316,7 +316,7 @@ fn read_starts(now: &Value, starts: &Value) -> Result<(Record, u64)> {
     Ok((starts::read_record(&reply::pairs(starts).ok_or_else(failure::unreadable)?), now))
 }
 
-/// Why the request is to be refused by what `known` nodes of so many know of starts, each with its time.
+/// The reason to refuse the request, from what `known` nodes of so many know of starts, each with its time.
 fn judge(known: &[(Record, u64)], nodes: usize, request: &Request) -> Option<Refusal> {
     let (paced, start) = what_counts(known, nodes);
     let by = |record: Record, now| record.judge(request.terms.as_ref(), &request.token, now);

@@ -15,7 +15,7 @@ use crate::{
     lock::{Admin, Check, Finding, Grants, Notice, Result, Role, ServerTime, check},
 };
 
-/// What is looked at besides what every Redis server is asked.
+/// The further checks after those of every Redis server.
 pub const CHECKS: &[Check] = &[
     check("nodes", "how many nodes answer, and how many may fail"),
     check("independence", "whether the nodes are servers of their own: not one twice, none a replica, not all on one host"),

@@ -1,6 +1,6 @@
 //! What the nodes remember of a lock's holds that are over, put together; and marks on those that are not.
 //!
-//! Each node remembers what it saw. A hold may have vanished from one node, and been given back on the others: whoever knows how it
+//! Each node remembers what it saw. A hold may have vanished from one node, and been given back on the others: the node that knows how it
 //! ended knows better.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ impl Redlock {
         if told < self.nodes.majority() { Err(self.nodes.too_few(told, failures).effect(Effect::Unknown)) } else { Ok(()) }
     }
 
-    /// The first node that answers says who warns: all ask it first. What is warned of twice when it fails does no harm.
+    /// The first node that answers decides which run warns: all ask it first. A second warning when it fails does no harm.
     pub(super) async fn claim(&mut self, key: &Key, fence: Fence, level: u32) -> Result<bool> {
         let bound = self.options.bound(None, 4);
         let arguments = vec!["warn".to_owned(), fence.to_string(), level.to_string()];

@@ -19,10 +19,10 @@
 //! too late is refused by the core, which asks again or releases.
 //!
 //! # Readers
-//! On a node that readers have, the string is `shared:<attempt>`, of the first of them: to every other library it is somebody else's. A reader
+//! On a node that readers have, the string is `shared:<attempt>`, of the first of them: to every other library it is a foreign lock. A reader
 //! is granted a node that is free or that readers have, a writer one that is free; since both need a majority, any two holds of which one is
 //! a writer's meet on a node, and there one was gone before the other came. The string ends with the last share on its node, and
-//! each share by its own time besides, which all that counts asks for: so a crashed reader keeps nobody out any longer than its lease,
+//! each share by its own time besides, which all that counts asks for. So a crashed reader keeps others out for no longer than its lease,
 //! and one that is given back leaves the others as they are. The rest is as above, phase by phase, with a record for each reader.
 //!
 //! **Their fences.** What was said of A and B holds if one of them writes. Two readers' spans may overlap, and two things are left. *One that
@@ -34,12 +34,12 @@
 //! `tests/ordering.rs` tries every order of what few clients can do, and finds the repeated fence at once if this is left out.
 //!
 //! **Writers don't starve.** A writer that waits stands in the queue of each node that it found busy, and a reader that came later is refused
-//! there, until the writer has the lock, leaves, or has not asked for 15 s. It waits for those who have the lock only, never for one that
-//! waits, so that nobody waits for each other even if nodes don't agree on who came first.
+//! there, until the writer has the lock, leaves, or has not asked for 15 s. It waits only for holders, never for a waiter,
+//! so that no two wait for each other even if nodes don't agree on which came first.
 //!
 //! # What it hasn't
 //! - *Permits.* A permit by its number would be safe, as that is a lock of its own: number k of N, granted by a majority for this k. But N is
-//!   everybody's own, and may shrink while more are held: then it counts how *many* are held, and nodes can't tell. With number 2 on the
+//!   each client's own, and may shrink while more are held: then it counts how *many* are held, and nodes can't tell. With number 2 on the
 //!   nodes 1, 2 and 3 and number 3 on 3, 4 and 5, four nodes know of one permit, and would grant another of two. To ask
 //!   all first doesn't help: of three that ask at the same time, each can be behind one other and see no third.
 //! - *Fair order.* Each node has an order of its own in which they came, and there is none in common: what all agree on would be a log,
@@ -56,10 +56,10 @@
 //! - *A node is lost between the phases* (it expired, restarted empty): its commit is refused, and its count is worth nothing.
 //! - *A node forgets a held lock.* It is never given to the holder again; the rest of the majority has to last. With a bare majority, one
 //!   such node lets another owner in: what only the protected resource can refuse then, by the fence.
-//! - *Two take a half each*, or readers and a writer. Nobody has a majority; all release all, and ask again after pauses of random length.
+//! - *Two take a half each*, or readers and a writer. Neither has a majority; all release all, and ask again after pauses of random length.
 //! - *A reader's commit comes late*, after its share has ended while others keep the string: the share's own end refuses it. If the node was
 //!   a writer's meanwhile and is readers' again, the string is another one, and no share of before counts.
-//! - *A node forgets its readers*, or only what it knows of them: in the one case it is free, in the other nobody's until the string ends.
+//! - *A node forgets its readers*, or only what it knows of them: in the one case it is free, in the other no one's until the string ends.
 //!   Neither is given back to them by an extension.
 
 mod acquire;
@@ -74,7 +74,7 @@ mod script;
 pub mod sharing;
 #[cfg(test)]
 mod tests;
-mod view;
+pub(super) mod view;
 
 use std::{rc::Rc, time::Duration};
 
@@ -104,9 +104,9 @@ pub(super) const CAPABILITIES: Capabilities =
 pub struct Redlock {
     options: Options,
     nodes: Nodes,
-    /// Who may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
+    /// The tokens that may stand in a queue because of us. Noted before asking, since an unanswered request may have been served.
     queued: Vec<(Key, Token)>,
-    /// Who was granted a lock after that, and may stand in the queue of a node which had no part in it.
+    /// The tokens that were granted a lock after that, and may stand in the queue of a node which had no part in it.
     left_behind: Vec<(Key, Token)>,
     /// The leases that were asked for here, which bound how long a node may take.
     leases: Vec<(Token, Ttl)>,

@@ -27,10 +27,10 @@ pub(super) enum Question {
     Reads(Rc<Pipeline>),
 }
 
-/// A connection, whoever asks over it just now.
+/// A connection, for one question at a time.
 struct Line {
     connection: Connection,
-    /// So many replies to questions that nobody waits for any more will come first.
+    /// So many replies to abandoned questions will come first.
     owed: usize,
     /// Nothing on it is half-written or broken.
     sound: bool,
@@ -101,7 +101,7 @@ async fn converse(options: Rc<Options>, line: Rc<Mutex<Option<Line>>>, question:
             let takes = script.is(&script::TAKE);
             // A question that was given up before may have left it the other way.
             line.connection.drop_unsent_on_close(takes);
-            // Behind another question nobody may be there any more to hear that the script isn't known.
+            // Behind another question, the reply that the script is unknown could come too late.
             let packed = if line.owed > 0 { script.in_full(&keys, &arguments) } else { script.by_sha(&keys, &arguments) };
             let mut replies = line.ask(&packed, 1).await?;
             if matches!(replies.first(), Some(Value::ServerError(error)) if error.code() == "NOSCRIPT") {

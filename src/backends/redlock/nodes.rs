@@ -88,7 +88,7 @@ impl Nodes {
         });
     }
 
-    /// Why so few answers are not enough: the first failure that asking again can't mend if it alone is the reason, else that
+    /// Why so few answers are not enough: the first failure that asking again can't fix if it alone is the reason, else that
     /// too few are there. `failures` are those of the nodes that gave no answer.
     pub(super) fn too_few(&self, answered: usize, failures: Vec<(usize, Error)>) -> Error {
         let needed = self.majority();

@@ -11,13 +11,13 @@ macro_rules! script {
     };
 }
 
-pub(super) static TAKE: Script = script!("lua/take.lua", "9c3d595097d372e01f643e5f3bd2c943860aae88");
-pub(super) static COMMIT: Script = script!("lua/commit.lua", "70a0bc19025d0190344509bdcba3ba9d3dbfe413");
-pub(super) static RENEW: Script = script!("lua/renew.lua", "010b95be34086648a38d776886bcefeb162fa55b");
-pub(super) static RELEASE: Script = script!("lua/release.lua", "d765a9175618068baaa987d9bae3ada0b5d2d24b");
-pub(super) static BREAK: Script = script!("lua/break.lua", "75e0b919c7a91e335e72c0c878f1f595880170b3");
-pub(super) static NOTE: Script = script!("lua/note.lua", "91451bdc70015323f1c681b99ee0aa52bee5021e");
-pub(super) static ABANDON: Script = script!("lua/abandon.lua", "b5368f0e9e163bbe13f50885f1ce4a3f8ebbab3f");
+pub(super) static TAKE: Script = script!("lua/take.lua", "9d2fb0d50c7671e0fa6310e5a795c0aec341457f");
+pub(super) static COMMIT: Script = script!("lua/commit.lua", "d0cf9bdadfa03ae85e477d91a725c8234ca0d591");
+pub(super) static RENEW: Script = script!("lua/renew.lua", "2118ce22f8259b4b7fc8f6ad6bf79fa2b92a1dbd");
+pub(super) static RELEASE: Script = script!("lua/release.lua", "2a77bfa9591fff913522a70ce3996639f37ce8e7");
+pub(super) static BREAK: Script = script!("lua/break.lua", "bbee544e978c9e7bb84cedc9d7c71a5c1b86cb43");
+pub(super) static NOTE: Script = script!("lua/note.lua", "6443ac5d88b3a56064618dea18b65132ef409a3f");
+pub(super) static ABANDON: Script = script!("lua/abandon.lua", "d033f8e3274158ade29e20e8b36fda0d5d5da830");
 
 #[cfg(test)]
 mod tests {

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The newest layout that this version can read, up to any minor version.
-const MAJOR: u32 = 1;
+pub(in crate::backends) const MAJOR: u32 = 1;
 
 /// A lock on one node, at one moment.
 #[derive(Clone, Debug, Default)]
@@ -28,13 +28,13 @@ pub(super) struct Seen {
     pub kind: String,
     /// The beginning of a string.
     pub value: String,
-    /// dlock's record beside it.
+    /// dlock's record next to it.
     pub record: Vec<(String, String)>,
     /// The string that readers have the node by, or had.
     pub shared_as: String,
     /// What is known of those readers, or of some.
     pub shares: Vec<Share>,
-    /// For so long one who asks to read is kept out for a writer that came before, whoever has it.
+    /// For so long a new reader is kept out for a writer that came before, whichever holds the lock.
     pub kept: Duration,
 }
 
@@ -83,7 +83,7 @@ impl Seen {
         !self.is_free() && self.value.starts_with("shared:") && self.shared_as == self.value
     }
 
-    /// Those who have shares.
+    /// The readers that have shares.
     fn readers(&self) -> impl Iterator<Item = &Share> {
         self.shares.iter().filter(|share| self.is_shared() && self.now.is_none_or(|now| share.is_live(now)))
     }
@@ -128,13 +128,13 @@ impl Seen {
 /// A lock on all nodes.
 #[derive(Debug)]
 pub(super) struct Picture {
-    /// Who has a majority of the nodes, or may have it if some did not answer.
+    /// The holders of a majority of the nodes, or of what may be one if some did not answer.
     pub holders: Vec<Holder>,
     /// The nodes that are the holders'.
     pub held_on: Vec<usize>,
-    /// When a majority of the nodes will be free, if nobody does anything.
+    /// When a majority of the nodes will be free without a further step.
     pub free_in: Option<Duration>,
-    /// Nobody has it for certain: an attempt is between its phases, or several share the nodes.
+    /// The lock has no certain holder: an attempt is between its phases, or several share the nodes.
     pub passing: bool,
 }
 
@@ -146,7 +146,7 @@ impl Picture {
         let mut shares: Vec<(String, Vec<Part<'_>>)> = Vec::new();
         for (n, seen) in seen.iter().enumerate().filter_map(|(n, seen)| Some((n, seen.as_ref().filter(|seen| !seen.is_free())?))) {
             for share in seen.readers() {
-                let left = seen.now.and_then(|now| u64::try_from(share.ends() - now).ok()).map(Duration::from_millis);
+                let left = seen.now.and_then(|now| u64::try_from(share.ends().saturating_sub(now)).ok()).map(Duration::from_millis);
                 let part = Part { n, seen, record: Some(&share.0), left };
                 add(&mut shares, format!("{}:{}", part.of("owner").unwrap_or_default(), part.of("attempt").unwrap_or_default()), part);
             }
@@ -189,7 +189,7 @@ fn add<'a, T: PartialEq>(groups: &mut Vec<(T, Vec<Part<'a>>)>, of: T, part: Part
 struct Part<'a> {
     n: usize,
     seen: &'a Seen,
-    /// `None` for somebody else's lock.
+    /// `None` for another program's lock.
     record: Option<&'a [(String, String)]>,
     left: Option<Duration>,
 }
@@ -203,14 +203,14 @@ impl Part<'_> {
         self.of("fence")?.parse().ok().map(Fence)
     }
 
-    /// Who is breaking it.
+    /// The break of the hold.
     fn mark(&self) -> Option<Break> {
         serde_json::from_str(self.of("mark")?).ok()
     }
 
     fn ago(&self, field: &str) -> Option<Duration> {
         let then: i64 = self.of(field)?.parse().ok()?;
-        Some(Duration::from_millis(u64::try_from(self.seen.now? - then).unwrap_or(0)))
+        Some(Duration::from_millis(u64::try_from(self.seen.now?.saturating_sub(then)).unwrap_or(0)))
     }
 
     fn holds(&self) -> usize {
@@ -301,7 +301,7 @@ mod tests {
         assert!(between.passing && between.holders[0].fence.is_none());
     }
 
-    /// A node that readers have: who, by which attempt, with which fence, and for how long.
+    /// A node that readers have: which ones, by which attempt, with which fence, and for how long.
     #[allow(clippy::unnecessary_wraps)] // as the nodes have it
     fn shared(first: &str, readers: &[(&str, &str, Option<&str>, i64)]) -> Option<Seen> {
         let share = |(owner, attempt, fence, left): &(&str, &str, Option<&str>, i64)| {

@@ -1,7 +1,7 @@
 //! What lock tables in SQL servers have in common, whatever the dialect and the driver.
 //!
 //! A lock is a row with the columns that ShedLock has (`name, lock_until, locked_at, locked_by`), so that its nodes and
-//! dlock exclude each other, and columns of ours beside them, which count only while `locked_by` is what we wrote. A row is
+//! dlock exclude each other, and further columns of ours, which count only while `locked_by` is what we wrote. A row is
 //! never deleted by a release: ShedLock's nodes remember that it exists, and the fence in it must not start again.
 //!
 //! The usual case of a grant, a renewal and a release is one statement. All else is decided by
@@ -14,7 +14,7 @@
 //!   delivered all the same is freed by the release that the core sends, or ends with its lease.
 //! - *The row is changed between being read and written back.* `revision` tells, and it is read again. ShedLock counts no revision, but
 //!   changes `locked_by` or `lock_until`, which are compared as well.
-//! - *What was decided is written late.* The write says until when the holds last that it goes by; and a new hold's end counts from when the
+//! - *What was decided is written late.* The write says until when the holds last that it relies on; and a new hold's end counts from when the
 //!   row was read.
 //! - *ShedLock takes the row over after our lease ended.* The document stays behind: it counts only while `owner` is what `locked_by`
 //!   says, which ShedLock changes. While several share the lock, ShedLock sees one holder that ends with the last of them.
@@ -45,11 +45,11 @@ pub use self::{
     starts::{Begin, Columns},
 };
 
-/// With `mode=row`, who waits in one of so many first places has a second session ready, to count the fence over when the turn
-/// comes. All others have one each: many waiters are not to take twice as many.
+/// With `mode=row`, a waiter in one of these first places keeps a second session ready, to count the fence when its turn
+/// comes. All others have one session each: many waiters must not take twice as many.
 pub const NEAR: u32 = 32;
 
-/// Whether who has this place looks at the lock when its lease ends. A thousand who did at once would keep the server
+/// Whether the waiter at this place looks at the lock when its lease ends. A thousand of them at once would keep the server
 /// busy for seconds: the others are woken, or look every few seconds.
 pub fn looks_at_the_end(position: Option<u32>) -> bool {
     position.is_none_or(|place| place <= 3)

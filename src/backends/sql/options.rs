@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::backends::Secret;
+use crate::backends::{Secret, net::tls::Tls};
 use crate::lock::{Error, Kind, Namespace, Result};
 
 /// Where a server is, how to speak with it, and where the locks are.
@@ -12,12 +12,8 @@ pub struct Options {
     pub server: Server,
     /// Whether to encrypt, and what the server must prove.
     pub tls: TlsMode,
-    /// Certificates (PEM) of an authority of one's own.
-    pub ca_file: Option<PathBuf>,
-    /// The client's own certificate chain (PEM), with `key_file`.
-    pub cert_file: Option<PathBuf>,
-    /// The private key (PEM) of `cert_file`.
-    pub key_file: Option<PathBuf>,
+    /// The certificates for that.
+    pub files: Tls,
     /// The user; `None` for the driver's default.
     pub user: Option<String>,
     /// The password, percent-decoded.
@@ -28,12 +24,12 @@ pub struct Options {
     pub table: String,
     /// What every key is put under.
     pub namespace: Namespace,
-    /// No ShedLock shares the table: somebody vouches for it.
+    /// The configuration vouches that no ShedLock shares the table.
     pub no_shedlock: bool,
 }
 
 impl Options {
-    /// The table's name where nobody says otherwise.
+    /// The table's default name.
     pub const TABLE: &str = "dlock";
 
     /// The table `dlock` on `server` with the namespace `dlock`, as the safest way there allows.
@@ -42,9 +38,7 @@ impl Options {
         Self {
             server,
             tls,
-            ca_file: None,
-            cert_file: None,
-            key_file: None,
+            files: Tls::default(),
             user: None,
             password: None,
             database: None,
@@ -57,7 +51,7 @@ impl Options {
     /// Refuses to remove rows that a ShedLock node may remember: it never makes a row twice, and its job would not run again.
     ///
     /// # Errors
-    /// Unless the table is dlock's own, or somebody vouches for that.
+    /// Unless the table is dlock's own, or the configuration vouches that it is.
     pub fn check_collect(&self) -> Result<()> {
         if self.no_shedlock || self.table == Self::TABLE && !self.namespace.as_str().is_empty() {
             return Ok(());
@@ -103,7 +97,7 @@ pub enum Server {
 }
 
 impl Server {
-    /// Whether nobody else can listen in, or answer in the server's place, but this host's root.
+    /// Whether only this host's root could listen in, or answer in the server's place.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Unix { .. } => true,
@@ -119,9 +113,9 @@ impl Server {
 pub enum TlsMode {
     /// Never.
     Disable,
-    /// If the server can; whoever answers is believed.
+    /// If the server can; any certificate is accepted.
     Prefer,
-    /// Always; whoever answers is believed.
+    /// Always; any certificate is accepted.
     Require,
     /// Always, with a certificate by a known authority.
     VerifyCa,

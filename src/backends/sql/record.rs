@@ -30,11 +30,11 @@ pub struct Record {
     pub name: String,
     /// When it was read.
     pub now_us: i64,
-    /// ShedLock's: held until then, whoever holds it.
+    /// ShedLock's: held until then, by any client.
     pub lock_until_us: i64,
     /// ShedLock's: when it was taken.
     pub locked_at_us: i64,
-    /// ShedLock's: by whom.
+    /// ShedLock's: the owner.
     pub locked_by: String,
     /// The layout of what follows; `None` if no dlock ever had the lock.
     pub layout: Option<i16>,
@@ -51,9 +51,9 @@ pub struct Record {
     pub waited: bool,
     /// The mode that the lock is kept in, if it is another one than `mode=lease`.
     pub mode: Option<String>,
-    /// Counts the changes: whoever writes a row back must find it as it was read.
+    /// Counts the changes: a writer must find the row as it was read.
     pub revision: i64,
-    /// The starts that later runs go by.
+    /// The run records that later runs depend on.
     pub starts: lock::Record,
 }
 
@@ -86,7 +86,7 @@ impl Plain {
 
     /// As people are shown it.
     pub fn waiter(&self) -> Waiter {
-        Waiter { metadata: self.metadata(), waiting_for: Some(self.waited) }
+        Waiter { metadata: self.metadata(), waiting_for: Some(self.waited), in_order: false }
     }
 }
 
@@ -148,9 +148,9 @@ impl Record {
             fence: None,
             foreign: true,
             detached: false,
-            held_for: Some(micros(self.now_us - self.locked_at_us)),
+            held_for: Some(micros(self.now_us.saturating_sub(self.locked_at_us))),
             renewed_ago: None,
-            expires_in: Some(micros(self.lock_until_us - self.now_us)),
+            expires_in: Some(micros(self.lock_until_us.saturating_sub(self.now_us))),
             holds: 1,
             broken: None,
         };
@@ -182,7 +182,7 @@ impl Record {
         Ok(document)
     }
 
-    /// The row as it is to be for this document.
+    /// The row to write for this document.
     #[must_use]
     pub fn with(&self, document: &Document, granted: Option<Fence>) -> Self {
         let (mut rest, mut is) = (document.clone(), self.clone());
@@ -261,5 +261,7 @@ fn micros_of(ms: u64) -> i64 {
     i64::try_from(ms.saturating_mul(1000)).unwrap_or(i64::MAX)
 }
 
+#[cfg(test)]
+mod damaged;
 #[cfg(test)]
 mod tests;

@@ -18,13 +18,13 @@ pub fn tls(options: &Options, mend: &str) -> Finding {
         (TlsMode::VerifyCa, Some(host)) => Finding::warn(
             transport::CHECK.id,
             format!("TLS to {host}, by a certificate of a known authority for any host"),
-            "whoever has one can answer in the server's place",
+            "anyone with such a certificate can answer in the server's place",
         )
         .mend(mend),
         (TlsMode::Require | TlsMode::Prefer, Some(host)) => {
             let how = if options.tls == TlsMode::Prefer { "TLS if the server can" } else { "TLS" };
-            let risk = "whoever gets in between has the password, and every lock's token";
-            Finding::warn(transport::CHECK.id, format!("{how} to {host}, and whoever answers is believed"), risk).mend(mend)
+            let risk = "an attacker in between gets the password and every lock's token";
+            Finding::warn(transport::CHECK.id, format!("{how} to {host}, and any server that answers is believed"), risk).mend(mend)
         }
     }
 }
@@ -33,13 +33,13 @@ pub fn tls(options: &Options, mend: &str) -> Finding {
 pub fn sessions(check: &'static str, used: i64, most: i64) -> Finding {
     let text = format!("{used} of {most} sessions are used; each waiter takes one");
     if used > most / 10 * 8 {
-        return Finding::warn(check, text, "who comes then is refused, and so is a holder that must connect anew")
+        return Finding::warn(check, text, "new connections are then refused, also those of a holder that must reconnect")
             .mend("raise max_connections");
     }
     Finding::ok(check, text)
 }
 
-/// Whether what is not fine is to be told at `init`, too.
+/// Whether `init` reports findings, too.
 pub fn is_bad(finding: &Finding) -> bool {
     finding.severity != Severity::Ok
 }

@@ -16,18 +16,18 @@ pub struct Version {
     pub(in crate::backends) row: Option<Record>,
     /// The plain waiters that are in the document since.
     absorbed: Vec<String>,
-    /// Whose hold is to be released.
+    /// The owner of the hold to release.
     releases: Option<Token>,
 }
 
-/// How a row is to be written: from `was`, which must still have its `revision`, `locked_by` and `lock_until`, to `is`. ShedLock changes the
+/// A change of a row: from `was`, which must still have its `revision`, `locked_by` and `lock_until`, to `is`. ShedLock changes the
 /// last two only.
 pub struct Write {
     /// The row as it was read.
     pub was: Record,
-    /// The row as it is to be.
+    /// The row to write.
     pub is: Record,
-    /// When the first hold ends that the decision goes by, by the server's clock: then it must not be written any more.
+    /// When the first hold ends that the decision relies on, by the server's clock: after that it must not be written any more.
     pub by_us: Option<i64>,
     /// Ended holds, for the history.
     pub past: Vec<Past>,

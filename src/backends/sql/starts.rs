@@ -1,4 +1,4 @@
-//! The starts of runs in a row's columns, which [`Record::judge`] goes by.
+//! The starts of runs in a row's columns, which [`Record::judge`] reads.
 //!
 //! The statement that grants looks at the columns of the row that it takes, so that no other grant can come in between, also while it
 //! waits for that row. It only knows when nothing can be in the way: then it grants. If not, the row is read and judged here, and
@@ -111,7 +111,7 @@ pub struct Begin<'a> {
     pub at_least_ms: Option<i64>,
     /// The window of once, in ms.
     pub window_ms: Option<i64>,
-    /// The how manieth try it is.
+    /// The number of the attempt, from 1.
     pub tries: i64,
 }
 

@@ -24,7 +24,7 @@ impl Sqlite {
     /// The bytes first, then the row.
     ///
     /// While the answer of the row is missing (an error, a dropped future) the bytes stay ours: the statement may still be
-    /// executed, and must not come upon a lock that somebody else has taken meanwhile. Asking again or giving
+    /// executed, and must not come upon a lock that another process has taken meanwhile. Asking again or giving
     /// back settles it.
     async fn take(&mut self, request: &Request) -> Result<Attempt> {
         self.slot(&request.key)?;
@@ -77,7 +77,7 @@ impl Sqlite {
                 self.refuse(request, Obstacle::Lease).await
             }
             Ok(Taken::Refused(refusal)) => {
-                // Nobody is kept from it by one who is refused, and waits.
+                // A refused waiter keeps no other process from the lock.
                 slot.give_back();
                 Ok(Attempt::Refused(refusal))
             }
@@ -97,7 +97,7 @@ impl Sqlite {
         }
     }
 
-    /// Adds a hold to an owner's. The byte for nested holds first: with it nobody can take the lock anew, so that
+    /// Adds a hold to an owner's. The byte for nested holds comes first: it keeps every process from taking the lock anew, so that
     /// what is found to be held then stays so, also when the owner's own process ends at this moment.
     async fn enter(&mut self, request: &Request) -> Result<Attempt> {
         self.slot(&request.key)?;
@@ -147,7 +147,7 @@ impl Sqlite {
         }
     }
 
-    /// Says who has the lock. Whoever wants to wait is entered in the list of those who wait.
+    /// Reports the holders. A request that waits is entered in the list of waiters.
     async fn refuse(&mut self, request: &Request, obstacle: Obstacle) -> Result<Attempt> {
         self.contended = true;
         let Self { options, store, slots, .. } = self;
@@ -160,7 +160,7 @@ impl Sqlite {
             store.look(&options.namespace, &request.key).await
         };
         let row = match found.await {
-            // Busy it is, whether or not the database can say by whom.
+            // It is busy, whether or not the database can say by which holder.
             Err(error) if by_bytes && error.is_transient() => None,
             found => found?,
         };
@@ -170,7 +170,7 @@ impl Sqlite {
         }
         let row = row.filter(|row| row.is_held(Some(file), by_bytes));
         let expires_in = row.as_ref().filter(|row| row.by_lease(Some(file))).map(row::Row::expires_in);
-        // Bytes and no row: somebody who stopped waiting got them, or a grant is half way.
+        // Bytes and no row: a waiter that gave up got them, or a grant is half way.
         let passing = by_bytes && obstacle != Obstacle::Ourselves && row.is_none();
         let holders = match &row {
             Some(row) => vec![row.holder()],
@@ -181,7 +181,7 @@ impl Sqlite {
         Ok(Attempt::Busy(Busy { holders, expires_in, notifies: true, passing, position }))
     }
 
-    /// Enters the request in the list of those who wait, and tells its place. Only people depend on it, so that
+    /// Enters the request in the list of waiters, and returns its position. The list only informs people, so that
     /// no failure here is one of the request.
     async fn queue_up(&mut self, request: &Request) -> Option<u32> {
         let Self { options, store, slots, .. } = self;
@@ -194,6 +194,7 @@ impl Sqlite {
         }
         if joins {
             store.join_queue(whose, request.metadata.as_ref()).await.ok()?;
+            store.prepare_to_take().await.ok()?;
         }
         let mut position = 1;
         for (other, _) in store.queue(&options.namespace, &request.key).await.ok()? {

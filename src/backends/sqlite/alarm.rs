@@ -1,7 +1,7 @@
-//! Being told that something was given back for which there is no lock to block on: inotify on the lock file.
+//! A notice that a hold was released for which there is no lock to block on: inotify on the lock file.
 //!
-//! No process stands behind a detached hold, and which of several shares ends first nobody knows. Whoever gives one back sets the
-//! lock file's times; those whom that may concern watch the file. Of a process that is killed they are told too, since the
+//! No process stands behind a detached hold, and the order in which several shares end is unknown. Each release of one sets the
+//! lock file's times, and the waiters that it may concern watch the file. They notice the end of a killed process too, since the
 //! kernel then closes the file that it had open: a moment before its locks go.
 
 use std::{io, mem::MaybeUninit, os::fd::OwnedFd, path::Path};
@@ -12,9 +12,9 @@ use tokio::io::{Interest, unix::AsyncFd};
 /// What is listened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sound {
-    /// Somebody rang.
+    /// A process rang.
     Bell,
-    /// The same, or somebody who could write the file has closed it.
+    /// The same, or a process that could write the file has closed it.
     Door,
 }
 

@@ -1,6 +1,6 @@
 //! Marking a hold as to be broken, and taking a lock away from a hold that no process stands behind.
 //!
-//! What a living process has of the lock file nobody can take from it: such a hold is marked, or its process is killed.
+//! The lock file's bytes can't be taken from a living process: its hold is marked, or the process is killed.
 
 use super::{Sqlite, lock_file::LockFile, opened, store::Locked};
 use crate::lock::{Break, Error, Fence, Key, Kind, Metadata, Result};
@@ -63,9 +63,9 @@ impl Sqlite {
     }
 }
 
-/// That nobody can take a lock away from a process.
+/// The error that a lock can't be taken away from a process.
 fn lives(holder: Option<Metadata>) -> Error {
     let pid = holder.and_then(|metadata| metadata.pid).map(|pid| format!(" (dlock pid {pid})")).unwrap_or_default();
-    let why = format!("the process that has the lock lives{pid}: on this store nobody can take it away from a process");
+    let why = format!("the process that has the lock lives{pid}: this store can't take a lock away from a living process");
     Error::new(Kind::Unsupported, why).hint("without --now its dlock is asked to stop; or kill the process")
 }

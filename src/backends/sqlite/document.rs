@@ -1,9 +1,9 @@
-//! Who shares a lock and who waits for it in order: one transaction that reads the row, decides and writes it.
+//! Shared holds and the queue in order: one transaction that reads the row, decides and writes it.
 //!
-//! [`Document`] decides, with the kernel's word on who lives put over its times: what is written of a share or a waiter whose byte
-//! nobody has locked is what a crash left behind, and is dropped by whoever comes next. The exclusive hold lies outside, in the row's own columns.
+//! [`Document`] decides; the kernel's word on which process lives comes before its times. A share or a waiter whose byte
+//! is unlocked was left by a crash, and the next transaction drops it. The exclusive hold lies outside, in the row's own columns.
 //!
-//! Worst cases: the transaction's answer is lost (it is undone, or asked again and counts once: everything goes by tokens); the disk fails
+//! Worst cases: the transaction's answer is lost (it is undone, or asked again and counts once: tokens identify every step); the disk fails
 //! in the midst of it (as for any statement here).
 
 use sqlx::{Connection, Row as _, Sqlite, Transaction};
@@ -22,7 +22,7 @@ use crate::lock::{Fence, Key, Namespace, Past, REMEMBERED, Result, document::Doc
 const SHARE: &str = include_str!("sql/share.sql");
 const PAST: &str = include_str!("sql/past.sql");
 
-/// A lock's row, in a transaction that nobody else writes beside.
+/// A lock's row, in a transaction that keeps other writers out.
 pub(super) struct Gathering<'a> {
     pub transaction: Transaction<'a, Sqlite>,
     namespace: &'a Namespace,
@@ -35,12 +35,12 @@ pub(super) struct Gathering<'a> {
     past: Vec<Past>,
 }
 
-/// The kernel's word on who lives. What it can't say counts as alive.
+/// The kernel's word on which processes live. What it can't say counts as alive.
 #[derive(Clone, Copy)]
 pub(super) enum Witness<'a> {
     /// For a process that may have bytes of its own, whose lock file is the one that others take.
     Slot(&'a Slot),
-    /// For others; without a file nobody has locked anything.
+    /// For others; without a file no byte is locked.
     File(Option<&'a LockFile>, Bytes),
 }
 
@@ -69,7 +69,7 @@ impl Witness<'_> {
 }
 
 impl Row {
-    /// The document as it is now, and what is to be remembered of those who have left it.
+    /// The document as it is now, and the history entries of the holds that have left it.
     pub(super) fn settled(&self, now: u64, witness: Witness<'_>) -> Result<(Document, Vec<Past>)> {
         let mut document = Document::read(self.document.as_deref())?;
         if self.document_file != Some(witness.file()) {
@@ -133,7 +133,7 @@ impl Gathering<'_> {
         Ok(())
     }
 
-    /// The fence of a share that is granted now. Whoever had the lock alone is over.
+    /// The fence of a share that is granted now. Every exclusive hold is over.
     pub(super) async fn count_fence(&mut self) -> Result<Fence> {
         let now = i64::try_from(self.now).unwrap_or(i64::MAX);
         let query = bind_name(SHARE, self.namespace, self.key).bind(now).bind(self.file);

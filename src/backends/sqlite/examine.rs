@@ -15,7 +15,7 @@ use crate::lock::{Admin, Check, Error, Finding, Grants, Init, Result, Role, Serv
 /// What is looked at.
 pub const CHECKS: &[Check] = &[
     check("file-system", "whether the files are on a local file system, which alone keeps locks"),
-    check("files", "who may write the database, its lock file and their directory"),
+    check("files", "which users can write the database, its lock file and their directory"),
     check("disk", "how much room there is"),
     check("layout", "the version of the database's layout"),
 ];
@@ -54,7 +54,7 @@ impl Sqlite {
                 }
             };
             let mode = found.permissions().mode() & 0o7777;
-            // In a sticky directory everybody may make files, and nobody remove others'.
+            // In a sticky directory every user may make files, and only their owner may remove them.
             if mode & 0o002 != 0 && mode & 0o1000 == 0 {
                 open.push(path.display().to_string());
             }
@@ -67,7 +67,7 @@ impl Sqlite {
         if open.is_empty() {
             return Finding::ok(ID, text);
         }
-        Finding::warn(ID, text, "everybody on this host may take the files away, and the locks with them")
+        Finding::warn(ID, text, "all users of this host can remove the files, and the locks with them")
             .mend(format!("chmod o-w {}", open.join(" ")))
     }
 
@@ -80,7 +80,7 @@ impl Sqlite {
         let free = room.f_bavail.saturating_mul(room.f_frsize);
         let text = format!("{} MB are free on the disk of {}", free >> 20, directory.display());
         if free < LITTLE {
-            return Finding::warn(ID, text, "a lock may not be granted for want of room").mend("make room there");
+            return Finding::warn(ID, text, "a lock may not be granted: no room to write").mend("make room there");
         }
         Finding::ok(ID, text)
     }
@@ -153,16 +153,16 @@ impl Admin for Sqlite {
         let directory = location::directory(&self.options.path).display().to_string();
         let group = role.user();
         let text = if role.writes() {
-            // The directory gives its group to what SQLite makes beside the database.
+            // The directory gives its group to what SQLite makes next to the database.
             format!("chgrp {group} {directory} {path}*\nchmod 2770 {directory}\nchmod 660 {path}*\n")
         } else {
             format!("chmod o+rx {directory}\nchmod o+r {path}*\n")
         };
         let mut notes = vec![format!("after the first use of {path}: there is no user in SQLite, the files' modes decide")];
         notes.push(if role.writes() {
-            format!("whoever is in the group {group} may take, renew and break locks")
+            format!("members of the group {group} may take, renew and break locks")
         } else {
-            "everybody on this host may then look at locks, and take none".into()
+            "all users of this host can then look at locks, and take none".into()
         });
         Grants { text, notes }
     }

@@ -29,9 +29,9 @@ fn by_code(code: i32, message: &str) -> Error {
         13 => Error::new(Kind::Unavailable, "the disk is full").hint("make room where the database is"),
         10 => Error::new(Kind::Unavailable, format!("the disk failed: {message}")).effect(Effect::Unknown),
         3 | 8 | 23 => Error::new(Kind::Denied, format!("the database can't be written: {message}"))
-            .hint("dlock needs to write the database, the files beside it and their directory"),
+            .hint("dlock needs to write the database, the files next to it and their directory"),
         14 => Error::new(Kind::Denied, format!("the database can't be opened: {message}"))
-            .hint("dlock needs to read and write the database, the files beside it and their directory"),
+            .hint("dlock needs to read and write the database, the files next to it and their directory"),
         11 | 24 | 26 => not_ours(message),
         1 if message.starts_with("no such") || message.contains("has no column named") => not_ours(message),
         17 => Error::new(Kind::Unavailable, "the database is being changed"),
@@ -60,7 +60,7 @@ pub(super) fn files(error: &io::Error, path: &Path) -> Error {
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             Error::new(Kind::Denied, format!("{path}: {}", plain(error)))
-                .hint("dlock needs to read and write the database, the files beside it and their directory")
+                .hint("dlock needs to read and write the database, the files next to it and their directory")
         }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             Error::new(Kind::Unavailable, format!("{path}: the disk is full")).hint("make room where the database is")

@@ -53,7 +53,7 @@ impl Sqlite {
         Ok(Standing { ours: false, others, unsure: false, file, current: true })
     }
 
-    /// An attached hold of this process stands as long as its bytes are ours and the row is not somebody else's.
+    /// An attached hold of this process stands as long as its bytes are ours and the row names no other owner.
     /// A row that can't be written (a full disk, a frozen writer, a database that was removed) does not end what the
     /// kernel still guarantees: it only tells others less.
     pub(super) async fn extend(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
@@ -147,7 +147,7 @@ impl Sqlite {
                 slot.give_back();
             }
         }
-        // Of ours, it was an attached hold, which nobody watches.
+        // If it was ours, it was an attached hold, which is not watched.
         if !standing.ours && answer.as_ref().is_ok_and(|answer| *answer == Release::Released) {
             self.lock_file()?.ring();
         }

@@ -1,11 +1,11 @@
 //! Waiting for bytes of the lock file, in the kernel's own queue.
 //!
-//! The kernel wakes exactly one waiter for each unlock, the one who has waited longest, with the lock in its
-//! hands: nobody polls, and the cost of a hand-over does not grow with the number of waiters. A stopped process
-//! is not in that queue, so that a frozen waiter holds up nobody.
+//! The kernel wakes exactly one waiter for each unlock, the one that has waited longest, with the lock in its
+//! hands: no waiter polls, and the cost of a hand-over does not grow with the number of waiters. A stopped process
+//! is not in that queue, so that a frozen waiter holds up no other.
 //!
-//! The blocking call has a thread of its own that nothing can interrupt. One who stops waiting therefore leaves
-//! the thread behind, and the thread gives back at once what it gets when nobody wants it any more.
+//! The blocking call has a thread of its own that nothing can interrupt. A waiter that gives up therefore leaves
+//! the thread behind, and the thread gives back at once what it gets when it is no longer wanted.
 
 use std::{
     io,

@@ -12,7 +12,7 @@ use crate::lock::{Error, Kind, Result};
 
 const FILE_NAME: &str = "dlock.db";
 
-/// Where the database is when nobody says otherwise: `/var/lib/dlock` for root, the user's state directory else.
+/// The default place of the database: `/var/lib/dlock` for root, the user's state directory else.
 ///
 /// # Errors
 /// [`Kind::Config`] for a user with neither `XDG_STATE_HOME` nor `HOME`.
@@ -81,7 +81,7 @@ pub(super) fn check_single_name(path: &Path, links: u64) -> Result<()> {
     Ok(())
 }
 
-/// Refuses file systems that other hosts can write to, or whose locks nobody here can vouch for.
+/// Refuses file systems that other hosts can write to, or whose locks this kernel does not keep.
 pub(super) fn check_file_system(directory: &Path) -> Result<()> {
     let Ok(stat) = rustix::fs::statfs(directory) else {
         // Opening the files says what is wrong, in better words.

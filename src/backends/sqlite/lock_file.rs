@@ -1,8 +1,8 @@
-//! The lock file: the kernel's word on who holds a lock.
+//! The lock file: the kernel's word on the holders of a lock.
 //!
-//! One file beside the database, never unlinked, with four bytes for each key. They are locked with OFD locks
-//! (fcntl(2)): such a lock belongs to the open file description, so that whoever inherits the descriptor keeps
-//! it, it ends when the last of them is gone, and an explicit unlock ends it whoever still has the descriptor.
+//! One file next to the database, never unlinked, with four bytes for each key. They are locked with OFD locks
+//! (fcntl(2)). Such a lock belongs to the open file description: a process that inherits the descriptor keeps
+//! it, the end of the last such process frees it, and so does an explicit unlock by any of them.
 
 use std::{
     fs::{File, Metadata, OpenOptions},
@@ -48,11 +48,11 @@ impl Range {
 
 /// The bytes of one key.
 ///
-/// Who has the lock alone has `first` locked for writing. A hold that was entered by another process has `nested` locked
-/// for reading. Whoever wants the lock alone must lock both for writing at once, so that either keeps him out.
+/// An exclusive holder has `first` locked for writing. A hold that was entered by another process has `nested` locked
+/// for reading. An exclusive request must lock both for writing at once, so that either keeps it out.
 ///
-/// A reader, or a holder of a permit, has `first` locked for reading, which keeps out those who want it alone and
-/// nobody else. Which of the shares live is told by a byte for each of their holds ([`Bytes::of_hold`]).
+/// A reader, or a holder of a permit, has `first` locked for reading, which keeps out exclusive requests and
+/// nothing else. A byte for each hold of a share tells which of them live ([`Bytes::of_hold`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bytes(libc::off_t);
 
@@ -83,7 +83,7 @@ impl Bytes {
         Range { start: self.0 + 1, len: 1 }
     }
 
-    /// The byte that picks who watches a detached hold for all who wait.
+    /// The byte that picks which waiter watches a detached hold for all of them.
     pub(super) fn gate(self) -> Range {
         Range { start: self.0 + 2, len: 1 }
     }
@@ -119,8 +119,8 @@ impl LockFile {
 
     /// Opens or creates the file. With `inherited`, for this process and those that it starts.
     ///
-    /// Where it or the database is missing, they may have been removed under a holder, who is about to notice. Nobody creates one before
-    /// that had an effect; so whoever finds both need not wait.
+    /// If it or the database is missing, they may have been removed under a holder, which is about to notice. No process creates
+    /// either before that took effect; so a process that finds both need not wait.
     pub(super) fn open(database: &Path, inherited: bool) -> io::Result<Self> {
         let path = Self::path_for(database);
         let mut options = OpenOptions::new();
@@ -177,7 +177,7 @@ impl LockFile {
         id(self.inode)
     }
 
-    /// Whether others who open the path get this very file.
+    /// Whether another process that opens the path gets this very file.
     pub(super) fn is_current(&self) -> bool {
         super::location::file_id(&self.path) == Some((self.device, self.inode))
     }
@@ -187,7 +187,7 @@ impl LockFile {
         &self.path
     }
 
-    /// Locks `range` if nobody else has any of it.
+    /// Locks `range` if no other process has any of it.
     pub(super) fn try_lock(&self, range: Range, kind: Kind) -> io::Result<bool> {
         match fcntl(&self.fd, FcntlArg::F_OFD_SETLK(&request(range, lock_type(kind)))) {
             Ok(_) => Ok(true),
@@ -207,40 +207,40 @@ impl LockFile {
         }
     }
 
-    /// Gives `range` back, also for everybody who has inherited the descriptor.
+    /// Gives `range` back, also for every process that has inherited the descriptor.
     pub(super) fn unlock(&self, range: Range) {
         // Giving back what one may have locked fails only for a bad descriptor, or no memory for splitting a
         // range; then the lock ends with the process.
         let _ = fcntl(&self.fd, FcntlArg::F_OFD_SETLK(&request(range, libc::F_UNLCK)));
     }
 
-    /// Whether somebody else has any of `range` locked; blind to locks through this description.
+    /// Whether another process has any of `range` locked; blind to locks through this description.
     pub(super) fn others_have(&self, range: Range) -> io::Result<bool> {
         self.others_keep_out(range, Kind::Write)
     }
 
-    /// Whether somebody else has any of `range` locked for writing. Those who only wait for that to end are not seen: they lock for
+    /// Whether another process has any of `range` locked for writing. Its waiters are not seen: they lock for
     /// reading, and only for a moment.
     pub(super) fn others_write(&self, range: Range) -> io::Result<bool> {
         self.others_keep_out(range, Kind::Read)
     }
 
-    /// Whether somebody else has a key alone, or has entered the hold of who did; not whether it is shared.
+    /// Whether another process has a key alone, or has entered an exclusive hold; not whether it is shared.
     pub(super) fn others_have_it_alone(&self, bytes: Bytes) -> io::Result<bool> {
         Ok(self.others_write(bytes.first())? || self.others_have(bytes.nested())?)
     }
 
-    /// Whether a lock of this kind could not be had there.
+    /// Whether another process keeps a lock of this kind out.
     pub(super) fn others_keep_out(&self, range: Range, kind: Kind) -> io::Result<bool> {
         let mut found = request(range, lock_type(kind));
         fcntl(&self.fd, FcntlArg::F_OFD_GETLK(&mut found))?;
         Ok(i32::from(found.l_type) != libc::F_UNLCK)
     }
 
-    /// Wakes everybody who watches the file ([`super::alarm`]).
+    /// Wakes every process that watches the file ([`super::alarm`]).
     pub(super) fn ring(&self) {
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-        // A wake-up is a hint: who misses it wakes at the end of the lease.
+        // A wake-up is a hint: a waiter that misses it wakes at the end of the lease.
         let _ = rustix::fs::futimens(&self.fd, &Timestamps { last_access: now, last_modification: now });
     }
 }

@@ -92,7 +92,7 @@ impl Sqlite {
         Ok(names.into_iter().filter_map(|name| Key::new(name).ok()).collect())
     }
 
-    /// Whether anybody has the lock alone, as far as the lock file tells.
+    /// Whether a process has the lock alone, as far as the lock file tells.
     pub(super) fn is_locked(&self, key: &Key, file: Option<&LockFile>) -> Result<bool> {
         let failed = |error: std::io::Error| ours(&error);
         match (self.slots.get(key), file) {
@@ -128,7 +128,7 @@ impl Sqlite {
         Ok(LockState { key, stored_as, holders, waiters, last_fence, nodes: Vec::new() })
     }
 
-    /// Those who wait and are alive.
+    /// The waiters that are alive.
     async fn waiters(&mut self, key: &Key, file: Option<&LockFile>) -> Result<Vec<Waiter>> {
         let bytes = self.bytes(key);
         let (Some(store), Some(file)) = (&mut self.store, file) else { return Ok(Vec::new()) };

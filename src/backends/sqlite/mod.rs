@@ -1,25 +1,25 @@
 //! SQLite: locks of one host, the embedded default.
 //!
-//! Two things say who holds a lock. The **lock file** ([`lock_file`]) is the authority on holds that processes
+//! Two places record the holders of a lock. The **lock file** ([`lock_file`]) is the authority on holds that processes
 //! stand behind ("attached", `dlock run`): the kernel keeps them as long as any of those processes lives, however
-//! long it is frozen and whatever the clock does, and frees them with the last one. The **database** keeps who, since
-//! when and the fence, and is the authority on detached holds (`dlock acquire`), which last until their lease ends by
+//! long it is frozen and whatever the clock does, and frees them with the last one. The **database** records the holder, its
+//! start and its fence, and is the authority on detached holds (`dlock acquire`), which last until their lease ends by
 //! this host's wall clock: a clock that is set forward ends them early, one that is set back keeps them longer.
 //!
-//! | taking a lock anew | the bytes are free | somebody has them |
+//! | taking a lock anew | the bytes are free | another process has them |
 //! |---|---|---|
 //! | no row, or given back, or of an attached hold | granted | busy |
 //! | row of a running detached hold | busy | busy |
 //!
 //! The order is always: bytes, then row; back: row, then bytes. A detached hold has the bytes while its row is written.
 //!
-//! Those who **share** a lock ([`share`]) keep its byte locked for reading, so that the kernel keeps them and who has it alone
-//! apart, and a byte for each of their holds, which tells whether it lives. Which shares there are, and who waits for one or in order, is one
-//! line of JSON in the row ([`document`]); it is empty while holders and waiters want the lock alone and in no order, whose
-//! way knows nothing of it but that.
+//! Holders that **share** a lock ([`share`]) keep its byte locked for reading, so that the kernel keeps them and exclusive holders
+//! apart, and a byte for each of their holds, which tells whether it lives. The list of shares, and of the waiters for a share or in order, is one
+//! line of JSON in the row ([`document`]). It is empty while all holders and waiters want the lock alone and in no order; their
+//! path only checks that.
 //!
-//! If database and lock file are both replaced under a holder, nothing is left that keeps others out: the holder is told at once
-//! ([`watch`]), and the next one doesn't start before that had an effect ([`LockFile::open`]). An exclusive hold outlasts either of them; a share
+//! If database and lock file are both replaced under a holder, nothing is left that keeps others out. The holder is notified at once
+//! ([`watch`]), and the next one doesn't start before that took effect ([`LockFile::open`]). An exclusive hold outlasts either of them; a share
 //! ends with the database, since the lock file can't tell readers from permits, nor count permits.
 //!
 //! This module may not: sleep (but in `wait`, in `watch`, and while a store is created), retry, read a clock, start a thread or open the database before the first question
@@ -39,7 +39,7 @@ mod location;
 mod lock_file;
 mod look;
 mod row;
-mod schema;
+pub(super) mod schema;
 mod share;
 mod slot;
 mod starts;
@@ -80,7 +80,7 @@ pub(super) const CAPABILITIES: Capabilities =
 /// Where the locks are kept.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The database; `<path>.lock` beside it is the lock file.
+    /// The database; `<path>.lock` next to it is the lock file.
     pub path: PathBuf,
     /// What keys are put under.
     pub namespace: Namespace,
@@ -103,7 +103,7 @@ impl Options {
     }
 }
 
-/// A SQLite database and the lock file beside it.
+/// A SQLite database and the lock file next to it.
 pub struct Sqlite {
     options: Options,
     /// The one spelling of the path, once its directory is there.
@@ -141,7 +141,7 @@ impl Sqlite {
 
     /// Checks the place, and makes it if it is ours to make.
     fn place(&mut self) -> Result<()> {
-        // The lock file lies beside the database itself, not beside one of its names.
+        // The lock file lies next to the database itself, not next to one of its names.
         if self.options.path.is_symlink()
             && let Ok(target) = self.options.path.canonicalize()
         {
@@ -186,10 +186,15 @@ impl Sqlite {
     }
 }
 
-/// The database, opened for writing if need be, and anew if the path names another one by now. Also whether it was created for it.
+/// The database, opened for writing if need be, and anew if the path names another one by now or the connection is of no more use. Also
+/// whether it was created for it.
 async fn opened<'a>(store: &'a mut Option<Store>, path: &Path) -> Result<(&'a mut Store, bool)> {
-    if let Some(replaced) = store.take_if(|store| store.writable && !store.is_current(path)) {
-        replaced.close();
+    let useless = match store.as_mut().filter(|store| store.writable) {
+        Some(store) => !store.is_current(path) || store.is_stuck().await,
+        None => false,
+    };
+    if let Some(old) = store.take_if(|_| useless) {
+        old.close();
     }
     if store.as_ref().is_some_and(|store| store.writable) {
         // Asked for twice because a borrow that is returned lasts too long otherwise.
@@ -271,7 +276,7 @@ impl Tether for Sqlite {
         self.prepared = true;
         Ok(Some(Box::new(move || {
             file.unlock(Range::EVERYTHING);
-            // Of a share nobody else would hear.
+            // Nothing else would announce the release of a share.
             file.ring();
         })))
     }

@@ -21,7 +21,7 @@ pub(super) struct Row {
     pub hold_expires_ms: i64,
     pub expires_ms: i64,
     pub metadata: Option<Metadata>,
-    /// Who is breaking the hold.
+    /// The break of the hold: by whom and why.
     pub mark: Option<Break>,
     pub now_ms: i64,
     /// Nested holds whose lease is running.
@@ -62,7 +62,7 @@ impl Row {
         self.detached || Some(self.lock_file) != lock_file
     }
 
-    /// Whether the lock is held, given whether anybody has the lock file's bytes.
+    /// Whether the lock is held, given whether any process has the lock file's bytes.
     pub(super) fn is_held(&self, lock_file: Option<i64>, locked: bool) -> bool {
         self.owner.is_some() && if self.by_lease(lock_file) { self.expires_ms > self.now_ms } else { locked }
     }
@@ -115,7 +115,7 @@ impl Row {
     }
 }
 
-/// A holder of whom only the lock file knows.
+/// A holder that only the lock file knows.
 pub(super) fn unknown_holder() -> Holder {
     Holder {
         permit: None,
@@ -148,7 +148,7 @@ pub(super) fn metadata(row: &SqliteRow) -> Result<Option<Metadata>, sqlx::Error>
     Ok(json.and_then(|json| serde_json::from_str(&json).ok()))
 }
 
-/// Who is breaking the hold; likewise.
+/// The break of the hold; likewise.
 fn mark(row: &SqliteRow) -> Result<Option<Break>, sqlx::Error> {
     let (json, seen): (Option<String>, bool) = (row.try_get("mark")?, row.try_get("seen")?);
     Ok(json.and_then(|json| serde_json::from_str(&json).ok()).map(|mark| Break { seen, ..mark }))

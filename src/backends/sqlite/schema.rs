@@ -24,13 +24,13 @@ use super::{failure, location};
 use crate::lock::{Error, Kind, Result, random};
 
 /// The layout that this version writes, kept in `user_version`.
-pub(super) const LAYOUT: i64 = 5;
+pub(in crate::backends) const LAYOUT: i64 = 5;
 /// "dlck", kept in `application_id`.
 const APPLICATION: i64 = 0x646c_636b;
 
 const SCHEMA: &str = include_str!("sql/schema.sql");
 
-/// How long SQLite itself waits for another writer, who needs some 0.1 ms unless he is frozen or his disk is.
+/// How long SQLite itself waits for another writer, which needs some 0.1 ms unless it is frozen or its disk is.
 const BUSY: Duration = Duration::from_secs(1);
 /// How long a database that is being created may have two names.
 const TWO_NAMES: Duration = Duration::from_millis(100);
@@ -119,7 +119,7 @@ async fn layout(connection: &mut SqliteConnection) -> Result<Found> {
     if number(connection, "PRAGMA user_version").await? == LAYOUT {
         return Ok(Found::Ours);
     }
-    // Not the usual case: look more closely, and again, since somebody may have created it meanwhile.
+    // Not the usual case: look more closely, and again, since another process may have created it meanwhile.
     let application = number(connection, "PRAGMA application_id").await?;
     let tables = number(connection, "SELECT count(*) FROM sqlite_schema").await?;
     match number(connection, "PRAGMA user_version").await? {
@@ -145,14 +145,14 @@ async fn number(connection: &mut SqliteConnection, sql: &'static str) -> Result<
     rows.first().ok_or(sqlx::Error::RowNotFound).and_then(|row| row.try_get(0)).map_err(failure::statement)
 }
 
-/// Makes the database beside its place and puts it there whole, so that nobody ever opens half of one and
-/// twenty who start at once don't lock each other out. Whether it was us who did it.
+/// Makes the database next to its place and moves it there whole, so that no process ever opens half of one and
+/// twenty that start at once don't lock each other out. Returns whether it was this process that did it.
 async fn create(path: &Path) -> Result<bool> {
     let draft = draft(path);
     let files = |error: &io::Error| failure::files(error, path);
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(|error| files(&error))?;
     let draft = Draft(draft);
-    // Small pages: whoever opens the database first reads the whole log, and each change logs whole pages.
+    // Small pages: the first process to open the database reads the whole log, and each change logs whole pages.
     let options = options(&draft.0)?.page_size(1024).journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full);
     let mut connection = connect(&options).await?;
     fill(&mut connection).await?;
@@ -194,7 +194,7 @@ fn draft(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// A file that goes away with what SQLite puts beside it.
+/// A file that goes away with what SQLite puts next to it.
 struct Draft(PathBuf);
 
 impl Drop for Draft {

@@ -1,12 +1,12 @@
-//! Shares of a lock: taking and entering one, extending it and giving it back; and the queue in which those stand who want one, or
-//! want the lock in order, or alone while it is shared.
+//! Shares of a lock: taking and entering one, extending it and giving it back; and the queue of requests for a share, for
+//! the lock in order, or for the whole lock while it is shared.
 //!
-//! The order is as for holds: bytes, then row; back: row, then bytes. A share has the key's first byte locked for reading, so that nobody can
+//! The order is as for holds: bytes, then row; back: row, then bytes. A share has the key's first byte locked for reading, so that no process can
 //! lock it for writing, and the byte of each of its holds for writing, which tells that it lives. The row says which shares there are.
 //!
-//! | taking a share | the first byte can be read | somebody has it alone |
+//! | taking a share | the first byte can be read | another process has it alone |
 //! |---|---|---|
-//! | there is room in the row, and nobody goes first | granted | busy |
+//! | there is room in the row, and no waiter goes first | granted | busy |
 //! | there is none | busy | busy |
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -26,7 +26,7 @@ use crate::lock::{
     document::Answer,
 };
 
-/// How soon to ask again for a lock whose bytes somebody has of whom the row knows nothing: a grant takes less.
+/// How soon to ask again for a lock whose bytes are locked without a row that names the holder: a grant takes less.
 const PASSING: Duration = Duration::from_millis(20);
 /// An exclusive hold that processes stand behind lasts as long as they do.
 const WITHOUT_END: u64 = u64::MAX;
@@ -38,7 +38,7 @@ struct Asked {
     ring: bool,
     ahead: Option<String>,
     watched: Vec<Watched>,
-    /// Somebody is about to take it.
+    /// A waiter is about to take it.
     passed: bool,
 }
 
@@ -71,7 +71,7 @@ impl Sqlite {
         let Some(slot) = self.slots.get_mut(&request.key) else { return answer.map(|asked| asked.attempt) };
         match &answer {
             Ok(Asked { attempt: Attempt::Granted(grant), .. }) if !request.detached => slot.confirm_grant(&request.token, grant.fence),
-            // It may yet be granted, and must not come upon a lock that somebody else has taken meanwhile.
+            // It may yet be granted, and must not come upon a lock that another process has taken meanwhile.
             Err(error) if error.effect != Effect::NotApplied => {}
             _ => slot.drop_share(&request.token, known),
         }
@@ -128,7 +128,7 @@ impl Sqlite {
         let outside = outside(&gathering, slot, request, secured)?;
         let passed = !secured && obstacle == Obstacle::Bytes && !outside.known && !gathering.document.has_holders();
         if passed && slot.passed != Some(request.token) && gathering.document.position(&request.token).is_none() {
-            // Another one that came first is about to be granted it. In the plain queue it would go first, and a document is in its way.
+            // Another waiter that came first is about to be granted it. In the plain queue that one would go first, and a document is in its way.
             let busy = Busy { holders: vec![unknown_holder()], expires_in: Some(PASSING), notifies: true, passing: true, position: None };
             return Ok(Asked { passed, ..Asked::only(Attempt::Busy(busy)) });
         }
@@ -146,7 +146,7 @@ impl Sqlite {
             Answer::Has(grant) => Attempt::Granted(grant),
             Answer::NotHeld => Attempt::NotHeld,
             Answer::Otherwise(mode) => return Err(mode.not_enough()),
-            // What is undone with it is done again by whoever comes next.
+            // What is undone with it is done again by the next transaction.
             Answer::Refused(refusal) => return Ok(Asked::only(Attempt::Refused(refusal))),
             Answer::Go if request.mode == Mode::Exclusive => {
                 let fence = starts::grant_alone(&mut gathering.transaction, whose, request, slot.file.id(), known).await?;
@@ -159,7 +159,7 @@ impl Sqlite {
             Answer::Busy(busy) => Attempt::Busy(told(&gathering, busy, request, outside, room, obstacle)),
         };
         let alone = request.mode == Mode::Exclusive && matches!(attempt, Attempt::Granted(_));
-        // Who has it alone gives it back without a word: from now on its bytes are to be waited for.
+        // An exclusive holder announces no release: from now on wait for its bytes.
         let ring = if alone { !gathering.document.is_empty() } else { !gathering.document.take_wake_ups(outside.until).is_empty() };
         let ahead = gathering.document.ahead(&request.token).map(str::to_owned);
         let shares = gathering.document.attached().map(|hold| (slot.bytes.of_hold(hold).first(), LockKind::Read));
@@ -225,7 +225,7 @@ impl Sqlite {
                 if let Some(file) = file.filter(|_| ring) {
                     file.ring();
                 }
-                // Without its row nobody counts it: the lock file can't tell how many there are.
+                // Without its row the share is not counted: the lock file can't tell how many there are.
                 Ok(answer.unwrap_or(Renewal::NotHeld))
             }
             Err(error) => {
@@ -262,7 +262,7 @@ impl Sqlite {
             Ok((answer, ring, _)) => (Ok(answer), ring),
             Err(error) => {
                 self.give_up_on(&error);
-                // What is left in the row has no byte any more, and is dropped by the next who comes.
+                // What is left in the row has no byte any more, and the next transaction drops it.
                 (if standing && current && !parting.is_worth_telling() { Ok(Release::Released) } else { Err(error) }, true)
             }
         };
@@ -298,34 +298,34 @@ impl Sqlite {
     }
 }
 
-/// Who has the lock alone, as far as the document needs it.
+/// The exclusive holder, as far as the document needs it.
 #[derive(Clone, Copy)]
 struct Outside {
-    /// Until when somebody has it, or may be about to; `None` if nobody does.
+    /// Until when the lock is held alone, or may be about to be; `None` if it is not.
     until: Option<u64>,
-    /// It is whom the row names.
+    /// It is the holder that the row names.
     known: bool,
 }
 
 fn outside(gathering: &Gathering<'_>, slot: &Slot, request: &Request, secured: bool) -> Result<Outside> {
     let failed = |error: std::io::Error| ours(&error);
-    let nobody = Outside { until: (!secured).then_some(WITHOUT_END), known: false };
-    let Some(row) = gathering.row.as_ref().filter(|row| row.owner.is_some()) else { return Ok(nobody) };
+    let free = Outside { until: (!secured).then_some(WITHOUT_END), known: false };
+    let Some(row) = gathering.row.as_ref().filter(|row| row.owner.is_some()) else { return Ok(free) };
     if row.by_lease(Some(slot.file.id())) {
         let ends = u64::try_from(row.expires_ms).unwrap_or_default();
-        return Ok(if ends > gathering.now { Outside { until: Some(ends), known: true } } else { nobody });
+        return Ok(if ends > gathering.now { Outside { until: Some(ends), known: true } } else { free });
     }
-    // Who has the bytes for himself has outlived it. Beside a share there may be those that had entered its hold: they have their byte
+    // The holder of the bytes has outlived its row. With a share there may be holds that had entered its hold: they have their byte
     // before their row, and no row without this one.
     let held = if secured {
         request.mode != Mode::Exclusive && slot.file.others_have(slot.bytes.nested()).map_err(failed)?
     } else {
         slot.mine.is_some() || slot.file.others_have_it_alone(slot.bytes).map_err(failed)?
     };
-    Ok(if held { Outside { until: Some(WITHOUT_END), known: true } } else { nobody })
+    Ok(if held { Outside { until: Some(WITHOUT_END), known: true } } else { free })
 }
 
-/// What the document can't say of the lock's holders: who has it alone, and which of them end by themselves.
+/// What the document can't say of the lock's holders: the exclusive one, and which of them end by themselves.
 fn told(gathering: &Gathering<'_>, busy: Busy, request: &Request, outside: Outside, room: bool, obstacle: Obstacle) -> Busy {
     let Busy { mut holders, mut expires_in, position, .. } = busy;
     let row = gathering.row.as_ref().filter(|_| outside.known && holders.is_empty());

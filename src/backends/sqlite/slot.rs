@@ -13,13 +13,13 @@ use crate::lock::{Fence, Request, Token, Ttl};
 /// Why the lock was last refused, and so what to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Obstacle {
-    /// Somebody has the bytes.
+    /// Another process has the bytes.
     Bytes,
     /// A lease is running.
     Lease,
-    /// Others who share the lock, or who go first.
+    /// Other holders share the lock, or earlier waiters go first.
     Document,
-    /// Another owner in this very process, who can't give it back while we wait.
+    /// Another owner in this very process, which can't give it back while we wait.
     Ourselves,
 }
 
@@ -40,13 +40,13 @@ pub(super) struct Mine {
 /// How a place in the document's queue is watched.
 #[derive(Default)]
 pub(super) struct Line {
-    /// The waiter whose end is waited for, and its byte; none: this one is among the first of its kind, who watch the lock file.
+    /// The waiter whose end is waited for, and its byte; none: this one is among the first of its kind, which watch the lock file.
     pub ahead: Option<(String, Latch)>,
     /// What is locked as long as nothing changes without a word.
     pub watched: Vec<Watched>,
 }
 
-/// Bytes that somebody has locked, and the kind of lock that can't be had for that.
+/// Bytes that another process has locked, and the kind of lock that is refused for it.
 pub(super) type Watched = (Range, Kind);
 
 pub(super) struct Slot {
@@ -60,13 +60,13 @@ pub(super) struct Slot {
     pub shares: Vec<Mine>,
     /// Whose grant was asked for without an answer so far.
     pub unsure: Option<Uuid>,
-    /// Who was the last to ask for a grant: he may be asking again.
+    /// The last token that asked for a grant: it may be asking again.
     pub asked: Option<Uuid>,
-    /// Who stands in the queue: one, as a rule.
+    /// The tokens in the queue: one, as a rule.
     pub queued: Vec<Token>,
     pub obstacle: Obstacle,
     pub line: Line,
-    /// Who was last told that somebody is about to take the lock.
+    /// The holder that was last notified that a waiter is about to take the lock.
     pub passed: Option<Token>,
 }
 
@@ -104,7 +104,7 @@ impl Slot {
         self.mine_of(token).is_some_and(|mine| mine.holds.contains(&token.hold))
     }
 
-    /// Whether anybody has the lock alone as far as its bytes tell, this process included.
+    /// Whether a process has the lock alone as far as its bytes tell, this process included.
     pub(super) fn is_locked(&self) -> io::Result<bool> {
         Ok(self.mine.is_some() || self.hold.is_locked() || self.file.others_have_it_alone(self.bytes)?)
     }
@@ -187,7 +187,7 @@ impl Slot {
         !self.shares.is_empty() || self.shared.is_locked() || self.shared.is_waiting()
     }
 
-    /// Takes the bytes of a hold of a share, so that nobody gets the lock alone from here on. Never beside a wait for the whole lock,
+    /// Takes the bytes of a hold of a share, so that no process gets the lock alone from here on. Never call it during a wait for the whole lock,
     /// which the kernel would grant to this very process.
     pub(super) fn take_share(&mut self, request: &Request) -> io::Result<bool> {
         if self.wants_it_alone() || !self.shared.try_take()? {
@@ -248,7 +248,7 @@ impl Slot {
         self.leave_shared();
     }
 
-    /// Takes its place behind who is `ahead`.
+    /// Takes its place behind the waiter `ahead`.
     pub(super) fn line_up(&mut self, ahead: Option<String>, watched: Vec<Watched>) {
         self.line.watched = watched;
         let same = self.line.ahead.as_ref().map(|(hold, _)| hold) == ahead.as_ref();
@@ -261,7 +261,7 @@ impl Slot {
         }
     }
 
-    /// Watches nobody any more.
+    /// Stops watching.
     pub(super) fn leave_line(&mut self) {
         if let Some((_, latch)) = self.line.ahead.take() {
             latch.let_go();
@@ -275,8 +275,8 @@ impl Slot {
         }
     }
 
-    /// Whether somebody stands behind this hold of a share, this process included. It takes its bytes anew if they were free: in
-    /// its last resort the guardian gives all of them back, and the row tells whether anybody has come since.
+    /// Whether a process stands behind this hold of a share, this process included. It takes its bytes anew if they were free: in
+    /// its last resort the guardian gives all of them back, and the row tells whether another hold has come since.
     pub(super) fn stands(&self, hold: &str) -> io::Result<bool> {
         let byte = self.bytes.of_hold(hold).first();
         if self.shares.iter().flat_map(|share| &share.holds).any(|ours| format!("{ours:016x}") == hold) {
@@ -285,7 +285,7 @@ impl Slot {
         self.file.others_write(byte)
     }
 
-    /// Whether somebody waits for this hold.
+    /// Whether a process waits for this hold.
     pub(super) fn awaits(&self, hold: &str) -> io::Result<bool> {
         let ours = self.queued.iter().any(|token| token.hold_text() == hold);
         Ok(ours || self.file.others_write(self.bytes.of_hold(hold).alive())?)

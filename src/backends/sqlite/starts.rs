@@ -1,11 +1,11 @@
-//! What is kept of the starts of runs, beside the lock.
+//! The records of earlier runs, next to the lock.
 //!
-//! It is judged and written in the transaction that grants, and in the one that gives back. What is kept from others lies in the
-//! lock's own row, so that each of them is one statement as ever where nothing is to be the only run for some time.
+//! They are judged and written in the transaction that grants, and in the one that releases. What keeps other runs out lies in the
+//! lock's own row, so that a grant without `--once` or `--once-per` stays one statement.
 //!
 //! Worst cases: the answer of a grant is lost (asked again by the process that has the bytes: the row is extended, and
 //! nothing is judged or counted); it is undone while it may yet be executed (the driver runs the two one after the other);
-//! the power fails (a start that later runs go by is on the disk before the command begins).
+//! the power fails (a start that later runs depend on is on the disk before the command begins).
 
 use std::time::Duration;
 
@@ -27,9 +27,9 @@ pub(super) enum Taken {
     Granted(Fence),
     /// A hold that the lock file does not speak for is in the way.
     InTheWay,
-    /// Nobody has it.
+    /// The lock is free.
     Refused(Box<Refusal>),
-    /// Others share it, or wait in order: they are to be asked.
+    /// It is shared, or waited for in order: ask the document.
     Document,
 }
 
@@ -38,10 +38,10 @@ pub(super) struct Known {
     pub record: Record,
     /// The last fence.
     fence: Option<Fence>,
-    /// The same if it is that of who asks.
+    /// The same if it is the fence of the token that asks.
     own: Option<Fence>,
     now_ms: u64,
-    /// Somebody shares the lock, or waits in order.
+    /// The lock is shared, or waited for in order.
     documented: bool,
 }
 
@@ -67,7 +67,7 @@ impl Store {
         if known.documented {
             return Ok(Taken::Document);
         }
-        // Who has it comes before what is recorded.
+        // A holder comes before what is recorded.
         let Some(fence) = fence_of(&run(&mut transaction, grant(whose, request, file, true)).await?)? else { return Ok(Taken::InTheWay) };
         if let Some(refusal) = known.record.judge(request.terms.as_ref(), &request.token, known.now_ms) {
             transaction.rollback().await.map_err(failure::statement)?;
@@ -127,7 +127,7 @@ pub(super) async fn known(connection: &mut SqliteConnection, whose: Whose<'_>) -
     Ok(known)
 }
 
-/// Takes the lock for one alone whom all that was to be judged lets go, in their transaction.
+/// Takes the lock alone if the records allow it, in their transaction.
 pub(super) async fn grant_alone(
     connection: &mut SqliteConnection,
     whose: Whose<'_>,
@@ -142,7 +142,7 @@ pub(super) async fn grant_alone(
 }
 
 impl Known {
-    /// Takes down a start that is to be the only one for some time; what is kept from others lies in the row already.
+    /// Records a start of `--once` or `--once-per`; what keeps other runs out lies in the row already.
     async fn begin(mut self, connection: &mut SqliteConnection, whose: Whose<'_>, request: &Request, fence: Fence) -> Result<()> {
         if request.terms.as_ref().is_some_and(|terms| terms.once.is_some()) {
             self.record.begin(request, fence, self.now_ms);

@@ -11,7 +11,7 @@ mod queue;
 use std::{fs, mem, path::Path};
 
 use sqlx::{
-    Connection, Row as _, Sqlite, SqliteConnection,
+    Connection, Executor as _, Row as _, SqlSafeStr as _, Sqlite, SqliteConnection,
     sqlite::{SqliteArguments, SqliteRow},
 };
 
@@ -33,14 +33,14 @@ const RELEASE: &str = include_str!("sql/release.sql");
 const FREE: &str = "UPDATE locks SET owner = NULL, hold = NULL, metadata = NULL, mark = NULL, broken = NULL, seen = FALSE, ended = ?3, why = ?4 \
                     WHERE namespace = ?1 AND key = ?2";
 
-/// The write-ahead log is emptied beyond this size: whoever opens the database first has to read all of it.
+/// The write-ahead log is emptied beyond this size: the first process to open the database has to read all of it.
 const LOG_BYTES: u64 = 64 * 1024;
 /// The same while others are waiting: emptying it would hold up the next.
 const LOG_BYTES_CONTENDED: u64 = 1024 * 1024;
 
 pub(super) type Query = sqlx::query::Query<'static, Sqlite, SqliteArguments>;
 
-/// A lock's name and who asks about it.
+/// A lock's name and the token that asks about it.
 #[derive(Clone, Copy)]
 pub(super) struct Whose<'a> {
     pub namespace: &'a Namespace,
@@ -51,7 +51,7 @@ pub(super) struct Whose<'a> {
 /// What the lock file says, for statements that depend on it.
 #[derive(Clone, Copy)]
 pub(super) struct Locked {
-    /// The bytes are locked by whoever asks, or by the owner whom he speaks of.
+    /// The bytes are locked by the process that asks, or by the owner whose token it names.
     pub locked: bool,
     /// Which lock file.
     pub file: i64,
@@ -88,9 +88,17 @@ impl Store {
         Ok((Self { connection: Some(connection), durable: false, checked: created, writable: true, file }, created))
     }
 
-    /// Whether others who open the path get this very database.
+    /// Whether another process that opens the path gets this very database.
     pub(super) fn is_current(&self, path: &Path) -> bool {
         location::file_id(path) == self.file
+    }
+
+    /// Whether a transaction was left that sqlx can't end: SQLite rolls one back by itself where the disk is full, sqlx's own rollback then
+    /// fails, and every later transaction with it.
+    pub(super) async fn is_stuck(&mut self) -> bool {
+        let stuck = |connection: &Option<SqliteConnection>| connection.as_ref().is_none_or(Connection::is_in_transaction);
+        // The rollback of a transaction that was dropped may be under way. The driver ends it before the next statement.
+        stuck(&self.connection) && (self.rows(sqlx::query("SELECT 1")).await.is_err() || stuck(&self.connection))
     }
 
     pub(super) async fn open_to_look(path: &Path) -> Result<Option<Self>> {
@@ -129,6 +137,14 @@ impl Store {
         if self.durable != durable {
             self.rows(sqlx::query(if durable { "PRAGMA synchronous = FULL" } else { "PRAGMA synchronous = NORMAL" })).await?;
             self.durable = durable;
+        }
+        Ok(())
+    }
+
+    /// Compiles what a waiter asks once it has the bytes, so that this costs no time then.
+    pub(super) async fn prepare_to_take(&mut self) -> Result<()> {
+        for sql in [GRANT, RELEASE] {
+            self.connection()?.prepare(sql.into_sql_str()).await.map_err(failure::statement)?;
         }
         Ok(())
     }
@@ -251,7 +267,7 @@ impl Store {
         Ok(Some(Renewal::Renewed { ttl, fence: row.fence }))
     }
 
-    /// Gives a hold back, and with `all` every other hold of the owner if this is his first one. `Ok(None)`: there is no row at all.
+    /// Gives a hold back, and with `all` every other hold of the owner if this is its first one. `Ok(None)`: there is no row at all.
     ///
     /// `others`: whether other processes have the lock file's bytes, for nested holds that their rows alone don't prove.
     pub(super) async fn release(
@@ -320,13 +336,13 @@ impl Store {
         Ok(Some(if left == 0 { Release::Released } else { Release::StillHeld(left) }))
     }
 
-    /// Writes the log back into the database once it has grown, when nobody has to wait for it.
+    /// Writes the log back into the database once it has grown, when no process has to wait for it.
     pub(super) async fn tidy(&mut self, path: &Path, contended: bool) {
         let most = if contended { LOG_BYTES_CONTENDED } else { LOG_BYTES };
         let mut log = path.as_os_str().to_owned();
         log.push("-wal");
         if fs::metadata(log).is_ok_and(|log| log.len() > most) {
-            // Whoever comes after us tries again.
+            // The next process tries again.
             let _ = self.rows(sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)")).await;
             // The first change in an empty log syncs its header. Let it be this one, which changes nothing,
             // instead of the next grant.

@@ -1,7 +1,7 @@
 //! Waiting without polling, and leaving the queue.
 //!
-//! What processes have locked is waited for in the kernel's queue for those bytes. Behind a detached hold there is no process: those
-//! who wait for it queue for the gate byte, and whoever has that watches the lock file for all of them. In the document's queue the first
+//! A waiter for bytes that a process has locked stands in the kernel's queue for them. Behind a detached hold there is no process: its
+//! waiters queue for the gate byte, and the one that has it watches the lock file for all of them. In the document's queue the first
 //! two of each kind watch it, since one may be frozen, and each of the others waits for the second before it to go.
 
 use std::time::Duration;
@@ -17,11 +17,11 @@ use super::{
 };
 use crate::lock::{Mode, Parting, Request, Result, Wake};
 
-/// How long to trust that whoever has the gate, or stands in front, is awake: a frozen one must not let the others sleep on after a release.
+/// How long to trust that the process at the gate, or the waiter in front, is awake: a frozen one must not let the others sleep on after a release.
 const GATE_KEEPER: Duration = Duration::from_secs(5);
 /// How often to look without being told.
 const DEAF: Duration = Duration::from_secs(1);
-/// How soon to look whether the one who has closed the file has lost its locks, which the kernel frees just after; then after
+/// How soon to look whether the process that closed the file has lost its locks, which the kernel frees just after; then after
 /// twice as long, until that can't be late any more.
 const LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(512);
@@ -63,7 +63,7 @@ impl Sqlite {
         let Some(alarm) = alarm.as_ref().filter(|alarm| alarm.hears(sound)) else {
             *alarm = Alarm::new(slot.file.path(), sound).ok();
             if alarm.is_none() {
-                // This user has no inotify instance left: nobody can tell, but whoever looks.
+                // This user has no inotify instance left: only another look can tell.
                 let _ = timeout(at_most.min(DEAF), std::future::pending::<()>()).await;
             }
             // It may have been released just before.
@@ -75,7 +75,7 @@ impl Sqlite {
     pub(super) async fn leave(&mut self, request: &Request) -> Result<()> {
         let undo = self.slots.get(&request.key).and_then(|slot| slot.share_of(&request.token)).is_some_and(|share| share.unsure);
         if undo {
-            // A grant of which nobody heard. What can't be undone of it ends with its bytes.
+            // A grant that was never reported. What can't be undone of it ends with its bytes.
             let _ = self.hand_back_share(&request.key, &request.token, &Parting::UNDO).await;
         }
         let Self { options, store, slots, alarm, .. } = self;
@@ -89,7 +89,7 @@ impl Sqlite {
         slot.leave_line();
         *alarm = None;
         if slot.unsure == Some(owner) && !held {
-            // A grant of which nobody heard: undone before its bytes are given back.
+            // A grant that was never reported: it is undone before its bytes are given back.
             let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
             let lock = Locked { locked: true, file: slot.file.id() };
             let undone = async { opened(store, &options.path).await?.0.release(whose, &Parting::UNDO, lock, true, false).await };
@@ -101,7 +101,7 @@ impl Sqlite {
         }
         if slot.queued.contains(&request.token) {
             let waited_in_vain = !held && !slot.has_share(&request.token);
-            // One whose byte is free is skipped and swept: whoever was granted has better things to do.
+            // A waiter whose byte is free is skipped and swept: the process that was granted the lock must not spend time on it.
             if waited_in_vain && let Some(store) = store {
                 let left = store.leave_queue(&options.namespace, &request.key, &request.token.hold_text()).await;
                 if matches!(left, Ok(false)) {

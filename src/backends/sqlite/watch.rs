@@ -1,6 +1,6 @@
 //! Noticing that the store was taken away under a holder: by a cleaner of temporary files, a deployment, `rm -rf`.
 //!
-//! Whoever comes next finds another database and another lock file, in which nothing is held. inotify tells of it: on both files, on the
+//! The next process finds another database and another lock file, in which nothing is held. inotify reports it: on both files, on the
 //! directories that they lie in up to the root, and on symbolic links among these.
 
 use std::{
@@ -22,7 +22,7 @@ use crate::lock::{Key, Token};
 
 /// How long a hold must last to be watched: the kernel takes some milliseconds to close a watch, which a short command would be kept for.
 const SHORT: Duration = Duration::from_millis(50);
-/// How often to look where no more watches can be had.
+/// How often to look where no more watches are available.
 const DEAF: Duration = Duration::from_secs(1);
 
 /// A watch on all that a database's path depends on.

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{Mode, TairStore};
+use super::{TairMode, TairStore};
 use crate::{
     backends::{
         net::transport,
@@ -47,7 +47,7 @@ impl Admin for TairStore {
     }
 
     fn grants(&self, role: Role) -> Grants {
-        let plain = self.options.mode == Mode::Plain;
+        let plain = self.options.mode == TairMode::Plain;
         let needs = Needs {
             writes: if plain {
                 &[

@@ -20,7 +20,7 @@
 //! - *The answer to 2 is lost.* Asked again, the owner is found to be a holder: entered like a nested hold. Given up, it is released; should
 //!   the grant not be there yet, the value is written anew, and the late one finds another.
 //! - *1 arrives late*, after it was given up: it ends with its TTL, never having counted.
-//! - *The lease ends between 1 and 2*, or between reading and writing a renewal: the comparison fails, whoever has it by then.
+//! - *The lease ends between 1 and 2*, or between reading and writing a renewal: the comparison fails, and a new holder is untouched.
 //! - *A renewal comes late*, when its hold is over but the value is as it was: no client acted on the end, or the value would be
 //!   another one. A client that is told that the hold is over, or finds the lock busy without it, writes that first.
 //! - *Two change the value at the same time*: one of the two comparisons fails, and that one reads again.
@@ -30,6 +30,8 @@
 //!
 //! Versions alone are no fences: they begin anew when a key is gone. See `value.rs` for this and other traps.
 
+#[cfg(test)]
+mod damaged;
 mod examine;
 mod history;
 mod line;
@@ -38,14 +40,14 @@ mod queue;
 mod read;
 pub mod sharing;
 mod swap;
-mod value;
+pub(super) mod value;
 
 use std::time::Duration;
 
 use ::redis::{Pipeline, Value};
 use async_trait::async_trait;
 
-pub use self::options::{Mode, Options};
+pub use self::options::{Options, TairMode};
 use self::read::Version;
 use super::{
     kept::{Change, Kept, ReadFor, Snapshot, Store},

@@ -10,7 +10,7 @@ pub struct Options {
     /// How the server is spoken with. Its namespace counts for nothing.
     pub server: redis::Options,
     /// What a lock is stored as.
-    pub mode: Mode,
+    pub mode: TairMode,
     /// The pause between two looks at a busy lock, give or take a half of it.
     pub retry_delay: Duration,
     /// What every key is put under.
@@ -19,7 +19,7 @@ pub struct Options {
 
 /// What a lock is stored as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum TairMode {
     /// A plain string, compared by its value: `SET NX PX`, `CAS`, `CAD`.
     Plain,
     /// A string with a version, compared by that: `EXSET NX PX`, `EXCAS`, `EXCAD`.
@@ -32,7 +32,7 @@ impl Options {
 
     /// Plain strings on `server` in the namespace `dlock`.
     pub fn new(server: redis::Options) -> Self {
-        Self { server, mode: Mode::Plain, retry_delay: Self::RETRY_DELAY, namespace: Namespace::default() }
+        Self { server, mode: TairMode::Plain, retry_delay: Self::RETRY_DELAY, namespace: Namespace::default() }
     }
 
     /// The URL without user and password.
@@ -40,7 +40,7 @@ impl Options {
         let url = self.server.redacted_url();
         let rest = url.split_once("://").map_or(url.as_str(), |(_, rest)| rest);
         let scheme = if self.server.tls.is_some() { "tairs" } else { "tair" };
-        let mode = if self.mode == Mode::Version { "?mode=version" } else { "" };
+        let mode = if self.mode == TairMode::Version { "?mode=version" } else { "" };
         format!("{scheme}://{rest}{mode}")
     }
 }

@@ -1,4 +1,4 @@
-//! The list of unfair exclusive waiters. It informs those who look, and matters only to waiters that the rules of the queue concern (see `line.rs`).
+//! The list of unfair exclusive waiters. It informs people, and matters only to waiters that the rules of the queue concern (see `line.rs`).
 
 use ::redis::{Pipeline, Value};
 

@@ -7,7 +7,7 @@ use ::redis::{Pipeline, Value};
 use super::{
     TairStore, history,
     line::{self, Line},
-    options::Mode,
+    options::TairMode,
     value::{self, READS, Seen, Stored, What, created, readable},
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
             state::foreign,
         },
     },
-    lock::{Error, Fence, Holder, Key, Kind, Mode as LockMode, Parting, Record, Request, Result, Token, Which, document::Document},
+    lock::{Error, Fence, Holder, Key, Kind, Mode, Parting, Record, Request, Result, Token, Which, document::Document},
 };
 
 /// How many locks are read in one packet.
@@ -51,7 +51,7 @@ struct Parts {
 impl Parts {
     const ALL: Self = Self { most: true, queue: true, strict: false };
 
-    fn add(self, mode: Mode, pipeline: &mut Pipeline, names: &Names) {
+    fn add(self, mode: TairMode, pipeline: &mut Pipeline, names: &Names) {
         mode.read(pipeline, names);
         mode.read_value(pipeline, &mode.policy(names));
         if self.most {
@@ -68,7 +68,7 @@ impl Parts {
     }
 }
 
-impl Mode {
+impl TairMode {
     /// Where the run policy is: apart from that of `redis://`, which is of another type, and for each mode its own.
     pub(super) fn policy(self, names: &Names) -> String {
         format!("{}-{}", names.starts, self.kind())
@@ -236,12 +236,12 @@ impl Snapshot<Version> {
     }
 
     fn is_shared(&self) -> bool {
-        self.document.holders(self.now()).iter().any(|holder| holder.mode != LockMode::Exclusive)
+        self.document.holders(self.now()).iter().any(|holder| holder.mode != Mode::Exclusive)
     }
 }
 
 /// From the replies to [`Parts::add`]; without its queue. `made` is the claim that was made just before, `own` the hold that the lock is read for.
-fn snapshot(mode: Mode, replies: &[Value], parts: Parts, (made, own): (Option<Stored>, Option<String>)) -> Result<Snapshot<Version>> {
+fn snapshot(mode: TairMode, replies: &[Value], parts: Parts, (made, own): (Option<Stored>, Option<String>)) -> Result<Snapshot<Version>> {
     let (reads, rest) = replies.split_at_checked(READS).ok_or_else(failure::unreadable)?;
     let (policy, rest) = rest.split_first().ok_or_else(failure::unreadable)?;
     let seen = Seen::read(mode, reads)?;
@@ -254,10 +254,10 @@ fn snapshot(mode: Mode, replies: &[Value], parts: Parts, (made, own): (Option<St
         // Of an earlier attempt whose answer was lost.
         (None, What::Claimed(claim, value)) if Some(&claim.hold) == own.as_ref() => (base, stored) = (Base::Claim, Some(value)),
         (None, What::Claimed(claim, _)) => {
-            let holder = Holder { foreign: false, metadata: claim.metadata, ..foreign(LockMode::Exclusive, expires_in) };
+            let holder = Holder { foreign: false, metadata: claim.metadata, ..foreign(Mode::Exclusive, expires_in) };
             outside = Some(Outside { holder, left, passing: true });
         }
-        (None, What::Foreign) => outside = Some(Outside { holder: foreign(LockMode::Exclusive, expires_in), left, passing: false }),
+        (None, What::Foreign) => outside = Some(Outside { holder: foreign(Mode::Exclusive, expires_in), left, passing: false }),
         (None, What::Nothing) => {}
         (None, What::NoLock(kind)) => return Err(failure::no_lock(&format!("a {kind}"))),
     }

@@ -1,6 +1,6 @@
 //! Which lock libraries share a lock on Tair.
 
-use super::{Mode, Options};
+use super::{Options, TairMode};
 use crate::{
     backends::redis::{names::Names, sharing::OF_STRINGS},
     lock::{Key, Result, Sharing},
@@ -11,6 +11,6 @@ use crate::{
 /// # Errors
 /// For a key that has no name there.
 pub fn sharing(options: &Options, key: &Key) -> Result<Sharing> {
-    let libraries = if options.mode == Mode::Plain { &OF_STRINGS[..] } else { &[] };
+    let libraries = if options.mode == TairMode::Plain { &OF_STRINGS[..] } else { &[] };
     Ok(Sharing::new(Names::new(&options.namespace, key)?.lock, libraries, &[]))
 }

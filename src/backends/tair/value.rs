@@ -7,14 +7,14 @@
 use redis::{Pipeline, ServerErrorKind, Value};
 use serde::{Deserialize, Serialize};
 
-use super::options::Mode;
+use super::options::TairMode;
 use crate::{
     backends::redis::{failure, history::to_json, names::Names, reply},
     lock::{Error, Kind, Metadata, Request, Result, document::Document, random},
 };
 
 /// The newest layout that this version can read, up to any minor version.
-const MAJOR: u32 = 1;
+pub(in crate::backends) const MAJOR: u32 = 1;
 
 /// A value, and its version where there is one.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,7 +34,7 @@ pub(super) enum Compared {
     Gone,
 }
 
-impl Mode {
+impl TairMode {
     /// What `TYPE` calls it.
     pub(super) fn kind(self) -> &'static str {
         match self {
@@ -109,7 +109,7 @@ impl Mode {
     }
 }
 
-/// How many commands [`Mode::read`] adds.
+/// How many commands [`TairMode::read`] adds.
 pub(super) const READS: usize = 5;
 
 /// Whether `SET NX` or `EXSET NX` stored it. Something of another type is something that is stored.
@@ -164,7 +164,7 @@ pub(super) struct Claim {
     pub metadata: Option<Metadata>,
 }
 
-/// A value that nobody has written before.
+/// A value that was never written before.
 fn value(what: &str, json: &str) -> String {
     format!(r#"{{"dlock":"{MAJOR}.0","nonce":"{:016x}","{what}":{json}}}"#, random())
 }
@@ -223,8 +223,8 @@ impl What {
 }
 
 impl Seen {
-    /// From the replies to [`Mode::read`].
-    pub(super) fn read(mode: Mode, replies: &[Value]) -> Result<Self> {
+    /// From the replies to [`TairMode::read`].
+    pub(super) fn read(mode: TairMode, replies: &[Value]) -> Result<Self> {
         let [time, kind, left, value, counter] = replies else { return Err(failure::unreadable()) };
         let now_us = readable(time)?.and_then(read_micros);
         if let Value::ServerError(error) = kind {
@@ -253,12 +253,13 @@ impl Seen {
 }
 
 fn not_a_counter() -> Error {
-    Error::new(Kind::Data, "the fence counter is not a number, or beyond 2^53").hint("somebody wrote it; delete redisson_lock_token:{…}")
+    Error::new(Kind::Data, "the fence counter is not a number, or beyond 2^53")
+        .hint("another program wrote it; delete redisson_lock_token:{…}")
 }
 
 fn read_micros(reply: &Value) -> Option<u64> {
     let [seconds, micros] = reply::items(reply)? else { return None };
-    u64::try_from(reply::int(seconds)? * 1_000_000 + reply::int(micros)?).ok()
+    u64::try_from(reply::int(seconds)?.checked_mul(1_000_000)?.checked_add(reply::int(micros)?)?).ok()
 }
 
 /// A reply, or `None` for what this user may not read or what is of another type.

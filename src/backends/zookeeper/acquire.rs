@@ -151,7 +151,7 @@ impl Hold {
         Err(failure::unsettled().into())
     }
 
-    /// Looks at the queue and does what is to be done next. `None` if it has to be looked at again.
+    /// Looks at the queue and takes the next step. `None` if it must look again.
     async fn look_and_step(&mut self, request: &Request, turn: &mut Turn) -> Asked<Option<Standing>> {
         let mut seen = self.read_all(request).await?;
         if self.place.is_none() && self.maybe_placed {
@@ -222,7 +222,7 @@ impl Hold {
             return Ok(if removed { Came::Again } else { Came::Answer(Standing::Behind(Box::new(seen))) });
         }
         let ways = if seen.missing || turn.make_ways { self.ways() } else { Vec::new() };
-        // A waiter that is refused joins the queue all the same. And a run record is to be true: so that is left until we are known to be
+        // A waiter that is refused joins the queue all the same. And a run record must be true: so that is left until we are known to be
         // first.
         let at_once = free && !refused && !records(request) && (turn.conflicts == 0 || !request.waiting);
         let at_once = at_once.then(|| (basis.version, seen.queue.free_number()));

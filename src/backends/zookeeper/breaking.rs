@@ -29,7 +29,7 @@ use crate::{
     lock::{Break, Fence, Key, Past, Result},
 };
 
-/// A hold that is to be changed.
+/// A hold to change.
 struct Target {
     /// The contender's node.
     path: String,

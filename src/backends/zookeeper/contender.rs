@@ -1,8 +1,8 @@
-//! The nodes of a lock's directory: who holds the lock or waits for it, of whatever library.
+//! The nodes of a lock's directory: its holders and waiters, of every library.
 //!
 //! All nodes have their place in one queue by the number at their end, which the server gave them. Recognised:
 //!
-//! | name | who |
+//! | name | contender |
 //! |---|---|
 //! | `…-read-lock-N` | dlock, shared. To Curator's mutex it is one of its own, so that the two exclude each other |
 //! | `…-__READ__N` of the same id | made together with that, so that no node is between the two: what writers of Curator's read-write lock wait for. It is the same contender |
@@ -25,7 +25,7 @@ pub(super) struct ContenderNode {
     sequence: i32,
     /// How it wants the lock.
     pub(super) mode: Mode,
-    /// The node that it has besides, for libraries that see no other.
+    /// The node that it also has, for libraries that see no other.
     pub(super) twin: Option<String>,
 }
 

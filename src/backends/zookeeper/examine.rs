@@ -187,7 +187,7 @@ impl Admin for ZooKeeper {
                 text: String::new(),
                 notes: vec![
                     "ZooKeeper has no such role for locks: what a login makes is that login's alone, to read too".into(),
-                    "who is to look takes the login of --print-grants run; without a login everybody may look, and take".into(),
+                    "to look, use the login of --print-grants run; without a login all users can look, and take".into(),
                 ],
             };
         }

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     backends::queue::{
-        history::{Skip, outdated, released, too_many},
+        history::{SkipRecord, outdated, released, too_many},
         record::HoldRecord,
     },
     lock::{End, History, Key, Note, Parting, Past, Result, SKIPPING_HOSTS, Skips},
@@ -216,7 +216,7 @@ impl ZooKeeper {
         match note {
             Note::Lost(past) => lost(&mut session, &names, past).await?,
             Note::Skipped { host, reason, at_ms } => {
-                let skip = Skip { host: host.clone(), reason: reason.clone(), at_ms: *at_ms };
+                let skip = SkipRecord { host: host.clone(), reason: reason.clone(), at_ms: *at_ms };
                 skipped(&mut session, &names, &skip).await?;
             }
         }
@@ -253,7 +253,7 @@ async fn history(session: &mut Session, names: &Names) -> Asked<History> {
             gone.extend(vanished(&data, &stat).and_then(|says| says.past(says.fence?)));
         } else if paths[at].starts_with(&memories[2]) {
             let ms = |time| u64::try_from(time).ok();
-            skips.extend(serde_json::from_slice::<Skip>(&data).ok().map(|skip| Skips {
+            skips.extend(serde_json::from_slice::<SkipRecord>(&data).ok().map(|skip| Skips {
                 host: skip.host,
                 count: u64::try_from(stat.version).unwrap_or_default(),
                 since_ms: ms(stat.ctime),
@@ -282,7 +282,7 @@ async fn lost(session: &mut Session, names: &Names, past: &Past) -> Asked<()> {
 }
 
 /// Counts a host that skipped: each time its node is written once more.
-async fn skipped(session: &mut Session, names: &Names, skip: &Skip) -> Asked<()> {
+async fn skipped(session: &mut Session, names: &Names, skip: &SkipRecord) -> Asked<()> {
     let path = names.skips_of(&skip.host);
     // Strings can be written.
     let data = serde_json::to_vec(skip).unwrap_or_default();

@@ -57,7 +57,7 @@ pub(super) struct Hold {
     pub(super) outer: Duration,
     /// It was asked for by a waiter, which leaves the queue by itself.
     pub(super) waiting: bool,
-    /// What is to be removed with the release: marks of holders that vanished without giving the lock back.
+    /// The marks to remove with the release: those of holders that vanished without one.
     pub(super) stale: Vec<Stale>,
     /// The session that was handed down to it and that its release freed.
     pub(super) heirloom: Option<Heirloom>,

@@ -156,7 +156,7 @@ impl Hold {
             self.unmark().await?;
             seen.joined = false;
         }
-        // A permit depends on what was read before it was counted, which is to be read then.
+        // A permit depends on what was read before it was counted: read it now.
         seen.basis = Some(basis).filter(|_| granted || !matches!(mode, Mode::Permits(_)));
         Ok(Joined::Seen(Box::new(seen)))
     }

@@ -23,9 +23,9 @@ use crate::{
     lock::{Attempt, Busy, Fence, Holder, Request, Result, Waiter},
 };
 
-/// The server tells a waiter when its turn comes; what it is told of the end of a lease must not make it poll.
+/// The server notifies a waiter when its turn comes; an expiry in a busy answer must not make the waiter poll.
 const SOONEST: Duration = Duration::from_millis(250);
-/// As many contenders are looked at; a longer queue is told by its length alone.
+/// So many contenders are read; of a longer queue only the length is reported.
 const MOST: usize = 1000;
 
 /// A lock as it was.
@@ -74,14 +74,17 @@ pub(super) async fn look(session: &mut Session, names: &Names, seen: &Seen, whol
     }
     let waiters = waiting
         .into_iter()
-        .map(|entry| Waiter { metadata: entry.said.and_then(|said| said.metadata), waiting_for: Some(between(entry.stat.ctime, newest)) })
+        .map(|entry| {
+            let waiting_for = Some(between(entry.stat.ctime, newest));
+            Waiter { metadata: entry.said.and_then(|said| said.metadata), waiting_for, in_order: true }
+        })
         .collect();
     let last_fence = holders.iter().filter_map(|holder| holder.fence).chain(last_fence).max();
     Ok(Look { holders, waiters, last_fence })
 }
 
 impl Hold {
-    /// Who has the lock, for a waiter or a try.
+    /// The holders, for a waiter or a try.
     pub(super) async fn busy(&mut self, request: &Request, seen: &Seen) -> Result<Attempt> {
         let Some(session) = &mut self.session else { return Err(failure::unsettled()) };
         // What the others do tells a waiter the time: one write less for each look.

@@ -6,7 +6,7 @@
 //! <chroot>/<namespace>.meta/<key>                             the last fence, and below it:
 //!                                 /held-<guid>                there from the grant to the clean release: whose hold it is
 //!                                 /hold-<guid>-<hold>         one for each hold of an owner; what renewals write
-//!                                 /permit-<number>            a permit that is held, as long as the session of who has it
+//!                                 /permit-<number>            a permit that is held, as long as its holder's session
 //!                                 /runs                       the run records: see [`super::runs`]
 //! <chroot>/<namespace>.meta/%now-…                            made and dropped to learn the time
 //! <chroot>/<namespace>.meta/%wait-<guid>-…                    what a waiter writes every few seconds, as long as its session
@@ -100,7 +100,7 @@ pub(super) enum Memory {
     Fine,
     /// Those of them that ended badly.
     Bad,
-    /// Who did without.
+    /// A skipped run.
     Skips,
 }
 

@@ -10,7 +10,7 @@
 //!
 //! Everything else passes through as it is.
 //!
-//! It listens on the loopback address, and serves only who proves to be of this very process: by a random number that the
+//! It listens on the loopback address, and serves only a client that proves to be of this very process: by a random number that the
 //! client library is given as if it were a login, and that goes no further than this.
 
 use std::{
@@ -55,7 +55,7 @@ struct Shared {
     failed: Mutex<Option<Error>>,
     /// The connection there is has to be left.
     cut: Notify,
-    /// The session is to be ended once the client has nothing more to say.
+    /// Whether the session ends once the client has nothing more to say.
     ending: AtomicBool,
     /// The server was told, and has left.
     ended: Notify,
@@ -334,6 +334,7 @@ async fn frame(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::damage;
 
     fn shared(take_up: Option<Session>) -> Shared {
         Shared {
@@ -359,6 +360,25 @@ mod tests {
             assert_eq!(shared(None).proven_by(&other), None);
             assert_eq!(shared(None).proven_by(&proof[..at]), None);
         }
+    }
+
+    /// Whatever is said first is a greeting that goes on, a frame that is refused, or one without a session.
+    #[tokio::test]
+    async fn damaged_greetings_are_refused_or_passed_on() {
+        let session = Session { id: 0, password: [0; 16] };
+        let hello = [&45_u32.to_be_bytes()[..], &[0; 4 + 8], &6000_u32.to_be_bytes(), &[0; 8], &16_u32.to_be_bytes(), &[0; 17]].concat();
+        let relay = shared(Some(Session { id: 7, password: *b"sixteen bytes ok" }));
+        let (mut found, first) = (0, damage::first_seed());
+        for seed in (0..damage::TRIES).map(|nth| first.wrapping_add(nth)) {
+            let damaged = damage::bytes(&hello, &mut damage::Dice(seed));
+            let Ok(mut said) = frame(&mut &damaged[..]).await else { continue };
+            found += u64::from(session_in(&said, HELLO) == Some(session));
+            let length = said.len();
+            relay.put_session(&mut said);
+            let _ = (session_in(&said, ANSWER), relay.proven_by(&said));
+            assert_eq!(said.len(), length, "DLOCK_TEST_SEED={seed}");
+        }
+        assert!(found > damage::TRIES / 50, "only {found} had their session");
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl ZooKeeper {
     }
 }
 
-/// What a release does besides removing the hold, as far as it was not refused.
+/// What a release does apart from removing the hold, as far as it was not refused.
 struct Extras {
     /// Writes the history entry.
     run: bool,

@@ -78,7 +78,7 @@ impl Ensemble {
         tasks.push(runtime.spawn(work));
     }
 
-    /// Waits until those sessions are ended that are to be, for a while.
+    /// Waits for a while until sessions that should end have ended.
     pub(super) async fn tidy(&self) {
         let tasks = std::mem::take(&mut *self.background.lock().unwrap_or_else(PoisonError::into_inner));
         if !tasks.is_empty() {
@@ -128,7 +128,7 @@ pub(super) struct Session {
     client: Option<Client>,
     /// What goes between the client and the servers.
     relay: Option<Relay>,
-    /// The session is given away to who takes it up, so that nothing may be kept of it here.
+    /// The session is given away to the next owner, so that nothing of it may be kept here.
     given_away: bool,
     /// What this session is known by.
     known: Option<lock::Session>,
@@ -254,7 +254,7 @@ impl Session {
         watch
     }
 
-    /// Watches what lies in a directory, which is to be there: the names, and what tells that they are others.
+    /// Watches the children of a directory, which must exist: their names, and what tells that they have changed.
     pub(super) async fn watch_children(&mut self, path: &str) -> Asked<(Vec<String>, Watch)> {
         let reached = self.reach().await?;
         let answer = reached.client()?.list_and_watch_children(path).await;

@@ -19,10 +19,13 @@ use crate::{
     lock::{Fence, Record, Request, Result},
 };
 
+/// How many answers there are to what is asked for [`Extent::Alone`].
+const ALONE: usize = 2;
+
 /// How much is asked to begin a hold: each statement costs the server a while.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// What is enough where no other hold has a row.
+    /// What is enough where the lock has its rows and no other hold is in them.
     Alone,
     /// Holders before may have vanished: they are remembered.
     Whole,
@@ -41,7 +44,7 @@ impl Keeper {
         if self.shared { 6 } else { 5 }
     }
 
-    /// Counts the fence of a lock that is ours, over `side` if this session is in a transaction. Who has the lock is alone with the
+    /// Counts the fence of a lock that is ours, over `side` if this session is in a transaction. The holder alone reads and writes the
     /// starts of its runs.
     pub(in crate::backends::mysql) async fn begin(&mut self, request: &Request, mut side: Option<&mut Connection>) -> Result<Beginning> {
         if let Some(begun) = self.count(request, None, side.as_deref_mut()).await? {
@@ -91,7 +94,7 @@ impl Keeper {
         if !self.shared && (self.mode == Mode::Row || judged.is_some()) {
             let alone = self.begin_sql(request, &number, Extent::Alone, judged)?;
             let Answers { answers, refusal } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&alone).await?;
-            if let Some(begun) = self.begun_alone(&answers, refusal.as_ref(), 0)? {
+            if let Some(begun) = Self::begun_alone(&answers, refusal.as_ref(), 0)? {
                 return Ok(begun);
             }
         }
@@ -99,42 +102,41 @@ impl Keeper {
         let bare = self.begin_sql(request, &number, Extent::Forgetting, judged)?;
         if !std::mem::take(&mut self.forgets) {
             let Answers { answers, refusal } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&whole).await?;
-            if let Some(begun) = self.begun_remembering(&answers, refusal.as_ref(), 1)? {
+            if let Some(begun) = self.begun_remembering(&answers, refusal.as_ref())? {
                 return Ok(begun);
             }
             self.forgets = false;
         }
-        begun(&over.unwrap_or(&mut self.session).ask(&bare).await?, 1, self.beginning())
+        begun(&over.unwrap_or(&mut self.session).ask(&bare).await?, 0, self.beginning())
     }
 
     /// What was answered to [`Extent::Alone`], from this answer on; `None` if more has to be asked.
-    pub(super) fn begun_alone(&self, answers: &[Answer], refusal: Option<&Refused>, at: usize) -> Result<Option<Counted>> {
+    pub(super) fn begun_alone(answers: &[Answer], refusal: Option<&Refused>, at: usize) -> Result<Option<Counted>> {
         match refusal {
-            Some(refusal) if answers.len() < at + self.beginning() => Err(failure::refused(refusal, true)),
-            _ => Ok(begun(answers, at, self.beginning())?.map(Some)),
+            Some(refusal) if answers.len() < at + ALONE => Err(failure::refused(refusal, true)),
+            _ => Ok(counted(answers, at + ALONE, false)?.map(Some)),
         }
     }
 
-    /// What was answered from this answer on; `None` if the holder before can't be remembered, so that nothing was done.
-    fn begun_remembering(&mut self, answers: &[Answer], refusal: Option<&Refused>, at: usize) -> Result<Option<Counted>> {
-        self.forgets = refusal.is_some() && answers.len() == at;
+    /// What was answered; `None` if the holder before can't be remembered, so that nothing was done.
+    fn begun_remembering(&mut self, answers: &[Answer], refusal: Option<&Refused>) -> Result<Option<Counted>> {
+        self.forgets = refusal.is_some() && answers.is_empty();
         match refusal {
             _ if self.forgets => Ok(None),
             // What comes after it only forgets.
-            Some(refusal) if answers.len() < at + self.remembering() + self.beginning() => Err(failure::refused(refusal, true)),
-            _ => begun(answers, at + self.remembering(), self.beginning()).map(Some),
+            Some(refusal) if answers.len() < self.remembering() + self.beginning() => Err(failure::refused(refusal, true)),
+            _ => begun(answers, self.remembering(), self.beginning()).map(Some),
         }
     }
 
-    /// What counts it, for the session with this number as SQL; after one statement that answers nothing, unless it is for
-    /// [`Extent::Alone`].
+    /// What counts it, for the session with this number as SQL.
     pub(super) fn begin_sql(&self, request: &Request, number: &str, extent: Extent, judged: Option<(&Record, u64)>) -> Result<String> {
         let (root, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
-        let (note, life) = match extent {
+        let mut life = Life::of(&self.session.server);
+        if extent == Extent::Alone {
             // Any row of another hold is in the way.
-            Extent::Alone => (String::new(), Life { left: "1".into(), ..Life::of(&self.session.server) }),
-            Extent::Whole | Extent::Forgetting => Life::noted(&self.session.server),
-        };
+            life.left = "1".into();
+        }
         let starts = Granting::of(&Begin::of(request, judged), &root, metadata.as_deref());
         let clear = if judged.is_some() { "1" } else { &starts.clear };
         let has = match self.mode {
@@ -144,14 +146,13 @@ impl Keeper {
             Mode::Row => "1".to_owned(),
             _ => format!("IS_USED_LOCK({}) = CONNECTION_ID()", self.lock),
         };
-        // Whoever read before vanished, where somebody has the row alone.
-        let read = match self.mode {
-            Mode::Row if extent != Extent::Alone => {
-                self.tables.fill("(SELECT COUNT(*) FROM :readers WHERE name = :name)", &[("name", Value::Bytes(&self.name))])
-            }
-            _ => "0".to_owned(),
-        };
         let reads = readers::reads(&self.tables, &self.name);
+        // The readers before vanished if this session has the row alone.
+        let read = match self.mode {
+            Mode::Row if self.shared => "(SELECT COUNT(*) FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads)",
+            Mode::Row => "(SELECT COUNT(*) FROM :readers WHERE name = :name)",
+            _ => "0",
+        };
         let over = if self.shared { format!("NOT {reads}") } else { "1".to_owned() };
         let values = [
             ("name", Value::Bytes(&self.name)),
@@ -162,35 +163,40 @@ impl Keeper {
             ("has", Value::Sql(&has)),
             ("start_set", Value::Sql(&starts.set)),
             ("clear", Value::Sql(clear)),
-            ("read", Value::Sql(read.trim_end())),
             ("reads", Value::Sql(&reads)),
             ("over", Value::Sql(&over)),
             ("mode", Value::Text(self.mode.name())),
         ];
         let values = [&values[..], &life.values()].concat();
         let fill = |template: &str| self.tables.fill(template, &values);
-        let mut begin = fill(if self.shared { include_str!("../sql/begin_reading.sql") } else { include_str!("../sql/begin_hold.sql") });
+        let count = fill(if self.shared { include_str!("../sql/begin_reading.sql") } else { include_str!("../sql/begin_hold.sql") });
         if extent == Extent::Alone {
-            return Ok(begin);
+            return Ok(count);
         }
+        let mut begin = fill(&include_str!("../sql/begin_rows.sql").replace(":before", read)) + &count;
         if self.mode == Mode::Row && !self.shared {
             begin += &fill(include_str!("../sql/forget_readers.sql"));
         }
         if extent == Extent::Forgetting {
-            return Ok(note + &begin);
+            return Ok(begin);
         }
         let mut before = fill(include_str!("../sql/vanished.sql"));
         if self.mode == Mode::Row {
             before += &fill(include_str!("../sql/vanished_readers.sql"));
         }
-        Ok(note + &before + &begin + &history::trim(&self.tables, &self.name, "@dlock_vanished > 0"))
+        Ok(before + &begin + &history::trim(&self.tables, &self.name, "@dlock_vanished > 0"))
     }
 }
 
-/// What was answered to [`Keeper::begin_sql`], from this answer on.
+/// What was answered to [`Keeper::begin_sql`] beyond [`Extent::Alone`], from this answer on.
 fn begun(answers: &[Answer], at: usize, length: usize) -> Result<Counted> {
     let vanished = only(answers, at)?.int()? > 0;
-    let Some(row) = answers.get(at + length - 1).ok_or_else(failure::unreadable)?.rows.first() else { return Ok(None) };
+    counted(answers, at + length, vanished)
+}
+
+/// The fence that was counted, by the last of so many answers.
+fn counted(answers: &[Answer], length: usize, vanished: bool) -> Result<Counted> {
+    let Some(row) = answers.get(length - 1).ok_or_else(failure::unreadable)?.rows.first() else { return Ok(None) };
     let mut fields = Fields::of(row);
     let (fence, layout, now) = (fields.int()?, fields.int()?, fields.int()?);
     failure::check_layout(layout)?;

@@ -9,8 +9,8 @@ use super::{
 use crate::lock::{Fence, Intent, Parting, Result, Token};
 
 impl Keeper {
-    /// The server's time in µs if the lock is still ours, and what was heard of who is breaking it; asking for it keeps the session for
-    /// as long as its patience says, or a new one.
+    /// Returns the server's time in µs if the lock is still ours, and the break request if there is one. The question keeps the session
+    /// alive for its wait policy, or for a new one.
     pub(in crate::backends::mysql) async fn renew(
         &mut self,
         patience: Option<Duration>,
@@ -82,7 +82,7 @@ impl Keeper {
         let (first, ours, free) = match self.mode {
             // In the transaction that has the lock: all is seen at once.
             Mode::Row if self.shared => (
-                // Before it is read: who enters looks at all of them, and two that wait for more than they have are a deadlock.
+                // Before it is read: a nested hold reads all of them, and two sessions that wait for more rows than they have deadlock.
                 "SELECT 1 FROM :readers WHERE name = :name AND root = :root FOR UPDATE;\n",
                 own,
                 format!("COMMIT; DO RELEASE_LOCK({});\n", self.lock),

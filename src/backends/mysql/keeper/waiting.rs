@@ -12,7 +12,7 @@ impl Keeper {
     /// Waits in the server for the lock, at most for so long. True if it may be ours then.
     pub(in crate::backends::mysql) async fn wait(&mut self, ttl: Ttl, at_most: Duration) -> Result<bool> {
         if let Some(rests) = self.rests.take() {
-            // Nobody has it, and it would be ours at once.
+            // The lock is free: taking it would succeed at once.
             pause(rests.min(at_most)).await;
             return Ok(false);
         }

@@ -68,7 +68,7 @@ impl Sessions {
         Ok(Renewal::Renewed { ttl: length, fence })
     }
 
-    /// Lets those who look know of a renewal, and asks who is breaking it, over another session than the one that is in a transaction,
+    /// Shows a renewal to other clients, and asks for the mark of a break, over another session than the one that is in a transaction,
     /// where what is written is seen. That it fails or hangs must not keep the renewal.
     pub(super) async fn tell(&mut self, at: usize, token: &Token, length: Ttl, intent: Option<Intent>) -> Heard {
         let Hold { keeper, fence, .. } = &self.holds[at];
@@ -123,7 +123,7 @@ impl Sessions {
         let mut hold = self.holds.swap_remove(at);
         let released = released?;
         if self.is_queued(key, token) {
-            // The lock is given back already: nobody waits for this, and nothing hangs on it.
+            // The lock is given back already: no client waits for this, and nothing depends on it.
             let _ = hold.keeper.session.ask(&leaving(&self.tables, &self.names.of(key), token)).await;
             self.queued.retain(|(of, who)| of != key || who != token);
         }
@@ -144,7 +144,7 @@ impl Sessions {
         }
     }
 
-    /// Takes out what a grant wrote that nobody uses; `for_good` if it is not asked for again, so that none may come later.
+    /// Takes out what an unused grant wrote; `for_good` if it is not asked for again, so that none may come later.
     pub(super) fn undoing(&self, key: &Key, token: &Token, for_good: bool) -> String {
         let undo = if for_good { include_str!("../sql/undo_for_good.sql") } else { include_str!("../sql/forget_hold.sql") };
         self.taking_out(undo, key, token, Some(Stage::Undone), "1")

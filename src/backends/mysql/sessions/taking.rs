@@ -51,7 +51,7 @@ impl Sessions {
         }
         let at = self.keeper(request).await?;
         let keeper = &mut self.tries[at].2;
-        // An acquire that is given up must not arrive when nobody waits for its answer any more.
+        // An acquire that is given up must not arrive when its answer is no longer waited for.
         keeper.session.drop_unsent_on_close(true);
         let attempted = keeper.attempt(request).await;
         if attempted.is_err() {
@@ -102,7 +102,7 @@ impl Sessions {
         Ok(Attempt::Refused(refusal))
     }
 
-    /// Says who has the lock. The session stays for who waits.
+    /// Tells the lock's holders. A waiter keeps the session.
     pub(super) async fn refuse(&mut self, request: &Request, at: usize) -> Result<Attempt> {
         let name = self.names.of(&request.key);
         let session = &self.tries[at].2.session;
@@ -151,11 +151,11 @@ impl Sessions {
     }
 
     pub(super) async fn ask_abandon(&mut self, request: &Request) -> Result<()> {
-        // Who has the lock is passed over by who looks: the command need not wait for the queue.
+        // Readers of the queue pass over a holder: the command need not wait for the queue.
         if !self.is_queued(&request.key, &request.token) || self.hold_of(&request.key, &request.token).is_some() {
             return Ok(());
         }
-        // What the session got meanwhile goes back with it, to whoever is next.
+        // A lock that the session got meanwhile is released with it, and the next waiter gets it.
         let waited = self.take_try(&request.key, &request.token);
         self.end_stuck().await;
         let mut leave = leaving(&self.tables, &self.names.of(&request.key), &request.token);

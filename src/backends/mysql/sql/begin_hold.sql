@@ -1,14 +1,6 @@
--- How many holders before vanished: who gives a lock back takes its session out first. Then counts the fence of a hold
--- that was just taken, and says whose it is, unless a start of a run before may be in the way, or the lease of a hold whose server was
--- restarted or is another one by now, or the lock may be kept in another mode; asked again it is what it was, and nothing if it was
--- undone. It is committed by itself while the lock is held, so that it survives however the hold ends.
-SELECT COUNT(*) + :read FROM :sessions WHERE name = :name AND session IS NOT NULL AND root <> :root;
-INSERT IGNORE INTO :table (name, lock_until, locked_at, locked_by, layout, owner, mode, revision)
-SELECT :name, '2000-01-01 00:00:00.000000', UTC_TIMESTAMP(6), :shared, :layout, :shared, :mode, 1 FROM DUAL
- WHERE :has AND NOT EXISTS (SELECT 1 FROM :table AS k WHERE k.name = :name);
-INSERT INTO :sessions (name, layout, fence, session, root, since, renewed_at, ttl_ms)
-SELECT :name, 100, 0, NULL, NULL, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 0 FROM DUAL WHERE :has
-    ON DUPLICATE KEY UPDATE layout = layout;
+-- Counts the fence of a hold that was just taken, and says whose it is, unless a start of a run before may be in the way, or the lease of
+-- a hold whose server was restarted or is another one by now, or the lock may be kept in another mode. Asked again it is what it was, and
+-- nothing if it was undone. It is committed by itself while the lock is held, so that it survives however the hold ends.
 UPDATE :sessions
    SET :start_set
        fence = GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))),

@@ -1,14 +1,5 @@
--- As begin_hold.sql, of one who reads: how many holders before vanished; then its fence is counted in the row that all readers have in common,
--- where nobody writes any more, unless a start of a run before may be in the way, and who it is stands in a row of its own. Who vanished is
--- forgotten.
-SELECT (SELECT COUNT(*) FROM :sessions WHERE name = :name AND session IS NOT NULL AND root <> :root)
-     + (SELECT COUNT(*) FROM :readers AS r WHERE r.name = :name AND r.root <> :root AND NOT :reads);
-INSERT IGNORE INTO :table (name, lock_until, locked_at, locked_by, layout, owner, mode, revision)
-SELECT :name, '2000-01-01 00:00:00.000000', UTC_TIMESTAMP(6), :shared, :layout, :shared, :mode, 1 FROM DUAL
- WHERE :has AND NOT EXISTS (SELECT 1 FROM :table AS k WHERE k.name = :name);
-INSERT INTO :sessions (name, layout, fence, session, root, since, renewed_at, ttl_ms)
-SELECT :name, 100, 0, NULL, NULL, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 0 FROM DUAL WHERE :has
-    ON DUPLICATE KEY UPDATE layout = layout;
+-- As begin_hold.sql, for a reader: its fence is counted in the row that all readers have in common, where no writer is any more, unless
+-- a start of a run before may be in the way. The reader has a row of its own. Vanished readers are forgotten.
 UPDATE :sessions
    SET fence = LAST_INSERT_ID(GREATEST(fence + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))),
        session = NULL, root = NULL, metadata = NULL, server = NULL, ends = NULL

@@ -1,4 +1,4 @@
--- Nobody's any more, and never used: whether or not the session that had it is over. What was written of it is taken out; what may yet be
+-- The hold is over, and was never used: whether or not the session that had it is over. What was written of it is taken out; what may yet be
 -- asked for it comes too late, for its name stays until the next one takes its place.
 INSERT INTO :sessions (name, layout, fence, session, root, since, renewed_at, ttl_ms)
 VALUES (:name, 100, 0, NULL, :root, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 0)

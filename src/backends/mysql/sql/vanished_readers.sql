@@ -1,4 +1,4 @@
--- As vanished.sql, of those who read.
+-- As vanished.sql, for readers.
 INSERT IGNORE INTO :runs (name, fence, since, ended, how, why, metadata)
 SELECT r.name, r.fence, r.since, LEAST(TIMESTAMPADD(MICROSECOND, r.ttl_ms * 1000, r.renewed_at), UTC_TIMESTAMP(6)),
        IF(m.mark IS NULL, 'expired', 'broken'), m.broken, r.metadata

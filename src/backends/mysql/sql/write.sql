@@ -1,4 +1,4 @@
--- Writes a row back if nobody changed it since it was read and it is not too late; counts the bell up if others who wait in its document are
+-- Writes a row back if it was not changed since it was read and it is not too late; counts the bell up if other waiters in its document are
 -- to ask again.
 UPDATE :table
    SET :recorded locked_by = :is_by, locked_at = :is_at, lock_until = :is_until, layout = :layout, owner = :owner, fence = :fence,

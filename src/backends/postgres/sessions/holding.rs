@@ -38,7 +38,7 @@ impl Sessions {
         Ok(Renewal::Renewed { ttl: length, fence })
     }
 
-    /// The server's time in µs and who is breaking it, if the hold lasts; otherwise it is forgotten. A statement can fail by itself, which ends a
+    /// The server's time in µs and the break, if the hold lasts; otherwise it is forgotten. A statement can fail by itself, which ends a
     /// transaction, and what a session has only with the session.
     pub(super) async fn extend(&mut self, at: usize, patience: Option<Duration>) -> Result<Option<(i64, Option<Break>)>> {
         let Hold { keeper, fence, .. } = &mut self.holds[at];
@@ -52,7 +52,7 @@ impl Sessions {
         }
     }
 
-    /// Lets those who look know of another length of a lease. That it fails changes nothing but what they see.
+    /// Publishes another length of a lease, for people only: a failure changes nothing else.
     pub(super) async fn tell_patience(&mut self, at: usize) {
         let sql = self.tables.fill("UPDATE {sessions} SET ttl_ms = $4 WHERE name = $1 AND pid = $2 AND hold = $3");
         let Hold { key, token, keeper, .. } = &self.holds[at];
@@ -69,7 +69,7 @@ impl Sessions {
 
     pub(super) async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
         if let Some(at) = self.try_of(key, token) {
-            // One that was given up on ends with its session, before anybody is told that there is none.
+            // An abandoned hold ends with its session, before its absence is reported.
             self.tries[at].2.blocked |= !self.tries[at].2.session.is_open();
             let _ = self.take_try(key, token).await;
         }

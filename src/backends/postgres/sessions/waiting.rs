@@ -13,7 +13,7 @@ impl Sessions {
             return Ok(Wake::Changed);
         }
         if let Some(rests) = keeper.rests.take() {
-            // Nobody has it, and it would be ours at once.
+            // The lock is free: taking it would succeed at once.
             pause(rests.min(at_most)).await;
             return Ok(Wake::TimedOut);
         }
@@ -32,7 +32,7 @@ impl Sessions {
             // In its place until it is done, so that it can be asked for again.
             let keeper = &mut self.tries[at].2;
             let rests = if keeper.blocked || !keeper.session.is_alive() { Ok(false) } else { keeper.give_back().await.map(|()| true) };
-            // What the session got meanwhile goes back with it, to whoever is next.
+            // A lock that the session got meanwhile is released with it, and the next waiter gets it.
             let (_, _, keeper) = self.tries.swap_remove(at);
             if rests? {
                 self.side.get_or_insert(keeper.session);

@@ -15,7 +15,7 @@ WITH t AS (
 DELETE FROM {table} AS l USING t
  WHERE left(l.name, length($2)) = $2 AND l.mode IS NULL AND greatest(l.lock_until, l.locked_at, l.renewed_at) < t.before
    AND l.lock_until < timezone('utc', clock_timestamp())
-   -- What later runs go by stays for as long as they do.
+   -- What later runs depend on stays as long as they do.
    AND coalesce(l.paced_at + greatest(l.guard_ms, l.at_least_ms) * interval '1 millisecond' < timezone('utc', clock_timestamp()), true)
    AND coalesce(l.start_at + l.start_window_ms * interval '1 millisecond' < timezone('utc', clock_timestamp()), true)
    AND l.fence < extract(epoch FROM t.before) * 1000000

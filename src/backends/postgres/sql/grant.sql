@@ -1,8 +1,8 @@
 -- Takes the lock for a hold that has it alone, if it is free, creating its row if need be. No row comes back if it is held, or of another
 -- layout, or if a start in its row may be in the way, or it has a document, whose rules must be asked first.
 -- The end is judged and set by one reading of the server's clock. If the row is locked by another statement, that reading
--- is older than the wait: the lease is then shorter, never longer, than was asked for. Who was granted it waits no more, and
--- lets the next one through the gate, who so listens before the lock is given back.
+-- is older than the wait: the lease is then shorter, never longer, than was asked for. The new holder waits no more, and
+-- lets the next one through the gate, which so listens before the lock is given back.
 -- $1 name, $2 locked_by, $3 hold, $4 ttl_ms, $5 its document, $6 the first fence that is too high
 WITH granted AS (
     INSERT INTO {table} AS l (name, lock_until, locked_at, locked_by, layout, owner, fence, renewed_at, revision, document{start_columns})

@@ -23,7 +23,7 @@ ALTER TABLE {table}
 {starts_schema}-- Names are told apart by bytes, and are longer than ShedLock's 64 characters.
 ALTER TABLE {table} ALTER COLUMN name TYPE text COLLATE "C", ALTER COLUMN locked_by TYPE text;
 
--- Who waits, for people who look: nobody's turn depends on it, so that it needs no log.
+-- The waiters, for people only: no turn depends on them, so the table needs no log.
 CREATE UNLOGGED TABLE IF NOT EXISTS {waiters} (
     place    bigint GENERATED ALWAYS AS IDENTITY,
     name     text COLLATE "C" NOT NULL,
@@ -66,7 +66,7 @@ CREATE TABLE IF NOT EXISTS {skips} (
     reason text NOT NULL,
     PRIMARY KEY (name, host)
 );
--- Holds that somebody is breaking: who, as JSON and as the history has it, and whether the holder knows.
+-- Holds that are being broken: by whom, as JSON and as history text, and whether the holder knows.
 CREATE TABLE IF NOT EXISTS {marks} (
     name   text COLLATE "C" NOT NULL,
     fence  bigint NOT NULL,

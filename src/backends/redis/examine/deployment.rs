@@ -1,4 +1,4 @@
-//! Who watches over several servers.
+//! What watches over several servers.
 
 use redis::Value;
 
@@ -8,10 +8,10 @@ use crate::{
     lock::{Check, Error, Finding, Kind, Result, check},
 };
 
-/// What is looked at behind sentinels besides.
+/// The further checks behind sentinels.
 pub const SENTINEL: &[Check] = &[check("sentinels", "how many sentinels there are, and whether they can agree on a failover")];
 
-/// What is looked at in a cluster besides.
+/// The further checks in a cluster.
 pub const CLUSTER: &[Check] = &[check("cluster", "cluster_state, and how many masters decide on a failover")];
 
 impl Redis {
@@ -37,7 +37,7 @@ impl Redis {
         if let Some(Value::ServerError(error)) = replies.first()
             && error.code() == "NOQUORUM"
         {
-            return Ok(Finding::warn(ID, format!("{said}, and too few of them answer"), "nobody takes over if the master fails")
+            return Ok(Finding::warn(ID, format!("{said}, and too few sentinels answer"), "no replica takes over if the master fails")
                 .mend("start the sentinels that are down"));
         }
         if all < 3 {

@@ -13,7 +13,7 @@ pub(in crate::backends) struct Needs<'a> {
     pub writes: &'static [&'static str],
     /// Commands that look at one.
     pub reads: &'static [&'static str],
-    /// Redisson's clients are told of releases.
+    /// Notifies Redisson's clients of releases.
     pub publishes: bool,
     pub select: bool,
     pub replicas: bool,
@@ -89,7 +89,7 @@ pub(in crate::backends) fn grants(needs: &Needs<'_>, role: Role) -> Grants {
         words.push(format!("~redisson_lock_token:{{{start}*}}"));
     }
     if needs.publishes && role.writes() {
-        // How long Redisson's readers last, and ours; and who waits for its fair lock.
+        // How long Redisson's readers last, and ours; and the waiters for its fair lock.
         words.push(format!("~{{{start}*}}:*:rwlock_timeout:* ~redisson_lock_queue:{{{start}*}}"));
     }
     if needs.publishes && role.writes() {

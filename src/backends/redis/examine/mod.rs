@@ -1,7 +1,7 @@
 //! What the settings of Redis servers make of their locks.
 //!
 //! One server is read in one packet ([`questions`]) and judged without I/O ([`Server`]); Redlock and Tair do the same with
-//! theirs. Only what is read with everybody's rights is relied on; the rest is said to be unknown.
+//! theirs. dlock relies only on what every user may read; the rest is said to be unknown.
 
 mod deployment;
 mod grants;
@@ -46,12 +46,12 @@ impl Redis {
         Ok(findings)
     }
 
-    /// What fails in silence for want of a right: a lock is taken and given back all the same, but nobody is woken by it.
+    /// What fails in silence for want of a right: a lock is taken and given back all the same, but no waiter is woken by it.
     async fn look_at_rights(&mut self) -> Result<Finding> {
         let names = self.names(&Key::probe())?;
         let mut pipeline = ::redis::pipe();
         pipeline.cmd("TYPE").arg(&names.lock).cmd("GET").arg(&names.fence).cmd("EXISTS").arg(&names.wake);
-        // Nobody listens to the probe's channels.
+        // The probe's channels have no listener.
         for channel in [&names.channel, &names.rw_channel] {
             pipeline.cmd("PUBLISH").arg(channel).arg("");
         }
@@ -76,7 +76,7 @@ impl Redis {
         Ok(clocks)
     }
 
-    /// Of those that may be the master next: a lease ends there when their clocks say so. Who isn't reached from here at once,
+    /// Of those that may be the master next: a lease ends there when their clocks say so. A server that isn't reached from here at once,
     /// as behind an address of another network, is passed over.
     async fn clocks_of_replicas(&mut self) -> Result<Vec<ServerTime>> {
         let (mut role, mut time) = (::redis::pipe(), ::redis::pipe());

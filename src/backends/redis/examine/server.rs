@@ -23,7 +23,7 @@ pub const SERVER: &[Check] = &[
     check("clients", "how many connections are used of maxclients; each waiter takes one"),
 ];
 
-/// What matters where a release wakes who waits.
+/// The rights that a release needs to wake a waiter.
 pub const WAKING: &[Check] = &[check("rights", "ACL rights to the fence counter, the wake-up list and Redisson's channels")];
 
 /// What [`Server::read`] wants the replies of.
@@ -47,7 +47,7 @@ pub(in crate::backends) enum Part {
     Tair,
 }
 
-/// What a server told of itself.
+/// What a server said of itself.
 pub(in crate::backends) struct Server {
     /// `INFO`, or why there is none.
     info: Result<String, String>,
@@ -201,12 +201,12 @@ impl Server {
             }
             Some(wanted) if count > u64::from(wanted) => {
                 let text = format!("{has}, and replicas={wanted}");
-                let risk = "a master that is cut off with one of them goes on renewing, while another one is promoted: two may run";
+                let risk = "a master that is cut off with a replica goes on renewing while another replica is promoted: two may run";
                 Finding::not_safe(ID, text, risk).mend("replicas=all in the URL")
             }
             Some(wanted) => Finding::ok(ID, format!("{has}; {wanted} must have each grant")),
             None if count == 0 && fails_over => {
-                Finding::warn(ID, has, "nobody can take over for it").mend("give it a replica: REPLICAOF on another server")
+                Finding::warn(ID, has, "no replica can take over").mend("give it a replica: REPLICAOF on another server")
             }
             None if count == 0 => Finding::ok(ID, has),
             None => {
@@ -231,7 +231,7 @@ impl Server {
             (Some(used), Some(most)) => {
                 let text = format!("{used} of {most} connections are used; each waiter takes one");
                 if used > most / 10 * 8 {
-                    return Finding::warn(ID, text, "who comes then is refused: not the holder, who has his").mend("raise maxclients");
+                    return Finding::warn(ID, text, "new connections are then refused; holders keep theirs").mend("raise maxclients");
                 }
                 Finding::ok(ID, text)
             }
@@ -271,7 +271,7 @@ pub(in crate::backends) fn replicas(role: &Value) -> Vec<Address> {
     reply::items(replicas).unwrap_or_default().iter().filter_map(address).collect()
 }
 
-/// From the replies about the lock, the counter, the wake-up list and the channels of a lock that nobody has.
+/// From the replies about the lock, the counter, the wake-up list and the channels of a lock that is free.
 pub(super) fn rights(replies: &[Value]) -> Finding {
     const ID: &str = "rights";
     const WHAT: [&str; 5] = [
@@ -290,7 +290,7 @@ pub(super) fn rights(replies: &[Value]) -> Finding {
         format!("the user has no right to {}", missing.iter().filter_map(|at| WHAT.get(*at)).copied().collect::<Vec<_>>().join(", "));
     let found = match first {
         0 | 1 => Finding::not_safe(ID, text, "no lock can be taken"),
-        2 => Finding::warn(ID, text, "nobody who waits is woken"),
+        2 => Finding::warn(ID, text, "no waiter is woken"),
         _ => Finding::warn(ID, text, "Redisson's clients that wait for a lock of dlock are not woken"),
     };
     found.mend("dlock doctor --print-grants run")

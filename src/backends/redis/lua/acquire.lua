@@ -1,4 +1,4 @@
--- Takes the lock if it is free, enters it for its owner, or says who has it and joins the queue.
+-- Takes the lock if it is free, enters it for its owner, or reports the holders and joins the queue.
 --
 -- KEYS  1 lock   2 fence counter   3 record   4 queue (zset: hold by arrival in us)   5 waiters (hash: hold -> refreshed:JSON)
 --       6 runs   7 runs that ended badly   8 starts   9 shares   10 their ends  11 line  12 fair  13 fair-readers
@@ -8,7 +8,7 @@
 --       15 "1": in fair order  16 what the wake-up lists of those in the line begin with
 -- Reply {"granted", fence, holds}
 --       {"busy", now, pttl, {field, value, ...} of the lock, {field, value, ...} of the record, place or 0, {shares}, for how many ms
---        the lock is kept for who is to go first, or 0}
+--        the lock is kept for an earlier waiter, or 0}
 --       {"otherwise", kind}       the owner to be entered has a share, "shared" or "permits"
 --       {"refused", …}            as `judge` says
 --       {"not-held"}              ARGV[4] was set and the owner does not hold the lock
@@ -29,7 +29,7 @@ local field = owner .. ':1:write'
 local now, us = clock()
 local ends = now + ttl
 
--- The place in the queue, or in the line for who asked for fair order.
+-- The place in the queue, or in the line for a fair request.
 local function wait_in_place()
   if ARGV[15] == '1' then
     return place_of(join_line(KEYS[11], KEYS[12], KEYS[13], waiters, hold, ARGV[8], now, us, 'x'), KEYS[11], queue, hold)
@@ -74,7 +74,7 @@ if kind == 'hash' then
     end
     return { 'granted', record.fence, others + 1 }
   end
-  -- Ours without its record, which somebody must have deleted: granted anew below, with a new fence.
+  -- Ours without its record, which was deleted from outside: granted anew below, with a new fence.
   if not ours then
     if reenter then
       local share = share_of(lock, KEYS[9], owner)
@@ -108,7 +108,7 @@ if left then
   return { 'busy', now, -2, {}, {}, join and wait_in_place() or 0, {}, left }
 end
 
--- What lies under that name and is no hash is nobody's record. The answer for a busy lock needs this command too: Redis 6.0, which lacks
+-- What lies under that name and is no hash is no record of dlock's. The answer for a busy lock needs this command too: Redis 6.0, which lacks
 -- it, is refused before anything is written.
 local beside = redis.pcall('HRANDFIELD', record_key)
 if type(beside) == 'table' and not string.find(beside.err, 'WRONGTYPE', 1, true) then

@@ -130,8 +130,8 @@ local function remember_vanished(record, runs, bad, now)
 end
 
 -- What is kept of the starts of a lock's runs, in a hash of its own, for `terms` of later ones. Of the last run that had a skew guard or
--- at-least, p and: s when (ms), f fence, p place, g guard in ms, l at-least in ms, m who as JSON, h the hold that wrote it. Of the last that had
--- once, o and: s, f, m, h, x what became of it (started, ok, failed, undone), n the how manieth try it is, w its window in ms. wf, wl: the hold that was last warned about, and up to which level.
+-- at-least, p and: s when (ms), f fence, p place, g guard in ms, l at-least in ms, m the holder as JSON, h the hold that wrote it. Of the last that had
+-- once, o and: s, f, m, h, x what became of it (started, ok, failed, undone), n the number of the attempt, w its window in ms. wf, wl: the hold that was last warned about, and up to which level.
 
 -- Six arguments from the nth on; each may be "". `crashed` is "anyway" for a run that no earlier one refuses.
 local function read_terms(n)
@@ -151,7 +151,7 @@ local function is_own(starts, hold)
   return starts.oh == hold and starts.ox == 'started'
 end
 
--- Why a lock that is free is not to be granted to `hold`: {"refused", rule, length or state, fence, age in ms, ms left, who}; nil if it is. A
+-- Why a free lock is refused to `hold`: {"refused", rule, length or state, fence, age in ms, ms left, runner}; nil if it is granted. A
 -- hold is never refused by a start of its own whose end was not told: an earlier attempt whose answer was lost wrote that, and its command was
 -- never started.
 local function judge(starts, terms, now, hold)
@@ -203,7 +203,7 @@ local function begin(key, starts, terms, fence, now, who, hold)
   end
   if #fields > 0 then
     redis.call('HSET', key, unpack(fields))
-    -- Longer than anybody asks for it.
+    -- Longer than any setting.
     redis.call('PEXPIRE', key, whole(math.max(redis.call('PTTL', key), KEEP, 2 * length)))
   end
 end
@@ -240,7 +240,7 @@ local function became(key, fence, state, known)
   end
 end
 
--- Whether nobody has warned of the hold with this fence at this level, or a higher one. From now on somebody has.
+-- Claims the warning about the hold with this fence at this level: false if this level, or a higher one, was claimed before.
 local function warn(key, fence, level)
   local known = redis.call('HMGET', key, 'wf', 'wl')
   local last, most = tonumber(known[1]) or 0, tonumber(known[2]) or 0

@@ -1,4 +1,4 @@
--- Remembers what comes with no grant and no release. Nothing about who has the lock is changed.
+-- Notes what comes with no grant and no release. The holders stay as they are.
 --
 -- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 skips  6 starts  7 shares  8 their ends
 -- ARGV  1 "skipped"  2 host  3 reason  4 how many hosts are counted at most

@@ -1,6 +1,6 @@
 -- What each of dlock's scripts begins with, after `common.lua`. Not a script of its own.
 --
--- A lock's record is the hash beside it that foreign libraries never see:
+-- A lock's record is a hash next to it that foreign libraries never see:
 --   v         layout version, major.minor; an unknown major is refused
 --   owner     whose record it is; it counts only while the lock has this owner's field
 --   fence     the fencing token
@@ -8,8 +8,8 @@
 --   renewed   when it was last extended
 --   root      the hold that the lock was taken with
 --   detached  1 if no process stands behind it
---   meta      who, as JSON; may be missing
---   mark      who is breaking the hold, as JSON; broken: the same as the end of a line of the history; seen: 1 if its holder knows
+--   meta      the holder, as JSON; may be missing
+--   mark      the break of the hold, as JSON; broken: the same as the end of a line of the history; seen: 1 if its holder knows
 --   hold:ID   one for each hold: "<end ms>:<ttl ms>"
 -- It outlives its lock, so that a hold which was never given back is not forgotten.
 --
@@ -20,9 +20,9 @@
 -- `ends`, a sorted set, by owner when the last of its holds ends. A hold of a share is extended only while the lock has its field. Until its
 -- end in `ends` the share keeps the lock from writers and permits even if the lock is gone: Redisson's watchdog cuts the lock's time.
 --
--- Who waits for the whole lock stands in the queue, and one of them is woken by a push to one list for all. Who waits for a share, or in
--- fair order, stands in the line, and each blocks on a list of its own and on one for all of the line. Of those in the line, `fair` and
--- `fair-readers` have those who asked for fair order, with the same scores; the hash of waiters has under "as:<hold>" what they want: "x" the
+-- Waiters for the whole lock stand in the queue, and one of them is woken by a push to one list for all. Waiters for a share, or in
+-- fair order, stand in the line, and each blocks on a list of its own and on one for all of the line. Of those in the line, `fair` and
+-- `fair-readers` have the fair ones, with the same scores; the hash of waiters has under "as:<hold>" what they want: "x" the
 -- whole lock, "s" to read, "p<n>" one of n permits; and under "called:<hold>" since when another one lets it go first, and the fence
 -- counter then.
 --
@@ -130,7 +130,7 @@ local function values_of_shares(lock, mode)
   return values
 end
 
--- When the last of Redisson's readers ends, who have these fields in the lock, each as often as it entered; nil if one has no end, or if
+-- When the last of Redisson's readers ends, which have these fields in the lock, each as often as it entered; nil if one has no end, or if
 -- that can't be told.
 local function end_of_readers(lock, readers)
   local latest = 0
@@ -237,8 +237,8 @@ local function sweep(lock, shares, ends_key, runs, bad, now)
   return not owners.err and #owners > 0
 end
 
--- Some of the shares there are, in JSON; enough to tell who has the lock. One that has ended is among them as long as the lock has
--- its field, which would be taken for somebody else's.
+-- Some of the shares there are, in JSON; enough to name holders. One that has ended is among them as long as the lock has
+-- its field, which would be taken for a foreign one.
 local function some_shares(shares, ends_key)
   local owners = redis.pcall('ZRANGE', ends_key, 0, 31, 'REV')
   if owners.err or #owners == 0 then
@@ -259,7 +259,7 @@ local function join_line(line, fair, fair_readers, waiters, hold, who, now, us, 
   return place
 end
 
--- The place of one among all who wait: that in its own queue, and who came before it in the other.
+-- The place of a waiter among all: that in its own queue, and the waiters that came before it in the other.
 local function place_of(place, mine, other, hold)
   if place == 0 or redis.pcall('EXISTS', other) ~= 1 then
     return place
@@ -287,7 +287,7 @@ local function push(wake)
   end
 end
 
--- Wakes the one who is first in the line, and of the others the one that has blocked longest, on the list `any`: the first may be dead. Each that
+-- Wakes the first waiter of the line, and of the others the one that has blocked longest, on the list `any`: the first may be dead. Each that
 -- is granted a share passes it on.
 local function wake_line(line, prefix, any)
   local first = redis.pcall('ZRANGE', line, 0, 1)
@@ -299,7 +299,7 @@ local function wake_line(line, prefix, any)
   end
 end
 
--- Whether the lock has room for one who wants `as`.
+-- Whether the lock has room for a request that wants `as`.
 local function has_room(lock, as)
   if redis.call('EXISTS', lock) == 0 then
     return true
@@ -315,7 +315,7 @@ end
 -- well, how long each has to come, and when one that gave no sign is gone.
 local FRONT, HEAR, TURN, GONE = 100, 200, 1000, 15000
 
--- Those who came before a request that wants `as` and go before it, in their order: those who asked for fair order, but readers don't hold up
+-- The waiters that came before a request that wants `as` and go before it, in their order: fair ones, but readers don't hold up
 -- readers; and writers, before readers.
 local function in_front(queue, waiters, fair, fair_readers, as, before)
   local front, fields = {}, {}
@@ -344,8 +344,8 @@ end
 
 -- For how many ms yet a request that wants `as` must let another one go first that came before it, or nil. The lock has room for the request.
 --
--- Worst cases: those who are to go first have died. The first of them has a second to come from when it was called; those behind it are called
--- soon after it, and have the same second. Who has not come by then loses its place; or, if there is no room for it, after 15 s without a sign.
+-- Worst cases: the waiters that go first have died. The first of them has a second to come from when it was called; those behind it are called
+-- soon after it, and have the same second. A waiter that has not come by then loses its place; or, if there is no room for it, after 15 s without a sign.
 -- A call counts only until the next grant (the counter tells) or until the called one asks again.
 local function held_up(lock, counter, queue, waiters, line, fair, fair_readers, as, hold, now, us, prefix, wake)
   local mine = redis.call('ZSCORE', line, hold) or redis.call('ZSCORE', queue, hold)
@@ -412,14 +412,14 @@ local function next_fence(counter, us)
   return fence < 9007199254740992 and whole(fence) or nil
 end
 
--- Pushes one wake-up if somebody may wait and none lies there already. Never fails: what came before must stand.
+-- Pushes one wake-up if there may be a waiter and no wake-up lies there already. Never fails: what came before must stand.
 local function wake_one(queue, wake)
   if redis.pcall('EXISTS', queue) == 1 then
     push(wake)
   end
 end
 
--- Tells those who wait for Redisson's plain lock, its read-write lock and its fair lock, of whom the first ones of its queue listen each on a
+-- Wakes the waiters for Redisson's plain lock, its read-write lock and its fair lock; the first ones of the fair lock's queue listen each on a
 -- channel of its own. In a cluster they listen where the channel's slot is, or, as before Redis 7, on any node.
 local function tell_redisson(channel, rw_channel, fair_queue, in_cluster)
   local told, first = { { channel, '0' }, { rw_channel, '1' } }, redis.pcall('LRANGE', fair_queue, 0, 2)

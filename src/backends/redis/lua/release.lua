@@ -1,4 +1,4 @@
--- Gives a hold back; frees the lock with the last one and wakes one of those who wait.
+-- Gives a hold back; frees the lock with the last one and wakes one waiter.
 --
 -- KEYS  1 lock
 -- ARGV  1 owner  2 hold  3 "1": also the holds nested in this one
@@ -10,7 +10,7 @@
 --       21 the line's common wake-up list
 -- Reply {"released"} | {"still-held", count} | {"not-held"} | {"layout", version}
 --
--- Worst cases: somebody deleted the lock and another took it (the owner's field is gone: nothing is touched);
+-- Worst cases: the lock was deleted and another owner took it (the owner's field is gone: nothing is touched);
 -- a right to publish or to push is missing, or memory (DEL comes first, and what follows can't undo it).
 
 local lock, record_key, starts, shares, ends_key = KEYS[1], ARGV[12], ARGV[17], ARGV[18], ARGV[19]
@@ -34,7 +34,7 @@ end
 if record.owner ~= owner or not live_hold(record, hold, now) then
   return { 'not-held' }
 end
--- Who entered whom is not recorded: only the first hold is known to enclose all others.
+-- The nesting of holds is not recorded: only the first hold is known to enclose all others.
 local whole_tree = ARGV[3] == '1' and record.root == hold
 local others, latest = other_holds(record, hold, now)
 local start = known_start(starts, ARGV[10])
@@ -66,7 +66,7 @@ if free then
   wake_one(ARGV[13], ARGV[14])
   tell_redisson(ARGV[4], ARGV[5], ARGV[6], ARGV[7])
 end
--- A reader that leaves others behind makes no room for anybody.
+-- A reader that leaves others behind makes no room.
 if free or share.kind == 'permits' then
   wake_line(ARGV[20], ARGV[11], ARGV[21])
 end

@@ -2,7 +2,7 @@
 --
 -- KEYS  1 lock
 -- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the one that the hold was taken with
---       4 "go-on"; "stop": also if the hold is to be broken, which its holder has seen; "look": likewise, and it has not
+--       4 "go-on"; "stop": also if the hold is marked, which its holder has seen; "look": likewise, and it has not
 --       5 record  6 shares  7 their ends
 -- Reply {"renewed", ttl, fence} | {"shorter", ms left} | {"broken", mark, "1" if its holder has seen it} | {"not-held"} | {"layout", version}
 --

@@ -1,4 +1,4 @@
--- Takes a share of the lock, as one of many readers or one of so many permits; enters it for its owner, or says who has the lock
+-- Takes a share of the lock, as one of many readers or one of so many permits; enters it for its owner, or reports the holders
 -- and joins the line.
 --
 -- KEYS  as acquire.lua has them
@@ -7,12 +7,12 @@
 --       9 how many permits there are, or "" for a reader  10 what the wake-up lists of those in the line begin with
 --       11 "1": in fair order  12 the line's common wake-up list  13 that of the queue
 -- Reply as acquire.lua, but {"granted", fence, holds, number of the permit or -1}, and the end of "busy" is for how many ms the
---       lock is kept for who is to go first, or 0. {"otherwise", kind} means: the owner to be entered holds it in
+--       lock is kept for an earlier waiter, or 0. {"otherwise", kind} means: the owner to be entered holds it in
 --       another way, "exclusive", "shared" or "permits".
 --
--- Worst cases, besides those of acquire.lua:
--- - A reader crashed. Its share ends by its own time, which the lock's has nothing to do with while others go on; whoever comes
---   next takes it out and remembers it. The lock's own time is never less than that of any share, and exactly the latest of them once
+-- Worst cases, in addition to those of acquire.lua:
+-- - A reader crashed. Its share ends by its own time, which the lock's has nothing to do with while others go on; the next
+--   request takes it out and archives it. The lock's own time is never less than that of any share, and exactly the latest of them once
 --   one was given back, so that a lock of which only crashed readers are left ends with the last of them.
 -- - Readers come in a stream. While a writer waits in front of them they get nothing; once the last reader has gone, the writer has
 --   a second to come (`held_up`).

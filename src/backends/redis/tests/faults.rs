@@ -120,7 +120,7 @@ async fn a_copy_of_a_hold_proves_nothing() {
 
 #[tokio::test]
 async fn credentials_are_checked_before_anything_is_asked_and_never_shown() {
-    // Its default user needs no password: a refused login must not go on as somebody else.
+    // Its default user needs no password: a refused login must not go on as another user.
     let server = TestServer::start();
     server.raw(&["ACL", "SETUSER", "app", "on", ">hunter2", "~*", "&*", "+@all"]);
     let with = |user: Option<&str>, password: Option<&str>| {

@@ -244,7 +244,7 @@ async fn what_the_backend_cannot_do_is_refused_without_asking() {
 }
 
 #[tokio::test]
-async fn a_token_of_nobody_holds_nothing() {
+async fn an_unknown_token_holds_nothing() {
     let server = TestServer::start();
     let mut a = server.backend();
     let held = request("job");

@@ -59,7 +59,7 @@ async fn our_readers_and_redissons_go_together_and_each_ends_for_itself() {
     let left = server.number(&["PTTL", "dlock:job"]);
     assert!((19_000..=20_000).contains(&left), "theirs is left, and lasts as long as theirs: {left}");
     assert!(busy(&mut b, &request("job")).await.holders[0].foreign);
-    // One that crashed keeps nobody beyond its own time.
+    // A crashed reader keeps no other out beyond its own time.
     server.raw(&["DEL", &timeout_of(REDISSON)]);
     let again = reader("job");
     granted(&mut a, &again).await;
@@ -82,7 +82,7 @@ async fn a_reader_of_redisson_without_an_end_keeps_its_lock_so() {
 }
 
 #[tokio::test]
-async fn whoever_else_holds_it_keeps_shares_out() {
+async fn another_kind_of_holder_keeps_shares_out() {
     let server = TestServer::start();
     let mut a = server.backend();
     for fields in [vec![REDISSON, "2"], vec!["mode", "write", &format!("{REDISSON}:write"), "1"]] {
@@ -190,7 +190,7 @@ async fn more_crashed_permits_than_a_few_make_room_at_once() {
 }
 
 #[tokio::test]
-async fn a_hash_that_is_no_lock_is_shared_with_nobody() {
+async fn a_hash_that_is_no_lock_is_never_shared() {
     let server = TestServer::start();
     let mut a = server.backend();
     let hashes: [&[&str]; 7] = [
@@ -222,7 +222,7 @@ async fn a_hash_that_is_no_lock_is_shared_with_nobody() {
 }
 
 #[tokio::test]
-async fn a_share_that_can_t_be_read_keeps_nobody_out() {
+async fn a_share_that_can_t_be_read_keeps_no_request_out() {
     let server = TestServer::start();
     let mut a = server.backend();
     for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits(2)] {

@@ -1,4 +1,4 @@
-//! Waking who waits: nothing is lost that isn't soon made up for, and nothing grows with the number of waiters.
+//! Waking waiters: every lost wake-up is soon made up for, and nothing grows with the number of waiters.
 
 use std::{cell::Cell, rc::Rc, time::Duration};
 
@@ -117,7 +117,7 @@ async fn a_wake_up_that_went_to_a_dropped_wait_is_passed_on() {
 }
 
 #[tokio::test]
-async fn who_leaves_while_the_lock_is_held_leaves_nothing_and_wakes_nobody() {
+async fn a_waiter_that_leaves_a_held_lock_leaves_nothing_and_wakes_none() {
     let server = TestServer::start();
     let (mut holder, mut waiter) = (server.backend(), server.backend());
     let asked = waiting("job");
@@ -152,7 +152,7 @@ async fn the_queue_tells_places_and_forgets_the_dead() {
 }
 
 #[tokio::test]
-async fn releases_that_nobody_waits_for_pile_up_nothing() {
+async fn releases_without_waiters_pile_up_nothing() {
     let server = TestServer::start();
     let mut a = server.backend();
     for _ in 0..200 {
@@ -162,7 +162,7 @@ async fn releases_that_nobody_waits_for_pile_up_nothing() {
     }
     assert_eq!(server.number(&["DBSIZE"]), 2, "only the fence and the history");
     assert_eq!(server.number(&["LLEN", "dlock:{dlock:job}:runs"]), 100);
-    // With one in the queue who doesn't pop, one wake-up lies there and no more, and not for ever.
+    // With a waiter in the queue that doesn't pop, one wake-up lies there and no more, and not for ever.
     let (mut waiter, asked) = (server.backend(), waiting("job"));
     let held = request("job");
     granted(&mut a, &held).await;
@@ -193,7 +193,7 @@ async fn take_turn(mut backend: Redis, asked: Request, waits: Rc<Cell<u64>>) {
     release(&mut backend, &asked).await;
 }
 
-/// What it takes to hand the lock through `count` waiters, each of whom gives it back at once.
+/// What it takes to hand the lock through `count` waiters, each of which gives it back at once.
 struct Drain {
     /// Commands in all, those that scripts run included, for each hand-over.
     commands: u64,
@@ -204,7 +204,7 @@ struct Drain {
 
 async fn drain(count: u64) -> Drain {
     let (drain, waits) = drain_of(count, || waiting("job")).await;
-    assert_eq!(waits, count, "nobody was woken for nothing");
+    assert_eq!(waits, count, "no waiter was woken for nothing");
     drain
 }
 
@@ -261,7 +261,7 @@ async fn nor_do_they_with_those_who_wait_in_a_line() {
     let kinds: [(&str, &dyn Fn() -> Request); 3] = [("fair", &fair), ("readers", &reader), ("permits", &permit)];
     for (kind, ask) in kinds {
         for count in [20, 100] {
-            // Two are woken at a time, one of whom may have to wait on.
+            // Two are woken at a time, one of which may have to wait on.
             let (Drain { commands, sent, elapsed }, waits) = drain_of(count, ask).await;
             let told = format!("{count} {kind}: {commands} commands, {sent} of them sent, {waits} waits, {elapsed:?}");
             assert!(commands <= 70 && sent <= 4 && waits <= 2 * count, "{told}");

@@ -1,10 +1,10 @@
--- Remembers on one node what comes with no grant and no release. Nothing about who has the lock is changed.
+-- Notes on one node what comes with no grant and no release. The holders stay as they are.
 --
 -- KEYS  1 lock  2 record  3 runs  4 runs that ended badly  5 skips  6 starts  7 shares  8 their ends
 -- ARGV  1 "skipped"  2 host  3 reason  4 how many hosts are counted at most
 --       1 "lost"     2 fence  3 a line of the history
 --       1 "warn"     2 fence  3 level
--- Reply 1; of "warn" 0 if somebody did before
+-- Reply 1; of "warn" 0 if another run did before
 --
 -- Worst case: the hold that was lost is the one that vanished last, and the next grant would tell of it again, knowing
 -- less: its record goes.

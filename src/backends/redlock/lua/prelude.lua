@@ -1,6 +1,6 @@
 -- What each of these scripts begins with, after `../redis/lua/common.lua`. Not a script of its own.
 --
--- On each node a lock is the string "<owner>:<attempt>", as every Redlock library keeps one, and beside it a record that
+-- On each node a lock is the string "<owner>:<attempt>", as every Redlock library keeps one, and next to it a record that
 -- those libraries never see:
 --   v         layout version, major.minor; an unknown major is refused
 --   owner, attempt  whose record it is; it counts only while the string is "<owner>:<attempt>"
@@ -10,18 +10,18 @@
 --   renewed   when it was last extended
 --   root      the hold that the lock was taken with
 --   detached  1 if no process stands behind it
---   meta      who, as JSON; may be missing
---   mark      who is breaking the hold, as JSON; broken: the same as the end of a line of the history; seen: 1 if its holder knows
+--   meta      the holder, as JSON; may be missing
+--   mark      the break of the hold, as JSON; broken: the same as the end of a line of the history; seen: 1 if its holder knows
 --   hold:ID   one for each hold: "<end ms>:<ttl ms>"
 -- It outlives the string, so that a hold which was never given back is not forgotten.
 --
 -- A node that readers have is the string "shared:<attempt>", of the attempt of the first of them, which ends with the last of them. What dlock
 -- knows of them lies in two keys: `shares`, a hash, has by owner a record as above in JSON, under "lock" that string, and under "fences" the
 -- highest fences that were committed meanwhile; `ends`, a sorted set, has by owner when the last of its holds ends. The shares count only
--- while the string is the one under "lock": so they are over once the node was anybody else's, and have never been if it forgot them.
+-- while the string is the one under "lock": so they are over once the node had another owner, and have never been if it forgot them.
 -- Each ends by its own time, whatever the string's is.
 --
--- Who waits for the whole lock stands in the queue, and keeps later readers out by that. Who waits to read stands in the line.
+-- A waiter for the whole lock stands in the queue, and so keeps later readers out. A waiting reader stands in the line.
 
 -- The type of what is stored at `lock`, and its value if that is a string: not more of it than ours ever has.
 local function read_lock(lock)

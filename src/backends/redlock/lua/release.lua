@@ -25,7 +25,7 @@ local now = clock()
 if not (share or is_ours(record, value, owner)) or not live_hold(record, hold, now) then
   return { 'not-held' }
 end
--- Who entered whom is not recorded: only the first hold is known to enclose all others.
+-- The nesting of holds is not recorded: only the first hold is known to enclose all others.
 local whole_tree = ARGV[3] == '1' and record.root == hold
 local others, latest = other_holds(record, hold, now)
 local start = known_start(KEYS[5], ARGV[6])

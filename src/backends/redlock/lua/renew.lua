@@ -2,7 +2,7 @@
 --
 -- KEYS  1 lock  2 record  3 shares  4 their ends
 -- ARGV  1 owner  2 hold  3 ttl in ms, or "" for the one that the hold was taken with
---       4 "go-on"; "stop": also if the hold is to be broken, which its holder has seen; "look": likewise, and it has not
+--       4 "go-on"; "stop": also if the hold is marked, which its holder has seen; "look": likewise, and it has not
 -- Reply {"renewed", ttl, attempt, fence or ""} | {"shorter", ms left, attempt, fence or ""} | {"broken", mark, "1" if its holder has seen it} | {"not-held"} | {"layout", version}
 --
 -- A node whose phase 1 came too late to be counted has no fence: it is extended, since it keeps others out, but proves nothing.

@@ -1,8 +1,8 @@
--- Phase 1 on one node: takes it if it is free, or readers have it and so will this one; enters it for its owner; or says who has it and
--- joins those who wait.
+-- Phase 1 on one node: takes it if it is free, or readers have it and so will this one; enters it for its owner; or reports the holders and
+-- joins the waiters.
 --
 -- KEYS  1 lock  2 fence counter  3 record  4 queue (zset: hold by arrival in us)  5 waiters (hash: hold -> refreshed:JSON)
---       6 runs   7 runs that ended badly   8 starts   9 shares  10 their ends  11 line (as the queue, of those who want to read)
+--       6 runs   7 runs that ended badly   8 starts   9 shares  10 their ends  11 line (as the queue, of waiting readers)
 -- ARGV  1 owner  2 hold  3 attempt, never sent twice  4 ttl in ms  5 "1": enter the owner's hold only
 --       6 "1": join the queue if busy  7 "1": this hold may be in the queue  8 "1": detached  9 metadata as JSON, or ""
 --       10 place  11 skew guard in ms  12 at-least in ms  13 once: window in ms  14 retries of failed runs  15 "1": of crashed ones
@@ -13,7 +13,7 @@
 --        are kept out for a writer}
 --       {"refused", now, {field, value, ...} of the record of starts}   this node knows of a start that forbids it
 --       {"not-held"}              ARGV[5] was set and the owner does not hold it
---       {"otherwise"}             the owner that is to be entered only reads
+--       {"otherwise"}             the owner to be entered only reads
 --       {"twice"}                 this very attempt has it: two of the nodes are one server
 --       {"layout", version}       a newer dlock's
 --
@@ -22,9 +22,9 @@
 --   count, so that a commit of the earlier one is refused.
 -- - The server is out of memory half-way. Nothing is rolled back: the string is written last, together with its end; where there is
 --   one, it gets its end before there is a share that needs it.
--- - Readers come in a stream: one who waits for the whole lock keeps out all who come after it, until it leaves or has given no sign for 15 s.
---   One that came before it on some nodes and after it on others is kept out by the latter: the writer waits for those only
---   who have the lock, so that nobody waits for each other.
+-- - Readers come in a stream: a waiter for the whole lock keeps out all that come after it, until it leaves or has given no sign for 15 s.
+--   One that came before it on some nodes and after it on others is kept out by the latter: the writer waits only for
+--   holders, so that no two wait for each other.
 
 local lock, counter, record_key, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local shares, ends_key, line = KEYS[9], KEYS[10], KEYS[11]
@@ -65,7 +65,7 @@ local function busy(kept)
   local left, place, some = redis.call('PTTL', lock), 0, {}
   if join and (left > 0 or kept > 0) then
     place = join_queue(mine_queue, waiters, hold, ARGV[9], now, us)
-    -- And who came before it in the other one. It only informs.
+    -- And its predecessors in the other one. It only informs.
     local since = place > 0 and redis.pcall('ZSCORE', mine_queue, hold)
     local before = type(since) == 'string' and redis.pcall('ZCOUNT', other_queue, '-inf', '(' .. since)
     place = type(before) == 'number' and place + before or place
@@ -142,7 +142,7 @@ end
 if count >= 9007199254740992 then
   return redis.error_reply('FENCE the counter is beyond 2^53')
 end
--- Whatever else lies under that name is nobody's record.
+-- Whatever else lies under that name is no record of dlock's.
 local vanished = kind == 'none' and redis.call('TYPE', record_key).ok == 'hash' and read_record(record_key) or {}
 local gone = take_out(shares, ends_key, now, not readers)
 if reads then

@@ -1,3 +1,5 @@
 //! What can be told of the algorithm without a server.
 
+mod damaged;
+mod forgetting;
 mod ordering;

@@ -7,7 +7,7 @@
 //! node, whose committed fences it knows until the last of them is gone. What is *not* in it: counters that are lost.
 //!
 //! **What keeps it small.** Nodes are alike and so are clients: states that differ by a permutation are one. A holder that is forgotten
-//! matters only to who takes the node next and to a commit that finds another there, so forgetting is part of the taking. A refused
+//! matters only to the node's next taker and to a commit that finds another there, so forgetting is part of the taking. A refused
 //! commit, and one that didn't arrive, are one. Which commits are heard of is not told apart: those that count were applied, and
 //! publishing waits for as long as it likes.
 
@@ -326,7 +326,7 @@ fn without_any_of_its_parts_the_algorithm_repeats_a_fence() {
     assert!(explore(3, CLIENTS, 0, Clocks::Any, owner_check).is_err());
 }
 
-/// All that three can do of whom one or two read, with honest clocks; and that two can, and some of what three can, with any.
+/// All that three clients can do of which one or two read, with honest clocks; and that two can, and some of what three can, with any.
 #[test]
 fn fences_rise_over_readers_and_writers() {
     for (readers, least) in [(1, 2_000), (2, 20_000)] {

@@ -1,15 +1,15 @@
 use super::{super::row::granted, *};
 use crate::lock::{End, Entry, Key, Release, Scope, document::Moment};
 
-const SECOND: i64 = 1_000_000;
-const NOW: i64 = ENDED_US + 110 * SECOND;
+pub(super) const SECOND: i64 = 1_000_000;
+pub(super) const NOW: i64 = ENDED_US + 110 * SECOND;
 
-fn request(mode: Mode, seconds: u64) -> Request {
+pub(super) fn request(mode: Mode, seconds: u64) -> Request {
     Request { mode, ..Request::new(Key::new("job").unwrap(), Ttl::new(Duration::from_secs(seconds)).unwrap()) }
 }
 
 /// Taken at second 100 for a minute, read at second 110.
-fn record(token: &Token) -> Record {
+pub(super) fn record(token: &Token) -> Record {
     Record {
         name: "dlock:job".into(),
         now_us: NOW,

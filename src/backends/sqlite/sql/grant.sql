@@ -1,6 +1,6 @@
 -- Takes the lock for a new owner, whose process has the lock file's bytes; one statement, so one transaction
 -- that holds the database's write lock from its start, as BEGIN IMMEDIATE does. No row comes back if a hold
--- that the lock file does not speak for is still running, if the layout isn't this one, if somebody shares the lock or
+-- that the lock file does not speak for is still running, if the layout isn't this one, if the lock is shared or
 -- waits in order, or if an earlier start may be in the way.
 -- ?1 namespace, ?2 key, ?3 owner, ?4 hold, ?5 ttl_ms, ?6 detached, ?7 lock_file, ?8 metadata, ?9 earlier starts and the document are judged elsewhere
 -- in this transaction, ?10 place, or NULL if no start is to be kept from others, ?11 skew guard in ms, ?12 at-least in ms
@@ -31,11 +31,11 @@ ON CONFLICT (namespace, key) DO UPDATE SET
     why = NULL
 WHERE (owner IS NULL
    -- An attached hold of this lock file would have kept us from getting here. One of another file of that name
-   -- (somebody removed it under a holder) is protected by its lease alone, as a detached one is.
+   -- (removed under its holder) is protected by its lease alone, as a detached one is.
    OR (NOT detached AND lock_file = excluded.lock_file)
    OR expires_ms <= excluded.renewed_ms)
    AND (?9 OR document IS NULL)
-   -- A clock that was set back by more than that keeps nobody waiting.
+   -- A clock that was set back by more than that delays no run.
    AND (?9 OR paced IS NULL OR abs(excluded.since_ms - (paced ->> '$.s'))
         >= max(paced ->> '$.l', iif(?11 > 0 AND ?10 <> paced ->> '$.p', paced ->> '$.g', 0)))
 RETURNING fence

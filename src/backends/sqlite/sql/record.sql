@@ -1,5 +1,5 @@
--- What is kept of a lock's runs, the fence, also that of this hold if it was the last, whether somebody shares the lock or
--- waits in order, and the time.
+-- What is kept of a lock's runs, the fence, also that of this hold if it was the last, whether the lock is shared or
+-- waited for in order, and the time.
 -- ?1 namespace, ?2 key, ?3 owner, ?4 hold
 SELECT (SELECT record FROM starts WHERE namespace = ?1 AND key = ?2) AS record,
        (SELECT paced FROM locks WHERE namespace = ?1 AND key = ?2) AS paced,

@@ -1,6 +1,6 @@
--- Extends the owner's first hold. No row comes back if it isn't held, or if the TTL would end it sooner, or if it is to be broken.
+-- Extends the owner's first hold. No row comes back if it isn't held, or if the TTL would end it sooner, or if it is marked.
 -- ?1 namespace, ?2 key, ?3 owner, ?4 hold, ?5 ttl_ms or NULL, ?6 the lock file's bytes are locked, ?7 lock_file,
--- ?8 to be stopped, so that a hold that is to be broken is extended too
+-- ?8 stopping: a marked hold is extended too
 UPDATE locks
    SET hold_expires_ms = max(hold_expires_ms, now_ms + coalesce(?5, ttl_ms)),
        expires_ms = max(expires_ms, now_ms + coalesce(?5, ttl_ms)),

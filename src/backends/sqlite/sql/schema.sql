@@ -13,7 +13,7 @@
 --   hold_expires_ms  end of the first hold's lease
 --   expires_ms       the latest end of all holds of the owner
 --   metadata         JSON, for people
---   mark, seen       who is breaking the hold, as JSON, and whether its holder knows; broken: the same for the history
+--   mark, seen       the break of the hold, as JSON, and whether its holder knows; broken: the same for the history
 --   ended, why       how the last hold that was given back ended; '' for one that nothing was done under
 --   paced            the run record that keeps later runs away for a while, as JSON
 --   document         readers, permits and fair waiters, as JSON; NULL: none. document_file: inode of their lock file
@@ -54,7 +54,7 @@ CREATE TABLE holds (
     PRIMARY KEY (namespace, key, owner, hold)
 ) WITHOUT ROWID;
 
--- The waiters, for people who look: the kernel keeps the queue. A waiter without a byte in the lock file is gone, and the
+-- The waiters, for people only: the kernel keeps the queue. A waiter without a byte in the lock file is gone, and the
 -- next waiter removes it.
 --   hold   of a waiter that is in the document as well
 CREATE TABLE waiters (
@@ -94,7 +94,7 @@ CREATE TABLE skips (
     PRIMARY KEY (namespace, key, host)
 ) WITHOUT ROWID;
 
--- Who told of a hold's loss himself knows better than the next grant does. Now and then all but the last hundred go, and
+-- A holder that reported its own loss knows better than the next grant does. Now and then all but the last hundred go, and
 -- all but the last hundred of those that ended badly.
 CREATE TRIGGER remember AFTER UPDATE OF owner ON locks
 WHEN OLD.owner IS NOT NULL AND NEW.owner IS NOT OLD.owner AND NEW.ended IS NOT ''

@@ -9,7 +9,7 @@ use super::{
 use crate::lock::{Key, Metadata, Namespace, Result, Waiter};
 
 impl Store {
-    /// Puts a waiter into the list of those who wait, once.
+    /// Puts a waiter into the list of waiters, once.
     pub(in crate::backends::sqlite) async fn join_queue(&mut self, whose: Whose<'_>, metadata: Option<&Metadata>) -> Result<()> {
         self.check().await?;
         self.set_durable(false).await?;
@@ -25,14 +25,15 @@ impl Store {
         changes(self.connection()?, bind_name(sql, namespace, key).bind(hold.to_owned())).await
     }
 
-    /// Who said that he waits, longest first, by hold; some may be gone.
+    /// The waiters' entries, longest first, by hold; some may be gone.
     pub(in crate::backends::sqlite) async fn queue(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<(String, Waiter)>> {
         self.check().await?;
         let sql = "SELECT hold, metadata, CAST(round(unixepoch('subsec') * 1000) AS INTEGER) - since_ms AS waited_ms \
                    FROM waiters WHERE namespace = ?1 AND key = ?2 AND hold IS NOT NULL ORDER BY place";
         let rows = self.rows(bind_name(sql, namespace, key)).await?;
         let read = |row: &SqliteRow| {
-            let waiter = Waiter { metadata: row::metadata(row)?, waiting_for: Some(millis(row.try_get("waited_ms")?)) };
+            let waiting_for = Some(millis(row.try_get("waited_ms")?));
+            let waiter = Waiter { metadata: row::metadata(row)?, waiting_for, in_order: false };
             Ok((row.try_get("hold")?, waiter))
         };
         rows.iter().map(|row| read(row).map_err(row::malformed)).collect()

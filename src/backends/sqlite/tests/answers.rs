@@ -4,7 +4,7 @@ use super::*;
 use crate::lock::{Admin as _, Fence, Which};
 
 #[tokio::test]
-async fn a_start_that_nobody_was_told_of_is_no_run_before_it() {
+async fn an_unreported_start_is_no_run_before_it() {
     let (_directory, path) = place();
     let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
     let terms = Terms { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: Some(once), anyway: false };

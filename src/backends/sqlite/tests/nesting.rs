@@ -74,7 +74,7 @@ async fn nobody_enters_what_is_not_held() {
     let (mut a, mut b) = (backend(&path), backend(&path));
     let not_held = async |b: &mut Sqlite, wants: &Request| matches!(b.try_acquire(wants).await.unwrap(), Attempt::NotHeld);
     let outer = request("job");
-    assert!(not_held(&mut b, &nested(&outer)).await, "nobody ever took it");
+    assert!(not_held(&mut b, &nested(&outer)).await, "it was never taken");
     granted(&mut a, &outer).await;
     release(&mut a, &outer).await;
     assert!(not_held(&mut b, &nested(&outer)).await, "it was given back");
@@ -85,7 +85,7 @@ async fn nobody_enters_what_is_not_held() {
     let mut c = backend(&path);
     let newer = request("job");
     granted(&mut c, &newer).await;
-    assert!(not_held(&mut b, &nested(&died)).await, "somebody else has it");
+    assert!(not_held(&mut b, &nested(&died)).await, "another owner has it");
     assert_eq!(release(&mut c, &newer).await, Release::Released, "and nothing was left in his way");
     granted(&mut b, &request("job")).await;
 }

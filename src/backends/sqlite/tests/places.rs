@@ -1,4 +1,4 @@
-//! Files that are missing, foreign, newer, removed, out of reach or in somebody's way.
+//! Files that are missing, foreign, newer, removed, out of reach or in the way.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 

@@ -79,7 +79,7 @@ async fn count(path: &Path, counter: &Path) {
     }
 }
 
-/// Takes `job` in all ways in turn, and looks whether those who have it too may have it.
+/// Takes `job` in all ways in turn, and checks that each concurrent hold is allowed.
 async fn mix(path: &Path, marks: &Path) {
     use std::fs::File;
 
@@ -97,7 +97,7 @@ async fn mix(path: &Path, marks: &Path) {
         let held = Request { waiting: true, mode, fair: dice & 16 > 0, ..request("job") };
         let grant = acquire(&mut backend, &held).await;
         let name = format!("{kind}{}.{me}", grant.permit.map(|permit| permit.to_string()).unwrap_or_default());
-        // Whoever dies has its mark no more.
+        // A contender that dies has its mark no more.
         let mark = File::create(marks.join(&name)).unwrap();
         flock(&mark, FlockOperation::NonBlockingLockExclusive).unwrap();
         for other in fs::read_dir(marks).unwrap() {
@@ -258,7 +258,7 @@ async fn a_frozen_holder_keeps_the_lock_beyond_its_lease() {
 }
 
 #[tokio::test]
-async fn a_frozen_waiter_holds_up_nobody() {
+async fn a_frozen_waiter_holds_up_no_other() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     let held = request("job");
@@ -324,7 +324,7 @@ fn a_directory_that_cannot_be_written_is_refused() {
     let exe = env::current_exe().unwrap();
     let mut command = Command::new(&exe);
     if rustix::process::geteuid().is_root() {
-        // Rights don't bind root; somebody else may not reach a build directory, so that the binary is copied.
+        // Rights don't bind root; another user may not reach a build directory, so the binary is copied.
         let copy = keep.path().join("test");
         fs::copy(&exe, &copy).unwrap();
         command = Command::new("setpriv");

@@ -192,7 +192,7 @@ async fn what_is_no_lock_file_of_ours_is_refused() {
         eprintln!("skipped: only root can make another user's file");
         return;
     }
-    // As in /tmp: anybody could have made it, and locked all of it.
+    // As in /tmp: any user could have made it, and locked all of it.
     fs::write(&lock, "").unwrap();
     std::os::unix::fs::chown(&lock, Some(65534), None).unwrap();
     granted(&mut backend(&path), &request("job")).await;

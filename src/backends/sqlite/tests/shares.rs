@@ -1,4 +1,4 @@
-//! Readers, permits and fair order: what the kernel's word on who lives makes of them.
+//! Readers, permits and fair order, with the kernel's word on which processes live.
 
 use std::fs;
 
@@ -111,7 +111,7 @@ async fn a_frozen_permit_lasts_until_the_last_resort() {
     tokio::time::sleep(Duration::from_millis(1200)).await;
     let mut waiter = backend(&path);
     let wants = waiting(permit(1, "job"));
-    assert_eq!(busy(&mut waiter, &wants).await.holders.len(), 1, "nobody gives it back for a process that lives");
+    assert_eq!(busy(&mut waiter, &wants).await.holders.len(), 1, "no other process gives it back for one that lives");
     let resort = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
         last_resort();
@@ -126,7 +126,7 @@ async fn a_frozen_permit_lasts_until_the_last_resort() {
 }
 
 #[tokio::test]
-async fn who_died_in_line_holds_up_nobody() {
+async fn a_waiter_that_died_in_line_holds_up_no_other() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     let held = request("job");
@@ -141,7 +141,7 @@ async fn who_died_in_line_holds_up_nobody() {
     assert_eq!(busy(&mut next, &wants).await.position, Some(2));
     dead.signal(Signal::STOP);
     release(&mut a, &held).await;
-    // It is kept for who is first, who then dies.
+    // It is kept for the first waiter, which then dies.
     let killed = async {
         tokio::time::sleep(Duration::from_millis(300)).await;
         dead.signal(Signal::KILL);
@@ -203,7 +203,7 @@ async fn a_nested_hold_whose_process_is_gone_does_not_keep_the_share() {
 }
 
 #[tokio::test]
-async fn nobody_shares_beside_what_was_entered_by_another() {
+async fn no_share_is_granted_beside_an_entered_hold() {
     let (_keep, path) = place();
     let (mut a, mut b, mut c) = (backend(&path), backend(&path), backend(&path));
     let outer = request("job");
@@ -304,7 +304,7 @@ async fn who_let_another_go_first_waits_for_its_release() {
     assert!(released.elapsed() < Duration::from_millis(400), "{:?}", released.elapsed());
 }
 
-/// How often all of so many ask who wait for the same and have it one after the other.
+/// How often all of so many waiters ask for the same lock, which they have one after the other.
 async fn asked_in_all(waiters: usize, wants: &Request) -> usize {
     let (_keep, path) = place();
     let mut a = backend(&path);
@@ -361,7 +361,7 @@ async fn who_comes_while_the_lock_is_being_granted_goes_not_before_that() {
         release(&mut a, &held).await;
         acquire(&mut b, &wants).await;
         release(&mut b, &wants).await;
-        // Who stays there without a word is waited for like anybody else.
+        // A holder that stays there silently is waited for like any other.
         assert!(a.slot(&held.key).unwrap().hold.try_take().unwrap());
         busy(&mut b, &wants).await;
         let found = busy(&mut b, &wants).await;
@@ -372,7 +372,7 @@ async fn who_comes_while_the_lock_is_being_granted_goes_not_before_that() {
 }
 
 #[tokio::test]
-async fn a_lock_that_nobody_shares_any_more_is_as_before() {
+async fn a_lock_without_shares_is_as_before() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     let held = reader("job");

@@ -18,7 +18,7 @@ async fn woken_after(waiter: &mut Sqlite, request: &Request, work: impl Future<O
 }
 
 #[tokio::test]
-async fn a_release_wakes_whoever_waits() {
+async fn a_release_wakes_a_waiter() {
     let (_keep, path) = place();
     for held in [request("job"), detached("job")] {
         let (mut holder, mut waiter) = (backend(&path), backend(&path));
@@ -26,13 +26,13 @@ async fn a_release_wakes_whoever_waits() {
         let wants = Request { waiting: true, ..request("job") };
         let late = woken_after(&mut waiter, &wants, async {
             let state = backend(&path).inspect(&held.key).await.unwrap();
-            assert_eq!(state.waiters.len(), 1, "whoever waits is seen");
+            assert_eq!(state.waiters.len(), 1, "a waiter is seen");
             assert_eq!(state.waiters[0].metadata, wants.metadata);
             release(&mut holder, &held).await;
         })
         .await;
         assert!(late < Duration::from_millis(500), "{late:?}");
-        assert!(waiter.inspect(&held.key).await.unwrap().waiters.is_empty(), "whoever got it waits no more");
+        assert!(waiter.inspect(&held.key).await.unwrap().waiters.is_empty(), "the new holder waits no more");
         release(&mut waiter, &wants).await;
     }
 }
@@ -108,7 +108,7 @@ async fn the_turn_that_comes_while_leaving_is_passed_on() {
     busy(&mut quitter, &wants).await;
     let _ = tokio::time::timeout(Duration::from_millis(20), quitter.wait(&wants, Duration::from_secs(9))).await;
     release(&mut holder, &held).await;
-    // By now the thread has the bytes for somebody who does not want them any more.
+    // By now the thread has the bytes, which are no longer wanted.
     std::thread::sleep(Duration::from_millis(50));
     busy(&mut holder, &request("job")).await;
     quitter.leave_queue(&wants).await.unwrap();
@@ -116,7 +116,7 @@ async fn the_turn_that_comes_while_leaving_is_passed_on() {
 }
 
 #[tokio::test]
-async fn whoever_dropped_a_wait_can_wait_again() {
+async fn a_dropped_wait_can_be_repeated() {
     let (_keep, path) = place();
     let (mut holder, mut waiter) = (backend(&path), backend(&path));
     let (held, wants) = (request("job"), Request { waiting: true, ..request("job") });

@@ -1,0 +1,420 @@
+//! Every order of what a few contenders of the queue can do, with the real rules: dead waiters, slow ones that are taken for dead, watches
+//! that are lost.
+//!
+//! **What it shows.** No two holds are granted that do not go together. When nothing more can happen, each contender that lives has had the
+//! lock: so no waiter is stuck behind others that are gone.
+//!
+//! **The model.** The store keeps the entries in order of arrival, and has each step of a contender done at once. A contender looks, and then
+//! either asks to be granted the lock by what it saw, or watches what [`Contenders::awaited`] tells. A dead one leaves its entry until its
+//! lease ends, which may take as long as it likes, or until the lookout removes it if it waits. The graph of states has no cycle, so that
+//! "eventually" is what holds in each state without a next one; the checker's own `eventually` does not follow paths that join.
+
+use stateright::{Checker, HasDiscoveries, Model, Property};
+
+use super::{Awaited, Contender, Contenders, State as Granting};
+use crate::lock::Mode;
+
+/// How a watch begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Watching {
+    /// With the look: nothing that happens after it is missed (etcd).
+    AtTheLook,
+    /// After the look, and then it is compared whether what is watched has changed (ZooKeeper).
+    AndCompare,
+    /// After the look, whatever has happened since.
+    Later,
+}
+
+/// A store's queue, and what is left out.
+#[derive(Clone, Copy)]
+struct Queue {
+    watching: Watching,
+    /// A waiter whose watch may be lost looks again by itself.
+    looks_again: bool,
+    /// The lookout removes a waiter only as long as its record is as it was judged by.
+    compares_record: bool,
+    /// A grant of a permit compares that none was granted since the look.
+    compares_permits: bool,
+}
+
+const RULE: Queue = Queue { watching: Watching::AtTheLook, looks_again: true, compares_record: true, compares_permits: true };
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Entry {
+    client: usize,
+    /// Its number in the order of arrival.
+    created: u8,
+    is_granted: bool,
+    permit: Option<u32>,
+}
+
+/// What was looked at: an entry, whether it was granted, and how often permits were taken and given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Seen {
+    contender: Option<(u8, bool)>,
+    permits: bool,
+    taken: u8,
+    returned: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Client {
+    Out,
+    /// It lost its place.
+    Anew,
+    /// It is to look.
+    Looks(u8),
+    /// It asks for the lock, by the permits that it saw.
+    Asks(u8, u8),
+    /// It is to watch this.
+    Chose(u8, Seen),
+    Watches(u8, Seen),
+    /// As before, and nothing will be heard.
+    Deaf(u8),
+    Holds(u8),
+    Dead(u8),
+    Done,
+}
+
+const fn permits(most: u32) -> Mode {
+    Mode::Permits(most)
+}
+
+const CLIENTS: usize = 3;
+
+/// What the contenders ask for.
+const SCOPES: [[Mode; CLIENTS]; 7] = [
+    [Mode::Exclusive; CLIENTS],
+    [Mode::Exclusive, Mode::Exclusive, Mode::Shared],
+    [Mode::Exclusive, Mode::Shared, Mode::Shared],
+    [permits(1); CLIENTS],
+    [permits(2); CLIENTS],
+    [permits(1), permits(2), permits(2)],
+    [Mode::Exclusive, permits(1), permits(2)],
+];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct State {
+    /// Which of [`SCOPES`].
+    scope: usize,
+    entries: Vec<Entry>,
+    clients: Vec<Client>,
+    arrived: u8,
+    taken: u8,
+    returned: u8,
+    /// A waiter that the lookout takes for gone.
+    judged: Option<u8>,
+    deaths: u8,
+    losses: u8,
+    mistakes: u8,
+    /// A permit was granted beside as many as there are.
+    is_one_too_many: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Action {
+    Join(usize),
+    Look(usize),
+    Ask(usize),
+    Watch(usize),
+    Lose(usize),
+    LookAgain(usize),
+    Leave(usize),
+    Die(usize),
+    Expire(usize),
+    /// The lookout takes a waiter for gone: a dead one, or one that is slow.
+    Judge(usize),
+    Remove,
+}
+
+impl State {
+    fn mode(&self, client: usize) -> Mode {
+        SCOPES[self.scope][client]
+    }
+
+    fn contenders(&self) -> Contenders {
+        let state = |entry: &Entry| if entry.is_granted { Granting::Granted } else { Granting::Waits };
+        let all = self.entries.iter().map(|entry| Contender { mode: self.mode(entry.client), state: state(entry) }).collect();
+        Contenders::new(all, self.entries.iter().filter_map(|entry| entry.permit).collect())
+    }
+
+    fn find(&self, created: u8) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.created == created)
+    }
+
+    /// What a waiter at this place waits for, as it is now.
+    fn awaited(&self, contenders: &Contenders, at: usize) -> Seen {
+        let Awaited { contender, permits } = contenders.awaited(self.mode(self.entries[at].client), at);
+        let contender = contender.map(|other| (self.entries[other].created, self.entries[other].is_granted));
+        Seen { contender, permits, taken: self.taken, returned: self.returned }
+    }
+
+    /// Whether what was seen has changed so that one who watches it is told.
+    fn has_changed(&self, mode: Mode, seen: Seen) -> bool {
+        let of_permits = matches!(mode, Mode::Permits(_));
+        let contender = seen.contender.is_some_and(|(created, was_granted)| {
+            self.find(created).is_none_or(|at| of_permits && self.entries[at].is_granted != was_granted)
+        });
+        contender || seen.permits && self.returned != seen.returned
+    }
+
+    fn remove(&mut self, created: u8) {
+        if let Some(at) = self.find(created) {
+            self.returned += u8::from(self.entries.remove(at).permit.is_some());
+        }
+    }
+
+    /// Whose hold may have something running: a dead one's until its lease ends.
+    fn holding(&self) -> Vec<Mode> {
+        let holds = |client: &usize| match self.clients[*client] {
+            Client::Holds(_) => true,
+            Client::Dead(created) => self.find(created).is_some_and(|at| self.entries[at].is_granted),
+            _ => false,
+        };
+        (0..self.clients.len()).filter(holds).map(|client| self.mode(client)).collect()
+    }
+
+    fn go_together(&self) -> bool {
+        let holding = self.holding();
+        let permits = |mode: &Mode| matches!(mode, Mode::Permits(_)) && !self.is_one_too_many;
+        holding.len() <= 1 || holding.iter().all(|mode| *mode == Mode::Shared) || holding.iter().all(permits)
+    }
+}
+
+impl Queue {
+    fn look(self, state: &mut State, i: usize, created: u8) {
+        let Some(at) = state.find(created) else {
+            // Its place is lost: it comes anew.
+            state.clients[i] = Client::Anew;
+            return;
+        };
+        let contenders = state.contenders();
+        state.clients[i] = if contenders.may_hold(state.mode(i), at) {
+            Client::Asks(created, state.taken)
+        } else {
+            let seen = state.awaited(&contenders, at);
+            if self.watching == Watching::AtTheLook { Client::Watches(created, seen) } else { Client::Chose(created, seen) }
+        };
+    }
+
+    fn ask(self, state: &mut State, i: usize, created: u8, taken: u8) {
+        let Some(at) = state.find(created) else {
+            state.clients[i] = Client::Looks(created);
+            return;
+        };
+        if let Mode::Permits(_) = state.mode(i) {
+            let number = state.contenders().free_number();
+            if self.compares_permits && state.taken != taken {
+                state.clients[i] = Client::Looks(created);
+                return;
+            }
+            state.entries[at].permit = Some(number);
+            state.taken += 1;
+        }
+        state.entries[at].is_granted = true;
+        state.clients[i] = Client::Holds(created);
+        // The number of permits of the one that is granted rules.
+        if let Mode::Permits(most) = state.mode(i) {
+            state.is_one_too_many |= state.holding().len() > most as usize;
+        }
+    }
+
+    fn apply(self, last: &State, next: &mut State, action: Action) -> bool {
+        match action {
+            Action::Join(i) => {
+                let created = last.arrived;
+                next.entries.push(Entry { client: i, created, is_granted: false, permit: None });
+                next.arrived += 1;
+                next.clients[i] = Client::Looks(created);
+                // Those that want the same are alike: they come one after the other.
+                let alike = (0..i).any(|other| last.clients[other] == Client::Out && last.mode(other) == last.mode(i));
+                last.clients[i] == Client::Anew || last.clients[i] == Client::Out && !alike
+            }
+            Action::Look(i) => match last.clients[i] {
+                // One whose own entry is gone hears of that too.
+                Client::Looks(created) => {
+                    self.look(next, i, created);
+                    true
+                }
+                Client::Watches(created, seen) if last.find(created).is_none() || last.has_changed(last.mode(i), seen) => {
+                    self.look(next, i, created);
+                    true
+                }
+                _ => false,
+            },
+            Action::Ask(i) => match last.clients[i] {
+                Client::Asks(created, taken) => {
+                    self.ask(next, i, created, taken);
+                    true
+                }
+                _ => false,
+            },
+            Action::Watch(i) => match last.clients[i] {
+                Client::Chose(created, seen) => {
+                    let compared = self.watching == Watching::AndCompare && last.has_changed(last.mode(i), seen);
+                    next.clients[i] = match last.find(created) {
+                        Some(_) if compared => Client::Looks(created),
+                        Some(_) if self.watching == Watching::Later => Client::Watches(created, now_of(last, seen)),
+                        _ => Client::Watches(created, seen),
+                    };
+                    true
+                }
+                _ => false,
+            },
+            Action::Lose(i) => match last.clients[i] {
+                Client::Watches(created, _) if last.losses > 0 => {
+                    (next.clients[i], next.losses) = (Client::Deaf(created), last.losses - 1);
+                    true
+                }
+                _ => false,
+            },
+            Action::LookAgain(i) => match last.clients[i] {
+                Client::Deaf(created) if self.looks_again => {
+                    next.clients[i] = Client::Looks(created);
+                    true
+                }
+                _ => false,
+            },
+            Action::Leave(i) => match last.clients[i] {
+                Client::Holds(created) => {
+                    next.remove(created);
+                    next.clients[i] = Client::Done;
+                    true
+                }
+                _ => false,
+            },
+            Action::Die(i) => match last.clients[i] {
+                Client::Looks(own) | Client::Asks(own, _) | Client::Watches(own, _) | Client::Deaf(own) | Client::Holds(own)
+                    if last.deaths > 0 =>
+                {
+                    (next.clients[i], next.deaths) = (Client::Dead(own), last.deaths - 1);
+                    true
+                }
+                _ => false,
+            },
+            Action::Expire(i) => match last.clients[i] {
+                Client::Dead(created) if last.find(created).is_some() => {
+                    next.remove(created);
+                    true
+                }
+                _ => false,
+            },
+            Action::Judge(i) => {
+                let Some(at) = last.entries.iter().position(|entry| entry.client == i) else { return false };
+                let is_slow = !matches!(last.clients[i], Client::Dead(_));
+                if last.judged.is_some() || !last.contenders().waits(at) || is_slow && last.mistakes == 0 {
+                    return false;
+                }
+                next.judged = Some(last.entries[at].created);
+                next.mistakes -= u8::from(is_slow);
+                true
+            }
+            Action::Remove => {
+                let Some(created) = next.judged.take() else { return false };
+                if !self.compares_record || last.find(created).is_some_and(|at| !last.entries[at].is_granted) {
+                    next.remove(created);
+                }
+                true
+            }
+        }
+    }
+}
+
+/// The same to be watched from now on, whatever became of it meanwhile.
+fn now_of(state: &State, seen: Seen) -> Seen {
+    let contender = seen.contender.map(|(created, was)| (created, state.find(created).map_or(was, |at| state.entries[at].is_granted)));
+    let contender = contender.filter(|(created, _)| state.find(*created).is_some());
+    Seen { contender, taken: state.taken, returned: state.returned, ..seen }
+}
+
+impl Model for Queue {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let of = |scope| State {
+            scope,
+            entries: Vec::new(),
+            clients: vec![Client::Out; CLIENTS],
+            arrived: 0,
+            taken: 0,
+            returned: 0,
+            judged: None,
+            deaths: 1,
+            losses: 1,
+            mistakes: 1,
+            is_one_too_many: false,
+        };
+        (0..SCOPES.len()).map(of).collect()
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        use Action::{Ask, Die, Expire, Join, Judge, Leave, Look, LookAgain, Lose, Watch};
+        for client in 0..state.clients.len() {
+            actions.extend([Join, Look, Ask, Watch, Lose, LookAgain, Leave, Die, Expire, Judge].map(|of| of(client)));
+        }
+        actions.push(Action::Remove);
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut next = last.clone();
+        self.apply(last, &mut next, action).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("holds go together", |_, state: &State| state.go_together()),
+            Property::always("a grant is a hold by the rules", |_, state: &State| {
+                let contenders = state.contenders();
+                (0..state.entries.len()).all(|at| !state.entries[at].is_granted || contenders.holds(at))
+            }),
+            Property::always("none is stuck", |queue, state: &State| {
+                let is_over = |client: &Client| matches!(client, Client::Done | Client::Dead(_));
+                state.clients.iter().all(is_over) || !queue.next_states(state).is_empty()
+            }),
+            Property::sometimes("one died as holder and one was removed by mistake", |_, state: &State| {
+                state.deaths == 0 && state.mistakes == 0 && state.clients.iter().filter(|client| **client == Client::Done).count() == 2
+            }),
+        ]
+    }
+}
+
+impl Queue {
+    /// Shows that this one does not have the property.
+    #[track_caller]
+    fn fails(self, property: &'static str) {
+        self.checker().finish_when(HasDiscoveries::AllOf([property].into())).spawn_bfs().join().assert_any_discovery(property);
+    }
+}
+
+#[test]
+fn model_of_a_queue_that_is_watched_from_the_look_on() {
+    let checked = RULE.checker().spawn_bfs().join();
+    checked.assert_properties();
+    assert!(checked.unique_state_count() > 10_000, "{}", checked.unique_state_count());
+}
+
+#[test]
+fn model_of_a_queue_that_is_watched_and_compared() {
+    Queue { watching: Watching::AndCompare, ..RULE }.checker().spawn_bfs().join().assert_properties();
+}
+
+#[test]
+fn model_of_watches_that_begin_too_late() {
+    Queue { watching: Watching::Later, ..RULE }.fails("none is stuck");
+}
+
+#[test]
+fn model_of_lost_watches_that_nobody_misses() {
+    Queue { looks_again: false, ..RULE }.fails("none is stuck");
+}
+
+#[test]
+fn model_of_a_lookout_that_compares_nothing() {
+    Queue { compares_record: false, ..RULE }.fails("holds go together");
+}
+
+#[test]
+fn model_of_permits_that_are_not_counted_again() {
+    Queue { compares_permits: false, ..RULE }.fails("holds go together");
+}
