@@ -9,7 +9,7 @@ use crate::lock::{Error, Kind};
 pub const OK: u8 = 0;
 /// `doctor` found what could be better.
 pub const WARNINGS: u8 = 1;
-/// `doctor` found what must be mended.
+/// `doctor` found a problem to fix.
 pub const UNSAFE: u8 = 2;
 /// The command line can't be understood, or asks for what this backend can't do.
 pub const USAGE: u8 = 64;
@@ -21,7 +21,7 @@ pub const UNAVAILABLE: u8 = 69;
 pub const INTERNAL: u8 = 70;
 /// What was to be printed can't be written.
 pub const OUTPUT: u8 = 74;
-/// Not taken: held by somebody else, or the wait ran out.
+/// Not taken: held by another process, or the wait ran out.
 pub const BUSY: u8 = 75;
 /// The lock was lost while the command ran.
 pub const LOST: u8 = 76;

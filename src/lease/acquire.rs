@@ -1,22 +1,22 @@
-//! Taking a lock: asking, waiting, asking again, and leaving nothing behind on the way out.
+//! Taking a lock: asking, waiting, asking again, and leaving the queue on every way out.
 //!
-//! The interleavings that this loop is written against: the grant's answer is lost (asked again with the same token,
-//! which counts once); it comes so late that too little of the lease is left (asked again, which sets the expiry
-//! anew); the wait ends while an attempt is under way (undone); the turn comes while the waiter leaves (passed on by
-//! `leave_queue`); the store goes away and comes back while waiting (asked on to the end of the wait).
+//! The loop is written against these interleavings. The grant's answer is lost: the same token asks again, which counts
+//! once. The grant comes so late that too little of the lease is left: dlock asks again, which sets the expiry anew. The
+//! wait ends during an attempt: the attempt is undone. The turn comes while the waiter leaves: `leave_queue` passes it
+//! on. The store goes away and comes back: dlock asks on until the wait ends.
 
 use std::{future::Future, time::Duration};
 
 use super::{
     Budget, Clock, Lease, Limits,
     ask::{Pause, ask, no_answer, silence, spread},
-    bounded, outage, wall_ms,
+    bounded, wall_ms,
 };
 use crate::lock::{
     Attempt, Backend, BootTime, Busy, Capabilities, Effect, Entry, Error, Grant, Identity, Parting, Refusal, Request, Result, Rule, Token,
 };
 
-/// How long to wait for a lock that somebody else holds.
+/// How long to wait for a lock that another process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// Not at all.
@@ -32,39 +32,39 @@ pub enum Patience {
 pub enum Outcome<S> {
     /// The lock is ours.
     Granted(Lease),
-    /// Somebody else has it, to the end of the wait.
+    /// Another process held the lock until the wait ended.
     Busy(Busy),
-    /// Nobody has it, but a run before has left something that keeps it from this one.
+    /// The lock is free, but an earlier run left a record that keeps it from this one.
     Refused(Box<Refusal>),
     /// `stop` was ready first; nothing is left behind.
     Stopped(S),
 }
 
-/// The longest that a waiter relies on being woken: it covers wake-ups that were lost, and keeps its queue entry fresh.
+/// The longest time that a waiter relies on being woken. It covers lost wake-ups and keeps the queue entry fresh.
 const RECHECK: Duration = Duration::from_secs(5);
-/// The longest that a waiter whose turn has come, and which an earlier run keeps from the lock, leaves the store unasked.
+/// How often to ask when the waiter's turn has come and an earlier run still keeps it from the lock.
 const KEPT: Duration = Duration::from_millis(1500);
-/// How often to look at a lock whose holder tells nobody when it is released.
+/// How often to look at a lock whose holder announces no release.
 const POLL: Duration = Duration::from_millis(250);
-/// How long who doesn't wait still waits for a lock that nobody has, or only for a moment.
+/// How long a request in try mode still waits for a lock that is free, or is busy only in passing.
 const PASSING: Duration = Duration::from_millis(100);
-/// The time limit for undoing what may have happened, once the lock was given up: several attempts, so that another server can answer.
+/// The time limit for undoing an attempt after giving up: long enough for several tries, so that another server can answer.
 pub(super) const UNDO: Duration = Duration::from_secs(2);
 
 /// Takes the lock that `request` describes, waiting as long as `patience` says.
 ///
-/// `stop` ends the attempt from outside; `busy` is told each time the lock is found held while waiting.
+/// `stop` ends the attempt from outside; `busy` is called each time the lock is found held while waiting.
 /// Not cancel safe: end it through `stop`.
 ///
 /// # Errors
-/// What the store can't do ([`crate::lock::Capabilities::check`]), and what asking again didn't mend: within
+/// What the store can't do ([`crate::lock::Capabilities::check`]), and what asking again didn't fix: within
 /// `limits.answer`, or to the end of the wait if that is later.
 pub async fn acquire<S>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
     mut request: Request,
     patience: Patience,
-    limits: Limits,
+    limits: Limits<'_>,
     stop: impl Future<Output = S>,
     mut busy: impl FnMut(&Busy),
 ) -> Result<Outcome<S>> {
@@ -94,15 +94,21 @@ pub async fn acquire<S>(
 /// Gives back what may have been granted and leaves the queue, asking several times within [`UNDO`].
 ///
 /// Nothing depends on the answer: the lease ends by itself if this does not end it.
-async fn undo(backend: &mut dyn Backend, clock: &dyn Clock, request: &Request, limits: Limits, (mut maybe_granted, waited): (bool, bool)) {
+async fn undo(
+    backend: &mut dyn Backend,
+    clock: &dyn Clock,
+    request: &Request,
+    limits: Limits<'_>,
+    (mut maybe_granted, waited): (bool, bool),
+) {
     // What becomes of a nested hold is nothing to the run around it.
     let parting = Parting { became: Parting::UNDO.became.filter(|_| request.entry == Entry::Fresh), ..Parting::UNDO };
-    let limits = Limits { answer: UNDO.min(limits.answer) };
+    let limits = limits.within(UNDO.min(limits.answer));
     let undone = ask(backend, clock, limits, ("acquire", Some(&request.key)), async |backend: &mut dyn Backend| {
         if maybe_granted {
             match backend.release(&request.key, &request.token, &parting).await {
                 Err(error) if error.is_transient() => return Err(error),
-                // Refused for good: the place in the queue can still be left.
+                // Refused permanently: the waiter can still leave the queue.
                 _ => maybe_granted = false,
             }
         }
@@ -113,8 +119,8 @@ async fn undo(backend: &mut dyn Backend, clock: &dyn Clock, request: &Request, l
 
 /// One attempt at one lock, over all of its questions.
 #[allow(clippy::struct_excessive_bools)] // what may have happened, each by itself
-struct Pursuit {
-    limits: Limits,
+struct Pursuit<'a> {
+    limits: Limits<'a>,
     began: BootTime,
     /// When waiting ends; `None` for never.
     wait_until: Option<BootTime>,
@@ -132,8 +138,8 @@ struct Pursuit {
     settled: bool,
 }
 
-impl Pursuit {
-    fn new(clock: &dyn Clock, patience: Patience, limits: Limits) -> Self {
+impl<'a> Pursuit<'a> {
+    fn new(clock: &dyn Clock, patience: Patience, limits: Limits<'a>) -> Self {
         let now = clock.now();
         let wait_until = match patience {
             Patience::Try => Some(now),
@@ -173,9 +179,9 @@ impl Pursuit {
             self.in_flight = true;
             self.waited |= request.waiting;
             let end = self.attempt_until(sent);
-            outage::asked(|| url.clone(), sent, self.outage_until);
+            self.limits.asked(|| url.clone(), sent, self.outage_until);
             let answer = bounded(clock, end, backend.try_acquire(request)).await;
-            outage::over_if(matches!(answer, Some(Ok(_))));
+            self.limits.answered_if(matches!(answer, Some(Ok(_))));
             let error = match answer {
                 Some(Ok(Attempt::Granted(grant))) => match self.granted(clock, capabilities, request, grant, sent).await? {
                     Some(lease) => return Ok(Outcome::Granted(lease)),
@@ -189,8 +195,10 @@ impl Pursuit {
                 Some(Ok(Attempt::NotHeld)) => {
                     return Err(Error::new(crate::lock::Kind::Internal, "a fresh request was answered as a nested one"));
                 }
-                Some(Ok(Attempt::Busy(found))) => {
+                Some(Ok(Attempt::Busy(mut found))) => {
                     self.in_flight = false;
+                    // Where a newcomer may go first, a position would promise a turn.
+                    found.position = found.position.filter(|_| request.fair || capabilities.always_fair);
                     pause = Pause::new();
                     let now = clock.now();
                     let Some(most) = self.found_busy(now, &found, capabilities, busy) else { return Ok(Outcome::Busy(found)) };
@@ -209,8 +217,7 @@ impl Pursuit {
                         return Ok(Outcome::Refused(refusal));
                     }
                     // It is first in the queue, and proves by asking that it lives.
-                    let until = now.plus(self.longest_wait(now, refusal.again_in, true).min(KEPT));
-                    clock.sleep_until(until).await;
+                    clock.sleep_until(now.plus(self.longest_wait(now, refusal.again_in, true).min(KEPT))).await;
                     continue;
                 }
                 Some(Err(error)) => {
@@ -220,16 +227,15 @@ impl Pursuit {
                 }
                 None => {
                     self.unsure = true;
-                    let hurried = end < sent.plus(self.limits.attempt());
-                    silence(clock.now().since(sent), said.take().filter(|_| hurried))
+                    silence(clock.now().since(sent), said.take().filter(|_| end < sent.plus(self.limits.attempt())))
                 }
             };
             let again = clock.now().plus(pause.next());
             if !error.is_transient() || self.outage_until.is_some_and(|end| again >= end) {
-                outage::over();
+                self.limits.answered_if(true);
                 return Err(error.backend(url));
             }
-            outage::failed(&error.message);
+            self.limits.failed(&error);
             said = Some(error);
             clock.sleep_until(again).await;
         }
@@ -281,7 +287,7 @@ impl Pursuit {
     fn found_busy(&mut self, now: BootTime, found: &Busy, capabilities: &Capabilities, busy: &mut dyn FnMut(&Busy)) -> Option<Duration> {
         if self.waits_at(now) {
             busy(found);
-            // A store that tells nobody anything paces its waiters itself.
+            // A store that announces no release paces its waiters itself.
             return Some(self.longest_wait(now, found.expires_in, found.notifies || !capabilities.notification));
         }
         let until = *self.passing_until.get_or_insert(now.plus(PASSING));
@@ -296,7 +302,7 @@ impl Pursuit {
     fn longest_wait(&self, now: BootTime, free_in: Option<Duration>, ends_by_itself: bool) -> Duration {
         let mut most = if ends_by_itself { RECHECK } else { POLL.saturating_sub(spread(POLL / 4)) };
         if let Some(expires) = free_in {
-            // Spread over a twentieth of a second, so that all who wait for a holder that died don't ask at once.
+            // Spread over a twentieth of a second, so that the waiters of a dead holder don't all ask at once.
             most = most.min(expires + Duration::from_millis(1) + spread(Duration::from_millis(50)));
         }
         match self.wait_until {

@@ -2,29 +2,57 @@
 
 use std::time::Duration;
 
-use super::{Clock, bounded, outage};
-use crate::lock::{Backend, Effect, Error, Key, Kind, Parting, Release, Result, Scope, Token};
+use super::{Clock, Silence, bounded};
+use crate::lock::{Backend, BootTime, Effect, Error, Key, Kind, Parting, Release, Result, Scope, Token};
 
-/// How long a store may take.
+/// How long a store may take, and where it is noted that it does.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct Limits<'a> {
     /// For one question altogether, asked again as often as it fits (`--backend-timeout`).
     pub answer: Duration,
+    /// What shows people a store that does not answer; `None` without a terminal.
+    pub silence: Option<&'a Silence>,
 }
 
-impl Limits {
+impl Limits<'_> {
     /// The default of `--backend-timeout`.
-    pub const DEFAULT: Self = Self { answer: Duration::from_secs(5) };
+    pub const DEFAULT: Self = Self::of(Duration::from_secs(5));
+
+    /// This long, and noted nowhere.
+    pub const fn of(answer: Duration) -> Self {
+        Self { answer, silence: None }
+    }
+
+    /// The same for another time.
+    #[must_use]
+    pub const fn within(self, answer: Duration) -> Self {
+        Self { answer, ..self }
+    }
+
+    /// A question is sent.
+    pub(super) fn asked(&self, url: impl FnOnce() -> String, since: BootTime, until: Option<BootTime>) {
+        if let Some(silence) = self.silence {
+            silence.asked(url, since, until);
+        }
+    }
+
+    /// A question was answered, or given up, if so.
+    pub(super) fn answered_if(&self, over: bool) {
+        if let Some(silence) = self.silence.filter(|_| over) {
+            silence.over();
+        }
+    }
+
+    /// A question failed, and will be asked again.
+    pub(super) fn failed(&self, error: &Error) {
+        if let Some(silence) = self.silence {
+            silence.failed(&error.message);
+        }
+    }
 
     /// For one attempt at a question: short enough that a lost answer leaves room to ask again.
     pub fn attempt(&self) -> Duration {
         self.answer.mul_f64(0.4)
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self::DEFAULT
     }
 }
 
@@ -69,14 +97,14 @@ fn rounded(length: Duration) -> Duration {
     Duration::from_millis(if ms < 1000 { ms } else { ms / 100 * 100 })
 }
 
-/// Asks until there is an answer, an error that asking again can't mend, or `limits.answer` is over.
+/// Asks until there is an answer, an error that asking again can't fix, or `limits.answer` is over.
 ///
 /// The question must be one that can be asked twice. The error's effect is [`Effect::Unknown`] if any attempt's was; it names the
 /// store, and what the question was about.
 pub async fn ask<T>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
-    limits: Limits,
+    limits: Limits<'_>,
     about: (&'static str, Option<&Key>),
     question: impl AsyncFnMut(&mut dyn Backend) -> Result<T>,
 ) -> Result<T> {
@@ -87,7 +115,7 @@ pub async fn ask<T>(
 async fn ask_first<T>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
-    limits: Limits,
+    limits: Limits<'_>,
     first: Duration,
     (operation, key): (&'static str, Option<&Key>),
     mut question: impl AsyncFnMut(&mut dyn Backend) -> Result<T>,
@@ -100,11 +128,11 @@ async fn ask_first<T>(
     let mut attempt = first;
     loop {
         let sent = clock.now();
-        outage::asked(|| backend.identity().url, sent, Some(until));
+        limits.asked(|| backend.identity().url, sent, Some(until));
         let full = sent.plus(std::mem::replace(&mut attempt, limits.attempt()));
         let error = match bounded(clock, full.min(until), question(backend)).await {
             Some(Ok(answer)) => {
-                outage::over();
+                limits.answered_if(true);
                 return Ok(answer);
             }
             Some(Err(error)) => error,
@@ -113,11 +141,11 @@ async fn ask_first<T>(
         unknown |= error.effect != Effect::NotApplied;
         let again = clock.now().plus(pause.next());
         if !error.is_transient() || again >= until {
-            outage::over();
+            limits.answered_if(true);
             let effect = if unknown { Effect::Unknown } else { error.effect };
             return Err(error.effect(effect).about(operation, &backend.identity().url, key));
         }
-        outage::failed(&error.message);
+        limits.failed(&error);
         said = Some(error);
         clock.sleep_until(again).await;
     }
@@ -153,7 +181,7 @@ pub async fn give_back(
     key: &Key,
     token: &Token,
     parting: &Parting,
-    limits: Limits,
+    limits: Limits<'_>,
 ) -> Released {
     let mut in_flight = false;
     let mut maybe_done = false;
@@ -171,7 +199,7 @@ pub async fn give_back(
         Ok((Release::StillHeld(holds), _)) => Released::StillHeld(holds),
         Ok((Release::NotHeld, false)) => Released::NotHeld,
         Ok((Release::NotHeld, true)) => Released::Unknown(
-            Error::new(Kind::Unavailable, "it is unknown who gave the lock back: the store's first answer was lost")
+            Error::new(Kind::Unavailable, "it is unknown whether this release freed the lock: the store's first answer was lost")
                 .effect(Effect::Unknown)
                 .about("release", &backend.identity().url, Some(key)),
         ),

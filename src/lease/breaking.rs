@@ -1,4 +1,4 @@
-//! Taking a lock away from a hold: a mark that its holder answers, or the end of its lease.
+//! Breaking a hold: a mark that its holder answers, or an eviction at the end of its lease.
 
 use std::{future::Future, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::lock::{Amendment, Backend, Break, Fence, Holder, Key, Result};
 pub enum Breaking<S> {
     /// The hold is over: its holder gave it back, or its lease ended.
     Over,
-    /// Its holder did not answer for all of its lease, and the lock was taken from it; or that was asked for.
+    /// The holder did not answer for all of its lease, so the lock was taken from it; or the caller asked for that.
     Evicted,
     /// There is no such hold any more: nothing was done.
     Changed,
@@ -22,16 +22,16 @@ pub enum Breaking<S> {
     Stopped(S),
 }
 
-/// What is to be broken, by whom, and how.
+/// Which hold to break, for whom, and how.
 #[derive(Clone, Copy, Debug)]
-pub struct Order<'a> {
+pub struct BreakRequest<'a> {
     /// The lock.
     pub key: &'a Key,
     /// The hold, as it was seen.
     pub seen: &'a Holder,
     /// Its fence.
     pub fence: Fence,
-    /// Who breaks it, and why.
+    /// The operator, and the reason.
     pub mark: &'a Break,
     /// Evict it without asking.
     pub at_once: bool,
@@ -52,12 +52,12 @@ const SLACK: Duration = Duration::from_secs(1);
 pub async fn break_hold<S>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
-    order: Order<'_>,
-    limits: Limits,
+    request: BreakRequest<'_>,
+    limits: Limits<'_>,
     stop: impl Future<Output = S>,
     mut told: impl FnMut(&Holder),
 ) -> Result<Breaking<S>> {
-    let Order { key, seen, fence, mark, at_once } = order;
+    let BreakRequest { key, seen, fence, mark, at_once } = request;
     let about = ("break", Some(key));
     let evict = async |backend: &mut dyn Backend| {
         let change = Amendment::Evict(fence, mark);

@@ -17,7 +17,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// The time between TERM and KILL that nobody asked for.
+    /// The default time between TERM and KILL.
     pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
     /// The budget of a lease of `ttl` at this pace, with the grace that was asked for.
@@ -80,7 +80,7 @@ impl Budget {
         self.term_at(t0).plus(self.grace)
     }
 
-    /// When the lock may be somebody else's.
+    /// When another process may get the lock.
     pub fn ends_at(&self, t0: BootTime) -> BootTime {
         t0.plus(self.lease)
     }

@@ -57,6 +57,7 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::damage;
 
     #[test]
     fn holds_come_back_and_the_innermost_wins() {
@@ -75,5 +76,25 @@ mod tests {
     fn rubbish_is_left_out() {
         let held = Held::parse("x //// 1/2/3 ffffffffffffffff/nonsense/key  ");
         assert!(held.0.is_empty());
+    }
+
+    /// Any process may set the variable. What is left of one is what was in it, or no hold.
+    #[test]
+    fn a_damaged_value_is_read_as_far_as_it_goes() {
+        let key = |name: &str| Key::new(name).unwrap();
+        let session = crate::lock::Session { id: 7, password: *b"sixteen bytes ok" };
+        let (first, token) = (Token::random(), Token { session: Some(session), ..Token::random() });
+        let whole = Held::default().and(1, &key("a b/c%"), first).and(u64::MAX, &key("\u{1F469}"), token).reveal();
+        let mut kept = 0;
+        damage::each(|dice| {
+            let (before, after) = whole.split_at(whole.floor_char_boundary(dice.below(whole.len())));
+            let held = Held::parse(&(before.to_owned() + &damage::text(after, dice)));
+            kept += u64::from(held.find(1, &key("a b/c%")) == Some(first));
+            // What is passed on is read as it was meant.
+            let again = Held::parse(&held.reveal());
+            assert_eq!(again.reveal(), held.reveal());
+            assert_eq!(again.0.len(), held.0.len());
+        });
+        assert!(kept > damage::TRIES / 20, "only {kept} were found");
     }
 }

@@ -8,31 +8,31 @@ use crate::lock::{Backend, Break, Error, Intent, Renewal};
 /// Why a lease can't be relied on any more.
 #[derive(Debug)]
 pub enum Loss {
-    /// The store says that the token does not hold the lock: somebody else may have it already.
+    /// The store says that the token does not hold the lock: another process may have it already.
     NotOwner,
-    /// Nothing was confirmed for so long that the command has to be stopped now to be dead before the lease ends.
+    /// Nothing was confirmed for so long that the command must be stopped now, to be dead before the lease ends.
     Unconfirmed {
         /// How long ago the last confirmed renewal was sent.
         since: Duration,
-        /// What the last attempt met.
+        /// How the last attempt failed.
         last: Option<Error>,
     },
-    /// Somebody marked the hold as to be broken; it was not extended, and lasts to the end of its lease.
+    /// An operator marked the hold to be broken. It was not extended, and lasts to the end of its lease.
     Broken(Break),
 }
 
-/// Renews `lease` every sixth of it, and when the store hints at its end, until it is lost; never returns otherwise.
+/// Renews `lease` every sixth of it, and when the store hints at its end. Returns only when the lease is lost.
 ///
-/// A hold that somebody marked to be broken is lost, unless the `intent` is to drain: then the lease is kept until that is done,
-/// beginning with a renewal at once, which tells the store so. `extended` is told of each confirmed renewal, with the lease's new t₀, before anything else happens. An answer that
-/// did not come is unknown, never renewed: it is asked again until TERM time. An answer that comes after TERM
-/// time is not waited for. Cancel safe: dropping the future leaves `lease` as last confirmed.
+/// A hold that is marked to be broken is lost, unless the `intent` is to drain: then dlock keeps the lease until the tree is empty,
+/// and renews at once, so that the store knows. `extended` is called with the new t₀ after each confirmed renewal, before anything else
+/// happens. A missing answer is unknown, never renewed: dlock asks again until TERM time. It waits for no answer beyond TERM
+/// time. Cancel safe: dropping the future leaves `lease` as last confirmed.
 pub async fn keep(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
     lease: &mut Lease,
     budget: Budget,
-    limits: Limits,
+    limits: Limits<'_>,
     intent: Intent,
     mut extended: impl FnMut(&Lease, &Budget),
 ) -> Loss {
@@ -65,7 +65,7 @@ pub async fn keep(
         let answer = bounded(clock, sent.plus(attempt).min(term_at), question).await;
         let confirmed = match answer {
             Some(Ok(Renewal::Renewed { ttl, .. })) => Some(ttl),
-            // Somebody with our token gave it a longer lease: ours, for as long as we know of at least.
+            // Another process with our token extended the lease: it is ours for at least as long as we know of.
             Some(Ok(Renewal::Kept { .. })) => Some(lease.ttl),
             Some(Ok(Renewal::NotHeld)) => return Loss::NotOwner,
             Some(Ok(Renewal::Broken(mark))) => return Loss::Broken(mark),

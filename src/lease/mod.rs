@@ -17,13 +17,13 @@ mod together;
 
 pub use acquire::{Outcome, Patience, acquire};
 pub use ask::{Limits, Released, ask, give_back};
-pub use breaking::{Breaking, Order, break_hold};
+pub use breaking::{BreakRequest, Breaking, break_hold};
 pub use budget::Budget;
 pub use clock::{BootClock, Clock, bounded, wall_ms};
 pub use held::Held;
 pub use keep::{Loss, keep};
 pub use note::{may_warn, note, note_skip};
-pub use outage::{Outage, outage};
+pub use outage::{Outage, Silence};
 pub use together::{Claim, Together, acquire_all, in_order, keep_all};
 
 use crate::lock::{BootTime, Fence, Key, Token, Ttl};

@@ -5,13 +5,13 @@ use std::time::Duration;
 use super::{BootClock, Limits, ask, wall_ms};
 use crate::lock::{Amendment, Backend, Fence, Key, Metadata, Note};
 
-/// How long a note of a skip may take: nothing depends on it, and somebody waits for the prompt.
-const SKIP: Limits = Limits { answer: Duration::from_secs(1) };
+/// How long a note of a skip may take: nothing depends on it, and a person may wait for the prompt.
+const SKIP: Limits<'static> = Limits::of(Duration::from_secs(1));
 
 /// Tells the store. Never fails: a history with a gap is better than a job that fails for its history.
 ///
 /// May be told twice if an answer was lost.
-pub async fn note(backend: &mut dyn Backend, key: &Key, note: &Note, limits: Limits) {
+pub async fn note(backend: &mut dyn Backend, key: &Key, note: &Note, limits: Limits<'_>) {
     let change = Amendment::Note(note);
     let _ = ask(backend, &BootClock, limits, ("note", Some(key)), async |backend: &mut dyn Backend| backend.amend(key, change).await).await;
 }
@@ -26,7 +26,7 @@ pub async fn may_warn(backend: &mut dyn Backend, key: &Key, fence: Fence, held: 
     claimed.await.unwrap_or_default()
 }
 
-/// Tells the store that this host did without the lock, and why, unless it was asked to leave out who it is.
+/// Tells the store that this host did without the lock, and why, unless the configuration hides the host.
 pub async fn note_skip(backend: &mut dyn Backend, key: &Key, who: Option<&Metadata>, reason: &str) {
     if let Some(host) = who.and_then(|who| who.host.clone()) {
         note(backend, key, &Note::Skipped { host, reason: reason.to_owned(), at_ms: wall_ms() }, SKIP).await;

@@ -1,6 +1,4 @@
-//! Whether a store leaves a question unanswered now, for what is shown on a terminal meanwhile.
-//!
-//! It is known of this thread, which asks one thing at a time. Nothing is decided by it.
+//! Whether a store leaves a question unanswered now, for what is shown on a terminal meanwhile. Nothing is decided by it.
 
 use std::cell::RefCell;
 
@@ -19,39 +17,30 @@ pub struct Outage {
     pub until: Option<BootTime>,
 }
 
-thread_local! {
-    static NOW: RefCell<Option<Outage>> = const { RefCell::new(None) };
-}
+/// Where the questions to one store note whether they are answered. Clients that ask at the same time share it: an answer to any is one.
+#[derive(Debug, Default)]
+pub struct Silence(RefCell<Option<Outage>>);
 
-/// The question that has no answer yet, if there is one.
-pub fn outage() -> Option<Outage> {
-    NOW.with_borrow(Clone::clone)
-}
+impl Silence {
+    /// The question that has no answer yet, if there is one.
+    pub fn outage(&self) -> Option<Outage> {
+        self.0.borrow().clone()
+    }
 
-/// Something was asked.
-pub(super) fn asked(url: impl FnOnce() -> String, since: BootTime, until: Option<BootTime>) {
-    NOW.with_borrow_mut(|now| {
-        now.get_or_insert_with(|| Outage { url: url(), why: None, since, until });
-    });
-}
+    /// Something was asked.
+    pub(super) fn asked(&self, url: impl FnOnce() -> String, since: BootTime, until: Option<BootTime>) {
+        self.0.borrow_mut().get_or_insert_with(|| Outage { url: url(), why: None, since, until });
+    }
 
-/// It failed, and will be asked again.
-pub(super) fn failed(why: &str) {
-    NOW.with_borrow_mut(|now| {
-        if let Some(outage) = now {
+    /// It failed, and will be asked again.
+    pub(super) fn failed(&self, why: &str) {
+        if let Some(outage) = &mut *self.0.borrow_mut() {
             outage.why = Some(why.to_owned());
         }
-    });
-}
-
-/// It was answered, if it was.
-pub(super) fn over_if(answered: bool) {
-    if answered {
-        over();
     }
-}
 
-/// It was answered, or given up.
-pub(super) fn over() {
-    NOW.with_borrow_mut(Option::take);
+    /// It was answered, or given up.
+    pub(super) fn over(&self) {
+        self.0.take();
+    }
 }

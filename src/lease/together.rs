@@ -1,9 +1,9 @@
-//! Several locks that are had together: all of them or none.
+//! Several locks that are taken together: all of them or none.
 //!
-//! Every command takes its locks in one order, that of their keys, so that no two can wait for each other. What is taken already is
-//! renewed while the next one is waited for. The worst cases: one of them is lost meanwhile (all are given back, and it is begun
-//! again if there is time to wait); the wait ends, or the next one is refused (all are given back); a store that is away when
-//! something is to be given back (its leases end by themselves).
+//! Every command takes its locks in one order, that of their keys, so that no two can wait for each other. dlock renews the locks that it
+//! has while it waits for the next one. Worst cases: one of them is lost meanwhile (all are released, and dlock begins
+//! again if there is time to wait); the wait ends, or the next one is refused (all are released); the store is away when
+//! dlock releases (its leases end by themselves).
 
 use std::{
     future::{Future, pending},
@@ -32,22 +32,22 @@ pub struct Claim {
 pub enum Together<S> {
     /// All are ours, in the order of the claims.
     Granted(Vec<Lease>),
-    /// Somebody else has the claim with this index, to the end of the wait; none is ours.
+    /// Another process held the claim with this index until the wait ended; none is ours.
     Busy(usize, Busy),
-    /// Nobody has it, but a run before has left something that keeps it from this one; none is ours.
+    /// That claim is free, but an earlier run left a record that keeps it from this one; none is ours.
     Refused(usize, Box<Refusal>),
     /// `stop` was ready first; nothing is left behind.
     Stopped(S),
 }
 
-/// Puts claims into the order in which they are taken, whoever makes them.
+/// Sorts claims into the one order in which every process takes them.
 pub fn in_order(claims: &mut [Claim]) {
     claims.sort_by(|one, other| one.request.key.cmp(&other.request.key));
 }
 
 /// Takes all locks of `claims`, which are [`in_order`], or none, waiting as long as `patience` says for all of it.
 ///
-/// Otherwise as [`acquire`](super::acquire()): `busy` is told of each lock that is found held while waiting.
+/// Otherwise as [`acquire`](super::acquire()): `busy` is called for each lock that is found held while waiting.
 ///
 /// # Errors
 /// As for one lock. Also if one that was taken is broken, or lost with no time to begin again, while the others are taken.
@@ -55,7 +55,7 @@ pub async fn acquire_all<S>(
     claims: &mut [Claim],
     clock: &dyn Clock,
     patience: Patience,
-    limits: Limits,
+    limits: Limits<'_>,
     stop: impl Future<Output = S>,
     mut busy: impl FnMut(&Key, &Busy),
 ) -> Result<Together<S>> {
@@ -92,7 +92,7 @@ pub async fn acquire_all<S>(
                 Err(error) => break End::Failed(error),
             }
         };
-        let limits = if matches!(end, End::Stopped(_)) { Limits { answer: UNDO.min(limits.answer) } } else { limits };
+        let limits = if matches!(end, End::Stopped(_)) { limits.within(UNDO.min(limits.answer)) } else { limits };
         join_all(claims.iter_mut().zip(&leases).map(|(claim, lease)| undo(&mut *claim.backend, clock, lease, limits))).await;
         match end {
             End::Not(outcome) => return Ok(outcome),
@@ -104,9 +104,9 @@ pub async fn acquire_all<S>(
                 }
             }
             End::Lost(at, loss) => {
-                let what = if matches!(loss, Loss::Broken(_)) { "somebody broke it" } else { "it was lost" };
+                let what = if matches!(loss, Loss::Broken(_)) { "it was broken" } else { "it was lost" };
                 let hint = format!("dlock history {} tells more", leases[at].key.escaped());
-                let error = Error::new(Kind::Unavailable, format!("{what} while the other locks were taken: none is kept"));
+                let error = Error::new(Kind::Unavailable, format!("{what} while the other locks were being taken: all are released"));
                 return Err(error.during("acquire").key(&leases[at].key).hint(hint));
             }
         }
@@ -120,7 +120,7 @@ pub async fn keep_all<'a>(
     holds: impl IntoIterator<Item = (usize, (&'a mut Box<dyn Backend>, &'a mut Lease))>,
     clock: &dyn Clock,
     budget: Budget,
-    limits: Limits,
+    limits: Limits<'_>,
     intent: Intent,
     extended: &dyn Fn(usize, &Lease, &Budget),
 ) -> (usize, Loss) {
@@ -138,7 +138,7 @@ pub async fn keep_all<'a>(
 }
 
 /// Gives back what nothing was done under.
-async fn undo(backend: &mut dyn Backend, clock: &dyn Clock, lease: &Lease, limits: Limits) {
+async fn undo(backend: &mut dyn Backend, clock: &dyn Clock, lease: &Lease, limits: Limits<'_>) {
     // What becomes of a nested hold is nothing to the run around it.
     let parting = Parting { became: Parting::UNDO.became.filter(|_| lease.holds == 1), ..Parting::UNDO };
     // However it goes: the lease ends by itself if this doesn't end it.

@@ -27,7 +27,7 @@ pub enum Severity {
     Ok,
     /// A promise is weaker than it could be, or it is not known whether it holds.
     Warn,
-    /// Two can run at a time, or nobody can.
+    /// Two can run at a time, or none can.
     Unsafe,
 }
 

@@ -187,9 +187,9 @@ pub type LastResort = Box<dyn FnOnce()>;
 pub enum Attempt {
     /// The lock is ours.
     Granted(Grant),
-    /// Somebody else has it.
+    /// Another client has it.
     Busy(Busy),
-    /// Nobody has it, but what a run before has left keeps it from this request.
+    /// It is free, but what a run before has left keeps it from this request.
     Refused(Box<Refusal>),
     /// Only for [`crate::lock::Entry::Reenter`]: the owner to be joined does not hold the lock.
     NotHeld,
@@ -215,16 +215,16 @@ pub struct Grant {
 /// Why a lock was not granted, and what to wait for.
 #[derive(Clone, Debug, Default)]
 pub struct Busy {
-    /// Who has it, as far as the store knows.
+    /// Its holders, as far as the store knows.
     pub holders: Vec<Holder>,
-    /// When the lock will be free if nobody does anything; `None` if it can't be told.
+    /// When the lock will be free if nothing is done; `None` if it can't be told.
     pub expires_in: Option<Duration>,
-    /// Whether a release will end [`Backend::wait`]. False for foreign holders who tell nobody.
+    /// Whether a release will end [`Backend::wait`]. False for foreign holders that wake no waiter.
     pub notifies: bool,
-    /// Nobody has the lock, or only for a moment: a step that is under way keeps it from being granted just now. Worth
+    /// The lock is free, or held only for a moment: a step that is under way keeps it from being granted just now. Worth
     /// asking again at once, even for who doesn't wait.
     pub passing: bool,
-    /// The requester's place among those who wait, from 1; `None` if it isn't known.
+    /// The requester's place among the waiters, from 1; `None` if it isn't known.
     pub position: Option<u32>,
 }
 

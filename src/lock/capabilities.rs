@@ -16,13 +16,15 @@ pub struct Capabilities {
     pub permits: bool,
     /// First come, first served.
     pub fair: bool,
+    /// Waiters are served in the order of asking even if they did not ask for it.
+    pub always_fair: bool,
     /// A hold that outlives the process which took it (`acquire`).
     pub detached: bool,
     /// A nested `dlock run` enters its ancestor's hold.
     pub reentrant: bool,
     /// Hands out fencing tokens.
     pub fencing: bool,
-    /// A release wakes whoever waits. Without it waiters look by themselves: [`super::Backend::wait`] ends after a pause of the
+    /// A release wakes the waiters. Without it waiters look by themselves: [`super::Backend::wait`] ends after a pause of the
     /// backend's choice.
     pub notification: bool,
     /// Remembers how holds ended ([`super::Backend::history`]).
@@ -68,6 +70,7 @@ impl Capabilities {
             shared: false,
             permits: false,
             fair: false,
+            always_fair: false,
             detached: true,
             reentrant: true,
             fencing: true,
@@ -137,7 +140,7 @@ impl Capabilities {
         self.check_ttl(ttl)
     }
 
-    /// `ttl` moved into this backend's range, for a TTL that nobody asked for.
+    /// `ttl` moved into this backend's range, for a TTL that was not asked for.
     #[must_use]
     pub fn clamp_ttl(&self, ttl: Ttl) -> Ttl {
         Ttl::new(ttl.get().clamp(self.ttl_min, self.ttl_max)).unwrap_or(ttl)

@@ -21,13 +21,13 @@ pub enum End {
     Signalled(i32),
     /// The command could not be started.
     NotStarted,
-    /// Given back by whoever had it, without a word of what it was for.
+    /// Given back by its holder, without a word of what it was for.
     Released,
     /// Never given back: its lease ran out, or its process died.
     Expired,
     /// Its holder found that the lock was not its own any more, or could not be sure of it, and stopped.
     Lost,
-    /// Taken away by somebody.
+    /// Taken away by another client.
     Broken,
     /// No hold of a run: the run records of the lock were removed.
     Forgotten,
@@ -36,7 +36,7 @@ pub enum End {
 }
 
 impl End {
-    /// Whether somebody should look at it the next morning.
+    /// Whether a person should look at it the next morning.
     pub const fn is_bad(&self) -> bool {
         !matches!(self, Self::Exited(0) | Self::Released | Self::Forgotten)
     }
@@ -128,12 +128,12 @@ pub struct Skips {
     pub reason: String,
 }
 
-/// What a store remembers of a lock beyond who has it now.
+/// What a store remembers of a lock beyond its holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     /// Holds that are over, the latest first: the last [`REMEMBERED`], and as many that ended badly, in no other order.
     pub past: Vec<Past>,
-    /// Who did without.
+    /// The hosts that did without.
     pub skips: Vec<Skips>,
     /// The starts that later runs go by.
     pub record: Record,
@@ -175,7 +175,7 @@ pub struct Parting {
     /// How long it was held, by the host's clock, for stores without one; `None` if this process did not take it.
     pub held_ms: Option<u64>,
     /// What became of the start that was recorded for the hold ([`Record::end`]), told to the store even if nested holds go on; `None` if
-    /// that is for somebody else to say.
+    /// that is for another client to say.
     pub became: Option<Stage>,
 }
 
@@ -186,7 +186,7 @@ impl From<Scope> for Parting {
 }
 
 impl Parting {
-    /// Of a grant that nobody came to use.
+    /// Of a grant that was never used.
     pub const UNDO: Self = Self { scope: Scope::Hold, end: None, why: None, at_ms: None, held_ms: None, became: Some(Stage::Undone) };
 
     /// Whether the store must hear of the release although the lock would be free without that: how a run ended, and whether it may run again.
@@ -195,7 +195,7 @@ impl Parting {
     }
 }
 
-/// Something about a lock that its history is to keep, told by somebody who does not hold it.
+/// Something about a lock that its history keeps, told by a client that does not hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "few are made, and none is kept")]
 pub enum Note {

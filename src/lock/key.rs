@@ -45,7 +45,7 @@ impl Key {
         )
     }
 
-    /// The lock that `doctor` tries a store with. Its name has a control character: nobody can type it, and no list shows it.
+    /// The lock that `doctor` tries a store with. Its name has a control character: no user can type it, and no list shows it.
     pub fn probe() -> Self {
         Self("\u{1f}doctor".into())
     }

@@ -14,7 +14,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Whether a hold of this mode is all that who wants `other` needs, as a nested run does.
+    /// Whether a hold of this mode is enough for a nested run that asks for `other`.
     pub const fn covers(self, other: Self) -> bool {
         match self {
             Self::Exclusive => matches!(other, Self::Exclusive | Self::Shared),
@@ -23,7 +23,7 @@ impl Mode {
         }
     }
 
-    /// Whether one who asks for `inner` can enter a hold of this mode, which stays as it is.
+    /// Whether a request for `inner` can enter a hold of this mode, which stays as it is.
     ///
     /// # Errors
     /// [`Kind::Usage`] if this is not all that it needs.
@@ -62,11 +62,11 @@ pub struct Request {
     pub token: Token,
     /// For how long, by the store's clock, from when the store grants it.
     pub ttl: Ttl,
-    /// Whether somebody asked for just that TTL: a store that learns its range late refuses it then, and clamps it otherwise.
+    /// Whether just that TTL was asked for: a store that learns its range late refuses it then, and clamps it otherwise.
     pub ttl_asked: bool,
     /// How.
     pub mode: Mode,
-    /// In the order of asking among those who wait.
+    /// In the order of asking among the waiters.
     pub fair: bool,
     /// Anew or within an ancestor's hold.
     pub entry: Entry,
@@ -74,7 +74,7 @@ pub struct Request {
     pub detached: bool,
     /// Whether the requester waits when the lock is busy, and so belongs in the queue that `inspect` shows.
     pub waiting: bool,
-    /// Who asks, for people; `None` to leave it out.
+    /// The requester, for people; `None` to leave it out.
     pub metadata: Option<Metadata>,
     /// The time of the host that asks, in ms since 1970, for stores without a clock.
     pub at_ms: Option<u64>,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Break, Fence, Key, Mode};
 
-/// Who holds or waits, as they said it themselves; never trusted, always escaped before it is printed.
+/// A holder or waiter, as it describes itself; never trusted, always escaped before it is printed.
 ///
 /// Unknown fields are kept out and missing ones are `None`, so that versions can differ.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,13 +76,15 @@ pub struct Holder {
     pub broken: Option<Break>,
 }
 
-/// Somebody who waits for the lock.
+/// A waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
     /// Who, as they said.
     pub metadata: Option<Metadata>,
     /// For how long already, by the store's clock.
     pub waiting_for: Option<Duration>,
+    /// No waiter behind it is served first: it asked for fair order, or the store keeps the order in any case.
+    pub in_order: bool,
 }
 
 /// All that a store knows of one lock.
@@ -92,7 +94,7 @@ pub struct LockState {
     pub key: Key,
     /// The name under which the store keeps it.
     pub stored_as: String,
-    /// Who holds it; empty when it is free.
+    /// Its holders; empty when it is free.
     pub holders: Vec<Holder>,
     /// The waiters, longest first.
     pub waiters: Vec<Waiter>,
@@ -116,7 +118,7 @@ impl LockState {
 pub struct NodeView {
     /// Which one.
     pub node: String,
-    /// Whether somebody has it there; `None` if the server did not answer.
+    /// Whether it is held there; `None` if the server did not answer.
     pub held: Option<bool>,
     /// It is held there, but not by the holder that the lock has as a whole.
     pub others: bool,

@@ -3,7 +3,7 @@
 //!
 //! A store judges and records in the step that grants, by its own clock, and beside the lock: what is kept outlives the
 //! hold, and a runner that crashed. [`Record`] is the reference for stores that judge by themselves, and does it for those
-//! that can read, decide and write while nobody else can be granted the lock.
+//! that can read, decide and write while no other client can be granted the lock.
 
 use std::{fmt, time::Duration};
 
@@ -17,7 +17,7 @@ pub struct Terms {
     /// Tells this machine and PID namespace from others, whatever they are called ([`Metadata::place`]).
     pub place: String,
     /// Tries from other places are refused for so long from the start, and so is this one within the guard of a run before;
-    /// `None` for neither. Never for who waits.
+    /// `None` for neither. Never for a waiter.
     pub skew_guard: Option<Duration>,
     /// Everybody is refused for so long from the start, whatever becomes of the hold.
     pub at_least: Option<Duration>,
@@ -201,7 +201,7 @@ pub fn whole_ms(length: Duration) -> u64 {
 
 impl Paced {
     /// Whether a length from its start is not over, and how long it has yet. A clock that was set back by more than the length
-    /// keeps nobody waiting for that.
+    /// keeps no run waiting for that.
     fn within(&self, length_ms: u64, now_ms: u64) -> Option<Duration> {
         let over = self.at_ms.saturating_add(length_ms);
         (now_ms.abs_diff(self.at_ms) < length_ms && now_ms < over).then(|| Duration::from_millis(over - now_ms))
@@ -318,7 +318,7 @@ impl Record {
         }
     }
 
-    /// Takes down what became of the start with this fence. Whether that changed anything. What is undone keeps nobody waiting,
+    /// Takes down what became of the start with this fence. Whether that changed anything. What is undone keeps no run waiting,
     /// and is no try.
     pub fn end(&mut self, fence: Fence, stage: Stage) -> bool {
         let mut changed = false;

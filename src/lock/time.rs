@@ -45,7 +45,7 @@ impl Ttl {
     pub const MIN: Duration = Duration::from_secs(1);
     /// The longest lease: a lock held longer is a lock forgotten.
     pub const MAX: Duration = Duration::from_secs(365 * 24 * 3600);
-    /// What is used when nobody says otherwise.
+    /// The default.
     pub const DEFAULT: Self = Self(Duration::from_secs(60));
 
     /// Checks the range and rounds up to a millisecond.

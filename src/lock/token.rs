@@ -38,7 +38,7 @@ impl fmt::Debug for Session {
 }
 
 impl Token {
-    /// A token that nobody has.
+    /// A new token, unlike any other.
     pub fn random() -> Self {
         Self { owner: uuid::Builder::from_random_bytes(random_bytes()).into_uuid(), hold: random(), session: None }
     }
@@ -54,7 +54,7 @@ impl Token {
         format!("{:016x}", self.hold)
     }
 
-    /// The text form, which is a secret: only for whoever has to renew and release.
+    /// The text form, which is a secret: only for those clients that renew and release the lock.
     pub fn reveal(&self) -> String {
         let mut text = format!("{}.{}", self.owner, self.hold_text());
         if let Some(Session { id, password }) = self.session {

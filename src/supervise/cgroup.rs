@@ -21,7 +21,7 @@ use rustix::{
 pub struct Parent(PathBuf);
 
 impl Parent {
-    /// Where we are in the cgroup2 hierarchy, also when it is mounted beside version 1.
+    /// Where we are in the cgroup2 hierarchy, also when it is mounted next to version 1.
     pub fn find() -> io::Result<Self> {
         let none = |what: &str| io::Error::new(io::ErrorKind::NotFound, what);
         let own = fs::read("/proc/self/cgroup")?;

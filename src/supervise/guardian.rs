@@ -16,7 +16,7 @@ use rustix::{
 };
 
 use super::{
-    CannotStart, Contain, Deadlines, Ended, OnLost, Outcome, Plan, Why,
+    CannotStart, Contain, Deadlines, Ended, OnLost, Plan, ProcessEnd, Why,
     cgroup::{Cgroup, Parent},
     command::{Launch, Launched, environment},
     hunt::Hunt,
@@ -103,7 +103,7 @@ struct Guardian {
     terminal: Option<OwnedFd>,
     /// The terminal's foreground was handed from dlock's group to the command's.
     lent: bool,
-    outcome: Option<Outcome>,
+    outcome: Option<ProcessEnd>,
     /// The command is stopped now; and dlock knows of it.
     stopped: bool,
     stop_told: bool,
@@ -192,14 +192,14 @@ impl Guardian {
             Received::Nothing => false,
             Received::Closed => {
                 self.orphaned = true;
-                // Whoever reads what the command prints must not wait for this process.
+                // A reader of the command's output must not wait for this process.
                 if let Ok(null) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
                     let _ = rustix::stdio::dup2_stdin(&null);
                     let _ = rustix::stdio::dup2_stdout(&null);
                     let _ = rustix::stdio::dup2_stderr(&null);
                 }
                 let now = BootClock::read();
-                // Nobody renews any more. A lease that had been given up (`continue`) binds nobody, though.
+                // No process renews any more. A lease that was given up earlier (`continue`) still binds no one.
                 self.bound |= now < self.deadlines.term_at;
                 self.stop(Why::Orphaned, now.plus(self.setup.plan.grace), Signal::TERM);
                 false
@@ -394,7 +394,7 @@ impl Guardian {
 }
 
 /// How the process ended, if it did.
-pub fn outcome(status: WaitStatus) -> Option<Outcome> {
-    let exited = status.exit_status().map(|status| Outcome::Exited(u8::try_from(status).unwrap_or(u8::MAX)));
-    exited.or_else(|| status.terminating_signal().map(Outcome::Signalled))
+pub fn outcome(status: WaitStatus) -> Option<ProcessEnd> {
+    let exited = status.exit_status().map(|status| ProcessEnd::Exited(u8::try_from(status).unwrap_or(u8::MAX)));
+    exited.or_else(|| status.terminating_signal().map(ProcessEnd::Signalled))
 }

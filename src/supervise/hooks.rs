@@ -226,7 +226,7 @@ impl Hook {
         }
     }
 
-    /// What is to be said of how it ended.
+    /// How the hook ended, for a message.
     fn failure(&self, late: bool) -> Option<String> {
         let how = match self.ended {
             _ if late => format!("stopped after {}s", LIMIT.as_secs()),
@@ -243,7 +243,7 @@ impl Hook {
     }
 }
 
-/// dlock's own environment, without what it tells of a lock or a password.
+/// dlock's own environment, without locks and passwords.
 fn environment(all: impl Iterator<Item = (OsString, OsString)>, kept: &[String]) -> impl Iterator<Item = (OsString, OsString)> {
     all.filter(|(name, _)| !name.as_bytes().starts_with(b"DLOCK_") || kept.iter().any(|kept| name == OsStr::new(kept)))
 }

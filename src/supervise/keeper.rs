@@ -1,4 +1,4 @@
-//! A process that goes on after the one that was called: it keeps a lock for somebody else's process.
+//! A process that outlives the one that was called, and keeps a lock for a third process.
 
 use std::{
     fs::File,
@@ -33,14 +33,14 @@ pub struct Detach {
 /// Forks a worker, and waits as its caller until the worker has detached or ended: the caller exits, or dies by a signal, as the
 /// worker did. Until it detaches, the worker dies with its caller.
 ///
-/// To be called before any thread exists. Inherited descriptors but the standard ones are closed in the worker, so that nobody waits
+/// Call it before any thread exists. The worker closes inherited descriptors except the standard ones, so that no process waits
 /// for their end.
 ///
 /// # Errors
 /// If there can be no more processes or descriptors.
 pub fn fork_keeper() -> io::Result<Keeper> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-    // Whoever ignores it has the kernel reap the worker, and its status with it.
+    // A caller that ignores SIGCHLD has the kernel reap the worker, and loses its status.
     sys::set_ignored(libc::SIGCHLD, false);
     match sys::fork()? {
         Fork::Child => {
@@ -93,7 +93,7 @@ impl Detach {
     /// Lets the caller exit with `status`, and goes on in a session of its own, with /dev/null for the standard streams.
     ///
     /// # Errors
-    /// If that can't be had; then the caller is told nothing yet.
+    /// If it can't; then the caller has heard nothing yet.
     pub fn detach(mut self, status: u8) -> io::Result<()> {
         let null = open("/dev/null", OFlags::RDWR, Mode::empty())?;
         // A folder that a daemon is in can't be unmounted.

@@ -24,7 +24,7 @@ use crate::lock::BootTime;
 
 /// The longest datagram: the kernel's default socket buffer holds it with room to spare.
 const MAX: usize = 128 * 1024;
-/// The most descriptors beside one datagram.
+/// The most descriptors in one datagram.
 const MAX_DESCRIPTORS: usize = 64;
 
 /// What dlock tells the guardian. Each order is sent as a pair with its number, which the guardian acknowledges.
@@ -34,7 +34,7 @@ pub enum Order {
     Start { start_by: BootTime, deadlines: Deadlines, environment: Vec<(String, String)> },
     /// A renewal was confirmed.
     Extend(Deadlines),
-    /// The lock is somebody else's.
+    /// Another process has the lock.
     Lost,
     /// Stop the tree: TERM, this grace, KILL.
     Stop(Duration),
@@ -151,7 +151,7 @@ pub fn transmit(socket: &OwnedFd, datagram: &[u8], descriptors: &[OwnedFd]) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervise::{Outcome, Why};
+    use crate::supervise::{ProcessEnd, Why};
 
     fn at(ms: u64) -> BootTime {
         BootTime::from_boot(Duration::from_millis(ms))
@@ -212,8 +212,8 @@ mod tests {
             Report::TimeUp,
             Report::Gone(0),
             ended(None, None),
-            ended(Some(Outcome::Exited(255)), Some(Why::Deadline)),
-            ended(Some(Outcome::Signalled(9)), Some(Why::Orphaned)),
+            ended(Some(ProcessEnd::Exited(255)), Some(Why::Deadline)),
+            ended(Some(ProcessEnd::Signalled(9)), Some(Why::Orphaned)),
         ];
         all.extend([Why::Lost, Why::Stop, Why::Leftover, Why::Guardian, Why::TimeUp].map(|why| ended(None, Some(why))));
         let reasons = [Unkillable::NotPermitted, Unkillable::Uninterruptible, Unkillable::Unknown];

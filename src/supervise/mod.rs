@@ -15,7 +15,7 @@
 //! host, work that the command had others do for it (`systemd-run`, `at`, a container daemon), and a process that moves to
 //! another PID namespace: its orphans become children of that namespace's first process, never the guardian's.
 //!
-//! Hooks run in a process of their own, beside all of that.
+//! Hooks run in a process of their own, apart from all of that.
 //!
 //! Nothing here knows locks or stores: it is given deadlines and tells what became of the command. It never prints.
 
@@ -44,7 +44,7 @@ pub use command::{check_command, may_kill_all};
 pub use hooks::{HookEvent, Hooks, fork_hooks};
 pub use keeper::{Detach, Keeper, fork_keeper};
 pub use monitor::{Monitor, fork_monitor};
-pub use signals::{Signal, Signals, reraise, stop_self, unblock as unblock_signals};
+pub use signals::{Signal, Signals, reraise, stop_self, unblock as unblock_signals, with_usual as with_usual_signals};
 pub use supervisor::{Guardian, Supervisor, fork_guardian};
 pub use sys::{survive_large_files, watch as watch_fd};
 pub use tree::name as process_name;
@@ -83,7 +83,7 @@ pub struct Plan {
 /// What happens to the command when the lease ends under it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnLost {
-    /// TERM, then KILL. KILL at once if the lock is somebody else's.
+    /// TERM, then KILL. KILL at once if another process has the lock.
     #[default]
     Kill,
     /// This signal in the place of TERM; KILL still follows.
@@ -112,7 +112,7 @@ pub enum Contain {
     Auto,
     /// The guardian's descendants.
     Group,
-    /// A cgroup (version 2) of its own as well, which the kernel kills as a whole; refused where that can't be had.
+    /// A cgroup (version 2) of its own as well, which the kernel kills as a whole; refused where there is none.
     Cgroup,
 }
 
@@ -121,7 +121,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`Kind::Usage`] if the command would run with rights that dlock can't kill, or the signal has no name;
-    /// [`Kind::Unsupported`] if the cgroup that was asked for can't be had.
+    /// [`Kind::Unsupported`] if the cgroup that was asked for is not available.
     pub fn check(&self) -> Result<(), Error> {
         check_command(self)?;
         if let OnLost::Signal(number) = self.on_lost {
@@ -197,7 +197,7 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     /// How the command itself ended; `None` if that can't be known any more, or it was never started.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<ProcessEnd>,
     /// Why the tree was stopped, if it was.
     pub stopped: Option<Why>,
     /// Whether descendants were left running ([`Leftover::Leave`]).
@@ -206,14 +206,14 @@ pub struct Ended {
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Outcome {
+pub enum ProcessEnd {
     /// By itself, with this status.
     Exited(u8),
     /// By this signal.
     Signalled(i32),
 }
 
-impl Outcome {
+impl ProcessEnd {
     /// The exit status that passes this on.
     pub fn status(self) -> u8 {
         match self {
@@ -236,7 +236,7 @@ pub enum Why {
     Leftover,
     /// The guardian died or didn't answer.
     Guardian,
-    /// dlock died. Nobody gets to see this.
+    /// dlock died. No process reads this.
     Orphaned,
     /// It ran for [`Plan::max_runtime`].
     TimeUp,

@@ -1,6 +1,6 @@
 //! The process behind a keeper: it tells the process that needs the lock to end when the keeper is killed, or is stopped beyond its lease.
 //!
-//! It is to the keeper what the guardian is to `dlock run`, but for one signal: nobody is killed here. It talks to no store.
+//! It is to the keeper what the guardian is to `dlock run`, but it sends one signal and kills nothing. It talks to no store.
 
 use std::{
     io,
@@ -71,7 +71,7 @@ fn watch(process: &OwnedFd, keeper: &OwnedFd) -> io::Result<Option<&'static str>
     sys::block_all();
     // Not dlock's name: what kills all that are called so must not kill this one.
     let _ = set_name(c"lock-monitor");
-    // Who reads what dlock prints must not wait for this process, and who signals the caller's group must not mean it.
+    // A reader of dlock's output must not wait for this process, and a signal to the caller's group must not reach it.
     let _ = setsid();
     chdir("/")?;
     let null = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;

@@ -55,6 +55,11 @@ impl Signal {
         self.number == libc::SIGTERM
     }
 
+    /// Whether the terminal's window has another size.
+    pub fn is_new_size(self) -> bool {
+        self.number == libc::SIGWINCH
+    }
+
     /// Whether it asks to be stopped (Ctrl-Z). While there is no command yet, answer with [`stop_self`].
     pub fn is_stop(self) -> bool {
         self.number == libc::SIGTSTP
@@ -96,6 +101,15 @@ pub fn unblock() {
     let mut ending = handled();
     ending.retain(|signal| ![libc::SIGTSTP, libc::SIGCONT, libc::SIGWINCH].contains(signal));
     sys::unblock(&SignalSet::of(&ending));
+}
+
+/// Lets signals act as on any other program during `work`, which may block. To be called where nothing is held.
+pub fn with_usual<T>(work: impl FnOnce() -> T) -> T {
+    let before = sys::block(&SignalSet::of(&[]));
+    sys::unblock(&SignalSet::of(&handled()));
+    let done = work();
+    sys::set_mask(&before);
+    done
 }
 
 /// Stops dlock as `signal` (TSTP, TTIN, TTOU, STOP) would have, and returns when it was continued.

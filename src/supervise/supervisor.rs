@@ -1,6 +1,6 @@
 //! dlock's side of supervision: starts the guardian, gives it orders, and takes over when it doesn't answer.
 //!
-//! It knows no lock: whoever uses it renews the lease and says how far it reaches.
+//! It knows no lock: its caller renews the lease and says how far it reaches.
 
 mod watching;
 
@@ -217,7 +217,7 @@ impl Supervisor {
         }
     }
 
-    /// The lock is somebody else's: KILL at once (nothing with [`OnLost::Continue`]).
+    /// Another process has the lock: KILL at once (nothing with [`OnLost::Continue`]).
     pub fn lost(&mut self) {
         if self.plan.on_lost != OnLost::Continue {
             let now = BootClock::read();
@@ -256,7 +256,7 @@ impl Supervisor {
         }
     }
 
-    /// Passes a signal on to the command, unless the terminal has sent it there already, or the guardian is who sent it.
+    /// Passes a signal on to the command, unless the terminal or the guardian has sent it there already.
     pub fn forward(&mut self, signal: Signal) {
         if !(signal.from_terminal && self.joined) && signal.sender != self.guardian() {
             let _ = self.order(&Order::Forward(signal.number), None);
@@ -381,7 +381,7 @@ impl Supervisor {
         self.events.push_back(event);
     }
 
-    /// Collects children that are neither the command nor its tree: the guardian, and as PID 1 everybody's orphans.
+    /// Collects children that are neither the command nor its tree: the guardian, and as PID 1 all orphans.
     fn reap(&mut self) {
         while sys::read_signal(self.children.get_ref()).is_some() {}
         if self.takeover.is_some() {

@@ -55,7 +55,7 @@ pub fn fork_to_exec(arguments: usize, work: &mut dyn FnMut()) -> io::Result<Pid>
     let stack = Stack::new((256 << 10) + arguments.saturating_mul(2 * mem::size_of::<*const libc::c_char>()))?;
     let mut work = Work(work);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: the stack is aligned and large enough; the caller is suspended, and as the only thread nobody else uses its memory.
+    // SAFETY: the stack is aligned and large enough; the caller is suspended, and was the only thread, so nothing else uses its memory.
     let pid = unsafe { libc::clone(enter, stack.top(), flags, (&raw mut work).cast()) };
     Pid::from_raw(pid).filter(|_| pid > 0).ok_or_else(io::Error::last_os_error)
 }
@@ -96,7 +96,7 @@ impl Drop for Stack {
     }
 }
 
-/// Closes a descriptor that came from whoever started this process, and that nothing here owns.
+/// Closes a descriptor that was inherited, and that nothing here owns.
 pub fn close(number: i32) {
     // SAFETY: the caller says that no OwnedFd has this number.
     unsafe { libc::close(number) };

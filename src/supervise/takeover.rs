@@ -9,7 +9,7 @@ use rustix::{
 };
 
 use super::{
-    Outcome,
+    ProcessEnd,
     cgroup::{Cgroup, Parent},
     guardian::outcome,
     hunt::{Hunt, News},
@@ -24,7 +24,7 @@ pub struct Takeover {
     spared: Vec<Process>,
     command: Option<Pid>,
     /// How the command ended, if that could be seen.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<ProcessEnd>,
     cgroup: Option<Cgroup>,
     kill_at: BootTime,
     /// What TERM found.
@@ -66,7 +66,7 @@ impl Takeover {
         self.empty
     }
 
-    /// Reaps, and kills what is due. Returns what that told of processes that don't end.
+    /// Reaps, and kills what is due. Reports the processes that don't end.
     pub fn step(&mut self, now: BootTime) -> Vec<News> {
         self.reap(now);
         let mut news = Vec::new();

@@ -1,8 +1,9 @@
-//! The core against the in-memory store, under a clock that only moves when everybody waits.
+//! The core against the in-memory store, under a clock that only moves when every task waits.
 
 #![allow(clippy::disallowed_methods)] // tokio's paused clock is the fake one
 
 mod one;
+mod policies;
 mod together;
 
 use std::{cell::RefCell, collections::VecDeque, future::pending, rc::Rc, time::Duration};
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::{
-    backends::memory::{Memory, Store},
+    backends::memory::{Memory, MemoryStore},
     lock::{
         Admin, Amendment, Attempt, Backend, Busy, Check, Effect, Entry, Error, Finding, Grants, History, Identity, Intent, Kind, LockState,
         Mode, Namespace, Once, Pace, Parting, Release, Renewal, Request, Result, Role, Rule, Scope, ServerTime, Stage, Terms, Tether, Wake,
@@ -59,7 +60,7 @@ struct Faulty {
     calls: Rc<RefCell<Vec<&'static str>>>,
     /// How long its grants have to settle.
     settle: Duration,
-    /// How many times a lock that nobody has is busy in passing.
+    /// How many times a free lock is busy in passing.
     passing: u32,
     other_servers: bool,
     /// A hold that can't be released ends when its tether is cut.
@@ -178,11 +179,11 @@ impl Tether for Faulty {
 
 /// A store, a clock and what the tests do with them.
 struct World {
-    store: Store,
+    store: MemoryStore,
     clock: PausedClock,
 }
 
-const LIMITS: Limits = Limits { answer: Duration::from_secs(5) };
+const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(5));
 
 fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -208,7 +209,7 @@ fn budget() -> Budget {
 
 impl World {
     fn new() -> Self {
-        Self { store: Store::default(), clock: PausedClock(Instant::now()) }
+        Self { store: MemoryStore::default(), clock: PausedClock(Instant::now()) }
     }
 
     fn client(&self, faults: &[Option<Fault>]) -> Faulty {

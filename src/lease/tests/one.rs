@@ -139,7 +139,7 @@ async fn a_release_wakes_the_waiter_and_an_expiry_does_without_a_wake_up() {
     assert!(matches!(given_back, Released::Free));
     assert_about(world.clock.now().since(before), secs(2));
 
-    // Nobody releases this one: the waiter asks when its lease has run out, neither before nor long after.
+    // This hold is never released: the waiter asks when its lease has run out, neither before nor long after.
     let outcome = world.acquire(&mut world.client(&[]), Patience::Forever).await.unwrap();
     assert!(matches!(outcome, Outcome::Granted(_)));
     let took = world.clock.now().since(before.plus(secs(2)));
@@ -295,6 +295,22 @@ async fn renewals_come_every_sixth_and_count_from_their_send() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_renewal_whose_answer_is_slow_counts_from_its_send() {
+    let world = World::new();
+    let mut client = world.client(&[]);
+    let mut lease = world.taken(&mut client).await;
+    let began = lease.t0;
+    client.faults.borrow_mut().push_back(Some(Fault::AnswerLate(secs(2))));
+    let mut seen = Vec::new();
+    let keeping =
+        keep(&mut client, &world.clock, &mut lease, budget(), LIMITS, Intent::Extend(None), |lease, _| seen.push(lease.t0.since(began)));
+    let end = world.clock.sleep_until(began.plus(budget().renew_every() + secs(3)));
+    tokio::select! { loss = keeping => panic!("{loss:?}"), () = end => {} }
+    assert_eq!(seen.len(), 1, "{seen:?}");
+    assert_about(seen[0], budget().renew_every());
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_unanswered_renewal_is_never_taken_for_a_renewed_one() {
     for fault in [Fault::Refused, Fault::AnswerLost, Fault::AnswerHangs, Fault::Hangs, Fault::Denied, Fault::AnswerLate(secs(11))] {
         let world = World::new();
@@ -433,107 +449,4 @@ async fn what_is_busy_in_passing_is_asked_for_again_but_not_for_long() {
     let outcome = world.acquire(&mut client, Patience::Try).await.unwrap();
     assert!(matches!(outcome, Outcome::Busy(Busy { passing: true, .. })), "{outcome:?}");
     assert!(world.clock.now().since(before) < Duration::from_millis(120));
-}
-
-fn with_terms(place: &str, guard: Option<u64>, at_least: Option<u64>, once: Option<u64>) -> Request {
-    let once = once.map(|window| Once { window: secs(window), retry_failed: 0, retry_crashed: false });
-    let terms = Terms { place: place.into(), skew_guard: guard.map(secs), at_least: at_least.map(secs), once, anyway: false };
-    Request { terms: Some(terms), ..request() }
-}
-
-impl World {
-    /// Asks for it once, or waits.
-    async fn ask(&self, request: Request, patience: Patience) -> Outcome<()> {
-        acquire(&mut self.client(&[]), &self.clock, request, patience, LIMITS, pending(), |_: &Busy| ()).await.unwrap()
-    }
-
-    /// A whole run.
-    async fn run(&self, request: Request, patience: Patience) {
-        let Outcome::Granted(lease) = self.ask(request, patience).await else { panic!("not granted") };
-        let parting = Parting { became: Some(Stage::Ok), ..Scope::Tree.into() };
-        give_back(&mut self.client(&[]), &self.clock, &lease.key, &lease.token, &parting, LIMITS).await;
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn who_tries_is_refused_at_once() {
-    let world = World::new();
-    world.run(with_terms("a", Some(5), Some(3), Some(30)), Patience::Try).await;
-    let began = Instant::now();
-    let rule = |outcome| match outcome {
-        Outcome::Refused(refusal) => Some(refusal.rule),
-        Outcome::Granted(_) => None,
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(rule(world.ask(request(), Patience::Try).await), Some(Rule::AtLeast(secs(3))));
-    assert_about(began.elapsed(), Duration::ZERO);
-    tokio::time::sleep(secs(3)).await;
-    assert_eq!(rule(world.ask(with_terms("b", Some(5), None, None), Patience::Try).await), Some(Rule::SkewGuard(secs(5))));
-    assert_eq!(rule(world.ask(with_terms("b", None, None, Some(30)), Patience::Try).await), Some(Rule::Once(Stage::Ok)));
-    tokio::time::sleep(secs(2)).await;
-    assert_eq!(rule(world.ask(with_terms("b", Some(5), None, None), Patience::Try).await), None);
-}
-
-#[tokio::test(start_paused = true)]
-async fn who_waits_waits_for_at_least_and_for_no_guard() {
-    let world = World::new();
-    world.run(with_terms("a", Some(60), Some(10), None), Patience::Try).await;
-    let began = Instant::now();
-    world.run(with_terms("b", Some(60), None, None), Patience::Forever).await;
-    assert!((secs(10)..secs(10) + Duration::from_millis(60)).contains(&began.elapsed()), "{:?}", began.elapsed());
-    // Who waited leaves none either.
-    tokio::time::sleep(secs(50)).await;
-    world.run(with_terms("c", Some(5), None, None), Patience::Try).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn who_waits_in_vain_for_at_least_is_refused_when_the_wait_is_over() {
-    let world = World::new();
-    world.run(with_terms("a", None, Some(60), None), Patience::Try).await;
-    let began = Instant::now();
-    let outcome = world.ask(request(), Patience::For(secs(7))).await;
-    assert!(matches!(&outcome, Outcome::Refused(refusal) if refusal.rule == Rule::AtLeast(secs(60))), "{outcome:?}");
-    assert_about(began.elapsed(), secs(7));
-    assert!(world.state().await.waiters.is_empty());
-}
-
-#[tokio::test(start_paused = true)]
-async fn nobody_waits_for_another_window() {
-    let world = World::new();
-    world.run(with_terms("a", None, None, Some(3600)), Patience::Try).await;
-    let began = Instant::now();
-    let outcome = world.ask(with_terms("b", None, None, Some(3600)), Patience::Forever).await;
-    assert!(matches!(&outcome, Outcome::Refused(refusal) if refusal.rule == Rule::Once(Stage::Ok)), "{outcome:?}");
-    assert_about(began.elapsed(), Duration::ZERO);
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_attempt_that_is_given_up_leaves_no_start() {
-    let world = World::new();
-    let mut client = world.client(&[Some(Fault::AnswerHangs)]);
-    let stop = tokio::time::sleep(Duration::from_millis(100));
-    let asked = with_terms("a", Some(60), Some(60), Some(3600));
-    let outcome = acquire(&mut client, &world.clock, asked, Patience::Try, LIMITS, stop, |_: &Busy| ()).await.unwrap();
-    assert!(matches!(outcome, Outcome::Stopped(())), "{outcome:?}");
-    world.run(with_terms("b", Some(60), Some(60), Some(3600)), Patience::Try).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_hold_is_warned_of_at_each_doubling_by_one() {
-    let world = World::new();
-    let lease = world.taken(&mut world.client(&[])).await;
-    let hour = secs(3600);
-    let (mut a, mut b) = (world.client(&[]).inner, world.client(&[]).inner);
-    let mut warned = Vec::new();
-    for minutes in (0..600).step_by(30) {
-        let held = secs(60 * minutes);
-        let each =
-            [may_warn(&mut a, &lease.key, lease.fence, held, hour).await, may_warn(&mut b, &lease.key, lease.fence, held, hour).await];
-        assert_ne!(each, [true, true], "{minutes}");
-        if each != [false, false] {
-            warned.push(minutes / 60);
-        }
-    }
-    assert_eq!(warned, [1, 2, 4, 8]);
-    assert!(!may_warn(&mut a, &lease.key, lease.fence, hour, Duration::ZERO).await, "never");
 }

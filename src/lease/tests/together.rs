@@ -130,7 +130,7 @@ async fn one_that_is_broken_meanwhile_ends_it() {
     let error = taken.unwrap_err();
     assert_eq!(
         (error.kind, error.message.as_str()),
-        (Kind::Unavailable, "somebody broke it while the other locks were taken: none is kept")
+        (Kind::Unavailable, "it was broken while the other locks were being taken: all are released")
     );
     assert!(!held(&world, "a").await);
 }

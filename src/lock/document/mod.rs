@@ -12,6 +12,8 @@ mod acquire;
 #[cfg(test)]
 mod damaged;
 pub(crate) mod holder;
+#[cfg(test)]
+mod model;
 mod parts;
 mod queue;
 #[cfg(test)]

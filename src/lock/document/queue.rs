@@ -164,6 +164,8 @@ impl Queue {
             })
         })?;
         let queued = &mut self.0[place];
+        // One that was moved here from the plain list has not said there what it asked for.
+        queued.fair |= request.fair;
         // A fresh sign of life need not be written again.
         if queued.offered.take().is_some() || now.saturating_sub(queued.seen) >= FRESH {
             queued.seen = now;
@@ -225,6 +227,7 @@ impl Queue {
         let waiter = |queued: &QueueEntry| Waiter {
             metadata: queued.metadata.clone(),
             waiting_for: Some(Duration::from_millis(now.saturating_sub(queued.since))),
+            in_order: queued.fair,
         };
         self.0.iter().map(|queued| (&*queued.hold, waiter(queued))).collect()
     }

@@ -16,7 +16,7 @@ impl Guardian {
         lent
     }
 
-    /// Before dlock ends, whoever called it must be able to read.
+    /// Gives the terminal back before dlock ends, so that its caller can read.
     pub(super) fn return_terminal(&mut self) {
         let (Some(terminal), Some(ours), Some(command)) = (&self.terminal, self.setup.group, &self.command) else { return };
         if std::mem::take(&mut self.lent) && terminal::is_foreground(terminal, command.pid) {

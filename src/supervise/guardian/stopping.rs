@@ -145,7 +145,7 @@ impl Guardian {
         never_ran || (self.outcome.is_some() && (quiet || left))
     }
 
-    /// Whether descendants are to be left alone now: never those of a command that was stopped.
+    /// Whether descendants may live on: never those of a command that was stopped.
     pub(super) fn leaves_leftover(&self) -> bool {
         self.setup.plan.leftover == Leftover::Leave && self.outcome.is_some() && matches!(self.phase, Phase::Running) && !self.orphaned
     }

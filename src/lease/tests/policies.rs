@@ -1,0 +1,106 @@
+//! Run policies: what earlier runs make of a request, and what a run leaves behind.
+
+use super::*;
+
+fn with_terms(place: &str, guard: Option<u64>, at_least: Option<u64>, once: Option<u64>) -> Request {
+    let once = once.map(|window| Once { window: secs(window), retry_failed: 0, retry_crashed: false });
+    let terms = Terms { place: place.into(), skew_guard: guard.map(secs), at_least: at_least.map(secs), once, anyway: false };
+    Request { terms: Some(terms), ..request() }
+}
+
+impl World {
+    /// Asks for it once, or waits.
+    async fn ask(&self, request: Request, patience: Patience) -> Outcome<()> {
+        acquire(&mut self.client(&[]), &self.clock, request, patience, LIMITS, pending(), |_: &Busy| ()).await.unwrap()
+    }
+
+    /// A whole run.
+    async fn run(&self, request: Request, patience: Patience) {
+        let Outcome::Granted(lease) = self.ask(request, patience).await else { panic!("not granted") };
+        let parting = Parting { became: Some(Stage::Ok), ..Scope::Tree.into() };
+        give_back(&mut self.client(&[]), &self.clock, &lease.key, &lease.token, &parting, LIMITS).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_tries_is_refused_at_once() {
+    let world = World::new();
+    world.run(with_terms("a", Some(5), Some(3), Some(30)), Patience::Try).await;
+    let began = Instant::now();
+    let rule = |outcome| match outcome {
+        Outcome::Refused(refusal) => Some(refusal.rule),
+        Outcome::Granted(_) => None,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(rule(world.ask(request(), Patience::Try).await), Some(Rule::AtLeast(secs(3))));
+    assert_about(began.elapsed(), Duration::ZERO);
+    tokio::time::sleep(secs(3)).await;
+    assert_eq!(rule(world.ask(with_terms("b", Some(5), None, None), Patience::Try).await), Some(Rule::SkewGuard(secs(5))));
+    assert_eq!(rule(world.ask(with_terms("b", None, None, Some(30)), Patience::Try).await), Some(Rule::Once(Stage::Ok)));
+    tokio::time::sleep(secs(2)).await;
+    assert_eq!(rule(world.ask(with_terms("b", Some(5), None, None), Patience::Try).await), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_waits_for_at_least_and_for_no_guard() {
+    let world = World::new();
+    world.run(with_terms("a", Some(60), Some(10), None), Patience::Try).await;
+    let began = Instant::now();
+    world.run(with_terms("b", Some(60), None, None), Patience::Forever).await;
+    assert!((secs(10)..secs(10) + Duration::from_millis(60)).contains(&began.elapsed()), "{:?}", began.elapsed());
+    // A run that waited leaves none either.
+    tokio::time::sleep(secs(50)).await;
+    world.run(with_terms("c", Some(5), None, None), Patience::Try).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_in_vain_for_at_least_is_refused_when_the_wait_is_over() {
+    let world = World::new();
+    world.run(with_terms("a", None, Some(60), None), Patience::Try).await;
+    let began = Instant::now();
+    let outcome = world.ask(request(), Patience::For(secs(7))).await;
+    assert!(matches!(&outcome, Outcome::Refused(refusal) if refusal.rule == Rule::AtLeast(secs(60))), "{outcome:?}");
+    assert_about(began.elapsed(), secs(7));
+    assert!(world.state().await.waiters.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_run_waits_for_another_window() {
+    let world = World::new();
+    world.run(with_terms("a", None, None, Some(3600)), Patience::Try).await;
+    let began = Instant::now();
+    let outcome = world.ask(with_terms("b", None, None, Some(3600)), Patience::Forever).await;
+    assert!(matches!(&outcome, Outcome::Refused(refusal) if refusal.rule == Rule::Once(Stage::Ok)), "{outcome:?}");
+    assert_about(began.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_is_given_up_leaves_no_start() {
+    let world = World::new();
+    let mut client = world.client(&[Some(Fault::AnswerHangs)]);
+    let stop = tokio::time::sleep(Duration::from_millis(100));
+    let asked = with_terms("a", Some(60), Some(60), Some(3600));
+    let outcome = acquire(&mut client, &world.clock, asked, Patience::Try, LIMITS, stop, |_: &Busy| ()).await.unwrap();
+    assert!(matches!(outcome, Outcome::Stopped(())), "{outcome:?}");
+    world.run(with_terms("b", Some(60), Some(60), Some(3600)), Patience::Try).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_is_warned_of_at_each_doubling_by_one() {
+    let world = World::new();
+    let lease = world.taken(&mut world.client(&[])).await;
+    let hour = secs(3600);
+    let (mut a, mut b) = (world.client(&[]).inner, world.client(&[]).inner);
+    let mut warned = Vec::new();
+    for minutes in (0..600).step_by(30) {
+        let held = secs(60 * minutes);
+        let each =
+            [may_warn(&mut a, &lease.key, lease.fence, held, hour).await, may_warn(&mut b, &lease.key, lease.fence, held, hour).await];
+        assert_ne!(each, [true, true], "{minutes}");
+        if each != [false, false] {
+            warned.push(minutes / 60);
+        }
+    }
+    assert_eq!(warned, [1, 2, 4, 8]);
+    assert!(!may_warn(&mut a, &lease.key, lease.fence, hour, Duration::ZERO).await, "never");
+}

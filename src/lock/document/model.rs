@@ -1,0 +1,341 @@
+//! Breaking a hold that is being renewed, in every order of what its holder, the one who breaks it and a successor can do, with the real document.
+//!
+//! **What it shows.** No successor starts beside a holder that is still stopping; what was broken is never renewed, and never counts as a
+//! holder, after the successor was granted; nothing that comes late touches the successor; and once nothing more can happen the successor has had
+//! the lock.
+//!
+//! **The model.** Time is whole ticks, which the store and all others see at the same moment. A request reaches the store at any time or never, and its answer is heard
+//! or not. The holder counts on its lease from before it asked, and what it runs is dead when that ends. One of its requests may arrive long
+//! after it gave it up. The one who breaks does as `lease::breaking`: a mark, a lease's time, and then eviction unless the holder has answered.
+//! "Eventually" is what holds in each state without a next one: time ends, and before that the holder stops to ask.
+
+use stateright::{Checker, HasDiscoveries, Model, Property};
+use uuid::Uuid;
+
+use super::{Answer, Document};
+use crate::lock::{Break, Fence, Intent, Key, Parting, Release, Renewal, Request, Scope, Token, Ttl};
+
+use std::time::Duration;
+
+/// In ticks.
+const LEASE: u64 = 2;
+/// The last tick.
+const END: u64 = 6;
+const TICK_MS: u64 = 1000;
+const BROKEN: Fence = Fence(1);
+const SUCCESSOR: Fence = Fence(2);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Stage {
+    Runs,
+    /// Its command is being stopped, and still lives.
+    Stops,
+    /// Nothing of it lives.
+    Dead,
+    /// The lock was given back.
+    Over,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Asked {
+    Extend,
+    Drain,
+    Release,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Breaker {
+    Idle,
+    /// The mark is on its way.
+    Marks,
+    /// Since when the mark is there.
+    Waits(u64),
+    /// Eviction is on its way.
+    Evicts,
+    Done,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct State {
+    now: u64,
+    document: Option<String>,
+    stage: Stage,
+    until: u64,
+    /// The holder's request that is on its way, and when it was sent.
+    asked: Option<(Asked, u64)>,
+    /// One that it gave up.
+    late: Option<Asked>,
+    breaker: Breaker,
+    /// Until when the successor has the lock.
+    successor: Option<u64>,
+    /// The broken hold was there, or was renewed, after the successor was granted; or the successor was touched.
+    is_wrong: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Action {
+    Tick,
+    Send(Asked),
+    /// What the holder asked arrives; whether it hears the answer.
+    Arrive(bool),
+    ArriveLate,
+    GiveUp,
+    /// What the holder ran is dead.
+    Die,
+    Break,
+    ArriveMark,
+    Look,
+    ArriveEviction,
+    Succeed,
+}
+
+/// How a hold is broken, and what is left out.
+#[derive(Clone, Copy)]
+struct Breaking {
+    /// A holder that does not answer has all of its lease.
+    waits: bool,
+    /// One that has answered may take as long as it takes.
+    heeds_answers: bool,
+    /// What is broken is the hold that was seen, and not whichever is there.
+    by_fence: bool,
+}
+
+const RULE: Breaking = Breaking { waits: true, heeds_answers: true, by_fence: true };
+
+fn request(nth: u8) -> Request {
+    let token = Token { owner: Uuid::from_u128(nth.into()), hold: nth.into(), session: None };
+    Request { token, ..Request::new(Key::new("job").unwrap(), Ttl::new(Duration::from_millis(LEASE * TICK_MS)).unwrap()) }
+}
+
+fn mark() -> Break {
+    Break { by: "ana".into(), why: None, seen: false }
+}
+
+impl State {
+    /// One step of the store.
+    fn step<T>(&mut self, step: impl FnOnce(&mut Document, u64) -> T) -> T {
+        let mut document = Document::read(self.document.as_deref()).unwrap();
+        let now = self.now * TICK_MS;
+        document.expire(now);
+        let done = step(&mut document, now);
+        document.take_ended();
+        document.take_wake_ups(None);
+        let has = |fence| document.fences().any(|held| held == fence);
+        let is_alone = document.holders(now).len() <= 1 && !(self.successor.is_some() && has(BROKEN));
+        let is_touched =
+            self.successor.is_some_and(|until| self.now < until) && (!has(SUCCESSOR) || document.holders(now)[0].broken.is_some());
+        self.is_wrong |= !is_alone || is_touched;
+        self.document = document.write();
+        done
+    }
+
+    /// The holder's request at the store, and the answer. It is lost where its lease would not be over when time is.
+    fn serve(&mut self, asked: Asked) -> Option<Renewal> {
+        if asked != Asked::Release && self.now + LEASE > END {
+            return None;
+        }
+        let holder = request(1).token;
+        let renewal = self.step(|document, now| match asked {
+            Asked::Extend => document.renew(&holder, Intent::Extend(None), now),
+            Asked::Drain => document.renew(&holder, Intent::Drain, now),
+            Asked::Release => match document.release(&holder, &Parting::from(Scope::Tree), now) {
+                Release::Released => Renewal::Kept { expires_in: None },
+                _ => Renewal::NotHeld,
+            },
+        });
+        self.is_wrong |= self.successor.is_some() && renewal != Renewal::NotHeld;
+        Some(renewal)
+    }
+
+    fn hear(&mut self, asked: Asked, sent: u64, renewal: &Renewal) {
+        match (asked, renewal) {
+            (Asked::Release, _) => self.stage = Stage::Over,
+            // What came after the end of its lease revives nothing.
+            (_, Renewal::Renewed { .. }) if self.runs() => self.until = sent + LEASE,
+            (_, Renewal::Broken(_) | Renewal::NotHeld) if self.stage == Stage::Runs => self.stage = Stage::Stops,
+            _ => {}
+        }
+    }
+
+    fn runs(&self) -> bool {
+        matches!(self.stage, Stage::Runs | Stage::Stops)
+    }
+
+    fn tick(&mut self) {
+        self.now += 1;
+        if self.runs() && self.until <= self.now {
+            self.stage = Stage::Dead;
+        }
+    }
+
+    /// The hold to be marked or evicted.
+    fn target(document: &Document, rule: Breaking) -> Fence {
+        let there = document.fences().next().filter(|_| !rule.by_fence);
+        there.unwrap_or(BROKEN)
+    }
+}
+
+impl Breaking {
+    fn send(last: &State, next: &mut State, asked: Asked) -> bool {
+        let in_time = last.now + LEASE < END;
+        next.asked = Some((asked, last.now));
+        last.asked.is_none()
+            && match asked {
+                Asked::Extend => last.stage == Stage::Runs && in_time,
+                Asked::Drain => last.stage == Stage::Stops && in_time,
+                Asked::Release => last.stage == Stage::Dead,
+            }
+    }
+
+    fn look(self, last: &State, next: &mut State) -> bool {
+        let Breaker::Waits(since) = last.breaker else { return false };
+        let looked = next.step(|document, now| document.holders(now).into_iter().find(|holder| holder.fence == Some(BROKEN)));
+        let Some(holder) = looked else {
+            next.breaker = Breaker::Done;
+            return true;
+        };
+        let answered = holder.broken.is_some_and(|mark| mark.seen);
+        next.breaker = Breaker::Evicts;
+        (!answered || !self.heeds_answers) && (!self.waits || since + LEASE <= last.now)
+    }
+
+    fn succeed(next: &mut State) -> bool {
+        let granted = next.step(|document, now| match document.ask(&request(2), now, None, || None) {
+            Answer::Go => {
+                document.grant(&request(2), SUCCESSOR, now);
+                true
+            }
+            _ => false,
+        });
+        next.successor = Some(next.now + LEASE);
+        granted
+    }
+}
+
+impl Model for Breaking {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let mut document = Document::default();
+        document.grant(&request(1), BROKEN, 0);
+        vec![State {
+            now: 0,
+            document: document.write(),
+            stage: Stage::Runs,
+            until: LEASE,
+            asked: None,
+            late: None,
+            breaker: Breaker::Idle,
+            successor: None,
+            is_wrong: false,
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        use Action::{Arrive, ArriveEviction, ArriveLate, ArriveMark, Break, Die, GiveUp, Look, Send, Succeed, Tick};
+        if state.now < END {
+            actions.push(Tick);
+        }
+        actions.extend([Asked::Extend, Asked::Drain, Asked::Release].map(Send));
+        actions.extend([Arrive(true), Arrive(false), ArriveLate, GiveUp, Die, Break, ArriveMark, Look, ArriveEviction, Succeed]);
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut next = last.clone();
+        let happens = match action {
+            Action::Tick => {
+                next.tick();
+                true
+            }
+            Action::Send(asked) => Self::send(last, &mut next, asked),
+            Action::Arrive(is_heard) => next.asked.take().is_some_and(|(asked, sent)| {
+                if let Some(renewal) = next.serve(asked).filter(|_| is_heard) {
+                    next.hear(asked, sent, &renewal);
+                }
+                true
+            }),
+            Action::GiveUp => {
+                next.late = next.asked.take().map(|(asked, _)| asked);
+                last.asked.is_some() && last.late.is_none()
+            }
+            Action::ArriveLate => next.late.take().is_some_and(|asked| {
+                next.serve(asked);
+                true
+            }),
+            Action::Die => {
+                next.stage = Stage::Dead;
+                last.runs()
+            }
+            Action::Break => {
+                next.breaker = Breaker::Marks;
+                last.breaker == Breaker::Idle
+            }
+            Action::ArriveMark => {
+                let done =
+                    last.breaker == Breaker::Marks && next.step(|document, _| document.mark(State::target(document, *self), &mark()));
+                next.breaker = if done { Breaker::Waits(last.now) } else { Breaker::Done };
+                last.breaker == Breaker::Marks
+            }
+            Action::Look => self.look(last, &mut next),
+            Action::ArriveEviction => {
+                next.breaker = Breaker::Done;
+                let evict = |document: &mut Document, now| document.evict(State::target(document, *self), &mark(), now);
+                last.breaker == Breaker::Evicts && {
+                    next.step(evict);
+                    true
+                }
+            }
+            Action::Succeed => last.successor.is_none() && Self::succeed(&mut next),
+        };
+        (happens && next != *last).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("one runs at a time", |_, state: &State| {
+                !(state.runs() && state.successor.is_some_and(|until| state.now < until))
+            }),
+            Property::always("what was broken is over, and the successor is left alone", |_, state: &State| !state.is_wrong),
+            Property::always("none waits for ever", |breaking, state: &State| {
+                state.successor.is_some() || !breaking.next_states(state).is_empty()
+            }),
+            Property::sometimes("a holder answers and has all the time that it needs", |_, state: &State| {
+                matches!(state.breaker, Breaker::Waits(since) if since + LEASE < state.now) && state.stage == Stage::Stops
+            }),
+            Property::sometimes("a marked hold ends by itself", |_, state: &State| {
+                matches!(state.breaker, Breaker::Waits(_)) && state.successor.is_some() && state.stage == Stage::Dead
+            }),
+        ]
+    }
+}
+
+impl Breaking {
+    /// Shows that this one does not have the property.
+    #[track_caller]
+    fn fails(self, property: &'static str) {
+        self.checker().finish_when(HasDiscoveries::AllOf([property].into())).spawn_bfs().join().assert_any_discovery(property);
+    }
+}
+
+#[test]
+fn model_of_a_hold_that_is_broken_while_it_is_renewed() {
+    let checked = RULE.checker().spawn_bfs().join();
+    checked.assert_properties();
+    assert!(checked.unique_state_count() > 5_000, "{}", checked.unique_state_count());
+}
+
+#[test]
+fn model_of_breaking_at_once() {
+    Breaking { waits: false, ..RULE }.fails("one runs at a time");
+}
+
+#[test]
+fn model_of_breaking_what_has_answered() {
+    Breaking { heeds_answers: false, ..RULE }.fails("one runs at a time");
+}
+
+#[test]
+fn model_of_breaking_whichever_hold_is_there() {
+    Breaking { by_fence: false, ..RULE }.fails("what was broken is over, and the successor is left alone");
+}
