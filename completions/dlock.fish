@@ -29,7 +29,7 @@ complete -c dlock -n "__fish_dlock_needs_command" -l config -d 'The configuratio
 complete -c dlock -n "__fish_dlock_needs_command" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_needs_command" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_needs_command" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_needs_command" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_needs_command" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_needs_command" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -39,43 +39,43 @@ never\t''"
 complete -c dlock -n "__fish_dlock_needs_command" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_needs_command" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_needs_command" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_needs_command" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_needs_command" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_needs_command" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_needs_command" -s V -l version -d 'Print the version'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "run" -d 'Take a lock, run a command, renew, release; exit with its status'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "acquire" -d 'Take a lock and return; prints the token that holds it'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "renew" -d 'Extend the lease of a lock that was acquired'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "verify" -d 'Tell whether a token still holds a lock'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back a lock that was acquired'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "verify" -d 'Check whether a token still holds a lock'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Release a lock that was acquired'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "hold" -d 'Keep a lock in the foreground, until stdin ends'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "inspect" -d 'Show who holds a lock, who waits, and when it expires'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "names" -d 'Tell what other lock libraries call a lock, and whether they share it'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "inspect" -d 'Show the holders of a lock, its waiters, and when it expires'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "names" -d 'Show under which name other lock libraries share a lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "list" -d 'Show every held lock'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show who held a lock, and how it ended'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show the runs of a lock, and how each ended'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "break" -d 'Ask the holder of a lock to stop and give up'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "explain" -d 'Tell what a run of a key would do now, and where its settings come from'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "forget" -d 'Remove the records of earlier runs, so that the next one starts as the first'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "doctor" -d 'Tell whether the store, as configured, can keep its promises'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "init" -d 'Create what the store needs before it can keep locks'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "gc" -d 'Remove what no lock has used for long'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "explain" -d 'Show what a run would do now, and where its settings come from'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "forget" -d 'Remove the run records of a key, so that its next run is not refused'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "doctor" -d 'Check whether the configured store can keep its promises'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "init" -d 'Create the tables that a SQL store needs'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "gc" -d 'Remove the records of keys that are no longer used'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print the completions of a shell'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "man" -d 'Print a man page'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name; -k again for more, all or none' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait up to D for the lock: 30s, 5m, forever' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l permits -d 'Be one of at most N holders (= --limit)' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l ttl -d 'The length of the lease, renewed all along [60s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l conflict-exit-code -d 'The exit status when the lock is busy [75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l ttl -d 'The TTL of the lease; dlock renews it [60s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'Time between TERM and KILL [10s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-runtime -d 'Stop the command after so long; status 124' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-runtime -d 'Stop the command after D; status 124' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l once-per -d 'Run once per D, the period of the schedule' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l reason -d 'Why --anyway, for the history' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l skew-guard -d 'Refuse other hosts\' tries until so long after the start, for clocks that differ [5s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l at-least -d 'Keep the lock at least so long from its start' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l skew-guard -d 'Refuse tries from other hosts for D after the start, since clocks differ [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l at-least -d 'Keep the lock for at least D from its start' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l keep -d 'How long the success of --once is remembered' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l retry-failed -d 'How often a run that failed may be repeated [0 with --once-per, as often as need be with --once]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l warn-held -d 'Say so if the lock that makes this run skip has been held for longer [1h]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l retry-failed -d 'How often a failed run may be repeated [0 with --once-per, no limit with --once]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l warn-held -d 'Warn if the lock that makes this run skip has been held for longer [1h]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -d 'A line for /bin/sh to run instead of COMMAND' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l describe -d 'A note for those who look at the lock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l describe -d 'A note that inspect and list show' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l status-file -d 'Write how it ended to a file, as JSON' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l metrics-file -d 'Count this run in a file for Prometheus\' textfile collector (*.prom)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-event -d 'A line for /bin/sh, run for each event of the run with a JSON object on its stdin' -r
@@ -86,7 +86,7 @@ leave\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l contain -d 'How the command\'s processes are kept together [auto]' -r -f -a "auto\t''
 group\t''
 cgroup\t''"
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l log -d 'Lines for syslog: auto is when stderr is no terminal [auto]' -r -f -a "auto\t''
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l log -d 'Lines for syslog; auto: only if stderr is no terminal [auto]' -r -f -a "auto\t''
 off\t''
 json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
@@ -94,7 +94,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l config -d 'The confi
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -103,31 +103,31 @@ always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Hold it together with other readers'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l fair -d 'Wait in line; otherwise a newcomer may overtake'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l fair -d 'Serve waiters in order; else newcomers overtake'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l anyway -d 'Run past skew guard, at-least, --once and --once-per, never past a holder; needs --reason'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l once -d 'Run it to success once, and never again while that is remembered'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l retry-crashed -d 'Repeat a run of which nobody knows how it ended (--once-per, --once)'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-metadata -d 'Leave out who holds the lock'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-reentrant -d 'Refuse to run inside of a `dlock run` of the same key, instead of entering its lock'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l once -d 'Retry until one run succeeds, then refuse for as long as --keep says'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l retry-crashed -d 'Repeat a run with an unknown outcome (--once-per, --once)'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-metadata -d 'Store no host, user or command'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-reentrant -d 'Refuse to enter the lock of a `dlock run` of the same key around this one'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l ttl -d 'How long it is held unless renewed or released' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l while-pid -d 'Keep it while PID lives; TERM to it on loss' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The name of one of several locks, which are had all or none' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wait up to D for the lock: 30s, 5m, forever' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l permits -d 'Be one of at most N holders (= --limit)' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l describe -d 'A note for those who look at the lock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l conflict-exit-code -d 'The exit status when the lock is busy [75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l describe -d 'A note that inspect and list show' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -136,13 +136,13 @@ always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s s -l shared -d 'Hold it together with other readers'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l fair -d 'Wait in line; otherwise a newcomer may overtake'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l fair -d 'Serve waiters in order; else newcomers overtake'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l no-metadata -d 'Leave out who holds the lock'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l no-metadata -d 'Store no host, user or command'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
@@ -152,7 +152,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand renew" -l config -d 'The con
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -162,7 +162,7 @@ never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
@@ -171,7 +171,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand verify" -l config -d 'The co
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand verify" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -181,45 +181,45 @@ never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand verify" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand verify" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand verify" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l token -d 'The token; @FILE reads it from a file, @- from stdin' -r
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l fence -d 'Break this hold only; its last 4 digits will do' -r
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l reason -d 'Why, for the history and for who is stopped' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l fence -d 'Break only this hold; the last 4 digits are enough' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l reason -d 'The reason, for the history and the holder' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l color -d 'Colours on the terminal' -r -f -a "auto\t''
 always\t''
 never\t''"
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l force -d 'Take it from its holder, whoever that is: dlock break'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l force -d 'Break the lock, as dlock break does'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do not ask'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l now -d 'Take it at once, from a holder that is known to be dead'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l now -d 'Take the lock at once, from a dead holder'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s k -l key -d 'The name of one of several locks, which are had all or none' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s w -l wait -d 'Wait up to D for the lock: 30s, 5m, forever' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l permits -d 'Be one of at most N holders (= --limit)' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l describe -d 'A note for those who look at the lock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s E -l conflict-exit-code -d 'The exit status when the lock is busy [75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l describe -d 'A note that inspect and list show' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l while-pid -d 'Hold it for as long as this process lives' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l ttl -d 'The length of the lease, renewed all along [60s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l ttl -d 'The TTL of the lease; dlock renews it [60s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -228,14 +228,14 @@ always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s s -l shared -d 'Hold it together with other readers'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l fair -d 'Wait in line; otherwise a newcomer may overtake'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l fair -d 'Serve waiters in order; else newcomers overtake'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l no-metadata -d 'Leave out who holds the lock'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l no-metadata -d 'Store no host, user or command'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l until-signal -d 'Hold it until a signal comes instead'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
@@ -243,7 +243,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l config -d 'The c
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -253,7 +253,7 @@ never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand inspect" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand names" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand names" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
@@ -261,7 +261,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand names" -l config -d 'The con
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand names" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand names" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand names" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -271,7 +271,7 @@ never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand names" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand names" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand names" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand names" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand names" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l sort -d 'Order by key, since, expires or wait [key]' -r -f -a "key\t''
 since\t''
@@ -286,7 +286,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand list" -l config -d 'The conf
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand list" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -298,7 +298,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand list" -l failed -d 'Only run
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand list" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand list" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s n -l last -d 'Show so many runs at most [20; all with --json]' -r
@@ -309,7 +309,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -l config -d 'The c
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand history" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -321,17 +321,17 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -l failed -d 'Only 
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
-complete -c dlock -n "__fish_dlock_using_subcommand break" -l fence -d 'Break this hold only; its last 4 digits will do' -r
-complete -c dlock -n "__fish_dlock_using_subcommand break" -l reason -d 'Why, for the history and for who is stopped' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l fence -d 'Break only this hold; the last 4 digits are enough' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l reason -d 'The reason, for the history and the holder' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand break" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -339,28 +339,28 @@ complete -c dlock -n "__fish_dlock_using_subcommand break" -l color -d 'Colours 
 always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s y -l yes -d 'Do not ask'
-complete -c dlock -n "__fish_dlock_using_subcommand break" -l now -d 'Take it at once, from a holder that is known to be dead'
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l now -d 'Take the lock at once, from a dead holder'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand break" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand break" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s k -l key -d 'The lock\'s name; -k again for more, all or none' -r
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -s w -l wait -d 'Wait so long for the lock: 30s, 5m, forever' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s w -l wait -d 'Wait up to D for the lock: 30s, 5m, forever' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l permits -d 'Be one of at most N holders (= --limit)' -r
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -s E -l conflict-exit-code -d 'The status when somebody else holds it [75]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l ttl -d 'The length of the lease, renewed all along [60s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s E -l conflict-exit-code -d 'The exit status when the lock is busy [75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l ttl -d 'The TTL of the lease; dlock renews it [60s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l grace -d 'Time between TERM and KILL [10s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l max-runtime -d 'Stop the command after so long; status 124' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l max-runtime -d 'Stop the command after D; status 124' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l once-per -d 'Run once per D, the period of the schedule' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l reason -d 'Why --anyway, for the history' -r
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l skew-guard -d 'Refuse other hosts\' tries until so long after the start, for clocks that differ [5s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l at-least -d 'Keep the lock at least so long from its start' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l skew-guard -d 'Refuse tries from other hosts for D after the start, since clocks differ [5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l at-least -d 'Keep the lock for at least D from its start' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l keep -d 'How long the success of --once is remembered' -r
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l retry-failed -d 'How often a run that failed may be repeated [0 with --once-per, as often as need be with --once]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l warn-held -d 'Say so if the lock that makes this run skip has been held for longer [1h]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l retry-failed -d 'How often a failed run may be repeated [0 with --once-per, no limit with --once]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l warn-held -d 'Warn if the lock that makes this run skip has been held for longer [1h]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s c -d 'A line for /bin/sh to run instead of COMMAND' -r
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l describe -d 'A note for those who look at the lock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l describe -d 'A note that inspect and list show' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l status-file -d 'Write how it ended to a file, as JSON' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l metrics-file -d 'Count this run in a file for Prometheus\' textfile collector (*.prom)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l on-event -d 'A line for /bin/sh, run for each event of the run with a JSON object on its stdin' -r
@@ -371,7 +371,7 @@ leave\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l contain -d 'How the command\'s processes are kept together [auto]' -r -f -a "auto\t''
 group\t''
 cgroup\t''"
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l log -d 'Lines for syslog: auto is when stderr is no terminal [auto]' -r -f -a "auto\t''
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l log -d 'Lines for syslog; auto: only if stderr is no terminal [auto]' -r -f -a "auto\t''
 off\t''
 json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
@@ -379,7 +379,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand explain" -l config -d 'The c
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -388,17 +388,17 @@ always\t''
 never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s n -l nonblock -d 'Do not wait (the default, and -w 0)'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s s -l shared -d 'Hold it together with other readers'
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l fair -d 'Wait in line; otherwise a newcomer may overtake'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l fair -d 'Serve waiters in order; else newcomers overtake'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s x -s e -l exclusive -d 'Hold the lock alone (the default)'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l anyway -d 'Run past skew guard, at-least, --once and --once-per, never past a holder; needs --reason'
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l once -d 'Run it to success once, and never again while that is remembered'
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l retry-crashed -d 'Repeat a run of which nobody knows how it ended (--once-per, --once)'
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l no-metadata -d 'Leave out who holds the lock'
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -l no-reentrant -d 'Refuse to run inside of a `dlock run` of the same key, instead of entering its lock'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l once -d 'Retry until one run succeeds, then refuse for as long as --keep says'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l retry-crashed -d 'Repeat a run with an unknown outcome (--once-per, --once)'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l no-metadata -d 'Store no host, user or command'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -l no-reentrant -d 'Refuse to enter the lock of a `dlock run` of the same key around this one'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand explain" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand explain" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand explain" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s k -l key -d 'The lock\'s name, if it begins with a dash for example' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l reason -d 'Why, for the history' -r
@@ -407,7 +407,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand forget" -l config -d 'The co
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand forget" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -418,10 +418,10 @@ complete -c dlock -n "__fish_dlock_using_subcommand forget" -s y -l yes -d 'Do n
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand forget" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s h -l help -d 'Print help; --help: all options'
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l ttl -d 'Judge by leases of this length [60s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l print-grants -d 'Only print the least rights for that' -r -f -a "run\t''
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l ttl -d 'The TTL to judge by [60s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l print-grants -d 'Only print the least rights of this role' -r -f -a "run\t''
 view\t''
 break\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
@@ -429,7 +429,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l config -d 'The co
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -439,14 +439,14 @@ never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand init" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand init" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -457,15 +457,15 @@ complete -c dlock -n "__fish_dlock_using_subcommand init" -l print -d 'Only show
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand init" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand init" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand init" -s h -l help -d 'Print help; --help: all options'
-complete -c dlock -n "__fish_dlock_using_subcommand gc" -l older-than -d 'Remove what was last used longer ago than this' -r
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -l older-than -d 'Remove records that were last used longer ago than D' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand gc" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -475,14 +475,14 @@ never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand gc" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand gc" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand gc" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand completions" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -492,14 +492,14 @@ never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand completions" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s h -l help -d 'Print help; --help: all options'
 complete -c dlock -n "__fish_dlock_using_subcommand man" -s b -l backend -d 'The store: a URL, or a name of the config file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l config -d 'The configuration file' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l password-file -d 'A file that holds the store\'s password' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l backend-timeout -d 'How long the store may take to answer [5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l host -d 'This machine\'s name in leases' -r
-complete -c dlock -n "__fish_dlock_using_subcommand man" -l namespace -d 'What every key is put under in the store [dlock]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand man" -l namespace -d 'The prefix of every key in the store [dlock]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand man" -s o -l output -d 'How to print; on-failure: run shows the command\'s output only if the run failed' -r -f -a "human\t''
 json\t''
 on-failure\t''"
@@ -509,7 +509,7 @@ never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l insecure-argv -d 'Allow a password in the --backend URL'
 complete -c dlock -n "__fish_dlock_using_subcommand man" -l json -d 'Print one JSON object (= -o json)'
 complete -c dlock -n "__fish_dlock_using_subcommand man" -s q -l quiet -d 'No notices'
-complete -c dlock -n "__fish_dlock_using_subcommand man" -s v -l verbose -d 'Say what lies under an error'
+complete -c dlock -n "__fish_dlock_using_subcommand man" -s v -l verbose -d 'Print the causes of an error'
 complete -c dlock -n "__fish_dlock_using_subcommand man" -s h -l help -d 'Print help; --help: all options'
 
 # Candidates that dlock itself knows: names of the configuration file, and within 300 ms what the store tells.

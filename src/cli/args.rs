@@ -19,7 +19,7 @@ use crate::commands::{
     disable_help_subcommand = true,
     help_template = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}",
     subcommand_help_heading = "Commands",
-    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock help COMMAND; dlock --help; names, init, gc, completions, man"
+    after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock help COMMAND; dlock --help; verify, explain, forget, names, init, gc"
 )]
 pub struct Cli {
     /// What all commands take.
@@ -75,36 +75,37 @@ pub enum Command {
     Acquire(acquire::Args),
     /// Extend the lease of a lock that was acquired
     Renew(renew::Args),
-    /// Tell whether a token still holds a lock
+    /// Check whether a token still holds a lock
+    #[command(hide = true)]
     Verify(verify::Args),
-    /// Give back a lock that was acquired
+    /// Release a lock that was acquired
     Release(release::Args),
     /// Keep a lock in the foreground, until stdin ends
     Hold(hold::Args),
-    /// Show who holds a lock, who waits, and when it expires
+    /// Show the holders of a lock, its waiters, and when it expires
     Inspect(inspect::Args),
-    /// Tell what other lock libraries call a lock, and whether they share it
+    /// Show under which name other lock libraries share a lock
     #[command(hide = true)]
     Names(names::Args),
     /// Show every held lock
     List(list::Args),
-    /// Show who held a lock, and how it ended
+    /// Show the runs of a lock, and how each ended
     History(history::Args),
     /// Ask the holder of a lock to stop and give up
     Break(breaking::Args),
-    /// Tell what a run of a key would do now, and where its settings come from
+    /// Show what a run would do now, and where its settings come from
     #[command(hide = true)]
     Explain(Box<explain::Args>),
-    /// Remove the records of earlier runs, so that the next one starts as the first
+    /// Remove the run records of a key, so that its next run is not refused
     #[command(hide = true)]
     Forget(forget::Args),
-    /// Tell whether the store, as configured, can keep its promises
+    /// Check whether the configured store can keep its promises
     Doctor(doctor::Args),
-    /// Create what the store needs before it can keep locks
+    /// Create the tables that a SQL store needs
     // Off the screen of --help, which is full; the errors that it helps against name it.
     #[command(hide = true)]
     Init(init::Args),
-    /// Remove what no lock has used for long
+    /// Remove the records of keys that are no longer used
     #[command(hide = true)]
     Gc(gc::Args),
     /// Print the completions of a shell
@@ -135,7 +136,7 @@ pub struct Globals {
     /// This machine's name in leases
     #[arg(long, global = true, value_name = "NAME", hide_short_help = true)]
     pub host: Option<String>,
-    /// What every key is put under in the store [dlock]
+    /// The prefix of every key in the store [dlock]
     #[arg(long, global = true, value_name = "NS", hide_short_help = true)]
     pub namespace: Option<String>,
     /// Allow a password in the --backend URL
@@ -153,7 +154,7 @@ pub struct Globals {
     /// No notices
     #[arg(short, long, global = true, hide_short_help = true)]
     pub quiet: bool,
-    /// Say what lies under an error
+    /// Print the causes of an error
     #[arg(short, long, global = true, hide_short_help = true)]
     pub verbose: bool,
     /// Print help; --help: all options

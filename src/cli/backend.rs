@@ -103,7 +103,7 @@ fn from_url(globals: &Globals, setting: &Setting, layers: &mut Layers<'_>) -> Re
             return Err(wrong(&format!("there is no parameter {what:?}")).hint(suggest::or_all(name, spec::URL_PARAMETERS)));
         }
         if layers.table.is_some_and(|table| table.get(name).is_some()) {
-            return Err(wrong(&format!("{name} stands in the URL and beside it")));
+            return Err(wrong(&format!("{name} is given in the URL and outside of it")));
         }
         let value = Setting { text: value.clone(), origin: setting.origin.clone() };
         if layers.url.insert(name.clone(), value).is_some() {
@@ -186,7 +186,7 @@ fn etcd(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layers: &Lay
         return Err(wrong("it has no host").hint("any members of the cluster: etcd://host1,host2,host3"));
     }
     if !url.path.trim_start_matches('/').is_empty() {
-        return Err(wrong("it has a path, which etcd has no use for").hint("--namespace says where the locks are"));
+        return Err(wrong("etcd URLs have no path").hint("--namespace says where the locks are"));
     }
     let tls = if url.scheme == "etcds" { Some(tls(layers)?) } else { None };
     let password = password_of(globals, layers, url.user.as_deref(), url.password, wrong)?;
@@ -206,7 +206,7 @@ fn password_of(
     wrong: &dyn Fn(&str) -> Error,
 ) -> Result<Option<Secret>> {
     let password = password(globals, layers, in_url)?.map(Secret::new);
-    if user.is_some() && password.is_none() {
+    if user.is_some() && password.is_none() && !layers.offline {
         return Err(wrong("there is a user but no password")
             .hint("give it in DLOCK_PASSWORD, with --password-file, or as password_file in the configuration"));
     }
@@ -236,6 +236,9 @@ fn extra(layers: &Layers<'_>, name: &str) -> Option<Setting> {
 /// The password from the nearest place that gives one.
 fn password(globals: &Globals, layers: &Layers<'_>, in_url: Option<String>) -> Result<Option<String>> {
     let read = |setting: Setting| read_secret(&setting).map(Some);
+    if layers.offline {
+        return Ok(None);
+    }
     if let Some(setting) = from_flag("password_file", globals.password_file.as_deref()) {
         return read(setting);
     }
@@ -304,10 +307,11 @@ fn namespace(globals: &Globals, layers: &Layers<'_>) -> Result<Namespace> {
 fn unknown_name(setting: &Setting, layers: &Layers<'_>) -> Error {
     let names: Vec<&str> = layers.file.backends.keys().map(String::as_str).collect();
     let typed = super::setting::short(&setting.text);
-    let place = if layers.file.path.as_os_str().is_empty() {
-        "there is no configuration file".into()
-    } else {
-        format!("{} has no [backends.{typed}]", layers.file.path.display())
+    let files: Vec<String> = layers.file.paths.iter().map(|path| path.display().to_string()).collect();
+    let place = match &*files {
+        [] => "there is no configuration file".into(),
+        [file] => format!("{file} has no [backends.{typed}]"),
+        files => format!("neither {} has [backends.{typed}]", files.join(" nor ")),
     };
     let error = setting.refuse(format!("no backend is named {typed:?}: {place}"));
     if SCHEMES.contains(&typed.as_str()) {

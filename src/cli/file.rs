@@ -20,7 +20,7 @@ use super::{
 };
 use crate::lock::{Error, Key, Kind, Result};
 
-/// Where the file is for all users.
+/// The file of all users.
 const SYSTEM_WIDE: &str = "/etc/dlock/config.toml";
 /// More than this is no configuration.
 const MOST: u64 = 1 << 20;
@@ -34,8 +34,8 @@ pub struct File {
     pub backends: BTreeMap<String, Table>,
     /// `[keys."KEY"]`.
     pub keys: BTreeMap<String, Table>,
-    /// Which file; empty if there is none.
-    pub path: PathBuf,
+    /// The files that were read, the nearest first.
+    pub paths: Vec<PathBuf>,
 }
 
 /// The settings of one table.
@@ -47,13 +47,20 @@ impl Table {
     pub fn get(&self, name: &str) -> Option<&Setting> {
         self.0.get(name)
     }
+
+    /// Adds the settings of `other` that this table does not have.
+    fn extend(&mut self, other: Self) {
+        for (name, setting) in other.0 {
+            self.0.entry(name).or_insert(setting);
+        }
+    }
 }
 
 impl File {
-    /// Reads the file that was named, or else the user's, or else the system's, or else nothing.
+    /// Reads the file that was named; else the user's, completed by the system's.
     ///
     /// # Errors
-    /// [`Kind::Config`] if it can't be read or understood, or shows a password to everybody.
+    /// [`Kind::Config`] if one can't be read or understood, or shows a password to all users.
     pub fn load(named: Option<&Setting>, env: &Env) -> Result<Self> {
         if let Some(setting) = named {
             let path = Path::new(&setting.text);
@@ -65,25 +72,48 @@ impl File {
             };
         }
         let users = env.xdg("XDG_CONFIG_HOME", ".config").map(|folder| folder.join("dlock/config.toml"));
-        for path in users.into_iter().chain([SYSTEM_WIDE.into()]) {
+        Self::load_each(users.into_iter().chain([SYSTEM_WIDE.into()]))
+    }
+
+    /// Reads those of the files that exist, the nearest first.
+    fn load_each(paths: impl Iterator<Item = PathBuf>) -> Result<Self> {
+        let mut merged = Self::default();
+        for path in paths {
             match open(&path) {
-                Ok(file) => return Self::read(file, &path),
+                Ok(file) => merged.complete(Self::read(file, &path)?),
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
                 // Going on without it could mean another store, and with it the job on every node.
                 Err(error) => {
-                    let hint = "is HOME this user's? --config or DLOCK_CONFIG names another file";
+                    let hint = "is HOME this user's? --config or DLOCK_CONFIG names one file to read instead";
                     return Err(wrong(&path, None, secret_file::plain(&error)).hint(hint));
                 }
             }
         }
-        Ok(Self::default())
+        Ok(merged)
+    }
+
+    /// Adds the settings of a farther file that this one does not have.
+    ///
+    /// A backend whose URL stands here takes nothing from there: a password must not reach another server.
+    fn complete(&mut self, farther: Self) {
+        self.top.extend(farther.top);
+        for (name, table) in farther.backends {
+            let ours = self.backends.entry(name).or_default();
+            if ours.get("url").is_none() {
+                ours.extend(table);
+            }
+        }
+        for (name, table) in farther.keys {
+            self.keys.entry(name).or_default().extend(table);
+        }
+        self.paths.extend(farther.paths);
     }
 
     fn read(file: fs::File, path: &Path) -> Result<Self> {
         let owner = file.metadata().map_err(|error| wrong(path, None, secret_file::plain(&error)))?.uid();
         if rustix::process::geteuid().is_root() && owner != 0 {
-            // Who may write it says which store root uses, and which files root writes.
-            return Err(wrong(path, None, format!("it belongs to user {owner}, and root would obey it"))
+            // A user that may write it decides which store root uses, and which files root writes.
+            return Err(wrong(path, None, format!("user {owner} owns it, so root does not read it"))
                 .hint("set HOME to root's own, name another file with --config, or chown it to root"));
         }
         let open_to_all = secret_file::others_can_read(&file, path).map_err(|error| wrong(path, None, secret_file::plain(&error)))?;
@@ -118,7 +148,7 @@ impl File {
             let line = error.span().map(|span| reader.line(span.start));
             wrong(path, line, error.message().lines().next().unwrap_or_default())
         })?;
-        let mut file = Self { path: path.to_owned(), ..Self::default() };
+        let mut file = Self { paths: vec![path.to_owned()], ..Self::default() };
         let mut plain = Vec::new();
         for (name, value) in document.get_ref() {
             let line = reader.line(name.span().start);
@@ -228,6 +258,36 @@ mod tests {
         assert_eq!(file.top.get("ttl").unwrap().text, "90");
         assert_eq!(file.backends["prod"].get("url").unwrap().origin.to_string(), "c.toml:5: url");
         assert_eq!(file.keys["sms job"].get("wait").unwrap().text, "0.5");
+    }
+
+    #[test]
+    fn the_users_file_is_completed_by_the_systems() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let user = write("user", "ttl = 90\n[backends.own]\nurl = 'redis://own'\n[backends.prod]\nttl = 5\n[keys.job]\nwait = 1\n");
+        let system = write(
+            "system",
+            "backend = 'prod'\nttl = 60\n[backends.prod]\nurl = 'redis://r1'\nttl = 7\n[backends.own]\nurl = 'redis://x'\n\
+             password_file = '/p'\n[keys.job]\nwait = 2\nonce_per = '1d'\n",
+        );
+        let file = File::load_each([user.clone(), folder.path().join("none"), system.clone()].into_iter()).unwrap();
+        let at = |setting: Option<&Setting>| setting.map(|setting| (setting.text.clone(), setting.origin.to_string()));
+        let from = |path: &Path, line: usize, name: &str, text: &str| Some((text.to_owned(), format!("{}:{line}: {name}", path.display())));
+        assert_eq!(at(file.top.get("backend")), from(&system, 1, "backend", "prod"));
+        assert_eq!(at(file.top.get("ttl")), from(&user, 1, "ttl", "90"));
+        assert_eq!(at(file.backends["prod"].get("url")), from(&system, 4, "url", "redis://r1"));
+        assert_eq!(at(file.backends["prod"].get("ttl")), from(&user, 5, "ttl", "5"));
+        assert_eq!(at(file.backends["own"].get("url")), from(&user, 3, "url", "redis://own"));
+        assert_eq!(at(file.backends["own"].get("password_file")), None, "another server's password");
+        assert_eq!(at(file.keys["job"].get("wait")), from(&user, 7, "wait", "1"));
+        assert_eq!(at(file.keys["job"].get("once_per")), from(&system, 11, "once_per", "1d"));
+        assert_eq!(file.paths, [user, system.clone()]);
+        fs::write(&system, "tll = 1\n").unwrap();
+        assert!(File::load_each([system].into_iter()).is_err(), "a mistake in any of them is told");
     }
 
     #[test]

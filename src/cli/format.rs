@@ -6,7 +6,7 @@ use crate::{
     output::Output,
 };
 
-/// Settles for whom is printed, and whether the command's output waits for its end.
+/// Decides between text and JSON, and whether the command's output waits for its end.
 ///
 /// # Errors
 /// If there is no such format, or not for this command.

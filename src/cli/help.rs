@@ -10,7 +10,8 @@ pub fn asked_for(arguments: &[OsString]) -> Option<Vec<OsString>> {
         return None;
     }
     let topic = arguments.get(2).filter(|topic| *topic != "help").cloned();
-    Some(arguments.iter().take(1).cloned().chain(topic).chain(["--help".into()]).collect())
+    let rest = arguments.iter().skip(3).cloned();
+    Some(arguments.iter().take(1).cloned().chain(topic).chain(["--help".into()]).chain(rest).collect())
 }
 
 /// Whether all is asked for. What stands after `--` is not ours.
@@ -45,6 +46,7 @@ mod tests {
         assert_eq!(asked_for(&words("dlock help")), Some(words("dlock --help")));
         assert_eq!(asked_for(&words("dlock help help")), Some(words("dlock --help")));
         assert_eq!(asked_for(&words("dlock help run")), Some(words("dlock run --help")));
+        assert_eq!(asked_for(&words("dlock help run --json")), Some(words("dlock run --help --json")));
         assert_eq!(asked_for(&words("dlock run help")), None);
         assert!(wants_all(&words("dlock run --help")) && !wants_all(&words("dlock run -h")) && !wants_all(&words("dlock run -- x --help")));
     }

@@ -24,16 +24,18 @@ pub struct Layers<'a> {
     pub table: Option<&'a Table>,
     /// The parameters of its URL.
     pub url: BTreeMap<String, Setting>,
+    /// No store is asked, so that no password is needed or read.
+    pub offline: bool,
 }
 
 impl<'a> Layers<'a> {
     /// The layers before the backend is known.
     pub fn new(env: &'a Env, file: &'a File, key: Option<&Key>) -> Self {
         let policy = key.and_then(|key| file.keys.get(key.as_str()));
-        Self { env, file, policy, table: None, url: BTreeMap::new() }
+        Self { env, file, policy, table: None, url: BTreeMap::new(), offline: false }
     }
 
-    /// The value of a setting, if anybody gave one.
+    /// The value of a setting, if one was given.
     ///
     /// # Errors
     /// If its variable is not UTF-8.
@@ -53,7 +55,7 @@ impl<'a> Layers<'a> {
         tables.or_else(|| self.url.get(name)).or_else(|| self.file.top.get(name)).cloned()
     }
 
-    /// A setting that is yes or no, and no if nobody gave it.
+    /// A setting that is yes or no; the default is no.
     ///
     /// # Errors
     /// If it is neither.

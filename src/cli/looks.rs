@@ -1,18 +1,20 @@
-//! The settings of the commands that look at locks, and of those that take them away.
+//! The settings of the commands that look at locks or stores, and of those that take locks away.
 
 use std::time::Duration;
 
 use super::{
-    args::Globals,
+    args::{Command, Globals},
+    layers::Layers,
     resolve,
     setting::{Origin, Setting, short},
+    sources,
 };
 use crate::{
     commands::{
-        breaking, history, list,
+        Context, breaking, doctor, history, list,
         overview::{Choice, ChoiceArgs},
     },
-    lock::{Error, Key, Kind, Result},
+    lock::{Error, Key, Kind, Result, Role},
 };
 
 /// What `break` is to do.
@@ -48,10 +50,10 @@ pub(super) fn break_host_settings(globals: &Globals, how: breaking::BreakArgs) -
 pub(super) fn list_settings(args: list::Args, host: Option<String>) -> Result<list::ListSettings> {
     let flag = |text: Option<String>, name| text.map(|text| Setting { text, origin: Origin::Flag(name) });
     let order = match args.sort.as_deref() {
-        Some("since") => list::Order::Since,
-        Some("expires") => list::Order::Expires,
-        Some("wait") => list::Order::Wait,
-        _ => list::Order::Key,
+        Some("since") => list::SortBy::Since,
+        Some("expires") => list::SortBy::Expires,
+        Some("wait") => list::SortBy::Wait,
+        _ => list::SortBy::Key,
     };
     let held_longer_than =
         flag(args.held_longer_than, "--held-longer-than").map(|setting| setting.duration("a time is 0 or more")).transpose()?;
@@ -78,5 +80,39 @@ fn choice(args: ChoiceArgs, host: Option<String>) -> Result<Choice> {
         host,
         user: args.user,
         since: since.map(|setting| setting.duration("a time is 0 or more")).transpose()?,
+    })
+}
+
+/// Whether the command prints what it knows by itself, and asks no store.
+pub(super) fn is_offline(command: &Command) -> bool {
+    match command {
+        Command::Doctor(args) => args.print_grants.is_some(),
+        Command::Init(args) => args.print,
+        Command::Names(_) => true,
+        _ => false,
+    }
+}
+
+/// What `doctor` is to do.
+///
+/// # Errors
+/// If the TTL is none, or a variable is not UTF-8.
+pub(super) fn doctor_settings(
+    args: &doctor::Args,
+    globals: &Globals,
+    layers: &Layers<'_>,
+    context: &Context,
+) -> Result<doctor::DoctorSettings> {
+    let role = |text: &str| match text {
+        "view" => Role::View,
+        "break" => Role::Break,
+        _ => Role::Run,
+    };
+    Ok(doctor::DoctorSettings {
+        ttl: layers.get("ttl", args.ttl.as_deref())?.map(|setting| resolve::ttl(&setting)).transpose()?,
+        print_grants: args.print_grants.as_deref().map(role),
+        from: sources::origin(globals, layers)?,
+        sources: sources::sources(globals, args.ttl.as_deref(), layers)?,
+        secrets: sources::secrets(globals, layers, &context.target)?,
     })
 }

@@ -24,6 +24,7 @@ mod spec;
 mod suggest;
 mod url;
 mod usage;
+mod version;
 
 use std::ffi::OsString;
 
@@ -33,7 +34,7 @@ use crate::{
     commands::{self, completions, man},
     exit,
     lock::Error,
-    output::Output,
+    output::{Output, json},
 };
 
 /// Does what the command line says, and returns the exit status.
@@ -53,9 +54,12 @@ pub fn main(arguments: &[OsString]) -> u8 {
             let command = named_command(arguments, &commands);
             let out = early(wants_json(arguments), &env, command == Some("run"));
             return match usage::reshape(&error, command, &commands, arguments) {
-                usage::Said::Help => out.finish(out.data(&help::text(definition.clone(), command, help::wants_all(arguments))), exit::OK),
-                usage::Said::Text(text) => out.finish(out.data(&text), exit::OK),
-                usage::Said::Mistake(error) => out.error(&error),
+                usage::ClapReply::Help => {
+                    let text = help::text(definition.clone(), command, help::wants_all(arguments));
+                    print(&out, text.as_bytes(), wants_json(arguments))
+                }
+                usage::ClapReply::Text(text) => print(&out, version::text(&text, arguments).as_bytes(), wants_json(arguments)),
+                usage::ClapReply::Mistake(error) => out.error(&error),
             };
         }
     };
@@ -64,9 +68,9 @@ pub fn main(arguments: &[OsString]) -> u8 {
     let out = if human { Output::default() } else { early(json, &env, matches!(parsed.command, args::Command::Run(_))) };
     let out = Output { verbose: parsed.globals.verbose, quiet: parsed.globals.quiet, ..out };
     match parsed.command {
-        args::Command::Completions(args) => out.finish(out.bytes(&completions::text(args::Cli::command(), args.shell)), exit::OK),
+        args::Command::Completions(args) => print(&out, &completions::text(args::Cli::command(), args.shell), json),
         args::Command::Man(args) => match man::text(args::Cli::command(), &args, &variables()) {
-            Ok(text) => out.finish(out.bytes(&text), exit::OK),
+            Ok(text) => print(&out, &text, json),
             Err(error) => out.error(&error),
         },
         command => {
@@ -79,6 +83,15 @@ pub fn main(arguments: &[OsString]) -> u8 {
             status
         }
     }
+}
+
+/// Prints a text that dlock knows by itself, as JSON only if the command line asks for it: the text is mostly for another program.
+fn print(out: &Output, text: &[u8], as_json: bool) -> u8 {
+    if !as_json {
+        return out.finish(out.bytes(text), exit::OK);
+    }
+    let text = String::from_utf8_lossy(text);
+    out.finish(out.data(&json::line(&json::Printed::new(&text))), exit::OK)
 }
 
 /// How to print before the settings are known.

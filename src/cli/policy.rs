@@ -39,14 +39,14 @@ pub fn policy(args: &PolicyArgs, mode: Mode, patience: Patience, layers: &Layers
     if mode != Mode::Exclusive
         && let Some(setting) = [&once, &once_per, &at_least].into_iter().flatten().next()
     {
-        return Err(setting.refuse("it is not for a lock that is shared").hint("-x, the default, holds it alone"));
+        return Err(setting.refuse("not for a shared lock").hint("-x, the default, holds the lock alone"));
     }
     if let (Some(once), Some(once_per)) = (&once, &once_per) {
         return Err(exclude(once, once_per).hint("--once-per is for what a schedule repeats, --once for what happens once"));
     }
     let failed = match &retry_failed {
         Some(setting) => retries(setting)?,
-        // It is to be successful once.
+        // It must succeed once.
         None if once.is_some() => u32::MAX,
         None => 0,
     };
@@ -60,7 +60,7 @@ pub fn policy(args: &PolicyArgs, mode: Mode, patience: Patience, layers: &Layers
         (None, None, Some(period)) => Often::Per { period: within(period, PERIODS)?, again },
         (None, None, None) => {
             if let Some(setting) = retry_failed.as_ref().or(retry_crashed.as_ref()).filter(|_| !always) {
-                let hint = "without them nothing keeps a failed job from being run again";
+                let hint = "without them a failed job is always run again";
                 return Err(setting.refuse("it needs --once-per or --once").hint(hint));
             }
             Often::Always
@@ -83,13 +83,13 @@ fn anyway(args: &PolicyArgs) -> Result<Option<String>> {
     match (args.anyway, &args.reason) {
         (true, None) => Err(Error::new(Kind::Usage, "--anyway needs --reason").hint("--reason TEXT goes into the history, with your name")),
         (false, Some(_)) => {
-            Err(Error::new(Kind::Usage, "--reason is for --anyway").hint("--describe TEXT is a note for those who look at the lock"))
+            Err(Error::new(Kind::Usage, "--reason is for --anyway").hint("--describe TEXT is a note that inspect and list show"))
         }
         (_, reason) => reason.as_ref().map(|text| resolve::reason(text.clone())).transpose(),
     }
 }
 
-/// The guard between hosts, which is for those who try and don't wait, and for those who want the lock alone.
+/// The skew guard between hosts: only in try mode, and only for exclusive locks.
 fn skew_guard(args: &PolicyArgs, often: Often, mode: Mode, patience: Patience, layers: &Layers<'_>) -> Result<Option<Duration>> {
     let given = layers.get("skew_guard", args.skew_guard.as_deref())?;
     let guard = given.as_ref().map(|setting| setting.duration("a skew guard is 0, for none, or more")).transpose()?;
@@ -106,7 +106,7 @@ fn skew_guard(args: &PolicyArgs, often: Often, mode: Mode, patience: Patience, l
     if mode != Mode::Exclusive || !matches!(patience, Patience::Try) {
         return match given {
             Some(setting) if matches!(setting.origin, Origin::Flag(_)) && guard != Some(Duration::ZERO) => {
-                Err(setting.refuse("it is for runs that neither wait nor share").hint("who waits gets the lock as soon as it is free"))
+                Err(setting.refuse("only for runs that neither wait nor share").hint("a waiter gets the lock as soon as it is free"))
             }
             _ => Ok(None),
         };
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(error.to_string(), "c.toml:1: skew_guard: 4s is too long");
         assert_eq!(error.hint.as_deref(), Some("at most half of --once-per: 3s"));
         let args = PolicyArgs { skew_guard: Some("4".into()), ..PolicyArgs::default() };
-        assert!(with("", &args, Mode::Exclusive, Patience::Forever).unwrap_err().message.starts_with("--skew-guard: it is for runs"));
+        assert!(with("", &args, Mode::Exclusive, Patience::Forever).unwrap_err().message.starts_with("--skew-guard: only for runs"));
     }
 
     #[test]

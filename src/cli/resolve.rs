@@ -1,4 +1,4 @@
-//! From the parsed command line, the environment and the configuration file to what is to be done.
+//! From the parsed command line, the environment and the configuration file to checked settings.
 //!
 //! All of it is checked here, before anything is touched: no store, no lock, no command.
 
@@ -17,20 +17,19 @@ use super::{
     file::File,
     format,
     layers::{Layers, from_env, from_flag},
-    looks::{break_host_settings, break_settings, history_settings, list_settings},
+    looks::{break_host_settings, break_settings, doctor_settings, history_settings, is_offline, list_settings},
     run,
     secret_file::plain,
     setting::{Origin, Setting},
-    sources,
 };
 use crate::{
     commands::{
-        Context, KeyArg, ModeArgs, TokenArg, Wanted, WantedArgs, Work, acquire, doctor, forget, gc, hold, hold::HoldUntil, init, inspect,
-        names, release, renew, verify,
+        Context, KeyArg, ModeArgs, TokenArg, Wanted, WantedArgs, Work, acquire, forget, gc, hold, hold::HoldUntil, init, inspect, names,
+        release, renew, verify,
     },
     exit,
-    lease::{Held, Limits, Patience},
-    lock::{Error, Key, Kind, Mode, Result, Role, Token, Ttl},
+    lease::{Held, Limits, Patience, Silence},
+    lock::{Error, Key, Kind, Mode, Result, Token, Ttl},
     output::Output,
 };
 
@@ -45,7 +44,7 @@ const PERMITS: u32 = 1000;
 /// A name longer than this is no host's.
 const HOST: usize = 255;
 
-/// What is to be done, and with what.
+/// The command to carry out, and its settings.
 ///
 /// # Errors
 /// The first thing that is wrong, with where it stands.
@@ -57,6 +56,7 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
     let (key, token) = identify(&command, env, globals)?;
     let file = File::load(named.as_ref(), env)?;
     let mut layers = Layers::new(env, &file, key.as_ref());
+    layers.offline = is_offline(&command);
     let is_run = matches!(command, Command::Run(_));
     format::choose(globals, is_run, &layers, &mut out)?;
     format::warn_of_unknown(env, &out);
@@ -64,14 +64,14 @@ pub fn resolve(globals: &Globals, command: Command, env: &Env, mut out: Output) 
     out.quiet = layers.yes("quiet", globals.quiet)?;
     out.verbose = layers.yes("verbose", globals.verbose)?;
     let target = backend::resolve(globals, &mut layers)?;
-    let limits = match layers.get("backend_timeout", globals.backend_timeout.as_deref())? {
-        Some(setting) => Limits {
-            answer: within(&setting, Duration::from_millis(100), Duration::from_secs(3600), "a backend timeout is between 100ms and 1h")?,
-        },
-        None => Limits::DEFAULT,
+    let answer = match layers.get("backend_timeout", globals.backend_timeout.as_deref())? {
+        Some(setting) => {
+            within(&setting, Duration::from_millis(100), Duration::from_secs(3600), "a backend timeout is between 100ms and 1h")?
+        }
+        None => Limits::DEFAULT.answer,
     };
     let host = layers.get("host", globals.host.as_deref())?.map(|setting| line(&setting, HOST)).transpose()?;
-    let context = Context { target, limits, host, out };
+    let context = Context { target, answer, silence: Silence::default(), host, out };
     if let Command::Doctor(args) = &command {
         let settings = doctor_settings(args, globals, &layers, &context)?;
         return Ok((Work::Doctor(Box::new(settings)), context));
@@ -100,13 +100,13 @@ fn identify(command: &Command, env: &Env, globals: &Globals) -> Result<(Option<K
             let first = args.run.key.first();
             Ok((Some(Key::from_os(first.ok_or_else(|| no_key("the key is the lock's name, as in: dlock explain sms-job"))?)?), None))
         }
-        Command::Inspect(args) => Ok((Some(key(&args.key)?), None)),
-        Command::Names(args) => Ok((Some(key(&args.key)?), None)),
+        Command::Inspect(args) => Ok((Some(key(&args.key, "inspect")?), None)),
+        Command::Names(args) => Ok((Some(key(&args.key, "names")?), None)),
         // Whether an ancestor holds it: DLOCK_HELD has the token.
-        Command::Verify(args) if given(&args.key).is_some() && args.token.token.is_none() => Ok((Some(key(&args.key)?), None)),
+        Command::Verify(args) if given(&args.key).is_some() && args.token.token.is_none() => Ok((Some(key(&args.key, "verify")?), None)),
         Command::Verify(args) => pair(&args.key, &args.token, env),
         Command::Renew(args) => pair(&args.key, &args.token, env),
-        Command::Release(args) if args.force => Ok((Some(key(&args.key)?), None)),
+        Command::Release(args) if args.force => Ok((Some(key(&args.key, "release --force")?), None)),
         Command::Release(args) => {
             if args.how.is_given() {
                 return Err(Error::new(Kind::Usage, "--fence, --reason, --yes and --now are for breaking a lock")
@@ -117,8 +117,8 @@ fn identify(command: &Command, env: &Env, globals: &Globals) -> Result<(Option<K
         Command::History(args) => Ok((given(&args.key).map(|name| Key::from_os(name)).transpose()?, None)),
         // Without a key it is for a host.
         Command::Break(args) if given(&args.key).is_none() && globals.host.is_some() => Ok((None, None)),
-        Command::Break(args) => Ok((Some(key(&args.key)?), None)),
-        Command::Forget(args) => Ok((Some(key(&args.key)?), None)),
+        Command::Break(args) => Ok((Some(key(&args.key, "break")?), None)),
+        Command::Forget(args) => Ok((Some(key(&args.key, "forget")?), None)),
         _ => Ok((None, None)),
     }
 }
@@ -131,8 +131,8 @@ fn given(key: &KeyArg) -> Option<&OsString> {
     key.key.as_ref().or(key.key_flag.as_ref())
 }
 
-fn key(arg: &KeyArg) -> Result<Key> {
-    Key::from_os(given(arg).ok_or_else(|| no_key("the key is the lock's name, as in: dlock inspect sms-job"))?)
+fn key(arg: &KeyArg, command: &str) -> Result<Key> {
+    Key::from_os(given(arg).ok_or_else(|| no_key(&format!("the key is the lock's name, as in: dlock {command} sms-job")))?)
 }
 
 /// Key and token, both from the command line or both from the environment that `run` gives to its command.
@@ -195,7 +195,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
             let ttl = layers.get("ttl", args.ttl.as_deref())?.map(|setting| self::ttl(&setting)).transpose()?;
             let while_pid = args.while_pid.as_deref().map(process).transpose()?;
             if ttl.is_none() && while_pid.is_none() {
-                return Err(Error::new(Kind::Usage, "acquire needs a --ttl: nobody renews the lock once dlock has returned")
+                return Err(Error::new(Kind::Usage, "acquire needs a --ttl: no process renews the lock after dlock has ended")
                     .hint("--ttl 5m holds it for 5 minutes; --while-pid $$ for as long as this shell lives"));
             }
             let wanted = wanted(key()?, &args.wanted, ttl, layers)?;
@@ -219,7 +219,7 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
         Command::List(args) => Work::List(list_settings(args, globals.host.clone())?),
         Command::Init(args) => Work::Init(init::InitSettings { print: args.print }),
         Command::Gc(args) => {
-            // A flag only: no configuration says what is to be removed.
+            // A flag only: no configuration may name what is removed.
             let Some(setting) = args.older_than.map(|text| Setting { text, origin: Origin::Flag("--older-than") }) else {
                 return Err(Error::new(Kind::Usage, "gc needs --older-than").hint("--older-than 90d removes what was not used for 90 days"));
             };
@@ -233,21 +233,6 @@ fn work(command: Command, key: Option<Key>, token: Option<Token>, layers: &Layer
         Command::Completions(_) | Command::Man(_) | Command::Verify(_) | Command::Doctor(_) | Command::History(_) | Command::Explain(_) => {
             return Err(Error::new(Kind::Internal, "this command needs no store"));
         }
-    })
-}
-
-fn doctor_settings(args: &doctor::Args, globals: &Globals, layers: &Layers<'_>, context: &Context) -> Result<doctor::DoctorSettings> {
-    let role = |text: &str| match text {
-        "view" => Role::View,
-        "break" => Role::Break,
-        _ => Role::Run,
-    };
-    Ok(doctor::DoctorSettings {
-        ttl: layers.get("ttl", args.ttl.as_deref())?.map(|setting| self::ttl(&setting)).transpose()?,
-        print_grants: args.print_grants.as_deref().map(role),
-        from: sources::origin(globals, layers)?,
-        sources: sources::sources(globals, args.ttl.as_deref(), layers)?,
-        secrets: sources::secrets(globals, layers, &context.target)?,
     })
 }
 
@@ -307,7 +292,7 @@ pub fn also(first: &Key, named: &[OsString]) -> Result<Vec<Key>> {
     }
 }
 
-/// How the lock is held, beside so many others.
+/// The mode of the lock.
 ///
 /// # Errors
 /// For a number of permits that can't be, or several locks of them.
@@ -319,7 +304,7 @@ pub fn mode(args: &ModeArgs, also: &[Key], layers: &Layers<'_>) -> Result<Mode> 
     let most = setting.text.parse().ok().filter(|most| (1..=PERMITS).contains(most));
     let Some(most) = most else {
         let why = format!("{:?} is no number of permits", super::setting::short(&setting.text));
-        return Err(setting.refuse(why).hint(format!("so many hold it at once: 1 to {PERMITS}")));
+        return Err(setting.refuse(why).hint(format!("1 to {PERMITS} holders at once")));
     };
     if !also.is_empty() {
         // Which of several permits DLOCK_PERMIT is could not be told, nor for which lock the number goes.

@@ -72,7 +72,7 @@ pub fn settings(args: Args, key: Key, layers: &Layers<'_>) -> Result<RunSettings
 fn command(shell: Option<OsString>, command: Vec<OsString>) -> Result<Vec<OsString>> {
     let usage = |why: &str, hint: &str| Err(Error::new(Kind::Usage, why).hint(hint));
     match (shell, command.first()) {
-        (Some(_), Some(_)) => usage("-c has the whole command, and there is one more beside it", "quote the shell line: -c 'a | b'"),
+        (Some(_), Some(_)) => usage("both -c and a command are given", "quote the shell line: -c 'a | b'"),
         (Some(line), None) => Ok(vec!["/bin/sh".into(), "-c".into(), line]),
         (None, None) => usage("no command is given", "it stands after --, as in: dlock run -k sms-job -- ./send_sms.sh"),
         (None, Some(program)) if program.is_empty() => {
@@ -86,7 +86,7 @@ fn on_lost(setting: &Setting) -> Result<OnLost> {
     if let Some(name) = setting.text.strip_prefix("signal:") {
         return signal::number(name).map(OnLost::Signal).ok_or_else(|| {
             setting
-                .refuse(format!("{:?} is no signal that a process can handle", super::setting::short(name)))
+                .refuse(format!("{:?} is not a signal that a process can handle", super::setting::short(name)))
                 .hint("like signal:INT, signal:USR1 or signal:10")
         });
     }

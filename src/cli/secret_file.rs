@@ -1,4 +1,4 @@
-//! Files that hold a password: who else may read them, and reading them.
+//! Files that hold a password: their permissions, and reading them.
 
 use std::{
     fs::File,
@@ -39,8 +39,8 @@ pub fn read(path: &Path) -> Result<String, String> {
     Ok(password.to_owned())
 }
 
-/// What is said of a file with a secret that everybody can read.
-pub const OPEN_TO_ALL: &str = "it holds a password and everybody can read it";
+/// The warning about a file with a secret that all users can read.
+pub const OPEN_TO_ALL: &str = "it has a password and all users can read it";
 
 /// Whether users other than the owner and the group can read an open file.
 ///

@@ -1,4 +1,4 @@
-//! For `doctor`: which settings somebody gave, where each stood, and where secrets lie.
+//! For `doctor`: which settings were given, where each was found, and where secrets are.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use super::{
 use crate::{
     commands::{
         BackendConfig, Target,
-        doctor::{Secret, SecretPlace as Place},
+        doctor::{FoundSecret, SecretPlace},
     },
     lock::Result,
     output::doctor::Source,
@@ -75,40 +75,42 @@ pub fn origin(globals: &Globals, layers: &Layers<'_>) -> Result<Option<String>> 
 ///
 /// # Errors
 /// If a variable is not UTF-8.
-pub fn secrets(globals: &Globals, layers: &Layers<'_>, target: &Target) -> Result<Vec<Secret>> {
+pub fn secrets(globals: &Globals, layers: &Layers<'_>, target: &Target) -> Result<Vec<FoundSecret>> {
     let mut found = Vec::new();
-    if !layers.file.path.as_os_str().is_empty() {
-        found.push(Secret::new("the configuration", Place::Configuration(layers.file.path.clone())));
-    }
+    found.extend(layers.file.paths.iter().map(|path| FoundSecret::new("the configuration", SecretPlace::Configuration(path.clone()))));
     for (name, flag, what) in
         [("password_file", globals.password_file.as_deref(), "the password"), ("sentinel_password_file", None, "the sentinels' password")]
     {
         if let Some(setting) = layers.get(name, flag)? {
-            found.push(Secret::new(what, Place::File(setting.text.into())));
+            found.push(FoundSecret::new(what, SecretPlace::File(setting.text.into())));
         }
     }
     for (name, what) in [("DLOCK_PASSWORD", "the password"), ("DLOCK_SENTINEL_PASSWORD", "the sentinels' password")] {
         if layers.env.get(name)?.is_some() {
-            found.push(Secret::new(what, Place::Variable(name)));
+            found.push(FoundSecret::new(what, SecretPlace::Variable(name)));
         }
     }
     if let Some(setting) = layers.get("backend", globals.backend.as_deref())?
         && url::has_password(&setting.text)
     {
         let place = match &setting.origin {
-            Origin::Flag(_) => Some(Place::CommandLine),
-            Origin::Env(_) => Some(Place::UrlInVariable),
+            Origin::Flag(_) => Some(SecretPlace::CommandLine),
+            Origin::Env(_) => Some(SecretPlace::UrlInVariable),
             // In the configuration, which stands above.
             Origin::File { .. } => None,
         };
-        found.extend(place.map(|place| Secret::new("the password", place)));
+        found.extend(place.map(|place| FoundSecret::new("the password", place)));
     }
     for name in KEYS {
         if let Some(setting) = layers.table.and_then(|table| table.get(name)).or_else(|| layers.url.get(*name)) {
-            found.push(Secret::new("the key", Place::File(setting.text.clone().into())));
+            found.push(FoundSecret::new("the key", SecretPlace::File(setting.text.clone().into())));
         }
     }
-    found.extend(clients_own(layers, target).filter(|path| path.is_file()).map(|path| Secret::new("the client's file", Place::File(path))));
+    found.extend(
+        clients_own(layers, target)
+            .filter(|path| path.is_file())
+            .map(|path| FoundSecret::new("the client's file", SecretPlace::File(path))),
+    );
     Ok(found)
 }
 

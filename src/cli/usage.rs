@@ -9,7 +9,7 @@ use crate::lock::{Error, Kind};
 
 /// What clap has to say: help or a version for stdout, or an error.
 #[derive(Debug)]
-pub enum Said {
+pub enum ClapReply {
     /// Help was asked for.
     Help,
     /// Text that was asked for.
@@ -19,16 +19,16 @@ pub enum Said {
 }
 
 /// Takes clap's error about `arguments` apart. `command` is the subcommand that it is about, if that is known, of all `commands`.
-pub fn reshape(error: &clap::Error, command: Option<&str>, commands: &[&str], arguments: &[OsString]) -> Said {
+pub fn reshape(error: &clap::Error, command: Option<&str>, commands: &[&str], arguments: &[OsString]) -> ClapReply {
     match error.kind() {
-        ErrorKind::DisplayHelp => return Said::Help,
-        ErrorKind::DisplayVersion => return Said::Text(error.render().to_string()),
+        ErrorKind::DisplayHelp => return ClapReply::Help,
+        ErrorKind::DisplayVersion => return ClapReply::Text(error.render().to_string()),
         _ => {}
     }
     let get = |kind| error.get(kind).map(text).unwrap_or_default();
     let argument = get(ContextKind::InvalidArg);
     if let Some(error) = negative(&argument, arguments) {
-        return Said::Mistake(error);
+        return ClapReply::Mistake(error);
     }
     let value = shown(&get(ContextKind::InvalidValue));
     let message = match error.kind() {
@@ -58,7 +58,7 @@ pub fn reshape(error: &clap::Error, command: Option<&str>, commands: &[&str], ar
         Some(command) => format!("dlock {command} --help tells what it takes"),
         None => "dlock --help tells what it takes".into(),
     });
-    Said::Mistake(Error::new(Kind::Usage, message).hint(hint))
+    ClapReply::Mistake(Error::new(Kind::Usage, message).hint(hint))
 }
 
 /// A negative duration, which looks like an option.
@@ -71,7 +71,7 @@ fn negative(argument: &str, arguments: &[OsString]) -> Option<Error> {
     Some(error.hint(format!("0 or more, {}", duration::EXAMPLES)))
 }
 
-/// What somebody who knows another lock tool types first, and what it is called here.
+/// Words of other lock tools, and what each is called here.
 fn first_try(typed: &str, argument: &str, command: Option<&str>, arguments: &[OsString]) -> Option<String> {
     let named = match typed {
         "lock" | "take" | "get" => "dlock acquire takes a lock; dlock run -k KEY -- COMMAND runs a command under one",

@@ -37,7 +37,7 @@ pub struct Args {
 pub struct AcquireSettings {
     /// What is taken; with no TTL where a keeper renews it.
     pub wanted: Wanted,
-    /// The process for whose life a keeper renews it; `None` if nobody does.
+    /// The process for whose life a keeper renews the lock; `None` without a keeper.
     pub while_pid: Option<i32>,
 }
 
@@ -76,11 +76,11 @@ async fn print(holds: &mut [Hold], context: &Context) -> Option<u8> {
         }
     };
     let error = written.err()?;
-    Some(out.unwritten(&error, undo(holds, context.limits).await))
+    Some(out.unwritten(&error, undo(holds, context.limits()).await))
 }
 
 /// Gives back what nothing was done under, and says whether it was.
-async fn undo(holds: &mut [Hold], limits: Limits) -> &'static str {
+async fn undo(holds: &mut [Hold], limits: Limits<'_>) -> &'static str {
     let parting = Parting { scope: Scope::Tree, ..Parting::UNDO };
     let free = give_back(holds, &parting, limits).await.iter().all(|released| matches!(released, Released::Free));
     if free { "the lock was given back" } else { "the lock stays until its lease ends" }

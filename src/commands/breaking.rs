@@ -5,7 +5,7 @@ pub mod host;
 use super::{Context, KeyArg, consent, interrupted};
 use crate::{
     exit,
-    lease::{self, BootClock, Breaking, Clock as _, Order, ask},
+    lease::{self, BootClock, BreakRequest, Breaking, Clock as _, ask},
     lock::{Backend, Break, Error, Holder, Key, Kind, Result},
     output::{described, fence, json, mark, shell},
     supervise::{Signals, reraise},
@@ -14,16 +14,16 @@ use crate::{
 /// How a lock is broken; of `dlock release --force` as well.
 #[derive(clap::Args, Debug, Default)]
 pub struct BreakArgs {
-    /// Break this hold only; its last 4 digits will do
+    /// Break only this hold; the last 4 digits are enough
     #[arg(long, value_name = "N")]
     pub fence: Option<String>,
-    /// Why, for the history and for who is stopped
+    /// The reason, for the history and the holder
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
     /// Do not ask
     #[arg(short, long)]
     pub yes: bool,
-    /// Take it at once, from a holder that is known to be dead
+    /// Take the lock at once, from a dead holder
     #[arg(long)]
     pub now: bool,
 }
@@ -39,7 +39,7 @@ impl BreakArgs {
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock break KEY [OPTIONS]\n       dlock break --host NAME [OPTIONS]",
-    after_help = "The holder's dlock stops its command and gives the lock back; until then nobody\nelse gets it. A holder that does not answer has it to the end of its lease.\n--host NAME, without a key, breaks all holds of a host that is dead.\nExample:  dlock break nightly --fence 1042 --yes --reason 'NFS hangs'"
+    after_help = "The holder's dlock stops its command and releases the lock; until then the lock\nstays held. A holder that does not answer keeps it until its lease ends.\n--host NAME, without a key, breaks all holds of a host that is dead.\nExample:  dlock break nightly --fence 1042 --yes --reason 'NFS hangs'"
 )]
 pub struct Args {
     /// The key.
@@ -86,7 +86,7 @@ pub struct BreakSettings {
     pub fence: Option<Ending>,
     /// Why.
     pub reason: Option<String>,
-    /// Nobody is to be asked.
+    /// Don't ask for confirmation.
     pub yes: bool,
     /// Without waiting for the holder.
     pub now: bool,
@@ -100,25 +100,25 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let decision = (settings.yes, settings.reason.as_deref());
     let to_ask = consent::check(context, &settings.key, decision, "break it").map_err(|error| match error.hint {
-        None => error.hint("--yes --reason TEXT breaks it unasked; better with --fence N, as dlock inspect shows it"),
+        None => error.hint("--yes --reason TEXT breaks it without asking; add --fence N, as dlock inspect shows it"),
         Some(_) => error,
     })?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
     let question = async |backend: &mut dyn Backend| backend.inspect(&settings.key).await;
-    let state = ask(&mut *backend, &BootClock, context.limits, ("break", Some(&settings.key)), question).await?;
+    let state = ask(&mut *backend, &BootClock, context.limits(), ("break", Some(&settings.key)), question).await?;
     context.tell(&mut *backend);
     let store = backend.identity().url;
     let Some(seen) = choose(&settings, &state.holders)? else {
-        let why = if settings.fence.is_some() { "no such hold has the lock any more" } else { "nobody has the lock" };
+        let why = if settings.fence.is_some() { "no such hold has the lock any more" } else { "the lock has no holder" };
         return Ok(out.not_broken(&settings.key, &store, why));
     };
     let Some(number) = seen.fence else {
         return Err(Error::new(Kind::Unsupported, format!("{} has it, and does not listen to dlock", described(seen)))
             .key(&settings.key)
-            .hint("what took the lock has to give it back, or its lease ends"));
+            .hint("the program that took the lock must release it, or its lease ends"));
     };
-    // Whoever decides must know that there is no process to be asked.
+    // The operator must know that no process can answer.
     if !settings.now && !listens(seen) {
         announce(&settings, seen, context);
     }
@@ -135,8 +135,8 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
     let breaking = lease::break_hold(
         &mut *backend,
         &BootClock,
-        Order { key: &settings.key, seen, fence: number, mark: &us, at_once: settings.now },
-        context.limits,
+        BreakRequest { key: &settings.key, seen, fence: number, mark: &us, at_once: settings.now },
+        context.limits(),
         interrupted(&mut signals),
         |holder| {
             if holder.broken.as_ref().is_some_and(|mark| mark.seen) && !std::mem::replace(&mut stopping, true) {
@@ -150,7 +150,7 @@ pub async fn run(settings: BreakSettings, context: &Context) -> Result<u8> {
         Breaking::Changed => return Ok(out.not_broken(&settings.key, &store, "the holder changed meanwhile: nothing was done")),
         Breaking::Stopped(signal) => {
             out.notice(&format!(
-                "{}: the holder stays asked to give it back {}; dlock inspect {} tells whether it has",
+                "{}: the request to stop stays, {}; dlock inspect {} tells whether the holder did",
                 settings.key.escaped(),
                 mark(&us),
                 shell(&settings.key)
@@ -187,29 +187,29 @@ fn choose<'a>(settings: &BreakSettings, holders: &'a [Holder]) -> Result<Option<
     Ok(meant.first().copied())
 }
 
-/// Says who is asked, and what can be expected.
+/// Says whose hold is being broken, and what to expect.
 fn announce(settings: &BreakSettings, seen: &Holder, context: &Context) {
     let (key, who, left) = (settings.key.escaped(), described(seen), seen.expires_in.map(crate::output::age));
     if listens(seen) {
-        let left = left.map(|left| format!(", {left} at most if it does not answer")).unwrap_or_default();
-        context.out.notice(&format!("{key}: asking {who} to stop and give it back{left}"));
+        let left = left.map(|left| format!("; free in {left} at most")).unwrap_or_default();
+        context.out.notice(&format!("{key}: held by {who}: asked to stop{left}"));
         return;
     }
     let pid = seen.metadata.as_ref().and_then(|metadata| metadata.pid).map(|pid| format!(" by pid {pid}")).unwrap_or_default();
-    let left = left.map(|left| format!(", in {left}")).unwrap_or_default();
+    let left = left.map(|left| format!(" in {left}")).unwrap_or_default();
     context.out.notice_with_hint(
-        &format!("{key}: {who}: acquired{pid}, and no dlock renews it: unless a script does, it ends with its lease{left}"),
-        "--now takes it away at once; what uses its token runs on",
+        &format!("{key}: held by {who}: acquired{pid}; no dlock answers, the lease ends{left}"),
+        "--now takes the lock at once; a process that uses its token keeps running",
     );
 }
 
 /// Whether a process renews the hold, which can be asked to stop: one that was acquired for no program has none.
-fn listens(seen: &Holder) -> bool {
+pub(super) fn listens(seen: &Holder) -> bool {
     !seen.detached || seen.metadata.as_ref().is_some_and(|metadata| metadata.command.is_some())
 }
 
 /// Asks on the terminal.
 fn agreed(settings: &BreakSettings, seen: &Holder) -> Result<bool> {
-    let consequence = if settings.now { " Its command may still run, beside the next one's." } else { "" };
+    let consequence = if settings.now { " Its command may still run, next to the next holder's." } else { "" };
     consent::agreed(&format!("break {}, held by {}?{consequence}", settings.key.escaped(), described(seen)))
 }

@@ -8,7 +8,7 @@ use crate::{
     lock::Key,
 };
 
-/// How long somebody who pressed Tab waits for a store.
+/// How long a person who pressed Tab waits for a store.
 const LIMIT: Duration = Duration::from_millis(300);
 
 /// The keys of held locks, or the fences of one lock; nothing if the store does not answer in time.

@@ -3,7 +3,10 @@
 use std::io::{self, BufRead as _, IsTerminal as _};
 
 use super::{Context, user_name};
-use crate::lock::{Error, Key, Kind, Result};
+use crate::{
+    lock::{Error, Key, Kind, Result},
+    supervise::with_usual_signals,
+};
 
 /// Checks that the decision is complete before anything is asked; returns whether the question is still to be put. `what` is what is decided
 /// on: "break it".
@@ -22,7 +25,7 @@ pub fn check_for((yes, reason): (bool, Option<&str>), what: &str, context: &Cont
     let out = &context.out;
     let attended = io::stdin().is_terminal() && out.attended() && !out.is_json();
     if !yes && !attended {
-        return Err(Error::new(Kind::Usage, format!("nobody can be asked whether to {what}")));
+        return Err(Error::new(Kind::Usage, format!("there is no terminal to ask whether to {what}")));
     }
     if yes && !attended && reason.is_none() {
         return Err(Error::new(Kind::Usage, "no reason is given").hint("--reason TEXT tells the holder, and the history"));
@@ -37,16 +40,22 @@ pub fn check_for((yes, reason): (bool, Option<&str>), what: &str, context: &Cont
 pub fn agreed(question: &str) -> Result<bool> {
     crate::output::ask(&format!("{question} [y/N] "));
     let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer).map_err(|error| Error::new(Kind::Usage, "no answer").source(error))?;
+    // Ctrl-C ends the question, whatever was to be decided.
+    let read = with_usual_signals(|| io::stdin().lock().read_line(&mut answer));
+    read.map_err(|error| Error::new(Kind::Usage, "no answer").source(error))?;
+    if !answer.ends_with('\n') {
+        // Ctrl-D leaves the cursor behind the question.
+        crate::output::end_line();
+    }
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-/// Who decides: `user@host`.
+/// The operator: `user@host`.
 pub fn decider(context: &Context) -> String {
     context.host.as_ref().map_or_else(here, |host| format!("{}@{host}", user_name()))
 }
 
-/// Who decides, on this machine whatever `--host` says.
+/// The operator, on this machine whatever `--host` says.
 pub fn here() -> String {
     format!("{}@{}", user_name(), rustix::system::uname().nodename().to_string_lossy())
 }

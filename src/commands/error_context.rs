@@ -4,7 +4,7 @@ use super::{BackendConfig, Context};
 use crate::lock::{Error, Kind};
 
 impl Context {
-    /// `error` with what the configuration tells of it.
+    /// `error` with the configuration's names for it.
     pub(crate) fn explain(&self, mut error: Error) -> Error {
         let backend = &self.target.backend;
         match (error.kind, backend.user()) {
@@ -22,7 +22,7 @@ impl Context {
 }
 
 impl BackendConfig {
-    /// Who logs in, if it is told. A user is no secret, unlike the password.
+    /// The login, if it is known. A user is no secret, unlike the password.
     fn user(&self) -> Option<&str> {
         match self {
             Self::Sqlite { .. } | Self::Redlock(_) => None,

@@ -18,7 +18,7 @@ use crate::{
 #[group(skip)]
 #[command(
     override_usage = "dlock explain KEY [OPTIONS]\n       dlock explain -k KEY [OPTIONS OF RUN] -- COMMAND [ARG]...",
-    after_help = "A line of a crontab is explained with explain in the place of run: nothing is run,\nand nothing is taken. A later flag, variable or line of the file is named with\neach setting; what is not given has its default.\nExample:  dlock explain nightly"
+    after_help = "In a line of a crontab, explain stands in the place of run: nothing is run or\ntaken. Each setting is shown with the flag, variable or line that it comes from.\nExample:  dlock explain nightly"
 )]
 pub struct Args {
     /// What the run would be given.
@@ -46,7 +46,7 @@ pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
     let mut stored_as = String::new();
     for key in std::iter::once(&run.key).chain(&run.also) {
         let question = async |b: &mut dyn Backend| b.inspect(key).await;
-        let state = ask(&mut *backend, &BootClock, context.limits, ("explain", Some(key)), question).await?.in_order();
+        let state = ask(&mut *backend, &BootClock, context.limits(), ("explain", Some(key)), question).await?.in_order();
         if *key == run.key {
             stored_as.clone_from(&state.stored_as);
         }

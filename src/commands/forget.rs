@@ -18,7 +18,7 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock forget KEY [OPTIONS]",
-    after_help = "Skew guard, at-least, --once-per and --once go by what is recorded of earlier\nruns. Without these records the next run starts as if it were the first. The\nhistory stays. A lock that has a holder is left alone.\nExample:  dlock forget nightly --yes --reason 'rerun after the fix'"
+    after_help = "Skew guard, at-least, --once-per and --once use the records of earlier runs.\nWithout these records the next run starts as if it were the first. The history\nstays. A lock that has a holder is left alone.\nExample:  dlock forget nightly --yes --reason 'rerun after the fix'"
 )]
 pub struct Args {
     /// The key.
@@ -51,20 +51,20 @@ pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
     let out = &context.out;
     let decision = (settings.yes, settings.reason.as_deref());
     let to_ask = consent::check(context, &settings.key, decision, "forget it").map_err(|error| match error.hint {
-        None => error.hint("--yes --reason TEXT forgets it unasked"),
+        None => error.hint("--yes --reason TEXT forgets it without asking"),
         Some(_) => error,
     })?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
     let about = ("forget", Some(&settings.key));
-    let record = ask(&mut *backend, &BootClock, context.limits, about, async |b| b.history(&settings.key).await).await?.record;
+    let record = ask(&mut *backend, &BootClock, context.limits(), about, async |b| b.history(&settings.key).await).await?.record;
     context.tell(&mut *backend);
     let store = backend.identity().url;
     if !keeps_any(&record) {
         if out.is_json() {
             return Ok(out.finish(out.json(&json::Forgotten::new(&settings.key, &store, &Record::default())), exit::OK));
         }
-        out.notice(&format!("{}: no run record keeps it from anybody", settings.key.escaped()));
+        out.notice(&format!("{}: no run record keeps it from other runs", settings.key.escaped()));
         return Ok(exit::OK);
     }
     if to_ask && !consent::agreed(&question(&settings.key, &record))? {
@@ -73,7 +73,7 @@ pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
     }
     let request = request(&settings.key, &*backend, context);
     let stop = interrupted(&mut signals);
-    let outcome = lease::acquire(&mut *backend, &BootClock, request.clone(), Patience::Try, context.limits, stop, |_| {}).await;
+    let outcome = lease::acquire(&mut *backend, &BootClock, request.clone(), Patience::Try, context.limits(), stop, |_| {}).await;
     match outcome.map_err(|error| error.during("forget"))? {
         Outcome::Granted(_) => {}
         Outcome::Busy(busy) => return Ok(not_forgotten(&settings, &store, Cause::Busy(&busy), context)),
@@ -99,7 +99,7 @@ pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
         ..Scope::Tree.into()
     };
     let release = async |b: &mut dyn Backend| b.release(&settings.key, &request.token, &parting).await;
-    ask(&mut *backend, &BootClock, context.limits, about, release).await?;
+    ask(&mut *backend, &BootClock, context.limits(), about, release).await?;
     if out.is_json() {
         return Ok(out.finish(out.json(&json::Forgotten::new(&settings.key, &store, &record)), exit::OK));
     }

@@ -1,10 +1,8 @@
-//! `dlock history`: who had a lock, when, and how it ended.
-
-use std::cmp::Reverse;
+//! `dlock history`: the holders of a lock, when they held it, and how that ended.
 
 use super::{
     Context, KeyArg,
-    overview::{self, Choice, ChoiceArgs},
+    overview::{self, Choice, ChoiceArgs, KnownKey},
 };
 use crate::{
     exit,
@@ -67,8 +65,8 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
     let Some(key) = &settings.key else { return all(&settings.choice, last, &mut *backend, context).await };
     let about = ("history", Some(key));
     // The history last: what is over by then is told by it alone.
-    let state = ask(&mut *backend, &BootClock, context.limits, about, async |b| b.inspect(key).await).await?;
-    let past = ask(&mut *backend, &BootClock, context.limits, about, async |b| b.history(key).await).await?;
+    let state = ask(&mut *backend, &BootClock, context.limits(), about, async |b| b.inspect(key).await).await?;
+    let past = ask(&mut *backend, &BootClock, context.limits(), about, async |b| b.history(key).await).await?;
     context.tell(&mut *backend);
     let out = &context.out;
     let now = Now::read();
@@ -87,14 +85,13 @@ pub async fn run(settings: HistorySettings, context: &Context) -> Result<u8> {
 
 /// Shows the runs of all keys.
 async fn all(choice: &Choice, last: Option<usize>, backend: &mut dyn Backend, context: &Context) -> Result<u8> {
-    let mut runs: Vec<(Key, RunOf)> = Vec::new();
-    overview::each(backend, "", context, |known, now| {
-        let chosen = known.runs.into_iter().filter(|run| choice.takes(run, now));
-        runs.extend(chosen.map(|run| (known.key.clone(), run)));
-    })
-    .await?;
+    let chosen = |KnownKey { key, runs, .. }: KnownKey, now: &Now| {
+        let chosen = runs.into_iter().filter(|run| choice.takes(run, now));
+        Some(chosen.map(|run| (key.clone(), run)).collect::<Vec<_>>())
+    };
+    let mut runs: Vec<(Key, RunOf)> = overview::each(backend, "", context, chosen).await?.into_iter().flatten().collect();
     context.tell(backend);
-    runs.sort_by_key(|(_, run)| Reverse(run.started_ms));
+    runs.sort_by(|(one, a), (other, b)| b.started_ms.cmp(&a.started_ms).then_with(|| one.cmp(other)).then_with(|| b.fence.cmp(&a.fence)));
     let (out, now) = (&context.out, Now::read());
     let written = if out.is_json() {
         runs.truncate(last.unwrap_or(usize::MAX));

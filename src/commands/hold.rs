@@ -1,6 +1,6 @@
 //! `dlock hold`: keep a lock in the foreground, for a script that does the work itself.
 //!
-//! Nothing is killed here: whoever holds a lock this way stops its work when this command ends with 76.
+//! Nothing is killed here: the caller stops its work when this command ends with 76.
 
 pub(super) mod until;
 
@@ -30,7 +30,7 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock hold KEY [OPTIONS]",
-    after_help = "Prints a line of JSON once it is taken; gives it back when stdin ends.\nExample:  coproc dlock hold deploy -w 10m; read -r taken <&${COPROC[0]}"
+    after_help = "Prints a line of JSON once the lock is taken; releases it when stdin ends.\nExample:  coproc dlock hold deploy -w 10m; read -r taken <&${COPROC[0]}"
 )]
 pub struct Args {
     /// What is taken.
@@ -42,7 +42,7 @@ pub struct Args {
     /// Hold it for as long as this process lives
     #[arg(long, value_name = "PID")]
     pub while_pid: Option<String>,
-    /// The length of the lease, renewed all along [60s]
+    /// The TTL of the lease; dlock renews it [60s]
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
 }
@@ -58,7 +58,7 @@ pub enum HoldUntil {
     ProcessEnds(i32),
 }
 
-/// How long the line that tells of the hold may take once the hold is over.
+/// How long the line about the hold may take once the hold is over.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// What `dlock hold` is to do, checked.
@@ -89,7 +89,7 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     let mut holds = match Box::pin(take(&settings.wanted, false, None, context, stop)).await? {
         Taken::Granted(holds) => holds,
         Taken::Not(status) => return Ok(status),
-        // Whoever the lock was for is gone.
+        // The process that the lock was for is gone.
         Taken::Stopped(Over::Ended) => return Ok(exit::OK),
         Taken::Stopped(Over::Signal(signal)) => {
             let status = out.interrupted(&settings.wanted.key, signal.number);
@@ -102,7 +102,7 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     if until.is_kept_from_reading() {
         out.notice_with_hint(
             &format!("{}: held in the background, where the terminal's input is not read", settings.wanted.key.escaped()),
-            "kill gives it back; --while-pid $$ does without a terminal",
+            "kill releases it; --while-pid $$ does without a terminal",
         );
     }
     // Its reader may take its time, and the lease is renewed meanwhile.
@@ -110,7 +110,7 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     // The token is a secret, and what a terminal shows ends up in logs.
     let silent = io::stdout().is_terminal() && !out.is_json();
     if silent {
-        let how = if settings.until == HoldUntil::StdinEnds { "Ctrl-D gives it back" } else { "Ctrl-C gives it back" };
+        let how = if settings.until == HoldUntil::StdinEnds { "Ctrl-D releases it" } else { "Ctrl-C releases it" };
         out.notice(&format!("holding {}; {how}", settings.wanted.key.escaped()));
     }
     let printing = spawn_blocking(move || if silent { Ok(()) } else { printer.data(&text) });
@@ -130,9 +130,9 @@ async fn keep_on(
     let began = BootClock.now();
     let over = tokio::select! {
         biased;
-        loss = keep(holds, context.limits, Intent::Extend(None), &|_, _, _| ()) => Err(loss?),
+        loss = keep(holds, context.limits(), Intent::Extend(None), &|_, _, _| ()) => Err(loss?),
         Ok(Err(error)) = &mut printing => {
-            let free = give_back(holds, &parting(Duration::ZERO), context.limits).await.iter().all(|one| matches!(one, Released::Free));
+            let free = give_back(holds, &parting(Duration::ZERO), context.limits()).await.iter().all(|one| matches!(one, Released::Free));
             return Ok(out.unwritten(&error, if free { "the lock was given back" } else { "the lock stays until its lease ends" }));
         }
         over = until.ended_or(interrupted(&mut signals)) => Ok(over),
@@ -144,18 +144,18 @@ async fn keep_on(
         Err((at, lost)) => {
             let how = loss(&lost);
             // What is left of the lease, and of the others, is the caller's, to stop its work in.
-            out.warn_with_hint(&format!("{}: the lock was lost: {how}", holds[at].lease.key.escaped()), "stop the work that it protects");
+            out.warn_with_hint(&format!("{}: the lock was lost: {how}", holds[at].lease.key.escaped()), "stop the protected work");
             return Ok(exit::LOST);
         }
     };
-    let released = give_back(holds, &parting(BootClock.now().since(began)), context.limits).await;
+    let released = give_back(holds, &parting(BootClock.now().since(began)), context.limits()).await;
     for (Hold { lease, .. }, released) in holds.iter().zip(released) {
         match released {
             Released::Free | Released::StillHeld(_) => {}
             Released::NotHeld => {
                 out.warn_with_hint(
                     &format!("{}: the lock was lost: it was not ours any more when it was to be given back", lease.key.escaped()),
-                    "the work that it protects may have met somebody else's",
+                    "the protected work may have run next to another holder's",
                 );
                 status = exit::LOST;
             }

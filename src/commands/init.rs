@@ -12,7 +12,7 @@ use crate::{
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock init [OPTIONS]",
-    after_help = "It may be repeated. Redis needs none; SQLite does it by itself when first used.\nExample:  dlock init -b prod"
+    after_help = "May be repeated. Redis, etcd, ZooKeeper need none; SQLite does it on first use.\nExample:  dlock init -b prod"
 )]
 pub struct Args {
     /// Only show what would be done, in the store's language
@@ -45,7 +45,7 @@ pub async fn run(settings: InitSettings, context: &Context) -> Result<u8> {
         };
         return Ok(out.finish(out.data(&schema), exit::OK));
     }
-    let done = ask(&mut *backend, &BootClock, context.limits, ("init", None), async |b| b.init().await).await?;
+    let done = ask(&mut *backend, &BootClock, context.limits(), ("init", None), async |b| b.init().await).await?;
     context.tell(&mut *backend);
     let out = &context.out;
     if out.is_json() {

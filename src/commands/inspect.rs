@@ -1,6 +1,6 @@
-//! `dlock inspect`: who holds a lock, since when, until when, and who waits.
+//! `dlock inspect`: the holders of a lock, since when and until when, and its waiters.
 
-use super::{Context, KeyArg};
+use super::{Context, KeyArg, breaking::listens};
 use crate::{
     exit,
     lease::{BootClock, ask},
@@ -34,7 +34,7 @@ pub struct InspectSettings {
 pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let question = async |backend: &mut dyn Backend| backend.inspect(&settings.key).await;
-    let state = ask(&mut *backend, &BootClock, context.limits, ("inspect", Some(&settings.key)), question).await?.in_order();
+    let state = ask(&mut *backend, &BootClock, context.limits(), ("inspect", Some(&settings.key)), question).await?.in_order();
     let record = record(&mut *backend, &state, context).await?;
     context.tell(&mut *backend);
     let out = &context.out;
@@ -49,7 +49,12 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
         && let Some(fence) = holder.fence.filter(|_| holder.broken.is_none())
     {
         let (key, fence) = (shell(&settings.key), fence_of(fence, std::iter::empty()));
-        out.tip(&format!("dlock break {key} --fence {} asks its holder to stop", fence.trim_start_matches('…')));
+        let fence = fence.trim_start_matches('…');
+        out.tip(&if listens(holder) {
+            format!("dlock break {key} --fence {fence} asks its holder to stop")
+        } else {
+            format!("dlock break {key} --fence {fence} --now takes it away; what uses its token runs on")
+        });
     }
     if lock.refusal.is_some() {
         let key = shell(&settings.key);
@@ -67,5 +72,5 @@ pub async fn record(backend: &mut dyn Backend, state: &LockState, context: &Cont
         return Ok(Record::default());
     }
     let question = async |backend: &mut dyn Backend| backend.history(&state.key).await;
-    Ok(ask(backend, &BootClock, context.limits, ("inspect", Some(&state.key)), question).await?.record)
+    Ok(ask(backend, &BootClock, context.limits(), ("inspect", Some(&state.key)), question).await?.record)
 }

@@ -33,7 +33,7 @@ pub struct ModeArgs {
     /// Be one of at most N holders (= --limit)
     #[arg(long, alias = "limit", value_name = "N", allow_negative_numbers = true, conflicts_with = "exclusive")]
     pub permits: Option<String>,
-    /// Wait in line; otherwise a newcomer may overtake
+    /// Serve waiters in order; else newcomers overtake
     #[arg(long)]
     pub fair: bool,
     /// Hold the lock alone (the default)
@@ -44,7 +44,7 @@ pub struct ModeArgs {
 /// How a lock is taken, and what it means if it is not.
 #[derive(clap::Args, Debug, Default)]
 pub struct TakingArgs {
-    /// Wait so long for the lock: 30s, 5m, forever
+    /// Wait up to D for the lock: 30s, 5m, forever
     #[arg(short, long, value_name = "D", allow_negative_numbers = true)]
     pub wait: Option<String>,
     /// Do not wait (the default, and -w 0)
@@ -53,12 +53,12 @@ pub struct TakingArgs {
     /// How it is held.
     #[command(flatten)]
     pub mode: ModeArgs,
-    /// The status when somebody else holds it [75]
-    #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
+    /// The exit status when the lock is busy [75]
+    #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
     pub conflict_exit_code: Option<String>,
 }
 
-/// What is to be taken by whoever works under it elsewhere.
+/// The lock that a process elsewhere works under.
 #[derive(clap::Args, Debug, Default)]
 pub struct WantedArgs {
     /// The keys.
@@ -67,10 +67,10 @@ pub struct WantedArgs {
     /// How it is taken.
     #[command(flatten)]
     pub taking: TakingArgs,
-    /// A note for those who look at the lock
+    /// A note that inspect and list show
     #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub describe: Option<String>,
-    /// Leave out who holds the lock
+    /// Store no host, user or command
     #[arg(long, hide_short_help = true)]
     pub no_metadata: bool,
 }

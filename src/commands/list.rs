@@ -1,19 +1,19 @@
 //! `dlock list`: every held lock.
 
-use std::{cmp::Reverse, io::IsTerminal as _, time::Duration};
+use std::{cmp::Reverse, future::pending, io::IsTerminal as _, time::Duration};
 
 use clap::builder::PossibleValuesParser;
 
 use super::{
     Context, interrupted,
-    overview::{self, Choice, ChoiceArgs},
+    overview::{self, Choice, ChoiceArgs, KnownKey},
 };
 use crate::{
     exit,
     lease::{BootClock, Clock as _, ask},
     lock::{Backend, Error, Kind, LockState, Result, Rule, Which},
     output::{self, Lock, Now, json, list, overview::Summary},
-    supervise::{Signals, reraise},
+    supervise::{Signal, Signals, reraise, stop_self},
 };
 
 /// The arguments of `dlock list`.
@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(value_name = "START")]
     pub start: Option<String>,
     /// Order by key, since, expires or wait [key]
-    #[arg(long, value_name = "BY", value_parser = PossibleValuesParser::new(["key", "since", "expires", "wait"]), hide_possible_values = true)]
+    #[arg(long, value_name = "BY", value_parser = PossibleValuesParser::new(["key", "since", "expires", "wait"]), hide_possible_values = true, hide_short_help = true)]
     pub sort: Option<String>,
     /// Only locks that are held for longer than this
     #[arg(long, value_name = "D")]
@@ -45,11 +45,11 @@ pub struct Args {
 
 /// What comes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Order {
+pub enum SortBy {
     /// By name.
     #[default]
     Key,
-    /// Who has it the longest.
+    /// Longest hold first.
     Since,
     /// Which ends first.
     Expires,
@@ -63,7 +63,7 @@ pub struct ListSettings {
     /// The start of the keys to be shown; empty for all.
     pub start: String,
     /// What comes first.
-    pub order: Order,
+    pub order: SortBy,
     /// How long a lock has to be held to be shown.
     pub held_longer_than: Option<Duration>,
     /// How often to look; `None` for once.
@@ -79,33 +79,49 @@ pub struct ListSettings {
 /// # Errors
 /// What kept the store from answering; of several looks, the first.
 pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
+    // Before the store's client starts a thread, which would get them.
+    let signals = settings.watch.map(|_| Signals::new()).transpose();
+    let mut signals = signals.map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = super::open(context);
     if settings.all {
         return all(&settings, &mut *backend, context).await;
     }
-    let (mut locks, unknown) = look(&settings, &mut *backend, context).await?;
+    let (locks, unknown) = match look_unless(signals.as_mut(), &settings, &mut *backend, context).await {
+        Ok(found) => found?,
+        Err(signal) => return Ok(ended_by(signal)),
+    };
     context.tell(&mut *backend);
     if unknown > 0 {
         let which = if unknown == 1 { "1 lock is".to_owned() } else { format!("{unknown} locks are") };
-        context.out.notice(&format!("{which} left out: the store does not tell how long they are held"));
+        context.out.notice(&format!("{which} left out: the store does not know since when they are held"));
     }
-    let Some(pause) = settings.watch else { return Ok(once(&locks, &backend.identity().url, context)) };
+    match settings.watch.zip(signals) {
+        None => Ok(once(&locks, &backend.identity().url, context)),
+        Some((pause, signals)) => watch(&settings, locks, (pause, signals), &mut *backend, context).await,
+    }
+}
+
+/// Shows the locks again and again, until a signal comes or the reader has left.
+async fn watch(
+    settings: &ListSettings,
+    mut locks: Vec<Lock>,
+    (pause, mut signals): (Duration, Signals),
+    backend: &mut dyn Backend,
+    context: &Context,
+) -> Result<u8> {
     let out = &context.out;
-    let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
-    let stop = interrupted(&mut signals);
-    tokio::pin!(stop);
     let drawn = std::io::stdout().is_terminal() && !out.is_json();
-    let mut screen = (Vec::new(), (0, 0));
+    // What the window shows, and its size then. Nothing: all is drawn anew.
+    let mut shown = (Vec::new(), (0, 0));
+    let (mut now, mut next) = (Now::read(), BootClock.now().plus(pause));
     loop {
-        let now = Now::read();
         let written = if drawn {
             let (look, height) = (out.look(), out.height());
-            let next = list::screen(&locks, &now, pause, look, height);
+            let screen = list::screen(&locks, &now, pause, look, height);
             let size = (look.width.unwrap_or_default(), height);
-            // A window that was resized is drawn anew.
-            let before = if screen.1 == size { std::mem::take(&mut screen.0) } else { Vec::new() };
-            let drawn = out.data(&list::redraw(&before, &next));
-            screen = (next, size);
+            let before = if shown.1 == size { std::mem::take(&mut shown.0) } else { Vec::new() };
+            let drawn = out.data(&list::redraw(&before, &screen));
+            shown = (screen, size);
             drawn
         } else {
             out.data(&json::line(&json::Listed::new(&locks, &backend.identity().url, &now)))
@@ -116,37 +132,81 @@ pub async fn run(settings: ListSettings, context: &Context) -> Result<u8> {
         loop {
             tokio::select! {
                 biased;
-                signal = &mut stop => {
-                    if signal.from_terminal {
-                        reraise(signal.number);
+                signal = signals.next() => {
+                    if signal.ends_wait() {
+                        return Ok(ended_by(signal));
                     }
-                    return Ok(exit::signalled(signal.number));
+                    if signal.is_stop() {
+                        stop_self(signal.number);
+                    }
+                    if drawn && (signal.is_stop() || signal.is_new_size()) {
+                        // A window that was resized, or that others wrote to, is drawn anew.
+                        shown = (Vec::new(), (0, 0));
+                        break;
+                    }
+                    continue;
                 }
-                () = BootClock.sleep_until(BootClock.now().plus(pause)) => {}
+                () = BootClock.sleep_until(next) => {}
             }
-            match look(&settings, &mut *backend, context).await {
+            next = BootClock.now().plus(pause);
+            let found = match look_unless(Some(&mut signals), settings, backend, context).await {
+                Ok(found) => found,
+                Err(signal) => return Ok(ended_by(signal)),
+            };
+            match found {
                 Ok((again, _)) => {
-                    locks = again;
+                    (locks, now) = (again, Now::read());
                     break;
                 }
                 // The store may come back; what was seen last stays on the screen.
-                Err(error) if drawn => out.error_lines(&error),
+                Err(error) if drawn => {
+                    out.error_lines(&error);
+                    shown = (Vec::new(), (0, 0));
+                }
                 Err(error) => drop(out.data(&json::line(&json::Failed::new(&error, exit::of(&error))))),
             }
         }
     }
 }
 
+/// The status after a signal; on a terminal dlock ends as the signal ends other programs.
+fn ended_by(signal: Signal) -> u8 {
+    if signal.from_terminal {
+        reraise(signal.number);
+    }
+    exit::signalled(signal.number)
+}
+
+/// As [`look`], or the signal that came before the store answered.
+async fn look_unless(
+    signals: Option<&mut Signals>,
+    settings: &ListSettings,
+    backend: &mut dyn Backend,
+    context: &Context,
+) -> std::result::Result<Result<(Vec<Lock>, usize)>, Signal> {
+    let stop = async {
+        match signals {
+            Some(signals) => interrupted(signals).await,
+            None => pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        signal = stop => Err(signal),
+        found = look(settings, backend, context) => Ok(found),
+    }
+}
+
 /// Shows every key that the store knows.
 async fn all(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<u8> {
-    let mut keys = Vec::new();
-    overview::each(backend, &settings.start, context, |known, now| {
+    let summary = |known: KnownKey, now: &Now| {
         let skips = known.skips.iter().map(|skips| skips.count).sum();
         let one = Summary::new(known.key, &known.runs, skips, now);
         let chosen = one.last.as_ref().map_or(settings.choice == Choice::default(), |run| settings.choice.takes(run, now));
-        keys.extend(Some(one).filter(|_| chosen));
-    })
-    .await?;
+        Some(one).filter(|_| chosen)
+    };
+    let mut keys = overview::each(backend, &settings.start, context, summary).await?;
+    keys.sort_by(|a, b| a.key.cmp(&b.key));
     context.tell(backend);
     let (out, now) = (&context.out, Now::read());
     if out.is_json() {
@@ -175,10 +235,10 @@ fn once(locks: &[Lock], store: &str, context: &Context) -> u8 {
     out.finish(out.data(&list::view(locks, &Now::read(), out.look())), exit::OK)
 }
 
-/// The locks that are to be shown, in their order; and of how many it is not known whether they should be.
+/// The locks to show, in their order; and the number of locks that could not be judged.
 async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<Lock>, usize)> {
     let question = async |b: &mut dyn Backend| b.list(&settings.start).await;
-    let locks = ask(backend, &BootClock, context.limits, ("list", None), question).await?;
+    let locks = ask(backend, &BootClock, context.limits(), ("list", None), question).await?;
     let mut locks: Vec<Lock> = locks.into_iter().map(|state| LockState::in_order(state).into()).collect();
     locks.retain(|lock| lock.state.holders.iter().any(|holder| settings.choice.is_of(holder.metadata.as_ref())));
     if settings.choice == Choice::default() {
@@ -193,36 +253,35 @@ async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Cont
         });
     }
     match settings.order {
-        Order::Key => locks.sort_by(|a, b| a.state.key.cmp(&b.state.key)),
-        Order::Since => locks.sort_by_key(|lock| Reverse(held(lock))),
-        Order::Expires => {
+        SortBy::Key => locks.sort_by(|a, b| a.state.key.cmp(&b.state.key)),
+        SortBy::Since => locks.sort_by_key(|lock| Reverse(held(lock))),
+        SortBy::Expires => {
             let ends = |lock: &Lock| lock.state.holders.iter().filter_map(|holder| holder.expires_in).min();
             let again = |lock: &Lock| lock.refusal.as_ref().and_then(|refusal| refusal.again_in);
             locks.sort_by_key(|lock| ends(lock).or(again(lock)).unwrap_or(Duration::MAX));
         }
-        Order::Wait => locks.sort_by_key(|lock| Reverse(lock.state.waiters.len())),
+        SortBy::Wait => locks.sort_by_key(|lock| Reverse(lock.state.waiters.len())),
     }
     Ok((locks, unknown))
 }
 
-/// The free locks that an earlier run keeps from everybody.
+/// The free locks that an earlier run keeps from every host; `held` is in the order of the keys.
 async fn kept(settings: &ListSettings, backend: &mut dyn Backend, context: &Context, held: &[Lock]) -> Result<Vec<Lock>> {
     if !backend.identity().capabilities.terms {
         return Ok(Vec::new());
     }
     let question = async |b: &mut dyn Backend| b.known(&settings.start, Which::Kept).await;
-    let keys = ask(backend, &BootClock, context.limits, ("list", None), question).await?;
-    let mut kept = Vec::new();
-    for key in keys.into_iter().filter(|key| held.iter().all(|lock| lock.state.key != *key)) {
-        let about = ("list", Some(&key));
-        let record = ask(backend, &BootClock, context.limits, about, async |b: &mut dyn Backend| b.history(&key).await).await?.record;
+    let keys = ask(backend, &BootClock, context.limits(), ("list", None), question).await?;
+    let keys: Vec<_> = keys.into_iter().filter(|key| held.binary_search_by(|lock| lock.state.key.cmp(key)).is_err()).collect();
+    let kept = overview::ask_each(backend, keys, context, async |backend, key| {
+        let about = ("list", Some(key));
+        let record = ask(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.history(key).await).await?.record;
         // A skew guard lasts for seconds, and is nothing to its own host.
         if !record.keeps(Now::read().unix_ms()).is_some_and(|refusal| matches!(refusal.rule, Rule::AtLeast(_))) {
-            continue;
+            return Ok(None);
         }
-        let state = ask(backend, &BootClock, context.limits, about, async |b: &mut dyn Backend| b.inspect(&key).await).await?;
-        let lock = Lock::with_record(state, record, &Now::read());
-        kept.extend(Some(lock).filter(|lock| lock.refusal.is_some()));
-    }
-    Ok(kept)
+        let state = ask(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.inspect(key).await).await?;
+        Ok(Some(Lock::with_record(state, record, &Now::read())).filter(|lock| lock.refusal.is_some()))
+    });
+    Ok(kept.await?.into_iter().flatten().collect())
 }

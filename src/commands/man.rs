@@ -1,26 +1,67 @@
-//! `dlock man`: the pages in `man/`. Options come from the command line's definition, longer texts from `man/*.md` next to this file.
+//! `dlock man`: the pages in `man/`. Options and tables come from the code, texts from the files `man/*.md` next to this one, a file per page.
 
-use clap_mangen::{
-    Man,
-    roff::{Roff, bold, roman},
-};
+mod markdown;
 
+use clap_mangen::{Man, roff::Roff};
+
+use self::markdown::render;
 use super::{CAPABILITIES, CHECKS, LIBRARIES};
 use crate::lock::{Capabilities, Check, Error, Excludes, Kind, Library, Result};
 
 /// The arguments of `dlock man`.
 #[derive(clap::Args, Debug)]
-#[command(after_help = "interop, which is no command, is the page of the other lock libraries.\nExample:  dlock man run | man -l -")]
+#[command(after_help = "Pages that are no commands: stores, cron, interop, migrate.\nExample:  dlock man run | man -l -")]
 pub struct Args {
-    /// The page of this command instead of dlock's
+    /// The page of this command or topic instead of dlock's
     #[arg(value_name = "COMMAND")]
     pub page: Option<String>,
 }
 
+/// Files of `contrib/` that stand in pages as they are.
+const EXAMPLES: &[(&str, &str)] = &[
+    ("{contrib/systemd/sms-job.service}", include_str!("../../contrib/systemd/sms-job.service")),
+    ("{contrib/systemd/sms-job.timer}", include_str!("../../contrib/systemd/sms-job.timer")),
+    ("{contrib/kubernetes/cronjob.yaml}", include_str!("../../contrib/kubernetes/cronjob.yaml")),
+    ("{contrib/ansible/migrate.yml}", include_str!("../../contrib/ansible/migrate.yml")),
+];
+
+/// When the pages were last revised.
+const REVISED: &str = "2026-11-23";
+
+/// The text of each command's page; `{options}` and the like stand for what the code knows.
+const COMMANDS: &[(&str, &str)] = &[
+    ("run", include_str!("man/run.md")),
+    ("acquire", include_str!("man/acquire.md")),
+    ("renew", include_str!("man/renew.md")),
+    ("verify", include_str!("man/verify.md")),
+    ("release", include_str!("man/release.md")),
+    ("hold", include_str!("man/hold.md")),
+    ("inspect", include_str!("man/inspect.md")),
+    ("names", include_str!("man/names.md")),
+    ("list", include_str!("man/list.md")),
+    ("history", include_str!("man/history.md")),
+    ("break", include_str!("man/break.md")),
+    ("explain", include_str!("man/explain.md")),
+    ("forget", include_str!("man/forget.md")),
+    ("doctor", include_str!("man/doctor.md")),
+    ("init", include_str!("man/init.md")),
+    ("gc", include_str!("man/gc.md")),
+    ("completions", include_str!("man/completions.md")),
+    ("man", include_str!("man/man.md")),
+];
+
+/// The pages about more than one command: name, summary, text.
+const TOPICS: &[(&str, &str, &str)] = &[
+    ("stores", "the stores that dlock can keep locks in, and what each promises", include_str!("man/stores.md")),
+    ("cron", "jobs that several nodes start: crontab, systemd, Kubernetes, Ansible, CI", include_str!("man/cron.md")),
+    ("interop", "locks that dlock shares with other lock libraries", include_str!("man/interop.md")),
+    ("migrate", "from flock, cronlock, consul lock, etcdctl lock and ShedLock to dlock", include_str!("man/migrate.md")),
+];
+
 /// The page in roff.
 ///
 /// # Errors
-/// [`Kind::Usage`] if there is no such command.
+/// [`Kind::Usage`] if there is no such command or topic.
 pub fn text(command: clap::Command, args: &Args, variables: &[(String, String)]) -> Result<Vec<u8>> {
     // What is too much for a screen has its place here.
     let show = |command: clap::Command| command.hide(false).mut_args(|argument| argument.hide_short_help(false));
@@ -28,32 +69,122 @@ pub fn text(command: clap::Command, args: &Args, variables: &[(String, String)])
     command.build();
     let mut out = Vec::new();
     let rendered = match args.page.as_deref() {
-        None => overview(command, variables, &mut out),
-        Some(INTEROP) => interop(&command, &mut out),
+        None => Page::new(&command, command.clone(), variables).render(include_str!("man/dlock.md"), &mut out),
         Some(name) => {
-            let Some(page) = command.get_subcommands().find(|page| page.get_name() == name) else {
-                let names: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).chain([INTEROP]).collect();
+            if let Some((name, about, text)) = TOPICS.iter().find(|(topic, ..)| *topic == name) {
+                topic(&command, (name, about), text, variables, &mut out)
+            } else if let Some(found) = command.get_subcommands().find(|page| page.get_name() == name) {
+                // `dlock man run` makes dlock-run(1). What all commands take is in dlock(1).
+                let page = found.clone().name(format!("dlock-{name}")).bin_name(format!("dlock {name}"));
+                let page = page.mut_args(|argument| if argument.is_global_set() { argument.hide(true) } else { argument });
+                let text =
+                    COMMANDS.iter().find(|(command, _)| *command == name).map_or_else(|| plain(found), |(_, text)| (*text).to_owned());
+                Page::new(&command, page, variables).render(&text, &mut out)
+            } else {
+                let topics = TOPICS.iter().map(|(topic, ..)| *topic);
+                let names: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).chain(topics).collect();
                 return Err(Error::new(Kind::Usage, "there is no page of this name").hint(format!("it is one of {}", names.join(", "))));
-            };
-            // `dlock man run` makes dlock-run(1).
-            let page = page.clone().name(format!("dlock-{name}")).bin_name(format!("dlock {name}"));
-            subcommand(name, page, &mut out)
+            }
         }
     };
     rendered.map_err(|error| Error::new(Kind::Internal, "the page can't be made").source(error))?;
     Ok(out)
 }
 
-/// The page about other lock libraries.
-const INTEROP: &str = "interop";
-
-fn interop(command: &clap::Command, out: &mut Vec<u8>) -> std::io::Result<()> {
+/// A page about more than one command.
+fn topic(
+    command: &clap::Command,
+    (name, about): (&str, &str),
+    text: &str,
+    variables: &[(String, String)],
+    out: &mut Vec<u8>,
+) -> std::io::Result<()> {
     let mut title = Roff::new();
-    let version = format!("dlock {}", command.get_version().unwrap_or_default());
-    title.control("TH", ["dlock-interop", "7", "", &version, ""]);
+    title.control("TH", [&*format!("dlock-{name}"), "7", REVISED, &*source(command), "dlock"]);
     title.to_writer(out)?;
-    render(&format!("{}\n{}", include_str!("man/interop.md"), libraries()), out)?;
-    render("# SEE ALSO\ndlock(1), dlock-names(1), dlock-inspect(1)", out)
+    render(&format!("# NAME\ndlock-{name} - {about}"), out)?;
+    body(text, command, None, variables, out)
+}
+
+/// What a command without a text of its own says: its help.
+fn plain(command: &clap::Command) -> String {
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let (notes, example) = after.split_once("Example:").unwrap_or((&after, ""));
+    let lines: Vec<&str> = example.trim().lines().map(str::trim).collect();
+    format!("# DESCRIPTION\n{about}\n\n{notes}\n{{options}}\n# EXIT STATUS\n{{errors}}\n# EXAMPLES\n    {}\n", lines.join("\n    "))
+}
+
+/// Which version the pages are of.
+fn source(command: &clap::Command) -> String {
+    format!("dlock {}", command.get_version().unwrap_or_default())
+}
+
+/// The page of dlock or of one command.
+struct Page<'a> {
+    all: &'a clap::Command,
+    man: Man,
+    variables: &'a [(String, String)],
+}
+
+impl<'a> Page<'a> {
+    fn new(all: &'a clap::Command, page: clap::Command, variables: &'a [(String, String)]) -> Self {
+        let man = Man::new(page).section("1").date(REVISED).source(source(all)).manual("User Commands");
+        Self { all, man, variables }
+    }
+
+    fn render(&self, text: &str, out: &mut Vec<u8>) -> std::io::Result<()> {
+        self.man.render_title(out)?;
+        self.man.render_name_section(out)?;
+        if !text.starts_with("# SYNOPSIS") {
+            self.man.render_synopsis_section(out)?;
+        }
+        body(text, self.all, Some(&self.man), self.variables, out)
+    }
+}
+
+/// A page's text, with what the code knows in the place of `{options}` and the like.
+fn body(text: &str, all: &clap::Command, man: Option<&Man>, variables: &[(String, String)], out: &mut Vec<u8>) -> std::io::Result<()> {
+    let mut pending = String::new();
+    for line in text.lines() {
+        let table = match (line, man) {
+            ("{options}", Some(man)) => {
+                render(&std::mem::take(&mut pending), out)?;
+                let mut section = Vec::new();
+                man.render_options_section(&mut section)?;
+                // An empty line between two breaks is one space.
+                out.extend(String::from_utf8_lossy(&section).replace("\n.br\n\n.br\n", "\n.sp\n").into_bytes());
+                continue;
+            }
+            ("{commands}", Some(man)) => {
+                render(&std::mem::take(&mut pending), out)?;
+                man.render_subcommands_section(out)?;
+                continue;
+            }
+            ("{common}", _) => common(all),
+            ("{variables}", _) => items(variables.iter().map(|(name, text)| (name, text))),
+            ("{capabilities}", _) => capabilities(),
+            ("{checks}", _) => checks(),
+            ("{libraries}", _) => libraries(),
+            ("{errors}", _) => include_str!("man/errors.md").to_owned(),
+            _ => EXAMPLES.iter().find(|(name, _)| *name == line).map_or_else(|| line.to_owned(), |(_, text)| verbatim(text)),
+        };
+        pending.push_str(&table);
+        pending.push('\n');
+    }
+    render(&pending, out)
+}
+
+/// A file as an example: each line indented.
+fn verbatim(text: &str) -> String {
+    text.lines().map(|line| format!("    {line}").trim_end().to_owned() + "\n").collect()
+}
+
+/// The options that every command has, by name: `dlock.1` says what they are.
+fn common(all: &clap::Command) -> String {
+    let globals = all.get_arguments().filter(|argument| argument.is_global_set());
+    let names: Vec<String> = globals.filter_map(|argument| argument.get_long()).map(|long| format!("`--{long}`")).collect();
+    format!("\nEvery command also takes {}: see dlock(1).", names.join(", "))
 }
 
 /// The libraries of each store, from the tables that `dlock names` uses.
@@ -67,6 +198,8 @@ fn libraries() -> String {
         };
         let code = code.replace("{string}", "\"NAME\"").replace("{word}", "NAME").replace("{sql}", "'NAME'").replace("{name}", "NAME");
         let code = code.replace("{table}", "\"dlock\"").replace("{lock}", "NAME");
+        // A terminal has 80 columns.
+        let code = if code.len() > 64 { code.replace("; ", ";\n    ") } else { code };
         let code = if code.is_empty() { code } else { format!("    {code}\n\n") };
         let about = if about.is_empty() { String::new() } else { format!("; {about}") };
         format!("- {name}: {how}{about}.\n{code}")
@@ -75,88 +208,16 @@ fn libraries() -> String {
     LIBRARIES.iter().map(of).collect()
 }
 
-fn overview(command: clap::Command, variables: &[(String, String)], out: &mut Vec<u8>) -> std::io::Result<()> {
-    let man = Man::new(command);
-    man.render_title(out)?;
-    man.render_name_section(out)?;
-    man.render_synopsis_section(out)?;
-    render(include_str!("man/description.md"), out)?;
-    man.render_subcommands_section(out)?;
-    man.render_options_section(out)?;
-    render(&format!("{}\n{}", include_str!("man/stores.md"), capabilities()), out)?;
-    render(include_str!("man/status.md"), out)?;
-    render(&format!("{}\n{}", items(variables.iter().map(|(name, text)| (name, text))), include_str!("man/outputs.md")), out)?;
-    render(include_str!("man/usage.md"), out)
-}
-
-fn subcommand(name: &str, page: clap::Command, out: &mut Vec<u8>) -> std::io::Result<()> {
-    let after = page.get_after_help().map(ToString::to_string).unwrap_or_default();
-    let man = Man::new(page);
-    man.render_title(out)?;
-    man.render_name_section(out)?;
-    man.render_synopsis_section(out)?;
-    man.render_description_section(out)?;
-    let (notes, example) = after.split_once("Example:").unwrap_or((&after, ""));
-    // As paragraphs of the description.
-    if !notes.is_empty() {
-        render(&format!("\n{notes}"), out)?;
-    }
-    man.render_options_section(out)?;
-    match name {
-        "run" => render(include_str!("man/run.md"), out)?,
-        "doctor" => render(&format!("{}\n{}", include_str!("man/doctor.md"), checks()), out)?,
-        _ => {}
-    }
-    if !example.is_empty() && name != "run" {
-        let lines: Vec<&str> = example.trim().lines().map(str::trim).collect();
-        render(&format!("# EXAMPLES\n    {}", lines.join("\n    ")), out)?;
-    }
-    render("# SEE ALSO\ndlock(1) has the exit statuses, the environment, the configuration file and the JSON schema.", out)
-}
-
-/// Translates the little Markdown that the texts use: sections (`#`), subsections (`##`), paragraphs, items (`- name: text`),
-/// and indented lines, which stay as they are.
-fn render(text: &str, out: &mut Vec<u8>) -> std::io::Result<()> {
-    let mut roff = Roff::new();
-    let mut verbatim = false;
-    let mut lines = text.trim_end().lines().enumerate().peekable();
-    while let Some((at, line)) = lines.next() {
-        let indented = line.starts_with("    ");
-        if indented != verbatim && !line.is_empty() {
-            roff.control(if indented { "nf" } else { "fi" }, []);
-            verbatim = indented;
-        }
-        if let Some(title) = line.strip_prefix("# ") {
-            if at > 0 {
-                std::mem::take(&mut roff).to_writer(out)?;
-            }
-            roff.control("SH", [title]);
-        } else if let Some(title) = line.strip_prefix("## ") {
-            roff.control("SS", [title]);
-        } else if let Some((name, about)) = line.strip_prefix("- ").and_then(|item| item.split_once(": ")) {
-            roff.control("TP", []).text([bold(name)]).text([roman(about)]);
-        } else if !line.is_empty() {
-            roff.text([roman(if indented { line } else { line.trim() })]);
-        } else if lines.peek().is_some_and(|(_, next)| !next.starts_with('#')) {
-            roff.control("PP", []);
-        }
-    }
-    if verbatim {
-        roff.control("fi", []);
-    }
-    roff.to_writer(out)
-}
-
 /// Items of a list, as [`render`] reads them.
 fn items<T: AsRef<str>>(rows: impl IntoIterator<Item = (T, T)>) -> String {
     rows.into_iter().map(|(name, text)| ["- ", name.as_ref(), ": ", text.as_ref(), "\n"].concat()).collect()
 }
 
-/// Which store has which kinds of locks, from what the backends go by themselves.
+/// Which store has which kinds of locks, from the backends' own capabilities.
 fn capabilities() -> String {
     let row = |name: &str, cells: [&str; 6]| {
         let [shared, permits, fair, nested, acquire, wakes] = cells;
-        format!("    {name:<26}{shared:<5}{permits:<11}{fair:<8}{nested:<8}{acquire:<9}{wakes}").trim_end().to_owned()
+        format!("    {name:<26}{shared:<5}{permits:<10}{fair:<8}{nested:<8}{acquire:<9}{wakes}").trim_end().to_owned()
     };
     let yes = |can: bool| if can { "yes" } else { "-" };
     let of = |capabilities: &Capabilities| {

@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
 use crate::lock::Metadata;
 
-/// Who we are. What can't be found out is left out.
+/// This process's metadata. What can't be found out is left out.
 ///
 /// `command` is the program that will run, of which only the file name is kept: arguments can hold secrets.
 pub fn collect(host: Option<&str>, command: Option<&std::ffi::OsStr>, describe: Option<String>) -> Metadata {

@@ -31,7 +31,7 @@ pub mod verify;
 
 use std::{future::Future, time::Duration};
 
-pub use crate::backends::{CAPABILITIES, CHECKS, LIBRARIES};
+pub use crate::backends::{CAPABILITIES, CHECKS, LIBRARIES, layouts};
 pub use key::{KeyArg, KeysArg, ModeArgs, TakingArgs, TokenArg, WantedArgs};
 pub use metadata::{collect as collect_metadata, user as user_name};
 pub use take::Wanted;
@@ -52,7 +52,7 @@ use crate::{
         tair::{self, Tair},
         zookeeper::{self, ZooKeeper},
     },
-    lease::{BootClock, Limits, Patience},
+    lease::{BootClock, Limits, Patience, Silence},
     lock::{Backend, Error, Key, Kind, Notice, Result, Sharing},
     output::{Output, Waiting, drain, plain},
     supervise::{Signal, Signals, reraise, stop_self, unblock_signals},
@@ -66,8 +66,10 @@ const PROMPT: Duration = Duration::from_secs(2);
 pub struct Context {
     /// The store.
     pub target: Target,
-    /// How long it may take.
-    pub limits: Limits,
+    /// How long it may take to answer a question.
+    pub answer: Duration,
+    /// Whether it leaves one unanswered now.
+    pub silence: Silence,
     /// This machine's name in leases, if it isn't to be the real one.
     pub host: Option<String>,
     /// Where everything is printed.
@@ -75,6 +77,11 @@ pub struct Context {
 }
 
 impl Context {
+    /// How long the store may take, noted in [`Context::silence`].
+    pub const fn limits(&self) -> Limits<'_> {
+        Limits { answer: self.answer, silence: Some(&self.silence) }
+    }
+
     /// Says what a store's backend noticed.
     pub fn tell(&self, backend: &mut dyn Backend) {
         for Notice { warning, text, hint } in backend.notices() {
@@ -90,7 +97,7 @@ impl Context {
     }
 }
 
-/// What is to be done, checked.
+/// The command to carry out, checked.
 #[derive(Clone, Debug)]
 pub enum Work {
     /// `dlock run`
@@ -132,7 +139,7 @@ pub enum Work {
 /// Does it, and returns the exit status.
 ///
 /// # Errors
-/// What is to be printed as the reason for failing.
+/// The reason of a failure, for the message.
 pub fn perform(work: Work, context: &Context) -> Result<u8> {
     match work {
         // Makes its own runtime: the guardian is forked before.
@@ -213,7 +220,7 @@ fn die_by(signal: Signal) {
 /// Does it, and says on a terminal if the store does not answer.
 fn watched<T>(context: &Context, work: impl Future<Output = Result<T>>) -> Result<T> {
     block_on(async {
-        let waiting = Waiting::new(&context.out, Patience::Try, &BootClock);
+        let waiting = Waiting::new(&context.out, &context.silence, Patience::Try, &BootClock);
         let done = waiting.ticking(work).await;
         waiting.clear();
         done

@@ -1,6 +1,10 @@
 //! Looking at the runs of many keys: what `list --all` and `history` without a key have in common.
 
-use super::Context;
+use std::cell::RefCell;
+
+use futures_util::future::{join, join_all};
+
+use super::{Context, open_as_it_is};
 use crate::{
     lease::{BootClock, ask},
     lock::{Backend, End, Key, LockState, Metadata, Result, Skips, Start, Which},
@@ -66,30 +70,76 @@ pub struct KnownKey {
     pub start: Option<Start>,
 }
 
-/// Asks for each key of which the store keeps anything, one after the other: a store has so many runs of each that they are not all held here
-/// at once.
+/// So many clients ask at the same time at most.
+const TOGETHER: usize = 16;
+/// So many keys are worth another client.
+const EACH: usize = 50;
+
+/// Asks about each key of which the store keeps anything; the results are in no order.
+///
+/// `tell` reduces each key's runs to what the caller keeps: a store has too many to hold all of them here at once.
 ///
 /// # Errors
 /// What kept the store from answering.
-pub async fn each(backend: &mut dyn Backend, start: &str, context: &Context, mut tell: impl FnMut(KnownKey, &Now)) -> Result<()> {
+pub async fn each<T>(
+    backend: &mut dyn Backend,
+    start: &str,
+    context: &Context,
+    tell: impl Fn(KnownKey, &Now) -> Option<T>,
+) -> Result<Vec<T>> {
     let about = ("list", None);
     // Before their histories: what is over by then is told by these alone.
-    let held = ask(backend, &BootClock, context.limits, about, async |b: &mut dyn Backend| b.list(start).await).await?;
-    let mut keys = ask(backend, &BootClock, context.limits, about, async |b: &mut dyn Backend| b.known(start, Which::All).await).await?;
+    let held = ask(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.list(start).await).await?;
+    let mut keys = ask(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.known(start, Which::All).await).await?;
     keys.extend(held.iter().map(|state| state.key.clone()));
     keys.sort();
     keys.dedup();
-    for key in keys.into_iter().filter(|key| *key != Key::probe()) {
-        let about = ("list", Some(&key));
-        let past = ask(backend, &BootClock, context.limits, about, async |b: &mut dyn Backend| b.history(&key).await).await?;
+    keys.retain(|key| *key != Key::probe());
+    let found = ask_each(backend, keys, context, async |backend, key| {
+        let past =
+            ask(backend, &BootClock, context.limits(), ("list", Some(key)), async |b: &mut dyn Backend| b.history(key).await).await?;
         let now = Now::read();
-        let holders = held.binary_search_by(|state| state.key.cmp(&key)).map(|at| held[at].holders.clone()).unwrap_or_default();
+        let holders = held.binary_search_by(|state| state.key.cmp(key)).map(|at| held[at].holders.clone()).unwrap_or_default();
         let state =
             LockState { stored_as: String::new(), holders, waiters: Vec::new(), last_fence: None, nodes: Vec::new(), key: key.clone() };
         let runs = history::runs(&state, past.past, &now);
-        if !runs.is_empty() || !past.skips.is_empty() {
-            tell(KnownKey { runs, skips: past.skips, start: past.record.start, key }, &now);
+        if runs.is_empty() && past.skips.is_empty() {
+            return Ok(None);
         }
-    }
-    Ok(())
+        Ok(tell(KnownKey { runs, skips: past.skips, start: past.record.start, key: key.clone() }, &now))
+    });
+    Ok(found.await?.into_iter().flatten().collect())
+}
+
+/// Asks about each key, by several clients where there are many: most of the time is spent on the way to the store. The answers are in no
+/// order.
+///
+/// # Errors
+/// The first that the given client meets. If another one can't connect, or fails, the others do its work.
+pub async fn ask_each<T>(
+    backend: &mut dyn Backend,
+    keys: Vec<Key>,
+    context: &Context,
+    question: impl AsyncFn(&mut dyn Backend, &Key) -> Result<T>,
+) -> Result<Vec<T>> {
+    let more = (keys.len() / EACH).min(TOGETHER - 1);
+    let (left, answers) = (RefCell::new(keys), RefCell::new(Vec::new()));
+    let work = async |backend: &mut dyn Backend| {
+        loop {
+            let Some(key) = left.borrow_mut().pop() else { return Ok(()) };
+            match question(backend, &key).await {
+                Ok(answer) => answers.borrow_mut().push(answer),
+                Err(error) => {
+                    left.borrow_mut().push(key);
+                    return Err(error);
+                }
+            }
+        }
+    };
+    let mut others: Vec<_> = (0..more).map(|_| open_as_it_is(context)).collect();
+    let (done, _) = join(work(&mut *backend), join_all(others.iter_mut().map(|other| work(&mut **other)))).await;
+    done?;
+    // What another one failed at after this one had nothing left to do.
+    work(backend).await?;
+    Ok(answers.into_inner())
 }

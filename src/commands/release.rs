@@ -21,7 +21,7 @@ pub struct Args {
     /// The token.
     #[command(flatten)]
     pub token: TokenArg,
-    /// Take it from its holder, whoever that is: dlock break
+    /// Break the lock, as dlock break does
     #[arg(long, conflicts_with = "token")]
     pub force: bool,
     /// How.
@@ -47,7 +47,7 @@ pub async fn run(settings: ReleaseSettings, context: &Context) -> Result<u8> {
     let mut backend = super::open(context);
     let out = &context.out;
     let parting = Parting { at_ms: Some(wall_ms()), ..Scope::Hold.into() };
-    let holds = match give_back(&mut *backend, &BootClock, &settings.key, &settings.token, &parting, context.limits).await {
+    let holds = match give_back(&mut *backend, &BootClock, &settings.key, &settings.token, &parting, context.limits()).await {
         Released::Free => 0,
         Released::StillHeld(holds) => holds,
         Released::NotHeld => return Ok(out.not_held(&settings.key, &backend.identity().url)),

@@ -50,11 +50,11 @@ pub async fn run(settings: RenewSettings, context: &Context) -> Result<u8> {
     }
     let intent = Intent::Extend(settings.ttl);
     let question = async |backend: &mut dyn Backend| backend.renew(&settings.key, &settings.token, intent).await;
-    let answer = ask(&mut *backend, &BootClock, context.limits, ("renew", Some(&settings.key)), question).await?;
+    let answer = ask(&mut *backend, &BootClock, context.limits(), ("renew", Some(&settings.key)), question).await?;
     let out = &context.out;
     let (left, fence) = match (answer, settings.ttl) {
         (Renewal::Renewed { ttl, fence }, _) => (ttl.get(), Some(fence)),
-        // Nobody asked for a length, and it is longer already.
+        // No length was asked for, and the lease is longer already.
         (Renewal::Kept { expires_in }, None) => (expires_in.unwrap_or_default(), None),
         (Renewal::Kept { expires_in }, Some(_)) => return Err(would_shorten(&settings.key, expires_in.unwrap_or_default())),
         (Renewal::Broken(mark), _) => return Ok(out.to_be_broken(&settings.key, &backend.identity().url, &mark)),

@@ -4,6 +4,7 @@ mod ends;
 mod events;
 mod job;
 mod policy;
+mod releasing;
 mod unstartable;
 mod watch;
 
@@ -21,7 +22,7 @@ use crate::{
     exit,
     lease::{Budget, Claim, Held, Patience, in_order},
     lock::{Backend, Entry, Error, Key, Kind, LastResort, Metadata, Mode, Request, Result, Tether, Token, Ttl, length},
-    output::{MetricsFile, Outcome, Output, StatusFile, Syslog, SyslogPolicy, Verdict, drain, plain},
+    output::{MetricsFile, Output, RunResult, StatusFile, Syslog, SyslogPolicy, Verdict, drain, plain},
     supervise::{self, Contain, Leftover, OnLost, Plan, Printed, Signals, fork_guardian},
 };
 
@@ -39,13 +40,13 @@ pub struct Args {
     /// How it is taken.
     #[command(flatten)]
     pub taking: TakingArgs,
-    /// The length of the lease, renewed all along [60s]
+    /// The TTL of the lease; dlock renews it [60s]
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
     /// Time between TERM and KILL [10s]
     #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
     pub grace: Option<String>,
-    /// Stop the command after so long; status 124
+    /// Stop the command after D; status 124
     #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
     pub max_runtime: Option<String>,
     /// What cron needs.
@@ -54,7 +55,7 @@ pub struct Args {
     /// A line for /bin/sh to run instead of COMMAND
     #[arg(short = 'c', value_name = "STRING", allow_hyphen_values = true)]
     pub shell: Option<OsString>,
-    /// A note for those who look at the lock
+    /// A note that inspect and list show
     #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub describe: Option<String>,
     /// Write how it ended to a file, as JSON
@@ -75,13 +76,13 @@ pub struct Args {
     /// How the command's processes are kept together [auto]
     #[arg(long, value_name = "HOW", value_parser = PossibleValuesParser::new(["auto", "group", "cgroup"]), hide_short_help = true)]
     pub contain: Option<String>,
-    /// Leave out who holds the lock
+    /// Store no host, user or command
     #[arg(long, hide_short_help = true)]
     pub no_metadata: bool,
-    /// Refuse to run inside of a `dlock run` of the same key, instead of entering its lock
+    /// Refuse to enter the lock of a `dlock run` of the same key around this one
     #[arg(long, hide_short_help = true)]
     pub no_reentrant: bool,
-    /// Lines for syslog: auto is when stderr is no terminal [auto]
+    /// Lines for syslog; auto: only if stderr is no terminal [auto]
     #[arg(long, value_name = "WHEN", value_parser = PossibleValuesParser::new(["auto", "off", "json"]), hide_short_help = true)]
     pub log: Option<String>,
     /// The command and its arguments, untouched
@@ -125,7 +126,7 @@ pub struct RunSettings {
     pub contain: Contain,
     /// The note of the lease.
     pub describe: Option<String>,
-    /// Whether the lease says who holds it.
+    /// Whether the lease names its holder.
     pub metadata: bool,
     /// Whether an ancestor's hold of the same lock is entered.
     pub reentrant: bool,
@@ -158,10 +159,10 @@ pub fn run(settings: &RunSettings, context: &Context) -> u8 {
     let begun = begun.map_err(|error| unwritable_status(settings, &error));
     let Done { verdict, reraise, printed } = begun.and_then(|()| attempt(settings, context, backend, &events)).unwrap_or_else(|error| {
         let error = context.explain(error);
-        let verdict = Verdict::new(Outcome::Error, &settings.key, store, exit::of(&error));
+        let verdict = Verdict::new(RunResult::Error, &settings.key, store, exit::of(&error));
         Done { verdict: Verdict { error: Some(error), ..verdict }, reraise: None, printed: None }
     });
-    if let (Outcome::Error, Some(error), false) = (verdict.outcome, &verdict.error, out.is_json()) {
+    if let (RunResult::Error, Some(error), false) = (verdict.outcome, &verdict.error, out.is_json()) {
         out.error_lines(error);
     }
     if let Some(file) = &settings.metrics_file
@@ -201,10 +202,10 @@ fn show(printed: &Printed, settings: &RunSettings, out: &Output) {
     let _ = out.bytes(&printed.tail);
 }
 
-/// That the status file tells of a run that is over, and can't be made to tell of this one.
+/// The warning that the status file describes an earlier run, and can't be made to describe this one.
 fn unwritable_status(settings: &RunSettings, error: &io::Error) -> Error {
     let path = settings.status_file.as_ref().map(StatusFile::path).unwrap_or_default();
-    Error::new(Kind::Config, format!("--status-file: {}: an earlier run's can't be replaced: {}", path.display(), plain(error)))
+    Error::new(Kind::Config, format!("--status-file: {}: the file of an earlier run can't be replaced: {}", path.display(), plain(error)))
         .key(&settings.key)
         .hint("dlock must be able to write in its folder")
 }
@@ -225,7 +226,7 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>,
     for (key, backend) in iter::once(&settings.key).chain(&settings.also).zip(backends) {
         let outer = held.find(backend.identity().fingerprint, key);
         if outer.is_some() && !settings.reentrant {
-            let why = "this would deadlock: a `dlock run` that this one runs under holds the lock";
+            let why = "this would deadlock: a `dlock run` around this one holds the lock";
             return Err(Error::new(Kind::Usage, why).key(key).hint("without --no-reentrant the lock is entered"));
         }
         let request = Request {
@@ -263,7 +264,7 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>,
     };
     for Claim { request, .. } in &mut claims {
         request.metadata.clone_from(&metadata);
-        // The other locks are what the job needs: how often it runs goes by its own.
+        // The other locks are what the job needs: its own lock rules how often it runs.
         request.terms = terms.clone().filter(|_| request.key == settings.key);
     }
     in_order(&mut claims);

@@ -1,4 +1,4 @@
-//! Taking locks for whoever works under them elsewhere: what `acquire` and `hold` have in common.
+//! Taking locks for work elsewhere: what `acquire` and `hold` have in common.
 
 use std::{future::Future, iter};
 
@@ -11,7 +11,7 @@ use crate::{
     output::{self, Cause, Skip, Waiting},
 };
 
-/// What is to be taken, checked.
+/// The locks to take, checked.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// Which lock; the first that was named.
@@ -30,7 +30,7 @@ pub struct Wanted {
     pub conflict_status: u8,
     /// The note of the lease.
     pub describe: Option<String>,
-    /// Whether the lease says who holds it.
+    /// Whether the lease names its holder.
     pub metadata: bool,
 }
 
@@ -44,7 +44,7 @@ pub struct Hold {
 pub enum Taken<S> {
     /// They are ours, in the order in which they were named.
     Granted(Vec<Hold>),
-    /// Somebody else has one of them, which was said: the status.
+    /// Another process has one of them, which was reported: the exit status.
     Not(u8),
     /// Something else came first.
     Stopped(S),
@@ -80,9 +80,9 @@ pub async fn take<S>(
     };
     let mut claims: Vec<_> = wanted.keys().zip(backends).map(claim).collect();
     in_order(&mut claims);
-    let waiting = Waiting::new(out, wanted.patience, &clock);
+    let waiting = Waiting::new(out, &context.silence, wanted.patience, &clock);
     let stop = waiting.ticking(stop);
-    let outcome = acquire_all(&mut claims, &clock, wanted.patience, context.limits, stop, |key, busy| waiting.update(key, busy)).await;
+    let outcome = acquire_all(&mut claims, &clock, wanted.patience, context.limits(), stop, |key, busy| waiting.update(key, busy)).await;
     waiting.clear();
     // All are clients of one store.
     if let Some(Claim { backend, .. }) = claims.first_mut() {
@@ -116,11 +116,16 @@ impl Wanted {
     }
 }
 
-/// Renews all of them until the first is lost: which, and how. `extended` is told of each confirmed renewal.
+/// Renews all of them until the first is lost, and returns which and how. `extended` is called after each confirmed renewal.
 ///
 /// # Errors
 /// If the lease has no room for a command to be stopped in.
-pub async fn keep(holds: &mut [Hold], limits: Limits, intent: Intent, extended: &dyn Fn(usize, &Lease, &Budget)) -> Result<(usize, Loss)> {
+pub async fn keep(
+    holds: &mut [Hold],
+    limits: Limits<'_>,
+    intent: Intent,
+    extended: &dyn Fn(usize, &Lease, &Budget),
+) -> Result<(usize, Loss)> {
     let Some(hold) = holds.first() else { return std::future::pending().await };
     let budget = hold.budget()?;
     let each = holds.iter_mut().map(|Hold { backend, lease }| (backend, lease)).enumerate();
@@ -138,7 +143,7 @@ impl Hold {
 }
 
 /// Gives all of them back.
-pub async fn give_back(holds: &mut [Hold], parting: &Parting, limits: Limits) -> Vec<Released> {
+pub async fn give_back(holds: &mut [Hold], parting: &Parting, limits: Limits<'_>) -> Vec<Released> {
     let each = holds
         .iter_mut()
         .map(|Hold { backend, lease }| lease::give_back(&mut **backend, &BootClock, &lease.key, &lease.token, parting, limits));

@@ -9,7 +9,7 @@ pub use crate::backends::{
     redlock::Options as RedlockOptions,
     sql::{Options as SqlOptions, Server as SqlServer, TlsMode},
     sqlite::Options as SqliteOptions,
-    tair::{Mode as TairMode, Options as TairOptions},
+    tair::{Options as TairOptions, TairMode},
     zookeeper::Options as ZooKeeperOptions,
 };
 
@@ -23,7 +23,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Whether somebody named a store; otherwise it is the embedded default.
+    /// Whether a store was named; otherwise it is the embedded default.
     pub fn is_asked_for(&self) -> bool {
         !matches!(self.backend, BackendConfig::Sqlite { asked_for: false, .. })
     }

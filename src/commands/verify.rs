@@ -45,7 +45,7 @@ pub async fn run(settings: VerifySettings, context: &Context) -> Result<u8> {
         return Ok(out.not_verified(key, &backend.identity().url, "no dlock run around this process holds this lock"));
     };
     let question = async |backend: &mut dyn Backend| backend.renew(key, &token, Intent::Probe).await;
-    let answer = ask(&mut *backend, &BootClock, context.limits, ("verify", Some(key)), question).await?;
+    let answer = ask(&mut *backend, &BootClock, context.limits(), ("verify", Some(key)), question).await?;
     context.tell(&mut *backend);
     match answer {
         Renewal::Kept { expires_in } if out.is_json() => {

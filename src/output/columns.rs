@@ -101,8 +101,13 @@ pub struct Row<const N: usize> {
 /// Off a terminal nothing is cut, and one long name doesn't push all others that far.
 const WIDEST: usize = 40;
 
-/// A table with its titles; the last column may be one that stands on lines of its own.
+/// A table with its titles, line by line.
 pub fn table<const N: usize>(columns: &[Column; N], rows: &[Row<N>], look: Look) -> Vec<String> {
+    grouped(columns, rows, look).concat()
+}
+
+/// A table: the lines of the titles, then those of each row, whose last column may stand on a line of its own.
+pub fn grouped<const N: usize>(columns: &[Column; N], rows: &[Row<N>], look: Look) -> Vec<Vec<String>> {
     let mut widths: [usize; N] = std::array::from_fn(|n| {
         let widest = rows.iter().map(|row| row.cells[n].width()).max().unwrap_or(0);
         widest.max(columns[n].title.width()).max(columns[n].least)
@@ -113,18 +118,19 @@ pub fn table<const N: usize>(columns: &[Column; N], rows: &[Row<N>], look: Look)
         Some(most) => apart = fit(columns, rows, &mut widths, most),
     }
     let titles = Row { cells: std::array::from_fn(|n| columns[n].title.to_owned()), style: "1" };
-    let mut lines = Vec::new();
+    let mut groups = Vec::new();
     for (nth, row) in [&titles].into_iter().chain(rows).enumerate() {
         let shown = if apart { N - 1 } else { N };
         let cells: Vec<String> = (0..shown).map(|n| cell(columns[n], &row.cells[n], widths[n], look)).collect();
         let line = cells.join("  ");
         let paint = |line: &str| if row.style.is_empty() { line.to_owned() } else { look.paint(row.style, line) };
-        lines.push(paint(line.trim_end()));
+        let mut lines = vec![paint(line.trim_end())];
         if apart && nth > 0 && !row.cells[N - 1].is_empty() {
             lines.push(paint(&cut(&format!("  {}", row.cells[N - 1]), look.width.unwrap_or(usize::MAX))));
         }
+        groups.push(lines);
     }
-    lines
+    groups
 }
 
 fn cell(column: Column, text: &str, width: usize, look: Look) -> String {

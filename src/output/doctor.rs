@@ -30,13 +30,13 @@ pub struct Source {
 pub struct Measured {
     /// Of a renewal.
     pub round_trip: Option<Duration>,
-    /// From giving a lock back to its being somebody else's.
+    /// From a release to the grant to another process.
     pub hand_over: Option<Duration>,
 }
 
 /// All that is known of a store.
 #[derive(Debug)]
-pub struct Report {
+pub struct DoctorReport {
     /// What the configuration file calls it.
     pub name: Option<String>,
     /// Its URL without secrets.
@@ -53,7 +53,7 @@ pub struct Report {
     pub error: Option<Error>,
 }
 
-impl Report {
+impl DoctorReport {
     /// The worst that was found.
     pub fn worst(&self) -> Severity {
         self.findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok)
@@ -143,7 +143,7 @@ const fn word(severity: Severity) -> &'static str {
 const INDENT: usize = 8;
 
 /// The findings as lines, and what they come to as the last one.
-pub fn view(report: &Report, only_bad: bool, look: Look) -> String {
+pub fn view(report: &DoctorReport, only_bad: bool, look: Look) -> String {
     let mut text = look.paint("1", &header(report, look)) + "\n";
     for finding in
         &together(&report.findings).into_iter().filter(|finding| !only_bad || finding.severity != Severity::Ok).collect::<Vec<_>>()
@@ -160,7 +160,7 @@ pub fn view(report: &Report, only_bad: bool, look: Look) -> String {
         let gap = " ".repeat(INDENT - label.len());
         let _ = writeln!(text, "{}{gap}{}", look.paint(style, label), wrapped(&said, INDENT, look));
         if let Some(mend) = &finding.mend {
-            let _ = writeln!(text, "{}{}", " ".repeat(INDENT), wrapped(&format!("mend: {mend}"), INDENT, look));
+            let _ = writeln!(text, "{}{}", " ".repeat(INDENT), wrapped(&format!("fix: {mend}"), INDENT, look));
         }
     }
     text + &summary(report) + "\n"
@@ -186,7 +186,7 @@ fn together(findings: &[Finding]) -> Vec<Finding> {
     shown
 }
 
-fn header(report: &Report, look: Look) -> String {
+fn header(report: &DoctorReport, look: Look) -> String {
     let mut parts: Vec<String> = report.name.iter().map(|name| printable(name).into_owned()).collect();
     parts.push(printable(&report.backend).into_owned());
     let start = parts.join("  ");
@@ -196,14 +196,15 @@ fn header(report: &Report, look: Look) -> String {
     start + &gap + &from
 }
 
-fn summary(report: &Report) -> String {
-    let count = |severity| report.findings.iter().filter(|finding| finding.severity == severity).count();
+fn summary(report: &DoctorReport) -> String {
+    let findings = together(&report.findings);
+    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let several = |count: usize, one: &str, more: &str| if count == 1 { format!("1 {one}") } else { format!("{count} {more}") };
     let warnings = several(count(Severity::Warn), "warning", "warnings");
     match report.worst() {
         Severity::Ok => "all is well".into(),
         Severity::Warn => format!("{warnings}, nothing unsafe"),
-        Severity::Unsafe => format!("not safe: {} that must be mended, {warnings}", several(count(Severity::Unsafe), "thing", "things")),
+        Severity::Unsafe => format!("not safe: {} to fix, {warnings}", several(count(Severity::Unsafe), "thing", "things")),
     }
 }
 
@@ -211,8 +212,8 @@ fn summary(report: &Report) -> String {
 mod tests {
     use super::*;
 
-    fn report() -> Report {
-        Report {
+    fn report() -> DoctorReport {
+        DoctorReport {
             name: Some("prod".into()),
             backend: "rediss://r1:6379".into(),
             from: Some("/etc/dlock/config.toml".into()),
@@ -236,9 +237,9 @@ mod tests {
             "prod  rediss://r1:6379  from /etc/dlock/config.toml\n\
              ok      a renewal takes 1.1 ms\n\
              WARN    appendonly no: a restart forgets locks, so that two\n        may run, and may repeat fences\n        \
-             mend: CONFIG SET appendonly yes\n\
-             UNSAFE  maxmemory-policy allkeys-lru\\u{1b}: may evict a lock\n        under a job\n        mend: noeviction\n\
-             not safe: 1 thing that must be mended, 1 warning\n"
+             fix: CONFIG SET appendonly yes\n\
+             UNSAFE  maxmemory-policy allkeys-lru\\u{1b}: may evict a lock\n        under a job\n        fix: noeviction\n\
+             not safe: 1 thing to fix, 1 warning\n"
         );
         assert!(!view(&report(), true, Look::default()).contains("1.1 ms"));
         let narrow = view(&report(), true, Look { width: Some(40), color: false });

@@ -3,13 +3,13 @@
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Now, Outcome, Verdict, json, time, verdict::Run};
+use super::{Now, RunResult, Verdict, json, time, verdict::Run};
 use crate::lock::{Fence, Key, Metadata};
 
 /// What happened to a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Event {
+pub enum RunEvent {
     /// The lock was acquired; the command is about to start.
     Acquired,
     /// Another holder had the lock, a run policy refused, or a signal ended the wait.
@@ -24,10 +24,10 @@ pub enum Event {
     Failed,
 }
 
-impl Event {
+impl RunEvent {
     /// What a run that never had the lock came to.
     pub fn of(verdict: &Verdict) -> Self {
-        if verdict.outcome == Outcome::Error { Self::Failed } else { Self::Skipped }
+        if verdict.outcome == RunResult::Error { Self::Failed } else { Self::Skipped }
     }
 
     /// Its name in JSON and in `DLOCK_EVENT`.
@@ -46,12 +46,12 @@ impl Event {
 /// An event, and what is known at that time.
 pub struct EventReport<'a> {
     /// What happened.
-    pub event: Event,
+    pub event: RunEvent,
     /// The job's own lock.
     pub key: &'a Key,
     /// The store, without secrets.
     pub backend: &'a str,
-    /// Who runs it, unless that is to be left out.
+    /// The runner, unless it is hidden.
     pub us: Option<&'a Metadata>,
     /// The hold's number.
     pub fence: Option<Fence>,
@@ -96,7 +96,7 @@ impl EventReport<'_> {
 #[derive(Serialize)]
 struct Report<'a> {
     schema: &'static str,
-    event: Event,
+    event: RunEvent,
     text: String,
     key: &'a str,
     backend: &'a str,

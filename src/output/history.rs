@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{
     Look, Now, age,
     columns::{Column, Gives, Row, table},
-    inspect, who,
+    inspect, who, wrapped,
 };
 use crate::lock::{self, End, Fence, LockState, Metadata, Past, Record, Skips, Stage};
 
@@ -14,11 +14,11 @@ use crate::lock::{self, End, Fence, LockState, Metadata, Past, Record, Skips, St
 pub struct RunOf {
     /// Its fence.
     pub fence: Option<Fence>,
-    /// Who had it.
+    /// The holder.
     pub metadata: Option<Metadata>,
     /// In ms since 1970.
     pub started_ms: Option<u64>,
-    /// In ms since 1970; `None` if it goes on, or nobody knows.
+    /// In ms since 1970; `None` if it goes on, or if its end is unknown.
     pub ended_ms: Option<u64>,
     /// How it ended; `None` if it goes on.
     pub end: Option<End>,
@@ -58,7 +58,7 @@ impl RunOf {
         if self.is_bad() { "31" } else { "" }
     }
 
-    /// How it ended, in a few words: what somebody has to look after in capitals.
+    /// How it ended, in a few words; in capitals if it needs attention.
     pub(super) fn words(&self) -> String {
         // Below the first line is what the command printed at last.
         let why = self.why.as_deref().and_then(|why| why.lines().next()).map(|why| who::clean(why, 120));
@@ -154,7 +154,7 @@ const COLUMNS: [Column; 6] = [
     Column::new("END", 3).giving(Gives::End(14)),
 ];
 
-/// The table, and below it the starts that later runs go by, and the skips.
+/// The table, and below it the run records that later runs depend on, and the skips.
 pub fn view(runs: &[RunOf], last: usize, record: &Record, skips: &[Skips], now: &Now, look: Look) -> String {
     let mut text = String::new();
     if runs.is_empty() {
@@ -169,7 +169,7 @@ pub fn view(runs: &[RunOf], last: usize, record: &Record, skips: &[Skips], now: 
             let _ = writeln!(text, "and {} older; -n {} shows all", runs.len() - last, runs.len());
         }
     }
-    starts(&mut text, record, now);
+    let mut notes = starts(record, now);
     if let Some(latest) = skips.iter().max_by_key(|skips| skips.last_ms) {
         let since =
             skips.iter().filter_map(|skips| skips.since_ms).min().map(|since| format!(" since {}", now.local(since))).unwrap_or_default();
@@ -179,23 +179,27 @@ pub fn view(runs: &[RunOf], last: usize, record: &Record, skips: &[Skips], now: 
             skips.iter().map(|skips| format!("{} {}{}", who::clean(&skips.host, 40), skips.count, reason(skips))).collect();
         let last = latest.last_ms.map(|last| format!("{} ", now.local(last))).unwrap_or_default();
         let (host, reason) = (who::clean(&latest.host, 40), who::clean(&latest.reason, 80));
-        let _ = writeln!(text, "skipped{since}: {}; last {last}{host}, {reason}", each.join(", "));
+        notes.push(format!("skipped{since}: {}; last {last}{host}, {reason}", each.join(", ")));
+    }
+    for note in notes {
+        let _ = writeln!(text, "{}", wrapped(&note, 2, look));
     }
     text
 }
 
-/// What keeps, or may keep, the lock from the next run although nobody has it.
-fn starts(text: &mut String, record: &Record, now: &Now) {
+/// The run records that keep, or may keep, a free lock from the next run.
+fn starts(record: &Record, now: &Now) -> Vec<String> {
+    let mut notes = Vec::new();
     let whose = |metadata: &Option<Metadata>, fence: Fence| {
-        let who = who::who(metadata.as_ref()).unwrap_or_else(|| "somebody".into());
+        let who = who::who(metadata.as_ref()).unwrap_or_else(|| "another process".into());
         format!("{who}, fence {}", who::fence(fence, std::iter::empty()))
     };
     let window_of = |ms: u64| lock::length(std::time::Duration::from_millis(ms));
     if let Some(paced) = &record.paced {
-        let kept = [(paced.at_least_ms, "kept from everybody", "at least"), (paced.guard_ms, "kept from other hosts", "skew guard")];
+        let kept = [(paced.at_least_ms, "kept from all hosts", "at least"), (paced.guard_ms, "kept from other hosts", "skew guard")];
         for (ms, what, option) in kept.into_iter().filter(|(ms, ..)| paced.at_ms.saturating_add(*ms) > now.unix_ms()) {
             let until = now.local(paced.at_ms.saturating_add(ms));
-            let _ = writeln!(text, "{what} until {until}: {option} {} ({})", window_of(ms), whose(&paced.metadata, paced.fence));
+            notes.push(format!("{what} until {until}: {option} {} ({})", window_of(ms), whose(&paced.metadata, paced.fence)));
         }
     }
     // One that was undone keeps no run away.
@@ -203,8 +207,9 @@ fn starts(text: &mut String, record: &Record, now: &Now) {
         let stage = inspect::outcome(start.stage);
         let tries = if start.tries > 1 { format!(", try {}", start.tries) } else { String::new() };
         let (at, whose, window) = (now.local(start.at_ms), whose(&start.metadata, start.fence), window_of(start.window_ms));
-        let _ = writeln!(text, "once in {window}: begun {at} ({whose}): {stage}{tries}");
+        notes.push(format!("once in {window}: begun {at} ({whose}): {stage}{tries}"));
     }
+    notes
 }
 
 fn cells(run: &RunOf, others: impl Iterator<Item = Fence>, now: &Now) -> [String; 6] {
@@ -329,9 +334,9 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
         };
         let told = |record: &Record| view(&[], 20, record, &[], &now(), Look::default());
         let text = told(&record);
-        assert!(text.contains("kept from everybody until ") && text.contains(": at least 30s (web1, fence 7)\n"), "{text}");
+        assert!(text.contains("kept from all hosts until ") && text.contains(": at least 30s (web1, fence 7)\n"), "{text}");
         assert!(text.contains("kept from other hosts until ") && text.contains(": skew guard 5s (web1, fence 7)\n"), "{text}");
-        assert!(text.contains("once in 30m: begun ") && text.ends_with(" (somebody, fence 3): failed, try 2\n"), "{text}");
+        assert!(text.contains("once in 30m: begun ") && text.ends_with(" (another process, fence 3): failed, try 2\n"), "{text}");
         record.paced = record.paced.map(|paced| Paced { at_ms: 0, ..paced });
         assert!(!told(&record).contains("kept"), "what is over is not told");
     }

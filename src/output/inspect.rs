@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Lock, Look, Now, age, json, kept, who};
+use super::{Lock, Look, Now, age, columns::width, json, kept, who};
 use crate::lock::{Holder, Mode, NodeView, Stage, Start};
 
-/// More waiters than this are counted, not shown.
+/// Further waiters are counted, not shown.
 const WAITERS: usize = 10;
-/// Likewise of those who hold a lock together.
+/// Likewise for holders that share a lock.
 const HOLDERS: usize = 10;
 
 /// One lock, in at most 80 columns where its names allow it.
@@ -20,8 +20,13 @@ pub fn view(lock: &Lock, name: Option<&str>, backend: &str, now: &Now, look: Loo
     match state.holders.as_slice() {
         [] => {
             if let Some(refusal) = &lock.refusal {
-                let free = look.paint("33", &format!("FREE, but {}", kept::until(refusal, now)));
-                lines.push(format!("{key}   {free}: {}", kept::why(refusal, now)));
+                let (free, why) = (format!("FREE, but {}", kept::until(refusal, now)), kept::why(refusal, now));
+                let painted = look.paint("33", &free);
+                if look.width.is_none_or(|most| width(&format!("{key}   {free}: {why}")) <= most) {
+                    lines.push(format!("{key}   {painted}: {why}"));
+                } else {
+                    lines.extend([format!("{key}   {painted}"), row("why", &why)]);
+                }
                 lines.push(row("store", &store));
             } else {
                 lines.push(format!("{key}   {}   {store}", look.paint("32", "FREE")));
@@ -44,9 +49,11 @@ pub fn view(lock: &Lock, name: Option<&str>, backend: &str, now: &Now, look: Loo
     }
     for (index, waiter) in state.waiters.iter().take(WAITERS).enumerate() {
         let title = if index == 0 { "waiting" } else { "" };
-        let who = who::who(waiter.metadata.as_ref()).unwrap_or_else(|| "somebody".into());
+        let who = who::who(waiter.metadata.as_ref()).unwrap_or_else(|| "another process".into());
         let long = waiter.waiting_for.map(|long| format!(", {}", age(long))).unwrap_or_default();
-        lines.push(row(title, &format!("{}. {who}{long}", index + 1)));
+        // Where a newcomer may go first, a number would promise a turn.
+        let turn = if waiter.in_order { format!("{}. ", index + 1) } else { String::new() };
+        lines.push(row(title, &format!("{turn}{who}{long}")));
     }
     if state.waiters.len() > WAITERS {
         lines.push(row("", &format!("and {} more", state.waiters.len() - WAITERS)));
@@ -78,7 +85,7 @@ pub fn outcome(stage: Stage) -> &'static str {
 fn kind(holders: &[Holder]) -> String {
     match (holders.first().map(|holder| holder.mode), holders.len()) {
         (Some(Mode::Permits(_)), many) => {
-            // The largest number is the one that rules for whom there is still room.
+            // The largest number is the one that rules whether there is still room.
             let most = holders.iter().map(|holder| if let Mode::Permits(most) = holder.mode { most } else { 0 }).max().unwrap_or_default();
             format!("{many} of {most} permits")
         }
@@ -136,7 +143,7 @@ fn held(holder: &Holder, stored_as: Option<&String>, now: &Now, lines: &mut Vec<
     if let Some(mark) = &holder.broken {
         let seen = match (mark.seen, verdict(holder)) {
             (true, _) => "it is being stopped",
-            (false, Some(unkept)) if unkept.starts_with("it was") => "it ends with its lease",
+            (false, Some(unkept)) if unkept.starts_with("acquired with") => "it ends with its lease",
             (false, _) => "its dlock has not seen that yet",
         };
         lines.push(row("break", &format!("{}: {seen}", who::mark(mark))));
@@ -170,14 +177,14 @@ fn verdict(holder: &Holder) -> Option<String> {
     }
     // One that is kept says for which program.
     if holder.detached && who::command(holder.metadata.as_ref()).is_none() {
-        return Some("it was acquired, nobody renews it by itself".into());
+        return Some("acquired with a TTL: no process renews it".into());
     }
     let (ago, left) = (holder.renewed_ago?, holder.expires_in?);
     let place =
         holder.metadata.as_ref().and_then(|m| m.host.as_deref()).map(|host| format!(" on {}", who::clean(host, 40))).unwrap_or_default();
     if left.is_zero() {
         // Held all the same: the kernel keeps it for a process, as SQLite's lock file has it.
-        return Some(format!("dlock{place} does not run, and has the lock until it goes on or is killed"));
+        return Some(format!("dlock{place} is stopped, and keeps the lock until it continues or is killed"));
     }
     let second = Duration::from_secs(1);
     // Whether a holder that never renewed got as far as that is not known.
@@ -227,7 +234,7 @@ mod tests {
                 holds: 1,
                 broken: None,
             }],
-            waiters: vec![Waiter { metadata: Some(metadata("deploy", "web1")), waiting_for: secs(120) }],
+            waiters: vec![Waiter { metadata: Some(metadata("deploy", "web1")), waiting_for: secs(120), in_order: true }],
             last_fence: Some(Fence(1042)),
             nodes: vec![],
         }
@@ -285,6 +292,12 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
         let text = |rule| view(&free(rule), None, "local", &now, Look::default()).lines().next().unwrap().to_owned();
         let hour = Duration::from_secs(3600);
         assert_eq!(text(Rule::AtLeast(hour)), "nightly   FREE, but not before 03:54:01: at least 1h, began 02:54:01 root@web1");
+        let narrow = Look { width: Some(50), color: false };
+        let narrow = view(&free(Rule::AtLeast(hour)), None, "local", &now, narrow);
+        assert!(
+            narrow.starts_with("nightly   FREE, but not before 03:54:01\n  why      at least 1h, began 02:54:01 root@web1\n"),
+            "{narrow}"
+        );
         assert!(text(Rule::SkewGuard(hour)).starts_with("nightly   FREE, but for other hosts not before 03:54:01: skew guard 1h"));
     }
 
@@ -294,11 +307,11 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
         let holder = &mut lock.holders[0];
         *holder =
             Holder { metadata: None, fence: None, foreign: true, held_for: None, renewed_ago: None, expires_in: None, ..holder.clone() };
-        lock.waiters = vec![Waiter { metadata: None, waiting_for: None }; 12];
+        lock.waiters = vec![Waiter { metadata: None, waiting_for: None, in_order: false }; 12];
         let text = shown(&lock);
         assert!(text.contains("holder   a client that is not dlock\n"), "{text}");
         assert!(text.contains("lease    its end is not known\n") && !text.contains("since"), "{text}");
-        assert!(text.ends_with("10. somebody\n           and 2 more\n"), "{text}");
+        assert!(text.ends_with("           another process\n           and 2 more\n") && !text.contains("1. "), "{text}");
     }
 
     #[test]
@@ -334,7 +347,7 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
         lock.holders[0].renewed_ago = Some(Duration::from_secs(90));
         lock.holders[0].expires_in = Some(Duration::ZERO);
         let shown = shown(&lock);
-        assert!(shown.contains("expires in 0s: dlock on web3 does not run, and has the lock until"), "{shown}");
+        assert!(shown.contains("expires in 0s: dlock on web3 is stopped, and keeps the lock until"), "{shown}");
     }
 
     #[test]
@@ -346,6 +359,6 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
         lock.holders[0].detached = true;
         // One that is kept for a program says for which.
         lock.holders[0].metadata.as_mut().unwrap().command = None;
-        assert!(shown(&lock).contains("expires in 24s: it was acquired, nobody renews it by itself"));
+        assert!(shown(&lock).contains("expires in 24s: acquired with a TTL: no process renews it"));
     }
 }

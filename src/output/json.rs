@@ -18,8 +18,9 @@
 //! | `ok` of explain | 0 | `key backend stored_as would reason holders refused settings`; `would` is `run`, `wait` or `skip` |
 //! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (or its lease ended) or `evicted` |
 //! | `ok` of forget | 0 | `key backend paced once`: the run records that are gone, `null` if there were none |
-//! | `ok`, `error` of break --host | 0; as `error` | `host backend holds`: `key fence how error`, where `how` may be `changed`: nothing was done |
+//! | `ok`, `error`, `interrupted` of break --host | 0; as `error`; 128+N | `host backend holds`: `key fence how error`, where `how` may be `changed`: nothing was done, or unknown after a signal |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
+//! | `ok` of completions, man, help, `--version` | 0 | `text`, if `--json` is on the command line |
 //! | `ok` of run | the command's | `key backend fence keys permit by started waited_ms ran_ms command released holders error`: `keys` with a `fence` each, and `by` the one that kept it from running |
 //! | `ok`, `warn`, `unsafe` of doctor | 0, 1, 2; 69, 78 | `backend name from findings round_trip_us hand_over_us settings error` ([`super::doctor`]) |
 //! | `busy` | 75 or `-E` | `key backend waited_ms expires_in_ms position holders`; of run as `ok` |
@@ -32,10 +33,10 @@
 //!
 //! A lock: `key stored_as held refused_until refused last_fence holders waiters nodes`; `refused_until` and `refused` (`reason host user pid fence
 //! began state again_in_ms`) if it is free, and an earlier run keeps it from other runs. A node, of a store of several that decide together: `node held others
-//! fence expires_in_ms error`; `others` if it is held there by somebody else than the holder. A holder: `mode permit permits host user pid boot_id pid_ns command description anyway fence
-//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if somebody is breaking it: `by reason seen`. A run: `key fence host user pid command description anyway started ended waited_ms ran_ms end bad reason`, where `end` is `running`,
+//! fence expires_in_ms error`; `others` if it is held there by another owner than the holder. A holder: `mode permit permits host user pid boot_id pid_ns command description anyway fence
+//! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if an operator is breaking it: `by reason seen`. A run: `key fence host user pid command description anyway started ended waited_ms ran_ms end bad reason`, where `end` is `running`,
 //! `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost`, `broken` or `forgotten`. Skips of a host: `host count since last reason`. A waiter: `host user pid command description
-//! waiting_for_ms`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
+//! waiting_for_ms in_order`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
 //! failed step happened in the store all the same: `not_applied`, `applied` or `unknown`. A `command`: `status` or `signal`. `released`:
 //! `yes`, `nested` (an outer run keeps it), `not_held` or `unknown`.
 //! `run` prints its object as the last line of stderr, since stdout is the command's.
@@ -131,11 +132,15 @@ report!(
     Initialized { backend: &'a str, done: &'static str }
 );
 report!(
+    /// A text that dlock knows by itself: a man page, completions, help, its version.
+    Printed { text: &'a str }
+);
+report!(
     /// What `init` would do.
     Schema { backend: &'a str, text: Option<String> }
 );
 report!(
-    /// What nobody used is gone.
+    /// What was not used is gone.
     Collected { backend: &'a str, removed: u64 }
 );
 report!(
@@ -170,7 +175,7 @@ report!(
     Interrupted { key: &'a str, signal: i32 }
 );
 report!(
-    /// Somebody else has the lock.
+    /// Another process has the lock.
     Busy {
         key: &'a str,
         backend: &'a str,
@@ -242,6 +247,13 @@ impl<'a> Initialized<'a> {
             lock::Init::Created => "created",
         };
         Self { head: head("ok", exit::OK), backend, done }
+    }
+}
+
+impl<'a> Printed<'a> {
+    /// Word for word.
+    pub const fn new(text: &'a str) -> Self {
+        Self { head: head("ok", exit::OK), text }
     }
 }
 

@@ -32,7 +32,7 @@ impl Lock {
     }
 }
 
-/// From when on the lock can be taken again: `17:49:54`, and by whom not before.
+/// From when on the lock can be taken again: `17:49:54`, and which hosts must wait until then.
 pub fn until(refusal: &Refusal, now: &Now) -> String {
     let at = refusal.again_in.map_or_else(|| "?".into(), |left| now.moment(now.unix_ms().saturating_add(millis(left))));
     if matches!(refusal.rule, Rule::SkewGuard(_)) { format!("for other hosts not before {at}") } else { format!("not before {at}") }

@@ -4,7 +4,7 @@ use std::{fmt::Write as _, time::Duration};
 
 use super::{
     Lock, Look, Now, age,
-    columns::{Column, Gives, Row, table},
+    columns::{Column, Gives, Row, grouped},
     inspect, kept, who,
 };
 use crate::lock::{Holder, Mode, length};
@@ -19,14 +19,19 @@ const COLUMNS: [Column; 7] = [
     Column::new("NOTE", 0).giving(Gives::End(12)),
 ];
 
-/// A table of held locks, and of free ones that an earlier run keeps from everybody.
+/// A table of held locks, and of free ones that an earlier run keeps from every host.
 pub fn view(locks: &[Lock], now: &Now, look: Look) -> String {
     lines(locks, now, look).into_iter().flat_map(|line| [line, "\n".into()]).collect()
 }
 
 fn lines(locks: &[Lock], now: &Now, look: Look) -> Vec<String> {
+    groups(locks, now, look).concat()
+}
+
+/// The lines of the titles, then those of each lock.
+fn groups(locks: &[Lock], now: &Now, look: Look) -> Vec<Vec<String>> {
     let rows: Vec<Row<7>> = locks.iter().map(|lock| row(lock, now)).collect();
-    table(&COLUMNS, &rows, look)
+    grouped(&COLUMNS, &rows, look)
 }
 
 /// The table in a window of so many lines.
@@ -38,14 +43,19 @@ pub fn screen(locks: &[Lock], now: &Now, every: Duration, look: Look, height: us
     }
     // The last line of a window is left alone: a line feed there would move the header away.
     let room = height.saturating_sub(text.len() + 2).max(1);
-    let mut table = lines(locks, now, look);
-    let more = table.len().saturating_sub(room + 1);
-    if more > 0 {
-        table.truncate(room);
-        text.append(&mut table);
-        text.push(format!("… {} more", more + 1));
-    } else {
-        text.append(&mut table);
+    let table = groups(locks, now, look);
+    let all = table.iter().map(Vec::len).sum::<usize>();
+    let (mut shown, mut left) = (0, if all > room + 1 { room } else { room + 1 });
+    for lines in &table {
+        if lines.len() > left {
+            break;
+        }
+        left -= lines.len();
+        shown += 1;
+        text.extend_from_slice(lines);
+    }
+    if shown < table.len() {
+        text.push(format!("… {} more", table.len() - shown));
     }
     text
 }
@@ -125,7 +135,7 @@ mod tests {
                 holds: 1,
                 broken: None,
             }],
-            waiters: vec![Waiter { metadata: None, waiting_for: None }; waiters],
+            waiters: vec![Waiter { metadata: None, waiting_for: None, in_order: false }; waiters],
             last_fence: None,
             nodes: Vec::new(),
         })
@@ -178,6 +188,11 @@ pool 2/3     app@web1   12s      52s         0      9
         assert!(first.len() <= 23 && first[2].starts_with("KEY") && first.last().is_some_and(|line| line.ends_with(" more")), "{first:#?}");
         let shown = first.iter().filter(|line| line.starts_with("job")).count();
         assert_eq!(first.last(), Some(&format!("… {} more", 52 - shown)));
+        // Where a note stands on a line of its own, locks are counted all the same.
+        let noted: Vec<Lock> = (0..9).map(|n| lock(&format!("job{n}"), ("app", "web1"), 12, 52, 0, 9, Some("a note"))).collect();
+        let narrow = Look { width: Some(50), color: false };
+        let small = screen(&noted, &now(), Duration::from_secs(2), narrow, 10);
+        assert!(small.len() <= 9 && small[4] == "  \"a note\"" && small.last().is_some_and(|line| line == "… 7 more"), "{small:#?}");
         let next = screen(&locks[1..], &now(), Duration::from_secs(2), look, 24);
         assert!(redraw(&[], &first).starts_with("\x1b[H\x1b[2J"));
         assert_eq!(redraw(&first, &first), format!("\x1b[{};1H", first.len() + 1));

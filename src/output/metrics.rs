@@ -21,7 +21,7 @@ use rustix::{
 };
 
 use super::{
-    Now, Outcome, Verdict,
+    Now, RunResult, Verdict,
     replace::{check_replaceable, replace},
 };
 use crate::{
@@ -85,7 +85,7 @@ impl MetricsFile {
         self.0.parent().unwrap_or(Path::new("/"))
     }
 
-    /// Notes that the command was started, for whoever looks while it runs.
+    /// Notes that the command was started, for readers during the run.
     ///
     /// # Errors
     /// As [`MetricsFile::ended`].
@@ -105,9 +105,9 @@ impl MetricsFile {
     pub fn hint(&self, error: &io::Error) -> String {
         let folder = self.folder().display();
         match error.kind() {
-            io::ErrorKind::NotFound => format!("the folder must be there: mkdir -p {folder}"),
-            io::ErrorKind::PermissionDenied => format!("whoever runs the job must be able to read and to write the folder {folder}"),
-            io::ErrorKind::InvalidData => "name a file that dlock has for itself".into(),
+            io::ErrorKind::NotFound => format!("create the folder: mkdir -p {folder}"),
+            io::ErrorKind::PermissionDenied => format!("the job's user must be able to read and write the folder {folder}"),
+            io::ErrorKind::InvalidData => "name a file for dlock alone".into(),
             _ => "the job itself is not affected".into(),
         }
     }
@@ -118,7 +118,7 @@ impl MetricsFile {
         // A link may lead to a pipe, which must not be waited for.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let text = match rustix::fs::open(&self.0, flags, Mode::empty()).map(File::from).map_err(io::Error::from) {
-            Ok(file) if !file.metadata()?.is_file() => return Err(io::Error::other("it leads to something that is not a file")),
+            Ok(file) if !file.metadata()?.is_file() => return Err(io::Error::other("its target is not a file")),
             Ok(file) => {
                 let mut text = String::new();
                 file.take(MOST).read_to_string(&mut text)?;
@@ -127,7 +127,8 @@ impl MetricsFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(error),
         };
-        let mut all = parse(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "what is there was not written by dlock"))?;
+        let mut all =
+            parse(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "dlock did not write the file that is there"))?;
         change(all.entry(escape(key.as_str())).or_default());
         forget(&mut all);
         replace(&self.0, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH, &render(&all))
@@ -142,7 +143,7 @@ impl MetricsFile {
                 Ok(()) => return Ok(folder),
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) if BootClock::read() < until => thread::sleep(PAUSE),
-                Err(Errno::WOULDBLOCK) => return Err(io::Error::other("somebody else has its folder locked")),
+                Err(Errno::WOULDBLOCK) => return Err(io::Error::other("another process keeps its folder locked")),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -163,8 +164,8 @@ fn count(samples: &mut Samples, verdict: &Verdict, now_ms: u64) {
     set(samples, LAST_TRY, now);
     set(samples, WAIT, verdict.waited.as_secs_f64());
     add(samples, RUNS, "", one_if(verdict.started.is_some()));
-    add(samples, LOST, "", one_if(matches!(verdict.outcome, Outcome::Lost | Outcome::Broken)));
-    let skipped = verdict.outcome == Outcome::Busy;
+    add(samples, LOST, "", one_if(matches!(verdict.outcome, RunResult::Lost | RunResult::Broken)));
+    let skipped = verdict.outcome == RunResult::Busy;
     // Counters begin at 0, so that the first one counts in rates too.
     add(samples, SKIPPED, &label("reason", "busy"), 0.0);
     if skipped {
@@ -179,7 +180,7 @@ fn count(samples: &mut Samples, verdict: &Verdict, now_ms: u64) {
     if let Some(ran) = verdict.ran {
         set(samples, DURATION, ran.as_secs_f64());
     }
-    if verdict.outcome == Outcome::Ok && verdict.status == exit::OK {
+    if verdict.outcome == RunResult::Ok && verdict.status == exit::OK {
         set(samples, LAST_SUCCESS, now);
     }
 }
@@ -202,7 +203,7 @@ fn label(name: &str, value: &str) -> String {
     format!("{name}=\"{}\"", escape(value))
 }
 
-/// What is known of each key, which stays escaped; `None` if somebody else wrote it.
+/// What is known of each key, which stays escaped; `None` if another program wrote the file.
 fn parse(text: &str) -> Option<BTreeMap<String, Samples>> {
     let mut all: BTreeMap<String, Samples> = BTreeMap::new();
     for line in text.lines() {

@@ -34,7 +34,7 @@ use std::{
     os::fd::AsFd as _,
 };
 
-pub use event::{Event, EventReport};
+pub use event::{EventReport, RunEvent};
 pub use kept::Lock;
 pub use metrics::MetricsFile;
 pub use printed::{reason, said};
@@ -44,7 +44,7 @@ pub use status_file::StatusFile;
 pub use stderr::{drain, write_aside};
 pub use syslog::{Syslog, SyslogPolicy};
 pub use time::{Now, age};
-pub use verdict::{CommandEnd, GivenBack, Outcome, Verdict};
+pub use verdict::{CommandEnd, GivenBack, RunResult, Verdict};
 pub use waiting::Waiting;
 pub use who::{described, fence, holder, loss, mark, shell, who};
 
@@ -67,7 +67,7 @@ pub struct Output {
     pub quiet: bool,
     /// What lies under an error, too.
     pub verbose: bool,
-    /// Whether colours were asked for or forbidden; `None` to go by the terminal.
+    /// Whether colours were asked for or forbidden; `None` if the terminal decides.
     pub color: Option<bool>,
 }
 
@@ -110,7 +110,7 @@ impl Output {
         self.json
     }
 
-    /// Whether somebody looks at stderr.
+    /// Whether stderr is a terminal, where a person may look.
     pub fn attended(&self) -> bool {
         io::stderr().is_terminal()
     }
@@ -142,6 +142,7 @@ impl Output {
     /// # Errors
     /// If not all of it could be written.
     pub fn bytes(&self, bytes: &[u8]) -> io::Result<()> {
+        stderr::clear();
         let mut stdout = io::stdout().lock();
         stdout.write_all(bytes)?;
         stdout.flush()
@@ -156,7 +157,7 @@ impl Output {
         if self.json_on_stderr { io::stderr().write_all(text.as_bytes()) } else { self.data(&text) }
     }
 
-    /// The exit status after data was to be written: `status`, unless nobody has it now. A reader that
+    /// The exit status after writing data: `status`, unless the data was lost. A reader that
     /// has read enough and left is fine.
     pub fn finish(&self, written: io::Result<()>, status: u8) -> u8 {
         match written {
@@ -172,26 +173,26 @@ impl Output {
         exit::OUTPUT
     }
 
-    /// Refuses to take a lock whose token nobody could read.
+    /// Refuses to take a lock whose token could not be read.
     ///
     /// # Errors
     /// [`Kind::Usage`] if stdout is closed.
     pub fn check_token_has_a_reader(&self) -> Result<()> {
         // Rust opens /dev/null, for reading and writing, in place of a descriptor that was closed at start.
-        // `>/dev/null` is for writing only: whoever writes that means it.
+        // `>/dev/null` is open for writing only: that is on purpose.
         let closed = rustix::fs::fstat(io::stdout().as_fd()).is_ok_and(|stat| {
             let is_null = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_char_device()
                 && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3);
             is_null && rustix::fs::fcntl_getfl(io::stdout().as_fd()).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::RDWR))
         });
         if closed {
-            return Err(Error::new(Kind::Usage, "stdout is closed: nobody would learn the token that this lock is released with")
+            return Err(Error::new(Kind::Usage, "stdout is closed: the token that releases this lock could not be printed")
                 .hint(">/dev/null throws it away"));
         }
         Ok(())
     }
 
-    /// Whether more is to be said than usual.
+    /// Whether to say more than usual.
     pub fn is_verbose(&self) -> bool {
         self.verbose
     }
@@ -215,7 +216,7 @@ impl Output {
         }
     }
 
-    /// What could be done next, for whoever looks.
+    /// A hint at the next step, if stderr is a terminal.
     pub fn tip(&self, hint: &str) {
         if self.attended() && !self.quiet && !self.json {
             stderr::lines(&format!("hint: {}\n", printable(hint)));
@@ -257,10 +258,7 @@ impl Output {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
         }
         let text = format!("{}: the token does not hold this lock", key.escaped());
-        self.warn_with_hint(
-            &text,
-            &format!("its lease ended, or it was given back: dlock inspect {} tells who has it now", who::shell(key)),
-        );
+        self.warn_with_hint(&text, &format!("its lease ended, or it was released: dlock inspect {} shows its holder", who::shell(key)));
         exit::NOT_HELD
     }
 
@@ -271,17 +269,17 @@ impl Output {
         }
         self.warn_with_hint(
             &format!("{}: the lock is being broken {}: not renewed", key.escaped(), who::mark(mark)),
-            "stop the work that it protects and give it back; it ends with its lease at the latest",
+            "stop the protected work and release the lock; it ends with its lease at the latest",
         );
         exit::NOT_HELD
     }
 
-    /// Says that a lock that somebody asked about is not held by them, which may be just what they wanted to know.
+    /// Says that the given token does not hold the lock, which may be the answer that was wanted.
     pub fn not_verified(&self, key: &Key, backend: &str, why: &str) -> u8 {
         if self.json {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
         }
-        self.notice_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} tells who has it", who::shell(key)));
+        self.notice_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} shows its holder", who::shell(key)));
         exit::NOT_HELD
     }
 
@@ -290,7 +288,7 @@ impl Output {
         if self.json {
             return self.finish(self.json(&json::NotHeld::new(key, backend)), exit::NOT_HELD);
         }
-        self.warn_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} tells who has it now", who::shell(key)));
+        self.warn_with_hint(&format!("{}: {why}", key.escaped()), &format!("dlock inspect {} shows its holder", who::shell(key)));
         exit::NOT_HELD
     }
 
@@ -300,7 +298,7 @@ impl Output {
         if self.json { self.finish(self.json(&json::Interrupted::new(key, signal, status)), status) } else { status }
     }
 
-    /// Says that `run` skips, if somebody looks, or asked for it.
+    /// Says that `run` skips, if stderr is a terminal or the caller asked for it.
     pub fn skipped(&self, skip: &Skip<'_>) {
         if (self.attended() || self.verbose) && !self.json {
             self.notice_with_hint(&skip.text(), &skip.hint());
@@ -314,12 +312,12 @@ impl Output {
         }
     }
 
-    /// Says that somebody takes the lock of `run` away, always; in JSON the verdict says it.
+    /// Says that an operator breaks the lock of `run`, always; in JSON the verdict says it.
     pub fn broken(&self, key: &Key, mark: &Break) {
         if !self.json {
             self.warn_with_hint(
                 &format!("{}: the lock is being broken {}", key.escaped(), who::mark(mark)),
-                "the command is being stopped; the lock is given back when nothing of it is left",
+                "the command is being stopped; the lock is released when its process tree is empty",
             );
         }
     }
@@ -328,7 +326,7 @@ impl Output {
     pub fn timed_out(&self, key: &Key, option: &str) {
         if !self.json {
             let hint = format!(
-                "the lock is given back when nothing of it is left; dlock history {} tells how long it usually takes",
+                "the lock is released when its process tree is empty; dlock history {} tells how long runs usually take",
                 who::shell(key)
             );
             self.warn_with_hint(&format!("{}: {option} is over: the command is being stopped", key.escaped()), &hint);
@@ -342,7 +340,7 @@ impl Output {
         }
     }
 
-    /// Says that somebody else has the lock, to whoever called a command that isn't `run`.
+    /// Says that another process has the lock, for every command but `run`.
     pub fn busy(&self, skip: &Skip<'_>, backend: &str, status: u8) -> u8 {
         if self.json {
             return self.finish(self.json(&json::Busy::new(skip, backend, &Now::read(), status)), status);
@@ -355,6 +353,11 @@ impl Output {
 /// Puts a question on the terminal.
 pub fn ask(question: &str) {
     stderr::lines(&format!("dlock: {}", printable(question)));
+}
+
+/// Ends a line of the terminal that a question began.
+pub fn end_line() {
+    stderr::lines("\n");
 }
 
 fn say(text: &str) {

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::lock::{End, Key};
 
-/// What is told of a key.
+/// The summary of a key.
 #[derive(Clone, Debug)]
 pub struct Summary {
     /// Which.

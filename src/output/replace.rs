@@ -10,14 +10,14 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::lock::random;
 
-/// Refuses what is no file: renaming over a device or a pipe (`/dev/null`, `/dev/stderr`) would remove it for everybody.
+/// Refuses what is no file: renaming over a device or a pipe (`/dev/null`, `/dev/stderr`) would remove it for all users.
 ///
 /// # Errors
 /// If something else is there.
 pub fn check_replaceable(path: &Path) -> io::Result<()> {
     match path.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => Err(io::Error::other("it is a folder")),
-        Ok(metadata) if !metadata.is_file() && !metadata.is_symlink() => Err(io::Error::other("something is there that is not a file")),
+        Ok(metadata) if !metadata.is_file() && !metadata.is_symlink() => Err(io::Error::other("not a file")),
         _ => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! What is said when a lock is not taken: somebody else has it, or a run before has left word that keeps it from this one.
+//! What is said when a lock is not taken: another process has it, or an earlier run's record keeps it from this one.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -26,7 +26,7 @@ pub struct Skip<'a> {
 /// Why a lock was not taken.
 #[derive(Clone, Copy, Debug)]
 pub enum Cause<'a> {
-    /// Somebody else has it.
+    /// Another process has it.
     Busy(&'a Busy),
     /// A run before keeps it from this one, by what was asked with this option: `skew guard 5s`.
     Refused(&'a Refusal, &'a str),
@@ -43,7 +43,7 @@ impl Skip<'_> {
 
     /// `demo: ana@lap began it 3s ago (fence 17), skew guard 5s: not run`.
     fn refused(&self, refusal: &Refusal, option: &str) -> String {
-        let who = who::who(refusal.metadata.as_ref()).unwrap_or_else(|| "somebody".into());
+        let who = who::who(refusal.metadata.as_ref()).unwrap_or_else(|| "another process".into());
         let (did, more) = match refusal.rule {
             Rule::Once(Stage::Ok) => ("ran", ""),
             Rule::Once(Stage::Failed) => ("ran", " and failed"),
@@ -61,7 +61,7 @@ impl Skip<'_> {
             text += "still ";
         }
         match busy.holders.as_slice() {
-            [] => text += "held by somebody else",
+            [] => text += "held by another process",
             [first, others @ ..] => {
                 let _ = write!(text, "held by {}", who::holder(first));
                 if let Some(pid) = first.metadata.as_ref().and_then(|m| m.pid).filter(|_| !first.detached) {
@@ -96,9 +96,9 @@ impl Skip<'_> {
             Cause::Refused(refusal, _) => refusal,
             Cause::Busy(busy) => {
                 return match (busy.holders.first().map(|holder| holder.mode), self.mode) {
-                    // Somebody changed the number, or has it wrong.
+                    // The number of permits was changed, or is wrong on one side.
                     (Some(Mode::Permits(theirs)), Mode::Permits(ours)) if theirs != ours => {
-                        format!("who has it asked for one of {theirs} permits, and this for one of {ours}; {tells}")
+                        format!("the holder asked for one of {theirs} permits, this run for one of {ours}; {tells}")
                     }
                     _ if self.waited.is_zero() && self.outcome.ends_with(NO_WAIT) => tells,
                     _ if self.waited.is_zero() => format!("-w 30s waits; {tells}"),
@@ -157,10 +157,10 @@ mod tests {
         assert_eq!(skip.text(), "demo is still held by ana@lap, pid 4711, for 3s (sleep), after a wait of 30s: not run");
         busy.holders = vec![holder(None)];
         let skip = Skip { key: &key, mode: Mode::Exclusive, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not taken" };
-        assert_eq!(skip.text(), "demo is held by somebody for 3s: not taken");
+        assert_eq!(skip.text(), "demo is held by another process for 3s: not taken");
         busy.holders.clear();
         let skip = Skip { key: &key, mode: Mode::Exclusive, cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not taken" };
-        assert_eq!(skip.text(), "demo is held by somebody else: not taken");
+        assert_eq!(skip.text(), "demo is held by another process: not taken");
     }
 
     #[test]
@@ -168,8 +168,8 @@ mod tests {
         let key = Key::new("pool").unwrap();
         let busy = Busy { holders: vec![Holder { mode: Mode::Permits(5), ..holder(None) }; 3], ..Busy::default() };
         let skip = Skip { key: &key, mode: Mode::Permits(3), cause: Cause::Busy(&busy), waited: Duration::ZERO, outcome: "not run" };
-        assert_eq!(skip.text(), "pool is held by somebody for 3s and 2 more: not run");
-        assert_eq!(skip.hint(), "who has it asked for one of 5 permits, and this for one of 3; dlock inspect pool tells more");
+        assert_eq!(skip.text(), "pool is held by another process for 3s and 2 more: not run");
+        assert_eq!(skip.hint(), "the holder asked for one of 5 permits, this run for one of 3; dlock inspect pool tells more");
         let alike = Skip { mode: Mode::Permits(5), ..skip };
         assert_eq!(alike.hint(), "-w 30s waits; dlock inspect pool tells more");
     }

@@ -1,4 +1,4 @@
-//! The file that says how a `run` ended, for callers who can't tell dlock's exit status from the command's.
+//! The file that says how a `run` ended, for callers that can't tell dlock's exit status from the command's.
 
 use std::{
     ffi::OsString,

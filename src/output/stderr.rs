@@ -7,6 +7,7 @@ use std::{
     io::{self, Write as _},
     sync::{
         Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread,
@@ -51,7 +52,7 @@ pub fn drain(at_most: Option<Duration>) -> bool {
         _ => return true,
     };
     let (mark, marked) = sync_channel(1);
-    // A full queue is one that nobody reads.
+    // A full queue is one that is not read.
     if writer.try_send(Item::Mark(mark.clone())).is_err() && (at_most.is_some() || writer.send(Item::Mark(mark)).is_err()) {
         return false;
     }
@@ -61,8 +62,31 @@ pub fn drain(at_most: Option<Duration>) -> bool {
     }
 }
 
+/// Whether a line stands on the terminal that is drawn over itself.
+static DRAWN: AtomicBool = AtomicBool::new(false);
+
+/// What takes that line away.
+const CLEARED: &str = "\r\x1b[K";
+
+/// Draws a line in the place of the one that stands there. It goes before anything else is printed.
+pub(super) fn draw(text: &str) {
+    DRAWN.store(true, Ordering::Relaxed);
+    send(&format!("{CLEARED}{text}"));
+}
+
+/// Takes the drawn line away, if there is one.
+pub(super) fn clear() {
+    if DRAWN.swap(false, Ordering::Relaxed) {
+        send(CLEARED);
+    }
+}
+
 /// One write, so that lines of several processes don't mix. A lost diagnostic changes nothing.
 pub(super) fn lines(text: &str) {
+    if DRAWN.swap(false, Ordering::Relaxed) { send(&format!("{CLEARED}{text}")) } else { send(text) }
+}
+
+fn send(text: &str) {
     let mut way = way();
     let Way::Aside(writer) = &mut *way else {
         drop(way);
@@ -75,7 +99,7 @@ pub(super) fn lines(text: &str) {
         Some(writer) => {
             let _ = writer.try_send(Item::Text(text.to_owned()));
         }
-        // No thread can be had.
+        // No thread is available.
         None if takes_more() => write(text),
         None => {}
     }

@@ -1,4 +1,4 @@
-//! One line to syslog per run, skip or loss, for jobs that nobody watches.
+//! One line to syslog per run, skip or loss, for jobs that run unwatched.
 //!
 //! Never blocks and never fails: a host without syslog has no lines.
 
@@ -54,14 +54,14 @@ impl Syslog {
         self.send(if verdict.is_bad() { ERROR } else { INFO }, &text);
     }
 
-    /// Sends a line about something beside how the run ended, if `policy` asks for lines.
+    /// Sends a line about an event other than the end of the run, if `policy` asks for lines.
     pub fn warn_of(&self, policy: SyslogPolicy, out: &Output, text: &str) {
         if policy != SyslogPolicy::Off && !out.attended() {
             self.warn(text);
         }
     }
 
-    /// Sends a line about something that somebody has to look after, from a process without a terminal.
+    /// Sends a line about something that needs attention, from a process without a terminal.
     pub fn warn(&self, text: &str) {
         self.send(ERROR, text);
     }
@@ -85,7 +85,7 @@ mod tests {
     fn lines_arrive_and_a_missing_or_full_daemon_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
-        Syslog::at(&path).send(INFO, "nobody there");
+        Syslog::at(&path).send(INFO, "no server");
         let daemon = UnixDatagram::bind(&path).unwrap();
         Syslog::at(&path).send(INFO, "sms-job skipped\nbusy");
         let mut buffer = [0; 1024];
@@ -93,7 +93,7 @@ mod tests {
         let line = std::str::from_utf8(&buffer[..length]).unwrap();
         assert!(line.starts_with("<78>") && line.ends_with(&format!("dlock[{}]: sms-job skipped\\nbusy", std::process::id())), "{line}");
         for _ in 0..5000 {
-            Syslog::at(&path).send(INFO, "nobody reads");
+            Syslog::at(&path).send(INFO, "no reader");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Hosts against time: who ran, how that ended, and who skipped.
+//! Hosts against time: which host ran, how that ended, and which skipped.
 
 use std::fmt::Write as _;
 

@@ -11,14 +11,14 @@ use crate::lock::{Error, Fence, Holder, Key, Refusal, printable};
 /// How it ended, in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum RunResult {
     /// The command ran to its end under the lock.
     Ok,
-    /// Somebody else had the lock.
+    /// Another process had the lock.
     Busy,
     /// The lock was lost while the command ran.
     Lost,
-    /// Somebody took the lock away while the command ran; it was stopped.
+    /// An operator broke the hold while the command ran; the command was stopped.
     Broken,
     /// The command ran for as long as it may, and was stopped.
     TimedOut,
@@ -37,11 +37,11 @@ pub enum CommandEnd {
     Signalled(i32),
 }
 
-impl From<crate::supervise::Outcome> for CommandEnd {
-    fn from(outcome: crate::supervise::Outcome) -> Self {
+impl From<crate::supervise::ProcessEnd> for CommandEnd {
+    fn from(outcome: crate::supervise::ProcessEnd) -> Self {
         match outcome {
-            crate::supervise::Outcome::Exited(status) => Self::Exited(status),
-            crate::supervise::Outcome::Signalled(signal) => Self::Signalled(signal),
+            crate::supervise::ProcessEnd::Exited(status) => Self::Exited(status),
+            crate::supervise::ProcessEnd::Signalled(signal) => Self::Signalled(signal),
         }
     }
 }
@@ -64,7 +64,7 @@ pub enum GivenBack {
 #[derive(Debug)]
 pub struct Verdict {
     /// In a word.
-    pub outcome: Outcome,
+    pub outcome: RunResult,
     /// Which lock; of several, the job's own.
     pub key: Key,
     /// The store, without secrets.
@@ -89,9 +89,9 @@ pub struct Verdict {
     pub ran: Option<Duration>,
     /// Whether the lock is free now.
     pub given_back: Option<GivenBack>,
-    /// Who has the lock, if it was busy.
+    /// The holders, if the lock was busy.
     pub holders: Vec<Holder>,
-    /// Why the lock was refused although nobody had it, and by what was asked with which option.
+    /// Why a free lock was refused, and the option that asked for the rule.
     pub refused: Option<(Box<Refusal>, String)>,
     /// What went wrong: the failure, or how the lock was lost.
     pub error: Option<Error>,
@@ -99,7 +99,7 @@ pub struct Verdict {
 
 impl Verdict {
     /// A verdict of which only the beginning is known.
-    pub fn new(outcome: Outcome, key: &Key, backend: impl Into<String>, status: u8) -> Self {
+    pub fn new(outcome: RunResult, key: &Key, backend: impl Into<String>, status: u8) -> Self {
         Self {
             outcome,
             key: key.clone(),
@@ -133,9 +133,9 @@ impl Verdict {
         })
     }
 
-    /// Whether somebody has to look after it.
+    /// Whether the outcome needs attention.
     pub fn is_bad(&self) -> bool {
-        matches!(self.outcome, Outcome::Lost | Outcome::Broken | Outcome::TimedOut | Outcome::Error)
+        matches!(self.outcome, RunResult::Lost | RunResult::Broken | RunResult::TimedOut | RunResult::Error)
     }
 
     /// The line for syslog: `sms-job skipped busy holder=web1 fence=812`.
@@ -143,7 +143,7 @@ impl Verdict {
         let mut parts = vec![word(self.key.as_str())];
         let mut add = |text: String| parts.push(text);
         match self.outcome {
-            Outcome::Ok => {
+            RunResult::Ok => {
                 add("ran".into());
                 match self.command {
                     Some(CommandEnd::Exited(status)) => add(format!("status={status}")),
@@ -151,7 +151,7 @@ impl Verdict {
                     None => {}
                 }
             }
-            Outcome::Busy => {
+            RunResult::Busy => {
                 let (metadata, fence) = if let Some((refusal, option)) = &self.refused {
                     add(format!("skipped {}", word(option)));
                     (refusal.metadata.as_ref(), refusal.fence)
@@ -171,11 +171,11 @@ impl Verdict {
                     add(format!("fence={fence}"));
                 }
             }
-            Outcome::Lost => add("lost".into()),
-            Outcome::Broken => add("broken".into()),
-            Outcome::TimedOut => add("timed out".into()),
-            Outcome::Interrupted => add("interrupted".into()),
-            Outcome::Error => add("failed".into()),
+            RunResult::Lost => add("lost".into()),
+            RunResult::Broken => add("broken".into()),
+            RunResult::TimedOut => add("timed out".into()),
+            RunResult::Interrupted => add("interrupted".into()),
+            RunResult::Error => add("failed".into()),
         }
         if let Some(fence) = self.fence {
             add(format!("fence={fence}"));
@@ -183,7 +183,7 @@ impl Verdict {
         if let Some(ran) = self.ran {
             add(format!("ran={:.3}s", ran.as_secs_f64()));
         }
-        if self.outcome == Outcome::Ok && self.given_back == Some(GivenBack::Unknown) {
+        if self.outcome == RunResult::Ok && self.given_back == Some(GivenBack::Unknown) {
             add("release=unknown".into());
         }
         if let Some(error) = &self.error {
@@ -229,7 +229,7 @@ impl Verdict {
 #[derive(Serialize)]
 pub(super) struct Run<'a> {
     schema: &'static str,
-    result: Outcome,
+    result: RunResult,
     status: u8,
     key: &'a str,
     backend: &'a str,
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
     use crate::lock::{Kind, Metadata, Mode};
 
-    fn verdict(outcome: Outcome, status: u8) -> Verdict {
+    fn verdict(outcome: RunResult, status: u8) -> Verdict {
         Verdict::new(outcome, &Key::new("sms-job").unwrap(), "redis://r1:6379", status)
     }
 
@@ -303,17 +303,17 @@ mod tests {
 
     #[test]
     fn a_line_tells_what_happened() {
-        let skipped = Verdict { holders: vec![holder()], ..verdict(Outcome::Busy, 75) };
+        let skipped = Verdict { holders: vec![holder()], ..verdict(RunResult::Busy, 75) };
         assert_eq!(skipped.line(), "sms-job skipped busy holder=web1 fence=812");
         let ran = Verdict {
             command: Some(CommandEnd::Exited(3)),
             fence: Some(Fence(7)),
             ran: Some(Duration::from_millis(1500)),
-            ..verdict(Outcome::Ok, 3)
+            ..verdict(RunResult::Ok, 3)
         };
         assert_eq!(ran.line(), "sms-job ran status=3 fence=7 ran=1.500s");
         let lost =
-            Verdict { error: Some(Error::new(Kind::Timeout, "no renewal for 36s")), fence: Some(Fence(7)), ..verdict(Outcome::Lost, 76) };
+            Verdict { error: Some(Error::new(Kind::Timeout, "no renewal for 36s")), fence: Some(Fence(7)), ..verdict(RunResult::Lost, 76) };
         assert_eq!(lost.line(), "sms-job lost fence=7 error=\"no renewal for 36s\"");
         assert!(lost.is_bad() && !ran.is_bad() && !skipped.is_bad());
     }
@@ -321,12 +321,12 @@ mod tests {
     #[test]
     fn odd_names_stay_one_word() {
         let key = Key::new("a b=\"c").unwrap();
-        assert_eq!(Verdict::new(Outcome::Interrupted, &key, "local", 130).line(), r#""a b=\"c" interrupted"#);
+        assert_eq!(Verdict::new(RunResult::Interrupted, &key, "local", 130).line(), r#""a b=\"c" interrupted"#);
     }
 
     #[test]
     fn unknown_is_null() {
-        let json: serde_json::Value = serde_json::from_str(&verdict(Outcome::Interrupted, 130).json()).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&verdict(RunResult::Interrupted, 130).json()).unwrap();
         assert_eq!(json["schema"], "dlock/1");
         assert_eq!(json["result"], "interrupted");
         for unknown in ["fence", "started", "ran_ms", "command", "released", "error"] {

@@ -1,16 +1,10 @@
 //! The line that shows a wait on a terminal. It is drawn over itself, and gone when the wait is over.
 
-use std::{
-    cell::{Cell, RefCell},
-    future::Future,
-    io,
-    os::fd::AsFd as _,
-    time::Duration,
-};
+use std::{cell::RefCell, future::Future, io, os::fd::AsFd as _, time::Duration};
 
 use super::{Output, age, stderr, who, window};
 use crate::{
-    lease::{Clock, Outage, Patience, outage},
+    lease::{Clock, Outage, Patience, Silence},
     lock::{BootTime, Busy, Key, printable},
 };
 
@@ -19,25 +13,24 @@ const SILENT: Duration = Duration::from_millis(900);
 
 /// A wait in progress.
 pub struct Waiting<'a> {
+    silence: &'a Silence,
     patience: Patience,
     clock: &'a dyn Clock,
     began: BootTime,
     shown: bool,
-    /// Which lock, and who was waited for when the store last said so, and when that was.
+    /// Which lock, the holders at the store's last answer, and its time.
     last: RefCell<Option<(Key, Busy, BootTime)>>,
-    /// Whether a line stands there.
-    drawn: Cell<bool>,
 }
 
 impl<'a> Waiting<'a> {
-    /// A wait that begins now. Nothing is drawn unless somebody looks.
-    pub fn new(out: &Output, patience: Patience, clock: &'a dyn Clock) -> Self {
+    /// A wait that begins now. Nothing is drawn without a terminal.
+    pub fn new(out: &Output, silence: &'a Silence, patience: Patience, clock: &'a dyn Clock) -> Self {
         let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
         let shown = out.attended() && !out.quiet && !out.json && !dumb;
-        Self { patience, clock, began: clock.now(), shown, last: RefCell::default(), drawn: Cell::default() }
+        Self { silence, patience, clock, began: clock.now(), shown, last: RefCell::default() }
     }
 
-    /// Shows who is waited for.
+    /// Shows the holders that the wait is for.
     pub fn update(&self, key: &Key, busy: &Busy) {
         if self.shown {
             *self.last.borrow_mut() = Some((key.clone(), busy.clone(), self.clock.now()));
@@ -60,31 +53,30 @@ impl<'a> Waiting<'a> {
 
     fn draw(&self) {
         let now = self.clock.now();
-        let silent = outage().filter(|outage| now.since(outage.since) >= SILENT);
+        let silent = self.silence.outage().filter(|outage| now.since(outage.since) >= SILENT);
         if let Some(outage) = &silent {
-            self.put(&no_answer(outage, now));
+            Self::put(&no_answer(outage, now));
         } else if let Some((key, busy, told)) = &*self.last.borrow() {
             let mut busy = busy.clone();
             for holder in &mut busy.holders {
                 holder.held_for = holder.held_for.map(|held| held.saturating_add(now.since(*told)));
             }
             let text = line(key, &busy, now.since(self.began), self.patience);
-            self.put(&text);
+            Self::put(&text);
         } else {
             self.clear();
         }
     }
 
-    fn put(&self, text: &str) {
-        self.drawn.set(true);
+    fn put(text: &str) {
         let text = who::cut(&printable(text), window(io::stderr().as_fd()).0.saturating_sub(1));
-        stderr::lines(&format!("\r\x1b[K{text}"));
+        stderr::draw(&text);
     }
 
     /// Takes the line away.
     pub fn clear(&self) {
-        if self.drawn.take() {
-            stderr::lines("\r\x1b[K");
+        if self.shown {
+            stderr::clear();
         }
     }
 
@@ -102,7 +94,7 @@ fn no_answer(outage: &Outage, now: BootTime) -> String {
 }
 
 fn line(key: &Key, busy: &Busy, waited: Duration, patience: Patience) -> String {
-    let holder = busy.holders.first().map_or_else(|| "somebody else".into(), who::described);
+    let holder = busy.holders.first().map_or_else(|| "another process".into(), who::described);
     let mut text = format!("dlock: waiting for {}: {holder}", key.escaped());
     let most = match patience {
         Patience::For(most) => format!("{} of {}", age(waited), age(most)),
@@ -152,7 +144,7 @@ mod tests {
         );
         assert_eq!(
             line(&key, &Busy::default(), Duration::from_secs(17), Patience::Forever),
-            "dlock: waiting for deploy: somebody else; 17s"
+            "dlock: waiting for deploy: another process; 17s"
         );
     }
 

@@ -15,7 +15,7 @@ const NOTE: usize = 120;
 /// How a lock was lost: `no renewal for 36s: redis://r1: connection refused`. dlock is suspected only if it did not try.
 pub fn loss(loss: &Loss) -> String {
     match loss {
-        Loss::NotOwner => "the store says that it is not ours any more".into(),
+        Loss::NotOwner => "the store has another holder, or none".into(),
         Loss::Unconfirmed { since, last: None } => format!("no renewal for {}: was dlock stopped?", age(*since)),
         Loss::Unconfirmed { since, last: Some(Error { backend, message, .. }) } => {
             let backend = backend.as_ref().map(|backend| format!("{backend}: ")).unwrap_or_default();
@@ -55,9 +55,9 @@ pub fn who(metadata: Option<&Metadata>) -> Option<String> {
     }
 }
 
-/// Who holds, for a sentence.
+/// The holder, for a sentence.
 pub fn holder(holder: &Holder) -> String {
-    who(holder.metadata.as_ref()).unwrap_or_else(|| if holder.foreign { "a client that is not dlock" } else { "somebody" }.into())
+    who(holder.metadata.as_ref()).unwrap_or_else(|| if holder.foreign { "a client that is not dlock" } else { "another process" }.into())
 }
 
 /// The name of the command.
@@ -70,13 +70,13 @@ pub fn note(metadata: Option<&Metadata>) -> Option<String> {
     metadata?.description.as_deref().map(|note| format!("\"{}\"", clean(note, NOTE)))
 }
 
-/// Who, since when and why: `ana@ops1, 4m 12s, "v2.3"`.
+/// The holder, how long it has held, and its note: `ana@ops1, 4m 12s, "v2.3"`.
 pub fn described(one: &Holder) -> String {
     let held = one.held_for.map(super::age);
     [Some(holder(one)), held, note(one.metadata.as_ref())].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// Who is breaking a hold, and why: `by ana@ops1: "NFS"`.
+/// The operator that is breaking a hold, and the reason: `by ana@ops1: "NFS"`.
 pub fn mark(mark: &Break) -> String {
     let by = clean(&mark.by, 2 * NAME);
     match &mark.why {

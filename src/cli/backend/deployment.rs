@@ -18,12 +18,12 @@ pub(super) fn sentinel(url: &Url, wrong: &dyn Fn(&str) -> Error, layers: &Layers
     let master = url.path.trim_start_matches('/');
     let named = !master.is_empty() && master.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
     if !named {
-        let why = if master.is_empty() { "it doesn't name the master" } else { "its path is no name that sentinels have for a master" };
+        let why = if master.is_empty() { "it doesn't name the master" } else { "its path is no name of a master" };
         return Err(wrong(why).hint("it is what `sentinel monitor NAME …` says: redis+sentinel://HOST,HOST,HOST/NAME?db=0"));
     }
     let user = extra(layers, "sentinel_user").map(|setting| setting.text);
     let password = password(layers)?.map(Secret::new);
-    if user.is_some() && password.is_none() {
+    if user.is_some() && password.is_none() && !layers.offline {
         return Err(wrong("there is a sentinel_user but no password for it")
             .hint("give it in DLOCK_SENTINEL_PASSWORD, or as sentinel_password_file in the URL or the configuration"));
     }
@@ -47,6 +47,9 @@ fn addresses(url: &Url, port: u16, wrong: &dyn Fn(&str) -> Error) -> Result<Vec<
 
 /// The sentinels' password, from the nearest place that gives one.
 fn password(layers: &Layers<'_>) -> Result<Option<String>> {
+    if layers.offline {
+        return Ok(None);
+    }
     if let Some(setting) = from_env(layers.env, "sentinel_password")? {
         return Ok(Some(setting.text));
     }

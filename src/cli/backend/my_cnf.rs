@@ -1,4 +1,4 @@
-//! `~/.my.cnf` as MySQL's and MariaDB's clients read it: the section `[client]`, which both of them go by.
+//! `~/.my.cnf` as MySQL's and MariaDB's clients read it: the section `[client]`, which both of them use.
 //!
 //! Files that it includes are not followed.
 
@@ -7,7 +7,7 @@ use std::{fs::File, io::Read as _, path::Path, path::PathBuf};
 use super::mysql::MODES;
 use crate::{
     cli::secret_file,
-    commands::TlsMode,
+    commands::{Tls, TlsMode},
     lock::{Error, Kind, Result},
 };
 
@@ -23,9 +23,7 @@ pub struct Client {
     pub port: Option<u16>,
     pub socket: Option<PathBuf>,
     pub tls: Option<TlsMode>,
-    pub ca_file: Option<PathBuf>,
-    pub cert_file: Option<PathBuf>,
-    pub key_file: Option<PathBuf>,
+    pub files: Tls,
 }
 
 /// Reads the file; nothing if there is none.
@@ -69,9 +67,9 @@ impl Client {
             ("host", value) => self.host = value,
             ("port", Some(value)) => self.port = value.parse().ok(),
             ("socket", Some(value)) => self.socket = absolute(value),
-            ("ssl-ca", Some(value)) => self.ca_file = absolute(value),
-            ("ssl-cert", Some(value)) => self.cert_file = absolute(value),
-            ("ssl-key", Some(value)) => self.key_file = absolute(value),
+            ("ssl-ca", Some(value)) => self.files.ca_file = absolute(value),
+            ("ssl-cert", Some(value)) => self.files.cert_file = absolute(value),
+            ("ssl-key", Some(value)) => self.files.key_file = absolute(value),
             ("ssl-mode", Some(value)) => {
                 let mode = MODES.iter().find(|(mode, _)| mode.eq_ignore_ascii_case(&value));
                 self.tls = mode.map(|(_, mode)| *mode).or(self.tls);
@@ -132,7 +130,7 @@ mod tests {
         );
         assert_eq!((client.user.as_deref(), client.password.as_deref()), (Some("ana"), Some("p@ss#w\\rd")));
         assert_eq!((client.port, client.host), (Some(3307), None));
-        assert_eq!((client.socket, client.ca_file), (Some("/run/m.sock".into()), Some("/ca.pem".into())));
+        assert_eq!((client.socket, client.files.ca_file), (Some("/run/m.sock".into()), Some("/ca.pem".into())));
         assert_eq!(client.tls, Some(TlsMode::VerifyCa));
         assert_eq!(parse("[client]\nssl-verify-server-cert\n").tls, Some(TlsMode::VerifyFull));
         assert!(parse("[client-server]\nuser=x").user.is_none());

@@ -1,4 +1,4 @@
-//! MySQL and MariaDB: the URL, its parameters and, where they say nothing, what both clients go by (`~/.my.cnf`, `MYSQL_PWD`).
+//! MySQL and MariaDB: the URL, its parameters and, where they say nothing, what both clients use (`~/.my.cnf`, `MYSQL_PWD`).
 
 use std::path::{Path, PathBuf};
 
@@ -48,11 +48,11 @@ pub fn options(globals: &Globals, url: Url, wrong: &dyn Fn(&str) -> Error, layer
     sql.user = Some(url.user.or(client.user).unwrap_or_else(crate::commands::user_name));
     sql.database = Some(url.path.trim_start_matches('/').to_owned()).filter(|name| !name.is_empty());
     tls(&mut sql, layers, client.tls)?;
-    if sql.ca_file.is_none() {
-        sql.ca_file = client.ca_file;
+    if sql.files.ca_file.is_none() {
+        sql.files.ca_file = client.files.ca_file;
     }
-    if sql.cert_file.is_none() && sql.key_file.is_none() {
-        (sql.cert_file, sql.key_file) = (client.cert_file, client.key_file);
+    if sql.files.cert_file.is_none() && sql.files.key_file.is_none() {
+        (sql.files.cert_file, sql.files.key_file) = (client.files.cert_file, client.files.key_file);
     }
     sql.no_shedlock = !extra(layers, "shedlock").map_or(Ok(true), |setting| setting.yes())?;
     if let Some(setting) = extra(layers, "table") {
@@ -121,10 +121,10 @@ fn tls(sql: &mut SqlOptions, layers: &Layers<'_>, of_client: Option<TlsMode>) ->
         sql.tls = setting.choice(&MODES)?;
     }
     let file = |names: [&str; 2]| one_of(layers, names)?.map(|setting| path(&setting, names[0])).transpose();
-    sql.ca_file = file(["ssl-ca", "cacert"])?;
-    sql.cert_file = file(["ssl-cert", "cert"])?;
-    sql.key_file = file(["ssl-key", "key"])?;
-    if sql.cert_file.is_some() != sql.key_file.is_some() {
+    sql.files.ca_file = file(["ssl-ca", "cacert"])?;
+    sql.files.cert_file = file(["ssl-cert", "cert"])?;
+    sql.files.key_file = file(["ssl-key", "key"])?;
+    if sql.files.cert_file.is_some() != sql.files.key_file.is_some() {
         let setting = [["ssl-cert", "cert"], ["ssl-key", "key"]].into_iter().find_map(|names| one_of(layers, names).ok().flatten());
         let origin = setting.map_or_else(|| Origin::Env("HOME".into()), |setting| setting.origin);
         return Err(origin.refuse("ssl-cert and ssl-key are the two halves of one identity: both are needed"));

@@ -7,9 +7,9 @@ use crate::{cli::secret_file, lock::Error, lock::Kind, lock::Result};
 /// More than this is no password file.
 const MOST: u64 = 1024 * 1024;
 
-/// Who wants a password, and where.
+/// The login that a password is looked up for.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct Login<'a> {
     /// The host's name, or `localhost` for a Unix socket.
     pub host: &'a str,
     pub port: u16,
@@ -20,8 +20,8 @@ pub struct Wanted<'a> {
 /// The password that the file has; `None` if there is no file, or no line that fits.
 ///
 /// # Errors
-/// If others than its owner may read it. libpq passes over such a file, and then nobody knows why the login fails.
-pub fn find(path: &Path, wanted: Wanted<'_>) -> Result<Option<String>> {
+/// Reports a file that others than its owner may read. libpq ignores such a file silently, and the login fails without a reason.
+pub fn find(path: &Path, wanted: Login<'_>) -> Result<Option<String>> {
     let refuse = |why: &str| Error::new(Kind::Config, format!("{}: {why}", path.display()));
     let Ok(file) = File::open(path) else { return Ok(None) };
     if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
@@ -35,7 +35,7 @@ pub fn find(path: &Path, wanted: Wanted<'_>) -> Result<Option<String>> {
     Ok(text.lines().find_map(|line| of_line(line, wanted)))
 }
 
-fn of_line(line: &str, wanted: Wanted<'_>) -> Option<String> {
+fn of_line(line: &str, wanted: Login<'_>) -> Option<String> {
     let mut rest = line.strip_suffix('\r').unwrap_or(line);
     if rest.starts_with('#') {
         return None;
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn the_first_line_that_fits_has_it() {
-        let wanted = Wanted { host: "db1", port: 5432, database: "app", user: "ana" };
+        let wanted = Login { host: "db1", port: 5432, database: "app", user: "ana" };
         let of = |line| of_line(line, wanted);
         assert_eq!(of("db1:5432:app:ana:s3cret").as_deref(), Some("s3cret"));
         assert_eq!(of("*:*:*:ana:a\\:b\\\\c\r").as_deref(), Some("a:b\\c"));
@@ -86,6 +86,6 @@ mod tests {
         {
             assert_eq!(of(other), None, "{other}");
         }
-        assert_eq!(of_line("\\:\\:1:*:*:*:pw", Wanted { host: "::1", ..wanted }).as_deref(), Some("pw"));
+        assert_eq!(of_line("\\:\\:1:*:*:*:pw", Login { host: "::1", ..wanted }).as_deref(), Some("pw"));
     }
 }

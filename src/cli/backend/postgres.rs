@@ -1,4 +1,4 @@
-//! PostgreSQL: the URL, its parameters and, where they say nothing, what psql goes by (`PGHOST`, `~/.pgpass`, …).
+//! PostgreSQL: the URL, its parameters and, where they say nothing, what psql uses (`PGHOST`, `~/.pgpass`, …).
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use super::{
         url::Url,
     },
     extra, namespace, password,
-    pgpass::{self, Wanted},
+    pgpass::{self, Login},
 };
 use crate::{
     commands::{AdvisoryKey, PostgresMode, PostgresOptions, Secret, SqlOptions, SqlServer, TlsMode},
@@ -135,16 +135,16 @@ fn tls(sql: &mut SqlOptions, layers: &Layers<'_>) -> Result<()> {
         };
         match setting {
             Some(setting) if Path::new(&setting.text).is_absolute() => Ok(Some(PathBuf::from(setting.text))),
-            // The public authorities are compiled in.
+            // They are trusted unless others are named.
             Some(setting) if names[0] == "sslrootcert" && setting.text == "system" => Ok(None),
             Some(setting) => Err(setting.refuse(format!("{} needs an absolute path", names[0]))),
             None => Ok(None),
         }
     };
-    sql.ca_file = file(["sslrootcert", "cacert"], "PGSSLROOTCERT")?;
-    sql.cert_file = file(["sslcert", "cert"], "PGSSLCERT")?;
-    sql.key_file = file(["sslkey", "key"], "PGSSLKEY")?;
-    if sql.cert_file.is_some() != sql.key_file.is_some() {
+    sql.files.ca_file = file(["sslrootcert", "cacert"], "PGSSLROOTCERT")?;
+    sql.files.cert_file = file(["sslcert", "cert"], "PGSSLCERT")?;
+    sql.files.key_file = file(["sslkey", "key"], "PGSSLKEY")?;
+    if sql.files.cert_file.is_some() != sql.files.key_file.is_some() {
         let setting = [["sslcert", "cert"], ["sslkey", "key"]].into_iter().find_map(|names| one_of(layers, names).ok().flatten());
         let origin = setting.map_or_else(|| Origin::Env("PGSSLCERT".into()), |setting| setting.origin);
         return Err(origin.refuse("sslcert and sslkey are the two halves of one identity: both are needed"));
@@ -179,5 +179,5 @@ fn as_psql(sql: &SqlOptions, layers: &Layers<'_>) -> Result<Option<String>> {
     };
     let database = sql.database.as_deref().unwrap_or_default();
     let user = sql.user.as_deref().unwrap_or_default();
-    pgpass::find(&file, Wanted { host, port, database, user })
+    pgpass::find(&file, Login { host, port, database, user })
 }

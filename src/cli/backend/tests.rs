@@ -164,7 +164,7 @@ fn mistakes_are_refused_with_their_place_and_without_secrets() {
         (None, Some("rediss://h?cert=/x"), "", Kind::Usage, "DLOCK_BACKEND: cert and key are the two halves", ""),
         (None, Some("rediss://h?cacert=x"), "", Kind::Usage, "DLOCK_BACKEND: cacert needs an absolute path", ""),
         (None, Some("etcd://"), "", Kind::Usage, "DLOCK_BACKEND: etcd://: it has no host", "any members"),
-        (None, Some("etcd://h/locks"), "", Kind::Usage, "DLOCK_BACKEND: etcd://h/locks: it has a path", "--namespace"),
+        (None, Some("etcd://h/locks"), "", Kind::Usage, "DLOCK_BACKEND: etcd://h/locks: etcd URLs have no path", "--namespace"),
         (None, Some("etcd://h?db=1"), "", Kind::Usage, "DLOCK_BACKEND: this backend has no db", ""),
         (None, Some("etcd://h?cacert=/x"), "", Kind::Usage, "DLOCK_BACKEND: this backend has no cacert", ""),
         (None, Some("etcd://:pw@h"), "", Kind::Usage, "DLOCK_BACKEND: etcd://***@h: there is a password but no user", "the user stands"),
@@ -205,7 +205,7 @@ fn mistakes_are_refused_with_their_place_and_without_secrets() {
             None,
             "[backends.a]\nurl = 'redis://h?ttl=5'\nttl = 5",
             Kind::Config,
-            "c.toml:2: url: redis://h: ttl stands in the URL and beside it",
+            "c.toml:2: url: redis://h: ttl is given in the URL and outside of it",
             "",
         ),
         (
@@ -317,7 +317,7 @@ fn mysql_is_found_as_its_clients_find_it() {
     assert_eq!(of("mysql://bob@db2/app", &[("DLOCK_PASSWORD", "nearer"), ("MYSQL_PWD", "x")]).sql.password, Some(Secret::new("nearer")));
 
     let options = of("mariadb://ana@db1:3310/app?ssl-mode=verify_ca&ssl-ca=/ca.pem&table=jobs.shedlock&mode=advisory&lock_name=raw", &[]);
-    assert_eq!((options.sql.tls, options.sql.ca_file), (TlsMode::VerifyCa, Some("/ca.pem".into())));
+    assert_eq!((options.sql.tls, options.sql.files.ca_file), (TlsMode::VerifyCa, Some("/ca.pem".into())));
     assert_eq!((options.sql.table.as_str(), options.mode, options.raw_names), ("jobs.shedlock", MysqlMode::Advisory, true));
     assert_eq!(of("mysql://db1/app", &[]).sql.tls, TlsMode::VerifyFull, "over a network");
     assert_eq!(of("mysql://127.0.0.1/app", &[]).sql.tls, TlsMode::Disable);

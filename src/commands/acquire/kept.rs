@@ -25,14 +25,14 @@ use crate::{
 };
 
 /// How long the store is asked how a hold ended that is gone.
-const ASIDE: Limits = Limits { answer: Duration::from_secs(2) };
+const ASIDE: Limits<'static> = Limits::of(Duration::from_secs(2));
 /// How long what is left to be printed may take before the keeper leaves the terminal.
 const LAST_WORD: Duration = Duration::from_millis(100);
 
 /// Takes the lock, prints its token, and leaves a keeper behind.
 ///
 /// # Errors
-/// As for a lock that nobody keeps.
+/// As for a lock without a keeper.
 pub fn run(settings: &AcquireSettings, pid: i32, context: &Context) -> Result<u8> {
     context.out.check_token_has_a_reader()?;
     check_process(pid)?;
@@ -66,16 +66,16 @@ async fn work(settings: &AcquireSettings, pid: i32, context: &Context, caller: D
     }
     drain(Some(LAST_WORD));
     if let Err(error) = caller.detach(exit::OK) {
-        super::undo(&mut holds, context.limits).await;
+        super::undo(&mut holds, context.limits()).await;
         return Err(Error::new(Kind::Unavailable, "the keeper can't be left behind").source(error));
     }
-    keep_on(holds, context.limits, &until, signals, &monitor).await;
+    keep_on(holds, context.limits(), &until, signals, &monitor).await;
     monitor.dismiss();
     Ok(exit::OK)
 }
 
-/// Renews until the process has ended; tells it to end if a lock is lost or broken. Nobody reads what is printed here.
-async fn keep_on(mut holds: Vec<Hold>, limits: Limits, until: &Until, mut signals: Signals, monitor: &Monitor) {
+/// Renews until the process has ended, and tells it to end if a lock is lost or broken. Its output is not read.
+async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut signals: Signals, monitor: &Monitor) {
     let began = BootClock.now();
     let mut intent = Intent::Extend(None);
     let mut broken: Option<Break> = None;
@@ -98,7 +98,7 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits, until: &Until, mut signal
         match over {
             Ok(Over::Signal(_)) if (broken.is_some() || lost) && !std::mem::replace(&mut signalled, true) => {}
             Ok(_) | Err(Err(_)) => break,
-            // What protects the lock is dead before it is given back, as with `run`; but nobody kills it here.
+            // The protected process is dead before the release, as with `run`; but nothing is killed here.
             Err(Ok((at, Loss::Broken(by)))) => {
                 say(&holds[at].lease.key, &format!("broken {}", mark(&by)));
                 end(until);
@@ -109,7 +109,7 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits, until: &Until, mut signal
             Err(Ok((at, Loss::NotOwner))) => {
                 let mut hold = holds.remove(at);
                 if !was_released(&mut hold).await {
-                    say(&hold.lease.key, "lost: the store says that it is not ours any more");
+                    say(&hold.lease.key, "lost: the store has another holder, or none");
                     end(until);
                     lost = true;
                 }

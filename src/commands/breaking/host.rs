@@ -2,12 +2,12 @@
 
 use std::future::pending;
 
-use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt as _};
 
 use super::super::{Context, consent, interrupted, open, open_as_it_is};
 use crate::{
     exit,
-    lease::{self, BootClock, Breaking, Order, ask},
+    lease::{self, BootClock, BreakRequest, Breaking, ask},
     lock::{Backend, Break, Error, Fence, Holder, Key, Kind, Result},
     output::{described, fence, json},
     supervise::{Signals, reraise},
@@ -15,6 +15,9 @@ use crate::{
 
 /// So many holds are broken at the same time, each by a client of its own.
 const TOGETHER: usize = 16;
+
+/// A hold, and how breaking it went, once that is known.
+pub type HoldOutcome<'a> = (&'a Key, Fence, Option<Result<&'static str>>);
 
 /// What `dlock break --host` is to do, checked.
 #[derive(Clone, Debug)]
@@ -38,12 +41,12 @@ pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
     let host = crate::lock::printable(&settings.host).into_owned();
     let to_ask =
         consent::check_for((settings.yes, settings.reason.as_deref()), "break them", context).map_err(|error| match error.hint {
-            None => error.hint("--yes --reason TEXT breaks them unasked"),
+            None => error.hint("--yes --reason TEXT breaks them without asking"),
             Some(_) => error,
         })?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Internal, "signals can't be watched").source(error))?;
     let mut backend = open(context);
-    let states = ask(&mut *backend, &BootClock, context.limits, ("break", None), async |b: &mut dyn Backend| b.list("").await).await?;
+    let states = ask(&mut *backend, &BootClock, context.limits(), ("break", None), async |b: &mut dyn Backend| b.list("").await).await?;
     context.tell(&mut *backend);
     let of_host = |holder: &Holder| holder.metadata.as_ref().and_then(|metadata| metadata.host.as_ref()) == Some(&settings.host);
     let mut holds: Vec<(Key, Holder, Fence)> = Vec::new();
@@ -69,47 +72,60 @@ pub async fn run(settings: HostSettings, context: &Context) -> Result<u8> {
         }
     }
     let mark = Break { by: consent::here(), why: settings.reason.clone(), seen: false };
-    let mut told = Vec::new();
-    for batch in holds.chunks(TOGETHER) {
-        let work = join_all(batch.iter().map(|hold| break_one(hold, &mark, settings.now, context)));
-        let outcomes = tokio::select! {
-            biased;
-            signal = interrupted(&mut signals) => {
-                out.notice("the holders stay asked to give their locks back; dlock list tells which have not");
-                if signal.from_terminal {
-                    reraise(signal.number);
-                }
-                return Ok(exit::signalled(signal.number));
-            }
-            outcomes = work => outcomes,
-        };
-        told.extend(batch.iter().map(|(key, _, number)| (key, *number)).zip(outcomes));
-    }
+    let mut outcomes: Vec<HoldOutcome<'_>> = holds.iter().map(|(key, _, number)| (key, *number, None)).collect();
     let mut status = exit::OK;
-    for ((key, _), outcome) in &told {
-        match outcome {
-            Ok(_) if out.is_json() => {}
-            Ok("changed") => out.notice(&format!("{}: the holder changed meanwhile: nothing was done", key.escaped())),
-            Ok(_) => out.notice(&format!("{}: broken", key.escaped())),
-            Err(error) => {
+    let signal = {
+        let work = holds.iter().enumerate().map(async |(at, hold)| (at, break_one(hold, &mark, settings.now, context).await));
+        let mut work = stream::iter(work).buffer_unordered(TOGETHER);
+        let stop = interrupted(&mut signals);
+        tokio::pin!(stop);
+        loop {
+            let (at, broken) = tokio::select! {
+                biased;
+                signal = &mut stop => break Some(signal),
+                done = work.next() => match done {
+                    Some(done) => done,
+                    None => break None,
+                },
+            };
+            if let Err(error) = &broken {
                 status = exit::of(error);
-                if !out.is_json() {
-                    out.error_lines(error);
-                }
             }
+            tell(&holds[at].0, &broken, context);
+            outcomes[at].2 = Some(broken);
         }
+    };
+    if let Some(signal) = signal {
+        status = exit::signalled(signal.number);
+        out.notice("the request to stop stays; dlock list tells which holders have not stopped");
     }
-    if out.is_json() {
-        return Ok(out.finish(out.json(&json::HostBroken::new(&settings.host, &store, &told, status)), status));
+    let done = if out.is_json() {
+        out.finish(out.json(&json::HostBroken::new(&settings.host, &store, &outcomes, status, signal.is_some())), status)
+    } else {
+        status
+    };
+    if let Some(signal) = signal.filter(|signal| signal.from_terminal) {
+        reraise(signal.number);
     }
-    Ok(status)
+    Ok(done)
+}
+
+/// Says how it went with one hold, as soon as that is known.
+fn tell(key: &Key, broken: &Result<&'static str>, context: &Context) {
+    let out = &context.out;
+    match broken {
+        _ if out.is_json() => {}
+        Ok("changed") => out.notice(&format!("{}: the holder changed meanwhile: nothing was done", key.escaped())),
+        Ok(_) => out.notice(&format!("{}: broken", key.escaped())),
+        Err(error) => out.error_lines(error),
+    }
 }
 
 /// Breaks one hold, by a client of its own. Says how: `given_back`, `evicted` or `changed`.
 async fn break_one((key, seen, fence): &(Key, Holder, Fence), mark: &Break, at_once: bool, context: &Context) -> Result<&'static str> {
     let mut backend = open_as_it_is(context);
-    let order = Order { key, seen, fence: *fence, mark, at_once };
-    let broken = lease::break_hold(&mut *backend, &BootClock, order, context.limits, pending::<()>(), |_| {}).await?;
+    let request = BreakRequest { key, seen, fence: *fence, mark, at_once };
+    let broken = lease::break_hold(&mut *backend, &BootClock, request, context.limits(), pending::<()>(), |_| {}).await?;
     Ok(match broken {
         Breaking::Over => "given_back",
         Breaking::Evicted => "evicted",

@@ -1,4 +1,4 @@
-//! Who may read passwords and keys, and who may change what dlock goes by.
+//! The permissions of passwords, keys and the configuration.
 
 use std::{
     fs, io,
@@ -8,18 +8,18 @@ use std::{
 
 use crate::lock::{Finding, Severity};
 
-/// Where something lies that not everybody is to read or to change.
+/// A file that not every user may read or change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Secret {
+pub struct FoundSecret {
     /// What it is, for people.
     pub what: &'static str,
     /// Where it is.
-    pub place: Place,
+    pub place: SecretPlace,
 }
 
 /// Where a secret is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum SecretPlace {
     /// A file that has a secret in it.
     File(PathBuf),
     /// A file that says which store it is.
@@ -32,17 +32,15 @@ pub enum Place {
     CommandLine,
 }
 
-impl Secret {
+impl FoundSecret {
     /// What it is and where.
-    pub fn new(what: &'static str, place: Place) -> Self {
+    pub fn new(what: &'static str, place: SecretPlace) -> Self {
         Self { what, place }
     }
 }
 
-pub use Place as SecretPlace;
-
 /// The worst of them, or that all is well.
-pub(super) fn look(secrets: &[Secret]) -> Finding {
+pub(super) fn look(secrets: &[FoundSecret]) -> Finding {
     const ID: &str = "secrets";
     let findings: Vec<Finding> = secrets.iter().map(|secret| one(ID, secret)).collect();
     let worst = findings.iter().map(|finding| finding.severity).max();
@@ -58,15 +56,17 @@ pub(super) fn look(secrets: &[Secret]) -> Finding {
     }
 }
 
-fn one(id: &'static str, secret: &Secret) -> Finding {
+fn one(id: &'static str, secret: &FoundSecret) -> Finding {
     let what = secret.what;
     match &secret.place {
-        Place::File(path) => file(id, what, path, true),
-        Place::Configuration(path) => file(id, what, path, false),
-        Place::Variable(name) => Finding::ok(id, format!("{what} in {name}")),
-        Place::UrlInVariable => Finding::warn(id, format!("{what} in the URL in DLOCK_BACKEND"), "the command that run starts sees it")
-            .mend("DLOCK_PASSWORD, or a password_file"),
-        Place::CommandLine => Finding::warn(id, format!("{what} on the command line"), "every user of this host can read it")
+        SecretPlace::File(path) => file(id, what, path, true),
+        SecretPlace::Configuration(path) => file(id, what, path, false),
+        SecretPlace::Variable(name) => Finding::ok(id, format!("{what} in {name}")),
+        SecretPlace::UrlInVariable => {
+            Finding::warn(id, format!("{what} in the URL in DLOCK_BACKEND"), "the command that run starts sees it")
+                .mend("DLOCK_PASSWORD, or a password_file")
+        }
+        SecretPlace::CommandLine => Finding::warn(id, format!("{what} on the command line"), "every user of this host can read it")
             .mend("DLOCK_PASSWORD, or a password_file"),
     }
 }
@@ -85,18 +85,18 @@ fn file(id: &'static str, what: &str, path: &Path, is_secret: bool) -> Finding {
     let ours = rustix::process::geteuid().as_raw();
     if mode & 0o002 != 0 {
         let risk = if is_secret {
-            "everybody can put another in its place"
+            "all users can replace it"
         } else {
-            "everybody can send the jobs to another store, and run them beside ours"
+            "every user can send the jobs to another store, where they run next to ours"
         };
         return Finding::not_safe(id, text, risk).mend(format!("chmod o-w {shown}"));
     }
     if found.uid() != ours && found.uid() != 0 {
         return Finding::warn(id, format!("{text}, of uid {}", found.uid()), "its owner can change it").mend(format!("chown root {shown}"));
     }
-    // Passwords that everybody can read were refused before this; of keys nobody looked so far.
+    // World-readable passwords were refused before this. Keys have not been checked yet.
     if is_secret && mode & 0o004 != 0 && !in_memory(path) {
-        return Finding::warn(id, text, "everybody on this host can read it").mend(format!("chmod o-rwx {shown}"));
+        return Finding::warn(id, text, "every user of this host can read it").mend(format!("chmod o-rwx {shown}"));
     }
     Finding::ok(id, text)
 }

@@ -7,27 +7,27 @@ mod files;
 mod host;
 mod probe;
 
-pub use files::{Secret, SecretPlace};
+pub use files::{FoundSecret, SecretPlace};
 
 use super::{Context, open_as_it_is};
 use crate::{
     exit,
     lease::{BootClock, ask},
     lock::{Backend, Check, Error, Finding, Result, Role, Severity, Ttl, check},
-    output::doctor::{Granted, Measured, Report, Source, view},
+    output::doctor::{DoctorReport, Granted, Measured, Source, view},
 };
 
 /// The arguments of `dlock doctor`.
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "dlock doctor [OPTIONS]",
-    after_help = "It takes, renews and releases a lock of its own that nobody else can have.\nStatus: 0 fine, 1 warnings, 2 unsafe, 69 no store. Checks: man dlock-doctor\nExample:  dlock doctor -b prod --ttl 30s\n          dlock doctor --print-grants run"
+    after_help = "Takes, renews and releases a test lock, under a reserved key.\nStatus: 0 fine, 1 warnings, 2 unsafe, 69 no store. Checks: man dlock-doctor\nExample:  dlock doctor -b prod --ttl 30s\n          dlock doctor --print-grants run"
 )]
 pub struct Args {
-    /// Judge by leases of this length [60s]
+    /// The TTL to judge by [60s]
     #[arg(long, value_name = "D", allow_negative_numbers = true)]
     pub ttl: Option<String>,
-    /// Only print the least rights for that
+    /// Only print the least rights of this role
     #[arg(long, value_name = "run|view|break", hide_possible_values = true, value_parser = clap::builder::PossibleValuesParser::new(["run", "view", "break"]))]
     pub print_grants: Option<String>,
 }
@@ -35,26 +35,26 @@ pub struct Args {
 /// What `dlock doctor` is to do, checked.
 #[derive(Clone, Debug)]
 pub struct DoctorSettings {
-    /// The lease to judge by, if somebody asked for one.
+    /// The lease to judge by, if one was given.
     pub ttl: Option<Ttl>,
     /// Nothing but the rights of this role.
     pub print_grants: Option<Role>,
     /// Where the store's URL stood.
     pub from: Option<String>,
-    /// All settings that somebody gave.
+    /// All settings that were given.
     pub sources: Vec<Source>,
     /// Where secrets are.
-    pub secrets: Vec<Secret>,
+    pub secrets: Vec<FoundSecret>,
 }
 
 /// What is looked at whatever the store.
 pub const CHECKS: &[Check] = &[
     check("settings", "which settings count, and where each came from"),
-    check("secrets", "who may read passwords and keys, and who may change the configuration"),
+    check("secrets", "which users can read passwords and keys, and change the configuration"),
     check("host", "whether dlock has the CPU time and the rights to kill in time, and a TTL that is long enough for it"),
     check("reachable", "whether the store answers, and lets this user in"),
-    check("acquire-renew-release", "a lock of dlock's own, taken, renewed and given back"),
-    check("hand-over", "whether who waits for that lock gets it, and how soon"),
+    check("acquire-renew-release", "a test lock, taken, renewed and released"),
+    check("hand-over", "whether a waiter gets that lock, and how soon"),
     check("round-trip", "how long a renewal takes, against how often there is one (a sixth of the TTL)"),
     check("clock", "how far the store's clock is from this host's, and its servers' clocks are from one another"),
 ];
@@ -68,7 +68,7 @@ pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
     if let Some(role) = settings.print_grants {
         return Ok(print_grants(&*backend, role, context));
     }
-    let mut report = Report {
+    let mut report = DoctorReport {
         name: context.target.name.clone(),
         backend: backend.identity().url,
         from: settings.from.clone(),
@@ -79,7 +79,7 @@ pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
     };
     report.findings.push(files::look(&settings.secrets));
     report.findings.extend(host::look(settings.ttl));
-    let examined = ask(&mut *backend, &BootClock, context.limits, ("doctor", None), async |b| b.examine().await).await;
+    let examined = ask(&mut *backend, &BootClock, context.limits(), ("doctor", None), async |b| b.examine().await).await;
     match examined {
         Ok(findings) => {
             report.findings.push(Finding::ok("reachable", "the store answers"));
@@ -90,7 +90,7 @@ pub async fn run(settings: DoctorSettings, context: &Context) -> Result<u8> {
             }
         }
         Err(error) => {
-            report.findings.push(failed("reachable", &error, "no lock can be taken, and no job that needs one is run"));
+            report.findings.push(failed("reachable", &error, "no lock can be taken, and no job runs"));
             report.error = Some(error);
         }
     }
@@ -111,7 +111,7 @@ fn failed(check: &'static str, error: &Error, risk: &str) -> Finding {
 fn sources(settings: &DoctorSettings, context: &Context) -> Finding {
     const ID: &str = "settings";
     if !context.target.is_asked_for() {
-        let risk = "locks protect this user on this host only, so that each node runs the job";
+        let risk = "locks hold for this user on this host only: each node runs the job";
         return Finding::warn(ID, "no store is configured", risk).mend("name one in /etc/dlock/config.toml, DLOCK_BACKEND or --backend");
     }
     let of = |source: &Source| match &source.value {
@@ -134,7 +134,7 @@ fn print_grants(backend: &dyn Backend, role: Role, context: &Context) -> u8 {
     out.finish(out.data(&grants.text), exit::OK)
 }
 
-impl Report {
+impl DoctorReport {
     /// 69 or 78 where nothing could be looked at; else by the worst that was found.
     fn status(&self) -> u8 {
         if let Some(error) = &self.error {

@@ -1,4 +1,4 @@
-//! A lock that nobody else can have, taken as `run` takes one.
+//! A lock of doctor's own, taken as `run` takes one.
 //!
 //! Its name can't be typed ([`Key::probe`]), so that it is no user's; it is the same each time, so that the most that stays
 //! behind is one record of a fence. Two doctors at a time wait for one another.
@@ -9,8 +9,8 @@ use super::{Context, DoctorSettings, failed};
 use crate::{
     commands::{collect_metadata, interrupted, open_as_it_is},
     lease::{BootClock, Budget, Clock as _, Lease, Outcome, Patience, Released, acquire, ask, give_back},
-    lock::{Backend, Error, Finding, Key, Kind, Parting, Renewal, Request, Result, Scope, ServerTime, Ttl},
-    output::doctor::Report,
+    lock::{Backend, Error, Finding, Key, Kind, Parting, Renewal, Request, Result, Scope, ServerTime, Severity, Ttl},
+    output::doctor::DoctorReport,
     supervise::{Signal, Signals, reraise},
 };
 
@@ -29,14 +29,19 @@ const MEND: &str = "an NTP client (chrony) on all hosts and servers";
 
 /// What a lock is taken for, and what is not known without.
 const TRIALS: &[(&str, &str)] =
-    &[(TAKEN, "taking a lock"), ("hand-over", "how soon who waits gets it"), ("round-trip", "how long a renewal takes")];
+    &[(TAKEN, "taking a lock"), ("hand-over", "how long the hand-over takes"), ("round-trip", "how long a renewal takes")];
 
 fn untried(why: &str, trials: &[(&'static str, &str)]) -> Vec<Finding> {
     trials.iter().map(|(check, what)| Finding::unchecked(check, what, why)).collect()
 }
 
 /// Takes it, times it and gives it back. The exit status if a signal put an end to it.
-pub(super) async fn try_out(backend: &mut dyn Backend, settings: &DoctorSettings, context: &Context, report: &mut Report) -> Option<u8> {
+pub(super) async fn try_out(
+    backend: &mut dyn Backend,
+    settings: &DoctorSettings,
+    context: &Context,
+    report: &mut DoctorReport,
+) -> Option<u8> {
     if let Some(why) = context.target.one_lock_for_all() {
         report.findings.extend(untried(why, TRIALS));
         report.findings.push(clock(backend, context).await);
@@ -62,13 +67,20 @@ pub(super) async fn try_out(backend: &mut dyn Backend, settings: &DoctorSettings
         Ok(Outcome::Granted(lease)) => lease,
         Ok(Outcome::Stopped(signal)) => return stopped(signal),
         Ok(Outcome::Busy(_) | Outcome::Refused(_)) => {
-            report.findings.extend(untried("another doctor has the lock that is for that", TRIALS));
+            report.findings.extend(untried("another doctor has the test lock", TRIALS));
             report.findings.push(clock(backend, context).await);
             return None;
         }
         Err(error) => {
-            report.findings.push(failed(TAKEN, &error, "no job that needs a lock is run"));
-            report.findings.extend(untried("no lock could be taken", &TRIALS[1..]));
+            // One cause is one finding.
+            let told =
+                report.findings.iter().filter(|finding| finding.severity == Severity::Unsafe).filter_map(|found| found.mend.as_ref());
+            if told.into_iter().any(|mend| error.hint.as_ref().is_some_and(|hint| hint.starts_with(mend))) {
+                report.findings.extend(untried("no lock can be taken", TRIALS));
+            } else {
+                report.findings.push(failed(TAKEN, &error, "no job runs"));
+                report.findings.extend(untried("no lock could be taken", &TRIALS[1..]));
+            }
             report.findings.push(clock(backend, context).await);
             return None;
         }
@@ -83,7 +95,7 @@ pub(super) async fn try_out(backend: &mut dyn Backend, settings: &DoctorSettings
         }
     };
     if let Some(signal) = signal {
-        let _ = give_back(backend, &BootClock, &lease.key, &lease.token, &UNTOLD, context.limits).await;
+        let _ = give_back(backend, &BootClock, &lease.key, &lease.token, &UNTOLD, context.limits()).await;
         return stopped(signal);
     }
     if let Some(signal) = hand_over(backend, &lease, context, &mut signals, report).await {
@@ -103,8 +115,8 @@ async fn take(
     signals: &mut Signals,
 ) -> Result<Outcome<Signal>> {
     let request = request(ttl, settings.ttl.is_some(), context);
-    let patience = Patience::For(context.limits.answer);
-    acquire(backend, &BootClock, request, patience, context.limits, interrupted(signals), |_| {}).await
+    let patience = Patience::For(context.answer);
+    acquire(backend, &BootClock, request, patience, context.limits(), interrupted(signals), |_| {}).await
 }
 
 fn request(ttl: Ttl, ttl_asked: bool, context: &Context) -> Request {
@@ -116,24 +128,24 @@ fn request(ttl: Ttl, ttl_asked: bool, context: &Context) -> Request {
 }
 
 /// Renewals, and the store's clock.
-async fn measure(backend: &mut dyn Backend, lease: &Lease, context: &Context, report: &mut Report) {
+async fn measure(backend: &mut dyn Backend, lease: &Lease, context: &Context, report: &mut DoctorReport) {
     let mut took = Vec::new();
     let mut trouble = None;
     for _ in 0..RENEWALS {
         let sent = BootClock.now();
-        let answer = ask(backend, &BootClock, context.limits, ("renew", Some(&lease.key)), async |b| {
+        let answer = ask(backend, &BootClock, context.limits(), ("renew", Some(&lease.key)), async |b| {
             b.renew(&lease.key, &lease.token, None.into()).await
         })
         .await;
         match answer {
             Ok(Renewal::Renewed { .. } | Renewal::Kept { .. }) => took.push(BootClock.now().since(sent)),
             Ok(Renewal::NotHeld | Renewal::Broken(_)) => {
-                let text = "the lock was taken, and not ours any more when it was to be renewed";
-                trouble = Some(Finding::not_safe(TAKEN, text, "two may run").mend("what removes locks, or forgets them, in this store?"));
+                let text = "the test lock was lost before its renewal";
+                trouble = Some(Finding::not_safe(TAKEN, text, "two may run").mend("find out what removes locks in this store"));
                 break;
             }
             Err(error) => {
-                trouble = Some(failed(TAKEN, &error, "a lock that is taken can't be kept: its job is stopped"));
+                trouble = Some(failed(TAKEN, &error, "no lock can be kept: dlock stops the job"));
                 break;
             }
         }
@@ -160,27 +172,27 @@ fn round_trip(usual: Duration, ttl: Ttl, backend: &dyn Backend) -> Finding {
         return Finding::not_safe(ID, text, "none is confirmed before the next, and the job is stopped").mend(longer(usual));
     }
     if usual > every / 10 {
-        return Finding::warn(ID, text, "a few that are slow or lost stop the job").mend(longer(usual));
+        return Finding::warn(ID, text, "a few slow or lost renewals stop the job").mend(longer(usual));
     }
     Finding::ok(ID, text)
 }
 
 fn longer(usual: Duration) -> String {
-    format!("--ttl {}s or more, or a store that is nearer", (usual * 61).as_secs() + 1)
+    format!("use --ttl {}s or more, or a nearer store", (usual * 61).as_secs() + 1)
 }
 
-/// Gives the lock to somebody who waits for it, and takes it from him.
+/// Hands the lock over to a waiter, and breaks the waiter's hold.
 async fn hand_over(
     backend: &mut dyn Backend,
     lease: &Lease,
     context: &Context,
     signals: &mut Signals,
-    report: &mut Report,
+    report: &mut DoctorReport,
 ) -> Option<Signal> {
     let mut other = open_as_it_is(context);
     let wakes = other.identity().capabilities.notification;
     let (waits, others, given) = (Cell::new(false), Cell::new(false), Cell::new(None));
-    let limits = context.limits;
+    let limits = context.limits();
     let waiting = acquire(
         &mut *other,
         &BootClock,
@@ -195,7 +207,7 @@ async fn hand_over(
         },
     );
     let giving = async {
-        // Until he waits; who fails to, doesn't come to that.
+        // Until the waiter waits; if it fails to, its error ends this first.
         let until = BootClock.now().plus(limits.attempt());
         while !waits.get() && BootClock.now() < until {
             BootClock.sleep_until(BootClock.now().plus(Duration::from_millis(5))).await;
@@ -218,18 +230,18 @@ async fn hand_over(
         Ok(Outcome::Granted(lease)) => lease,
         Ok(Outcome::Stopped(signal)) => return Some(signal),
         Ok(Outcome::Busy(_) | Outcome::Refused(_)) => {
-            let text = format!("who waited for the lock had not got it {} after it was given back", shown(limits.answer));
+            let text = format!("a waiter had not got the lock {} after its release", shown(limits.answer));
             report.findings.push(Finding::warn("hand-over", text, "jobs that wait run late, or not at all"));
             return None;
         }
         Err(error) => {
-            report.findings.push(failed("hand-over", &error, "nobody can wait for a lock"));
+            report.findings.push(failed("hand-over", &error, "no process can wait for a lock"));
             return None;
         }
     };
     let took = given.get().map(|given| at.since(given)).unwrap_or_default();
     report.measured.hand_over = Some(took);
-    let text = format!("who waits has the lock {} after it is given back", shown(took));
+    let text = format!("a waiter gets the lock {} after its release", shown(took));
     report.findings.push(if took > WOKEN && wakes && !others.get() {
         Finding::warn("hand-over", text, "he was not woken, and looked by himself")
             .mend("is there a proxy or a pooler in between, or a right missing?")
@@ -238,22 +250,22 @@ async fn hand_over(
     });
     let given = give_back(&mut *other, &BootClock, &lease.key, &lease.token, &UNTOLD, limits).await;
     if let Released::Untold(error) | Released::Unknown(error) = given {
-        report.findings.push(failed("hand-over", &error, "a lock that can't be given back is held until its lease or its session ends"));
+        report.findings.push(failed("hand-over", &error, "a lock that can't be released is held until its lease or its session ends"));
     }
     None
 }
 
 /// What giving the lock back says of taking it, unless something was said of that before.
-fn taken(gave: Released, report: &Report) -> Option<Finding> {
+fn taken(gave: Released, report: &DoctorReport) -> Option<Finding> {
     match gave {
         Released::Free if report.findings.iter().any(|finding| finding.check == TAKEN) => None,
         Released::Free => Some(Finding::ok(TAKEN, "a lock was taken, renewed and given back")),
         Released::StillHeld(_) | Released::NotHeld => {
-            let text = "the lock was not ours any more when it was to be given back";
-            Some(Finding::not_safe(TAKEN, text, "two may run").mend("what removes locks, or forgets them, in this store?"))
+            let text = "the test lock was lost before its release";
+            Some(Finding::not_safe(TAKEN, text, "two may run").mend("find out what removes locks in this store"))
         }
         Released::Untold(error) | Released::Unknown(error) => {
-            Some(failed(TAKEN, &error, "a lock that can't be given back is held until its lease or its session ends"))
+            Some(failed(TAKEN, &error, "a lock that can't be released is held until its lease or its session ends"))
         }
     }
 }
@@ -265,7 +277,7 @@ async fn clock(backend: &mut dyn Backend, context: &Context) -> Finding {
     // The first round trip may be that of connecting; the shortest is the most exact.
     for _ in 0..3 {
         let (sent, wall) = (BootClock.now(), BootClock::wall());
-        let asked = ask(backend, &BootClock, context.limits, ("doctor", None), async |b| b.clocks().await).await;
+        let asked = ask(backend, &BootClock, context.limits(), ("doctor", None), async |b| b.clocks().await).await;
         let took = BootClock.now().since(sent);
         let times = match asked {
             Ok(times) => times,
@@ -278,7 +290,7 @@ async fn clock(backend: &mut dyn Backend, context: &Context) -> Finding {
         }
     }
     let Some((took, clocks)) = nearest.filter(|(_, clocks)| !clocks.is_empty()) else {
-        return Finding::ok(ID, "the store has no clock that could be compared with this host's");
+        return Finding::ok(ID, "the store has no clock to compare with this host's");
     };
     let offsets = || clocks.iter().map(|(_, ahead)| *ahead);
     let (least, most) = (offsets().min().unwrap_or(0), offsets().max().unwrap_or(0));
@@ -296,8 +308,7 @@ async fn clock(backend: &mut dyn Backend, context: &Context) -> Finding {
         return Finding::warn(ID, text, "a lease ends earlier or later after a failover, or when a clock is set").mend(MEND);
     }
     if furthest.abs() > limit {
-        return Finding::warn(ID, text, "crontabs of hosts whose clocks differ fire one after the other: both may find the lock free")
-            .mend(MEND);
+        return Finding::warn(ID, text, "crontabs fire one after the other if clocks differ: both may find the lock free").mend(MEND);
     }
     Finding::ok(ID, text)
 }
@@ -333,13 +344,13 @@ fn shown(length: Duration) -> String {
 mod tests {
     use super::*;
     use crate::{
-        backends::memory::{Memory, Store},
+        backends::memory::{Memory, MemoryStore},
         lock::{Namespace, Severity},
     };
 
     #[test]
     fn renewals_need_room() {
-        let memory = Memory::new(Store::default(), Namespace::default());
+        let memory = Memory::new(MemoryStore::default(), Namespace::default());
         let with = |ms, ttl| round_trip(Duration::from_millis(ms), Ttl::new(Duration::from_secs(ttl)).unwrap(), &memory).severity;
         assert_eq!((with(1, 60), with(1500, 60), with(11_000, 60)), (Severity::Ok, Severity::Warn, Severity::Unsafe));
         assert_eq!((with(10, 1), with(30, 1), with(200, 1)), (Severity::Ok, Severity::Warn, Severity::Unsafe));

@@ -62,7 +62,7 @@ impl Until {
                     let what = if is_null { "/dev/null" } else { "a file" };
                     return Err(Error::new(
                         Kind::Usage,
-                        format!("stdin is {what}, which ends at once, and the lock is held until it ends"),
+                        format!("stdin is {what}, which ends at once: the lock would be released at once"),
                     )
                     .hint("--until-signal, or --while-pid PID, say how long instead; a pipe or a terminal for stdin works too"));
                 }
@@ -108,7 +108,7 @@ impl Until {
             }
             Self::Stdin(stdin) => loop {
                 let Ok(mut ready) = stdin.readable().await else { return };
-                // It is left as it is for whoever shares it, blocking: so it is read only if there is something.
+                // The descriptor stays blocking, since other processes may share it: dlock reads only when there is something.
                 if !has_input(stdin.get_ref()) {
                     ready.clear_ready();
                     continue;
@@ -130,7 +130,7 @@ impl Until {
 /// [`Kind::Usage`].
 pub fn check_process(number: i32) -> Result<()> {
     let what = match number {
-        1 => "is the init process, which dlock would tell to end if the lock is lost",
+        1 => "is the init process, which dlock would stop if the lock is lost",
         _ if Pid::from_raw(number) == Some(getpid()) => "is dlock itself",
         _ => return Ok(()),
     };

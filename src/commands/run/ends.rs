@@ -5,24 +5,24 @@ use crate::{
     exit,
     lease::may_warn,
     lock::{Backend, Busy, Error, Key, Kind},
-    output::{self, Outcome, Output, Syslog, Verdict, age},
+    output::{self, Output, RunResult, Syslog, Verdict, age},
     supervise::{Signal, Signals, Supervisor, stop_self},
 };
 
 /// What the watch over a run makes of its verdict.
 pub(super) fn conclude(verdict: &mut Verdict, watch: Watch<'_>, settings: &RunSettings) {
     if watch.timed_out {
-        verdict.outcome = Outcome::TimedOut;
+        verdict.outcome = RunResult::TimedOut;
         verdict.status = exit::TIMED_OUT;
         verdict.error = Some(Error::new(Kind::Timeout, settings.max_runtime()));
     }
     if let (None, Some(mark)) = (&watch.lost, &watch.broken) {
-        verdict.outcome = Outcome::Broken;
+        verdict.outcome = RunResult::Broken;
         verdict.status = exit::LOST;
         verdict.error = Some(Error::new(Kind::Unavailable, format!("broken {}", crate::output::mark(mark))));
     }
     if let Some(how) = watch.lost {
-        verdict.outcome = Outcome::Lost;
+        verdict.outcome = RunResult::Lost;
         verdict.status = exit::LOST;
         let error = Error::new(Kind::Unavailable, how);
         verdict.error = Some(match watch.trouble {
@@ -50,7 +50,7 @@ pub(super) async fn wait_ended(signals: &mut Signals, supervisor: &mut Superviso
     }
 }
 
-/// Warns of a lock that somebody has had for too long, unless somebody else has.
+/// Warns of a lock that has been held for too long, unless another process warned already.
 pub(super) async fn tell_of_a_hang(backend: &mut dyn Backend, settings: &RunSettings, key: &Key, out: &Output, busy: &Busy) {
     let Some(holder) = busy.holders.first() else { return };
     let (Some(after), Some(held), Some(fence)) = (settings.policy.warn_held, holder.held_for, holder.fence) else { return };

@@ -6,7 +6,7 @@ use super::RunSettings;
 use crate::{
     commands::{Context, collect_metadata},
     lock::{Fence, Metadata},
-    output::{Event, EventReport, Output, Verdict, plain},
+    output::{EventReport, Output, RunEvent, Verdict, plain},
     supervise::{HookEvent, Hooks, fork_hooks},
 };
 
@@ -21,7 +21,7 @@ pub(super) struct Events<'a> {
     store: String,
     us: Option<Metadata>,
     hooks: Option<Hooks>,
-    sent: RefCell<Vec<Event>>,
+    sent: RefCell<Vec<RunEvent>>,
     failures: RefCell<Vec<String>>,
 }
 
@@ -41,26 +41,26 @@ impl<'a> Events<'a> {
 
     /// The lock is ours, and the command is about to start.
     pub(super) fn acquired(&self, fence: Option<Fence>) {
-        self.tell(Event::Acquired, fence, None, None);
+        self.tell(RunEvent::Acquired, fence, None, None);
     }
 
     /// The lock was lost.
     pub(super) fn lost(&self, how: &str) {
-        self.tell(Event::Lost, None, Some(how), None);
+        self.tell(RunEvent::Lost, None, Some(how), None);
     }
 
     /// Another user takes the lock away.
     pub(super) fn broken(&self, how: &str) {
-        self.tell(Event::Broken, None, Some(how), None);
+        self.tell(RunEvent::Broken, None, Some(how), None);
     }
 
     /// The run is over, or did not begin.
     pub(super) fn over(&self, verdict: &Verdict) {
-        let event = if self.sent.borrow().contains(&Event::Acquired) { Event::Ended } else { Event::of(verdict) };
+        let event = if self.sent.borrow().contains(&RunEvent::Acquired) { RunEvent::Ended } else { RunEvent::of(verdict) };
         self.tell(event, verdict.fence, None, Some(verdict));
     }
 
-    fn tell(&self, event: Event, fence: Option<Fence>, reason: Option<&str>, verdict: Option<&Verdict>) {
+    fn tell(&self, event: RunEvent, fence: Option<Fence>, reason: Option<&str>, verdict: Option<&Verdict>) {
         let Some(hooks) = &self.hooks else { return };
         if self.sent.borrow().contains(&event) {
             return;

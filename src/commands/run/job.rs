@@ -2,13 +2,12 @@
 
 use std::{cell::RefCell, io, time::Duration};
 
-use futures_util::future::{FutureExt as _, join_all};
-
+use futures_util::future::FutureExt as _;
 use jiff::Timestamp;
 use tokio::sync::mpsc;
 
 use super::{
-    Often, RunSettings,
+    RunSettings,
     ends::{conclude, tell_of_a_hang, wait_ended},
     events::Events,
     watch::{End, Watch},
@@ -16,21 +15,14 @@ use super::{
 use crate::{
     commands::Context,
     exit,
-    lease::{
-        BootClock, Budget, Claim, Clock, Held, Lease, Limits, Loss, Released, Together, acquire_all, bounded, give_back, keep_all, note,
-        note_skip, wall_ms,
-    },
-    lock::{self, Backend, BootTime, Error, Intent, Kind, Metadata, Note, Parting, Past, Result, Scope},
-    output::{self, Cause, CommandEnd, GivenBack, Outcome, Skip, Verdict, Waiting, plain},
+    lease::{BootClock, Budget, Claim, Clock, Held, Lease, Loss, Together, acquire_all, bounded, keep_all, note_skip},
+    lock::{Backend, BootTime, Error, Intent, Kind, Metadata, Result, Scope},
+    output::{self, Cause, CommandEnd, RunResult, Skip, Verdict, Waiting, plain},
     supervise::{self, Deadlines, Printed, Signals, Supervisor},
 };
 
-/// How long descendants may outlive the command before somebody is told.
+/// How long descendants may outlive the command before dlock says so.
 const LEFTOVER_NOTICE: Duration = Duration::from_secs(5);
-/// How long a store that did not confirm a lease any more is asked to take it back, and to write down how the hold ended: it may be back.
-const AFTERWARDS: Duration = Duration::from_secs(3);
-/// The same if all of that is over.
-const LAST_TRY: Duration = Duration::from_secs(1);
 /// How long the renewals may take to say why the lease ran out, after the guardian said that it did.
 const REASON: Duration = Duration::from_millis(200);
 /// How long the metrics of the start may take once all else is done.
@@ -45,27 +37,27 @@ pub(super) struct Job<'a> {
     pub held: Held,
     pub supervisor: Supervisor,
     pub signals: Signals,
-    /// Who runs it, for people; `None` to leave it out.
+    /// The runner, for people; `None` to leave it out.
     pub metadata: Option<Metadata>,
 }
 
 /// A lock that the command runs under.
-struct Hold {
-    backend: Box<dyn Backend>,
-    lease: Lease,
-    standing: Standing,
+pub(super) struct Hold {
+    pub backend: Box<dyn Backend>,
+    pub lease: Lease,
+    pub standing: Standing,
 }
 
 /// Whose a lock is that the command runs under.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
+pub(super) enum Standing {
     /// Ours, as far as was confirmed in time.
     Ours,
     /// Nothing was confirmed for too long.
     Unsure,
     /// The store said that it is not ours.
     Gone,
-    /// Nobody's: it was given back.
+    /// No one's: it was released.
     GivenBack,
 }
 
@@ -82,9 +74,9 @@ impl Job<'_> {
     pub(super) async fn run(mut self, mut claims: Vec<Claim>) -> Result<Done> {
         output::write_aside();
         let (settings, out, clock) = (self.settings, &self.context.out, BootClock);
-        let waiting = Waiting::new(out, settings.patience, &clock);
+        let waiting = Waiting::new(out, &self.context.silence, settings.patience, &clock);
         let stop = waiting.ticking(wait_ended(&mut self.signals, &mut self.supervisor));
-        let limits = self.context.limits;
+        let limits = self.context.limits();
         let outcome = acquire_all(&mut claims, &clock, settings.patience, limits, stop, |key, busy| waiting.update(key, busy)).await;
         waiting.clear();
         // All are clients of one store.
@@ -114,7 +106,7 @@ impl Job<'_> {
                 note_skip(&mut **backend, &request.key, self.metadata.as_ref(), "busy").await;
                 tell_of_a_hang(&mut **backend, settings, &request.key, out, &busy).await;
                 let by = Some(request.key.clone());
-                Verdict { by, holders: busy.holders, ..verdict(Outcome::Busy, settings.conflict_status) }
+                Verdict { by, holders: busy.holders, ..verdict(RunResult::Busy, settings.conflict_status) }
             }
             Together::Refused(at, refusal) => {
                 let Claim { backend, request } = &mut claims[at];
@@ -123,10 +115,10 @@ impl Job<'_> {
                 out.skipped(&Skip { key: &request.key, mode: request.mode, cause, waited, outcome: "not run" });
                 note_skip(&mut **backend, &request.key, self.metadata.as_ref(), &option).await;
                 let by = Some(request.key.clone());
-                Verdict { by, refused: Some((refusal, option)), ..verdict(Outcome::Busy, settings.conflict_status) }
+                Verdict { by, refused: Some((refusal, option)), ..verdict(RunResult::Busy, settings.conflict_status) }
             }
             Together::Stopped(Some(signal)) => {
-                let verdict = verdict(Outcome::Interrupted, exit::signalled(signal.number));
+                let verdict = verdict(RunResult::Interrupted, exit::signalled(signal.number));
                 return Ok(Done { verdict, reraise: Some(signal.number).filter(|_| signal.from_terminal), printed: None });
             }
             _ => {
@@ -148,15 +140,8 @@ impl Job<'_> {
         let deadlines: Vec<_> = budgets.iter().map(|(lease, budget)| deadlines(lease, budget)).collect();
         let (first, ends_at) = earliest(&deadlines);
         (watch.term_at, watch.ends_at, watch.granted_in_time) = (first.term_at, ends_at, began < start_by);
-        let environment = self.environment(&holds);
         self.events.acquired(holds.iter().find(|hold| hold.lease.key == settings.key).map(|hold| hold.lease.fence));
-        let lifelines =
-            holds.iter_mut().filter_map(|hold| hold.backend.tether()).map(|tether| tether.lifelines()).collect::<io::Result<Vec<_>>>();
-        let launch = lifelines.and_then(|lines| {
-            let lines: Vec<_> = lines.into_iter().flatten().collect();
-            self.supervisor.start(&environment, start_by, first, &lines)
-        });
-        let end = match launch {
+        let end = match self.launch(&mut holds, start_by, first) {
             Ok(()) => self.watch(&mut holds, deadlines, &mut watch).await,
             Err(error) => {
                 let why = format!("the command can't be started: {}", plain(&error));
@@ -180,10 +165,10 @@ impl Job<'_> {
             ran: Some(ran).filter(|_| !matches!(end, End::NotStarted(..))),
             command: command.map(CommandEnd::from),
             ..Verdict::new(
-                Outcome::Ok,
+                RunResult::Ok,
                 &settings.key,
                 holds[0].backend.identity().url,
-                command.map_or(exit::LOST, supervise::Outcome::status),
+                command.map_or(exit::LOST, supervise::ProcessEnd::status),
             )
         };
         // What is still alive keeps the locks.
@@ -191,29 +176,17 @@ impl Job<'_> {
             let left = matches!(&end, End::Ended(ended) if ended.leftover_left);
             let scope = if left { Scope::Hold } else { Scope::Tree };
             let parting = watch.parting(scope, &end, verdict.command, ran);
-            let lost = watch.lost.is_some();
-            let back = join_all(holds.iter_mut().map(|hold| self.release(hold, parting.clone(), lost))).await;
-            for (Hold { lease, standing, .. }, released) in holds.iter_mut().zip(back) {
-                let Some(released) = released else { continue };
-                let given_back = watch.released(&lease.key, released);
-                if given_back == GivenBack::Yes {
-                    *standing = Standing::GivenBack;
-                }
-                verdict.given_back = verdict.given_back.max(Some(given_back));
-            }
+            verdict.given_back = self.release_all(&mut holds, &parting, &mut watch).await;
         }
         if let Some(how) = watch.reason(watch.lost.clone()).filter(|_| watch.lost.is_some()) {
-            // The others were told with their release how it ended.
-            let untold = holds.iter_mut().filter(|hold| hold.standing != Standing::GivenBack);
-            let answer = ended.plus(AFTERWARDS).since(clock.now()).max(LAST_TRY);
-            join_all(untold.map(|hold| self.note_loss(hold, &how, ran, Limits { answer }))).await;
+            self.note_losses(&mut holds, &how, ran, ended).await;
         }
         match end {
             End::Unkillable(pid) => watch.give_up_on(pid),
             End::NotStarted(status, why, hint) => {
                 self.supervisor.finish();
                 let error = Error::new(Kind::Usage, why).key(&settings.key).hint(hint);
-                let verdict = Verdict { outcome: Outcome::Error, status, error: Some(error), ..verdict };
+                let verdict = Verdict { outcome: RunResult::Error, status, error: Some(error), ..verdict };
                 return Ok(Done { verdict, reraise: None, printed: None });
             }
             End::Ended(ended) => {
@@ -224,7 +197,7 @@ impl Job<'_> {
             }
         }
         if let Some(noting) = watch.noting.take() {
-            // Whether they could be written is told of the metrics of the end.
+            // The metrics of the end say whether these could be written.
             let _ = bounded(&clock, clock.now().plus(NOTING), noting).await;
         }
         let reraise = watch.reraise.filter(|_| {
@@ -235,6 +208,15 @@ impl Job<'_> {
         });
         conclude(&mut verdict, watch, settings);
         Ok(Done { verdict, reraise, printed })
+    }
+
+    /// Has the guardian start the command.
+    fn launch(&mut self, holds: &mut [Hold], start_by: BootTime, first: Deadlines) -> io::Result<()> {
+        let environment = self.environment(holds);
+        let tethers = holds.iter_mut().filter_map(|hold| hold.backend.tether());
+        let lifelines = tethers.map(|tether| tether.lifelines()).collect::<io::Result<Vec<_>>>()?;
+        let lifelines: Vec<_> = lifelines.into_iter().flatten().collect();
+        self.supervisor.start(&environment, start_by, first, &lifelines)
     }
 
     /// Renews, passes signals on and listens to the guardian until the tree is empty, or can't be emptied.
@@ -250,10 +232,10 @@ impl Job<'_> {
         };
         let mut intent = Intent::Extend(None);
         loop {
-            let (event, loss) = {
+            let (event, (at, loss)) = {
                 let ours = holds.iter_mut().enumerate().filter(|(_, hold)| hold.standing == Standing::Ours);
                 let ours = ours.map(|(at, Hold { backend, lease, .. })| (at, (backend, lease)));
-                let renewals = keep_all(ours, &clock, self.budget, self.context.limits, intent, &told);
+                let renewals = keep_all(ours, &clock, self.budget, self.context.limits(), intent, &told);
                 tokio::pin!(renewals);
                 loop {
                     if let Some(pid) = watch.outlived_by(clock.now()) {
@@ -285,7 +267,6 @@ impl Job<'_> {
                     }
                 }
             };
-            let (at, loss) = loss;
             let Hold { lease, standing, .. } = &mut holds[at];
             let how = output::loss(&loss);
             match loss {
@@ -331,41 +312,6 @@ impl Job<'_> {
         }
         watch.stop_with_command(&mut self.supervisor);
         None
-    }
-
-    /// Gives one of the locks back, unless it is somebody else's already.
-    async fn release(&self, hold: &mut Hold, mut parting: Parting, lost: bool) -> Option<Released> {
-        let Hold { backend, lease, standing } = hold;
-        if *standing == Standing::Gone {
-            return None;
-        }
-        // Starts are recorded with the job's own lock; and who entered it is part of the run around it, whose start was recorded.
-        let recorded = lease.key == self.settings.key && lease.holds == 1 && self.settings.policy.often != Often::Always;
-        parting.became = parting.became.filter(|_| recorded);
-        let limits = if lost {
-            Limits { answer: AFTERWARDS }
-        } else if recorded {
-            // What became of it is worth telling for as long as the lock lasts: it may not be run again by mistake, or not at all.
-            let left = lease.t0.plus(lease.ttl.get()).since(BootClock.now());
-            Limits { answer: self.context.limits.answer.max(left) }
-        } else {
-            self.context.limits
-        };
-        Some(give_back(&mut **backend, &BootClock, &lease.key, &lease.token, &parting, limits).await)
-    }
-
-    /// Tells the store how the hold was lost, which it can't know by itself. It may not answer: that was the reason perhaps.
-    async fn note_loss(&self, Hold { backend, lease, .. }: &mut Hold, how: &str, ran: Duration, limits: Limits) {
-        let ended_ms = wall_ms();
-        let past = Past {
-            fence: Some(lease.fence),
-            started_ms: u64::try_from(ran.as_millis()).ok().map(|ran| ended_ms.saturating_sub(ran)),
-            ended_ms: Some(ended_ms),
-            end: lock::End::Lost,
-            why: Some(how.to_owned()),
-            metadata: self.metadata.clone(),
-        };
-        note(&mut **backend, &lease.key, &Note::Lost(past), limits).await;
     }
 
     /// What the command gets in addition to our environment.

@@ -10,11 +10,11 @@ pub struct Policy {
     /// Other hosts' tries are refused until so long after the start of a lock that was taken without waiting. `None` if there is
     /// no such guard, or this run waits or shares.
     pub skew_guard: Option<Duration>,
-    /// The lock is kept at least so long from its start, for everybody.
+    /// The lock is kept at least so long from its start, for every host.
     pub at_least: Option<Duration>,
     /// How often the command may run.
     pub often: Often,
-    /// A hold that is older than this is told of by who skips because of it.
+    /// Skipped runs warn of a hold that is older than this.
     pub warn_held: Option<Duration>,
     /// Why no earlier run refuses this one, as an operator said.
     pub anyway: Option<String>,
@@ -46,14 +46,14 @@ pub enum Often {
 pub struct Again {
     /// How often after a failure.
     pub failed: u32,
-    /// Whether after a run of which nobody knows how it ended.
+    /// Whether after a run whose outcome is unknown.
     pub crashed: bool,
 }
 
 impl Policy {
     /// The guard against clocks and crontabs that are a little apart, unless another one is asked for.
     pub const SKEW_GUARD: Duration = Duration::from_secs(5);
-    /// From which age on a hold is told of, unless another one is asked for.
+    /// The default age from which skipped runs warn of a hold.
     pub const WARN_HELD: Duration = Duration::from_secs(3600);
 
     /// What the store is asked, for a run at this place; `None` if there is nothing.
@@ -116,25 +116,25 @@ pub struct PolicyArgs {
     /// Why --anyway, for the history
     #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub reason: Option<String>,
-    /// Refuse other hosts' tries until so long after the start, for clocks that differ [5s]
+    /// Refuse tries from other hosts for D after the start, since clocks differ [5s]
     #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
     pub skew_guard: Option<String>,
-    /// Keep the lock at least so long from its start
+    /// Keep the lock for at least D from its start
     #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
     pub at_least: Option<String>,
-    /// Run it to success once, and never again while that is remembered
+    /// Retry until one run succeeds, then refuse for as long as --keep says
     #[arg(long, hide_short_help = true)]
     pub once: bool,
     /// How long the success of --once is remembered
     #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
     pub keep: Option<String>,
-    /// How often a run that failed may be repeated [0 with --once-per, as often as need be with --once]
+    /// How often a failed run may be repeated [0 with --once-per, no limit with --once]
     #[arg(long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
     pub retry_failed: Option<String>,
-    /// Repeat a run of which nobody knows how it ended (--once-per, --once)
+    /// Repeat a run with an unknown outcome (--once-per, --once)
     #[arg(long, hide_short_help = true)]
     pub retry_crashed: bool,
-    /// Say so if the lock that makes this run skip has been held for longer [1h]
+    /// Warn if the lock that makes this run skip has been held for longer [1h]
     #[arg(long, value_name = "D", allow_negative_numbers = true, hide_short_help = true)]
     pub warn_held: Option<String>,
 }

@@ -51,7 +51,7 @@ pub(super) struct Watch<'a> {
     pub unconfirmed: Option<String>,
     /// The locks whose loss was told.
     told: Vec<Key>,
-    /// Who is taking it away, if somebody is.
+    /// The break of the hold, if there is one.
     pub broken: Option<Break>,
     /// Whether the command ran for as long as it may.
     pub timed_out: bool,
@@ -158,7 +158,7 @@ impl<'a> Watch<'a> {
         late && self.lost.is_none()
     }
 
-    /// Writes the metrics of the start, beside all else: the file may have to be waited for.
+    /// Writes the metrics of the start, while the run goes on: the file may have to be waited for.
     fn note_start(&mut self) {
         if let Some(file) = self.settings.metrics_file.clone() {
             let (key, now) = (self.settings.key.clone(), Timestamp::now());
@@ -237,10 +237,10 @@ impl<'a> Watch<'a> {
         self.told.push(key.clone());
         let what = match self.settings.on_lost {
             _ if self.ended => "the command had ended by then",
-            OnLost::Continue => "the command goes on without it, as --on-lost continue says",
+            OnLost::Continue => "the command runs on without the lock, as --on-lost continue says",
             OnLost::Kill | OnLost::Signal(_) => "the command is being stopped",
         };
-        let hint = format!("{what}; dlock inspect {} tells who has the lock", crate::output::shell(key));
+        let hint = format!("{what}; dlock inspect {} shows its holder", crate::output::shell(key));
         self.context.out.lost(key, how, &hint);
         self.events.lost(how);
         self.lost.get_or_insert_with(|| if self.settings.also.is_empty() { how.to_owned() } else { format!("{}: {how}", key.escaped()) });
@@ -253,7 +253,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Says that somebody takes a lock away.
+    /// Says that an operator breaks a lock.
     pub(super) fn broken(&mut self, key: &Key, mark: Break) {
         self.context.out.broken(key, &mark);
         self.events.broken(&crate::output::mark(&mark));
@@ -308,7 +308,7 @@ impl<'a> Watch<'a> {
         let named = |pid: &i32| Some(format!("{} (pid {pid})", process_name(*pid)?));
         let named: Vec<String> = pids.iter().filter_map(named).collect();
         let what = match &*named {
-            [] => "what the command started is".to_owned(),
+            [] => "the command's processes are".to_owned(),
             [one] => format!("{one} is"),
             [some @ .., last] if some.len() < 4 => format!("{} and {last} are", some.join(", ")),
             some => format!("{} and {} more are", some[..3].join(", "), some.len() - 3),
@@ -330,7 +330,7 @@ impl<'a> Watch<'a> {
             Released::StillHeld(_) => GivenBack::Nested,
             Released::NotHeld => {
                 if self.lost.is_none() {
-                    self.lose(key, "it was gone when it was to be given back");
+                    self.lose(key, "the lock was lost before its release");
                 }
                 GivenBack::NotHeld
             }
@@ -349,7 +349,7 @@ impl<'a> Watch<'a> {
             Released::Unknown(error) => {
                 if self.lost.is_none() {
                     self.context.out.warn_with_hint(
-                        &format!("{error}: it is unknown whether the lock was given back"),
+                        &format!("{error}: it is unknown whether the lock was released"),
                         "it ends with its lease at the latest",
                     );
                 }

@@ -86,15 +86,25 @@ struct BrokenReport<'a> {
 }
 
 impl<'a> HostBroken<'a> {
-    /// These holds.
-    pub fn new(host: &'a str, backend: &'a str, told: &'a [((&Key, Fence), Result<&'static str>)], status: u8) -> Self {
-        let report = |((key, fence), outcome): &'a ((&Key, Fence), Result<&'static str>)| BrokenReport {
+    /// These holds, of which some have no outcome if the work was interrupted.
+    pub fn new(
+        host: &'a str,
+        backend: &'a str,
+        outcomes: &'a [(&Key, Fence, Option<Result<&'static str>>)],
+        status: u8,
+        interrupted: bool,
+    ) -> Self {
+        let report = |(key, fence, outcome): &'a (&Key, Fence, Option<Result<&'static str>>)| BrokenReport {
             key: key.as_str(),
             fence: fence.0,
-            how: outcome.as_ref().ok().copied(),
-            error: outcome.as_ref().err().map(ErrorReport::new),
+            how: outcome.as_ref().and_then(|outcome| outcome.as_ref().ok().copied()),
+            error: outcome.as_ref().and_then(|outcome| outcome.as_ref().err().map(ErrorReport::new)),
         };
-        let result = if status == exit::OK { "ok" } else { "error" };
-        Self { head: head(result, status), host, backend, holds: told.iter().map(report).collect() }
+        let result = match status {
+            _ if interrupted => "interrupted",
+            exit::OK => "ok",
+            _ => "error",
+        };
+        Self { head: head(result, status), host, backend, holds: outcomes.iter().map(report).collect() }
     }
 }

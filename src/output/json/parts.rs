@@ -177,7 +177,7 @@ impl<'a> StartReport<'a> {
     }
 }
 
-/// Who is breaking a hold.
+/// The operator that is breaking a hold.
 #[derive(Debug, Serialize)]
 pub struct BreakReport<'a> {
     by: &'a str,
@@ -299,6 +299,7 @@ pub struct WaiterReport<'a> {
     command: Option<&'a str>,
     description: Option<&'a str>,
     waiting_for_ms: Option<u64>,
+    in_order: bool,
 }
 
 impl<'a> WaiterReport<'a> {
@@ -311,6 +312,7 @@ impl<'a> WaiterReport<'a> {
             command: metadata.and_then(|m| m.command.as_deref()),
             description: metadata.and_then(|m| m.description.as_deref()),
             waiting_for_ms: waiter.waiting_for.map(millis),
+            in_order: waiter.in_order,
         }
     }
 }

@@ -3,14 +3,14 @@ use std::{fs, os::unix::fs::PermissionsExt as _};
 use super::*;
 use crate::lock::Fence;
 
-fn verdict(key: &str, outcome: Outcome, status: u8) -> Verdict {
+fn verdict(key: &str, outcome: RunResult, status: u8) -> Verdict {
     Verdict::new(outcome, &Key::new(key).unwrap(), "local", status)
 }
 
 fn ran(key: &str, status: u8) -> Verdict {
     let started = Some("2026-11-20T02:00:00.5Z".parse().unwrap());
     let ran = Some(Duration::from_millis(1500));
-    Verdict { started, ran, fence: Some(Fence(7)), ..verdict(key, Outcome::Ok, status) }
+    Verdict { started, ran, fence: Some(Fence(7)), ..verdict(key, RunResult::Ok, status) }
 }
 
 fn after(verdicts: &[Verdict]) -> String {
@@ -23,8 +23,8 @@ fn after(verdicts: &[Verdict]) -> String {
 
 #[test]
 fn the_file_is_as_prometheus_wants_it() {
-    let waited = Verdict { waited: Duration::from_millis(250), ..verdict("job", Outcome::Busy, 0) };
-    let text = after(&[ran("job", 0), ran("job", 3), waited, verdict("a\"b\\c", Outcome::Lost, 76)]);
+    let waited = Verdict { waited: Duration::from_millis(250), ..verdict("job", RunResult::Busy, 0) };
+    let text = after(&[ran("job", 0), ran("job", 3), waited, verdict("a\"b\\c", RunResult::Lost, 76)]);
     let wanted = r#"# HELP dlock_run_last_try_timestamp_seconds When this host last ended a dlock run of the key, or skipped.
 # TYPE dlock_run_last_try_timestamp_seconds gauge
 dlock_run_last_try_timestamp_seconds{key="a\"b\\c"} 1795140000.25
@@ -94,7 +94,7 @@ fn what_others_wrote_is_left_alone() {
     ] {
         fs::write(&path, text).unwrap();
         let error = file.ended(&ran("job", 0)).unwrap_err();
-        assert!(file.hint(&error).contains("for itself"), "{text}: {error}");
+        assert!(file.hint(&error).contains("for dlock alone"), "{text}: {error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
     }
     // A newer dlock may have had more; it will have it again.
@@ -128,7 +128,7 @@ fn what_is_no_file_is_refused_and_a_missing_folder_is_told_later() {
     assert!(MetricsFile::new(Path::new("")).is_err() && MetricsFile::new(Path::new("/")).is_err());
     let file = MetricsFile::new(&folder.path().join("none/dlock.prom")).unwrap();
     let error = file.ended(&ran("job", 0)).unwrap_err();
-    assert_eq!(file.hint(&error), format!("the folder must be there: mkdir -p {}/none", folder.path().display()));
+    assert_eq!(file.hint(&error), format!("create the folder: mkdir -p {}/none", folder.path().display()));
 }
 
 #[test]

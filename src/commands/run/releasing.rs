@@ -1,0 +1,81 @@
+//! The end of a run in the store: its locks are released, or the store is told how they were lost.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::{
+    Often,
+    job::{Hold, Job, Standing},
+    watch::Watch,
+};
+use crate::{
+    lease::{BootClock, Clock as _, Limits, Released, give_back, note, wall_ms},
+    lock::{self, BootTime, Note, Parting, Past},
+    output::GivenBack,
+};
+
+/// How long a store that did not confirm a lease any more is asked to take it back, and to write down how the hold ended: it may be back.
+const AFTERWARDS: Duration = Duration::from_secs(3);
+/// The same if all of that is over.
+const LAST_TRY: Duration = Duration::from_secs(1);
+
+impl Job<'_> {
+    /// Releases the locks. Returns the worst that became of them.
+    pub(super) async fn release_all(&self, holds: &mut [Hold], parting: &Parting, watch: &mut Watch<'_>) -> Option<GivenBack> {
+        let lost = watch.lost.is_some();
+        let back = join_all(holds.iter_mut().map(|hold| self.release(hold, parting.clone(), lost))).await;
+        let mut worst = None;
+        for (Hold { lease, standing, .. }, released) in holds.iter_mut().zip(back) {
+            let Some(released) = released else { continue };
+            let given_back = watch.released(&lease.key, released);
+            if given_back == GivenBack::Yes {
+                *standing = Standing::GivenBack;
+            }
+            worst = worst.max(Some(given_back));
+        }
+        worst
+    }
+
+    /// Releases one of the locks, unless the store has said that it is not ours.
+    async fn release(&self, hold: &mut Hold, mut parting: Parting, lost: bool) -> Option<Released> {
+        let Hold { backend, lease, standing } = hold;
+        if *standing == Standing::Gone {
+            return None;
+        }
+        // Starts are recorded with the job's own lock; a nested run is part of the run around it, whose start was recorded.
+        let recorded = lease.key == self.settings.key && lease.holds == 1 && self.settings.policy.often != Often::Always;
+        parting.became = parting.became.filter(|_| recorded);
+        let limits = if lost {
+            Limits::of(AFTERWARDS)
+        } else if recorded {
+            // What became of it is worth telling for as long as the lock lasts: it may not be run again by mistake, or not at all.
+            let left = lease.t0.plus(lease.ttl.get()).since(BootClock.now());
+            Limits::of(self.context.answer.max(left))
+        } else {
+            self.context.limits()
+        };
+        Some(give_back(&mut **backend, &BootClock, &lease.key, &lease.token, &parting, limits).await)
+    }
+
+    /// Tells the store how the holds were lost that were not released; the others were told with their release.
+    pub(super) async fn note_losses(&self, holds: &mut [Hold], how: &str, ran: Duration, ended: BootTime) {
+        let untold = holds.iter_mut().filter(|hold| hold.standing != Standing::GivenBack);
+        let answer = ended.plus(AFTERWARDS).since(BootClock.now()).max(LAST_TRY);
+        join_all(untold.map(|hold| self.note_loss(hold, how, ran, Limits::of(answer)))).await;
+    }
+
+    /// Tells the store how the hold was lost, which it can't know by itself. It may not answer: that was the reason perhaps.
+    async fn note_loss(&self, Hold { backend, lease, .. }: &mut Hold, how: &str, ran: Duration, limits: Limits<'_>) {
+        let ended_ms = wall_ms();
+        let past = Past {
+            fence: Some(lease.fence),
+            started_ms: u64::try_from(ran.as_millis()).ok().map(|ran| ended_ms.saturating_sub(ran)),
+            ended_ms: Some(ended_ms),
+            end: lock::End::Lost,
+            why: Some(how.to_owned()),
+            metadata: self.metadata.clone(),
+        };
+        note(&mut **backend, &lease.key, &Note::Lost(past), limits).await;
+    }
+}
