@@ -1,20 +1,18 @@
 //! What a Redis or etcd server has to do for one hand-over, by its own count, with few and with many waiters.
 
-use crate::{drain::Crowd, lockers::Stores, table};
+use crate::{drain::Crowd, lockers::Stores, table::Table};
 
 const SIZES: [usize; 3] = [1, 20, 100];
 
 /// What clients send; the rest of the server's count is what scripts call.
 pub const FROM_CLIENTS: [&str; 9] = ["eval", "evalsha", "blpop", "hello", "auth", "select", "client", "ping", "script"];
 
-pub fn run(stores: &Stores) {
-    of_redis(stores);
-    of_etcd(stores);
-    of_zookeeper(stores);
+pub fn run(stores: &Stores) -> Vec<Table> {
+    [of_redis(stores), of_etcd(stores), of_zookeeper(stores)].into_iter().flatten().collect()
 }
 
-fn of_zookeeper(stores: &Stores) {
-    let Some(servers) = &stores.zookeeper else { return };
+fn of_zookeeper(stores: &Stores) -> Option<Table> {
+    let servers = stores.zookeeper.as_ref()?;
     let (packets, writes) = (|| servers.nodes[0].counted("zk_packets_received").unwrap_or_default(), || servers.nodes[0].changes());
     let mut rows = Vec::new();
     for locker in stores.lockers.iter().filter(|locker| locker.waits && locker.name != "flock") {
@@ -28,12 +26,16 @@ fn of_zookeeper(stores: &Stores) {
         }
     }
     let head = ["", "waiters", "packets", "changes", "ms per hand-over"];
-    table::print("Packets and changes per hand-over, as the ZooKeeper server counts them", &head, &rows);
-    println!("from the holder's release on, to the end of the last waiter; what keeps sessions alive is among the packets");
+    Some(Table::new(
+        "Packets and changes per hand-over, as the ZooKeeper server counts them",
+        &head,
+        rows,
+        "from the holder's release on, to the end of the last waiter; what keeps sessions alive is among the packets",
+    ))
 }
 
-fn of_etcd(stores: &Stores) {
-    let Some(etcd) = &stores.etcd else { return };
+fn of_etcd(stores: &Stores) -> Option<Table> {
+    let etcd = stores.etcd.as_ref()?;
     let mut rows = Vec::new();
     for locker in stores.lockers.iter().filter(|locker| locker.name.contains("etcd")) {
         for size in SIZES {
@@ -52,12 +54,16 @@ fn of_etcd(stores: &Stores) {
             rows.push(vec![locker.name.clone(), size.to_string(), each(sum), format!("{:.2}", ms / size as f64), words.join(", ")]);
         }
     }
-    table::print("Requests per hand-over, from etcd's metrics", &["", "waiters", "requests", "ms per hand-over", "of these"], &rows);
-    println!("from the holder's release on, to the last waiter's; keep-alives and checks of those who still wait among them");
+    Some(Table::new(
+        "Requests per hand-over, from etcd's metrics",
+        &["", "waiters", "requests", "ms per hand-over", "of these"],
+        rows,
+        "from the holder's release on, to the last waiter's; keep-alives and checks of the other waiters are counted too",
+    ))
 }
 
-fn of_redis(stores: &Stores) {
-    let Some(locker) = stores.lockers.iter().find(|locker| locker.name == "dlock run, Redis") else { return };
+fn of_redis(stores: &Stores) -> Option<Table> {
+    let locker = stores.lockers.iter().find(|locker| locker.name == "dlock run, Redis")?;
     let mut rows = Vec::new();
     for size in SIZES {
         let crowd = Crowd::gather(stores, locker, &format!("commands-{size}"), size);
@@ -73,6 +79,10 @@ fn of_redis(stores: &Stores) {
         rows.push(vec![size.to_string(), each(sent), each(all), format!("{:.2}", ms / size as f64), words.join(", ")]);
     }
     let head = ["waiters", "sent per hand-over", "with scripts' own", "ms per hand-over", "of these"];
-    table::print("Commands per hand-over, from INFO commandstats", &head, &rows);
-    println!("from the holder's release on; with what each waiter had asked before, to join the queue and to block, it is 2 more of them");
+    Some(Table::new(
+        "Commands per hand-over, from INFO commandstats",
+        &head,
+        rows,
+        "from the holder's release on; with what each waiter had asked before, to join the queue and to block, it is 2 more of them",
+    ))
 }

@@ -12,20 +12,20 @@ use crate::{
     child,
     lockers::{Locker, Stores},
     support::procfs,
-    table::{self, median},
+    table::{Table, median, turns},
 };
 
 const ROUNDS: usize = 5;
 const WAITERS: usize = 20;
 
-pub fn run(stores: &Stores) {
+pub fn run(stores: &Stores) -> Vec<Table> {
     let mut rows = Vec::new();
     let lockers = stores.waiting();
     let mut times: Vec<Vec<f64>> = lockers.iter().map(|_| Vec::new()).collect();
     let mut sizes = times.clone();
     for round in 0..ROUNDS {
-        for (n, locker) in lockers.iter().enumerate() {
-            let crowd = Crowd::gather(stores, locker, &format!("drain-{round}"), WAITERS);
+        for n in turns(lockers.len(), round) {
+            let crowd = Crowd::gather(stores, lockers[n], &format!("drain-{round}"), WAITERS);
             sizes[n].push(crowd.kib_per_waiter() / 1024.0);
             times[n].push(crowd.drain());
         }
@@ -36,8 +36,8 @@ pub fn run(stores: &Stores) {
         rows.push(vec![locker.name.clone(), format!("{whole:.1}"), format!("{each:.2}"), format!("{size:.2}")]);
     }
     let title = format!("{WAITERS} waiters drained, median of {ROUNDS}, in turns");
-    table::print(&title, &["", "ms", "each", "MiB per waiter"], &rows);
-    println!("MiB per waiter: anonymous memory of all processes of a waiting one, pages of the binary not counted");
+    let note = "MiB per waiter: anonymous memory of all processes of a waiting one, pages of the binary not counted";
+    vec![Table::new(title, &["", "ms", "each", "MiB per waiter"], rows, note)]
 }
 
 /// A holder that ends when told to, and processes that wait for it.

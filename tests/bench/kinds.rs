@@ -3,10 +3,12 @@
 use crate::{
     drain::{ALONE, Crowd, Kind},
     lockers::{Locker, Stores},
-    table::{self, median},
+    table::{Table, median},
 };
 
 const ROUNDS: usize = 3;
+const ASKED: &str = "asked: Redis commands that clients send, etcd requests, ZooKeeper packets, PostgreSQL transactions (with those of joining \
+                     the queue), MariaDB statements; from the first holder's end to the last waiter's, those of all waiters counted";
 const SIZES: [usize; 3] = [1, 20, 100];
 const KINDS: [Kind; 4] = [
     ALONE,
@@ -15,7 +17,7 @@ const KINDS: [Kind; 4] = [
     Kind { name: "permits, 1 of 1", holder: &["--permits", "1"], waiters: &["--permits", "1"], alone: true },
 ];
 
-pub fn run(stores: &Stores) {
+pub fn run(stores: &Stores) -> Vec<Table> {
     let mut rows = Vec::new();
     for locker in stores.own() {
         for kind in KINDS {
@@ -43,11 +45,7 @@ pub fn run(stores: &Stores) {
         }
     }
     let title = format!("Hand-over by kind, medians of {ROUNDS}; ms and what the server counts, for each waiter");
-    table::print(&title, &["", "", "waiters", "ms", "asked"], &rows);
-    println!(
-        "asked: Redis commands that clients send, etcd requests, ZooKeeper packets, PostgreSQL transactions (told late: with those of joining the line), MariaDB statements; from the"
-    );
-    println!("first holder's end to the last waiter's, with all that those who still wait ask meanwhile");
+    vec![Table::new(title, &["", "kind", "waiters", "ms", "asked"], rows, ASKED)]
 }
 
 /// How much the store's server was asked so far, if it counts that.

@@ -8,8 +8,9 @@ use std::{
 
 use tempfile::TempDir;
 
+use crate::floor;
 use crate::support::{
-    self, cluster::Cluster, dlock, etcd::Etcd, libraries, mariadb::MariaDb, postgres::Postgres, redis::Redis, sentinel::Deployment,
+    self, cluster::Cluster, etcd::Etcd, libraries, mariadb::MariaDb, postgres::Postgres, redis::Redis, sentinel::Deployment,
     zookeeper::ZooKeeper,
 };
 
@@ -48,8 +49,8 @@ enum How {
     /// No lock at all.
     None,
     Flock,
-    /// The bare program in `floor.rs`.
-    Floor,
+    /// The bare program in `floor.rs`, and the kind and place of its server.
+    Floor(&'static str, String),
     /// `dlock run` on this store, and the program.
     Dlock(String, PathBuf),
     /// Another program: the words before the command's, with `KEY` for the lock's name.
@@ -58,8 +59,42 @@ enum How {
 
 impl Locker {
     fn new(name: &str, how: How) -> Self {
-        let waits = !matches!(how, How::None | How::Floor);
+        let waits = !matches!(how, How::None | How::Floor(..));
         Self { name: name.into(), how, waits }
+    }
+
+    /// Whether it is the least program on that one's store.
+    pub fn is_floor_of(&self, other: &Self) -> bool {
+        let own = |url: &str, store: &str| url.split(':').next().is_some_and(|scheme| scheme == store);
+        matches!((&self.how, &other.how), (How::Floor(store, _), How::Dlock(url, _)) if own(url, store))
+    }
+
+    /// `dlock` with these words, on its store.
+    pub fn dlock(&self, words: &[&str]) -> Command {
+        let How::Dlock(url, program) = &self.how else { panic!("{} is not dlock", self.name) };
+        let mut command = Command::new(program);
+        command.args(words).env_clear().env("PATH", "/usr/bin:/bin").env("DLOCK_BACKEND", url).stdin(Stdio::null());
+        command
+    }
+
+    /// The version and the target of its program. Not the commit: results are part of a later one.
+    pub fn version(&self) -> Option<String> {
+        let How::Dlock(_, program) = &self.how else { return None };
+        let output = Command::new(program).args(["--version", "-v"]).output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Some(
+            text.lines()
+                .take(3)
+                .step_by(2)
+                .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+                .collect::<Vec<_>>()
+                .join(", "),
+        )
+    }
+
+    /// The backend of a `dlock`.
+    pub fn url(&self) -> Option<&str> {
+        if let How::Dlock(url, _) = &self.how { Some(url) } else { None }
     }
 }
 
@@ -72,7 +107,7 @@ struct Builds {
 
 impl Builds {
     fn new(folder: &Path, lockers: Vec<Locker>) -> Self {
-        let builds = [(Some(dlock::binary()), "", ""), (env::var_os("DLOCK_BENCH_BEFORE").map(Into::into), BEFORE, " (before)")];
+        let builds = [(Some(this_build()), "", ""), (env::var_os("DLOCK_BENCH_BEFORE").map(Into::into), BEFORE, " (before)")];
         let copied = |(from, suffix, note): (Option<PathBuf>, &'static str, &'static str)| {
             let copy = folder.join(format!("dlock{suffix}"));
             fs::copy(from?, &copy).expect("a copy");
@@ -92,6 +127,21 @@ impl Builds {
             self.lockers.push(Locker::new(&format!("dlock run, {name}{note}"), How::Dlock(url, program)));
         }
     }
+}
+
+/// The program that is timed: `DLOCK_BENCH`, or one that cargo builds as users do. The one that `cargo bench` built has the
+/// features that the tests want of the libraries too, and takes a tenth longer to start.
+fn this_build() -> PathBuf {
+    if let Some(path) = env::var_os("DLOCK_BENCH") {
+        return path.into();
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench");
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut install = Command::new(cargo);
+    install.args(["install", "--quiet", "--locked", "--force", "--no-track", "--path", "."]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let status = install.arg("--root").arg(&folder).arg("--target-dir").arg(folder.join("target")).status().expect("cargo");
+    assert!(status.success(), "{install:?}: {status}");
+    folder.join("bin/dlock")
 }
 
 /// Where the locks are.
@@ -126,7 +176,7 @@ impl Stores {
         let mut builds = Builds::new(folder.path(), lockers);
         let on = |name: &str| wanted.contains(&name);
         if on("redis") {
-            builds.lockers.push(Locker::new("SET NX + spawn + EVAL", How::Floor));
+            builds.lockers.push(Locker::new("least program, Redis", How::Floor("redis", redis.port.to_string())));
         }
         if on("sqlite") {
             builds.add("SQLite", |suffix| format!("sqlite://{}/locks{suffix}.db", folder.path().display()), false);
@@ -153,13 +203,18 @@ impl Stores {
         let postgres = on("postgres").then(Postgres::plain);
         if let Some(server) = &postgres {
             let url = server.url("postgres");
+            server.sql("postgres", floor::TABLE);
+            builds.lockers.push(Locker::new("least program, PostgreSQL", How::Floor("postgres", url.clone())));
             for (name, query) in MODES {
                 builds.add(&format!("PostgreSQL{name}"), |suffix| format!("{url}?{query}{suffix}"), true);
             }
         }
         let mariadb = on("mariadb").then(MariaDb::plain);
         if let Some(server) = &mariadb {
-            let url = server.url(&server.database());
+            let database = server.database();
+            let url = server.url(&database);
+            server.sql(&database, floor::TABLE);
+            builds.lockers.push(Locker::new("least program, MariaDB", How::Floor("mariadb", url.clone())));
             let words = ["sh".into(), "-c".into(), GET_LOCK.into(), "sh".into(), server.socket().display().to_string(), "KEY".into()];
             builds.lockers.push(Locker::new("mariadb, GET_LOCK", How::Other(words.into())));
             for (name, query) in MODES {
@@ -206,9 +261,9 @@ impl Stores {
                 command.arg(self.folder.path().join(key)).arg(words[0]);
                 command
             }
-            How::Floor => {
+            How::Floor(store, place) => {
                 let mut command = Command::new(&self.me);
-                command.args(["child", "floor", &self.redis.port.to_string(), words[0]]);
+                command.args(["child", "floor", store, place, words[0]]);
                 command
             }
             How::Dlock(_, program) => {

@@ -4,10 +4,11 @@ use std::{process::Command, time::Instant};
 
 use crate::{
     lockers::Stores,
-    table::{self, median},
+    table::{Table, median, turns},
 };
 
 const ROUNDS: usize = 300;
+const FLOOR: &str = "to floor: to the least program that takes this store's lock, runs the command and gives the lock back, without renewing or killing anything";
 
 /// What one process took.
 struct Cost {
@@ -17,24 +18,21 @@ struct Cost {
     rss_mib: f64,
 }
 
-pub fn run(stores: &Stores) {
+pub fn run(stores: &Stores) -> Vec<Table> {
     let lockers = &stores.lockers;
     let mut costs: Vec<Vec<Cost>> = lockers.iter().map(|_| Vec::new()).collect();
     for round in 0..ROUNDS + 10 {
-        for (locker, costs) in lockers.iter().zip(&mut costs) {
-            let cost = one(stores.command(locker, "bench", false, &["true"]));
+        for n in turns(lockers.len(), round) {
+            let cost = one(stores.command(&lockers[n], "bench", false, &["true"]));
             // The first rounds fill caches, and make the database.
             if round >= 10 {
-                costs.push(cost);
+                costs[n].push(cost);
             }
         }
     }
     let of = |costs: &[Cost], what: fn(&Cost) -> f64| median(&mut costs.iter().map(what).collect::<Vec<_>>());
     let wall: Vec<_> = costs.iter().map(|costs| of(costs, |cost| cost.wall_ms)).collect();
-    let ratio = |n: usize, to: &str| {
-        let to = lockers.iter().position(|locker| locker.name == to);
-        to.map_or_else(|| "-".into(), |to| format!("{:.2}", wall[n].0 / wall[to].0))
-    };
+    let ratio = |n: usize, to: Option<usize>| to.map_or_else(|| "-".into(), |to| format!("{:.2}", wall[n].0 / wall[to].0));
     let rows: Vec<_> = lockers
         .iter()
         .enumerate()
@@ -43,15 +41,15 @@ pub fn run(stores: &Stores) {
                 locker.name.clone(),
                 format!("{:.2}", wall[n].0),
                 format!("{:.2}", wall[n].1),
-                ratio(n, "flock"),
-                ratio(n, "SET NX + spawn + EVAL"),
+                ratio(n, lockers.iter().position(|other| other.name == "flock")),
+                ratio(n, lockers.iter().position(|other| other.is_floor_of(locker))),
                 format!("{:.2}", of(&costs[n], |cost| cost.cpu_ms).0),
                 format!("{:.1}", of(&costs[n], |cost| cost.rss_mib).0),
             ]
         })
         .collect();
     let title = format!("A whole process around `true`, median of {ROUNDS}, in turns");
-    table::print(&title, &["", "wall ms", "95 %", "to flock", "to floor", "CPU ms", "peak RSS MiB"], &rows);
+    vec![Table::new(title, &["", "wall ms", "95 %", "to flock", "to floor", "CPU ms", "peak RSS MiB"], rows, FLOOR)]
 }
 
 /// Runs a command to its end.

@@ -1,5 +1,9 @@
 //! Medians, and tables of them.
 
+use std::fmt::Write as _;
+
+use crate::support::dice::Dice;
+
 /// The middle value, and the 95th of a hundred.
 pub fn median(values: &mut [f64]) -> (f64, f64) {
     values.sort_by(f64::total_cmp);
@@ -11,21 +15,62 @@ pub fn median(values: &mut [f64]) -> (f64, f64) {
     (at(0.5), at(0.95))
 }
 
-/// Prints a table with a line under its head; numbers are set to the right.
-pub fn print(title: &str, head: &[&str], rows: &[Vec<String>]) {
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).chain([head[column].len()]).max().unwrap_or_default();
-    let line = |cells: &[String]| {
-        let mut text = format!("{:<1$}", cells[0], width(0));
-        for (column, cell) in cells.iter().enumerate().skip(1) {
-            text += &format!("  {:>1$}", cell, width(column));
+/// Whose turn it is, for each of so many, in this round: each time in another order, since what comes before leaves its traces, such as a
+/// processor that slept.
+pub fn turns(many: usize, round: usize) -> Vec<usize> {
+    let mut dice = Dice((round as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mut order: Vec<usize> = (0..many).collect();
+    for left in (1..many).rev() {
+        order.swap(left, usize::try_from(dice.below(left as u64 + 1)).unwrap_or_default());
+    }
+    order
+}
+
+/// What was measured: a row per program, its name first.
+pub struct Table {
+    pub title: String,
+    pub head: Vec<String>,
+    pub rows: Vec<Vec<String>>,
+    pub note: &'static str,
+}
+
+impl Table {
+    pub fn new(title: impl Into<String>, head: &[&str], rows: Vec<Vec<String>>, note: &'static str) -> Self {
+        Self { title: title.into(), head: head.iter().map(ToString::to_string).collect(), rows, note }
+    }
+
+    /// For a terminal: a line under the head, numbers set to the right.
+    pub fn text(&self) -> String {
+        let width = |column: usize| self.rows.iter().chain([&self.head]).map(|row| row[column].len()).max().unwrap_or_default();
+        let line = |cells: &[String]| {
+            let mut text = format!("{:<1$}", cells[0], width(0));
+            for (column, cell) in cells.iter().enumerate().skip(1) {
+                text += &format!("  {:>1$}", cell, width(column));
+            }
+            text
+        };
+        let rule = "-".repeat((0..self.head.len()).map(width).sum::<usize>() + 2 * (self.head.len() - 1));
+        let rows: Vec<_> = self.rows.iter().map(|row| line(row)).collect();
+        let note = if self.note.is_empty() { String::new() } else { format!("\n{}", self.note) };
+        format!("\n{}\n{}\n{rule}\n{}{note}", self.title, line(&self.head), rows.join("\n"))
+    }
+
+    pub fn markdown(&self) -> String {
+        let mut text = format!("## {}\n\n", self.title);
+        let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+        text += &line(&self.head);
+        let _ = writeln!(text, "|---|{}", "---:|".repeat(self.head.len() - 1));
+        for row in &self.rows {
+            text += &line(row);
         }
-        println!("{text}");
-    };
-    println!("\n{title}");
-    let head: Vec<String> = head.iter().map(ToString::to_string).collect();
-    line(&head);
-    println!("{}", "-".repeat((0..head.len()).map(width).sum::<usize>() + 2 * (head.len() - 1)));
-    for row in rows {
-        line(row);
+        if !self.note.is_empty() {
+            let _ = write!(text, "\n{}\n", self.note);
+        }
+        text
+    }
+
+    /// The number in a column of the row with this name.
+    pub fn number(&self, name: &str, column: usize) -> Option<f64> {
+        self.rows.iter().find(|row| row[0] == name)?.get(column)?.parse().ok()
     }
 }

@@ -1,8 +1,10 @@
-//! Whole processes, timed one after the other in turns (A B C A B C …), so that a slower moment of the machine
+//! Whole processes, timed one after the other in turns (A B C B A C …), so that a slower moment of the machine
 //! falls on all of them. Prints tables; proves nothing and fails for nothing.
 //!
-//! `cargo bench --bench whole_process`, with `-- processes`, `handoff`, `drain`, `commands` or `kinds` for a part of it, and with
-//! the names of stores for those instead of SQLite and Redis. `DLOCK_BENCH_BEFORE=/path/to/dlock` compares with another build in the same turns.
+//! `cargo bench --bench whole_process`, with `-- processes`, `handoff`, `drain`, `commands`, `kinds`,
+//! `waiters`, `held` or `history` for a part of it, and with
+//! the names of stores for those instead of SQLite and Redis; `publish` writes `results.md` and the picture too. `DLOCK_BENCH=/path/to/dlock` times that program instead of a release build,
+//! `DLOCK_BENCH_BEFORE=/path/to/dlock` compares with another one in the same turns.
 #![allow(missing_docs, reason = "a program of its own")]
 #![allow(clippy::disallowed_methods, reason = "it measures real time")]
 #![allow(clippy::print_stdout, reason = "its output is the point")]
@@ -16,41 +18,61 @@ mod child;
 mod commands;
 mod drain;
 mod floor;
+mod growth;
 mod handoff;
 mod kinds;
 mod lockers;
 mod processes;
+mod published;
 mod table;
 
 use std::env;
 
-/// A table of its own.
-type Part = fn(&lockers::Stores);
+/// What is measured together.
+type Part = fn(&lockers::Stores) -> Vec<table::Table>;
+
+const PARTS: [(&str, Part); 8] = [
+    ("processes", processes::run),
+    ("handoff", handoff::run),
+    ("drain", drain::run),
+    ("commands", commands::run),
+    ("kinds", kinds::run),
+    ("waiters", growth::with_waiters),
+    ("held", growth::with_held_locks),
+    ("history", growth::with_history),
+];
 
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).filter(|word| word != "--bench").collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
         // What this program runs as a child of itself.
-        ["child", "floor", port, ref command @ ..] => floor::run(port, command),
+        ["child", "floor", store, place, ref command @ ..] => floor::run(store, place, command),
         ["child", "stamp", file, after] => child::stamp(file, after),
         ["child", "end-with", gate, file] => child::end_with(gate, file),
-        _ => {
-            let (named, asked): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| lockers::NAMES.contains(word));
-            let wanted = |part: &str| asked.is_empty() || asked.contains(&part);
-            let parts: [(&str, Part); 5] = [
-                ("processes", processes::run),
-                ("handoff", handoff::run),
-                ("drain", drain::run),
-                ("commands", commands::run),
-                ("kinds", kinds::run),
-            ];
-            let stores = lockers::Stores::start(if named.is_empty() { &["sqlite", "redis"] } else { &named });
-            for (name, run) in parts {
-                if wanted(name) {
-                    run(&stores);
-                }
-            }
+        _ => measure(&words),
+    }
+}
+
+fn measure(words: &[&str]) {
+    let named: Vec<_> = words.iter().copied().filter(|word| lockers::NAMES.contains(word)).collect();
+    let asked = |part: &str| words.contains(&part);
+    let all = !PARTS.iter().any(|(name, _)| asked(name));
+    if let Some(word) =
+        words.iter().find(|word| !named.contains(word) && **word != "publish" && !PARTS.iter().any(|(name, _)| name == *word))
+    {
+        panic!("{word} is neither a part nor a store");
+    }
+    let stores = lockers::Stores::start(if named.is_empty() { &["sqlite", "redis"] } else { &named });
+    let version = stores.own().find_map(lockers::Locker::version).unwrap_or_default();
+    let mut tables = Vec::new();
+    for (_, run) in PARTS.into_iter().filter(|(name, _)| all || asked(name)) {
+        for table in run(&stores) {
+            println!("{}", table.text());
+            tables.push(table);
+        }
+        if asked("publish") {
+            published::write(&tables, &version, words);
         }
     }
 }
