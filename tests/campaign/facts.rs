@@ -1,0 +1,142 @@
+//! What is known of a round when it is over: the sections' own records, the kernel's word, the runs, the blows, and what the store says.
+
+use std::{collections::HashMap, path::Path};
+
+use serde_json::Value;
+
+use crate::{
+    plan::{Abilities, Blow, Step, Way},
+    section::log_of,
+};
+
+/// The first number of runs inside of runs: that of the outer one is added.
+pub const INNER: u64 = 1 << 16;
+
+/// One `dlock run`, as the campaign saw it from outside. Times are nanoseconds of `CLOCK_BOOTTIME`.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub id: u64,
+    pub step: Step,
+    pub way: Way,
+    pub spawned: u64,
+    pub ended: u64,
+    pub code: i32,
+    /// A signal ended dlock itself.
+    pub signalled: bool,
+    /// Its status file.
+    pub verdict: Value,
+    pub stderr: String,
+}
+
+/// One section, as it and the kernel told.
+#[derive(Clone, Debug, Default)]
+pub struct Section {
+    pub run: u64,
+    pub began: u64,
+    /// When its own process ended, and with what.
+    pub ended: Option<(u64, i32)>,
+    /// By key.
+    pub fences: Vec<(usize, u64)>,
+    pub permit: Option<u64>,
+    /// What lived beside it when it began: key and run.
+    pub alive: Vec<(usize, u64)>,
+    /// When anything of it was last seen alive.
+    pub last_seen: u64,
+}
+
+/// A blow that struck.
+#[derive(Clone, Debug)]
+pub struct Struck {
+    pub blow: Blow,
+    pub from: u64,
+    pub until: u64,
+    /// Whom it struck, if it was one run.
+    pub run: Option<u64>,
+}
+
+/// What the store says of a key in the end.
+#[derive(Clone, Debug, Default)]
+pub struct KeyEnd {
+    pub key: usize,
+    /// `dlock history --json`.
+    pub history: Value,
+    /// `dlock inspect --json`, once the lock was free or long after it should have been.
+    pub state: Value,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// Nothing was to strike.
+    pub calm: bool,
+    /// All asked for a fair place, one long after the other.
+    pub line: bool,
+    pub can: Abilities,
+    pub ttl: u64,
+    /// How much slower than alone this machine was.
+    pub slow: u64,
+    pub runs: Vec<Run>,
+    pub sections: Vec<Section>,
+    pub struck: Vec<Struck>,
+    pub keys: Vec<KeyEnd>,
+    /// Processes, sessions and files that are left over.
+    pub left: Vec<String>,
+    /// Runs that did not end.
+    pub hung: Vec<String>,
+}
+
+impl Facts {
+    pub fn run(&self, id: u64) -> Option<&Run> {
+        self.runs.iter().find(|run| run.id == outermost(id))
+    }
+
+    /// The section of the run itself, and not of one inside of it.
+    pub fn section(&self, run: u64) -> Option<&Section> {
+        self.sections.iter().find(|section| section.run == run)
+    }
+}
+
+/// The run that this one is inside of, or itself.
+pub fn outermost(run: u64) -> u64 {
+    run % INNER
+}
+
+/// Reads what the sections wrote.
+pub fn sections(folder: &Path, last_seen: &HashMap<u64, u64>) -> Vec<Section> {
+    let text = std::fs::read_to_string(log_of(folder)).unwrap_or_default();
+    let mut sections: Vec<Section> = Vec::new();
+    for line in text.lines() {
+        let line: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+        let (run, time) = (number(&line["run"]), number(&line["t"]));
+        match line["at"].as_str() {
+            Some("begin") => {
+                sections.push(Section {
+                    run,
+                    began: time,
+                    ended: None,
+                    fences: pairs(&line["fences"]),
+                    permit: line["permit"].as_u64(),
+                    alive: pairs(&line["alive"]),
+                    last_seen: last_seen.get(&run).copied().unwrap_or_default().max(time),
+                });
+            }
+            Some("end") => {
+                let code = line["code"].as_i64().and_then(|code| i32::try_from(code).ok()).unwrap_or(-1);
+                if let Some(section) = sections.iter_mut().find(|section| section.run == run) {
+                    section.ended = Some((time, code));
+                    section.last_seen = section.last_seen.max(time);
+                }
+            }
+            _ => {}
+        }
+    }
+    sections
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_default()
+}
+
+fn pairs(value: &Value) -> Vec<(usize, u64)> {
+    let pair = |pair: &Value| (usize::try_from(number(&pair[0])).unwrap_or(usize::MAX), number(&pair[1]));
+    value.as_array().into_iter().flatten().map(pair).collect()
+}

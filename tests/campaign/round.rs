@@ -1,0 +1,347 @@
+//! Plays a round: starts its runs, strikes, watches who lives, and gathers the facts.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    net::Ipv4Addr,
+    os::unix::process::ExitStatusExt as _,
+    path::Path,
+    process::{Command, Stdio},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread::{self, sleep},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal, pidfd_open},
+};
+use serde_json::Value;
+
+use crate::{
+    facts::{Facts, INNER, KeyEnd, Run, Struck, sections},
+    live::{Live, now},
+    plan::{Contender, Kind, ONCE_KEY, Plan, Step, Way},
+    section::{Orders, ROLE},
+    stores::Store,
+    support::{self, dlock, netns::Netns, process, procfs, proxy::Proxy},
+};
+
+/// A store, and the ways to it.
+pub struct Arena {
+    pub store: Mutex<Box<dyn Store>>,
+    direct: String,
+    /// All proxies of both ways.
+    pub proxies: Mutex<Vec<Proxy>>,
+    proxied: Option<String>,
+    pub netns: Option<Netns>,
+    from_netns: Option<String>,
+}
+
+/// What a contender runs now: the run and the process of its dlock.
+pub type Slot = Mutex<Option<(u64, u32)>>;
+
+/// A round that is played.
+pub struct Round<'a> {
+    pub arena: &'a Arena,
+    pub plan: &'a Plan,
+    pub folder: &'a Path,
+    /// Marks all processes and keys of this round.
+    pub tag: &'a str,
+    pub slots: Vec<Slot>,
+    runs: Mutex<Vec<Run>>,
+    pub struck: Mutex<Vec<Struck>>,
+    hung: Mutex<Vec<String>>,
+    pub over: AtomicBool,
+    slow: AtomicU32,
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Arena {
+    pub fn new(store: Box<dyn Store>) -> Self {
+        let mut proxies = store.fronts(Ipv4Addr::LOCALHOST);
+        let proxied = (!proxies.is_empty()).then(|| store.through(&proxies));
+        let (mut netns, mut from_netns) = (None, None);
+        if proxied.is_some() && rustix::process::geteuid().is_root() && support::find_program("ip").is_some() {
+            netns = Netns::make("campaign");
+            if let Some(netns) = &netns {
+                let more = store.fronts(netns.host);
+                from_netns = Some(store.through(&more));
+                proxies.extend(more);
+            }
+        }
+        Self { direct: store.url(), store: Mutex::new(store), proxies: Mutex::new(proxies), proxied, netns, from_netns }
+    }
+
+    /// The URL of this way, and the way that it is.
+    fn way(&self, wanted: Way) -> (Way, &str) {
+        match (wanted, &self.proxied, &self.from_netns) {
+            (Way::Netns, _, Some(url)) => (Way::Netns, url),
+            (Way::Proxy | Way::Netns, Some(url), _) => (Way::Proxy, url),
+            _ => (Way::Direct, &self.direct),
+        }
+    }
+
+    /// Runs a `dlock` of the campaign's own.
+    pub fn dlock(&self, args: &[&str]) -> process::Ended {
+        dlock::spawn(&self.direct, args).wait(Duration::from_secs(120))
+    }
+}
+
+impl<'a> Round<'a> {
+    pub fn new(arena: &'a Arena, plan: &'a Plan, folder: &'a Path, tag: &'a str) -> Self {
+        Self {
+            arena,
+            plan,
+            folder,
+            tag,
+            slots: plan.contenders.iter().map(|_| Mutex::default()).collect(),
+            runs: Mutex::default(),
+            struck: Mutex::default(),
+            hung: Mutex::default(),
+            over: AtomicBool::new(false),
+            slow: AtomicU32::new(support::slowness()),
+        }
+    }
+
+    /// Plays it to its end.
+    pub fn play(&self) -> Facts {
+        let began = Instant::now();
+        let last_seen = thread::scope(|scope| {
+            let watch = scope.spawn(|| self.watch());
+            let blows: Vec<_> = self.plan.blows.iter().map(|blow| scope.spawn(move || self.strike(*blow, began))).collect();
+            let contend = |(nth, contender)| scope.spawn(move || self.contend(nth, contender));
+            let contenders: Vec<_> = self.plan.contenders.iter().enumerate().map(contend).collect();
+            let mut failed: usize = contenders.into_iter().map(|one| usize::from(one.join().is_err())).sum();
+            self.over.store(true, Ordering::SeqCst);
+            failed += blows.into_iter().map(|one| usize::from(one.join().is_err())).sum::<usize>();
+            assert_eq!(failed, 0, "the campaign itself failed");
+            watch.join().expect("the watch")
+        });
+        self.gather(&last_seen)
+    }
+
+    fn contend(&self, nth: usize, contender: &Contender) {
+        if contender.second {
+            support::must("a section lives", Duration::from_secs(20), || !self.living().is_empty());
+        }
+        for (step, number) in contender.steps.iter().zip(0..) {
+            sleep(Duration::from_millis(step.pause_ms));
+            self.run(nth, contender.way, step, nth as u64 * 100 + number);
+        }
+    }
+
+    /// The runs whose sections live.
+    pub fn living(&self) -> Vec<u64> {
+        let live = |key| Live::open(self.folder, key).and_then(|file| file.living()).unwrap_or_default();
+        self.key_numbers().into_iter().flat_map(live).collect()
+    }
+
+    pub fn key(&self, key: usize) -> String {
+        format!("{}-{key}", self.tag)
+    }
+
+    /// One `dlock run`, to its end.
+    fn run(&self, nth: usize, way: Way, step: &Step, id: u64) {
+        let (way, url) = self.arena.way(way);
+        let mut command = match (&self.arena.netns, way) {
+            (Some(netns), Way::Netns) => {
+                let [ip, rest @ ..] = netns.prefix();
+                let mut command = process::command(ip);
+                command.args(rest).arg(dlock::binary());
+                command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent").stdin(Stdio::null());
+                command
+            }
+            _ => dlock::command(),
+        };
+        let (status, stderr) = (self.folder.join(format!("{id}.json")), self.folder.join(format!("{id}.err")));
+        command.arg("run").args(self.options(step)).args(["--ttl", &format!("{}ms", self.plan.ttl.as_millis())]);
+        command.args(["--grace", "300ms", "--log", "off", "--status-file"]).arg(&status).arg("--").args(self.command(step, id));
+        command.env("DLOCK_BACKEND", url).env("CAMPAIGN", self.tag).env("TMPDIR", self.folder);
+        command.stdout(Stdio::null()).stderr(File::create(&stderr).expect("a file in the round's folder"));
+        new_group(&mut command);
+        let spawned = now();
+        let mut child = process::start(command).expect("dlock starts");
+        *lock(&self.slots[nth]) = Some((id, child.id()));
+        let longest = step.wait_ms.unwrap_or_default() + step.hold_ms + step.tree.iter().map(|member| member.ms).max().unwrap_or_default();
+        if !ended(child.id(), Duration::from_millis(longest) + Duration::from_secs(45)) {
+            let tree = procfs::descendants(child.id());
+            lock(&self.hung).push(format!("run {id} ({:?}) with {tree:?}", procfs::stat(child.id())));
+            process::signal(child.id(), Signal::CONT);
+            let _ = child.kill();
+        }
+        let how = child.wait().expect("dlock ends");
+        let ended = now();
+        *lock(&self.slots[nth]) = None;
+        lock(&self.runs).push(Run {
+            id,
+            step: step.clone(),
+            way,
+            spawned,
+            ended,
+            code: how.code().unwrap_or_else(|| 128 + how.signal().unwrap_or_default()),
+            signalled: how.signal().is_some(),
+            verdict: std::fs::read_to_string(status).ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default(),
+            stderr: std::fs::read_to_string(stderr).unwrap_or_default(),
+        });
+    }
+
+    fn options(&self, step: &Step) -> Vec<String> {
+        let mut options: Vec<String> = step.keys.iter().flat_map(|key| ["-k".to_owned(), self.key(*key)]).collect();
+        match step.kind {
+            Kind::Exclusive => {}
+            Kind::Shared => options.push("-s".into()),
+            Kind::Permits(most) => options.extend(["--permits".into(), most.to_string()]),
+        }
+        if step.fair {
+            options.push("--fair".into());
+        }
+        if let Some(ms) = step.wait_ms {
+            options.extend(["-w".into(), format!("{ms}ms")]);
+        }
+        if let Some(ms) = step.once_per_ms {
+            options.extend(["--once-per".into(), format!("{ms}ms"), "--skew-guard".into(), "0".into()]);
+        }
+        if step.leftover != "wait" {
+            options.extend(["--leftover".into(), step.leftover.into()]);
+        }
+        options
+    }
+
+    /// The section, and what stands around it.
+    fn command(&self, step: &Step, id: u64) -> Vec<String> {
+        let program = std::env::current_exe().expect("a test program").display().to_string();
+        let mut orders = Orders {
+            folder: self.folder.to_owned(),
+            run: id,
+            keys: step.keys.clone(),
+            hold_ms: step.hold_ms,
+            code: step.code,
+            tree: step.tree.clone(),
+            inner: None,
+        };
+        if step.nested {
+            let inner = Orders { run: INNER + id, tree: Vec::new(), code: step.code, ..orders.clone() };
+            let mut line = vec![dlock::binary().display().to_string(), "run".into()];
+            line.extend(self.options(&Step { keys: step.keys.clone(), ..Step::plain(0) }));
+            line.extend([
+                "--ttl".into(),
+                format!("{}ms", self.plan.ttl.as_millis()),
+                "--grace".into(),
+                "300ms".into(),
+                "--log".into(),
+                "off".into(),
+            ]);
+            line.extend(["--".into(), program.clone(), ROLE.into(), text(&inner)]);
+            orders.inner = Some(line);
+        }
+        let own = [program, ROLE.into(), text(&orders)];
+        if step.stubborn {
+            let shell = ["/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh"].map(str::to_owned);
+            return shell.into_iter().chain(own).collect();
+        }
+        own.into()
+    }
+
+    /// When something of each run was last seen alive, for as long as the round goes on.
+    fn watch(&self) -> HashMap<u64, u64> {
+        let files: Vec<Live> = self.key_numbers().into_iter().map(|key| Live::open(self.folder, key).expect("a file")).collect();
+        let mut last_seen = HashMap::new();
+        let mut looked = Instant::now();
+        while !self.over.load(Ordering::SeqCst) {
+            // What lives when it is looked at lived at least as long as until just before.
+            let time = now();
+            for file in &files {
+                last_seen.extend(file.living().expect("locks").into_iter().map(|run| (run, time)));
+            }
+            if looked.elapsed() > Duration::from_secs(1) {
+                self.slow.fetch_max(support::slowness(), Ordering::SeqCst);
+                looked = Instant::now();
+            }
+            sleep(Duration::from_millis(5));
+        }
+        last_seen
+    }
+
+    pub fn key_numbers(&self) -> Vec<usize> {
+        let once = self.plan.contenders.iter().flat_map(|contender| &contender.steps).any(|step| step.keys == [ONCE_KEY]);
+        (0..self.plan.keys).chain(once.then_some(ONCE_KEY)).collect()
+    }
+
+    fn gather(&self, last_seen: &HashMap<u64, u64>) -> Facts {
+        let can = lock(&self.arena.store).can();
+        let mut left = Vec::new();
+        let limit = self.plan.ttl + Duration::from_secs(can.handover_s + 5) * support::slowness();
+        if !support::eventually(limit, || procfs::tagged(self.tag).is_empty()) {
+            left.extend(procfs::tagged(self.tag).into_iter().map(|stat| format!("a process: {stat:?}")));
+        }
+        let keys: Vec<KeyEnd> = self.key_numbers().into_iter().map(|key| self.key_end(key, limit)).collect();
+        let names: Vec<String> = self.key_numbers().into_iter().map(|key| self.key(key)).collect();
+        let mut rest = Vec::new();
+        // A server takes a moment to see that a client is gone.
+        support::eventually(limit, || {
+            rest = lock(&self.arena.store).left(&names);
+            rest.is_empty()
+        });
+        left.extend(rest);
+        let slow = self.slow.load(Ordering::SeqCst).max(support::slowness());
+        Facts {
+            calm: self.plan.blows.is_empty(),
+            line: self.plan.name == "line",
+            can,
+            ttl: u64::try_from(self.plan.ttl.as_nanos()).unwrap_or_default(),
+            slow: u64::from(slow),
+            runs: std::mem::take(&mut lock(&self.runs)),
+            sections: sections(self.folder, last_seen),
+            struck: std::mem::take(&mut lock(&self.struck)),
+            keys,
+            left,
+            hung: std::mem::take(&mut lock(&self.hung)),
+        }
+    }
+
+    /// What the store says of a key, once it is free.
+    fn key_end(&self, key: usize, limit: Duration) -> KeyEnd {
+        let name = self.key(key);
+        let ask = |what: &str| -> Value {
+            let ended = self.arena.dlock(&[what, &name, "--json"]);
+            serde_json::from_str(&ended.stdout).unwrap_or_else(|_| Value::String(format!("{}{}", ended.stdout, ended.stderr)))
+        };
+        let mut state = Value::Null;
+        support::eventually(limit, || {
+            state = ask("inspect");
+            ["holders", "waiters"].iter().all(|field| state[field].as_array().is_some_and(Vec::is_empty))
+        });
+        KeyEnd { key, history: ask("history"), state }
+    }
+}
+
+fn text(orders: &Orders) -> String {
+    serde_json::to_string(orders).expect("JSON")
+}
+
+fn new_group(command: &mut Command) {
+    use std::os::unix::process::CommandExt as _;
+    command.process_group(0);
+}
+
+/// Whether the child ends within this time; it is not reaped.
+fn ended(pid: u32, limit: Duration) -> bool {
+    let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return true };
+    let Ok(fd) = pidfd_open(pid, PidfdFlags::empty()) else { return true };
+    let until = Instant::now() + limit;
+    loop {
+        let Ok(left) = Timespec::try_from(until.saturating_duration_since(Instant::now())) else { return false };
+        match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&left)) {
+            Ok(0) => return false,
+            Ok(_) => return true,
+            Err(_) => {}
+        }
+    }
+}

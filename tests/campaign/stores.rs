@@ -1,0 +1,436 @@
+//! The stores of a campaign: real servers, and what can happen to them.
+
+use std::{net::Ipv4Addr, path::PathBuf, thread::sleep, time::Duration};
+
+use tempfile::TempDir;
+
+use crate::{
+    plan::Abilities,
+    support::{
+        self,
+        clock::Clock,
+        cluster::Cluster,
+        disk::Disk,
+        dlock,
+        etcd::Etcd,
+        find_program,
+        mariadb::{self, MariaDb},
+        postgres::{self, Postgres},
+        proxy::Proxy,
+        redis::Redis,
+        redlock::Nodes,
+        sentinel::{Deployment, Plan},
+        tair::Tair,
+        zookeeper::ZooKeeper,
+    },
+};
+
+/// A store that a campaign strikes.
+pub trait Store: Send {
+    fn can(&self) -> Abilities;
+
+    fn url(&self) -> String;
+
+    /// A proxy before each of its servers, at this address of this host; none if it can't be reached that way.
+    fn fronts(&self, host: Ipv4Addr) -> Vec<Proxy>;
+
+    /// The store by way of those proxies.
+    fn through(&self, proxies: &[Proxy]) -> String;
+
+    /// Stops a server (of several: the one that matters most) for so long.
+    fn freeze(&mut self, ms: Duration);
+
+    /// Kills a server, and starts it with its data after so long.
+    fn restart(&mut self, ms: Duration);
+
+    /// Starts the server without its data.
+    fn restart_empty(&mut self);
+
+    /// Sets the servers' clock off by so many seconds, for so long.
+    fn step_clock(&mut self, seconds: i64, ms: Duration);
+
+    /// Leaves no room on its disk for so long.
+    fn fill_disk(&mut self, ms: Duration);
+
+    /// What is left of these locks in the store although nothing holds or wants them: sessions, places in queues, files.
+    fn left(&self, keys: &[String]) -> Vec<String>;
+}
+
+/// The names that `--store` takes.
+pub const NAMES: [&str; 16] = [
+    "sqlite",
+    "redis",
+    "redlock",
+    "sentinel",
+    "cluster",
+    "tair",
+    "postgres",
+    "postgres-advisory",
+    "postgres-row",
+    "mariadb",
+    "mariadb-advisory",
+    "mariadb-row",
+    "etcd",
+    "etcd-cluster",
+    "zookeeper",
+    "zookeeper-ensemble",
+];
+
+const ALL: Abilities = Abilities {
+    shared: true,
+    permits: true,
+    fair: true,
+    nested: true,
+    once: true,
+    network: true,
+    server: true,
+    clock: false,
+    disk: false,
+    forgets: false,
+    handover_s: 3,
+};
+/// Where a session has the lock, the clock of the server is no matter.
+const SESSIONS: Abilities = Abilities { permits: false, fair: false, nested: false, clock: true, handover_s: 8, ..ALL };
+
+/// Starts the store of this name.
+///
+/// # Errors
+/// What it lacks here.
+pub fn start(name: &str) -> Result<Box<dyn Store>, String> {
+    let have = |program: &str| find_program(program).map(drop).ok_or(format!("{program} is not installed"));
+    let none = |missing: Option<String>| missing.map_or(Ok(()), Err);
+    match name {
+        "redis" | "redlock" | "sentinel" | "cluster" => have("redis-server")?,
+        "postgres" | "postgres-advisory" | "postgres-row" => none(postgres::missing())?,
+        "mariadb" | "mariadb-advisory" | "mariadb-row" => none(mariadb::missing())?,
+        "etcd" | "etcd-cluster" => have("etcd").and(have("etcdctl"))?,
+        "zookeeper" | "zookeeper-ensemble" => none(ZooKeeper::missing())?,
+        _ => {}
+    }
+    let mode = name.split_once('-').map_or(String::new(), |(_, mode)| format!("&mode={mode}"));
+    Ok(match name {
+        "sqlite" => sqlite(),
+        "redis" => redis(),
+        "redlock" => redlock(),
+        "sentinel" => sentinel(),
+        "cluster" => cluster(),
+        "tair" => tair(),
+        "postgres" | "postgres-advisory" | "postgres-row" => postgres(&mode),
+        "mariadb" | "mariadb-advisory" | "mariadb-row" => mariadb(&mode),
+        "etcd" => etcd(Etcd::plain()),
+        "etcd-cluster" => etcd(Etcd::cluster()),
+        "zookeeper" => zookeeper(ZooKeeper::single()),
+        "zookeeper-ensemble" => zookeeper(ZooKeeper::ensemble()),
+        other => return Err(format!("no such store: {other}; there are {}", NAMES.join(", "))),
+    })
+}
+
+/// Servers of one kind, and what is done to them.
+struct Lab<S> {
+    servers: S,
+    can: Abilities,
+    /// The URL, with {} for where the servers are.
+    url: String,
+    ports: Vec<u16>,
+    freeze: fn(&mut S),
+    thaw: fn(&mut S),
+    kill: fn(&mut S),
+    start: fn(&mut S),
+    forget: fn(&mut S),
+    left: fn(&S, &[String]) -> Vec<String>,
+    /// The shortest outage that a server can have, and the longest stop.
+    down: [Duration; 2],
+    clock: Option<Clock>,
+    disk: Option<Disk>,
+}
+
+impl<S: Send> Lab<S> {
+    fn new(servers: S, can: Abilities, url: impl Into<String>, ports: Vec<u16>) -> Self {
+        let (none, longest) = (|_: &mut S| {}, Duration::MAX);
+        Self {
+            servers,
+            can,
+            url: url.into(),
+            ports,
+            freeze: none,
+            thaw: none,
+            kill: none,
+            start: none,
+            forget: none,
+            left: |_, _| Vec::new(),
+            down: [Duration::ZERO, longest],
+            clock: None,
+            disk: None,
+        }
+    }
+
+    fn at(&self, host: &str, ports: impl Iterator<Item = u16>) -> String {
+        self.url.replace("{}", &ports.map(|port| format!("{host}:{port}")).collect::<Vec<_>>().join(","))
+    }
+}
+
+impl<S: Send> Store for Lab<S> {
+    fn can(&self) -> Abilities {
+        Abilities { clock: self.can.clock && self.clock.is_some(), disk: self.disk.is_some(), ..self.can }
+    }
+
+    fn url(&self) -> String {
+        self.at("127.0.0.1", self.ports.iter().copied())
+    }
+
+    fn fronts(&self, host: Ipv4Addr) -> Vec<Proxy> {
+        let reached = if self.can.network { &self.ports[..] } else { &[] };
+        reached.iter().map(|port| Proxy::at(host, *port)).collect()
+    }
+
+    fn through(&self, proxies: &[Proxy]) -> String {
+        let host = proxies.first().map_or_else(String::new, |proxy| proxy.host.to_string());
+        self.at(&host, proxies.iter().map(|proxy| proxy.port))
+    }
+
+    fn freeze(&mut self, ms: Duration) {
+        (self.freeze)(&mut self.servers);
+        sleep(ms.min(self.down[1]));
+        (self.thaw)(&mut self.servers);
+    }
+
+    fn restart(&mut self, ms: Duration) {
+        (self.kill)(&mut self.servers);
+        sleep(ms.max(self.down[0]));
+        (self.start)(&mut self.servers);
+    }
+
+    fn restart_empty(&mut self) {
+        (self.forget)(&mut self.servers);
+    }
+
+    fn step_clock(&mut self, seconds: i64, ms: Duration) {
+        if let Some(clock) = &self.clock {
+            clock.step(seconds);
+            sleep(ms);
+            clock.step(0);
+        }
+    }
+
+    fn fill_disk(&mut self, ms: Duration) {
+        if let Some(disk) = &self.disk {
+            disk.fill();
+            sleep(ms);
+            disk.free();
+        }
+    }
+
+    fn left(&self, keys: &[String]) -> Vec<String> {
+        (self.left)(&self.servers, keys)
+    }
+}
+
+/// On a disk of its own where one can be made.
+fn sqlite() -> Box<dyn Store> {
+    let (disk, folder) = (Disk::make("64m").ok(), support::folder());
+    let path = disk.as_ref().map_or(folder.path(), Disk::folder).to_owned();
+    let url = format!("sqlite://{}", path.join("locks.db").display());
+    let left = |(path, _): &(PathBuf, TempDir), _: &[String]| {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| !name.starts_with("locks.db")).collect()
+    };
+    Box::new(Lab { left, disk, ..Lab::new((path, folder), Abilities { server: false, network: false, ..ALL }, url, Vec::new()) })
+}
+
+fn redis() -> Box<dyn Store> {
+    let server = Redis::durable();
+    let ports = vec![server.port];
+    Box::new(Lab::<Redis> {
+        freeze: |server| server.freeze(),
+        thaw: |server| server.thaw(),
+        kill: Redis::kill,
+        start: Redis::start,
+        forget: Redis::restart_empty,
+        left: |server, keys| {
+            let clients = server.text(&["CLIENT", "LIST"]);
+            // Queues and wake-ups end by themselves; what lasts for ever is the counter of a lock's fences.
+            let lasting = server.keys().into_iter().filter(|(name, ms)| *ms == -1 && keys.iter().any(|key| name.contains(key)));
+            let lasting =
+                lasting.filter(|(name, _)| !name.starts_with("redisson_lock_token:")).map(|(name, _)| format!("{name} has no end"));
+            clients.lines().skip(1).map(str::to_owned).chain(lasting).collect()
+        },
+        ..Lab::new(server, ALL, "redis://{}/0", ports)
+    })
+}
+
+fn redlock() -> Box<dyn Store> {
+    let nodes = Nodes::durable();
+    let ports = nodes.0.iter().map(|node| node.port).collect();
+    Box::new(Lab::<Nodes> {
+        freeze: |nodes| nodes.0[..2].iter().for_each(Redis::freeze),
+        thaw: |nodes| nodes.0[..2].iter().for_each(Redis::thaw),
+        kill: |nodes| nodes.0[1..3].iter_mut().for_each(Redis::kill),
+        start: |nodes| nodes.0[1..3].iter_mut().for_each(Redis::start),
+        ..Lab::new(nodes, Abilities { permits: false, fair: false, ..ALL }, "redlock://{}", ports)
+    })
+}
+
+/// Shorter than what sentinels and nodes of a cluster take for death.
+const UNNOTICED: Duration = Duration::from_millis(700);
+
+fn start_what_is_down(servers: &mut [Redis]) {
+    servers.iter_mut().filter(|server| !server.is_running()).for_each(Redis::start);
+}
+
+/// A master that is killed is gone for longer than the others bear, and comes back as a replica.
+fn sentinel() -> Box<dyn Store> {
+    let deployment = Deployment::with(&Plan { durable: true, ..Plan::default() });
+    let url = format!("{}?replicas=all", deployment.url());
+    Box::new(Lab::<Deployment> {
+        freeze: |deployment| deployment.servers[deployment.master()].freeze(),
+        thaw: |deployment| deployment.servers.iter().for_each(Redis::thaw),
+        kill: |deployment| {
+            let master = deployment.master();
+            deployment.servers[master].kill();
+            deployment.await_failover(master);
+        },
+        start: |deployment| {
+            start_what_is_down(&mut deployment.servers);
+            deployment.settle();
+        },
+        down: [Duration::ZERO, UNNOTICED],
+        ..Lab::new(deployment, Abilities { network: false, forgets: true, ..ALL }, url, Vec::new())
+    })
+}
+
+/// Of the masters, the one of a third of all keys is struck.
+fn cluster() -> Box<dyn Store> {
+    const ITS: &str = "campaign";
+    let cluster = Cluster::with(true, true);
+    let url = format!("{}?replicas=all", cluster.url());
+    Box::new(Lab::<Cluster> {
+        freeze: |cluster| cluster.nodes[cluster.owner(ITS)].freeze(),
+        thaw: |cluster| cluster.nodes.iter().for_each(Redis::thaw),
+        kill: |cluster| {
+            let master = cluster.owner(ITS);
+            cluster.nodes[master].kill();
+            cluster.await_failover(ITS, master);
+        },
+        start: |cluster| {
+            start_what_is_down(&mut cluster.nodes);
+            cluster.settle();
+        },
+        down: [Duration::ZERO, UNNOTICED],
+        ..Lab::new(cluster, Abilities { network: false, forgets: true, ..ALL }, url, Vec::new())
+    })
+}
+
+fn tair() -> Box<dyn Store> {
+    let server = Tair::start();
+    let ports = vec![server.port()];
+    Box::new(Lab::<Tair> {
+        freeze: |server| server.freeze(),
+        thaw: |server| server.thaw(),
+        kill: Tair::kill,
+        start: Tair::restart,
+        ..Lab::new(server, ALL, "tair://{}?mode=plain", ports)
+    })
+}
+
+/// Sets the store up as its administrator does.
+fn init(lab: &impl Store) {
+    let made = dlock::run(&lab.url(), &["init"]);
+    assert_eq!(made.code(), 0, "{}", made.stderr);
+}
+
+/// The clock of a store whose locks are kept by sessions.
+fn clock_for(mode: &str) -> Option<Clock> {
+    if mode.is_empty() { None } else { Clock::make() }
+}
+
+fn postgres(mode: &str) -> Box<dyn Store> {
+    let clock = clock_for(mode);
+    let environment = clock.as_ref().map(Clock::environment).unwrap_or_default();
+    let server = Postgres::with(postgres::Options { durable: true, environment, ..Default::default() });
+    let ports = vec![server.port];
+    let can = if mode.is_empty() { ALL } else { SESSIONS };
+    let lab = Lab::<Postgres> {
+        freeze: |server| server.freeze(),
+        thaw: |server| server.thaw(),
+        kill: Postgres::kill,
+        start: Postgres::start,
+        left: |server, _| {
+            let sql = "SELECT pid, state, query FROM pg_stat_activity WHERE application_name LIKE 'dlock%'";
+            server.try_sql(postgres::USER, sql).map_or_else(|why| vec![why], |rows| rows.iter().map(|row| format!("{row:?}")).collect())
+        },
+        clock,
+        ..Lab::new(server, can, format!("postgres://postgres@{{}}/postgres?sslmode=disable{mode}"), ports)
+    };
+    init(&lab);
+    Box::new(lab)
+}
+
+fn mariadb(mode: &str) -> Box<dyn Store> {
+    let clock = clock_for(mode);
+    let environment = clock.as_ref().map(Clock::environment).unwrap_or_default();
+    let server = MariaDb::with(mariadb::Options { durable: true, environment, ..Default::default() });
+    server.sql("mysql", "CREATE DATABASE IF NOT EXISTS app");
+    let ports = vec![server.port];
+    let can = match mode {
+        "" => ALL,
+        // GET_LOCK knows no readers.
+        mode => Abilities { shared: !mode.ends_with("advisory"), ..SESSIONS },
+    };
+    let lab = Lab::<MariaDb> {
+        freeze: |server| server.freeze(),
+        thaw: |server| server.thaw(),
+        kill: MariaDb::kill,
+        start: MariaDb::start,
+        left: |server, _| {
+            let sql = "SELECT id, info FROM information_schema.processlist WHERE db = 'app' AND id <> CONNECTION_ID()";
+            server.try_sql("mysql", sql).map_or_else(|why| vec![why], |rows| rows.iter().map(|row| format!("{row:?}")).collect())
+        },
+        down: [Duration::from_millis(1100), Duration::MAX],
+        clock,
+        ..Lab::new(server, can, format!("mariadb://root@{{}}/app?ssl-mode=DISABLED{mode}"), ports)
+    };
+    init(&lab);
+    Box::new(lab)
+}
+
+/// Of several members, the one that leads is struck.
+fn etcd(members: Etcd) -> Box<dyn Store> {
+    let ports = members.ports();
+    Box::new(Lab::<Etcd> {
+        freeze: |etcd| etcd.freeze_member(leader_of(etcd)),
+        thaw: |etcd| etcd.thaw(),
+        kill: |etcd| etcd.kill_member(leader_of(etcd)),
+        start: Etcd::restart,
+        left: |etcd, keys| keys.iter().flat_map(|key| etcd.keys(&format!("dlock/{key}/"))).collect(),
+        ..Lab::new(members, Abilities { handover_s: 8, ..ALL }, "etcd://{}", ports)
+    })
+}
+
+fn leader_of(etcd: &Etcd) -> usize {
+    if etcd.ports().len() > 1 { etcd.leader().0 } else { 0 }
+}
+
+fn zookeeper(servers: ZooKeeper) -> Box<dyn Store> {
+    let ports = servers.nodes.iter().map(|node| node.port).collect();
+    Box::new(Lab::<ZooKeeper> {
+        freeze: |zookeeper| zookeeper.nodes[leads(zookeeper)].freeze(),
+        thaw: |zookeeper| zookeeper.thaw(),
+        kill: |zookeeper| {
+            let leader = leads(zookeeper);
+            zookeeper.nodes[leader].kill();
+        },
+        start: ZooKeeper::start,
+        left: |zookeeper, keys| {
+            let stand = |key: &String| match zookeeper.line(&format!("/dlock/{key}")) {
+                0 => None,
+                many => Some(format!("{many} nodes of {key}")),
+            };
+            keys.iter().filter_map(stand).collect()
+        },
+        ..Lab::new(servers, Abilities { handover_s: 8, ..ALL }, "zookeeper://{}", ports)
+    })
+}
+
+fn leads(zookeeper: &ZooKeeper) -> usize {
+    if zookeeper.nodes.len() > 1 { zookeeper.leader() } else { 0 }
+}
