@@ -2,10 +2,11 @@
 
 use std::{
     os::unix::fs::symlink,
+    path::Path,
     process::{Command, Stdio},
 };
 
-use crate::lab::Lab;
+use crate::{lab::Lab, terminal::Terminal};
 
 /// A folder with a configuration, held locks, and the completions of a shell in `comp`.
 fn lab(shell: &str) -> (Lab, String) {
@@ -83,6 +84,44 @@ fn in_bash() {
     assert_offers(&said, &expected.iter().map(|(line, offers)| (*line, offers.as_slice())).collect::<Vec<_>>());
     // As it stands on a command line.
     assert!(said.contains("nightly\\ job"), "{said}");
+}
+
+/// bash cuts words at colons and equals signs, and puts in what stands behind the last of them.
+#[test]
+fn keys_with_colons_in_bash() {
+    let (lab, _) = lab("bash");
+    for key in ["db:backup:nightly", "db:restore", "a=b:c d", "db:'quoted"] {
+        assert!(lab.run(["acquire", key, "--ttl", "5m"]).status.success());
+    }
+    let bash = ["TERM=dumb", "bash", "--norc", "--noprofile", "-i"];
+    let mut terminal = Terminal::program(&lab, (24, 80), Path::new("/usr/bin/env"), &bash);
+    terminal.press(b"source ./comp; PS1='rea''dy> '\n");
+    terminal.await_text("ready>");
+    for (at, (typed, becomes)) in [
+        ("dlock inspect db:b", "dlock inspect db:backup:nightly "),
+        ("dlock inspect db:backup:", "dlock inspect db:backup:nightly "),
+        ("dlock run -k db:backup:ni", "dlock run -k db:backup:nightly "),
+        ("dlock release --key=db:res", "dlock release --key=db:restore "),
+        ("dlock inspect a=b", "dlock inspect a=b:c\\ d "),
+        ("dlock inspect a=b:c\\ ", "dlock inspect a=b:c\\ d "),
+        ("dlock inspect db:\\'", "dlock inspect db:\\'quoted "),
+        ("true; X=1 dlock inspect db:res", "dlock inspect db:restore "),
+        ("dlock run -b sqlite:///nonexistent/x -k nigh", "-k nightly\\ job "),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        terminal.press(format!("{typed}\t.").as_bytes());
+        let whole = format!("{becomes}.");
+        terminal.await_screen(&whole, |screen| screen.iter().any(|line| line.ends_with(&whole)));
+        terminal.press(&[3]);
+        terminal.await_screen("another prompt", |screen| screen.iter().filter(|line| line.contains("^C")).count() > at);
+    }
+    // Several are offered as they begin.
+    terminal.press(b"dlock inspect db:\t\t");
+    terminal.await_screen("all that begin so", |screen| {
+        ["backup:nightly", "restore", "quoted"].iter().all(|end| screen.iter().any(|line| line.contains(end)))
+    });
 }
 
 #[test]

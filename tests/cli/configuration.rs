@@ -116,6 +116,38 @@ fn flag_beats_variable_beats_key_beats_backend_beats_top_level() {
     assert!(lab.line("inspect job").contains("mine (sqlite://"), "the name is shown");
 }
 
+/// `/etc` is another one here: that of this machine is none of a test's business.
+#[test]
+fn the_users_file_is_completed_by_that_in_etc() {
+    let mut lab = Lab::new();
+    let store = lab.path("store.db").display().to_string();
+    lab.write("etc/dlock/config.toml", 0o644, &format!("backend = \"prod\"\n[backends.prod]\nurl = \"sqlite://{store}\"\nttl = 20\n"));
+    lab.write(".config/dlock/config.toml", 0o644, "# mine\n[keys.job]\nwait = 3\n");
+    std::fs::copy("/etc/passwd", lab.path("etc/passwd")).unwrap();
+    lab.set("DLOCK_BACKEND", "");
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--mount", "sh", "-c", "mount --bind \"$0\" /etc && exec \"$@\""]).arg(lab.path("etc"));
+    command.arg(env!("CARGO_BIN_EXE_dlock")).args(["explain", "job", "--json"]);
+    let with_env = lab.dlock([""; 0]);
+    command.env_clear().envs(with_env.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if stderr.contains("unshare:") || stderr.contains("mount:") {
+        assert!(std::env::var_os("DLOCK_TEST_REQUIRE").is_none(), "{stderr}");
+        eprintln!("SKIPPED the_users_file_is_completed_by_that_in_etc: {stderr}");
+        return;
+    }
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    assert_eq!((&told["would"], &told["backend"]), (&"run".into(), &format!("sqlite://{store}").into()), "{told}");
+    let from = |name: &str| {
+        let settings = told["settings"].as_array().unwrap().iter();
+        settings.filter(|setting| setting["name"] == name).map(|setting| setting["from"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(from("backend"), ["/etc/dlock/config.toml:1"], "{told}");
+    assert_eq!(from("ttl"), ["/etc/dlock/config.toml:4"], "{told}");
+    assert_eq!(from("wait"), [format!("{}:3", lab.path(".config/dlock/config.toml").display())], "{told}");
+}
+
 #[test]
 fn a_keys_policy_applies_to_run() {
     let mut lab = Lab::new();
@@ -173,5 +205,5 @@ fn root_obeys_nobody_elses_file() {
     std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
     let refused = lab.run(["list"]);
     assert_eq!(refused.status.code(), Some(78), "{refused:?}");
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("belongs to user 65534"), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("user 65534 owns it"), "{refused:?}");
 }

@@ -14,32 +14,31 @@ fn compare(arguments: &[&str], file: &str) {
     assert_data_eq!(String::from_utf8(output.stdout).unwrap(), Data::read_from(&path, None).raw());
 }
 
+/// The names of all pages but dlock's own: the commands, then the topics.
+pub fn pages(lab: &Lab) -> Vec<String> {
+    let refused = lab.run(["man", "nope"]);
+    let text = String::from_utf8(refused.stderr).unwrap();
+    let names = text.lines().find_map(|line| line.strip_prefix("hint: it is one of ")).expect("the names");
+    names.split(", ").map(str::to_owned).collect()
+}
+
+/// The pages that are no commands.
+pub const TOPICS: [&str; 4] = ["stores", "cron", "interop", "migrate"];
+
 #[test]
 fn man_pages() {
+    let mut expected = vec!["dlock.1".to_owned(), "dlock.schema.json".to_owned()];
     compare(&["man"], "man/dlock.1");
-    compare(&["man", "interop"], "man/dlock-interop.7");
-    for command in [
-        "run",
-        "acquire",
-        "renew",
-        "verify",
-        "release",
-        "hold",
-        "inspect",
-        "names",
-        "list",
-        "history",
-        "break",
-        "explain",
-        "forget",
-        "doctor",
-        "init",
-        "gc",
-        "completions",
-        "man",
-    ] {
-        compare(&["man", command], &format!("man/dlock-{command}.1"));
+    for page in pages(&Lab::new()) {
+        let section = if TOPICS.contains(&&*page) { 7 } else { 1 };
+        compare(&["man", &page], &format!("man/dlock-{page}.{section}"));
+        expected.push(format!("dlock-{page}.{section}"));
     }
+    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/man")).unwrap();
+    let mut found: Vec<String> = folder.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    found.sort();
+    expected.sort();
+    assert_eq!(found, expected);
 }
 
 #[test]

@@ -117,3 +117,22 @@ pub fn copy_of_dlock(folder: &Path) -> PathBuf {
     fs::copy(env!("CARGO_BIN_EXE_dlock"), &path).unwrap();
     path
 }
+
+/// Without the days that times are told with where they are not today's: what is some minutes away may be, near midnight.
+pub fn without_days(text: &str) -> String {
+    const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
+    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let line = |line: &str| {
+        let mut kept = Vec::new();
+        let mut words = line.split(' ').peekable();
+        while let Some(word) = words.next() {
+            if DAYS.contains(&word) && words.next_if(|next| next.parse::<u8>().is_ok()).is_some() {
+                words.next_if(|next| MONTHS.contains(next));
+            } else {
+                kept.push(word);
+            }
+        }
+        kept.join(" ") + "\n"
+    };
+    text.lines().map(line).collect()
+}

@@ -68,6 +68,10 @@ fn all_that_is_printed_is_described() {
     let lab = Lab::new();
     said(&lab, "init", "init");
     said(&lab, "init --print", "schema");
+    for words in ["completions bash", "man", "man run", "help", "help run", "--version", "run --help", "inspect -h"] {
+        let plain = lab.run(words.split(' ')).stdout;
+        assert_eq!(said(&lab, words, "printed")["text"], String::from_utf8(plain).unwrap(), "{words}");
+    }
     said(&lab, "list", "list");
     said(&lab, "inspect job", "inspect");
     said(&lab, "history job", "history");

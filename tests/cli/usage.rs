@@ -31,7 +31,7 @@ fn arguments() {
     lab.say("run -k x -w 5 --skew-guard 9s -- true").say("run -k x -s --once-per 1m -- true").say("run -k x -s --at-least 1m -- true");
     lab.say("run -k x --at-least -1 -- true").say("run -k x --at-least 367d -- true").say("run -k x --warn-held soon -- true");
     lab.say("run -k x --max-runtime soon -- true").say("run -k x --max-runtime -1 -- true");
-    lab.say("inspect").say("inspect x y").say("inspect x -k y").say("inspect x --ttl 5").say("list a b");
+    lab.say("inspect").say("forget").say("inspect x y").say("inspect x -k y").say("inspect x --ttl 5").say("list a b");
     lab.say("acquire x").say("acquire x --ttl 5 -w 5 -n").say("acquire -k x -k y -k x --ttl 5").say("acquire x -k y --ttl 5");
     lab.say("run -k x --permits 0 -- true").say("run -k x --permits 1001 -- true").say("run -k x --limit many -- true");
     lab.say("run -k x -s --permits 2 -- true").say("run -k x -x --permits 2 -- true").say("run -k x -k y --permits 2 -- true");

@@ -9,6 +9,7 @@ use ::support;
 
 mod cases;
 mod lab;
+mod sql;
 mod targets;
 
 use std::{

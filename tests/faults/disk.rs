@@ -3,8 +3,6 @@
 
 use std::{
     fs,
-    path::PathBuf,
-    process::Command,
     time::{Duration, Instant},
 };
 
@@ -16,11 +14,11 @@ use dlock::{
     lock::{Attempt, Backend, Key, Kind, Request, Ttl},
 };
 use rustix::process::Signal;
-use tempfile::TempDir;
 
 use crate::{
     support::{
         self,
+        disk::Disk,
         dlock::run,
         mariadb::{self, MariaDb},
         must,
@@ -30,49 +28,9 @@ use crate::{
     world::{LIMIT, TTL, World},
 };
 
-/// A small file system of its own.
-struct Disk {
-    folder: TempDir,
-}
-
-impl Disk {
-    /// `None`, and says so, where only root could make one.
-    fn make(test: &str, size: &str) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            support::skip(test, "only root can mount a disk");
-            return None;
-        }
-        let disk = Self { folder: support::folder() };
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(disk.folder.path()).output();
-        match mounted {
-            Ok(output) if output.status.success() => Some(disk),
-            failed => {
-                support::skip(test, &format!("no disk can be mounted here: {failed:?}"));
-                None
-            }
-        }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// Leaves no room, but in pages that are written to already.
-    fn fill(&self) {
-        use std::io::Write as _;
-        let mut file = fs::File::create(self.path("ballast")).unwrap();
-        while file.write_all(&[1; 4096]).is_ok() {}
-    }
-
-    fn free(&self) {
-        fs::remove_file(self.path("ballast")).unwrap();
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(self.folder.path()).status();
-    }
+/// `None`, and says so, where none can be made.
+fn make(test: &str, size: &str) -> Option<Disk> {
+    Disk::make(size).map_err(|why| support::skip(test, &why)).ok()
 }
 
 /// No commit ends while the binary log can't be written; the server looks for room once a minute.
@@ -80,7 +38,7 @@ fn the_log_of_commits_has_no_room(test: &str, parameters: &str) {
     if let Some(why) = mariadb::missing() {
         return support::skip(test, &why);
     }
-    let Some(disk) = Disk::make(test, "1m") else { return };
+    let Some(disk) = make(test, "1m") else { return };
     let settings = vec![format!("--log-bin={}", disk.path("binlog").display()), "--binlog-format=ROW".into(), "--sync-binlog=1".into()];
     let server = MariaDb::with(mariadb::Options { durable: true, settings, ..Default::default() });
     server.sql("mysql", "CREATE DATABASE app; CREATE TABLE app.ballast (it LONGBLOB)");
@@ -205,7 +163,7 @@ fn mariadb_whose_tables_have_no_room() {
     if let Some(why) = mariadb::missing() {
         return support::skip(test, &why);
     }
-    let Some(disk) = Disk::make(test, "2m") else { return };
+    let Some(disk) = make(test, "2m") else { return };
     let server = MariaDb::durable();
     // A database is a folder, wherever it lies.
     fs::create_dir(disk.path("app")).unwrap();
@@ -222,10 +180,10 @@ fn postgres_whose_tables_have_no_room() {
     if let Some(why) = pg::missing() {
         return support::skip(test, &why);
     }
-    let Some(disk) = Disk::make(test, "2m") else { return };
+    let Some(disk) = make(test, "2m") else { return };
     let server = Postgres::with(pg::Options { durable: true, ..Default::default() });
     fs::create_dir(disk.path("space")).unwrap();
-    pg::give(disk.folder.path());
+    pg::give(disk.folder());
     server.sql(pg::USER, &format!("CREATE TABLESPACE space LOCATION '{}'", disk.path("space").display()));
     server.sql(pg::USER, "ALTER ROLE postgres SET default_tablespace = 'space'");
     let mut options = postgres::Options::new(Server::Tcp { host: "127.0.0.1".into(), port: server.port });
@@ -237,7 +195,7 @@ fn postgres_whose_tables_have_no_room() {
 /// The command fills the disk that the store lies on, down to the last page.
 #[test]
 fn sqlite_without_room_at_the_end_of_a_run_remembers_its_success() {
-    let Some(disk) = Disk::make("sqlite_without_room_at_the_end_of_a_run_remembers_its_success", "400k") else { return };
+    let Some(disk) = make("sqlite_without_room_at_the_end_of_a_run_remembers_its_success", "400k") else { return };
     let url = format!("sqlite://{}", disk.path("locks.db").display());
     let fill = format!("dd if=/dev/zero of='{}' bs=4k 2>/dev/null; echo charged", disk.path("ballast").display());
     let once = |script: &str| support::dlock::run(&url, &["run", "-k", "order", "--once", "--keep", "1d", "--ttl", "6s", "-c", script]);
@@ -248,4 +206,27 @@ fn sqlite_without_room_at_the_end_of_a_run_remembers_its_success() {
     assert_eq!((again.code(), again.stdout.as_str()), (75, ""), "{}", again.stderr);
     let history = support::dlock::run(&url, &["history", "order"]).stdout;
     assert!(history.lines().any(|line| line.trim_end().ends_with(" ok")) && !history.contains("EXPIRED"), "{history}");
+}
+
+/// SQLite rolls a transaction back by itself when it has no room, and what is asked next must not fail for that.
+#[test]
+fn sqlite_is_of_use_again_once_there_is_room() {
+    let Some(disk) = make("sqlite_is_of_use_again_once_there_is_room", "400k") else { return };
+    let world = World::new(format!("sqlite://{}", disk.path("locks.db").display()));
+    for kind in [&[][..], &["--fair"], &["--permits", "1"]] {
+        let first = world.start(kind, "sleep 1.5");
+        must("it is held", LIMIT, || world.inspect().stdout.contains("\"fence\""));
+        let waiters: Vec<_> = (0..4).map(|_| world.start(&[kind, &["-w", "60"]].concat(), "true")).collect();
+        disk.fill();
+        std::thread::sleep(Duration::from_secs(4));
+        disk.free();
+        let began = Instant::now();
+        for waiter in waiters {
+            let ended = waiter.wait(LIMIT);
+            assert_eq!(ended.code(), 0, "{kind:?}: {}", ended.stderr);
+        }
+        let took = began.elapsed();
+        assert!(took < support::stretched(Duration::from_secs(12)), "{kind:?}: {took:?}");
+        first.wait(LIMIT);
+    }
 }

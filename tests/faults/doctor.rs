@@ -27,7 +27,7 @@ fn the_status_says_how_bad_it_is() {
     server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let bad = dlock::run(&server.url(), &["doctor", "-q"]);
     assert_eq!(bad.code(), 2, "{bad:?}");
-    assert!(bad.stdout.contains("UNSAFE  maxmemory-policy allkeys-lru") && bad.stdout.contains("mend: CONFIG SET"), "{bad:?}");
+    assert!(bad.stdout.contains("UNSAFE  maxmemory-policy allkeys-lru") && bad.stdout.contains("fix: CONFIG SET"), "{bad:?}");
     assert_eq!(keys(&server), [COUNTER]);
     server.freeze();
     let silent = dlock::run(&server.url(), &["doctor", "--backend-timeout", "1s"]);

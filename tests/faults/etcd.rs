@@ -357,3 +357,82 @@ fn behind_grpc_proxy_holds_are_renewed_and_handed_over() {
     }
     world.assert_free();
 }
+
+/// Their requests arrive, but from some moment on no reply does: each finds out, and none stands in the queue with a watch that is deaf.
+#[test]
+fn waiters_whose_replies_are_swallowed_have_their_turns() {
+    if !have("waiters_whose_replies_are_swallowed_have_their_turns", &Etcd::PROGRAMS) {
+        return;
+    }
+    let etcd = Etcd::plain();
+    let world = World::new(etcd.url());
+    let go = world.path("go").display().to_string();
+    let first = world.start(&["--ttl", "3s"], &format!("while [ ! -e {go} ]; do sleep 0.02; done"));
+    must("the lock is held", LIMIT, || !world.is_free());
+    // Each somewhere else in what it asks while it waits.
+    let proxies: Vec<_> = (0..8).map(|_| Proxy::to(etcd.port())).collect();
+    let wait = |proxy: &Proxy| world.start_on(&format!("etcd://{}:{}", proxy.host, proxy.port), &["--ttl", "3s", "-w", "2m"], "true");
+    let waiters: Vec<_> = proxies.iter().map(wait).collect();
+    for (proxy, nth) in proxies.iter().zip(0..) {
+        must("it waits", LIMIT, || proxy.requests() > 4);
+        proxy.trap_nth("", nth * 3, 1, Fault::Swallow);
+    }
+    must("a reply of each is swallowed", LIMIT, || proxies.iter().all(|proxy| proxy.sprung() == 1));
+    std::fs::write(&go, "").unwrap();
+    let began = Instant::now();
+    assert_eq!(first.wait(LIMIT).code(), 0);
+    for waiter in waiters {
+        let ended = waiter.wait(LIMIT * 4);
+        assert_eq!(ended.code(), 0, "{}", ended.stderr);
+    }
+    // What an answer may take, twice at most; a deaf one looked at its place again after five times that.
+    assert!(began.elapsed() < Duration::from_secs(12) * slowness(), "{:?}", began.elapsed());
+    world.assert_free();
+}
+
+/// A member that is left for being silent may have granted the leases of the run records: those that are there already are the run's own.
+#[test]
+fn leases_that_two_members_were_asked_for_are_granted() {
+    let etcd = cluster_or_return!("leases_that_two_members_were_asked_for_are_granted");
+    let proxies: Vec<_> = etcd.ports().into_iter().map(Proxy::to).collect();
+    let members: Vec<_> = proxies.iter().map(|proxy| format!("{}:{}", proxy.host, proxy.port)).collect();
+    let url = format!("etcd://{}", members.join(","));
+    // Longer than a silent member is waited for.
+    let delay = |by| {
+        for proxy in &proxies {
+            proxy.delay(by);
+        }
+    };
+    delay(Duration::from_millis(300));
+    for nth in 0..3 {
+        let key = format!("job-{nth}");
+        let ended = run(&url, &["run", "-k", &key, "--once-per", "10m", "--skew-guard", "0", "--backend-timeout", "15s", "--", "true"]);
+        assert_eq!(ended.code(), 0, "{}", ended.stderr);
+    }
+    delay(Duration::ZERO);
+    let again = run(&url, &["run", "-k", "job-0", "--once-per", "10m", "--skew-guard", "0", "--", "true"]);
+    assert_eq!(again.code(), 75, "{}", again.stderr);
+}
+
+/// The store is away from the end of the command to the end of the lease: the run is told all the same.
+#[test]
+fn a_run_that_could_not_be_given_back_in_time_is_remembered() {
+    if !have("a_run_that_could_not_be_given_back_in_time_is_remembered", &Etcd::PROGRAMS) {
+        return;
+    }
+    let etcd = Etcd::plain();
+    let mut proxy = Proxy::to(etcd.port());
+    let world = World::new(etcd.url());
+    let go = world.path("go").display().to_string();
+    let script = format!("while [ ! -e {go} ]; do sleep 0.02; done");
+    let job = world.start_on(&format!("etcd://{}:{}", proxy.host, proxy.port), &["--ttl", "3s", "--backend-timeout", "20s"], &script);
+    must("the lock is held", LIMIT, || !world.is_free());
+    proxy.set(Network::BlackHole);
+    std::fs::write(&go, "").unwrap();
+    world.assert_free();
+    proxy.set(Network::Pass);
+    let job = job.wait(LIMIT);
+    assert!([0, 76].contains(&job.code()), "{}", job.stderr);
+    let history: serde_json::Value = serde_json::from_str(&run(&etcd.url(), &["history", &world.key, "--json"]).stdout).unwrap();
+    assert_eq!(history["runs"].as_array().map(Vec::len), Some(1), "{} {}: {history}", job.code(), job.stderr);
+}

@@ -37,7 +37,7 @@ fn taken_away(take_away: impl FnOnce(&Path)) {
     world.second();
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
-    assert!(first.stderr.contains("not ours any more"), "{}", first.stderr);
+    assert!(first.stderr.contains("another holder, or none"), "{}", first.stderr);
     world.assert_gone();
 }
 

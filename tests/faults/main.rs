@@ -10,6 +10,7 @@
 use ::support;
 
 mod breaking;
+mod certificates;
 mod crontabs;
 mod deployments;
 mod disk;

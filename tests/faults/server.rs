@@ -9,6 +9,7 @@ use crate::{
         netns::Netns,
         proxy::{Fault, Mode, Proxy},
         redis::Redis,
+        stretched,
     },
     world::{LIMIT, TTL, World},
 };
@@ -26,6 +27,7 @@ on_every_server!(
     restarted_without_its_data,
     deleted_by_somebody_else,
     gone_when_it_is_to_be_given_back,
+    a_waiter_whose_replies_are_swallowed_has_its_turn,
     what_to_do_on_loss_is_the_users_choice,
     the_reason_of_a_loss_is_told_once_and_remembered,
 );
@@ -211,6 +213,29 @@ fn gone_when_it_is_to_be_given_back(server: &mut dyn Server) {
     assert_eq!(job.code(), 76, "{}", job.stderr);
 }
 
+/// Its requests arrive, and its connection stays open, but no reply comes any more: the waiter finds out, and holds up nobody.
+fn a_waiter_whose_replies_are_swallowed_has_its_turn(server: &mut dyn Server) {
+    for at in [0, 2] {
+        let proxy = Proxy::to(server.port());
+        let world = World::new(server.url());
+        let go = world.path("go").display().to_string();
+        let first = world.start(&[], &format!("while [ ! -e {go} ]; do sleep 0.02; done"));
+        must("the lock is held", LIMIT, || !world.is_free());
+        proxy.trap_nth("", at, 1, Fault::Swallow);
+        let waits = world.start_on(&server.through(&proxy), &["-w", "60s"], "true");
+        must("a reply is swallowed", LIMIT, || proxy.sprung() == 1);
+        let behind = world.start(&["-w", "60s"], "true");
+        std::fs::write(&go, "").unwrap();
+        let began = Instant::now();
+        assert_eq!(first.wait(LIMIT).code(), 0);
+        let (waits, behind) = (waits.wait(LIMIT * 2), behind.wait(LIMIT * 2));
+        assert_eq!((waits.code(), behind.code()), (0, 0), "{}{}", waits.stderr, behind.stderr);
+        // The limit of an answer, and who died in the queue.
+        assert!(began.elapsed() < stretched(Duration::from_secs(12)), "{at}: {:?}", began.elapsed());
+        world.assert_free();
+    }
+}
+
 fn what_to_do_on_loss_is_the_users_choice(server: &mut dyn Server) {
     for (on_lost, expected) in [("continue", "to the end\n"), ("signal:USR1", "got USR1\n")] {
         let mut proxy = Proxy::to(server.port());
@@ -283,11 +308,16 @@ fn lost_answers() {
         let server = Redis::plain();
         let proxy = Proxy::to(server.port);
         let world = World::new(server.url());
+        // From now on the server knows the scripts: the first one that is asked for is the grant.
+        assert_eq!(world.start(&[], "true").wait(LIMIT).code(), 0);
         for nth in 0..3 {
             proxy.trap_nth("EVAL", nth, 1, fault);
             let url = format!("redis://127.0.0.1:{}/0", proxy.port);
-            let job = world.start_on(&url, &["--ttl", "4s", "--backend-timeout", "2s"], "sleep 1").wait(LIMIT);
+            let began = Instant::now();
+            let job = world.start_on(&url, &["--ttl", "60s", "--backend-timeout", "2s"], "sleep 1").wait(LIMIT);
             assert_eq!(job.code(), 0, "{fault:?} {nth}: {}", job.stderr);
+            // One that forgot what it had asked would wait for itself, as long as the lease is.
+            assert!(began.elapsed() < Duration::from_secs(30), "{fault:?} {nth}: {:?}", began.elapsed());
             // A second grant on top of a lost one would leave something here.
             must("the lock is free", Duration::from_secs(6), || world.is_free());
         }

@@ -96,7 +96,7 @@ fn a_killed_majority_stops_the_holder_in_time() {
 
 #[test]
 fn a_frozen_majority_stops_the_holder_in_time() {
-    let Some(servers) = ensemble("a_frozen_majority_stops_the_holder_in_time") else { return };
+    let Some(mut servers) = ensemble("a_frozen_majority_stops_the_holder_in_time") else { return };
     let world = World::new(servers.url());
     let first = world.first();
     servers.nodes[1].freeze();
@@ -106,8 +106,7 @@ fn a_frozen_majority_stops_the_holder_in_time() {
     assert!(began.elapsed() < TTL, "{:?}", began.elapsed());
     let first = first.wait(LIMIT);
     assert_eq!(first.code(), 76, "{}", first.stderr);
-    servers.thaw();
-    servers.leader();
+    servers.recover();
     world.second();
     world.assert_gone();
     world.assert_free();

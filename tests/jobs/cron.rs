@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::manual::readme_blocks;
 use crate::support::{
     self,
     dlock::{self, unique},
@@ -18,7 +19,8 @@ use crate::support::{
     redis::Redis,
 };
 
-/// Puts private folders over the system's, and becomes cron. `$1` is the node's folder, `$2` its name, `$3` by how much its clock is wrong.
+/// Puts private folders over the system's, and becomes cron. `$1` is the node's folder, `$2` its name, `$3` by how much its
+/// clock is wrong, `$4` dlock.
 const ENTER: &str = r#"
 set -e
 cd "$1"
@@ -44,6 +46,12 @@ mount --bind crontabs /var/spool/cron/crontabs
 mount --bind etc /etc
 mount --rbind dev /dev
 mount --bind sbin /usr/sbin
+# A machine on which dlock was just installed and never ran.
+mount -t tmpfs none /var/lib
+mkdir bin
+touch bin/dlock
+mount --bind "$4" bin/dlock
+mount --rbind bin /usr/local/bin
 hostname "$2"
 [ -z "$3" ] || export LD_PRELOAD=/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1 FAKETIME="$3"
 exec "$1/real-sbin/cron" -f
@@ -75,7 +83,7 @@ impl Node {
         log.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
         let mut command = process::command("unshare");
         command.args(["--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc", "sh", "-c", ENTER, "enter"]);
-        command.arg(&at).args([name, clock]).stdin(Stdio::null());
+        command.arg(&at).args([name, clock]).arg(dlock::binary()).stdin(Stdio::null());
         Self { cron: Process::collect(command), log, folder: at }
     }
 }
@@ -114,7 +122,7 @@ fn three_crontab_lines_run_the_job_once() {
     let crontab = format!("{line}{line}{line}* * * * * echo control\n");
     let mut node = Node::start(at, "web1", "", &server.url(), &crontab);
 
-    let lines = listen(&mut node, &key);
+    let lines = listen(&mut node, &key, 3);
     let (said, count) = (|what: &str| lines.iter().filter(|line| line.contains(what)).count(), lines.len());
     assert_eq!((said(" ran "), said(" skipped busy "), count), (1, 2, 3), "{lines:?}");
     let ran = support::lines(&at.join("ran"));
@@ -195,8 +203,27 @@ fn three_nodes_whose_clocks_differ_run_each_tick_once() {
     assert!(nodes.iter().all(|node| mails(&node.folder).is_empty()), "nothing is mailed");
 }
 
-/// What dlock told syslog of this key, from the first line on until the three jobs can have ended.
-fn listen(node: &mut Node, key: &str) -> Vec<String> {
+/// README's crontab as it stands, but for the file that it writes.
+#[test]
+fn the_readmes_crontab_works_on_a_fresh_machine() {
+    if !may_run("the_readmes_crontab_works_on_a_fresh_machine") {
+        return;
+    }
+    let folder = support::folder();
+    let at = folder.path();
+    fs::set_permissions(at, fs::Permissions::from_mode(0o755)).expect("readable");
+    let crontab = readme_blocks("crontab").into_iter().find(|block| block.contains("* * * * *")).expect("a crontab");
+    assert!(crontab.contains("DLOCK_BACKEND=local\n") && crontab.contains("/tmp/hello"), "{crontab}");
+    let crontab = crontab.replace("/tmp/hello", &at.join("hello").display().to_string());
+    let mut node = Node::start(at, "fresh1", "", "local", &crontab);
+    let lines = listen(&mut node, " hello ", 1);
+    assert!(lines.len() == 1 && lines[0].contains(" ran status=0 "), "{lines:?}");
+    assert_eq!(support::lines(&at.join("hello")).len(), 1);
+    assert!(mails(&node.folder).is_empty(), "{:?}", mails(&node.folder));
+}
+
+/// What dlock told syslog of this key, from the first line on until the jobs can have ended.
+fn listen(node: &mut Node, key: &str, jobs: usize) -> Vec<String> {
     let began = Instant::now();
     let mut first: Option<Instant> = None;
     let mut lines = Vec::new();
@@ -219,7 +246,7 @@ fn listen(node: &mut Node, key: &str) -> Vec<String> {
             others.push(line);
         }
         // Of the next minute there must be nothing.
-        if lines.len() == 3 && first.is_some_and(|first| first.elapsed() > Duration::from_secs(4)) {
+        if lines.len() == jobs && first.is_some_and(|first| first.elapsed() > Duration::from_secs(4)) {
             break;
         }
     }

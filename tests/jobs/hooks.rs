@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::{
     cron,
+    manual::examples,
     support::{
         self,
         dlock::{self, unique},
@@ -192,15 +193,14 @@ fn ctrl_c_ends_the_command_and_its_hook_is_told() {
     assert_eq!(site.names(), ["acquired", "ended"]);
 }
 
-/// README's configurations, with a `curl` that writes down what it is asked.
+/// The manual's configurations, with a `curl` that writes down what it is asked.
 #[test]
-fn the_readmes_hooks_ping_and_tell() {
-    if !support::have("the_readmes_hooks_ping_and_tell", &["jq"]) {
+fn the_manuals_hooks_ping_and_tell() {
+    if !support::have("the_manuals_hooks_ping_and_tell", &["jq"]) {
         return;
     }
-    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("the README");
-    let recipes: Vec<&str> = readme.split("```toml\n").skip(1).map(|part| part.split("```").next().unwrap_or_default()).collect();
-    let recipes: Vec<&&str> = recipes.iter().filter(|recipe| recipe.contains("on_event")).collect();
+    let recipes = examples("cron");
+    let recipes: Vec<&String> = recipes.iter().filter(|recipe| recipe.contains("on_event")).collect();
     assert_eq!(recipes.len(), 2);
     let site = Site::new();
     cron::program(

@@ -5,11 +5,15 @@
 use ::support;
 
 mod contention;
+mod contrib;
 mod cron;
 mod hooks;
+mod manual;
+mod many;
 mod metrics;
 mod outage;
 mod output;
+mod packages;
 mod pid1;
 mod policies;
 mod readme;

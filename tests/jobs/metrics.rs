@@ -119,7 +119,7 @@ fn metrics_that_cannot_be_written_stop_no_job() {
     };
     let ended = run(&path);
     let said = format!(
-        "dlock: {}: the metrics can't be written: no such file or directory\nhint: the folder must be there: mkdir -p {}\n",
+        "dlock: {}: the metrics can't be written: no such file or directory\nhint: create the folder: mkdir -p {}\n",
         path.display(),
         missing.display()
     );
@@ -129,5 +129,8 @@ fn metrics_that_cannot_be_written_stop_no_job() {
         fs::File::open(folder.path()).map(|folder| rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive).map(|()| folder));
     let ended = run(&folder.path().join("dlock.prom"));
     assert_eq!(ended.code(), 3);
-    assert!(ended.stderr.contains("somebody else has its folder locked") && ended.took < stretched(Duration::from_secs(20)), "{ended:?}");
+    assert!(
+        ended.stderr.contains("another process keeps its folder locked") && ended.took < stretched(Duration::from_secs(20)),
+        "{ended:?}"
+    );
 }

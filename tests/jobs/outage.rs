@@ -38,6 +38,31 @@ fn a_terminal_is_told_that_the_store_does_not_answer() {
     assert!(!ended.stderr.contains("trying") && ended.stderr.contains("does Redis answer on this port, with TLS?"), "{}", ended.stderr);
 }
 
+/// What comes once the store answers has a line of its own.
+#[test]
+fn the_line_of_a_silent_store_is_gone_before_anything_is_printed() {
+    if !support::have("the_line_of_a_silent_store_is_gone_before_anything_is_printed", &[Redis::PROGRAM, "script"]) {
+        return;
+    }
+    let (server, key, folder) = (Redis::plain(), unique("frozen"), support::folder());
+    assert_eq!(dlock::run(&server.url(), &["acquire", &key, "--ttl", "5m"]).code(), 0);
+    for (at, command) in ["inspect", "break --yes --now"].into_iter().enumerate() {
+        server.freeze();
+        let (copy, mut script) = (folder.path().join(at.to_string()), process::command("script"));
+        script.args(["-qefc", &format!("{} {command} {key} -b {}", dlock::binary().display(), server.url())]).arg(&copy);
+        script.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", "/nonexistent").env("TERM", "xterm");
+        let script = Process::collect(script);
+        support::must("the silence is told", LIMIT, || {
+            std::fs::read(&copy).is_ok_and(|text| String::from_utf8_lossy(&text).contains("no answer yet"))
+        });
+        server.thaw();
+        let ended = script.wait(LIMIT);
+        let said = ended.stdout.replace("\r\u{1b}[K", "\n");
+        assert!(ended.code() == 0 && said.contains(&key), "{said}");
+        assert!(said.lines().filter(|line| line.contains("trying for")).all(|line| line.trim_end().ends_with(" more")), "{said}");
+    }
+}
+
 #[test]
 fn a_refused_user_is_named_and_the_password_is_not() {
     if !support::have("a_refused_user_is_named_and_the_password_is_not", &[Redis::PROGRAM]) {

@@ -1,24 +1,19 @@
-//! What the README says of cron, as it stands there: the units, the configuration and the container's command line.
+//! What README, the man pages and `contrib/` say of cron, as it stands there: the units, the configuration and the container's command line.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
 use rustix::process::Signal;
 
-use crate::support::{
-    self,
-    dlock::{self, unique},
-    process::{self, Process, Sweep},
+use crate::{
+    manual::{examples, items, read, readme_blocks},
+    support::{
+        self,
+        dlock::{self, unique},
+        process::{self, Process, Sweep},
+    },
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// The blocks of code of the section "Cron" that are in this language.
-fn blocks(language: &str) -> Vec<String> {
-    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("the README");
-    let cron = readme.split("\n## ").find(|section| section.starts_with("Cron\n")).expect("the section").to_owned();
-    let blocks = cron.split("\n```").skip(1).step_by(2);
-    blocks.filter_map(|block| Some(block.strip_prefix(language)?.strip_prefix('\n')?.to_owned() + "\n")).collect()
-}
 
 #[test]
 fn systemd_takes_the_units() {
@@ -28,16 +23,16 @@ fn systemd_takes_the_units() {
     let folder = support::folder();
     let mut command = process::command("systemd-analyze");
     command.args(["verify", "--man=no"]);
-    let units = blocks("ini");
-    assert_eq!(units.len(), 2);
-    for unit in &units {
-        let name = unit.lines().next().and_then(|line| line.strip_prefix("# /etc/systemd/system/")).expect("the unit's path");
+    let mut all = String::new();
+    for name in ["sms-job.service", "sms-job.timer"] {
+        let unit = read(&format!("contrib/systemd/{name}"));
+        assert!(unit.starts_with(&format!("# /etc/systemd/system/{name}\n")), "the unit's path");
+        all.push_str(&unit);
         // It looks whether the program is there.
-        let unit = unit.replace("/usr/local/bin/dlock", dlock::binary().to_str().expect("UTF-8"));
+        let unit = unit.replace("/usr/bin/dlock", dlock::binary().to_str().expect("UTF-8"));
         fs::write(folder.path().join(name), &unit).expect("the unit");
         command.arg(folder.path().join(name));
     }
-    let all = units.concat();
     for line in ["AccuracySec=1s", "SuccessExitStatus=75", "KillMode=mixed", "LoadCredential=redis.pass:/etc/dlock/redis.pass"] {
         assert!(all.lines().any(|found| found == line), "{line}");
     }
@@ -50,17 +45,26 @@ fn systemd_takes_the_units() {
 fn the_configuration_is_understood() {
     let folder = support::folder();
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
-    // The others are hooks, which have a test of their own.
-    let text = blocks("toml").into_iter().find(|block| block.contains("[backends")).expect("a configuration");
-    let metrics = text.lines().find_map(|line| line.strip_prefix("metrics_file = \"")?.strip_suffix('"')).expect("metrics_file");
-    let text = text.replace("redis://dlock@redis1:6379/0", &format!("sqlite://{}", path("locks.db"))).replace(metrics, &path("dlock.prom"));
-    // SQLite has no password.
-    let text: Vec<&str> = text.lines().filter(|line| !line.starts_with("password_file")).collect();
-    fs::write(path("config.toml"), text.join("\n")).expect("the configuration");
-    let mut command = dlock::command();
-    command.env("DLOCK_CONFIG", path("config.toml")).args(["run", "--key", "sms-job", "--", "sh", "-c", "exit 3"]);
-    let ended = Process::collect(command).wait(LIMIT);
-    assert_eq!((ended.code(), ended.stderr.as_str()), (3, ""));
+    // The page's first configuration; README has the same and a line more.
+    let page = examples("cron").into_iter().find(|block| block.contains("[backends")).expect("a configuration");
+    let [readme] = &readme_blocks("toml")[..] else { panic!("README has one configuration") };
+    let job = examples("cron").into_iter().find(|block| block.contains("metrics_file")).expect("the metrics");
+    let metrics = job.lines().find(|line| line.starts_with("metrics_file = ")).expect("metrics_file");
+    for text in [&page, readme] {
+        assert!(text.trim_end().contains("[keys.\"sms-job\"]\n"), "{text}");
+        // Its last table is the job's.
+        let text = format!("{}\n{metrics}\n", text.trim_end());
+        let text = text.replace("redis://dlock@redis1:6379/0", &format!("sqlite://{}", path("locks.db")));
+        let text = text.replace("/var/lib/prometheus/node-exporter/dlock.prom", &path("dlock.prom"));
+        // SQLite has no password.
+        let text: Vec<&str> = text.lines().filter(|line| !line.starts_with("password_file")).collect();
+        fs::write(path("config.toml"), text.join("\n")).expect("the configuration");
+        let mut command = dlock::command();
+        command.env("DLOCK_CONFIG", path("config.toml")).args(["run", "--key", "sms-job", "--anyway", "--reason", "test"]);
+        command.args(["--", "sh", "-c", "exit 3"]);
+        let ended = Process::collect(command).wait(LIMIT);
+        assert_eq!((ended.code(), ended.stderr.as_str()), (3, ""));
+    }
     assert!(support::lines(&folder.path().join("dlock.prom")).contains(&"dlock_run_last_exit_status{key=\"sms-job\"} 3".to_owned()));
 }
 
@@ -70,9 +74,11 @@ fn the_containers_command_line_runs_as_pid_1() {
     if !rustix::process::geteuid().is_root() {
         return support::skip(name, "only root can make a PID namespace");
     }
-    let job = blocks("yaml").into_iter().find(|block| block.contains("kind: CronJob")).expect("the CronJob");
-    let line = job.lines().find_map(|line| line.trim().strip_prefix("command: [")?.strip_suffix(']')).expect("its command");
-    let words: Vec<&str> = line.split(", ").map(|word| word.trim_matches('"')).collect();
+    let job = read("contrib/kubernetes/cronjob.yaml");
+    let list = |name: &str| job.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(": [")?.strip_suffix(']'));
+    let lists = [list("command").expect("its command"), list("args").expect("its arguments")];
+    let words: Vec<&str> = lists.iter().flat_map(|list| list.split(", ")).map(|word| word.trim_matches('"')).collect();
+    assert_eq!((words[0], words[1]), ("dlock", "run"));
     let (folder, key) = (support::folder(), unique("sms-job"));
     let _sweep = Sweep(key.clone());
     let container = |script: &str| {
@@ -104,8 +110,8 @@ fn the_containers_command_line_runs_as_pid_1() {
 fn a_cancelled_pipeline_gives_the_lock_back() {
     let folder = support::folder();
     let backend = format!("sqlite://{}", folder.path().join("locks.db").display());
-    let lines = blocks("sh");
-    let line = lines.iter().find(|line| line.starts_with("dlock run")).expect("the pipeline's line");
+    let blocks = examples("cron");
+    let line = blocks.iter().find(|block| block.starts_with("dlock run -k deploy-prod")).expect("the pipeline's line");
     let program = |name: &str, text: &str| {
         fs::write(folder.path().join(name), text).expect("a program");
         fs::set_permissions(folder.path().join(name), fs::Permissions::from_mode(0o755)).expect("executable");
@@ -132,13 +138,16 @@ fn first_cells<'a>(text: &'a str, head: &str) -> Vec<&'a str> {
 
 #[test]
 fn each_promise_is_tested_by_something_that_exists() {
-    let read = |path: &str| fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap_or_else(|_| panic!("no {path}"));
     let (readme, tests) = (read("README.md"), read("tests/README.md"));
     let section = readme.split("\n## ").find_map(|section| section.strip_prefix("What is promised\n")).expect("the section");
-    let mut promises: Vec<&str> = section.split("\n- **").skip(1).filter_map(|item| item.split(".**").next()).collect();
-    promises.extend(first_cells(&readme, "| what happens | "));
-    promises.extend(first_cells(&readme, "| library | "));
-    promises.extend(first_cells(&readme, "| store | its server restarts | "));
+    let promised = section.split("\n- **").skip(1).filter_map(|item| item.split(".**").next());
+    let mut promises: Vec<String> = promised.map(str::to_owned).collect();
+    assert!(promises.len() >= 4, "{promises:?}");
+    for (page, section) in [("cron", "WHAT HAPPENS WHEN"), ("interop", "WHICH LIBRARIES"), ("stores", "WHAT A STORE CAN FORGET")] {
+        let found = items(page, section);
+        assert!(found.len() >= 8, "{page}: {found:?}");
+        promises.extend(found);
+    }
     assert_eq!(first_cells(&tests, "| promise | "), promises);
     let rows = tests.split("| promise | ").nth(1).expect("the table").lines().skip(2);
     for row in rows {
@@ -150,5 +159,17 @@ fn each_promise_is_tested_by_something_that_exists() {
             // A function, or a row of the table of libraries.
             assert!(text.contains(&format!("fn {name}(")) || text.contains(&format!("\n    {name}: ")), "{case}");
         }
+    }
+}
+
+#[test]
+fn the_readme_is_short_and_its_links_lead_somewhere() {
+    let readme = read("README.md");
+    let words = readme.split_whitespace().count();
+    assert!(words <= 1800, "{words} words");
+    let links: Vec<&str> = readme.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+    assert!(links.len() > 5, "{links:?}");
+    for link in links.into_iter().filter(|link| !link.contains("://")) {
+        assert!(fs::exists(format!("{}/{link}", env!("CARGO_MANIFEST_DIR"))).expect("a path"), "{link}");
     }
 }

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use dlock::{
-    backends::memory::{Memory, Store},
+    backends::memory::{Memory, MemoryStore},
     lock::{Attempt, Backend as _, End, Fence, Key, Namespace, Once, Parting, Request, Scope, Stage, Terms, Token, Ttl},
 };
 use jiff::{ToSpan as _, Zoned, civil::date, tz::TimeZone};
@@ -160,7 +160,7 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
     let mut nodes: Vec<Node> =
         (0..NODES).map(|n| Node { skew: skew(&mut dice, policy.skew), away_until: 0, place: format!("node-{n}") }).collect();
     let mut world = World {
-        backend: Memory::new(Store::default(), Namespace::default()),
+        backend: Memory::new(MemoryStore::default(), Namespace::default()),
         key: Key::new("job").expect("a key"),
         began: tokio::time::Instant::now(),
         running: None,

@@ -138,7 +138,7 @@ fn it_ends_with_124_and_history_names_the_option() {
     // Whatever the command makes of its TERM, it didn't come to its end.
     for (script, signal) in [("sleep TOKEN", Value::from(15)), ("trap 'exit 0' TERM; sleep TOKEN & wait", Value::Null)] {
         let (world, said, verdict) = Real::start("--max-runtime 500ms", script).ends_with(124);
-        let hint = "hint: the lock is given back when nothing of it is left; dlock history job tells how long it usually takes";
+        let hint = "hint: the lock is released when its process tree is empty; dlock history job tells how long runs usually take";
         assert_eq!(said, format!("dlock: job: max runtime 500ms is over: the command is being stopped\n{hint}\n"));
         assert_eq!((&verdict["result"], &verdict["status"]), (&"timed_out".into(), &124.into()));
         assert_eq!((&verdict["released"], &verdict["command"]["signal"]), (&"yes".into(), &signal), "{verdict}");

@@ -168,7 +168,7 @@ async fn run(mut supervisor: Supervisor, mut signals: Signals, orders: &Orders) 
                     }
                     Event::Ended(ended) => {
                         supervisor.finish();
-                        if let Some(dlock::supervise::Outcome::Signalled(signal)) = ended.outcome.filter(|_| ended.stopped.is_none()) {
+                        if let Some(dlock::supervise::ProcessEnd::Signalled(signal)) = ended.outcome.filter(|_| ended.stopped.is_none()) {
                             [2, 3].contains(&signal).then(|| reraise(signal));
                         }
                         return match ended.outcome {

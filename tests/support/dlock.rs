@@ -1,6 +1,7 @@
 //! The binary under test, as a user starts it.
 
 use std::{
+    env,
     path::PathBuf,
     process::{Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
@@ -11,7 +12,7 @@ use super::process::{self, Ended, Process};
 
 /// Where cargo put the binary: beside the folder of the test programs.
 pub fn binary() -> PathBuf {
-    super::built(2).join("dlock")
+    env::var_os("DLOCK_TEST_BINARY").map_or_else(|| super::built(2).join("dlock"), Into::into)
 }
 
 /// The default time limit of one call in a test.

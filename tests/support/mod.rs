@@ -7,9 +7,11 @@
 #![allow(clippy::disallowed_methods, reason = "tests measure and wait in real time")]
 #![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
+pub mod clock;
 pub mod cluster;
 pub mod deaf;
 pub mod dice;
+pub mod disk;
 pub mod dlock;
 pub mod etcd;
 pub mod libraries;
@@ -20,6 +22,7 @@ pub mod postgres;
 pub mod process;
 pub mod procfs;
 pub mod proxy;
+mod pulse;
 pub mod redis;
 pub mod redlock;
 pub mod sentinel;
@@ -42,7 +45,7 @@ fn built(above: usize) -> PathBuf {
 }
 
 /// Where tests keep what is made once.
-fn kept() -> PathBuf {
+pub fn kept() -> PathBuf {
     let kept = built(3).join("tmp");
     std::fs::create_dir_all(&kept).expect("a folder beside what cargo builds");
     kept
@@ -85,16 +88,21 @@ pub fn have(test: &str, programs: &[&str]) -> bool {
 
 /// A new folder that goes away with its owner.
 pub fn folder() -> tempfile::TempDir {
+    // Nearly every test makes one: from the first on, stalls are seen.
+    pulse::worst();
     tempfile::Builder::new().prefix("dlock-test-").tempdir().expect("a temporary folder")
 }
 
 /// How much longer than alone on an idle machine a step may take now: 1 if no task waited for a processor in the last
-/// seconds, up to 4 if tasks did half of the time or more. Limits of time in tests are multiplied by it.
+/// seconds, up to 4 if tasks did half of the time or more, or if the whole machine stood still for a while, as a virtual one may.
+/// Limits of time in tests are multiplied by it.
 pub fn slowness() -> u32 {
     let pressure = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
     let average = pressure.strip_prefix("some avg10=").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
     // A kernel that doesn't tell may be busy.
-    average.map_or(4, |percent| 1 + (percent * 3).div_ceil(50).min(3))
+    let busy = average.map_or(3, |percent| (percent * 3).div_ceil(50).min(3));
+    let stalled = u32::try_from(pulse::worst().as_millis() / 200).unwrap_or(3).min(3);
+    1 + busy.max(stalled)
 }
 
 /// An upper limit of time, as long as this machine needs for it now.

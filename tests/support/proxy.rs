@@ -4,11 +4,11 @@
 
 use std::{
     collections::HashMap,
-    io::{Read as _, Write as _},
+    io::{self, Read as _, Write as _},
     net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
@@ -57,6 +57,7 @@ struct Shared {
     traps: Mutex<Vec<Trap>>,
     sprung: AtomicUsize,
     delay: Mutex<Duration>,
+    split: AtomicBool,
     open: Mutex<HashMap<u64, (TcpStream, TcpStream)>>,
     connections: AtomicU64,
     requests: AtomicU64,
@@ -131,6 +132,16 @@ impl Proxy {
     /// Delays everything in both directions.
     pub fn delay(&self, by: Duration) {
         *self.shared.delay.lock().expect("delay") = by;
+    }
+
+    /// Delivers everything in small pieces, in both directions.
+    pub fn split(&self, on: bool) {
+        self.shared.split.store(on, Ordering::SeqCst);
+    }
+
+    /// Takes back the traps that nothing fell into.
+    pub fn disarm(&self) {
+        self.shared.traps.lock().expect("traps").clear();
     }
 
     /// Sets a trap for the next request that contains `needle`; an empty one is any request.
@@ -238,7 +249,7 @@ impl Shared {
             }
             self.pause();
             self.up.fetch_add(n as u64, Ordering::SeqCst);
-            if server.write_all(&buffer[..n]).is_err() {
+            if self.write(&mut server, &buffer[..n]).is_err() {
                 break;
             }
         }
@@ -266,12 +277,22 @@ impl Shared {
             }
             self.pause();
             self.down.fetch_add(n as u64, Ordering::SeqCst);
-            if client.write_all(&buffer[..n]).is_err() {
+            if self.write(&mut client, &buffer[..n]).is_err() {
                 break;
             }
         }
         let _ = server.shutdown(Shutdown::Both);
         let _ = client.shutdown(Shutdown::Both);
+    }
+
+    fn write(&self, to: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
+        if !self.split.load(Ordering::SeqCst) {
+            return to.write_all(bytes);
+        }
+        bytes.chunks(100).try_for_each(|piece| {
+            thread::sleep(Duration::from_millis(1));
+            to.write_all(piece)
+        })
     }
 
     fn pause(&self) {

@@ -178,11 +178,11 @@ impl Redis {
         Ok(())
     }
 
-    /// Whether this very server answers on its port, and not another test's.
+    /// Whether this very server answers on its port, and not another test's, and has read its data.
     fn answers(&self) -> bool {
-        let info = |mut to| redis::cmd("INFO").arg("server").query::<String>(&mut to);
+        let info = |mut to| redis::cmd("INFO").arg("server").arg("persistence").query::<String>(&mut to);
         let pid = format!("process_id:{}\r", self.pid());
-        self.try_connect(Duration::from_millis(500)).and_then(info).is_ok_and(|text| text.contains(&pid))
+        self.try_connect(Duration::from_millis(500)).and_then(info).is_ok_and(|text| text.contains(&pid) && !text.contains("loading:1"))
     }
 
     fn try_connect(&self, limit: Duration) -> redis::RedisResult<Connection> {

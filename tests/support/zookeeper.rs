@@ -290,6 +290,24 @@ impl ZooKeeper {
         self.nodes.iter().for_each(Node::thaw);
     }
 
+    /// Thaws all, and waits until each of them serves. After that ZooKeeper 3.8.0 hangs now and then: its servers elect a leader, take
+    /// requests, and answer none of them until they are started again.
+    pub fn recover(&mut self) {
+        self.thaw();
+        self.leader();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let serves = self.nodes.iter().all(|node| {
+            let address = format!("127.0.0.1:{}", node.port);
+            runtime.block_on(async {
+                tokio::time::timeout(Duration::from_secs(10), Client::connect(&address)).await.is_ok_and(|it| it.is_ok())
+            })
+        });
+        if !serves {
+            self.kill();
+            self.start();
+        }
+    }
+
     pub fn kill(&mut self) {
         self.nodes.iter_mut().for_each(Node::kill);
     }

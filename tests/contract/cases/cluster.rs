@@ -51,7 +51,7 @@ pub fn all() -> Vec<Case> {
     ]
 }
 
-const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 /// More than a failover takes.
 const FAILOVER: Duration = Duration::from_secs(20);
 

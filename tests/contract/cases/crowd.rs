@@ -34,7 +34,7 @@ const TTL: Duration = SHORT.saturating_mul(4);
 /// By then all have come and gone, however slow the machine.
 const LIMIT: Duration = Duration::from_secs(300);
 /// One thread plays all of the waiters.
-const LIMITS: Limits = Limits { answer: Duration::from_secs(20) };
+const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(20));
 
 /// A server that takes so many sessions, and no other case's.
 enum Place {

@@ -273,7 +273,7 @@ async fn settings_that_forget_are_told(lab: &Lab) {
 async fn missing_tables_are_told(lab: &Lab) {
     assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Ok, "dlock");
     lab.postgres().sql("DROP TABLE dlock_fences");
-    assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Unsafe, "not there");
+    assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Unsafe, "is missing");
 }
 
 /// A copy of a primary that goes on recovering for ever.
@@ -401,7 +401,7 @@ async fn what_a_failover_of_mariadb_forgets_is_told(lab: &Lab) {
 async fn missing_tables_of_mysql_are_told(lab: &Lab) {
     assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Ok, "dlock");
     lab.mariadb().sql("DROP TABLE dlock_waiters");
-    assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Unsafe, "not there");
+    assert_found(&examine(&mut lab.client().await).await, "schema", Severity::Unsafe, "is missing");
 }
 
 async fn an_alarm_is_unsafe(_: &Lab) {

@@ -97,7 +97,7 @@ async fn members_that_are_not_there_are_passed_over(lab: &Lab) {
 async fn a_member_that_does_not_answer_is_left_for_the_next(lab: &Lab) {
     let there = lab.etcd().etcd().port();
     let namespace = dlock::lock::Namespace::new(lab.etcd().namespace("dlock")).expect("a namespace");
-    let limits = Limits { answer: Duration::from_secs(1) };
+    let limits = Limits::of(Duration::from_secs(1));
     for n in 0..4 {
         let mut hole = Proxy::to(there);
         hole.set(Mode::BlackHole);

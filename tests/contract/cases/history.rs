@@ -1,6 +1,6 @@
 //! What a store remembers of holds that are over, and of who did without.
 
-use std::{future::pending, time::Duration};
+use std::{cell::Cell, future::pending, time::Duration};
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, Patience},
@@ -106,8 +106,12 @@ async fn how_long_a_run_had_waited_is_remembered(lab: &Lab) {
     let held = a.hold(&job).await;
     let wanted = told("web1")(waiting(&job, LONG));
     let never = pending::<()>();
-    let take = lease::acquire(&mut *b.0, &BootClock, wanted.clone(), Patience::For(LONG), Limits::DEFAULT, never, |_| {});
+    let waits = Cell::new(false);
+    let take = lease::acquire(&mut *b.0, &BootClock, wanted.clone(), Patience::For(LONG), Limits::DEFAULT, never, |_| waits.set(true));
     let free = async {
+        while !waits.get() {
+            lab.pass(Duration::from_millis(10)).await;
+        }
         lab.pass(Duration::from_millis(300)).await;
         a.free(&held).await;
     };
@@ -444,7 +448,7 @@ async fn a_release_whose_answer_was_lost_is_remembered_once(lab: &Lab) {
         let held = a.hold(&job).await;
         a.renewed(&held, None).await;
         proxy.trap(lab.server().changing_mark(), fault);
-        let limits = Limits { answer: Duration::from_secs(2) };
+        let limits = Limits::of(Duration::from_secs(2));
         lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &ended(End::Exited(7)), limits).await;
         assert_eq!(proxy.sprung(), 1);
         let past = history(&mut lab.client().await, &job).await.past;
@@ -460,7 +464,7 @@ async fn a_run_whose_answers_were_lost_is_one_run(lab: &Lab) {
         a.inspect(&key("warm")).await;
         let asked = told("web1")(request(&key(&format!("job-{nth}")), LONG));
         proxy.trap_nth("", nth, 1, Fault::CutAfter);
-        let limits = Limits { answer: Duration::from_secs(2) };
+        let limits = Limits::of(Duration::from_secs(2));
         let patience = Patience::For(LONG);
         let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), patience, limits, pending::<()>(), |_| {}).await;
         let Ok(Outcome::Granted(lease)) = outcome else { panic!("answer {nth}: {outcome:?}") };

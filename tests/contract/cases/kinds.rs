@@ -28,6 +28,7 @@ pub fn all() -> Vec<Case> {
     all.extend(cases![Kind::fair =>
         who_waits_fairly_is_served_in_order,
         a_newcomer_does_not_go_past_who_waits_fairly,
+        nor_past_one_that_waits_behind_others,
         who_leaves_the_line_lets_the_next_go,
         who_died_in_line_loses_its_turn,
         however_many_died_in_line_they_have_one_turn,
@@ -290,6 +291,18 @@ async fn a_newcomer_does_not_go_past_who_waits_fairly(lab: &Lab) {
     b.take(&first).await;
     b.free(&first).await;
     c.hold(&job).await;
+}
+
+/// One that waits in no order is in front of it: the two may be stored in different places.
+async fn nor_past_one_that_waits_behind_others(lab: &Lab) {
+    let job = key("job");
+    let (mut holder, mut plain, mut patient, mut newcomer) =
+        (lab.client().await, lab.client().await, lab.client().await, lab.client().await);
+    let held = holder.hold(&job).await;
+    plain.refused(&waiting(&job, LONG)).await;
+    patient.refused(&fair(request(&job, LONG))).await;
+    holder.free(&held).await;
+    newcomer.refused(&request(&job, LONG)).await;
 }
 
 async fn who_leaves_the_line_lets_the_next_go(lab: &Lab) {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use dlock::{
-    backends::memory::{Memory, Store},
+    backends::memory::{Memory, MemoryStore},
     lock::{Attempt, Fence, Holder, Mode, Namespace, Release, Renewal, Request, Scope, Wake},
 };
 
@@ -266,7 +266,7 @@ const PROOF_OVERDUE: Duration = Duration::from_millis(100);
 /// What differed where a step took too long to be compared, as on a machine that is busy.
 async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
     let mut dice = Dice(seed);
-    let store = Store::default();
+    let store = MemoryStore::default();
     let (mut reference, mut tried) = (Vec::new(), Vec::new());
     for _ in 0..CLIENTS {
         reference.push(Client(Box::new(Memory::new(store.clone(), Namespace::default()))));

@@ -43,7 +43,7 @@ pub fn all() -> Vec<Case> {
 }
 
 /// Short enough for a case, with room for a lost answer and another one.
-const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 
 /// A client behind a proxy that has run every script once, so that the next request is the one that counts.
 async fn warm(lab: &Lab) -> (Proxy, Client) {

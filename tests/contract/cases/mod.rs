@@ -37,6 +37,7 @@ mod sql_many;
 mod sql_servers;
 mod sql_sessions;
 mod sql_shares;
+mod sql_table;
 mod tair;
 mod tair_shares;
 mod terms;
@@ -108,6 +109,7 @@ pub fn all() -> Vec<Case> {
         redlock::all(),
         postgres::all(),
         sql_shares::all(),
+        sql_table::all(),
         sql_many::all(),
         tair::all(),
         tair_shares::all(),

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, env, fmt::Write as _};
 
 use dlock::{
-    backends::memory::{Memory, Store},
+    backends::memory::{Memory, MemoryStore},
     lock::{Attempt, Entry, Fence, Namespace, Release, Renewal, Request, Scope, Session, Token},
 };
 
@@ -142,7 +142,7 @@ async fn random_operations_are_answered_as_by_the_reference(lab: &Lab) {
 
 async fn play(lab: &Lab, seed: u64) {
     let mut dice = Dice(seed);
-    let store = Store::default();
+    let store = MemoryStore::default();
     let (mut reference, mut tried) = (Vec::new(), Vec::new());
     for _ in 0..3 {
         reference.push(Client(Box::new(Memory::new(store.clone(), Namespace::default()))));

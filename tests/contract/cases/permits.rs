@@ -39,7 +39,7 @@ pub fn all() -> Vec<Case> {
 
 /// So late nobody looks by itself: who isn't woken fails the case.
 const NEVER: Duration = Duration::from_secs(20);
-const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 
 fn permit(most: u32, of: Request) -> Request {
     Request { mode: Mode::Permits(most), ..of }

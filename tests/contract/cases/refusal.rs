@@ -13,7 +13,7 @@ use crate::{
     targets::Kind,
 };
 
-const LIMITS: Limits = Limits { answer: Duration::from_millis(300) };
+const LIMITS: Limits<'static> = Limits::of(Duration::from_millis(300));
 
 pub fn all() -> Vec<Case> {
     cases![everywhere =>

@@ -13,6 +13,7 @@ pub fn all() -> Vec<Case> {
         a_held_lock_is_reported_whole,
         a_hold_without_metadata_is_reported_without,
         who_waits_is_reported_in_order,
+        an_order_is_told_only_where_it_is_kept,
         listing_and_inspecting_agree,
         looking_changes_nothing,
         anything_in_metadata_comes_back,
@@ -120,6 +121,19 @@ async fn who_waits_is_reported_in_order(lab: &Lab) {
     first.leave_queue(&request).await;
     let hosts: Vec<_> = a.inspect(&job).await.waiters.into_iter().map(|w| w.metadata.and_then(|m| m.host)).collect();
     assert_eq!(hosts, [None, Some("web3".to_owned())]);
+}
+
+async fn an_order_is_told_only_where_it_is_kept(lab: &Lab) {
+    let (mut a, mut plain, mut fair) = (lab.client().await, lab.client().await, lab.client().await);
+    let job = key("job");
+    let (has_order, keeps_order) = (a.capabilities().fair, a.capabilities().always_fair);
+    a.hold(&job).await;
+    plain.refused(&waiting(&job, LONG)).await;
+    if has_order {
+        fair.refused(&Request { fair: true, ..waiting(&job, LONG) }).await;
+    }
+    let told: Vec<bool> = a.inspect(&job).await.waiters.into_iter().map(|waiter| waiter.in_order).collect();
+    assert_eq!(told, if has_order { vec![keeps_order, true] } else { vec![keeps_order] });
 }
 
 async fn listing_and_inspecting_agree(lab: &Lab) {

@@ -51,7 +51,7 @@ pub fn all() -> Vec<Case> {
     ]
 }
 
-const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 /// More than a failover takes: a second until the master is taken for dead, and the elections.
 const FAILOVER: Duration = Duration::from_secs(25);
 

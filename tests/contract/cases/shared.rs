@@ -203,7 +203,7 @@ async fn the_core_hands_over_between_kinds(lab: &Lab) {
         let Attempt::Granted(_) = a.attempt(&held).await else { panic!("{held:?}") };
         let wanted = Request { mode: wanted, ..request(&job, LONG) };
         let token = wanted.token;
-        let limits = Limits { answer: Duration::from_secs(2) };
+        let limits = Limits::of(Duration::from_secs(2));
         let next = lease::acquire(&mut *b.0, &BootClock, wanted, Patience::For(LONG), limits, std::future::pending::<()>(), |_| {});
         let release = async {
             lab.pass(SLACK).await;

@@ -32,7 +32,7 @@ pub fn all() -> Vec<Case> {
 }
 
 /// One thread plays all of the waiters.
-const LIMITS: Limits = Limits { answer: Duration::from_secs(20) };
+const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(20));
 
 /// Waits as `dlock run` does, has its turn, and gives the lock back.
 async fn have_a_turn(mut client: Client, wanted: Request, joined: Rc<Cell<u32>>) {

@@ -1,18 +1,22 @@
 //! What SQL servers make of locks when they are restarted, differ in their setup, or are shared with others.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use dlock::{
-    backends::{mysql, postgres, sql::Server},
+    backends::{
+        Secret, mysql, postgres,
+        sql::{Server, TlsMode},
+    },
     lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Attempt, End, Kind as ErrorKind, Metadata, Parting, Release, Request, Scope, Terms},
+    lock::{Attempt, Backend, Effect, End, Kind as ErrorKind, Metadata, Parting, Release, Renewal, Request, Scope, Terms},
 };
 
 use super::{Case, cases};
 use crate::{
-    lab::{Client, LONG, Lab, SLACK, key, request, stretched, ttl, waiting},
+    lab::{Client, LONG, Lab, SLACK, key, request, soon, stretched, ttl, waiting},
     support::{
-        mariadb::MariaDb,
+        self,
+        mariadb::{self, MariaDb},
         postgres::{self as pg, Postgres},
         proxy::{Fault, Mode, Proxy},
     },
@@ -29,7 +33,12 @@ pub fn all() -> Vec<Case> {
         at_least_holds_for_shedlock,
         a_table_that_shedlock_may_share_is_not_collected,
         a_session_that_took_over_a_number_is_not_ended,
+        passwords_and_certificates_are_checked,
+        a_unix_socket_serves,
     ]);
+    all.extend(
+        cases![|kind| kind.is_sql() && kind.is_ours() => a_server_without_connections_is_asked_again, a_restarted_server_is_asked_again],
+    );
     all.extend(cases![|kind| kind.is_postgres() => an_encoding_without_all_characters_keeps_no_job_from_running, a_standby_is_looked_at]);
     all.extend(cases![|kind| kind == Kind::PostgresLease =>
         a_grant_whose_client_died_is_not_given,
@@ -182,10 +191,6 @@ async fn modes_of_one_table_exclude_each_other(lab: &Lab) {
     b.free(&theirs).await;
 }
 
-fn sql(lab: &Lab, statement: &str) -> usize {
-    if lab.kind.is_postgres() { lab.postgres().sql(statement).len() } else { lab.mariadb().sql(statement).len() }
-}
-
 async fn at_least_holds_for_shedlock(lab: &Lab) {
     let job = key("job");
     let mut a = lab.client().await;
@@ -193,9 +198,9 @@ async fn at_least_holds_for_shedlock(lab: &Lab) {
     let held = Request { terms: Some(terms), ..request(&job, LONG) };
     a.take(&held).await;
     a.free(&held).await;
-    let until = if lab.kind.is_postgres() { "timezone('utc', CURRENT_TIMESTAMP)" } else { "UTC_TIMESTAMP(3)" };
+    let until = lab.either("timezone('utc', CURRENT_TIMESTAMP)", "UTC_TIMESTAMP(3)");
     let free = format!("SELECT 1 FROM dlock WHERE name = 'dlock:job' AND lock_until <= {until}");
-    assert_eq!(sql(lab, &free), 0, "ShedLock is kept out");
+    assert_eq!(lab.sql(&free).len(), 0, "ShedLock is kept out");
     let state = a.inspect(&job).await;
     assert!(state.holders.is_empty(), "nobody has it: {state:?}");
     assert!(a.keys("").await.is_empty());
@@ -207,20 +212,12 @@ async fn at_least_holds_for_shedlock(lab: &Lab) {
     let held = Request { key: undone.clone(), ..Request { terms: held.terms.clone(), ..request(&undone, LONG) } };
     a.take(&held).await;
     assert_eq!(a.0.release(&undone, &held.token, &Parting::UNDO).await.expect("an answer"), Release::Released);
-    assert_eq!(sql(lab, &free.replace("dlock:job", "dlock:undone")), 1);
+    assert_eq!(lab.sql(&free.replace("dlock:job", "dlock:undone")).len(), 1);
 }
 
 async fn a_table_that_shedlock_may_share_is_not_collected(lab: &Lab) {
     let open = |table: &str, namespace: &str, vouched: bool| {
-        Client(if lab.kind.is_postgres() {
-            let mut options = lab.postgres().options(namespace);
-            (options.sql.table, options.sql.no_shedlock) = (table.into(), vouched);
-            postgres::backend(options)
-        } else {
-            let mut options = lab.mariadb().options(namespace);
-            (options.sql.table, options.sql.no_shedlock) = (table.into(), vouched);
-            mysql::backend(options)
-        })
+        lab.client_with(namespace, |options| (options.table, options.no_shedlock) = (table.into(), vouched))
     };
     for (table, namespace) in [("shedlock", "dlock"), ("dlock", "")] {
         let mut a = open(table, namespace, false);
@@ -405,4 +402,158 @@ async fn the_name_in_the_server_is_told(lab: &Lab) {
         };
         assert_eq!(held, 1, "{stored}");
     }
+}
+
+async fn passwords_and_certificates_are_checked(lab: &Lab) {
+    const PASSWORD: Option<&str> = Some("p@ss:w/rd");
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let tls_names = vec!["127.0.0.1"];
+    let server = if lab.kind.is_postgres() {
+        let server = Postgres::with(pg::Options { tls_names, passwords: true, ..Default::default() });
+        server.sql(
+            pg::USER,
+            "SET password_encryption = 'scram-sha-256'; CREATE ROLE ana LOGIN PASSWORD 'p@ss:w/rd'; GRANT ALL ON SCHEMA public TO ana",
+        );
+        Own::Postgres(server, lab.postgres().options("dlock"))
+    } else {
+        let server = MariaDb::with(mariadb::Options { tls_names, ..Default::default() });
+        server.sql("mysql", "CREATE DATABASE app; CREATE USER ana IDENTIFIED BY 'p@ss:w/rd'; GRANT ALL ON app.* TO ana");
+        Own::MariaDb(server, lab.mariadb().options("dlock"))
+    };
+    let ours = match &server {
+        Own::Postgres(server, _) => server.certificates.as_ref(),
+        Own::MariaDb(server, _) => server.certificates.as_ref(),
+    };
+    let ours = ours.map(|files| files.ca.clone());
+    let client = |host: &str, tls, password: Option<&str>, authority: &Option<PathBuf>| {
+        lab.client_with("dlock", |options| {
+            options.server = Server::Tcp { host: host.into(), port: server.port() };
+            options.user = Some("ana".into());
+            options.database = Some(lab.either("postgres", "app").into());
+            (options.tls, options.password, options.files.ca_file) = (tls, password.map(Secret::new), authority.clone());
+        })
+    };
+    let refused = async |mut client: Client, why: &str| {
+        let error = client.0.try_acquire(&request(&key("job"), LONG)).await.expect_err(why);
+        assert_eq!((error.kind, error.effect), (ErrorKind::Denied, Effect::NotApplied), "{why}: {error:?}");
+        assert!(!format!("{error:?}").contains("wr0ng-secret"));
+    };
+    let host = "127.0.0.1";
+    for tls in [TlsMode::Disable, TlsMode::Prefer, TlsMode::Require, TlsMode::VerifyCa, TlsMode::VerifyFull] {
+        let mut a = client(host, tls, PASSWORD, &ours);
+        a.0.init().await.expect("init");
+        let held = a.hold(&key(&format!("{tls:?}"))).await;
+        a.renewed(&held, None).await;
+        a.free(&held).await;
+        if let Own::Postgres(server, _) = &server {
+            let encrypted = "SELECT bool_or(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name LIKE 'dlock %'";
+            assert_eq!(server.text("postgres", encrypted) == "t", tls != TlsMode::Disable, "{tls:?}");
+            drop(a);
+            // Its session ends meanwhile.
+            lab.pass(Duration::from_millis(100)).await;
+        }
+    }
+    if let Own::MariaDb(server, _) = &server {
+        server.sql("mysql", "ALTER USER ana REQUIRE SSL");
+        refused(client(host, TlsMode::Disable, PASSWORD, &ours), "in clear").await;
+    }
+    for password in [None, Some("wr0ng-secret")] {
+        refused(client(host, TlsMode::VerifyFull, password, &ours), "no password, or a wrong one").await;
+    }
+    let elsewhere = support::folder();
+    let theirs = Some(support::tls::Certificates::make(elsewhere.path(), &["127.0.0.1"]).ca);
+    refused(client(host, TlsMode::VerifyFull, PASSWORD, &None), "the public authorities don't know it").await;
+    refused(client(host, TlsMode::VerifyFull, PASSWORD, &theirs), "another authority").await;
+    refused(client(host, TlsMode::VerifyCa, PASSWORD, &theirs), "another authority").await;
+    // A certificate for another name does for an authority that is known, but not for this host.
+    refused(client("localhost", TlsMode::VerifyFull, PASSWORD, &ours), "another name").await;
+    client("localhost", TlsMode::VerifyCa, PASSWORD, &ours).hold(&key("job")).await;
+}
+
+async fn a_unix_socket_serves(lab: &Lab) {
+    let (path, port) = if lab.kind.is_postgres() {
+        let server = lab.postgres().server();
+        (server.socket_folder().into(), server.port)
+    } else {
+        let server = lab.mariadb().server();
+        (server.socket(), server.port)
+    };
+    let client = || lab.client_with("dlock", |options| options.server = Server::Unix { path: PathBuf::clone(&path), port });
+    let (mut a, mut b) = (client(), client());
+    let held = a.hold(&key("job")).await;
+    let wanted = waiting(&key("job"), LONG);
+    b.refused(&wanted).await;
+    let release = async {
+        lab.pass(SLACK).await;
+        a.free(&held).await;
+        std::time::Instant::now()
+    };
+    let (_, released) = tokio::join!(b.wait_for(&wanted, LONG), release);
+    assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
+    assert!(b.0.notices().iter().all(|notice| !notice.text.contains("waiters poll")), "a Unix socket was taken for a pooler");
+}
+
+async fn a_server_without_connections_is_asked_again(lab: &Lab) {
+    let server = if lab.kind.is_postgres() {
+        let settings = vec!["max_connections=8".into(), "superuser_reserved_connections=2".into()];
+        let server = Postgres::with(pg::Options { settings, ..Default::default() });
+        server.sql(pg::USER, "CREATE ROLE ana LOGIN; GRANT ALL ON SCHEMA public TO ana");
+        let mut options = lab.postgres().options("dlock");
+        (options.sql.user, options.sql.database) = (Some("ana".into()), Some("postgres".into()));
+        Own::Postgres(server, options)
+    } else {
+        let server = MariaDb::with(mariadb::Options { settings: vec!["--max-connections=10".into()], ..Default::default() });
+        server.sql("mysql", "CREATE DATABASE app; CREATE USER ana; GRANT ALL ON app.* TO ana");
+        let mut options = lab.mariadb().options("dlock");
+        (options.sql.user, options.sql.database) = (Some("ana".into()), Some("app".into()));
+        Own::MariaDb(server, options)
+    };
+    server.client().0.init().await.expect("init");
+    // Its session ends meanwhile.
+    lab.pass(Duration::from_millis(100)).await;
+    let mut others: Vec<Client> = Vec::new();
+    let error = loop {
+        let mut next = server.client();
+        match next.0.inspect(&key("job")).await {
+            Ok(_) => others.push(next),
+            Err(error) => break error,
+        }
+        assert!(others.len() < lab.either(8, 12));
+    };
+    assert!(error.is_transient() && error.effect == Effect::NotApplied, "{error:?}");
+    assert!(lab.kind.is_postgres() || error.hint.as_deref().is_some_and(|hint| hint.contains("max_connections")), "{error:?}");
+    let mut a = server.client();
+    let never = std::future::pending::<()>();
+    let take = lease::acquire(&mut *a.0, &BootClock, request(&key("job"), LONG), Patience::Try, Limits::DEFAULT, never, |_| {});
+    let leave = async {
+        lab.pass(Duration::from_millis(500)).await;
+        others.clear();
+    };
+    let (outcome, ()) = tokio::join!(take, leave);
+    assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+}
+
+async fn a_restarted_server_is_asked_again(lab: &Lab) {
+    let mut server = Own::start(lab).await;
+    let mut a = server.client();
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let fence = a.inspect(&job).await.last_fence;
+    server.restart();
+    let renewal = lease::ask(&mut *a.0, &BootClock, Limits::DEFAULT, ("ask", None), async |backend: &mut dyn Backend| {
+        backend.renew(&held.key, &held.token, None.into()).await
+    });
+    let renewal = renewal.await.expect("an answer");
+    if lab.kind.is_a_session() {
+        assert_eq!(renewal, Renewal::NotHeld, "sessions end with the server");
+        // What it ran may run yet, until it says that it does not.
+        server.client().refused(&request(&job, LONG)).await;
+        let parting = Parting { end: Some(End::Lost), became: None, ..Parting::UNDO };
+        assert_eq!(a.0.release(&job, &held.token, &parting).await.expect("an answer"), Release::NotHeld);
+    } else {
+        assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
+        server.client().refused(&request(&job, LONG)).await;
+        a.free(&held).await;
+    }
+    assert!(Some(server.client().take(&request(&job, LONG)).await.fence) > fence);
 }

@@ -1,20 +1,131 @@
-//! Readers and writers of a lock that sessions of a SQL server keep.
+//! Locks that sessions of a SQL server keep: how they end, and readers and writers of one.
 
 use std::time::Duration;
 
-use dlock::lock::{Attempt, Mode, Request};
+use dlock::lock::{Attempt, Fence, Mode, Release, Renewal, Request, Scope};
 use tokio::time::Instant;
 
 use super::{Case, cases};
-use crate::lab::{LONG, Lab, SHORT, SLACK, key, request, soon, stretched, waiting};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, SLACK, key, request, soon, stretched, waiting},
+    support::proxy::{self, Fault, Proxy},
+};
 
 pub fn all() -> Vec<Case> {
-    cases![|kind| kind.is_a_session() && kind.shared() =>
+    let mut all = cases![|kind| kind.is_a_session() && kind.is_ours() =>
+        a_session_that_is_ended_is_noticed_at_once,
+        a_cut_connection_is_noticed_at_once,
+        a_silent_holder_is_ended_by_the_server,
+        a_renewal_whose_answer_was_lost_keeps_the_lock,
+        fences_rise_though_holders_crash,
+        there_is_a_lifeline_for_each_hold,
+    ];
+    all.extend(cases![|kind| kind.is_a_session() && kind.shared() =>
         a_stream_of_readers_does_not_starve_a_writer,
         a_writer_that_waits_is_not_taken_for_a_holder,
         a_reader_whose_session_ended_keeps_no_writer_out,
         a_reader_that_waited_is_a_reader,
-    ]
+    ]);
+    all
+}
+
+/// A client that goes through a proxy.
+async fn by_proxy(lab: &Lab) -> (Proxy, Client) {
+    let proxy = Proxy::to(lab.server().port());
+    let client = Client(lab.server().through(proxy.port).await);
+    (proxy, client)
+}
+
+async fn a_session_that_is_ended_is_noticed_at_once(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let quiet = tokio::time::timeout(SLACK, a.0.tether().expect("a session").watch(&job, &held.token)).await;
+    assert!(quiet.is_err(), "nothing happened yet");
+    let number = lab.either("pid", "session");
+    let number = lab.sql(&format!("SELECT {number} FROM dlock_sessions WHERE name = 'dlock:job'"))[0][0].clone();
+    lab.sql(&lab.either(format!("SELECT pg_terminate_backend({number})"), format!("KILL {number}")));
+    tokio::time::timeout(soon(), a.0.tether().expect("a session").watch(&job, &held.token)).await.expect("the session is over");
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
+    let next = request(&job, LONG);
+    let settle = b.take(&next).await.settle;
+    assert!(settle >= Duration::from_millis(500), "{settle:?} for who was ended to stop what it ran");
+    b.free(&next).await;
+    assert_eq!(a.take(&request(&job, LONG)).await.settle, Duration::ZERO, "it was given back");
+}
+
+async fn a_cut_connection_is_noticed_at_once(lab: &Lab) {
+    let (proxy, mut a) = by_proxy(lab).await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    proxy.cut();
+    tokio::time::timeout(soon(), a.0.tether().expect("a session").watch(&job, &held.token)).await.expect("the connection is over");
+    assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
+    lab.client().await.wait_for(&waiting(&job, LONG), Duration::from_millis(100)).await;
+}
+
+async fn a_silent_holder_is_ended_by_the_server(lab: &Lab) {
+    let (mut proxy, mut a) = by_proxy(lab).await;
+    let job = key("job");
+    let held = request(&job, SHORT * 2);
+    a.take(&held).await;
+    lab.pass(SHORT).await;
+    let asked = Instant::now();
+    a.renewed(&held, None).await;
+    let renewed = Instant::now();
+    proxy.set(proxy::Mode::BlackHole);
+    let mut b = lab.client().await;
+    b.refused(&waiting(&job, LONG)).await;
+    b.wait_for(&waiting(&job, LONG), Duration::from_secs(5)).await;
+    // MariaDB's own timer is not exact.
+    assert!(asked.elapsed() + lab.either(Duration::ZERO, Duration::from_millis(20)) >= SHORT * 2, "{:?}", asked.elapsed());
+    assert!(renewed.elapsed() < SHORT * 2 + soon(), "{:?}", renewed.elapsed());
+}
+
+async fn a_renewal_whose_answer_was_lost_keeps_the_lock(lab: &Lab) {
+    let (proxy, mut a) = by_proxy(lab).await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    // MariaDB shows a renewal over another session first.
+    proxy.trap(lab.either("", "@dlock = CONNECTION_ID() AND"), Fault::LateReply(Duration::from_millis(300)));
+    let patience = lab.either(Duration::from_millis(100), Duration::from_millis(250));
+    let renewal = tokio::time::timeout(patience, a.0.renew(&job, &held.token, None.into())).await;
+    assert!(renewal.is_err(), "{renewal:?}");
+    a.renewed(&held, None).await;
+    lab.client().await.refused(&request(&job, LONG)).await;
+    a.free(&held).await;
+    lab.client().await.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
+}
+
+async fn fences_rise_though_holders_crash(lab: &Lab) {
+    let job = key("job");
+    let mut last = Fence(0);
+    for _ in 0..3 {
+        let mut a = lab.client().await;
+        let fence = a.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await.fence;
+        assert!(fence > last, "{fence} after {last}");
+        last = fence;
+        drop(a);
+    }
+}
+
+async fn there_is_a_lifeline_for_each_hold(lab: &Lab) {
+    let mut a = lab.client().await;
+    assert!(a.0.tether().expect("a session").lifelines().expect("none").is_empty());
+    let job = key("job");
+    let held = a.hold(&job).await;
+    a.hold(&key("other")).await;
+    let lines = a.0.tether().expect("a session").lifelines().expect("two");
+    assert_eq!(lines.len(), 2);
+    drop(lines);
+    a.renewed(&held, None).await;
+    // The lock is free at the latest when the last of them is closed.
+    let lines = a.0.tether().expect("a session").lifelines().expect("two");
+    drop(a);
+    lab.pass(SLACK).await;
+    drop(lines);
+    lab.client().await.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
 }
 
 fn shared(of: Request) -> Request {

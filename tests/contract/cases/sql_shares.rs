@@ -10,7 +10,7 @@ use dlock::{
     lock::{Attempt, Busy, End, Init, Intent, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope},
 };
 
-use super::{Case, cases, history::history, mysql, postgres};
+use super::{Case, cases, history::history};
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request, soon, waiting},
     support::proxy::{Fault, Proxy},
@@ -38,7 +38,7 @@ pub fn all() -> Vec<Case> {
     ]
 }
 
-const LIMITS: Limits = Limits { answer: Duration::from_secs(5) };
+const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(5));
 
 pub fn reader(of: Request) -> Request {
     Request { mode: Mode::Shared, ..of }
@@ -50,58 +50,34 @@ fn fair(of: Request) -> Request {
 
 /// What stands in the statement that writes a row back, and in no other.
 fn write(lab: &Lab) -> &'static str {
-    if lab.kind.is_postgres() { "WITH written AS" } else { "@dlock_written = ROW_COUNT()" }
-}
-
-fn sql(lab: &Lab, sql: &str) -> Vec<Vec<String>> {
-    if lab.kind.is_postgres() {
-        let text = |value: Option<String>| value.unwrap_or_else(|| "NULL".into());
-        lab.postgres().sql(sql).into_iter().map(|row| row.into_iter().map(text).collect()).collect()
-    } else {
-        lab.mariadb().sql(sql)
-    }
+    lab.either("WITH written AS", "@dlock_written = ROW_COUNT()")
 }
 
 pub fn column(lab: &Lab, what: &str) -> Option<String> {
-    Some(sql(lab, &format!("SELECT {what} FROM dlock WHERE name = 'dlock:job'"))[0][0].clone()).filter(|value| value != "NULL")
-}
-
-/// Whether it took the lock.
-fn shedlock(lab: &Lab) -> bool {
-    if lab.kind.is_postgres() {
-        !lab.postgres().sql(&postgres::shedlock("dlock", "dlock:job", "web7", "30 seconds")).is_empty()
-    } else {
-        mysql::shedlock(lab, "dlock", "dlock:job", "web7", 30)
-    }
+    Some(lab.sql(&format!("SELECT {what} FROM dlock WHERE name = 'dlock:job'"))[0][0].clone()).filter(|value| value != "NULL")
 }
 
 /// Ends what ShedLock has.
 fn end_shedlock(lab: &Lab) {
-    let now = if lab.kind.is_postgres() { "timezone('utc', clock_timestamp())" } else { "UTC_TIMESTAMP(6)" };
-    sql(lab, &format!("UPDATE dlock SET lock_until = {now} WHERE locked_by = 'web7'"));
+    let now = lab.either("timezone('utc', clock_timestamp())", "UTC_TIMESTAMP(6)");
+    lab.sql(&format!("UPDATE dlock SET lock_until = {now} WHERE locked_by = 'web7'"));
 }
 
 /// Another client's transaction that puts a document into the row, and lasts for half a second.
 fn put_document(lab: &Lab, document: &str) -> std::thread::JoinHandle<()> {
     let update = format!("UPDATE dlock SET document = '{document}', revision = revision + 1");
-    if lab.kind.is_postgres() {
-        lab.postgres().meanwhile(&format!("BEGIN; {update}; SELECT pg_sleep(0.5); COMMIT"))
-    } else {
-        lab.mariadb().meanwhile(&format!("START TRANSACTION; {update}; DO SLEEP(0.5); COMMIT"))
-    }
+    lab.meanwhile(
+        &lab.either(
+            format!("BEGIN; {update}; SELECT pg_sleep(0.5); COMMIT"),
+            format!("START TRANSACTION; {update}; DO SLEEP(0.5); COMMIT"),
+        ),
+    )
 }
 
 /// A client whose next statements go through a proxy, over a session that is there.
 async fn through(lab: &Lab) -> (Proxy, Client) {
-    let (proxy, mut client) = if lab.kind.is_postgres() {
-        let proxy = Proxy::to(lab.postgres().server().port);
-        let client = lab.postgres().through(&proxy);
-        (proxy, client)
-    } else {
-        let proxy = Proxy::to(lab.mariadb().server().port);
-        let client = lab.mariadb().through_proxy(&proxy);
-        (proxy, client)
-    };
+    let proxy = Proxy::to(lab.server().port());
+    let mut client = Client(lab.server().through(proxy.port).await);
     client.inspect(&key("warm")).await;
     (proxy, client)
 }
@@ -172,7 +148,7 @@ async fn a_share_that_arrives_too_late_changes_nothing(lab: &Lab) {
     let attempt = a.0.try_acquire(&late);
     let meanwhile = async {
         lab.pass(Duration::from_millis(150)).await;
-        assert!(shedlock(lab));
+        assert!(lab.shedlock("dlock", "dlock:job", 30));
     };
     let (attempt, ()) = tokio::join!(attempt, meanwhile);
     assert!(matches!(&attempt, Ok(Attempt::Busy(busy)) if busy.holders[0].foreign), "{attempt:?}");
@@ -197,7 +173,7 @@ async fn shares_keep_shedlock_out_until_the_last_ends(lab: &Lab) {
     let (one, two) = (reader(request(&job, LONG)), reader(request(&job, LONG * 2)));
     a.take(&one).await;
     b.take(&two).await;
-    assert!(!shedlock(lab), "ShedLock took a lock that is shared");
+    assert!(!lab.shedlock("dlock", "dlock:job", 30), "ShedLock took a lock that is shared");
     let left = if lab.kind.is_postgres() {
         "extract(epoch FROM lock_until - timezone('utc', clock_timestamp()))::int"
     } else {
@@ -207,9 +183,9 @@ async fn shares_keep_shedlock_out_until_the_last_ends(lab: &Lab) {
     assert!(left() > LONG.as_secs() + 10, "the latest of all");
     b.free(&two).await;
     assert!(left() <= LONG.as_secs(), "the one that is left");
-    assert!(!shedlock(lab));
+    assert!(!lab.shedlock("dlock", "dlock:job", 30));
     a.free(&one).await;
-    assert!(shedlock(lab), "ShedLock did not get a lock that was given back");
+    assert!(lab.shedlock("dlock", "dlock:job", 30), "ShedLock did not get a lock that was given back");
     let wanted = reader(waiting(&job, LONG));
     let busy = a.refused(&wanted).await;
     assert!(busy.holders.len() == 1 && busy.holders[0].foreign, "{busy:?}");
@@ -230,15 +206,15 @@ async fn what_shedlock_took_over_is_nobodys_share(lab: &Lab) {
     let (held, wanted) = (reader(request(&job, SHORT)), reader(waiting(&job, LONG)));
     let fence = a.take(&held).await.fence;
     lab.outlast(SHORT).await;
-    assert!(shedlock(lab));
+    assert!(lab.shedlock("dlock", "dlock:job", 30));
     // Even if its clock was ahead, and the share is not over by its own time.
-    sql(lab, "UPDATE dlock SET document = regexp_replace(document, '\"e\":[0-9]+', '\"e\":4000000000000')");
-    let before = sql(lab, "SELECT name, lock_until, locked_at, locked_by FROM dlock");
+    lab.sql("UPDATE dlock SET document = regexp_replace(document, '\"e\":[0-9]+', '\"e\":4000000000000')");
+    let before = lab.sql("SELECT name, lock_until, locked_at, locked_by FROM dlock");
     assert_eq!(a.renew(&held, Some(LONG)).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     assert!(matches!(a.attempt(&nested(&held)).await, Attempt::NotHeld));
     assert!(a.inspect(&job).await.holders.iter().all(|holder| holder.foreign), "our share was taken for a hold");
-    assert_eq!(sql(lab, "SELECT name, lock_until, locked_at, locked_by FROM dlock"), before);
+    assert_eq!(lab.sql("SELECT name, lock_until, locked_at, locked_by FROM dlock"), before);
     a.refused(&wanted).await;
     end_shedlock(lab);
     let grant = a.take(&wanted).await;
@@ -257,7 +233,7 @@ async fn document_with(lab: &Lab, client: &mut Client, wanted: &Request) -> (Str
     let before = column(lab, "document").expect("a holder");
     client.refused(wanted).await;
     let (queue, with_holder) = (queue(lab).expect("a queue"), column(lab, "document").expect("a document"));
-    sql(lab, &format!("UPDATE dlock SET document = '{before}', revision = revision - 1"));
+    lab.sql(&format!("UPDATE dlock SET document = '{before}', revision = revision - 1"));
     (with_holder, format!(r#"{{"v":100,{queue}}}"#))
 }
 
@@ -367,7 +343,7 @@ async fn a_share_is_renewed_in_two_round_trips(lab: &Lab) {
 }
 
 async fn a_table_without_the_column_is_a_mistake_with_a_hint(lab: &Lab) {
-    sql(lab, "ALTER TABLE dlock DROP COLUMN document");
+    lab.sql("ALTER TABLE dlock DROP COLUMN document");
     let mut a = lab.client().await;
     for wanted in [request(&key("job"), LONG), reader(request(&key("job"), LONG))] {
         let error = a.0.try_acquire(&wanted).await.expect_err("an older table");
@@ -382,12 +358,12 @@ async fn a_table_without_the_column_is_a_mistake_with_a_hint(lab: &Lab) {
 async fn an_older_layout_is_refused_until_init(lab: &Lab) {
     let (mut a, mut b, job) = (lab.client().await, lab.client().await, key("job"));
     a.hold(&job).await;
-    sql(lab, "UPDATE dlock SET layout = 100");
+    lab.sql("UPDATE dlock SET layout = 100");
     assert_eq!(b.0.init().await.expect("init"), Init::Created);
     let error = b.0.try_acquire(&request(&job, LONG)).await.expect_err("an older layout");
     assert_eq!(error.kind, ErrorKind::Layout, "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
-    sql(lab, "UPDATE dlock SET lock_until = '2001-01-01'");
+    lab.sql("UPDATE dlock SET lock_until = '2001-01-01'");
     b.0.try_acquire(&request(&job, LONG)).await.expect_err("not even if it is free");
     b.0.init().await.expect("init");
     assert_eq!(b.0.init().await.expect("init"), Init::UpToDate);
@@ -398,7 +374,7 @@ async fn a_newer_layout_of_shares_is_refused(lab: &Lab) {
     let (mut a, job) = (lab.client().await, key("job"));
     let held = reader(request(&job, LONG));
     a.take(&held).await;
-    sql(lab, "UPDATE dlock SET document = replace(document, '\"v\":100', '\"v\":200')");
+    lab.sql("UPDATE dlock SET document = replace(document, '\"v\":100', '\"v\":200')");
     let mut errors = Vec::new();
     errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
     errors.extend(a.0.try_acquire(&reader(request(&job, LONG))).await.err());
@@ -407,7 +383,7 @@ async fn a_newer_layout_of_shares_is_refused(lab: &Lab) {
     errors.extend(a.0.renew(&job, &held.token, Intent::Probe).await.err());
     errors.extend(a.0.inspect(&job).await.err());
     assert!(errors.len() == 6 && errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
-    sql(lab, "UPDATE dlock SET document = replace(document, '\"v\":200', '\"v\":199')");
+    lab.sql("UPDATE dlock SET document = replace(document, '\"v\":200', '\"v\":199')");
     a.renewed(&held, None).await;
     a.free(&held).await;
 }
@@ -419,7 +395,7 @@ async fn rows_that_were_shared_are_collected(lab: &Lab) {
     let old = "UPDATE dlock SET lock_until = '2001-01-01', locked_at = '2001-01-01', renewed_at = '2001-01-01', fence = 1";
     assert_eq!(a.0.collect(Duration::from_secs(60)).await.expect("gc"), Some(0));
     a.free(&held).await;
-    sql(lab, old);
+    lab.sql(old);
     assert_eq!(a.0.collect(Duration::from_secs(60)).await.expect("gc"), Some(1));
     let Attempt::Granted(_) = a.attempt(&held).await else { panic!("a row that is gone is made anew") };
     let busy: Busy = a.refused(&request(&job, LONG)).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock::{
-    backends::tair::Mode,
+    backends::tair::TairMode,
     lock::{Attempt, Effect, Kind as ErrorKind, Release, Renewal, Rule, Scope, Stage, Terms},
 };
 use redis::Value;
@@ -61,7 +61,7 @@ async fn a_server_without_the_commands_is_refused(lab: &Lab) {
     let plain = support::redis::Redis::plain();
     let error = lab.tair().client(plain.port, "dlock").try_acquire(&request(&key("job"), LONG)).await.expect_err("no Tair");
     assert_eq!((error.kind, error.effect), (ErrorKind::Config, Effect::NotApplied), "{error:?}");
-    let command = if lab.tair().mode == Mode::Plain { "CAS and CAD" } else { "EXCAS" };
+    let command = if lab.tair().mode == TairMode::Plain { "CAS and CAD" } else { "EXCAS" };
     assert!(error.message.contains(command) && error.hint.is_some(), "{error:?}");
     assert!(plain.keys().is_empty(), "it was asked all the same");
 }
@@ -94,7 +94,7 @@ async fn plain_users_of_cas_are_kept_out_and_keep_out(lab: &Lab) {
     assert_eq!(server.command(&["CAD", NAME, "still theirs"]), Value::Int(1));
     let held = a.hold(&job).await;
     assert_eq!(server.command(&["SET", NAME, "theirs", "NX", "PX", "5000"]), Value::Nil);
-    if lab.tair().mode == Mode::Plain {
+    if lab.tair().mode == TairMode::Plain {
         assert_eq!(server.command(&["CAD", NAME, "theirs"]), Value::Int(0));
         assert_eq!(server.command(&["CAS", NAME, "theirs", "x", "PX", "5000"]), Value::Int(0));
     }
@@ -110,7 +110,7 @@ async fn users_of_versions_are_kept_out_and_keep_out(lab: &Lab) {
     assert!(busy.holders[0].foreign && busy.expires_in.is_some(), "{busy:?}");
     assert_eq!(server.command(&["EXCAD", NAME, "1"]), Value::Int(1), "it was touched");
     let held = a.hold(&job).await;
-    if lab.tair().mode == Mode::Version {
+    if lab.tair().mode == TairMode::Version {
         assert_eq!(server.command(&["EXSET", NAME, "theirs", "NX", "PX", "5000"]), Value::Nil);
         // What a stale user of version 1 would do.
         assert_eq!(server.command(&["EXCAD", NAME, "1"]), Value::Int(0));
@@ -240,8 +240,8 @@ async fn what_another_scheme_left_is_not_in_the_way(lab: &Lab) {
     let mut a = lab.client().await;
     a.ran(&asking("job", &once(WINDOW, 0, false)), Stage::Ok).await;
     let other = match lab.tair().mode {
-        Mode::Plain => "exstrtype",
-        Mode::Version => "string",
+        TairMode::Plain => "exstrtype",
+        TairMode::Version => "string",
     };
     server.command(&["HSET", &format!("dlock:{{dlock:job}}:starts-{other}"), "ps", "1"]);
     assert_eq!(a.judged(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(Stage::Ok));

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, rc::Rc, time::Duration};
 
 use dlock::{
-    backends::tair::Mode as TairMode,
+    backends::tair::TairMode,
     lease::{self, BootClock, Limits, Outcome, Patience, Released},
     lock::{Amendment, Attempt, Break, End, Fence, Intent, Mode, Release, Renewal, Request, Scope},
 };
@@ -396,7 +396,7 @@ impl Inside {
 }
 
 async fn come_and_go(mut client: Client, kinds: Vec<(Mode, bool)>, inside: Rc<RefCell<Inside>>) {
-    let limits = Limits { answer: Duration::from_secs(5) };
+    let limits = Limits::of(Duration::from_secs(5));
     for (mode, fair) in kinds {
         let wanted = Request { mode, fair, ..waiting(&key("job"), LONG) };
         let never = std::future::pending::<()>();

@@ -32,7 +32,7 @@ pub fn all() -> Vec<Case> {
     all
 }
 
-const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 
 fn everything(place: &str, retry_failed: u32) -> Terms {
     Terms { place: place.into(), skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, retry_failed, false) }

@@ -1,6 +1,6 @@
 //! The starts of runs in the rows of PostgreSQL, MariaDB and MySQL: what can come between a judgement and a grant there.
 
-use std::{thread::JoinHandle, time::Duration};
+use std::time::Duration;
 
 use dlock::{
     lease::{self, BootClock, Limits, Outcome, Patience},
@@ -26,7 +26,7 @@ pub fn all() -> Vec<Case> {
     all.extend(cases![|kind| is_sql(kind) && !kind.is_a_session() =>
         a_run_that_began_while_this_one_waited_for_the_row_is_in_the_way,
         what_later_runs_go_by_is_not_collected,
-        a_start_that_nobody_was_told_of_is_no_run_before_it,
+        an_unreported_start_is_no_run_before_it,
     ]);
     all.extend(cases![|kind| is_sql(kind) && kind.is_a_session() =>
         a_hold_that_was_begun_before_is_one_start,
@@ -42,21 +42,11 @@ fn is_sql(kind: Kind) -> bool {
     kind.is_postgres() || kind.is_mariadb()
 }
 
-impl Lab {
-    /// In PostgreSQL's words or MariaDB's. `$table` is the one with the starts.
-    fn sql(&self, postgres: &str, mariadb: &str) {
-        if self.kind.is_postgres() {
-            let table = if self.kind.is_a_session() { "dlock_fences" } else { "dlock" };
-            self.postgres().sql(&postgres.replace("$table", table));
-        } else {
-            let table = if self.kind.is_a_session() { "dlock_sessions" } else { "dlock" };
-            self.mariadb().sql(&mariadb.replace("$table", table));
-        }
-    }
-
-    fn meanwhile(&self, postgres: &str, mariadb: &str) -> JoinHandle<()> {
-        if self.kind.is_postgres() { self.postgres().meanwhile(postgres) } else { self.mariadb().meanwhile(mariadb) }
-    }
+/// In PostgreSQL's words or MariaDB's. `$table` is the one with the starts.
+fn sql(lab: &Lab, postgres: &str, mariadb: &str) {
+    let sessions = lab.kind.is_a_session();
+    let table = lab.either(if sessions { "dlock_fences" } else { "dlock" }, if sessions { "dlock_sessions" } else { "dlock" });
+    lab.sql(&lab.either(postgres, mariadb).replace("$table", table));
 }
 
 const COLUMNS: [&str; 16] = [
@@ -82,9 +72,9 @@ async fn tables_without_starts_are_upgraded(lab: &Lab) {
     let mut a = lab.client().await;
     let before = a.ran(&request(&key("job"), LONG), Stage::Started).await.fence;
     let drop = COLUMNS.map(|column| format!("DROP COLUMN {column}")).join(", ");
-    let others = if lab.kind.is_postgres() { "dlock_fences" } else { "dlock_sessions" };
+    let others = lab.either("dlock_fences", "dlock_sessions");
     for table in ["dlock", others] {
-        lab.sql(&format!("ALTER TABLE {table} {drop}"), &format!("ALTER TABLE {table} {drop}"));
+        lab.sql(&format!("ALTER TABLE {table} {drop}"));
     }
     let mut b = lab.client().await;
     for request in [request(&key("job"), LONG), asking("job", &once(WINDOW, 0, false))] {
@@ -114,7 +104,8 @@ async fn starts_in_the_future_are_in_the_way_and_pauses_are_not(lab: &Lab) {
     let all = Terms { skew_guard: Some(minute), at_least: Some(minute), ..once(minute, 1, false) };
     a.ran(&asking("job", &all), Stage::Failed).await;
     assert_eq!(b.judged(&asking("job", &guarded("b", minute))).await.rule, Rule::AtLeast(minute));
-    lab.sql(
+    sql(
+        lab,
         "UPDATE $table SET paced_at = paced_at + interval '1 hour', start_at = start_at + interval '1 hour'",
         "UPDATE $table SET paced_at = paced_at + INTERVAL 1 HOUR, start_at = start_at + INTERVAL 1 HOUR",
     );
@@ -133,7 +124,7 @@ async fn who_is_refused_and_waits_keeps_nothing(lab: &Lab) {
     let (one, two) = (b.judged(&waiting).await, c.judged(&Request { waiting: true, ..request(&key("job"), LONG) }).await);
     assert_eq!(one.rule, two.rule);
     assert!(a.inspect(&key("job")).await.holders.is_empty());
-    lab.sql("UPDATE $table SET paced_at = NULL", "UPDATE $table SET paced_at = NULL");
+    sql(lab, "UPDATE $table SET paced_at = NULL", "UPDATE $table SET paced_at = NULL");
     // With the session that it was refused over.
     b.take(&waiting).await;
     b.0.leave_queue(&waiting).await.expect("abandon");
@@ -147,14 +138,14 @@ async fn a_run_that_began_while_this_one_waited_for_the_row_is_in_the_way(lab: &
     let wanted = once(WINDOW, 0, false);
     let held = request(&key("job"), LONG);
     a.ran(&held, Stage::Started).await;
-    let run = lab.meanwhile(
+    let run = lab.meanwhile(lab.either(
         "BEGIN; SELECT 1 FROM dlock FOR UPDATE; SELECT pg_sleep(0.5);
          UPDATE dlock SET start_at = timezone('utc', clock_timestamp()), start_fence = fence + 1, fence = fence + 1, start_stage = 'ok',
                 start_tries = 1, start_window_ms = 3600000, revision = revision + 2; COMMIT",
         "START TRANSACTION; SELECT 1 FROM dlock FOR UPDATE; SELECT SLEEP(0.5);
          UPDATE dlock SET start_at = SYSDATE(6) - INTERVAL TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(), NOW()) SECOND, start_fence = fence + 1,
                 fence = fence + 1, start_stage = 'ok', start_tries = 1, start_window_ms = 3600000, revision = revision + 2; COMMIT",
-    );
+    ));
     lab.pass(Duration::from_millis(150)).await;
     let refusal = b.judged(&asking("job", &wanted)).await;
     assert_eq!(refusal.rule, Rule::Once(Stage::Ok));
@@ -162,11 +153,11 @@ async fn a_run_that_began_while_this_one_waited_for_the_row_is_in_the_way(lab: &
 }
 
 /// The answer to a grant was lost, and its lease is over when it is asked for again.
-async fn a_start_that_nobody_was_told_of_is_no_run_before_it(lab: &Lab) {
+async fn an_unreported_start_is_no_run_before_it(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = asking("job", &everything());
     let first = a.take(&asked).await;
-    lab.sql("UPDATE dlock SET lock_until = lock_until - interval '1 hour'", "UPDATE dlock SET lock_until = lock_until - INTERVAL 1 HOUR");
+    sql(lab, "UPDATE dlock SET lock_until = lock_until - interval '1 hour'", "UPDATE dlock SET lock_until = lock_until - INTERVAL 1 HOUR");
     assert_eq!(b.judged(&asking("job", &everything())).await.rule, Rule::AtLeast(WINDOW));
     let again = a.take(&asked).await;
     assert!(again.fence > first.fence);
@@ -180,7 +171,8 @@ async fn what_later_runs_go_by_is_not_collected(lab: &Lab) {
     a.ran(&asking("job", &once(days(10), 0, false)), Stage::Ok).await;
     a.ran(&asking("kept", &Terms { at_least: Some(days(10)), ..guarded("a", days(1)) }), Stage::Ok).await;
     let age = |days: u32| {
-        lab.sql(
+        sql(
+            lab,
             &format!(
                 "UPDATE dlock SET lock_until = lock_until - interval '{days} days', locked_at = locked_at - interval '{days} days', renewed_at = renewed_at - interval '{days} days', \
                  paced_at = paced_at - interval '{days} days', start_at = start_at - interval '{days} days', \
@@ -203,7 +195,8 @@ async fn what_later_runs_go_by_is_not_collected(lab: &Lab) {
 /// What is in the tables when a fence was counted for this hold, and the answer was lost with the session.
 fn begun(lab: &Lab, of: &Request) {
     let hold = of.token.hold_text();
-    lab.sql(
+    sql(
+        lab,
         &format!(
             "INSERT INTO dlock_fences (name, fence, start_at, start_fence, start_stage, start_tries, start_window_ms, paced_at, paced_fence,
                                        paced_place, guard_ms, at_least_ms, start_hold, paced_hold)
@@ -265,7 +258,7 @@ fn behind_proxy(lab: &Lab) -> (Proxy, Client, &'static str) {
     (proxy, client, "ON DUPLICATE KEY UPDATE layout = layout")
 }
 
-const LIMITS: Limits = Limits { answer: Duration::from_secs(3) };
+const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(3));
 /// A session that was cut off may have the lock for a moment.
 const PATIENCE: Patience = Patience::For(Duration::from_secs(10));
 

@@ -13,13 +13,14 @@ use crate::{
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
         a_hold_is_verified_by_its_token_alone,
+        no_more_is_left_than_was_asked_for,
         a_free_lock_is_held_by_no_token,
         a_stale_token_holds_nothing,
         a_waiters_token_holds_nothing,
         a_token_holds_its_own_lock_only,
         a_verified_hold_ends_when_it_would_have,
     ];
-    all.extend(cases![Kind::hands_on => nested_holds_are_verified_each, a_detached_hold_is_verified]);
+    all.extend(cases![Kind::hands_on => nested_holds_are_verified_each, a_detached_hold_is_verified, a_renewal_at_once_shortens_nothing]);
     all
 }
 
@@ -52,6 +53,19 @@ async fn a_hold_is_verified_by_its_token_alone(lab: &Lab) {
     a.free(&held).await;
     for client in [&mut a, &mut b] {
         assert_eq!(left(client, &job, &held.token).await, None);
+    }
+}
+
+/// A store that rounds an end up and its clock down says a millisecond more for every other hold.
+async fn no_more_is_left_than_was_asked_for(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    for _ in 0..20 {
+        let held = a.hold(&job).await;
+        assert_left(left(&mut a, &job, &held.token).await, LONG);
+        let told = a.inspect(&job).await.holders[0].expires_in;
+        assert!(told.is_none_or(|told| told <= LONG), "{told:?} of {LONG:?}");
+        a.free(&held).await;
     }
 }
 
@@ -146,4 +160,16 @@ async fn a_detached_hold_is_verified(lab: &Lab) {
     assert_left(left(&mut b, &job, &held.token).await, LONG);
     b.free(&held).await;
     assert_eq!(left(&mut b, &job, &held.token).await, None);
+}
+
+/// A store that rounds an end up and its clock down finds that the same TTL ends sooner, if it is asked within the same millisecond.
+async fn a_renewal_at_once_shortens_nothing(lab: &Lab) {
+    let (mut a, mut b) = (lab.client().await, lab.client().await);
+    let job = key("job");
+    for _ in 0..20 {
+        let mut held = dlock::lock::Request { detached: true, ..request(&job, LONG) };
+        held.token.session = a.take(&held).await.session;
+        b.renewed(&held, None).await;
+        b.free(&held).await;
+    }
 }

@@ -430,7 +430,7 @@ async fn a_record_long_unused_can_be_removed(lab: &Lab) {
     a.renewed(&held, None).await;
 }
 
-const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 
 fn through(lab: &Lab, proxy: &Proxy) -> Client {
     Client(lab.zookeeper().at_port(proxy.port, "dlock"))

@@ -297,7 +297,7 @@ async fn a_leader_that_is_gone_is_survived(_: &Lab) {
     let fence = a.take(&held).await.fence;
     let leader = servers.leader();
     servers.nodes[leader].kill();
-    let limits = Limits { answer: Duration::from_secs(10) };
+    let limits = Limits::of(Duration::from_secs(10));
     let renewal = lease::ask(&mut *a.0, &BootClock, limits, ("ask", None), async |backend: &mut dyn dlock::lock::Backend| {
         backend.renew(&job, &held.token, None.into()).await
     });

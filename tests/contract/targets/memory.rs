@@ -2,12 +2,12 @@
 
 use async_trait::async_trait;
 use dlock::{
-    backends::memory::{Memory, Store},
+    backends::memory::{Memory, MemoryStore},
     lock::{Backend, Namespace},
 };
 
 #[derive(Default)]
-pub struct Target(Store);
+pub struct Target(MemoryStore);
 
 #[async_trait(?Send)]
 impl super::Target for Target {

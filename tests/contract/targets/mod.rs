@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dlock::{
-    backends::{mysql, postgres::Mode, tair::Mode as TairMode},
+    backends::{mysql, postgres::Mode, tair::TairMode},
     lock::Backend,
 };
 

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use dlock::{
     backends::{
         redis::{Options as ServerOptions, Server},
-        tair::{Mode, Options, Tair},
+        tair::{Options, Tair, TairMode},
     },
     lock::{Backend, Namespace},
 };
@@ -13,11 +13,11 @@ use crate::support::{self, ports};
 
 pub struct Target {
     server: support::tair::Tair,
-    pub mode: Mode,
+    pub mode: TairMode,
 }
 
 impl Target {
-    pub fn make(mode: Mode) -> Self {
+    pub fn make(mode: TairMode) -> Self {
         Self { server: support::tair::Tair::start(), mode }
     }
 

@@ -24,7 +24,7 @@ pub fn all() -> Vec<Case> {
     [nodes::all(), answers::all(), others::all(), readers::all(), starts::all()].concat()
 }
 
-const LIMITS: Limits = Limits { answer: Duration::from_secs(2) };
+const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 
 /// A proxy before each node, and a client that goes through them.
 struct Fronts(Vec<Proxy>);

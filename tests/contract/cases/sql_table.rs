@@ -1,0 +1,218 @@
+//! The table of leases of a SQL server: ShedLock's statements on the same rows, layouts, and what is collected.
+
+use std::time::{Duration, Instant};
+
+use dlock::{
+    lease::{self, BootClock, Limits, Outcome, Patience},
+    lock::{Attempt, Effect, End, Init, Kind as ErrorKind, Release, Renewal, Scope},
+};
+
+use super::{Case, cases, history::history};
+use crate::{
+    lab::{Client, LONG, Lab, SHORT, key, nested, request, soon, waiting},
+    targets::Kind,
+};
+
+pub fn all() -> Vec<Case> {
+    let mut all = cases![|kind| kind == Kind::PostgresLease || kind == Kind::MariadbLease =>
+        a_shedlock_that_is_held_is_busy,
+        a_shedlock_that_was_given_back_is_free,
+        a_lock_of_ours_keeps_shedlock_out,
+        what_shedlock_took_over_is_not_held,
+        an_existing_shedlock_table_is_upgraded,
+        a_shared_table_is_not_collected,
+        a_missing_table_is_a_mistake_with_a_hint,
+        a_newer_layout_is_refused,
+        leases_that_are_never_given_back_are_remembered_within_bounds,
+        unused_rows_are_collected_and_fences_rise_on,
+    ];
+    all.extend(cases![|kind| kind == Kind::PostgresLease => a_column_with_a_time_zone_is_refused]);
+    all
+}
+
+async fn a_shedlock_that_is_held_is_busy(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    assert!(lab.shedlock("dlock", "dlock:job", 30));
+    let busy = a.refused(&request(&job, LONG)).await;
+    assert!(busy.holders[0].foreign && busy.holders[0].fence.is_none(), "{busy:?}");
+    // On MariaDB the waiter with the gate looks at the row for the others.
+    assert_eq!(busy.notifies, lab.kind.is_mariadb(), "{busy:?}");
+    let left = busy.expires_in.expect("it ends");
+    assert!(left > Duration::from_secs(25) && left <= Duration::from_secs(30), "{left:?}");
+    assert_eq!(a.inspect(&job).await.holders[0].metadata.as_ref().and_then(|who| who.host.as_deref()), Some("web7"));
+    assert_eq!(a.keys("").await, ["job"]);
+    let mine = request(&job, LONG);
+    assert_eq!(a.renew(&mine, None).await, Renewal::NotHeld);
+    assert_eq!(a.release(&mine, Scope::Tree).await, Release::NotHeld);
+    a.refused(&request(&job, LONG)).await;
+}
+
+async fn a_shedlock_that_was_given_back_is_free(lab: &Lab) {
+    let job = key("job");
+    let mut a = lab.client().await;
+    assert!(lab.shedlock("dlock", "dlock:job", 30));
+    let never = std::future::pending::<()>();
+    let take = lease::acquire(&mut *a.0, &BootClock, waiting(&job, LONG), Patience::For(LONG), Limits::DEFAULT, never, |_| {});
+    let free = async {
+        lab.pass(Duration::from_millis(300)).await;
+        assert!(lab.shedlock_unlocks("dlock", "dlock:job"));
+        Instant::now()
+    };
+    let (outcome, freed) = tokio::join!(take, free);
+    assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
+    // ShedLock wakes no waiter: dlock looks.
+    assert!(freed.elapsed() < soon(), "{:?}", freed.elapsed());
+}
+
+/// ShedLock's clock on MariaDB has milliseconds.
+async fn a_millisecond(lab: &Lab) {
+    lab.pass(Duration::from_millis(5)).await;
+}
+
+async fn a_lock_of_ours_keeps_shedlock_out(lab: &Lab) {
+    let mut a = lab.client().await;
+    let held = a.hold(&key("job")).await;
+    assert!(!lab.shedlock("dlock", "dlock:job", 30), "ShedLock took a lock that we hold");
+    assert!(!lab.shedlock_unlocks("dlock", "dlock:job"));
+    a.free(&held).await;
+    a_millisecond(lab).await;
+    assert!(lab.shedlock("dlock", "dlock:job", 30), "ShedLock did not get a lock that was given back");
+    a.refused(&request(&key("job"), LONG)).await;
+}
+
+async fn what_shedlock_took_over_is_not_held(lab: &Lab) {
+    const ROW: &str = "SELECT name, lock_until, locked_at, locked_by FROM dlock";
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = request(&job, SHORT);
+    a.take(&held).await;
+    lab.outlast(SHORT).await;
+    assert!(lab.shedlock("dlock", "dlock:job", 30));
+    let before = lab.sql(ROW);
+    assert_eq!(a.renew(&held, Some(LONG)).await, Renewal::NotHeld);
+    assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
+    assert!(matches!(a.attempt(&nested(&held)).await, Attempt::NotHeld));
+    a.refused(&held).await;
+    assert!(a.inspect(&job).await.holders[0].foreign, "what we left behind was taken for ShedLock's");
+    assert_eq!(lab.sql(ROW), before);
+}
+
+/// As ShedLock's documentation has it.
+fn create_shedlock(lab: &Lab) -> &'static str {
+    lab.either(
+        "CREATE TABLE shedlock(name VARCHAR(64) NOT NULL, lock_until TIMESTAMP NOT NULL, locked_at TIMESTAMP NOT NULL, \
+         locked_by VARCHAR(255) NOT NULL, PRIMARY KEY (name))",
+        "CREATE TABLE shedlock(name VARCHAR(64) NOT NULL, lock_until TIMESTAMP(3) NOT NULL, \
+         locked_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3), locked_by VARCHAR(255) NOT NULL, PRIMARY KEY (name))",
+    )
+}
+
+fn on_shedlock(lab: &Lab) -> Client {
+    lab.client_with("", |options| options.table = "shedlock".into())
+}
+
+async fn an_existing_shedlock_table_is_upgraded(lab: &Lab) {
+    lab.sql(create_shedlock(lab));
+    assert!(lab.shedlock("shedlock", "nightly", 30));
+    let mut a = on_shedlock(lab);
+    let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("it has not our columns yet");
+    assert_eq!((error.kind, error.hint.is_some_and(|hint| hint.contains("dlock init"))), (ErrorKind::Config, true));
+    assert_eq!(a.0.init().await.expect("init"), Init::Created);
+    assert_eq!(a.0.init().await.expect("init"), Init::UpToDate);
+    assert!(a.refused(&request(&key("nightly"), LONG)).await.holders[0].foreign, "the upgrade moved its end");
+    for name in [&*"x".repeat(255), "NIGHTLY", "nightly "] {
+        a.hold(&key(name)).await;
+    }
+    assert!(lab.shedlock_unlocks("shedlock", "nightly"));
+    a_millisecond(lab).await;
+    let held = a.hold(&key("nightly")).await;
+    assert!(!lab.shedlock("shedlock", "nightly", 30));
+    a.free(&held).await;
+    a_millisecond(lab).await;
+    assert!(lab.shedlock("shedlock", "nightly", 30));
+}
+
+async fn a_column_with_a_time_zone_is_refused(lab: &Lab) {
+    lab.sql(&create_shedlock(lab).replace("lock_until TIMESTAMP", "lock_until TIMESTAMPTZ"));
+    let error = on_shedlock(lab).0.init().await.expect_err("it would mean another time in each time zone");
+    assert_eq!(error.kind, ErrorKind::Config, "{error:?}");
+}
+
+async fn a_shared_table_is_not_collected(lab: &Lab) {
+    assert!(lab.shedlock("dlock", "nightly", 1));
+    let error = lab.client().await.0.collect(Duration::from_secs(60)).await.expect_err("ShedLock's nodes remember the row");
+    assert_eq!(error.kind, ErrorKind::Unsupported, "{error:?}");
+}
+
+async fn a_missing_table_is_a_mistake_with_a_hint(lab: &Lab) {
+    let mut a = lab.client_with("dlock", |options| options.table = "elsewhere".into());
+    let error = a.0.try_acquire(&request(&key("job"), LONG)).await.expect_err("no table");
+    // MariaDB is asked in several statements.
+    assert!(error.kind == ErrorKind::Config && (lab.kind.is_mariadb() || error.effect == Effect::NotApplied), "{error:?}");
+    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("dlock init")), "{error:?}");
+    assert_eq!(a.0.init().await.expect("init"), Init::Created);
+    a.hold(&key("job")).await;
+}
+
+async fn a_newer_layout_is_refused(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    lab.sql("UPDATE dlock SET layout = 300");
+    let mut errors = Vec::new();
+    errors.extend(a.0.try_acquire(&request(&job, LONG)).await.err());
+    errors.extend(a.0.renew(&job, &held.token, None.into()).await.err());
+    errors.extend(a.0.release(&job, &held.token, &Scope::Tree.into()).await.err());
+    errors.extend(a.0.inspect(&job).await.err());
+    assert_eq!(errors.len(), 4);
+    assert!(errors.iter().all(|error| error.kind == ErrorKind::Layout), "{errors:?}");
+    lab.sql("UPDATE dlock SET layout = 299");
+    a.renewed(&held, None).await;
+    a.free(&held).await;
+    // Not even if it is free.
+    lab.sql("UPDATE dlock SET layout = 300");
+    assert_eq!(a.0.try_acquire(&request(&job, LONG)).await.expect_err("newer").kind, ErrorKind::Layout);
+}
+
+async fn leases_that_are_never_given_back_are_remembered_within_bounds(lab: &Lab) {
+    let (mut a, job) = (lab.client().await, key("job"));
+    let mut last = None;
+    for _ in 0..140 {
+        last = Some(a.take(&request(&job, LONG)).await.fence);
+        lab.sql("UPDATE dlock SET lock_until = lock_until - INTERVAL '2' MINUTE");
+    }
+    let past = history(&mut a, &job).await.past;
+    assert!((100..=132).contains(&past.len()), "{}", past.len());
+    assert!(past[0].fence == last && past.iter().all(|one| one.end == End::Expired), "{past:?}");
+}
+
+async fn unused_rows_are_collected_and_fences_rise_on(lab: &Lab) {
+    let mut a = lab.client().await;
+    let mut fences = Vec::new();
+    for name in ["old", "held", "new"] {
+        let held = request(&key(name), LONG);
+        fences.push(a.take(&held).await.fence);
+        if name != "held" {
+            a.free(&held).await;
+        }
+    }
+    let day = Duration::from_secs(24 * 3600);
+    assert_eq!(a.0.collect(day).await.expect("gc"), Some(0));
+    lab.sql(
+        "UPDATE dlock SET lock_until = lock_until - INTERVAL '2' DAY, locked_at = locked_at - INTERVAL '2' DAY, \
+         renewed_at = renewed_at - INTERVAL '2' DAY WHERE name = 'dlock:old'",
+    );
+    // Its fence is not older than the day: a clock that is set back by less could repeat it.
+    assert_eq!(a.0.collect(day).await.expect("gc"), Some(0));
+    lab.sql("UPDATE dlock SET fence = fence - 172800000000 WHERE name = 'dlock:old'");
+    assert_eq!(a.0.collect(day).await.expect("gc"), Some(1));
+    // What is remembered goes by its own age.
+    assert_eq!(history(&mut a, &key("old")).await.past.len(), 1);
+    lab.sql("UPDATE dlock_runs SET ended = ended - INTERVAL '2' DAY WHERE name = 'dlock:old'");
+    a.0.collect(day).await.expect("gc");
+    assert_eq!(history(&mut a, &key("old")).await.past, []);
+    assert_eq!(history(&mut a, &key("new")).await.past.len(), 1);
+    assert_eq!(a.keys("").await, ["held"]);
+    assert!(a.take(&request(&key("old"), LONG)).await.fence > fences[0]);
+}

@@ -1,0 +1,87 @@
+//! What cases ask of a SQL server beside dlock, in the words of PostgreSQL or of MariaDB.
+
+use std::thread::JoinHandle;
+
+use dlock::backends::{mysql, postgres, sql::Options};
+
+use crate::lab::{Client, Lab};
+
+impl Lab {
+    /// What holds for the server of the case.
+    pub fn either<T>(&self, postgres: T, mariadb: T) -> T {
+        if self.kind.is_postgres() { postgres } else { mariadb }
+    }
+
+    /// What the server answers to statements in the case's database; NULL is a text.
+    #[track_caller]
+    pub fn sql(&self, statements: &str) -> Vec<Vec<String>> {
+        if self.kind.is_postgres() {
+            let text = |value: Option<String>| value.unwrap_or_else(|| "NULL".into());
+            self.postgres().sql(statements).into_iter().map(|row| row.into_iter().map(text).collect()).collect()
+        } else {
+            self.mariadb().sql(statements)
+        }
+    }
+
+    /// Runs statements while the case goes on.
+    pub fn meanwhile(&self, statements: &str) -> JoinHandle<()> {
+        if self.kind.is_postgres() { self.postgres().meanwhile(statements) } else { self.mariadb().meanwhile(statements) }
+    }
+
+    /// A client in the case's mode with options of its own.
+    pub fn client_with(&self, namespace: &str, change: impl FnOnce(&mut Options)) -> Client {
+        Client(if self.kind.is_postgres() {
+            let mut options = self.postgres().options(namespace);
+            change(&mut options.sql);
+            postgres::backend(options)
+        } else {
+            let mut options = self.mariadb().options(namespace);
+            change(&mut options.sql);
+            mysql::backend(options)
+        })
+    }
+
+    /// Sends what ShedLock sends with `usingDbTime` for this lockAtMostFor. True if it took the lock.
+    pub fn shedlock(&self, table: &str, name: &str, seconds: u64) -> bool {
+        if self.kind.is_postgres() {
+            let most = format!("{seconds} seconds");
+            let take = format!(
+                "INSERT INTO {table}(name, lock_until, locked_at, locked_by) \
+                 VALUES('{name}', timezone('utc', CURRENT_TIMESTAMP) + cast('{most}' as interval), timezone('utc', CURRENT_TIMESTAMP), 'web7') \
+                 ON CONFLICT (name) DO UPDATE SET lock_until = timezone('utc', CURRENT_TIMESTAMP) + cast('{most}' as interval), \
+                 locked_at = timezone('utc', CURRENT_TIMESTAMP), locked_by = 'web7' \
+                 WHERE {table}.name = '{name}' AND {table}.lock_until <= timezone('utc', CURRENT_TIMESTAMP) RETURNING 1"
+            );
+            return !self.sql(&take).is_empty();
+        }
+        // The row is inserted, or else updated if it is free.
+        let until = format!("TIMESTAMPADD(MICROSECOND, {}, UTC_TIMESTAMP(3))", seconds * 1_000_000);
+        let insert = format!(
+            "INSERT IGNORE INTO {table}(name, lock_until, locked_at, locked_by) VALUES('{name}', {until}, UTC_TIMESTAMP(3), 'web7'); \
+             SELECT ROW_COUNT()"
+        );
+        let update = format!(
+            "UPDATE {table} SET lock_until = {until}, locked_at = UTC_TIMESTAMP(3), locked_by = 'web7' \
+             WHERE name = '{name}' AND lock_until <= UTC_TIMESTAMP(3); SELECT ROW_COUNT()"
+        );
+        [insert, update].iter().any(|sql| self.sql(sql)[0][0] == "1")
+    }
+
+    /// Gives back as ShedLock does, without a lockAtLeastFor. True if it had the lock.
+    pub fn shedlock_unlocks(&self, table: &str, name: &str) -> bool {
+        if self.kind.is_postgres() {
+            let free = format!(
+                "UPDATE {table} SET lock_until = CASE WHEN locked_at + cast('0 seconds' as interval) > timezone('utc', CURRENT_TIMESTAMP) \
+                 THEN locked_at + cast('0 seconds' as interval) ELSE timezone('utc', CURRENT_TIMESTAMP) END \
+                 WHERE name = '{name}' AND locked_by = 'web7' RETURNING 1"
+            );
+            return !self.sql(&free).is_empty();
+        }
+        let least = "TIMESTAMPADD(MICROSECOND, 0, locked_at)";
+        let free = format!(
+            "UPDATE {table} SET lock_until = IF ({least} > UTC_TIMESTAMP(3) , {least}, UTC_TIMESTAMP(3)) \
+             WHERE name = '{name}' AND locked_by = 'web7'; SELECT ROW_COUNT()"
+        );
+        self.sql(&free)[0][0] == "1"
+    }
+}

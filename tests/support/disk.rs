@@ -1,0 +1,56 @@
+//! A small disk that can be full.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use tempfile::TempDir;
+
+/// A file system of its own; it ends with this value.
+#[derive(Debug)]
+pub struct Disk(TempDir);
+
+impl Disk {
+    /// One of this size, such as `64m`.
+    ///
+    /// # Errors
+    /// Why none can be mounted here.
+    pub fn make(size: &str) -> Result<Self, String> {
+        if !rustix::process::geteuid().is_root() {
+            return Err("only root can mount a disk".into());
+        }
+        let disk = Self(super::folder());
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(disk.folder()).output();
+        match mounted {
+            Ok(output) if output.status.success() => Ok(disk),
+            failed => Err(format!("no disk can be mounted here: {failed:?}")),
+        }
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder().join(name)
+    }
+
+    /// Leaves no room, but in pages that are written to already.
+    pub fn fill(&self) {
+        let mut file = fs::File::create(self.path("ballast")).expect("a file on the disk");
+        while file.write_all(&[1; 4096]).is_ok() {}
+    }
+
+    pub fn free(&self) {
+        fs::remove_file(self.path("ballast")).expect("the ballast");
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.folder()).status();
+    }
+}
