@@ -60,7 +60,7 @@ enum Begun {
 /// Takes the lock for a token of its own.
 pub(super) async fn take(client: &mut Client, session: &mut Session, request: &Request) -> Answer<Attempt> {
     if let Stage::Queued(queued) = &mut session.stage
-        && let Some(busy) = still_queued(client, &session.names, queued, session.watches.is_some()).await?
+        && let Some(busy) = still_queued(client, (&session.names, session.lease), queued, session.watches.is_some()).await?
     {
         return Ok(Attempt::Busy(busy));
     }

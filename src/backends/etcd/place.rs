@@ -44,6 +44,7 @@ impl Taking<'_> {
             (queued.alive_until, queued.called, queued.unanswered, queued.lookout) =
                 (old.alive_until, old.called, old.unanswered, old.lookout);
         }
+        queued.catch_up(look.looked_after, look.call_of(self.session.lease));
         self.session.stage = Stage::Queued(queued);
         Ok(Attempt::Busy(busy))
     }
@@ -154,7 +155,12 @@ pub(super) fn retire(client: &Client, session: &Session) {
 }
 
 /// What a place in the queue answers without reading all of it; `None` if something happened.
-pub(super) async fn still_queued(client: &mut Client, names: &Names, queued: &mut Queued, watched: bool) -> Answer<Option<Busy>> {
+pub(super) async fn still_queued(
+    client: &mut Client,
+    (names, lease): (&Names, i64),
+    queued: &mut Queued,
+    watched: bool,
+) -> Answer<Option<Busy>> {
     // The farther behind, the less is gained by knowing by how much.
     let checks = CHECKS.max(queued.busy.position.unwrap_or_default() / 8);
     if queued.checks >= checks || queued.busy.position == Some(1) {
@@ -168,13 +174,15 @@ pub(super) async fn still_queued(client: &mut Client, names: &Names, queued: &mu
     let Before { key, record, .. } = &queued.before;
     let keys: Vec<_> = [&queued.own].into_iter().chain(key).chain(record).collect();
     let mut ops: Vec<_> = keys.iter().map(|key| ops::peek(key)).collect();
-    ops.push(ops::count(&names.numbers()));
+    ops.extend([ops::peek(&names.lookout()), ops::get(&names.call(lease)), ops::count(&names.numbers())]);
     let mut answers = client.run(ops).await?;
     let mut unchanged = true;
     for _ in keys {
         // None of them was put since, the record neither.
         unchanged &= answers.one()?.is_some_and(|kv| kv.mod_revision <= queued.seen);
     }
+    let (post, call) = (answers.one()?, answers.keys()?);
+    queued.catch_up(post.is_some(), lookout::calls(names, &call).first().map(|(_, call)| *call));
     let permits = answers.last_count();
     unchanged &= queued.permits.is_none_or(|before| before == permits);
     if unchanged {

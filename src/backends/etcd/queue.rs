@@ -251,7 +251,6 @@ impl Look {
     pub(super) fn waiting(&self, at: usize) -> Option<Ahead> {
         let one = &self.contenders[at];
         let record = self.record_of(one).filter(|_| self.queue.waits(at) && one.lease != 0)?;
-        let called = self.calls.iter().find(|(lease, _)| *lease == one.lease).map(|(_, called)| *called);
         Some(Ahead {
             key: one.name.clone(),
             created: one.created,
@@ -259,8 +258,13 @@ impl Look {
             record: record.name.clone(),
             revision: record.revision,
             answers: matches!(one.said(), Ok(Some(_))),
-            called,
+            called: self.call_of(one.lease),
         })
+    }
+
+    /// What the call of the waiter with this lease says.
+    pub(super) fn call_of(&self, lease: i64) -> Option<Call> {
+        self.calls.iter().find(|(called, _)| *called == lease).map(|(_, call)| *call)
     }
 
     /// The first waiter with another lease.

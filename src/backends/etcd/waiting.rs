@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
     client::{Answer, Client},
-    lookout::{self, BEAT, HERE},
+    lookout::{self, BEAT, Call, HERE, Lookout},
     messages::{NO_PUT, WatchCreateRequest, WatchRequest},
     names::{self, Names},
     questions::Watches,
@@ -189,12 +189,25 @@ impl Queued {
             }
             // Its own answer is told as well.
             Heard::Changed { key, value, .. } if key == call.as_bytes() && value == HERE.as_bytes() => {}
-            Heard::Changed { key, .. } if key == call.as_bytes() => {
-                (self.called, self.unanswered, self.alive_until) = (true, true, after(Duration::ZERO));
-            }
+            Heard::Changed { key, .. } if key == call.as_bytes() => self.is_called(),
             _ => return false,
         }
         true
+    }
+
+    /// It extends its lease at once and answers.
+    fn is_called(&mut self) {
+        (self.called, self.unanswered, self.alive_until) = (true, true, after(Duration::ZERO));
+    }
+
+    /// Takes note of what was found where a watch might have told of it, had it been open: watches begin after what was seen.
+    pub(super) fn catch_up(&mut self, is_looked_after: bool, call: Option<Call>) {
+        if !is_looked_after && matches!(self.lookout, Lookout::Another) {
+            self.lookout = self.lookout.heard(true, self.busy.position);
+        }
+        if let Some(Call::Open(_)) = call {
+            self.is_called();
+        }
     }
 }
 

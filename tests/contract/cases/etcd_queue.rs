@@ -39,6 +39,7 @@ pub fn all() -> Vec<Case> {
         a_shared_hold_is_not_entered_exclusively,
         one_that_looks_after_the_queue_is_followed_by_another,
         those_who_wait_leave_the_server_alone,
+        one_that_was_called_before_it_listened_answers,
     ]
 }
 
@@ -503,4 +504,34 @@ async fn those_who_wait_leave_the_server_alone(lab: &Lab) {
     }
     assert!(lab.etcd().etcd().keys(&calls).is_empty());
     a.free(&held).await;
+}
+
+/// The lookout calls two that listen to nothing so far, or no more. They look again, which they listen from on.
+async fn one_that_was_called_before_it_listened_answers(lab: &Lab) {
+    let mut a = lab.client().await;
+    let job = key("job");
+    let held = a.hold(&job).await;
+    let mut crowd = Vec::new();
+    for place in 1..=3 {
+        let (mut one, wanted) = (lab.client().await, waiting(&job, LONG));
+        assert_eq!(one.refused(&wanted).await.position, Some(place));
+        crowd.push((one, wanted));
+    }
+    let calls = lab.etcd().namespace("dlock") + ".meta/%last/job/call/";
+    let (looks, wanted) = &mut crowd[2];
+    assert!(timeout(Duration::from_millis(500), looks.wait(wanted, LONG)).await.is_err());
+    assert_eq!(lab.etcd().etcd().keys(&calls).len(), 3, "it was called itself");
+    for (one, wanted) in &mut crowd[..2] {
+        one.refused(wanted).await;
+    }
+    let waits = crowd.iter_mut().map(|(one, wanted)| async { timeout(Duration::from_secs(2), one.wait(wanted, LONG)).await });
+    assert!(join_all(waits).await.iter().all(Result::is_err), "nothing has changed");
+    // One that is silent for five seconds after its call is gone.
+    let answers = lab.etcd().etcd().ctl(&["get", "--prefix", "--print-value-only", &calls]);
+    assert_eq!(answers.lines().filter(|line| *line == "here").count(), 3, "{answers}");
+    a.free(&held).await;
+    for (one, wanted) in &mut crowd {
+        one.wait_for(wanted, LONG).await;
+        one.free(wanted).await;
+    }
 }

@@ -12,7 +12,7 @@ use crate::{
 };
 
 pub fn all() -> Vec<Case> {
-    cases![Kind::has_proofs_of_life =>
+    cases![Kind::keeps_places =>
         a_waiter_that_is_gone_is_removed_by_the_next_one,
         a_waiter_that_is_gone_keeps_no_try_from_the_lock,
         a_reader_passes_a_writer_that_is_gone,

@@ -12,13 +12,14 @@ use dlock::{
     backends::memory::{Memory, MemoryStore},
     lock::{Attempt, Fence, Holder, Mode, Namespace, Release, Renewal, Request, Scope, Wake},
 };
+use futures_util::future::join_all;
 
 use super::{
     Case, cases,
     model::{Dice, Fences},
 };
 use crate::{
-    lab::{Client, LONG, Lab, SHORT, key, request, stretched, ttl},
+    lab::{Client, LONG, Lab, SHORT, key, request, ttl},
     targets::Kind,
 };
 
@@ -259,9 +260,7 @@ async fn random_kinds_are_answered_as_by_the_reference(lab: &Lab) {
 const COMPARABLE: Duration = Duration::from_millis(100);
 
 /// For how long a waiter waits before each step: it hears what it is told.
-const PROOF: Duration = Duration::from_millis(1);
-/// The same after time has passed, when it must prove that it lives, which takes an answer of the server's.
-const PROOF_OVERDUE: Duration = Duration::from_millis(100);
+const HEARS: Duration = Duration::from_millis(1);
 
 /// What differed where a step took too long to be compared, as on a machine that is busy.
 async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
@@ -277,16 +276,13 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
     let mut reference = if places { Reference::Line(Line::default()) } else { Reference::Memory(Side::new(reference, None)) };
     let mut made: Vec<(usize, Request)> = Vec::new();
     let (mut told, mut slowest) = (String::new(), Duration::ZERO);
-    let mut proof = PROOF;
     for step in 0..STEPS {
         let (client, operation) = next(&mut dice, &mut made, lab.kind);
-        if lab.kind.has_proofs_of_life() {
-            // Those that wait do so all the time.
+        if places {
             for (client, request) in made.iter().filter(|(_, request)| request.waiting) {
-                tried.clients[*client].wait(request, proof).await;
+                tried.clients[*client].wait(request, HEARS).await;
             }
         }
-        proof = PROOF;
         let began = Instant::now();
         let mut expected = reference.ask(client, &operation).await;
         let mut answer = tried.ask(client, &operation).await;
@@ -303,8 +299,8 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
         }
         slowest = slowest.max(began.elapsed());
         if matches!(operation, Operation::Crash(_)) {
-            lab.outlast(SHORT).await;
-            proof = stretched(PROOF_OVERDUE);
+            let passes = lab.outlast(SHORT);
+            if places { wait_while(&mut tried.clients, &made, passes).await } else { passes.await }
         }
         let looked = Instant::now();
         let _ = write!(expected, "; then {}", reference.look().await);
@@ -318,6 +314,22 @@ async fn play(lab: &Lab, seed: u64) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Those who wait do so all the time: asked whether they live, they answer.
+async fn wait_while(clients: &mut [Client], made: &[(usize, Request)], time: impl Future<Output = ()>) {
+    let waits = join_all(clients.iter_mut().enumerate().map(async |(at, client)| {
+        while let Some((_, request)) = made.iter().find(|(of, request)| *of == at && request.waiting) {
+            client.wait(request, LONG).await;
+            // One whose turn has come is told so each time.
+            tokio::time::sleep(HEARS).await;
+        }
+        std::future::pending::<()>().await;
+    }));
+    tokio::select! {
+        () = time => {}
+        _ = waits => {}
+    }
 }
 
 fn next(dice: &mut Dice, made: &mut Vec<(usize, Request)>, kind: Kind) -> (usize, Operation) {

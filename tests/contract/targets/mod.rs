@@ -250,11 +250,6 @@ impl Kind {
     }
 
     /// Servers whose record of a start names the hold that wrote it. To become all of them.
-    /// Whether its queue decides who is next, and waiters prove that they live.
-    pub fn has_proofs_of_life(self) -> bool {
-        self.is_etcd() || self.is_zookeeper()
-    }
-
     pub fn knows_its_starts(self) -> bool {
         self.is_sql() || matches!(self, Self::Redis | Self::Tair | Self::TairVersion | Self::Etcd | Self::ZooKeeper)
     }
