@@ -8,7 +8,8 @@ use std::{
     os::unix::{fs::PermissionsExt as _, net::UnixDatagram},
     path::{Path, PathBuf},
     process::Stdio,
-    time::{Duration, Instant},
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use crate::manual::readme_blocks;
@@ -165,6 +166,11 @@ fn three_nodes_whose_clocks_differ_run_each_tick_once() {
     let crontab = format!(
         "* * * * * {dlock} run --key {guarded} -- {job}\n* * * * * {dlock} run --key {once} --skew-guard 0 --once-per 1m -- {job}\n"
     );
+    // The first tick is one of all nodes: not that of a minute which has begun for some of them.
+    let second = || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() % 60;
+    while !(5..50).contains(&second()) {
+        thread::sleep(Duration::from_millis(100));
+    }
     let mut nodes: Vec<Node> = CLOCKS.iter().map(|(name, clock)| Node::start(at, name, clock, &server.url(), &crontab)).collect();
 
     // Two ticks: each node tells of both jobs.
