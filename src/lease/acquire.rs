@@ -9,7 +9,7 @@ use std::{future::Future, time::Duration};
 
 use super::{
     Budget, Clock, Lease, Limits,
-    ask::{Pause, ask, no_answer, silence, spread},
+    ask::{Pause, ask, no_answer, patience, silence, spread},
     bounded, wall_ms,
 };
 use crate::lock::{
@@ -136,6 +136,8 @@ struct Pursuit<'a> {
     passing_until: Option<BootTime>,
     /// What the grant asked to be waited for was waited for.
     settled: bool,
+    /// How many attempts in a row had no answer so far.
+    silences: u32,
 }
 
 impl<'a> Pursuit<'a> {
@@ -157,6 +159,7 @@ impl<'a> Pursuit<'a> {
             waited: false,
             passing_until: None,
             settled: false,
+            silences: 0,
         }
     }
 
@@ -180,8 +183,10 @@ impl<'a> Pursuit<'a> {
             self.waited |= request.waiting;
             let end = self.attempt_until(sent);
             self.limits.asked(|| url.clone(), sent, self.outage_until);
+            let full = self.attempt();
             let answer = bounded(clock, end, backend.try_acquire(request)).await;
             self.limits.answered_if(matches!(answer, Some(Ok(_))));
+            self.silences = if answer.is_some() { 0 } else { self.silences + 1 };
             let error = match answer {
                 Some(Ok(Attempt::Granted(grant))) => match self.granted(clock, capabilities, request, grant, sent).await? {
                     Some(lease) => return Ok(Outcome::Granted(lease)),
@@ -227,7 +232,7 @@ impl<'a> Pursuit<'a> {
                 }
                 None => {
                     self.unsure = true;
-                    silence(clock.now().since(sent), said.take().filter(|_| end < sent.plus(self.limits.attempt())))
+                    silence(clock.now().since(sent), said.take().filter(|_| end < sent.plus(full)))
                 }
             };
             let again = clock.now().plus(pause.next());
@@ -248,11 +253,15 @@ impl<'a> Pursuit<'a> {
 
     /// How long an attempt that is sent now has for its answer.
     fn attempt_until(&self, sent: BootTime) -> BootTime {
-        let end = sent.plus(self.limits.attempt());
+        let end = sent.plus(self.attempt());
         match self.outage_until {
             Some(outage) => end.min(outage.max(sent.plus(self.limits.attempt() / 4))),
             None => end,
         }
+    }
+
+    fn attempt(&self) -> Duration {
+        self.limits.attempt() * patience(self.silences)
     }
 
     /// Makes a lease of a grant. `None` if too little of it is left.

@@ -56,6 +56,12 @@ impl Limits<'_> {
     }
 }
 
+/// How many times as long an attempt may take after so many in a row that had no answer. One answer may be lost; a store that has more
+/// to do than it can is given time, since each question that is given up and asked again is one more to answer.
+pub(super) fn patience(silences: u32) -> u32 {
+    1 << silences.saturating_sub(1).min(2)
+}
+
 /// Pauses between attempts: 20 ms, doubling to a second, each cut by up to a quarter at random.
 #[derive(Debug)]
 pub(super) struct Pause(Duration);

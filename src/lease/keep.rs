@@ -2,7 +2,11 @@
 
 use std::{future::pending, time::Duration};
 
-use super::{Budget, Clock, Lease, Limits, bounded};
+use super::{
+    Budget, Clock, Lease, Limits,
+    ask::{no_answer, patience},
+    bounded,
+};
 use crate::lock::{Backend, Break, Error, Intent, Renewal};
 
 /// Why a lease can't be relied on any more.
@@ -39,7 +43,7 @@ pub async fn keep(
     let url = backend.identity().url;
     let mut budget = budget.for_ttl(lease.ttl);
     let mut next = if intent == Intent::Drain { clock.now() } else { lease.t0.plus(budget.renew_every()) };
-    let mut last = None;
+    let (mut last, mut silences) = (None, 0);
     // A hint that proves wrong is not listened for again before this.
     let mut deaf_until = lease.t0;
     loop {
@@ -60,9 +64,11 @@ pub async fn keep(
         if sent >= term_at {
             return Loss::Unconfirmed { since: sent.since(lease.t0), last };
         }
-        let attempt = limits.attempt().min(budget.renew_every());
+        // An outage may end at any moment, and there are but a few attempts before TERM time.
+        let attempt = limits.attempt().min(budget.renew_every()) * patience(silences).min(2);
         let question = backend.renew(&lease.key, &lease.token, intent);
         let answer = bounded(clock, sent.plus(attempt).min(term_at), question).await;
+        silences = if answer.is_some() { 0 } else { silences + 1 };
         let confirmed = match answer {
             Some(Ok(Renewal::Renewed { ttl, .. })) => Some(ttl),
             // Another process with our token extended the lease: it is ours for at least as long as we know of.
@@ -74,7 +80,7 @@ pub async fn keep(
                 None
             }
             None => {
-                last = Some(super::ask::no_answer(attempt).backend(&url));
+                last = Some(no_answer(attempt).backend(&url));
                 None
             }
         };

@@ -192,7 +192,10 @@ impl Taking<'_> {
     /// Looks whether it is our turn. If it is, and no run needs a record, our record becomes that of a hold in the same step.
     async fn turn(&mut self) -> Answer<Look> {
         let names = &self.session.names;
-        let (mut compare, mut puts) = (Vec::new(), Vec::new());
+        let (mut since, mut compare, mut puts) = (None, Vec::new(), Vec::new());
+        if let Stage::Queued(queued) = &self.session.stage {
+            since = Some((self.session.lease, queued.created)).filter(|_| self.request.mode == Mode::Exclusive);
+        }
         // Which permit it would be is known only after the look.
         if let Stage::Queued(queued) = &self.session.stage
             && !records(self.request)
@@ -205,9 +208,9 @@ impl Taking<'_> {
             compare.push(ops::created_at(&queued.own, queued.created));
         }
         let changes = !puts.is_empty();
-        match self.client.put_and_look(names, compare, puts).await {
+        match self.client.put_and_look_since(names, compare, puts, since).await {
             // A place in the queue needs no space.
-            Err(Trouble::Full(_)) if changes => self.client.put_and_look(names, Vec::new(), Vec::new()).await,
+            Err(Trouble::Full(_)) if changes => self.client.put_and_look_since(names, Vec::new(), Vec::new(), since).await,
             look => look,
         }
     }

@@ -22,7 +22,7 @@ pub(super) async fn inspect(client: &mut Client, key: &Key) -> Answer<LockState>
     let mut answers = client.run(ops).await?;
     let look = answers.look(&names)?;
     let last = answers.one()?.and_then(|kv| str::from_utf8(&kv.value).ok()?.parse().ok()).map(Fence);
-    let holders = tell(client, &look, look.queue.holders()).await?;
+    let holders = tell(client, &look, look.queue.holders(), true).await?;
     Ok(LockState {
         nodes: Vec::new(),
         key: key.clone(),
@@ -72,16 +72,17 @@ pub(super) async fn known(client: &mut Client, start: &str, which: Which) -> Ans
     Ok(keys.into_iter().collect())
 }
 
-/// The holders at these positions, with their leases.
+/// The holders at these positions; with `ends`, also what is left of their leases, which is a question for each.
 ///
 /// etcd has no clock that could tell since when, and counts leases in whole seconds.
-pub(super) async fn tell(client: &mut Client, look: &Look, holders: impl Iterator<Item = usize>) -> Answer<Vec<Holder>> {
+pub(super) async fn tell(client: &mut Client, look: &Look, holders: impl Iterator<Item = usize>, ends: bool) -> Answer<Vec<Holder>> {
     let mut told = Vec::new();
     for at in holders {
         let one = &look.contenders[at];
         let said = one.said()?;
         let lease = match one.lease {
             0 => None,
+            _ if !ends => None,
             lease => match left(client, lease).await? {
                 Left::For { left, ago } => Some((left, ago)),
                 Left::Over | Left::Unknown => None,

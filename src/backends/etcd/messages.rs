@@ -46,6 +46,9 @@ pub(super) struct RangeRequest {
     pub keys_only: bool,
     #[prost(bool, tag = "9")]
     pub count_only: bool,
+    /// 0: whenever it was created.
+    #[prost(int64, tag = "13")]
+    pub max_create_revision: i64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]

@@ -28,12 +28,16 @@ pub(super) fn when(compare: Vec<Compare>, success: Vec<RequestOp>, failure: Vec<
     op(Request::Txn(TxnRequest { compare, success, failure }))
 }
 
-/// `then`, if no contender came before `created` that one of `mode` has to wait for.
+/// `then`, if no contender came before `created` that one of `mode` has to wait for. The own key was, and is there.
 pub(super) fn when_first(names: &Names, mode: Mode, created: i64, then: RequestOp) -> RequestOp {
+    let is_among_them = names.alike(mode).is_none();
     blocking(names, mode).into_iter().fold(then, |then, (start, end)| {
+        let newer = vec![compare(&start, end.clone(), Is::Greater, created.saturating_sub(1))];
+        if is_among_them {
+            return when(newer, vec![then], Vec::new());
+        }
         // Of an empty range etcd holds that it was created at 0.
-        let empty = vec![compare(&start, end.clone(), Is::Equal, 0)];
-        let newer = vec![compare(&start, end, Is::Greater, created.saturating_sub(1))];
+        let empty = vec![compare(&start, end, Is::Equal, 0)];
         when(empty, vec![then.clone()], vec![when(newer, vec![then], Vec::new())])
     })
 }
@@ -173,6 +177,17 @@ pub(super) fn look(names: &Names, values: i64) -> Vec<RequestOp> {
     ]
 }
 
+/// What it takes to look at a lock as one that waits for it alone since `created` does: not at those behind, who may be many. The records
+/// of holders are as old as their place; only the own one may have been made anew, where somebody removed it.
+pub(super) fn look_ahead(names: &Names, lease: i64, created: i64) -> Vec<RequestOp> {
+    let older = |start: &str| {
+        let range_end = names::range_end(start);
+        op(Request::Range(RangeRequest { key: start.into(), range_end, max_create_revision: created, ..RangeRequest::default() }))
+    };
+    let own = get(&names.open_of(lease));
+    vec![older(&names.folder), older(&names.open()), own, under(&names.all_nested(), true), under(&names.beside(), false)]
+}
+
 /// The answers of one transaction, in the order of its operations.
 pub(super) struct Answers {
     pub succeeded: bool,
@@ -230,5 +245,12 @@ impl Answers {
         let keys =
             Keys { contenders: self.keys()?, with_values: self.keys()?, open: self.keys()?, nested: self.keys()?, beside: self.keys()? };
         Look::new(names, self.revision, keys)
+    }
+
+    /// The answers to [`look_ahead`].
+    pub(super) fn look_ahead(&mut self, names: &Names) -> Result<Look> {
+        let (contenders, open) = (self.keys()?, [self.keys()?, self.keys()?].concat());
+        let keys = Keys { with_values: contenders.clone(), contenders, open, nested: self.keys()?, beside: self.keys()? };
+        Ok(Look { is_ahead: true, ..Look::new(names, self.revision, keys)? })
     }
 }

@@ -19,6 +19,8 @@ use crate::{
 
 /// How often a place in the queue is only checked before the whole queue is read again, to tell the holders.
 const CHECKS: u32 = 5;
+/// The first so many waiters are told when the lease of a holder ends. A thousand that ask for it keep the server busy for seconds.
+const NEAR: u32 = 3;
 
 impl Taking<'_> {
     /// It is not our turn: a waiter stays in the queue, on a lease that was granted now or is alive until then.
@@ -32,7 +34,8 @@ impl Taking<'_> {
             return self.declined(look).await;
         }
         self.drop_leases().await;
-        let busy = Busy { position: Some(look.queue.place(at)), ..self.told(look).await? };
+        let place = look.queue.place(at);
+        let busy = Busy { position: Some(place), ..self.told(look, place <= NEAR).await? };
         let permits = matches!(mode, Mode::Permits(_)).then_some(look.queue.permits());
         // What a reader or a writer in front of a waiter for a permit does is seen by the first one behind it only.
         let checks = if permits.is_some() && blocker.is_some() { u32::MAX } else { 0 };
@@ -106,7 +109,7 @@ impl Taking<'_> {
         let (mode, end) = (self.request.mode, look.queue.len());
         let blocker = look.queue.blocker(mode, end).map(|other| &look.contenders[other]);
         let endless = blocker.filter(|one| one.lease == 0).map(|one| failure::no_end(&one.name));
-        let told = self.told(look).await;
+        let told = self.told(look, true).await;
         let ahead = look.first_waiting(self.session.lease).filter(|_| told.is_ok() && look.queue.only_waiters_block(mode));
         let removed = match &ahead {
             Some(ahead) => lookout::remove_if_gone(self.client, &self.session.names, ahead).await?,
@@ -120,10 +123,10 @@ impl Taking<'_> {
         }
     }
 
-    /// Returns the holders of the lock, and whether this waiter is next.
-    async fn told(&mut self, look: &Look) -> Answer<Busy> {
+    /// Returns the holders of the lock, with `ends` also when their leases end, and whether this waiter is next.
+    async fn told(&mut self, look: &Look, ends: bool) -> Answer<Busy> {
         let own = |at: &usize| look.contenders[*at].lease == self.session.lease;
-        let holders = look::tell(self.client, look, look.queue.holders().filter(|at| !own(at))).await?;
+        let holders = look::tell(self.client, look, look.queue.holders().filter(|at| !own(at)), ends).await?;
         let next = look.queue.waiters().next().is_none_or(|at| own(&at));
         Ok(queue::busy(self.request.mode, holders, None, next))
     }

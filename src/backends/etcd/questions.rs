@@ -39,12 +39,24 @@ impl Client {
 
     /// Puts something if all of `compare` holds, and looks at the lock in the same step.
     pub(super) async fn put_and_look(&mut self, names: &Names, compare: Vec<Compare>, puts: Vec<RequestOp>) -> Answer<Look> {
-        let (many, look) = (puts.len(), ops::look(names, ops::SOME));
+        self.put_and_look_since(names, compare, puts, None).await
+    }
+
+    /// The same, for one with this lease that waits for the lock alone `since` this revision: at those before it only.
+    pub(super) async fn put_and_look_since(
+        &mut self,
+        names: &Names,
+        compare: Vec<Compare>,
+        puts: Vec<RequestOp>,
+        since: Option<(i64, i64)>,
+    ) -> Answer<Look> {
+        let look = since.map_or_else(|| ops::look(names, ops::SOME), |(lease, created)| ops::look_ahead(names, lease, created));
+        let many = puts.len();
         let mut answers = self.txn(compare, [puts, look.clone()].concat(), look).await?;
         if answers.succeeded {
             answers.skip(many);
         }
-        Ok(answers.look(names)?)
+        Ok(if since.is_some() { answers.look_ahead(names)? } else { answers.look(names)? })
     }
 
     /// Grants a lease with an id of our choice; returns its length in seconds, which the server may have made longer.

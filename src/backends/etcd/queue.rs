@@ -82,19 +82,21 @@ pub(super) struct Keys {
 #[derive(Clone, Debug)]
 pub(super) struct Look {
     pub revision: i64,
+    /// Only those who came before the one that looks, which waits for the lock alone: nobody behind it has the lock.
+    pub is_ahead: bool,
     /// In order of arrival.
     pub contenders: Vec<ContenderKey>,
     /// The same contenders, as the rules see them.
     pub queue: Contenders,
     /// By the ids of their contenders.
-    records: BTreeMap<String, StoredRecord>,
+    pub records: BTreeMap<String, StoredRecord>,
     pub nested: Vec<Inner>,
     pub numbers: Vec<Permit>,
     pub runs: Runs,
     /// Whether a waiter looks after the queue.
     pub looked_after: bool,
     /// The leases of the waiters that were called, and what each call says.
-    calls: Vec<(i64, Call)>,
+    pub calls: Vec<(i64, Call)>,
 }
 
 /// A held permit.
@@ -166,6 +168,7 @@ impl Look {
         };
         Ok(Self {
             revision,
+            is_ahead: false,
             contenders,
             queue,
             records,
@@ -186,7 +189,9 @@ impl Look {
     /// stopping.
     pub(super) fn vanished(&self) -> impl Iterator<Item = &StoredRecord> {
         let present: HashSet<&str> = self.contenders.iter().map(ContenderKey::id).collect();
-        self.records.iter().filter(move |(id, _)| !present.contains(id.as_str())).map(|(_, record)| record)
+        let absent = self.records.iter().filter(move |(id, _)| !present.contains(id.as_str())).map(|(_, record)| record);
+        // A record of one that waits may be of one behind.
+        absent.filter(|record| !self.is_ahead || record.says.is_hold)
     }
 
     /// The vanished contenders that one of `mode` has to leave time to stop.
