@@ -177,40 +177,33 @@ impl Sqlite {
             None if by_bytes => vec![row::unknown_holder()],
             None => Vec::new(),
         };
-        let position = if request.waiting { self.queue_up(request).await } else { None };
-        Ok(Attempt::Busy(Busy { holders, expires_in, notifies: true, passing, position }))
+        if request.waiting {
+            // The list only informs people: no failure here is one of the request.
+            let _ = self.queue_up(request).await;
+        }
+        Ok(Attempt::Busy(Busy { holders, expires_in, notifies: true, passing, position: None }))
     }
 
-    /// Enters the request in the list of waiters, and returns its position. The list only informs people, so that
-    /// no failure here is one of the request.
-    async fn queue_up(&mut self, request: &Request) -> Option<u32> {
+    /// Enters the request in the list of waiters. Those who come sweep: each removes more dead waiters than it can become itself.
+    async fn queue_up(&mut self, request: &Request) -> Result<()> {
         let Self { options, store, slots, .. } = self;
-        let slot = slots.get_mut(&request.key)?;
-        let store = store.as_mut()?;
+        let (Some(slot), Some(store)) = (slots.get_mut(&request.key), store.as_mut()) else { return Ok(()) };
         let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
-        let joins = !slot.queued.contains(&request.token);
+        if slot.queued.contains(&request.token) {
+            // It may have joined a document that is gone.
+            return if store.is_queued(whose).await? { Ok(()) } else { store.join_queue(whose, request.metadata.as_ref()).await };
+        }
         if !slot.stand_in_line(&request.token) {
-            return None;
+            return Ok(());
         }
-        if joins {
-            store.join_queue(whose, request.metadata.as_ref()).await.ok()?;
-            store.prepare_to_take().await.ok()?;
-        }
-        let mut position = 1;
-        for (other, _) in store.queue(&options.namespace, &request.key).await.ok()? {
-            if other == request.token.hold_text() {
-                return Some(position);
-            }
-            if slot.awaits(&other).ok()? {
-                position += 1;
-            } else {
-                // It died in the queue.
-                store.leave_queue(&options.namespace, &request.key, &other).await.ok()?;
+        store.join_queue(whose, request.metadata.as_ref()).await?;
+        store.prepare_to_take().await?;
+        for hold in store.first_queued(whose.namespace, whose.key).await? {
+            if !slot.awaits(&hold).map_err(|error| ours(&error))? {
+                store.leave_queue(whose.namespace, whose.key, &hold).await?;
             }
         }
-        // It had joined a document that is gone.
-        store.join_queue(whose, request.metadata.as_ref()).await.ok()?;
-        Some(position)
+        Ok(())
     }
 }
 

@@ -9,7 +9,10 @@ use super::{
     lock_file::LockFile,
     ours,
     row::{Row, millis, unknown_holder},
-    store::{Store, Whose},
+    store::{
+        Store, Whose,
+        queue::{Names, Queues},
+    },
 };
 use crate::lock::{Key, LockState, Renewal, Result, Token, Waiter, Which};
 
@@ -34,11 +37,12 @@ impl Sqlite {
 
     pub(super) async fn look_at(&mut self, key: &Key) -> Result<LockState> {
         let (file, _) = self.open_to_look().await?;
-        let row = match &mut self.store {
-            Some(store) => store.look(&self.options.namespace, key).await?,
-            None => None,
+        let namespace = &self.options.namespace;
+        let (row, mut queues) = match &mut self.store {
+            Some(store) => (store.look(namespace, key).await?, store.queues(namespace, Names::One(key)).await?),
+            None => (None, Queues::new()),
         };
-        self.state(key.clone(), row, file.as_deref()).await
+        self.state(key.clone(), row, queues.remove(key.as_str()), file.as_deref())
     }
 
     pub(super) async fn look_for(&mut self, key: &Key, token: &Token) -> Result<Renewal> {
@@ -69,15 +73,17 @@ impl Sqlite {
 
     pub(super) async fn look_at_all(&mut self, start: &str) -> Result<Vec<LockState>> {
         let (file, _) = self.open_to_look().await?;
-        let rows = match &mut self.store {
-            Some(store) => store.list(&self.options.namespace, start).await?,
-            None => Vec::new(),
+        let namespace = &self.options.namespace;
+        let (rows, mut queues) = match &mut self.store {
+            Some(store) => (store.list(namespace, start).await?, store.queues(namespace, Names::Starting(start)).await?),
+            None => (Vec::new(), Queues::new()),
         };
         let mut states = Vec::new();
         for row in rows {
             // What no dlock can have written is no lock.
             let Ok(key) = Key::new(row.key.clone()) else { continue };
-            let state = self.state(key, Some(row), file.as_deref()).await?;
+            let queue = queues.remove(key.as_str());
+            let state = self.state(key, Some(row), queue, file.as_deref())?;
             if !state.holders.is_empty() {
                 states.push(state);
             }
@@ -106,12 +112,13 @@ impl Sqlite {
         Self::witness(&self.slots, key, file, self.bytes(key))
     }
 
-    async fn state(&mut self, key: Key, row: Option<Row>, file: Option<&LockFile>) -> Result<LockState> {
+    fn state(&self, key: Key, row: Option<Row>, queue: Option<Vec<(String, Waiter)>>, file: Option<&LockFile>) -> Result<LockState> {
         let locked = self.is_locked(&key, file)?;
         let last_fence = row.as_ref().map(|row| row.fence).filter(|fence| fence.0 > 0);
         let (mut holders, mut waiters) = (Vec::new(), Vec::new());
+        let witness = self.witness_of(&key, file);
         if let Some(row) = &row {
-            let (now, witness) = (row.now(), self.witness_of(&key, file));
+            let now = row.now();
             let (document, _) = row.settled(now, witness)?;
             holders = document.holders(now);
             waiters.extend(document.waiters(now).into_iter().map(|(_, waiter)| waiter));
@@ -122,23 +129,9 @@ impl Sqlite {
             None if locked => holders.push(unknown_holder()),
             None => {}
         }
-        waiters.extend(self.waiters(&key, file).await?);
+        waiters.extend(queue.into_iter().flatten().filter(|(hold, _)| witness.awaits(hold)).map(|(_, waiter)| waiter));
         let namespace = self.options.namespace.as_str();
         let stored_as = if namespace.is_empty() { key.to_string() } else { format!("{namespace}:{key}") };
         Ok(LockState { key, stored_as, holders, waiters, last_fence, nodes: Vec::new() })
-    }
-
-    /// The waiters that are alive.
-    async fn waiters(&mut self, key: &Key, file: Option<&LockFile>) -> Result<Vec<Waiter>> {
-        let bytes = self.bytes(key);
-        let (Some(store), Some(file)) = (&mut self.store, file) else { return Ok(Vec::new()) };
-        let witness = Self::witness(&self.slots, key, Some(file), bytes);
-        let mut waiters = Vec::new();
-        for (hold, waiter) in store.queue(&self.options.namespace, key).await? {
-            if witness.awaits(&hold) {
-                waiters.push(waiter);
-            }
-        }
-        Ok(waiters)
     }
 }

@@ -6,7 +6,7 @@
 
 mod breaking;
 mod log;
-mod queue;
+pub(super) mod queue;
 
 use std::{fs, mem, path::Path};
 

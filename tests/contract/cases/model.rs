@@ -92,8 +92,8 @@ impl Side {
                 }
                 Attempt::Busy(busy) => {
                     let fence = busy.holders[0].fence.map(|fence| self.fences.place(request.key.as_str(), fence));
-                    // Two who came in one instant may stand in either order.
-                    format!("busy, fence {fence:?}, holds {}, waits {}", busy.holders[0].holds, busy.position.is_some())
+                    // Its place is known only where the store keeps an order; that it waits is seen by an inspection.
+                    format!("busy, fence {fence:?}, holds {}", busy.holders[0].holds)
                 }
                 Attempt::NotHeld => "not held".into(),
                 Attempt::Refused(refusal) => panic!("{refusal:?}"),

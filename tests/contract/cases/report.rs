@@ -5,7 +5,10 @@ use std::time::Duration;
 use dlock::lock::{Metadata, Mode, Request};
 
 use super::{Case, cases, everywhere};
-use crate::lab::{LONG, Lab, SLACK, key, nested, request, waiting, who};
+use crate::{
+    lab::{LONG, Lab, SLACK, key, nested, request, waiting, who},
+    targets::Kind,
+};
 
 pub fn all() -> Vec<Case> {
     let mut all = cases![everywhere =>
@@ -18,7 +21,7 @@ pub fn all() -> Vec<Case> {
         looking_changes_nothing,
         anything_in_metadata_comes_back,
     ];
-    all.extend(cases![crate::targets::Kind::hands_on => a_nested_hold_is_counted]);
+    all.extend(cases![Kind::hands_on => a_nested_hold_is_counted]);
     all
 }
 
@@ -100,10 +103,12 @@ async fn who_waits_is_reported_in_order(lab: &Lab) {
         let metadata = (place != 2).then(|| who(host));
         let request = Request { metadata, ..waiting(&job, LONG) };
         let busy = client.refused(&request).await;
-        assert_eq!(busy.position, Some(place), "{host}");
+        // Without an order SQLite keeps no count.
+        let told = (lab.kind != Kind::Sqlite).then_some(place);
+        assert_eq!(busy.position, told, "{host}");
         lab.pass(Duration::from_millis(30)).await;
         // Asked again it is the same waiter, at the same place.
-        assert_eq!(client.refused(&request).await.position, Some(place), "{host}");
+        assert_eq!(client.refused(&request).await.position, told, "{host}");
         queue.push((client, request));
     }
     let state = a.inspect(&job).await;

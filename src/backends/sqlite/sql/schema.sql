@@ -54,8 +54,8 @@ CREATE TABLE holds (
     PRIMARY KEY (namespace, key, owner, hold)
 ) WITHOUT ROWID;
 
--- The waiters, for people only: the kernel keeps the queue. A waiter without a byte in the lock file is gone, and the
--- next waiter removes it.
+-- The waiters, for people only: the kernel keeps the queue. A waiter without a byte in the lock file is gone, and those
+-- who come after it remove it.
 --   hold   of a waiter that is in the document as well
 CREATE TABLE waiters (
     place     INTEGER PRIMARY KEY,

@@ -1,12 +1,25 @@
 //! The queue, as the database has it.
 
-use sqlx::{Row as _, sqlite::SqliteRow};
+use std::collections::HashMap;
+
+use sqlx::{AssertSqlSafe, Row as _, sqlite::SqliteRow};
 
 use super::{
     super::row::{self, millis},
     Store, Whose, bind_name, bind_whose, changes, json,
 };
 use crate::lock::{Key, Metadata, Namespace, Result, Waiter};
+
+/// Which keys' waiters.
+#[derive(Clone, Copy)]
+pub(in crate::backends::sqlite) enum Names<'a> {
+    One(&'a Key),
+    /// All that start with this, by bytes.
+    Starting(&'a str),
+}
+
+/// The waiters of each key with their holds, longest first; some may be gone.
+pub(in crate::backends::sqlite) type Queues = HashMap<String, Vec<(String, Waiter)>>;
 
 impl Store {
     /// Puts a waiter into the list of waiters, once.
@@ -25,17 +38,41 @@ impl Store {
         changes(self.connection()?, bind_name(sql, namespace, key).bind(hold.to_owned())).await
     }
 
-    /// The waiters' entries, longest first, by hold; some may be gone.
-    pub(in crate::backends::sqlite) async fn queue(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<(String, Waiter)>> {
-        self.check().await?;
-        let sql = "SELECT hold, metadata, CAST(round(unixepoch('subsec') * 1000) AS INTEGER) - since_ms AS waited_ms \
-                   FROM waiters WHERE namespace = ?1 AND key = ?2 AND hold IS NOT NULL ORDER BY place";
+    /// Whether it is in the list of waiters.
+    pub(in crate::backends::sqlite) async fn is_queued(&mut self, whose: Whose<'_>) -> Result<bool> {
+        let sql = "SELECT 1 FROM waiters WHERE namespace = ?1 AND key = ?2 AND owner = ?3 AND hold = ?4";
+        Ok(!self.rows(bind_whose(sql, whose)).await?.is_empty())
+    }
+
+    /// The holds of a few waiters, longest first; some may be gone.
+    pub(in crate::backends::sqlite) async fn first_queued(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<String>> {
+        let sql = "SELECT hold FROM waiters WHERE namespace = ?1 AND key = ?2 ORDER BY place LIMIT 4";
         let rows = self.rows(bind_name(sql, namespace, key)).await?;
+        rows.iter().map(|row| row.try_get("hold").map_err(row::malformed)).collect()
+    }
+
+    /// The waiters of these keys.
+    pub(in crate::backends::sqlite) async fn queues(&mut self, namespace: &Namespace, names: Names<'_>) -> Result<Queues> {
+        self.check().await?;
+        let (these, name) = match names {
+            Names::One(key) => ("key = ?2", key.as_str()),
+            Names::Starting(start) => ("key >= ?2 AND substr(CAST(key AS BLOB), 1, length(CAST(?2 AS BLOB))) = CAST(?2 AS BLOB)", start),
+        };
+        let sql = format!(
+            "SELECT key, hold, metadata, CAST(round(unixepoch('subsec') * 1000) AS INTEGER) - since_ms AS waited_ms \
+             FROM waiters WHERE namespace = ?1 AND {these} ORDER BY place"
+        );
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(namespace.as_str().to_owned()).bind(name.to_owned());
         let read = |row: &SqliteRow| {
             let waiting_for = Some(millis(row.try_get("waited_ms")?));
             let waiter = Waiter { metadata: row::metadata(row)?, waiting_for, in_order: false };
-            Ok((row.try_get("hold")?, waiter))
+            Ok((row.try_get::<String, _>("key")?, row.try_get("hold")?, waiter))
         };
-        rows.iter().map(|row| read(row).map_err(row::malformed)).collect()
+        let mut queues = Queues::new();
+        for row in self.rows(query).await? {
+            let (key, hold, waiter) = read(&row).map_err(row::malformed)?;
+            queues.entry(key).or_default().push((hold, waiter));
+        }
+        Ok(queues)
     }
 }

@@ -296,13 +296,16 @@ async fn a_waiter_that_died_is_not_shown() {
     let mut dead = Other::start(&format!("drain|{}", path.display()));
     assert_eq!(dead.says(), "ready");
     assert_eq!(a.inspect(&held.key).await.unwrap().waiters.len(), 1);
-    let mut second = backend(&path);
-    let wants = Request { waiting: true, ..request("job") };
-    assert_eq!(busy(&mut second, &wants).await.position, Some(2));
     dead.signal(Signal::KILL);
     dead.child.wait().unwrap();
+    assert!(a.inspect(&held.key).await.unwrap().waiters.is_empty());
+    let mut second = backend(&path);
+    let wants = Request { waiting: true, ..request("job") };
+    busy(&mut second, &wants).await;
     assert_eq!(a.inspect(&held.key).await.unwrap().waiters.len(), 1);
-    assert_eq!(busy(&mut second, &wants).await.position, Some(1));
+    let mut connection = sql(&path, "SELECT 1").await;
+    let listed: i64 = sqlx::query_scalar("SELECT count(*) FROM waiters").fetch_one(&mut connection).await.unwrap();
+    assert_eq!(listed, 1, "those who come remove it");
 }
 
 #[test]
