@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     exit,
-    lease::{BootClock, Clock as _, ask},
+    lease::{BootClock, Clock as _, ask, ask_at_length},
     lock::{Backend, Error, Kind, LockState, Result, Rule, Which},
     output::{self, Lock, Now, json, list, overview::Summary},
     supervise::{Signal, Signals, reraise, stop_self},
@@ -238,7 +238,7 @@ fn once(locks: &[Lock], store: &str, context: &Context) -> u8 {
 /// The locks to show, in their order; and the number of locks that could not be judged.
 async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Context) -> Result<(Vec<Lock>, usize)> {
     let question = async |b: &mut dyn Backend| b.list(&settings.start).await;
-    let locks = ask(backend, &BootClock, context.limits(), ("list", None), question).await?;
+    let locks = ask_at_length(backend, &BootClock, context.limits(), ("list", None), question).await?;
     let mut locks: Vec<Lock> = locks.into_iter().map(|state| LockState::in_order(state).into()).collect();
     locks.retain(|lock| lock.state.holders.iter().any(|holder| settings.choice.is_of(holder.metadata.as_ref())));
     if settings.choice == Choice::default() {
@@ -271,7 +271,7 @@ async fn kept(settings: &ListSettings, backend: &mut dyn Backend, context: &Cont
         return Ok(Vec::new());
     }
     let question = async |b: &mut dyn Backend| b.known(&settings.start, Which::Kept).await;
-    let keys = ask(backend, &BootClock, context.limits(), ("list", None), question).await?;
+    let keys = ask_at_length(backend, &BootClock, context.limits(), ("list", None), question).await?;
     let keys: Vec<_> = keys.into_iter().filter(|key| held.binary_search_by(|lock| lock.state.key.cmp(key)).is_err()).collect();
     let kept = overview::ask_each(backend, keys, context, async |backend, key| {
         let about = ("list", Some(key));

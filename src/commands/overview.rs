@@ -6,7 +6,7 @@ use futures_util::future::{join, join_all};
 
 use super::{Context, open_as_it_is};
 use crate::{
-    lease::{BootClock, ask},
+    lease::{BootClock, ask, ask_at_length},
     lock::{Backend, End, Key, LockState, Metadata, Result, Skips, Start, Which},
     output::{
         Now,
@@ -89,8 +89,9 @@ pub async fn each<T>(
 ) -> Result<Vec<T>> {
     let about = ("list", None);
     // Before their histories: what is over by then is told by these alone.
-    let held = ask(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.list(start).await).await?;
-    let mut keys = ask(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.known(start, Which::All).await).await?;
+    let held = ask_at_length(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.list(start).await).await?;
+    let mut keys =
+        ask_at_length(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.known(start, Which::All).await).await?;
     keys.extend(held.iter().map(|state| state.key.clone()));
     keys.sort();
     keys.dedup();

@@ -117,6 +117,18 @@ pub async fn ask<T>(
     ask_first(backend, clock, limits, limits.attempt(), about, question).await
 }
 
+/// The same for a question whose answer may be long, as a list is: where no other server can be asked, it has all the time at once.
+pub async fn ask_at_length<T>(
+    backend: &mut dyn Backend,
+    clock: &dyn Clock,
+    limits: Limits<'_>,
+    about: (&'static str, Option<&Key>),
+    question: impl AsyncFnMut(&mut dyn Backend) -> Result<T>,
+) -> Result<T> {
+    let first = if backend.identity().has_other_servers { limits.attempt() } else { limits.answer };
+    ask_first(backend, clock, limits, first, about, question).await
+}
+
 /// The same, with a time limit of its own for the first attempt.
 async fn ask_first<T>(
     backend: &mut dyn Backend,
