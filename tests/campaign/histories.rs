@@ -89,14 +89,14 @@ fn true_to_life(facts: &Facts, end: &KeyEnd, entries: &[Value], say: &mut impl F
     }
 }
 
-/// Each skip is counted.
+/// Each skip is counted, as far as the store takes it: a note of one has a second, and is left out then.
 fn skips(facts: &Facts, end: &KeyEnd, say: &mut impl FnMut(String)) {
     let skipped = |run: &&Run| run.code == 75 && run.step.keys.contains(&end.key);
     let all: u64 = facts.runs.iter().filter(skipped).count() as u64;
     let sure: u64 = facts.runs.iter().filter(|run| skipped(run) && run.step.keys.len() == 1).count() as u64;
     let counted: u64 = end.history["skips"].as_array().into_iter().flatten().filter_map(|one| one["count"].as_u64()).sum();
-    // On a busy machine one may be told of again whose first answer was slow.
-    if !(sure..=all + 1 + all / 10).contains(&counted) {
+    // On a busy machine one may be told of again whose first answer was slow, and of many a few may not be told of at all.
+    if !(sure - sure / 10..=all + 1 + all / 10).contains(&counted) {
         say(format!("{counted} skips are counted, and {sure} to {all} runs skipped"));
     }
 }
