@@ -189,10 +189,10 @@ pub(super) fn stand_and_leave(line: i64, what: &str, limit: Duration, version: u
     bounded(&format!("{blocked}; DO $$BEGIN PERFORM pg_advisory_unlock_all(); END$$"), limit)
 }
 
-/// A waiter that becomes the head waits anew: one limit for each wait, and one for both.
+/// A waiter that becomes the head waits anew: one limit for each wait, and one for both. Neither is left to a transaction that goes on.
 fn bounded(blocked: &str, limit: Duration) -> String {
     let ms = limit.as_millis().max(1);
-    format!("SET LOCAL statement_timeout = '{ms}ms'; {blocked}; SET LOCAL statement_timeout = DEFAULT;")
+    format!("SET LOCAL statement_timeout = '{ms}ms'; {blocked}; SET LOCAL statement_timeout = DEFAULT; SET LOCAL lock_timeout = DEFAULT;")
 }
 
 /// Statements of which the last blocks, for at most `limit`, without an error in the server's log when that is over.
