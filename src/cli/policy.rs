@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     commands::run::{Again, Often, Policy, PolicyArgs},
-    lease::Patience,
+    lease::WaitPolicy,
     lock::{Error, Kind, Mode, Result},
 };
 
@@ -25,7 +25,7 @@ const RETRIES: &str = "it is a number from 0 to 1000";
 ///
 /// # Errors
 /// The first thing that is wrong, or two that don't go together, with where they stand.
-pub fn policy(args: &PolicyArgs, mode: Mode, patience: Patience, layers: &Layers<'_>) -> Result<Policy> {
+pub fn policy(args: &PolicyArgs, mode: Mode, patience: WaitPolicy, layers: &Layers<'_>) -> Result<Policy> {
     let once = said(layers.get("once", yes(args.once))?)?;
     let keep = layers.get("keep", args.keep.as_deref())?;
     let once_per = layers.get("once_per", args.once_per.as_deref())?;
@@ -90,7 +90,7 @@ fn anyway(args: &PolicyArgs) -> Result<Option<String>> {
 }
 
 /// The skew guard between hosts: only in try mode, and only for exclusive locks.
-fn skew_guard(args: &PolicyArgs, often: Often, mode: Mode, patience: Patience, layers: &Layers<'_>) -> Result<Option<Duration>> {
+fn skew_guard(args: &PolicyArgs, often: Often, mode: Mode, patience: WaitPolicy, layers: &Layers<'_>) -> Result<Option<Duration>> {
     let given = layers.get("skew_guard", args.skew_guard.as_deref())?;
     let guard = given.as_ref().map(|setting| setting.duration("a skew guard is 0, for none, or more")).transpose()?;
     // With one that is longer than half of a period, a node would refuse the next run of another, whose clock is a little ahead.
@@ -103,7 +103,7 @@ fn skew_guard(args: &PolicyArgs, often: Often, mode: Mode, patience: Patience, l
             format!("at most {most}")
         }));
     }
-    if mode != Mode::Exclusive || !matches!(patience, Patience::Try) {
+    if mode != Mode::Exclusive || !matches!(patience, WaitPolicy::Try) {
         return match given {
             Some(setting) if matches!(setting.origin, Origin::Flag(_)) && guard != Some(Duration::ZERO) => {
                 Err(setting.refuse("only for runs that neither wait nor share").hint("a waiter gets the lock as soon as it is free"))
@@ -163,9 +163,9 @@ mod tests {
         lock::Key,
     };
 
-    const TRY: Patience = Patience::Try;
+    const TRY: WaitPolicy = WaitPolicy::Try;
 
-    fn with(text: &str, args: &PolicyArgs, mode: Mode, patience: Patience) -> Result<Policy> {
+    fn with(text: &str, args: &PolicyArgs, mode: Mode, patience: WaitPolicy) -> Result<Policy> {
         let file = File::parse(text, Path::new("c.toml"))?;
         let env = Env::default();
         policy(args, mode, patience, &Layers::new(&env, &file, Some(&Key::new("job").unwrap())))
@@ -213,13 +213,13 @@ mod tests {
     fn the_guard_is_for_tries_and_never_longer_than_half_of_a_period() {
         let short = "[keys.job]\nonce_per = 6";
         assert_eq!(of(short).unwrap().skew_guard, Some(secs(3)));
-        assert_eq!(with("", &PolicyArgs::default(), Mode::Exclusive, Patience::Forever).unwrap().skew_guard, None);
+        assert_eq!(with("", &PolicyArgs::default(), Mode::Exclusive, WaitPolicy::Forever).unwrap().skew_guard, None);
         assert_eq!(with("skew_guard = 9", &PolicyArgs::default(), Mode::Shared, TRY).unwrap().skew_guard, None);
         let error = of(&format!("skew_guard = 4\n{short}")).unwrap_err();
         assert_eq!(error.to_string(), "c.toml:1: skew_guard: 4s is too long");
         assert_eq!(error.hint.as_deref(), Some("at most half of --once-per: 3s"));
         let args = PolicyArgs { skew_guard: Some("4".into()), ..PolicyArgs::default() };
-        assert!(with("", &args, Mode::Exclusive, Patience::Forever).unwrap_err().message.starts_with("--skew-guard: only for runs"));
+        assert!(with("", &args, Mode::Exclusive, WaitPolicy::Forever).unwrap_err().message.starts_with("--skew-guard: only for runs"));
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::{
         release, renew, verify,
     },
     exit,
-    lease::{Held, Limits, Patience, Silence},
+    lease::{Held, Limits, Silence, WaitPolicy},
     lock::{Error, Key, Kind, Mode, Result, Token, Ttl},
     output::Output,
 };
@@ -317,22 +317,22 @@ pub fn mode(args: &ModeArgs, also: &[Key], layers: &Layers<'_>) -> Result<Mode> 
 ///
 /// # Errors
 /// If both are given, or what is given is no length of time.
-pub fn patience(wait: Option<&str>, nonblock: bool, layers: &Layers<'_>) -> Result<Patience> {
+pub fn patience(wait: Option<&str>, nonblock: bool, layers: &Layers<'_>) -> Result<WaitPolicy> {
     match (wait, nonblock) {
         (Some(_), true) => {
             return Err(
                 Error::new(Kind::Usage, "--wait and --nonblock exclude each other").hint("-w 30s waits for 30 seconds, -n does not wait")
             );
         }
-        (None, true) => return Ok(Patience::Try),
+        (None, true) => return Ok(WaitPolicy::Try),
         _ => {}
     }
-    let Some(setting) = layers.get("wait", wait)? else { return Ok(Patience::Try) };
+    let Some(setting) = layers.get("wait", wait)? else { return Ok(WaitPolicy::Try) };
     if setting.text == "forever" {
-        return Ok(Patience::Forever);
+        return Ok(WaitPolicy::Forever);
     }
     let length = setting.duration("a wait is 0 or more, or forever")?;
-    Ok(if length.is_zero() { Patience::Try } else { Patience::For(length) })
+    Ok(if length.is_zero() { WaitPolicy::Try } else { WaitPolicy::For(length) })
 }
 
 /// The status when the lock is busy.

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     exit,
     lease::{Limits, Released},
-    lock::{Error, Key, Kind, Parting, Result, Scope},
+    lock::{Error, Key, Kind, ReleaseInfo, Result, Scope},
     output::json,
     supervise::{Signal, Signals},
 };
@@ -81,8 +81,8 @@ async fn print(holds: &mut [Hold], context: &Context) -> Option<u8> {
 
 /// Gives back what nothing was done under, and says whether it was.
 async fn undo(holds: &mut [Hold], limits: Limits<'_>) -> &'static str {
-    let parting = Parting { scope: Scope::Tree, ..Parting::UNDO };
-    let free = give_back(holds, &parting, limits).await.iter().all(|released| matches!(released, Released::Free));
+    let info = ReleaseInfo { scope: Scope::Tree, ..ReleaseInfo::UNDO };
+    let free = give_back(holds, &info, limits).await.iter().all(|released| matches!(released, Released::Free));
     if free { "the lock was given back" } else { "the lock stays until its lease ends" }
 }
 

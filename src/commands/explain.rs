@@ -3,7 +3,7 @@
 use super::{Context, collect_metadata, inspect, run};
 use crate::{
     exit,
-    lease::{BootClock, Patience, ask},
+    lease::{BootClock, WaitPolicy, ask},
     lock::{Backend, Holder, Key, LockState, Mode, Result, Token},
     output::{
         Now,
@@ -62,7 +62,7 @@ pub async fn run(settings: ExplainSettings, context: &Context) -> Result<u8> {
         store: &store,
         stored_as: &stored_as,
         would: &would,
-        waits: run.patience != Patience::Try,
+        waits: run.patience != WaitPolicy::Try,
         settings: &settings.sources,
     };
     let written = if out.is_json() {
@@ -80,14 +80,14 @@ async fn judge(run: &run::RunSettings, key: &Key, state: LockState, backend: &mu
     }
     let record = inspect::record(backend, &state, context).await?;
     let place = collect_metadata(context.host.as_deref(), None, None).place();
-    let mut terms = run.policy.terms(place).filter(|_| *key == run.key);
-    if let Some(terms) = terms.as_mut().filter(|_| run.patience != Patience::Try) {
-        terms.skew_guard = None;
+    let mut run_policy = run.policy.run_policy(place).filter(|_| *key == run.key);
+    if let Some(run_policy) = run_policy.as_mut().filter(|_| run.patience != WaitPolicy::Try) {
+        run_policy.skew_guard = None;
     }
-    let refusal = record.judge(terms.as_ref(), &Token::random(), Now::read().unix_ms());
-    Ok(refusal.map_or(Would::Run, |refusal| {
-        let option = run.policy.option(refusal.rule);
-        Would::Refused(key.clone(), Box::new(refusal), option)
+    let denial = record.judge(run_policy.as_ref(), &Token::random(), Now::read().unix_ms());
+    Ok(denial.map_or(Would::Run, |denial| {
+        let option = run.policy.option(denial.rule);
+        Would::Denied(key.clone(), Box::new(denial), option)
     }))
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::{Context, KeyArg, collect_metadata, consent, interrupted};
 use crate::{
     exit,
-    lease::{self, BootClock, Outcome, Patience, ask, wall_ms},
-    lock::{Backend, Break, End, Error, Key, Kind, Mode, Parting, Record, Request, Result, Scope, Stage, Terms, Ttl},
+    lease::{self, BootClock, Outcome, WaitPolicy, ask, wall_ms},
+    lock::{Backend, Break, End, Error, Key, Kind, Mode, ReleaseInfo, Request, Result, RunPolicy, RunRecord, RunState, Scope, Ttl},
     output::{self, Cause, Now, Skip, json},
     supervise::{Signals, reraise},
 };
@@ -62,7 +62,7 @@ pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
     let store = backend.identity().url;
     if !keeps_any(&record) {
         if out.is_json() {
-            return Ok(out.finish(out.json(&json::Forgotten::new(&settings.key, &store, &Record::default())), exit::OK));
+            return Ok(out.finish(out.json(&json::Forgotten::new(&settings.key, &store, &RunRecord::default())), exit::OK));
         }
         out.notice(&format!("{}: no run record keeps it from other runs", settings.key.escaped()));
         return Ok(exit::OK);
@@ -73,14 +73,14 @@ pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
     }
     let request = request(&settings.key, &*backend, context);
     let stop = interrupted(&mut signals);
-    let outcome = lease::acquire(&mut *backend, &BootClock, request.clone(), Patience::Try, context.limits(), stop, |_| {}).await;
+    let outcome = lease::acquire(&mut *backend, &BootClock, request.clone(), WaitPolicy::Try, context.limits(), stop, |_| {}).await;
     match outcome.map_err(|error| error.during("forget"))? {
         Outcome::Granted(_) => {}
         Outcome::Busy(busy) => return Ok(not_forgotten(&settings, &store, Cause::Busy(&busy), context)),
         // Only by the record of a lock that others share.
-        Outcome::Refused(refusal) => {
-            let option = refusal.rule.to_string();
-            return Ok(not_forgotten(&settings, &store, Cause::Refused(&refusal, &option), context));
+        Outcome::Denied(denial) => {
+            let option = denial.rule.to_string();
+            return Ok(not_forgotten(&settings, &store, Cause::Denied(&denial, &option), context));
         }
         Outcome::Stopped(signal) => {
             let status = out.interrupted(&settings.key, signal.number);
@@ -91,14 +91,14 @@ pub async fn run(settings: ForgetSettings, context: &Context) -> Result<u8> {
         }
     }
     let by = Break { by: consent::decider(context), why: settings.reason.clone(), seen: false };
-    let parting = Parting {
+    let info = ReleaseInfo {
         end: Some(End::Forgotten),
         why: Some(by.to_string()),
-        became: Some(Stage::Undone),
+        run_state: Some(RunState::Cancelled),
         at_ms: Some(wall_ms()),
         ..Scope::Tree.into()
     };
-    let release = async |b: &mut dyn Backend| b.release(&settings.key, &request.token, &parting).await;
+    let release = async |b: &mut dyn Backend| b.release(&settings.key, &request.token, &info).await;
     ask(&mut *backend, &BootClock, context.limits(), about, release).await?;
     if out.is_json() {
         return Ok(out.finish(out.json(&json::Forgotten::new(&settings.key, &store, &record)), exit::OK));
@@ -113,16 +113,16 @@ fn not_forgotten(settings: &ForgetSettings, store: &str, cause: Cause<'_>, conte
 }
 
 /// Whether something is recorded that could keep a run away.
-fn keeps_any(record: &Record) -> bool {
+fn keeps_any(record: &RunRecord) -> bool {
     let now = Now::read().unix_ms();
-    record.keeps(now).is_some() || record.start.as_ref().is_some_and(|start| start.stage != Stage::Undone)
+    record.keeps(now).is_some() || record.start.as_ref().is_some_and(|start| start.stage != RunState::Cancelled)
 }
 
 /// What is asked on the terminal.
-fn question(key: &Key, record: &Record) -> String {
-    let metadata = record.start.as_ref().map(|start| &start.metadata).or(record.paced.as_ref().map(|paced| &paced.metadata));
+fn question(key: &Key, record: &RunRecord) -> String {
+    let metadata = record.start.as_ref().map(|start| &start.metadata).or(record.cooldown.as_ref().map(|cooldown| &cooldown.metadata));
     let who = metadata.and_then(|metadata| output::who(metadata.as_ref())).map(|who| format!(" of {who}")).unwrap_or_default();
-    let at = record.start.as_ref().map(|start| start.at_ms).or(record.paced.as_ref().map(|paced| paced.at_ms));
+    let at = record.start.as_ref().map(|start| start.at_ms).or(record.cooldown.as_ref().map(|cooldown| cooldown.at_ms));
     let when = at.map(|at| format!(", begun {}", Now::read().moment(at))).unwrap_or_default();
     format!("forget the run{who} that keeps {} from others{when}?", key.escaped())
 }
@@ -130,6 +130,6 @@ fn question(key: &Key, record: &Record) -> String {
 fn request(key: &Key, backend: &dyn Backend, context: &Context) -> Request {
     let us = collect_metadata(context.host.as_deref(), Some("dlock forget".as_ref()), None);
     let ttl = backend.identity().capabilities.clamp_ttl(Ttl::DEFAULT);
-    let terms = Some(Terms::forgetting(us.place()));
-    Request { terms, metadata: Some(us), ttl_asked: false, at_ms: Some(wall_ms()), ..Request::new(key.clone(), ttl) }
+    let run_policy = Some(RunPolicy::forgetting(us.place()));
+    Request { run_policy, metadata: Some(us), ttl_asked: false, at_ms: Some(wall_ms()), ..Request::new(key.clone(), ttl) }
 }

@@ -20,8 +20,8 @@ use super::{
 };
 use crate::{
     exit,
-    lease::{BootClock, Clock as _, Patience, Released, bounded, wall_ms},
-    lock::{Error, Intent, Kind, Parting, Result, Scope},
+    lease::{BootClock, Clock as _, Released, WaitPolicy, bounded, wall_ms},
+    lock::{Error, Intent, Kind, ReleaseInfo, Result, Scope},
     output::{json, loss},
     supervise::Signals,
 };
@@ -80,7 +80,7 @@ pub async fn run(settings: &HoldSettings, context: &Context) -> Result<u8> {
     let until = Until::open(settings.until)?;
     let mut signals = Signals::new().map_err(|error| Error::new(Kind::Unavailable, "signals can't be watched").source(error))?;
     let stop = async {
-        if settings.wanted.patience == Patience::Try {
+        if settings.wanted.patience == WaitPolicy::Try {
             // One try is brought to its end, so that its outcome is told.
             return Over::Signal(interrupted(&mut signals).await);
         }
@@ -132,7 +132,7 @@ async fn keep_on(
         biased;
         loss = keep(holds, context.limits(), Intent::Extend(None), &|_, _, _| ()) => Err(loss?),
         Ok(Err(error)) = &mut printing => {
-            let free = give_back(holds, &parting(Duration::ZERO), context.limits()).await.iter().all(|one| matches!(one, Released::Free));
+            let free = give_back(holds, &info(Duration::ZERO), context.limits()).await.iter().all(|one| matches!(one, Released::Free));
             return Ok(out.unwritten(&error, if free { "the lock was given back" } else { "the lock stays until its lease ends" }));
         }
         over = until.ended_or(interrupted(&mut signals)) => Ok(over),
@@ -148,7 +148,7 @@ async fn keep_on(
             return Ok(exit::LOST);
         }
     };
-    let released = give_back(holds, &parting(BootClock.now().since(began)), context.limits()).await;
+    let released = give_back(holds, &info(BootClock.now().since(began)), context.limits()).await;
     for (Hold { lease, .. }, released) in holds.iter().zip(released) {
         match released {
             Released::Free | Released::StillHeld(_) => {}
@@ -173,6 +173,6 @@ async fn keep_on(
 }
 
 /// How it ended, for the history.
-fn parting(held: Duration) -> Parting {
-    Parting { at_ms: Some(wall_ms()), held_ms: u64::try_from(held.as_millis()).ok(), ..Scope::Tree.into() }
+fn info(held: Duration) -> ReleaseInfo {
+    ReleaseInfo { at_ms: Some(wall_ms()), held_ms: u64::try_from(held.as_millis()).ok(), ..Scope::Tree.into() }
 }

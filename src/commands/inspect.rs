@@ -4,7 +4,7 @@ use super::{Context, KeyArg, breaking::listens};
 use crate::{
     exit,
     lease::{BootClock, ask},
-    lock::{Backend, Key, LockState, Record, Result},
+    lock::{Backend, Key, LockState, Result, RunRecord},
     output::{Lock, Now, fence as fence_of, inspect, json, shell},
 };
 
@@ -56,7 +56,7 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
             format!("dlock break {key} --fence {fence} --now takes it away; what uses its token runs on")
         });
     }
-    if lock.refusal.is_some() {
+    if lock.denial.is_some() {
         let key = shell(&settings.key);
         out.tip(&format!("dlock run --anyway --reason TEXT -k {key} ... runs past that; dlock forget {key} removes it"));
     }
@@ -67,9 +67,9 @@ pub async fn run(settings: InspectSettings, context: &Context) -> Result<u8> {
 ///
 /// # Errors
 /// What kept the store from answering.
-pub async fn record(backend: &mut dyn Backend, state: &LockState, context: &Context) -> Result<Record> {
-    if !state.holders.is_empty() || !backend.identity().capabilities.terms {
-        return Ok(Record::default());
+pub async fn record(backend: &mut dyn Backend, state: &LockState, context: &Context) -> Result<RunRecord> {
+    if !state.holders.is_empty() || !backend.identity().capabilities.run_policy {
+        return Ok(RunRecord::default());
     }
     let question = async |backend: &mut dyn Backend| backend.history(&state.key).await;
     Ok(ask(backend, &BootClock, context.limits(), ("inspect", Some(&state.key)), question).await?.record)

@@ -248,7 +248,7 @@ async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Cont
     let mut unknown = 0;
     if let Some(least) = settings.held_longer_than {
         locks.retain(|lock| {
-            unknown += usize::from(lock.refusal.is_none() && held(lock).is_none());
+            unknown += usize::from(lock.denial.is_none() && held(lock).is_none());
             held(lock).is_some_and(|held| held > least)
         });
     }
@@ -257,7 +257,7 @@ async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Cont
         SortBy::Since => locks.sort_by_key(|lock| Reverse(held(lock))),
         SortBy::Expires => {
             let ends = |lock: &Lock| lock.state.holders.iter().filter_map(|holder| holder.expires_in).min();
-            let again = |lock: &Lock| lock.refusal.as_ref().and_then(|refusal| refusal.again_in);
+            let again = |lock: &Lock| lock.denial.as_ref().and_then(|denial| denial.again_in);
             locks.sort_by_key(|lock| ends(lock).or(again(lock)).unwrap_or(Duration::MAX));
         }
         SortBy::Wait => locks.sort_by_key(|lock| Reverse(lock.state.waiters.len())),
@@ -267,7 +267,7 @@ async fn look(settings: &ListSettings, backend: &mut dyn Backend, context: &Cont
 
 /// The free locks that an earlier run keeps from every host; `held` is in the order of the keys.
 async fn kept(settings: &ListSettings, backend: &mut dyn Backend, context: &Context, held: &[Lock]) -> Result<Vec<Lock>> {
-    if !backend.identity().capabilities.terms {
+    if !backend.identity().capabilities.run_policy {
         return Ok(Vec::new());
     }
     let question = async |b: &mut dyn Backend| b.known(&settings.start, Which::Kept).await;
@@ -277,11 +277,11 @@ async fn kept(settings: &ListSettings, backend: &mut dyn Backend, context: &Cont
         let about = ("list", Some(key));
         let record = ask(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.history(key).await).await?.record;
         // A skew guard lasts for seconds, and is nothing to its own host.
-        if !record.keeps(Now::read().unix_ms()).is_some_and(|refusal| matches!(refusal.rule, Rule::AtLeast(_))) {
+        if !record.keeps(Now::read().unix_ms()).is_some_and(|denial| matches!(denial.rule, Rule::AtLeast(_))) {
             return Ok(None);
         }
         let state = ask(backend, &BootClock, context.limits(), about, async |b: &mut dyn Backend| b.inspect(key).await).await?;
-        Ok(Some(Lock::with_record(state, record, &Now::read())).filter(|lock| lock.refusal.is_some()))
+        Ok(Some(Lock::with_record(state, record, &Now::read())).filter(|lock| lock.denial.is_some()))
     });
     Ok(kept.await?.into_iter().flatten().collect())
 }

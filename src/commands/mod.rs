@@ -52,7 +52,7 @@ use crate::{
         tair::{self, Tair},
         zookeeper::{self, ZooKeeper},
     },
-    lease::{BootClock, Limits, Patience, Silence},
+    lease::{BootClock, Limits, Silence, WaitPolicy},
     lock::{Backend, Error, Key, Kind, Notice, Result, Sharing},
     output::{Output, Waiting, drain, plain},
     supervise::{Signal, Signals, reraise, stop_self, unblock_signals},
@@ -220,7 +220,7 @@ fn die_by(signal: Signal) {
 /// Does it, and says on a terminal if the store does not answer.
 fn watched<T>(context: &Context, work: impl Future<Output = Result<T>>) -> Result<T> {
     block_on(async {
-        let waiting = Waiting::new(&context.out, &context.silence, Patience::Try, &BootClock);
+        let waiting = Waiting::new(&context.out, &context.silence, WaitPolicy::Try, &BootClock);
         let done = waiting.ticking(work).await;
         waiting.clear();
         done

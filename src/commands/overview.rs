@@ -7,7 +7,7 @@ use futures_util::future::{join, join_all};
 use super::{Context, open_as_it_is};
 use crate::{
     lease::{BootClock, ask, ask_at_length},
-    lock::{Backend, End, Key, LockState, Metadata, Result, Skips, Start, Which},
+    lock::{Backend, End, Key, LastRun, LockState, Metadata, Result, SkipCount, Which},
     output::{
         Now,
         history::{self, RunOf},
@@ -65,9 +65,9 @@ pub struct KnownKey {
     /// Its runs, the latest first; those that go on among them.
     pub runs: Vec<RunOf>,
     /// Its skips.
-    pub skips: Vec<Skips>,
+    pub skips: Vec<SkipCount>,
     /// The last run that was to be the only one for some time.
-    pub start: Option<Start>,
+    pub start: Option<LastRun>,
 }
 
 /// So many clients ask at the same time at most.

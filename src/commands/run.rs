@@ -20,7 +20,7 @@ use self::{
 use super::{Context, TakingArgs};
 use crate::{
     exit,
-    lease::{Budget, Claim, Held, Patience, in_order},
+    lease::{Budget, Claim, Held, WaitPolicy, in_order},
     lock::{Backend, Entry, Error, Key, Kind, LastResort, Metadata, Mode, Request, Result, Tether, Token, Ttl, length},
     output::{MetricsFile, Output, RunResult, StatusFile, Syslog, SyslogPolicy, Verdict, drain, plain},
     supervise::{self, Contain, Leftover, OnLost, Plan, Printed, Signals, fork_guardian},
@@ -113,7 +113,7 @@ pub struct RunSettings {
     /// How often it may run.
     pub policy: Policy,
     /// How long to wait.
-    pub patience: Patience,
+    pub patience: WaitPolicy,
     /// Whether `-n` was given.
     pub nonblock: bool,
     /// The status when the lock is busy.
@@ -255,7 +255,7 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>,
     let guardian = fork_guardian(plan, all_of(resorts)).map_err(|error| cannot_supervise(&error))?;
     let program = settings.command.first().map(OsString::as_os_str);
     let us = super::collect_metadata(context.host.as_deref(), program, settings.describe.clone());
-    let terms = settings.policy.terms(us.place());
+    let run_policy = settings.policy.run_policy(us.place());
     let anyway = settings.policy.anyway.clone();
     let metadata = match (settings.metadata, &anyway) {
         (true, _) => Some(Metadata { anyway, ..us }),
@@ -265,7 +265,7 @@ fn attempt(settings: &RunSettings, context: &Context, backend: Box<dyn Backend>,
     for Claim { request, .. } in &mut claims {
         request.metadata.clone_from(&metadata);
         // The other locks are what the job needs: its own lock rules how often it runs.
-        request.terms = terms.clone().filter(|_| request.key == settings.key);
+        request.run_policy = run_policy.clone().filter(|_| request.key == settings.key);
     }
     in_order(&mut claims);
     super::block_on(async {

@@ -6,8 +6,8 @@ use futures_util::future::join_all;
 
 use super::Context;
 use crate::{
-    lease::{self, BootClock, Budget, Claim, Lease, Limits, Loss, Patience, Released, Together, acquire_all, in_order, note_skip},
-    lock::{Backend, Intent, Key, Metadata, Mode, Parting, Request, Result, Ttl},
+    lease::{self, BootClock, Budget, Claim, GroupOutcome, Lease, Limits, Loss, Released, WaitPolicy, acquire_all, in_order, note_skip},
+    lock::{Backend, Intent, Key, Metadata, Mode, ReleaseInfo, Request, Result, Ttl},
     output::{self, Cause, Skip, Waiting},
 };
 
@@ -25,7 +25,7 @@ pub struct Wanted {
     /// The lease that was asked for; `None` for the default, which the backend may move into its range.
     pub ttl: Option<Ttl>,
     /// How long to wait.
-    pub patience: Patience,
+    pub patience: WaitPolicy,
     /// The status when a lock is busy.
     pub conflict_status: u8,
     /// The note of the lease.
@@ -95,18 +95,18 @@ pub async fn take<S>(
         Taken::Not(out.busy(&skip, &backend.identity().url, wanted.conflict_status))
     };
     Ok(match outcome? {
-        Together::Granted(leases) => {
+        GroupOutcome::Granted(leases) => {
             let hold = |(Claim { backend, .. }, lease)| Hold { backend, lease };
             let mut holds: Vec<_> = claims.into_iter().zip(leases).map(hold).collect();
             holds.sort_by_key(|hold| wanted.keys().position(|key| *key == hold.lease.key));
             Taken::Granted(holds)
         }
-        Together::Busy(at, busy) => not_taken(&mut claims[at], Cause::Busy(&busy), "busy").await,
-        Together::Refused(at, refusal) => {
-            let option = refusal.rule.to_string();
-            not_taken(&mut claims[at], Cause::Refused(&refusal, &option), &option).await
+        GroupOutcome::Busy(at, busy) => not_taken(&mut claims[at], Cause::Busy(&busy), "busy").await,
+        GroupOutcome::Denied(at, denial) => {
+            let option = denial.rule.to_string();
+            not_taken(&mut claims[at], Cause::Denied(&denial, &option), &option).await
         }
-        Together::Stopped(why) => Taken::Stopped(why),
+        GroupOutcome::Stopped(why) => Taken::Stopped(why),
     })
 }
 
@@ -143,9 +143,9 @@ impl Hold {
 }
 
 /// Gives all of them back.
-pub async fn give_back(holds: &mut [Hold], parting: &Parting, limits: Limits<'_>) -> Vec<Released> {
+pub async fn give_back(holds: &mut [Hold], info: &ReleaseInfo, limits: Limits<'_>) -> Vec<Released> {
     let each = holds
         .iter_mut()
-        .map(|Hold { backend, lease }| lease::give_back(&mut **backend, &BootClock, &lease.key, &lease.token, parting, limits));
+        .map(|Hold { backend, lease }| lease::give_back(&mut **backend, &BootClock, &lease.key, &lease.token, info, limits));
     join_all(each).await
 }

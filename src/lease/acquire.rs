@@ -13,12 +13,13 @@ use super::{
     bounded, wall_ms,
 };
 use crate::lock::{
-    Attempt, Backend, BootTime, Busy, Capabilities, Effect, Entry, Error, Grant, Identity, Parting, Refusal, Request, Result, Rule, Token,
+    Attempt, Backend, BootTime, Busy, Capabilities, Denial, Effect, Entry, Error, Grant, Identity, ReleaseInfo, Request, Result, Rule,
+    Token,
 };
 
 /// How long to wait for a lock that another process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
+pub enum WaitPolicy {
     /// Not at all.
     Try,
     /// So long.
@@ -35,7 +36,7 @@ pub enum Outcome<S> {
     /// Another process held the lock until the wait ended.
     Busy(Busy),
     /// The lock is free, but an earlier run left a record that keeps it from this one.
-    Refused(Box<Refusal>),
+    Denied(Box<Denial>),
     /// `stop` was ready first; nothing is left behind.
     Stopped(S),
 }
@@ -63,22 +64,22 @@ pub async fn acquire<S>(
     backend: &mut dyn Backend,
     clock: &dyn Clock,
     mut request: Request,
-    patience: Patience,
+    patience: WaitPolicy,
     limits: Limits<'_>,
     stop: impl Future<Output = S>,
     mut busy: impl FnMut(&Busy),
 ) -> Result<Outcome<S>> {
     let identity = backend.identity();
     identity.capabilities.check(&request)?;
-    request.waiting = patience != Patience::Try;
-    if let Some(terms) = request.terms.as_mut().filter(|_| request.waiting) {
+    request.waiting = patience != WaitPolicy::Try;
+    if let Some(run_policy) = request.run_policy.as_mut().filter(|_| request.waiting) {
         // It has not come with those that fire together.
-        terms.skew_guard = None;
+        run_policy.skew_guard = None;
     }
-    request.terms = request.terms.filter(|terms| terms.anyway || terms.record_anything());
-    let mut pursuit = Pursuit::new(clock, patience, limits);
+    request.run_policy = request.run_policy.filter(|run_policy| run_policy.anyway || run_policy.record_anything());
+    let mut attempts = AcquireLoop::new(clock, patience, limits);
     let result = {
-        let work = pursuit.run(backend, clock, &identity, &mut request, &mut busy);
+        let work = attempts.run(backend, clock, &identity, &mut request, &mut busy);
         tokio::select! {
             biased;
             stopped = stop => Ok(Outcome::Stopped(stopped)),
@@ -86,8 +87,8 @@ pub async fn acquire<S>(
         }
     };
     let granted = matches!(result, Ok(Outcome::Granted(_)));
-    let maybe_granted = !granted && (pursuit.in_flight || pursuit.unsure);
-    undo(backend, clock, &request, limits, (maybe_granted, pursuit.waited)).await;
+    let maybe_granted = !granted && (attempts.in_flight || attempts.unsure);
+    undo(backend, clock, &request, limits, (maybe_granted, attempts.waited)).await;
     result.map_err(|error| error.during("acquire").key(&request.key))
 }
 
@@ -102,11 +103,11 @@ async fn undo(
     (mut maybe_granted, waited): (bool, bool),
 ) {
     // What becomes of a nested hold is nothing to the run around it.
-    let parting = Parting { became: Parting::UNDO.became.filter(|_| request.entry == Entry::Fresh), ..Parting::UNDO };
+    let info = ReleaseInfo { run_state: ReleaseInfo::UNDO.run_state.filter(|_| request.entry == Entry::Fresh), ..ReleaseInfo::UNDO };
     let limits = limits.within(UNDO.min(limits.answer));
     let undone = ask(backend, clock, limits, ("acquire", Some(&request.key)), async |backend: &mut dyn Backend| {
         if maybe_granted {
-            match backend.release(&request.key, &request.token, &parting).await {
+            match backend.release(&request.key, &request.token, &info).await {
                 Err(error) if error.is_transient() => return Err(error),
                 // Refused permanently: the waiter can still leave the queue.
                 _ => maybe_granted = false,
@@ -119,7 +120,7 @@ async fn undo(
 
 /// One attempt at one lock, over all of its questions.
 #[allow(clippy::struct_excessive_bools)] // what may have happened, each by itself
-struct Pursuit<'a> {
+struct AcquireLoop<'a> {
     limits: Limits<'a>,
     began: BootTime,
     /// When waiting ends; `None` for never.
@@ -140,13 +141,13 @@ struct Pursuit<'a> {
     silences: u32,
 }
 
-impl<'a> Pursuit<'a> {
-    fn new(clock: &dyn Clock, patience: Patience, limits: Limits<'a>) -> Self {
+impl<'a> AcquireLoop<'a> {
+    fn new(clock: &dyn Clock, patience: WaitPolicy, limits: Limits<'a>) -> Self {
         let now = clock.now();
         let wait_until = match patience {
-            Patience::Try => Some(now),
-            Patience::For(length) => Some(now.plus(length)),
-            Patience::Forever => None,
+            WaitPolicy::Try => Some(now),
+            WaitPolicy::For(length) => Some(now.plus(length)),
+            WaitPolicy::Forever => None,
         };
         let outage_until = wait_until.map(|end| end.max(now.plus(limits.answer)));
         Self {
@@ -214,15 +215,15 @@ impl<'a> Pursuit<'a> {
                         Some(Err(error)) => error,
                     }
                 }
-                Some(Ok(Attempt::Refused(refusal))) => {
+                Some(Ok(Attempt::Denied(denial))) => {
                     self.in_flight = false;
                     pause = Pause::new();
                     let now = clock.now();
-                    if !(matches!(refusal.rule, Rule::AtLeast(_)) && self.waits_at(now)) {
-                        return Ok(Outcome::Refused(refusal));
+                    if !(matches!(denial.rule, Rule::AtLeast(_)) && self.waits_at(now)) {
+                        return Ok(Outcome::Denied(denial));
                     }
                     // It is first in the queue, and proves by asking that it lives.
-                    clock.sleep_until(now.plus(self.longest_wait(now, refusal.again_in, true).min(KEPT))).await;
+                    clock.sleep_until(now.plus(self.longest_wait(now, denial.again_in, true).min(KEPT))).await;
                     continue;
                 }
                 Some(Err(error)) => {
@@ -274,8 +275,8 @@ impl<'a> Pursuit<'a> {
         sent: BootTime,
     ) -> Result<Option<Lease>> {
         let budget = Budget::new(grant.ttl, None, capabilities.pace)?;
-        if grant.settle > Duration::ZERO && !std::mem::replace(&mut self.settled, true) {
-            clock.sleep_until(clock.now().plus(grant.settle)).await;
+        if grant.drain_delay > Duration::ZERO && !std::mem::replace(&mut self.settled, true) {
+            clock.sleep_until(clock.now().plus(grant.drain_delay)).await;
         }
         if clock.now() >= budget.start_by(sent) {
             self.unsure = true;

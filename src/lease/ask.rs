@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Clock, Silence, bounded};
-use crate::lock::{Backend, BootTime, Effect, Error, Key, Kind, Parting, Release, Result, Scope, Token};
+use crate::lock::{Backend, BootTime, Effect, Error, Key, Kind, Release, ReleaseInfo, Result, Scope, Token};
 
 /// How long a store may take, and where it is noted that it does.
 #[derive(Clone, Copy, Debug)]
@@ -198,7 +198,7 @@ pub async fn give_back(
     clock: &dyn Clock,
     key: &Key,
     token: &Token,
-    parting: &Parting,
+    info: &ReleaseInfo,
     limits: Limits<'_>,
 ) -> Released {
     let mut in_flight = false;
@@ -207,7 +207,7 @@ pub async fn give_back(
     let answer = ask_first(backend, clock, limits, first, ("release", Some(key)), async |backend: &mut dyn Backend| {
         // Still set if the attempt before was dropped for taking too long.
         maybe_done |= std::mem::replace(&mut in_flight, true);
-        let answer = backend.release(key, token, parting).await;
+        let answer = backend.release(key, token, info).await;
         in_flight = matches!(&answer, Err(error) if error.effect != Effect::NotApplied);
         answer.map(|answer| (answer, maybe_done))
     })
@@ -223,7 +223,7 @@ pub async fn give_back(
         ),
         Err(error) => {
             let end = clock.now().plus(CUT);
-            let over = match backend.tether().filter(|_| parting.scope == Scope::Tree) {
+            let over = match backend.tether().filter(|_| info.scope == Scope::Tree) {
                 Some(tether) => bounded(clock, end, tether.cut(key, token)).await.unwrap_or_default(),
                 None => false,
             };

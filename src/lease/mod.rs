@@ -15,7 +15,7 @@ mod note;
 mod outage;
 mod together;
 
-pub use acquire::{Outcome, Patience, acquire};
+pub use acquire::{Outcome, WaitPolicy, acquire};
 pub use ask::{Limits, Released, ask, ask_at_length, give_back};
 pub use breaking::{BreakRequest, Breaking, break_hold};
 pub use budget::Budget;
@@ -24,7 +24,7 @@ pub use held::Held;
 pub use keep::{Loss, keep};
 pub use note::{may_warn, note, note_skip};
 pub use outage::{Outage, Silence};
-pub use together::{Claim, Together, acquire_all, in_order, keep_all};
+pub use together::{Claim, GroupOutcome, acquire_all, in_order, keep_all};
 
 use crate::lock::{BootTime, Fence, Key, Token, Ttl};
 

@@ -13,11 +13,11 @@ use std::{
 use futures_util::future::{join_all, select_all};
 
 use super::{
-    Budget, Clock, Lease, Limits, Loss, Outcome, Patience,
+    Budget, Clock, Lease, Limits, Loss, Outcome, WaitPolicy,
     acquire::{UNDO, acquire},
     give_back, keep,
 };
-use crate::lock::{Backend, BootTime, Busy, Entry, Error, Intent, Key, Kind, Parting, Refusal, Request, Result, Token};
+use crate::lock::{Backend, BootTime, Busy, Denial, Entry, Error, Intent, Key, Kind, ReleaseInfo, Request, Result, Token};
 
 /// A lock that is wanted, with a client of its own: no lock is kept waiting by what another one's store does.
 pub struct Claim {
@@ -29,13 +29,13 @@ pub struct Claim {
 
 /// How an attempt to take several locks ended.
 #[derive(Debug)]
-pub enum Together<S> {
+pub enum GroupOutcome<S> {
     /// All are ours, in the order of the claims.
     Granted(Vec<Lease>),
     /// Another process held the claim with this index until the wait ended; none is ours.
     Busy(usize, Busy),
     /// That claim is free, but an earlier run left a record that keeps it from this one; none is ours.
-    Refused(usize, Box<Refusal>),
+    Denied(usize, Box<Denial>),
     /// `stop` was ready first; nothing is left behind.
     Stopped(S),
 }
@@ -54,25 +54,25 @@ pub fn in_order(claims: &mut [Claim]) {
 pub async fn acquire_all<S>(
     claims: &mut [Claim],
     clock: &dyn Clock,
-    patience: Patience,
+    patience: WaitPolicy,
     limits: Limits<'_>,
     stop: impl Future<Output = S>,
     mut busy: impl FnMut(&Key, &Busy),
-) -> Result<Together<S>> {
+) -> Result<GroupOutcome<S>> {
     for Claim { backend, request } in &*claims {
         backend.identity().capabilities.check(request)?;
     }
     let until = match patience {
-        Patience::Try => Some(clock.now()),
-        Patience::For(length) => Some(clock.now().plus(length)),
-        Patience::Forever => None,
+        WaitPolicy::Try => Some(clock.now()),
+        WaitPolicy::For(length) => Some(clock.now().plus(length)),
+        WaitPolicy::Forever => None,
     };
     tokio::pin!(stop);
     loop {
         let mut leases = Vec::new();
         let end = loop {
             let (taken, wanted) = claims.split_at_mut(leases.len());
-            let Some(Claim { backend, request }) = wanted.first_mut() else { return Ok(Together::Granted(leases)) };
+            let Some(Claim { backend, request }) = wanted.first_mut() else { return Ok(GroupOutcome::Granted(leases)) };
             let patience = if taken.is_empty() { patience } else { what_is_left(until, clock.now()) };
             let budget = Budget::new(request.ttl, None, backend.identity().capabilities.pace)?;
             let held = taken.iter_mut().map(|claim| &mut claim.backend).zip(&mut leases).enumerate();
@@ -87,8 +87,8 @@ pub async fn acquire_all<S>(
             match acquire(&mut **backend, clock, request.clone(), patience, limits, interrupted, told).await {
                 Ok(Outcome::Granted(lease)) => leases.push(lease),
                 Ok(Outcome::Stopped(end)) => break end,
-                Ok(Outcome::Busy(found)) => break End::Not(Together::Busy(leases.len(), found)),
-                Ok(Outcome::Refused(refusal)) => break End::Not(Together::Refused(leases.len(), refusal)),
+                Ok(Outcome::Busy(found)) => break End::Not(GroupOutcome::Busy(leases.len(), found)),
+                Ok(Outcome::Denied(denial)) => break End::Not(GroupOutcome::Denied(leases.len(), denial)),
                 Err(error) => break End::Failed(error),
             }
         };
@@ -96,7 +96,7 @@ pub async fn acquire_all<S>(
         join_all(claims.iter_mut().zip(&leases).map(|(claim, lease)| undo(&mut *claim.backend, clock, lease, limits))).await;
         match end {
             End::Not(outcome) => return Ok(outcome),
-            End::Stopped(stopped) => return Ok(Together::Stopped(stopped)),
+            End::Stopped(stopped) => return Ok(GroupOutcome::Stopped(stopped)),
             End::Failed(error) => return Err(error),
             End::Lost(_, Loss::NotOwner | Loss::Unconfirmed { .. }) if until.is_none_or(|end| clock.now() < end) => {
                 for Claim { request, .. } in &mut *claims {
@@ -140,14 +140,14 @@ pub async fn keep_all<'a>(
 /// Gives back what nothing was done under.
 async fn undo(backend: &mut dyn Backend, clock: &dyn Clock, lease: &Lease, limits: Limits<'_>) {
     // What becomes of a nested hold is nothing to the run around it.
-    let parting = Parting { became: Parting::UNDO.became.filter(|_| lease.holds == 1), ..Parting::UNDO };
+    let info = ReleaseInfo { run_state: ReleaseInfo::UNDO.run_state.filter(|_| lease.holds == 1), ..ReleaseInfo::UNDO };
     // However it goes: the lease ends by itself if this doesn't end it.
-    let _ = give_back(backend, clock, &lease.key, &lease.token, &parting, limits).await;
+    let _ = give_back(backend, clock, &lease.key, &lease.token, &info, limits).await;
 }
 
 /// Why not all locks are ours.
 enum End<S> {
-    Not(Together<S>),
+    Not(GroupOutcome<S>),
     Stopped(S),
     Failed(Error),
     /// The claim with this index is not ours any more.
@@ -155,10 +155,10 @@ enum End<S> {
 }
 
 /// For how long yet the others may be waited for.
-fn what_is_left(until: Option<BootTime>, now: BootTime) -> Patience {
+fn what_is_left(until: Option<BootTime>, now: BootTime) -> WaitPolicy {
     match until.map(|end| end.since(now)) {
-        None => Patience::Forever,
-        Some(Duration::ZERO) => Patience::Try,
-        Some(left) => Patience::For(left),
+        None => WaitPolicy::Forever,
+        Some(Duration::ZERO) => WaitPolicy::Try,
+        Some(left) => WaitPolicy::For(left),
     }
 }

@@ -5,7 +5,7 @@ use std::{future::pending, io, os::fd::OwnedFd, time::Duration};
 use async_trait::async_trait;
 
 use super::{
-    Admin, Break, Capabilities, Fence, History, Holder, Intent, Key, LockState, Note, Parting, Refusal, Request, Result, Session, Token,
+    Admin, Break, Capabilities, Denial, Fence, History, Holder, Intent, Key, LockState, Note, ReleaseInfo, Request, Result, Session, Token,
     Ttl, fingerprint,
 };
 
@@ -27,7 +27,7 @@ pub trait Backend: Admin {
 
     /// Takes the lock if it is free, or enters it if `request.entry` says so.
     ///
-    /// A fresh hold is judged by what is recorded of earlier runs ([`Record::judge`](super::Record::judge)) and recorded itself, in the same step;
+    /// A fresh hold is judged by what is recorded of earlier runs ([`RunRecord::judge`](super::RunRecord::judge)) and recorded itself, in the same step;
     /// one that is asked for again, or entered, is not.
     ///
     /// Idempotent for one token: a request whose answer was lost can be asked again, and counts once; asked
@@ -53,7 +53,7 @@ pub trait Backend: Admin {
 
     /// Gives the hold back, and wakes waiters if the lock becomes free; then the step that frees it also remembers how the hold
     /// ended ([`Backend::history`]).
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release>;
+    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release>;
 
     /// Changes what the store keeps of a lock or of one hold. False if that hold is not there any more, and for a warning that
     /// was claimed before.
@@ -147,7 +147,7 @@ pub trait Tether {
 pub enum Which {
     /// All of them.
     All,
-    /// Those whose run records may keep other runs from a free lock ([`Record::keeps`](super::Record::keeps)).
+    /// Those whose run records may keep other runs from a free lock ([`RunRecord::keeps`](super::RunRecord::keeps)).
     Kept,
 }
 
@@ -190,7 +190,7 @@ pub enum Attempt {
     /// Another client has it.
     Busy(Busy),
     /// It is free, but what a run before has left keeps it from this request.
-    Refused(Box<Refusal>),
+    Denied(Box<Denial>),
     /// Only for [`crate::lock::Entry::Reenter`]: the owner to be joined does not hold the lock.
     NotHeld,
 }
@@ -205,7 +205,7 @@ pub struct Grant {
     /// How many holds the owner has now.
     pub holds: u32,
     /// How long nothing may be started yet: a holder that vanished may need so long to stop what it ran.
-    pub settle: Duration,
+    pub drain_delay: Duration,
     /// What another process needs beside the token to renew and release this hold; only for detached holds.
     pub session: Option<Session>,
     /// Which permit it is, from 0, for as long as the hold lasts; only for [`Mode::Permits`](super::Mode::Permits).

@@ -29,8 +29,8 @@ pub struct Capabilities {
     pub notification: bool,
     /// Remembers how holds ended ([`super::Backend::history`]).
     pub history: bool,
-    /// Judges and records starts ([`super::Terms`]).
-    pub terms: bool,
+    /// Judges and records starts ([`super::RunPolicy`]).
+    pub run_policy: bool,
     /// A hold can be taken away from its holder ([`super::Amendment::Mark`]).
     pub breakable: bool,
     /// The shortest lease.
@@ -76,7 +76,7 @@ impl Capabilities {
             fencing: true,
             notification: true,
             history: false,
-            terms: false,
+            run_policy: false,
             breakable: false,
             ttl_min: Ttl::MIN,
             ttl_max: Ttl::MAX,
@@ -98,10 +98,10 @@ impl Capabilities {
             Mode::Shared if !self.shared => refuse("shared locks"),
             Mode::Permits(_) if !self.permits => refuse("permits"),
             _ if request.entry == Entry::Reenter && !self.reentrant => refuse("nested holds of one lock"),
-            _ if request.terms.is_some() && request.mode != Mode::Exclusive => {
+            _ if request.run_policy.is_some() && request.mode != Mode::Exclusive => {
                 refuse("skew guard, at-least or once for locks that are shared")
             }
-            _ if request.terms.is_some() && !self.terms => refuse("record of starts for skew guard, at-least or once"),
+            _ if request.run_policy.is_some() && !self.run_policy => refuse("record of starts for skew guard, at-least or once"),
             _ if request.fair && !self.fair => refuse("fair order"),
             _ if request.detached && !self.detached => refuse("holds that outlive their process"),
             _ => self.check_ttl(request.ttl),

@@ -10,7 +10,7 @@ use super::Key;
 /// A result with the one [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, in the terms that decide what to do next.
+/// What went wrong, in the run policy that decide what to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The store can't be reached, or refuses for now; asking again may help.

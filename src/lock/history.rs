@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Break, Fence, Metadata, Record, Scope, Stage};
+use super::{Break, Fence, Metadata, RunRecord, RunState, Scope};
 
 /// How many runs a store remembers of each lock, and as many again of those that ended badly.
 pub const REMEMBERED: usize = 100;
@@ -92,7 +92,7 @@ impl<'de> Deserialize<'de> for End {
 
 /// A hold that is over, as stores keep it: a line of JSON, whose short names are part of the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Past {
+pub struct HistoryEntry {
     /// Its fence, where it is known.
     #[serde(rename = "f", default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
@@ -115,7 +115,7 @@ pub struct Past {
 
 /// How often a host found the lock taken and did without, and why it last did.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Skips {
+pub struct SkipCount {
     /// Which host.
     pub host: String,
     /// How often.
@@ -132,18 +132,18 @@ pub struct Skips {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     /// Holds that are over, the latest first: the last [`REMEMBERED`], and as many that ended badly, in no other order.
-    pub past: Vec<Past>,
+    pub past: Vec<HistoryEntry>,
     /// The hosts that did without.
-    pub skips: Vec<Skips>,
+    pub skips: Vec<SkipCount>,
     /// The starts that later runs go by.
-    pub record: Record,
+    pub record: RunRecord,
 }
 
 impl History {
     /// What was found, a hold once and the latest first. Of several records of one hold the first to be found counts, but that it
     /// expired is only what others thought who knew no better.
-    pub fn new(found: Vec<Past>, mut skips: Vec<Skips>) -> Self {
-        let mut past: Vec<Past> = Vec::new();
+    pub fn new(found: Vec<HistoryEntry>, mut skips: Vec<SkipCount>) -> Self {
+        let mut past: Vec<HistoryEntry> = Vec::new();
         for one in found {
             match past.iter_mut().find(|known| known.fence.is_some() && known.fence == one.fence) {
                 Some(known) if known.end == End::Expired => *known = one,
@@ -157,13 +157,13 @@ impl History {
             _ => b.started_ms.cmp(&a.started_ms),
         });
         skips.sort_by(|a, b| a.host.cmp(&b.host));
-        Self { past, skips, record: Record::default() }
+        Self { past, skips, record: RunRecord::default() }
     }
 }
 
 /// What a release says beside giving the lock back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parting {
+pub struct ReleaseInfo {
     /// How much is given back.
     pub scope: Scope,
     /// How the hold ended; `None` if nothing was done under it, so that there is nothing to remember.
@@ -174,24 +174,25 @@ pub struct Parting {
     pub at_ms: Option<u64>,
     /// How long it was held, by the host's clock, for stores without one; `None` if this process did not take it.
     pub held_ms: Option<u64>,
-    /// What became of the start that was recorded for the hold ([`Record::end`]), told to the store even if nested holds go on; `None` if
+    /// What became of the start that was recorded for the hold ([`RunRecord::end`]), told to the store even if nested holds go on; `None` if
     /// that is for another client to say.
-    pub became: Option<Stage>,
+    pub run_state: Option<RunState>,
 }
 
-impl From<Scope> for Parting {
+impl From<Scope> for ReleaseInfo {
     fn from(scope: Scope) -> Self {
-        Self { scope, end: Some(End::Released), why: None, at_ms: None, held_ms: None, became: None }
+        Self { scope, end: Some(End::Released), why: None, at_ms: None, held_ms: None, run_state: None }
     }
 }
 
-impl Parting {
+impl ReleaseInfo {
     /// Of a grant that was never used.
-    pub const UNDO: Self = Self { scope: Scope::Hold, end: None, why: None, at_ms: None, held_ms: None, became: Some(Stage::Undone) };
+    pub const UNDO: Self =
+        Self { scope: Scope::Hold, end: None, why: None, at_ms: None, held_ms: None, run_state: Some(RunState::Cancelled) };
 
     /// Whether the store must hear of the release although the lock would be free without that: how a run ended, and whether it may run again.
     pub fn is_worth_telling(&self) -> bool {
-        self.end.as_ref().is_some_and(|end| self.became.is_some() || *end != End::Released)
+        self.end.as_ref().is_some_and(|end| self.run_state.is_some() || *end != End::Released)
     }
 }
 
@@ -209,7 +210,7 @@ pub enum Note {
         at_ms: u64,
     },
     /// A hold that its holder lost. It replaces what others thought of its end.
-    Lost(Past),
+    Lost(HistoryEntry),
 }
 
 /// A break's record in the history.
@@ -246,7 +247,8 @@ mod tests {
 
     #[test]
     fn a_hold_is_told_once_and_the_latest_comes_first() {
-        let past = |fence, end| Past { fence: Some(Fence(fence)), started_ms: None, ended_ms: None, end, why: None, metadata: None };
+        let past =
+            |fence, end| HistoryEntry { fence: Some(Fence(fence)), started_ms: None, ended_ms: None, end, why: None, metadata: None };
         let found =
             vec![past(3, End::Lost), past(5, End::Exited(0)), past(3, End::Expired), past(1, End::Exited(1)), past(5, End::Exited(0))];
         let history = History::new(found, vec![]);

@@ -1,6 +1,6 @@
 //! What is asked for when a lock is to be taken.
 
-use super::{Error, Key, Kind, Metadata, Result, Terms, Token, Ttl};
+use super::{Error, Key, Kind, Metadata, Result, RunPolicy, Token, Ttl};
 
 /// How a lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub struct Request {
     /// The time of the host that asks, in ms since 1970, for stores without a clock.
     pub at_ms: Option<u64>,
     /// What it asks of the runs before it, and leaves for those after it.
-    pub terms: Option<Terms>,
+    pub run_policy: Option<RunPolicy>,
 }
 
 impl Request {
@@ -98,7 +98,7 @@ impl Request {
             waiting: false,
             metadata: None,
             at_ms: None,
-            terms: None,
+            run_policy: None,
         }
     }
 }

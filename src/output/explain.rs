@@ -6,7 +6,7 @@ use super::{
     doctor::Source,
     who,
 };
-use crate::lock::{Holder, Key, Refusal, Rule, Stage};
+use crate::lock::{Denial, Holder, Key, Rule, RunState};
 
 /// What would become of a run.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub enum Would {
     /// This lock has these holders.
     Held(Key, Vec<Holder>),
     /// An earlier run keeps this lock from it, by the rule of this name.
-    Refused(Key, Box<Refusal>, String),
+    Denied(Key, Box<Denial>, String),
 }
 
 /// What a run of a key would be like.
@@ -57,12 +57,12 @@ impl Explained<'_> {
                 let holder = holders.first().map_or_else(|| "another client".into(), who::described);
                 Some(format!("{}held by {holder}", of(key)))
             }
-            Would::Refused(key, refusal, option) => {
-                let who = who::who(refusal.metadata.as_ref()).unwrap_or_else(|| "a run".into());
-                let did = if matches!(refusal.rule, Rule::Once(Stage::Ok | Stage::Failed)) { "ran" } else { "began" };
-                let failed = if refusal.rule == Rule::Once(Stage::Failed) { " and failed" } else { "" };
-                let began = refusal.began.map(|ago| format!(" {} ago", age(ago))).unwrap_or_default();
-                let again = refusal.again_in.map(|left| format!("; again in {}", age(left))).unwrap_or_default();
+            Would::Denied(key, denial, option) => {
+                let who = who::who(denial.metadata.as_ref()).unwrap_or_else(|| "a run".into());
+                let did = if matches!(denial.rule, Rule::Once(RunState::Ok | RunState::Failed)) { "ran" } else { "began" };
+                let failed = if denial.rule == Rule::Once(RunState::Failed) { " and failed" } else { "" };
+                let began = denial.began.map(|ago| format!(" {} ago", age(ago))).unwrap_or_default();
+                let again = denial.again_in.map(|left| format!("; again in {}", age(left))).unwrap_or_default();
                 Some(format!("{}{option}, {who} {did} it{began}{failed}{again}", of(key)))
             }
         }

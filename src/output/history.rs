@@ -7,7 +7,7 @@ use super::{
     columns::{Column, Gives, Row, table},
     inspect, who, wrapped,
 };
-use crate::lock::{self, End, Fence, LockState, Metadata, Past, Record, Skips, Stage};
+use crate::lock::{self, End, Fence, HistoryEntry, LockState, Metadata, RunRecord, RunState, SkipCount};
 
 /// One run: over, or going on.
 #[derive(Clone, Debug)]
@@ -116,7 +116,7 @@ fn signal_name(number: i32) -> Option<&'static str> {
 }
 
 /// All runs, the latest first: those that go on, then those that are over.
-pub fn runs(state: &LockState, past: Vec<Past>, now: &Now) -> Vec<RunOf> {
+pub fn runs(state: &LockState, past: Vec<HistoryEntry>, now: &Now) -> Vec<RunOf> {
     let now = now.unix_ms();
     let ms = |ago: std::time::Duration| now.saturating_sub(super::time::millis(ago));
     let over = |fence: Option<Fence>| fence.is_some() && past.iter().any(|past| past.fence == fence);
@@ -155,7 +155,7 @@ const COLUMNS: [Column; 6] = [
 ];
 
 /// The table, and below it the run records that later runs depend on, and the skips.
-pub fn view(runs: &[RunOf], last: usize, record: &Record, skips: &[Skips], now: &Now, look: Look) -> String {
+pub fn view(runs: &[RunOf], last: usize, record: &RunRecord, skips: &[SkipCount], now: &Now, look: Look) -> String {
     let mut text = String::new();
     if runs.is_empty() {
         text.push_str("no runs are remembered\n");
@@ -174,7 +174,7 @@ pub fn view(runs: &[RunOf], last: usize, record: &Record, skips: &[Skips], now: 
         let since =
             skips.iter().filter_map(|skips| skips.since_ms).min().map(|since| format!(" since {}", now.local(since))).unwrap_or_default();
         let alike = skips.iter().all(|skips| skips.reason == latest.reason);
-        let reason = |skips: &Skips| if alike { String::new() } else { format!(" ({})", who::clean(&skips.reason, 40)) };
+        let reason = |skips: &SkipCount| if alike { String::new() } else { format!(" ({})", who::clean(&skips.reason, 40)) };
         let each: Vec<String> =
             skips.iter().map(|skips| format!("{} {}{}", who::clean(&skips.host, 40), skips.count, reason(skips))).collect();
         let last = latest.last_ms.map(|last| format!("{} ", now.local(last))).unwrap_or_default();
@@ -188,22 +188,22 @@ pub fn view(runs: &[RunOf], last: usize, record: &Record, skips: &[Skips], now: 
 }
 
 /// The run records that keep, or may keep, a free lock from the next run.
-fn starts(record: &Record, now: &Now) -> Vec<String> {
+fn starts(record: &RunRecord, now: &Now) -> Vec<String> {
     let mut notes = Vec::new();
     let whose = |metadata: &Option<Metadata>, fence: Fence| {
         let who = who::who(metadata.as_ref()).unwrap_or_else(|| "another process".into());
         format!("{who}, fence {}", who::fence(fence, std::iter::empty()))
     };
     let window_of = |ms: u64| lock::length(std::time::Duration::from_millis(ms));
-    if let Some(paced) = &record.paced {
-        let kept = [(paced.at_least_ms, "kept from all hosts", "at least"), (paced.guard_ms, "kept from other hosts", "skew guard")];
-        for (ms, what, option) in kept.into_iter().filter(|(ms, ..)| paced.at_ms.saturating_add(*ms) > now.unix_ms()) {
-            let until = now.local(paced.at_ms.saturating_add(ms));
-            notes.push(format!("{what} until {until}: {option} {} ({})", window_of(ms), whose(&paced.metadata, paced.fence)));
+    if let Some(cooldown) = &record.cooldown {
+        let kept = [(cooldown.at_least_ms, "kept from all hosts", "at least"), (cooldown.guard_ms, "kept from other hosts", "skew guard")];
+        for (ms, what, option) in kept.into_iter().filter(|(ms, ..)| cooldown.at_ms.saturating_add(*ms) > now.unix_ms()) {
+            let until = now.local(cooldown.at_ms.saturating_add(ms));
+            notes.push(format!("{what} until {until}: {option} {} ({})", window_of(ms), whose(&cooldown.metadata, cooldown.fence)));
         }
     }
     // One that was undone keeps no run away.
-    if let Some(start) = record.start.as_ref().filter(|start| start.stage != Stage::Undone) {
+    if let Some(start) = record.start.as_ref().filter(|start| start.stage != RunState::Cancelled) {
         let stage = inspect::outcome(start.stage);
         let tries = if start.tries > 1 { format!(", try {}", start.tries) } else { String::new() };
         let (at, whose, window) = (now.local(start.at_ms), whose(&start.metadata, start.fence), window_of(start.window_ms));
@@ -233,7 +233,7 @@ mod tests {
     use jiff::tz::{TimeZone, offset};
 
     use super::*;
-    use crate::lock::{Paced, Start};
+    use crate::lock::{Cooldown, LastRun};
 
     const NOW: &str = "2026-11-20T02:04:01Z";
 
@@ -275,14 +275,14 @@ mod tests {
 
     #[test]
     fn runs_are_told_in_eighty_columns() {
-        let skips = |host: &str, count, ago: u64| Skips {
+        let skips = |host: &str, count, ago: u64| SkipCount {
             host: host.into(),
             count,
             since_ms: Some(now().unix_ms() - 345_000_000),
             last_ms: Some(now().unix_ms() - ago * 1000),
             reason: "busy".into(),
         };
-        let text = view(&some(), 20, &Record::default(), &[skips("web2", 4, 86_000), skips("web5", 5, 3839)], &now(), Look::default());
+        let text = view(&some(), 20, &RunRecord::default(), &[skips("web2", 4, 86_000), skips("web5", 5, 3839)], &now(), Look::default());
         let expected = "\
 STARTED          HOST  WAITED  RAN      FENCE  END
 Fri 20 02:00:01  web3  12s     1h 4m     1042  running
@@ -296,24 +296,24 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
         }
         assert!(text.contains("LOST: no renewal for 36s") && text.contains("BROKEN by ana@ops1: \"NFS\""), "{text}");
         assert!(text.ends_with("web2 4, web5 5; last Fri 20 02:00:02 web5, busy\n"), "{text}");
-        assert!(view(&some(), 2, &Record::default(), &[], &now(), Look::default()).ends_with("and 3 older; -n 5 shows all\n"));
+        assert!(view(&some(), 2, &RunRecord::default(), &[], &now(), Look::default()).ends_with("and 3 older; -n 5 shows all\n"));
     }
 
     #[test]
     fn what_is_not_known_is_not_invented() {
         let strange = RunOf { started_ms: None, ended_ms: None, metadata: None, ..run("", 1, 1, Some(End::Expired), None, 7) };
-        let text = view(&[strange], 20, &Record::default(), &[], &now(), Look::default());
+        let text = view(&[strange], 20, &RunRecord::default(), &[], &now(), Look::default());
         let line: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(line, ["?", "?", "?", "?", "7", "EXPIRED"]);
-        assert_eq!(view(&[], 20, &Record::default(), &[], &now(), Look::default()), "no runs are remembered\n");
+        assert_eq!(view(&[], 20, &RunRecord::default(), &[], &now(), Look::default()), "no runs are remembered\n");
     }
 
     #[test]
     fn starts_that_later_runs_go_by_are_told() {
         let web1 = Some(Metadata { host: Some("web1".into()), ..Metadata::default() });
         let at_ms = now().unix_ms() - 1000;
-        let mut record = Record {
-            paced: Some(Paced {
+        let mut record = RunRecord {
+            cooldown: Some(Cooldown {
                 at_ms,
                 fence: Fence(7),
                 place: "p".into(),
@@ -322,22 +322,22 @@ Thu 19 03:00:00  web1  12s     6m 2s     1041  ok
                 metadata: web1,
                 hold: String::new(),
             }),
-            start: Some(Start {
+            start: Some(LastRun {
                 at_ms: 0,
                 fence: Fence(3),
-                stage: Stage::Failed,
+                stage: RunState::Failed,
                 tries: 2,
                 window_ms: 1_800_000,
                 metadata: None,
                 hold: String::new(),
             }),
         };
-        let told = |record: &Record| view(&[], 20, record, &[], &now(), Look::default());
+        let told = |record: &RunRecord| view(&[], 20, record, &[], &now(), Look::default());
         let text = told(&record);
         assert!(text.contains("kept from all hosts until ") && text.contains(": at least 30s (web1, fence 7)\n"), "{text}");
         assert!(text.contains("kept from other hosts until ") && text.contains(": skew guard 5s (web1, fence 7)\n"), "{text}");
         assert!(text.contains("once in 30m: begun ") && text.ends_with(" (another process, fence 3): failed, try 2\n"), "{text}");
-        record.paced = record.paced.map(|paced| Paced { at_ms: 0, ..paced });
+        record.cooldown = record.cooldown.map(|cooldown| Cooldown { at_ms: 0, ..cooldown });
         assert!(!told(&record).contains("kept"), "what is over is not told");
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Lock, Look, Now, age, columns::width, json, kept, who};
-use crate::lock::{Holder, Mode, NodeView, Stage, Start};
+use crate::lock::{Holder, LastRun, Mode, NodeView, RunState};
 
 /// Further waiters are counted, not shown.
 const WAITERS: usize = 10;
@@ -19,8 +19,8 @@ pub fn view(lock: &Lock, name: Option<&str>, backend: &str, now: &Now, look: Loo
     let mut lines = Vec::new();
     match state.holders.as_slice() {
         [] => {
-            if let Some(refusal) = &lock.refusal {
-                let (free, why) = (format!("FREE, but {}", kept::until(refusal, now)), kept::why(refusal, now));
+            if let Some(denial) = &lock.denial {
+                let (free, why) = (format!("FREE, but {}", kept::until(denial, now)), kept::why(denial, now));
                 let painted = look.paint("33", &free);
                 if look.width.is_none_or(|most| width(&format!("{key}   {free}: {why}")) <= most) {
                     lines.push(format!("{key}   {painted}: {why}"));
@@ -65,19 +65,19 @@ pub fn view(lock: &Lock, name: Option<&str>, backend: &str, now: &Now, look: Loo
 }
 
 /// The last run that was to be the only one for some time.
-fn once(start: &Start, now: &Now) -> String {
+fn once(start: &LastRun, now: &Now) -> String {
     let who = who::who(start.metadata.as_ref()).map(|who| format!(" {who}")).unwrap_or_default();
     let until = now.moment(start.at_ms.saturating_add(start.window_ms));
     format!("began {}{who}: {}; counts until {until}", now.moment(start.at_ms), outcome(start.stage))
 }
 
 /// What became of a run, for people.
-pub fn outcome(stage: Stage) -> &'static str {
+pub fn outcome(stage: RunState) -> &'static str {
     match stage {
-        Stage::Started => "its outcome is unknown",
-        Stage::Ok => "ok",
-        Stage::Failed => "failed",
-        Stage::Undone => "nothing was started",
+        RunState::Started => "its outcome is unknown",
+        RunState::Ok => "ok",
+        RunState::Failed => "failed",
+        RunState::Cancelled => "nothing was started",
     }
 }
 
@@ -203,7 +203,7 @@ mod tests {
     use jiff::tz::{TimeZone, offset};
 
     use super::*;
-    use crate::lock::{Fence, Key, LockState, Metadata, Refusal, Rule, Waiter};
+    use crate::lock::{Denial, Fence, Key, LockState, Metadata, Rule, Waiter};
 
     #[allow(clippy::unnecessary_wraps)] // as the fields have it
     fn secs(seconds: u64) -> Option<Duration> {
@@ -281,14 +281,14 @@ nightly   HELD   exclusive   prod (rediss://r1:6379)
     #[test]
     fn a_free_lock_that_can_not_be_had_says_until_when() {
         let now = Now::at("2026-11-20T02:04:01Z".parse().unwrap(), TimeZone::fixed(offset(1)));
-        let refusal = |rule| Refusal {
+        let denial = |rule| Denial {
             rule,
             fence: None,
             began: secs(600),
             metadata: Some(Metadata { user: Some("root".into()), host: Some("web1".into()), ..Metadata::default() }),
             again_in: secs(3000),
         };
-        let free = |rule| Lock { refusal: Some(refusal(rule)), ..Lock::from(LockState { holders: vec![], waiters: vec![], ..state() }) };
+        let free = |rule| Lock { denial: Some(denial(rule)), ..Lock::from(LockState { holders: vec![], waiters: vec![], ..state() }) };
         let text = |rule| view(&free(rule), None, "local", &now, Look::default()).lines().next().unwrap().to_owned();
         let hour = Duration::from_secs(3600);
         assert_eq!(text(Rule::AtLeast(hour)), "nightly   FREE, but not before 03:54:01: at least 1h, began 02:54:01 root@web1");

@@ -14,10 +14,10 @@
 //! | `ok` of names | 0 | `key backend stored_as libraries`: `library excludes code namespace about`, where `excludes` is `both_ways`, `one_way` or `no` |
 //! | `ok` of list | 0 | `backend locks`: an array of locks |
 //! | `ok` of list --all | 0 | `backend keys`: `key last last_ok runs skips usually_every_ms late`, `last` a run |
-//! | `ok` of history | 0 | `key backend runs paced once skips`; without a key `backend runs` |
+//! | `ok` of history | 0 | `key backend runs cooldown once skips`; without a key `backend runs` |
 //! | `ok` of explain | 0 | `key backend stored_as would reason holders refused settings`; `would` is `run`, `wait` or `skip` |
 //! | `ok` of break | 0 | `key backend fence how waited_ms`; `how` is `given_back` (or its lease ended) or `evicted` |
-//! | `ok` of forget | 0 | `key backend paced once`: the run records that are gone, `null` if there were none |
+//! | `ok` of forget | 0 | `key backend cooldown once`: the run records that are gone, `null` if there were none |
 //! | `ok`, `error`, `interrupted` of break --host | 0; as `error`; 128+N | `host backend holds`: `key fence how error`, where `how` may be `changed`: nothing was done, or unknown after a signal |
 //! | `ok` of init | 0 | `backend done`: `not_needed`, `up_to_date` or `created` |
 //! | `ok` of completions, man, help, `--version` | 0 | `text`, if `--json` is on the command line |
@@ -35,7 +35,7 @@
 //! began state again_in_ms`) if it is free, and an earlier run keeps it from other runs. A node, of a store of several that decide together: `node held others
 //! fence expires_in_ms error`; `others` if it is held there by another owner than the holder. A holder: `mode permit permits host user pid boot_id pid_ns command description anyway fence
 //! foreign detached since held_for_ms renewed_ago_ms expires_in_ms holds broken`; `broken`, if an operator is breaking it: `by reason seen`. A run: `key fence host user pid command description anyway started ended waited_ms ran_ms end bad reason`, where `end` is `running`,
-//! `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost`, `broken` or `forgotten`. Skips of a host: `host count since last reason`. A waiter: `host user pid command description
+//! `ok`, `exit N`, `signal N`, `not started`, `released`, `expired`, `lost`, `broken` or `forgotten`. SkipCount of a host: `host count since last reason`. A waiter: `host user pid command description
 //! waiting_for_ms in_order`. An error: `kind message hint operation key backend effect causes`, where `effect` says whether the
 //! failed step happened in the store all the same: `not_applied`, `applied` or `unknown`. A `command`: `status` or `signal`. `released`:
 //! `yes`, `nested` (an outer run keeps it), `not_held` or `unknown`.
@@ -53,7 +53,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 pub use self::parts::{
-    BreakReport, ErrorReport, HolderReport, LockReport, PacedReport, PastReport, RefusedReport, SkipsReport, StartReport, mode,
+    BreakReport, DeniedReport, ErrorReport, HolderReport, LockReport, PacedReport, PastReport, SkipsReport, StartReport, mode,
 };
 pub use self::{
     explained::ExplainedReport,
@@ -64,7 +64,7 @@ use super::{Cause, Lock, Now, Skip, history::RunOf, time::millis};
 use crate::{
     exit,
     lease::Lease,
-    lock::{self, Break, Error, Fence, Key, Skips},
+    lock::{self, Break, Error, Fence, Key, SkipCount},
 };
 
 /// The name of the schema.
@@ -157,7 +157,7 @@ report!(
 );
 report!(
     /// The run records of a lock are gone, as they were.
-    Forgotten { key: &'a str, backend: &'a str, paced: Option<PacedReport<'a>>, once: Option<StartReport<'a>> }
+    Forgotten { key: &'a str, backend: &'a str, cooldown: Option<PacedReport<'a>>, once: Option<StartReport<'a>> }
 );
 report!(
     /// What the store remembers of a lock.
@@ -165,7 +165,7 @@ report!(
         key: &'a str,
         backend: &'a str,
         runs: Vec<PastReport<'a>>,
-        paced: Option<PacedReport<'a>>,
+        cooldown: Option<PacedReport<'a>>,
         once: Option<StartReport<'a>>,
         skips: Vec<SkipsReport<'a>>,
     }
@@ -183,7 +183,7 @@ report!(
         expires_in_ms: Option<u64>,
         position: Option<u32>,
         holders: Vec<HolderReport<'a>>,
-        refused: Option<RefusedReport<'a>>,
+        refused: Option<DeniedReport<'a>>,
     }
 );
 report!(
@@ -294,19 +294,19 @@ impl<'a> WasBroken<'a> {
 
 impl<'a> Forgotten<'a> {
     /// This record.
-    pub fn new(key: &'a Key, backend: &'a str, record: &'a lock::Record) -> Self {
-        let (paced, once) = (record.paced.as_ref().map(PacedReport::new), record.start.as_ref().map(StartReport::new));
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, paced, once }
+    pub fn new(key: &'a Key, backend: &'a str, record: &'a lock::RunRecord) -> Self {
+        let (cooldown, once) = (record.cooldown.as_ref().map(PacedReport::new), record.start.as_ref().map(StartReport::new));
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, cooldown, once }
     }
 }
 
 impl<'a> Remembered<'a> {
     /// These runs, starts and skips.
-    pub fn new(key: &'a Key, backend: &'a str, runs: &'a [RunOf], record: &'a lock::Record, skips: &'a [Skips]) -> Self {
+    pub fn new(key: &'a Key, backend: &'a str, runs: &'a [RunOf], record: &'a lock::RunRecord, skips: &'a [SkipCount]) -> Self {
         let runs = runs.iter().map(|run| PastReport::new(key, run)).collect();
         let skips = skips.iter().map(SkipsReport::new).collect();
-        let (paced, once) = (record.paced.as_ref().map(PacedReport::new), record.start.as_ref().map(StartReport::new));
-        Self { head: head("ok", exit::OK), key: key.as_str(), backend, runs, paced, once, skips }
+        let (cooldown, once) = (record.cooldown.as_ref().map(PacedReport::new), record.start.as_ref().map(StartReport::new));
+        Self { head: head("ok", exit::OK), key: key.as_str(), backend, runs, cooldown, once, skips }
     }
 }
 
@@ -322,7 +322,7 @@ impl<'a> Busy<'a> {
     pub fn new(skip: &Skip<'a>, backend: &'a str, now: &Now, status: u8) -> Self {
         let (busy, refused) = match skip.cause {
             Cause::Busy(busy) => (Some(busy), None),
-            Cause::Refused(refusal, option) => (None, Some(RefusedReport::new(refusal, option, now))),
+            Cause::Denied(denial, option) => (None, Some(DeniedReport::new(denial, option, now))),
         };
         Self {
             head: head("busy", status),

@@ -36,7 +36,7 @@ fn groups(locks: &[Lock], now: &Now, look: Look) -> Vec<Vec<String>> {
 
 /// The table in a window of so many lines.
 pub fn screen(locks: &[Lock], now: &Now, every: Duration, look: Look, height: usize) -> Vec<String> {
-    let held = locks.iter().filter(|lock| lock.refusal.is_none()).count();
+    let held = locks.iter().filter(|lock| lock.denial.is_none()).count();
     let mut text = vec![format!("every {}, last at {}: {held} held", length(every), now.clock()), String::new()];
     if locks.is_empty() {
         return text;
@@ -79,10 +79,10 @@ fn row(lock: &Lock, now: &Now) -> Row<7> {
     let state = &lock.state;
     let key = who::clean(state.key.as_str(), 255);
     let (wait, question) = (state.waiters.len().to_string(), || "?".to_owned());
-    if let Some(refusal) = &lock.refusal {
-        let fence = refusal.fence.map_or_else(|| "-".into(), |fence| who::fence(fence, std::iter::empty()));
-        let (since, expires) = (refusal.began.map_or_else(question, age), refusal.again_in.map_or_else(question, age));
-        let note = format!("{}: {}", kept::until(refusal, now), kept::why(refusal, now));
+    if let Some(denial) = &lock.denial {
+        let fence = denial.fence.map_or_else(|| "-".into(), |fence| who::fence(fence, std::iter::empty()));
+        let (since, expires) = (denial.began.map_or_else(question, age), denial.again_in.map_or_else(question, age));
+        let note = format!("{}: {}", kept::until(denial, now), kept::why(denial, now));
         return Row { cells: [key, "(free)".into(), since, expires, wait, fence, note], style: "" };
     }
     let first = state.holders.first();

@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, time::Duration};
 
 use super::{age, who};
-use crate::lock::{Busy, Key, Mode, Refusal, Rule, Stage};
+use crate::lock::{Busy, Denial, Key, Mode, Rule, RunState};
 
 /// How the outcome ends of a command that can't wait.
 const NO_WAIT: &str = "forgotten";
@@ -29,7 +29,7 @@ pub enum Cause<'a> {
     /// Another process has it.
     Busy(&'a Busy),
     /// A run before keeps it from this one, by what was asked with this option: `skew guard 5s`.
-    Refused(&'a Refusal, &'a str),
+    Denied(&'a Denial, &'a str),
 }
 
 impl Skip<'_> {
@@ -37,21 +37,21 @@ impl Skip<'_> {
     pub fn text(&self) -> String {
         match self.cause {
             Cause::Busy(busy) => self.busy(busy),
-            Cause::Refused(refusal, option) => self.refused(refusal, option),
+            Cause::Denied(denial, option) => self.refused(denial, option),
         }
     }
 
     /// `demo: ana@lap began it 3s ago (fence 17), skew guard 5s: not run`.
-    fn refused(&self, refusal: &Refusal, option: &str) -> String {
-        let who = who::who(refusal.metadata.as_ref()).unwrap_or_else(|| "another process".into());
-        let (did, more) = match refusal.rule {
-            Rule::Once(Stage::Ok) => ("ran", ""),
-            Rule::Once(Stage::Failed) => ("ran", " and failed"),
-            Rule::Once(Stage::Started) => ("began", " and was not heard of since"),
+    fn refused(&self, denial: &Denial, option: &str) -> String {
+        let who = who::who(denial.metadata.as_ref()).unwrap_or_else(|| "another process".into());
+        let (did, more) = match denial.rule {
+            Rule::Once(RunState::Ok) => ("ran", ""),
+            Rule::Once(RunState::Failed) => ("ran", " and failed"),
+            Rule::Once(RunState::Started) => ("began", " and was not heard of since"),
             _ => ("began", ""),
         };
-        let when = refusal.began.map_or_else(|| ", when is unknown".into(), |ago| format!(" {} ago", age(ago)));
-        let fence = refusal.fence.map(|fence| format!(" (fence {fence})")).unwrap_or_default();
+        let when = denial.began.map_or_else(|| ", when is unknown".into(), |ago| format!(" {} ago", age(ago)));
+        let fence = denial.fence.map(|fence| format!(" (fence {fence})")).unwrap_or_default();
         format!("{}: {who} {did} it{when}{fence}{more}, {option}: {}", self.key.escaped(), self.outcome)
     }
 
@@ -92,8 +92,8 @@ impl Skip<'_> {
     /// What to do about it.
     pub fn hint(&self) -> String {
         let tells = format!("dlock inspect {} tells more", who::shell(self.key));
-        let refusal = match self.cause {
-            Cause::Refused(refusal, _) => refusal,
+        let denial = match self.cause {
+            Cause::Denied(denial, _) => denial,
             Cause::Busy(busy) => {
                 return match (busy.holders.first().map(|holder| holder.mode), self.mode) {
                     // The number of permits was changed, or is wrong on one side.
@@ -108,10 +108,10 @@ impl Skip<'_> {
         };
         let history = format!("dlock history {} tells more", who::shell(self.key));
         let past = if self.outcome == "not run" { "--anyway --reason TEXT runs it now; " } else { "" };
-        let again = refusal.again_in.map(|left| format!("free again in {}; ", age(left))).unwrap_or_default();
-        match refusal.rule {
-            Rule::Once(Stage::Failed) => format!("--retry-failed N runs it again; {history}"),
-            Rule::Once(Stage::Started) => format!("if it is dead, --retry-crashed runs it again; {history}"),
+        let again = denial.again_in.map(|left| format!("free again in {}; ", age(left))).unwrap_or_default();
+        match denial.rule {
+            Rule::Once(RunState::Failed) => format!("--retry-failed N runs it again; {history}"),
+            Rule::Once(RunState::Started) => format!("if it is dead, --retry-crashed runs it again; {history}"),
             Rule::Once(_) => format!("{past}{history}"),
             Rule::SkewGuard(_) | Rule::AtLeast(_) => format!("{again}{past}{history}"),
         }
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn a_refusal_names_its_option() {
         let key = Key::new("demo").unwrap();
-        let refusal = |rule| Refusal {
+        let denial = |rule| Denial {
             rule,
             fence: Some(crate::lock::Fence(17)),
             began: Some(Duration::from_secs(3)),
@@ -185,11 +185,11 @@ mod tests {
             again_in: Some(Duration::from_secs(2)),
         };
         let said = |rule, option| {
-            let refusal = refusal(rule);
+            let denial = denial(rule);
             let skip = Skip {
                 key: &key,
                 mode: Mode::Exclusive,
-                cause: Cause::Refused(&refusal, option),
+                cause: Cause::Denied(&denial, option),
                 waited: Duration::ZERO,
                 outcome: "not run",
             };
@@ -198,7 +198,7 @@ mod tests {
         let (text, hint) = said(Rule::SkewGuard(Duration::from_secs(5)), "skew guard 5s");
         assert_eq!(text, "demo: lap began it 3s ago (fence 17), skew guard 5s: not run");
         assert_eq!(hint, "free again in 2s; --anyway --reason TEXT runs it now; dlock history demo tells more");
-        let (text, hint) = said(Rule::Once(Stage::Failed), "once per 1m");
+        let (text, hint) = said(Rule::Once(RunState::Failed), "once per 1m");
         assert_eq!(text, "demo: lap ran it 3s ago (fence 17) and failed, once per 1m: not run");
         assert_eq!(hint, "--retry-failed N runs it again; dlock history demo tells more");
     }

@@ -8,7 +8,7 @@ use super::{
     history::RunOf,
     who,
 };
-use crate::lock::{End, Skips};
+use crate::lock::{End, SkipCount};
 
 /// A run in the drawing.
 struct Bar {
@@ -81,7 +81,7 @@ impl Axis {
 }
 
 /// The latest runs, the oldest of them at the left.
-pub fn view(runs: &[RunOf], last: usize, skips: &[Skips], now: &Now, look: Look) -> String {
+pub fn view(runs: &[RunOf], last: usize, skips: &[SkipCount], now: &Now, look: Look) -> String {
     let most = look.width.unwrap_or(80);
     let until = now.unix_ms();
     let bar = |run: &RunOf| {
@@ -185,7 +185,7 @@ mod tests {
             run("web1", 90_000, 2, Some(End::Lost)),
             run("web1", 864_000, 40_000, Some(End::Broken)),
         ];
-        let skips = [Skips { host: "web5".into(), count: 4, since_ms: None, last_ms: None, reason: "busy".into() }];
+        let skips = [SkipCount { host: "web5".into(), count: 4, since_ms: None, last_ms: None, reason: "busy".into() }];
         let text = view(&runs, 20, &skips, &now(), Look { width: Some(80), color: false });
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines.iter().all(|line| width(line) <= 80), "{text}");

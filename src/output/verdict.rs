@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{Now, json, time, who};
-use crate::lock::{Error, Fence, Holder, Key, Refusal, printable};
+use crate::lock::{Denial, Error, Fence, Holder, Key, printable};
 
 /// How it ended, in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -92,7 +92,7 @@ pub struct Verdict {
     /// The holders, if the lock was busy.
     pub holders: Vec<Holder>,
     /// Why a free lock was refused, and the option that asked for the rule.
-    pub refused: Option<(Box<Refusal>, String)>,
+    pub refused: Option<(Box<Denial>, String)>,
     /// What went wrong: the failure, or how the lock was lost.
     pub error: Option<Error>,
 }
@@ -152,9 +152,9 @@ impl Verdict {
                 }
             }
             RunResult::Busy => {
-                let (metadata, fence) = if let Some((refusal, option)) = &self.refused {
+                let (metadata, fence) = if let Some((denial, option)) = &self.refused {
                     add(format!("skipped {}", word(option)));
-                    (refusal.metadata.as_ref(), refusal.fence)
+                    (denial.metadata.as_ref(), denial.fence)
                 } else {
                     add("skipped busy".into());
                     let holder = self.holders.first();
@@ -220,7 +220,7 @@ impl Verdict {
             command: self.command.map(|_| CommandReport { status: exit_status, signal }),
             released: self.given_back,
             holders: self.holders.iter().map(|holder| json::HolderReport::new(holder, now)).collect(),
-            refused: self.refused.as_ref().map(|(refusal, option)| json::RefusedReport::new(refusal, option, now)),
+            refused: self.refused.as_ref().map(|(denial, option)| json::DeniedReport::new(denial, option, now)),
             error: self.error.as_ref().map(json::ErrorReport::new),
         }
     }
@@ -243,7 +243,7 @@ pub(super) struct Run<'a> {
     command: Option<CommandReport>,
     released: Option<GivenBack>,
     holders: Vec<json::HolderReport<'a>>,
-    refused: Option<json::RefusedReport<'a>>,
+    refused: Option<json::DeniedReport<'a>>,
     error: Option<json::ErrorReport<'a>>,
 }
 

@@ -4,7 +4,7 @@ use std::{cell::RefCell, future::Future, io, os::fd::AsFd as _, time::Duration};
 
 use super::{Output, age, stderr, who, window};
 use crate::{
-    lease::{Clock, Outage, Patience, Silence},
+    lease::{Clock, Outage, Silence, WaitPolicy},
     lock::{BootTime, Busy, Key, printable},
 };
 
@@ -14,7 +14,7 @@ const SILENT: Duration = Duration::from_millis(900);
 /// A wait in progress.
 pub struct Waiting<'a> {
     silence: &'a Silence,
-    patience: Patience,
+    patience: WaitPolicy,
     clock: &'a dyn Clock,
     began: BootTime,
     shown: bool,
@@ -24,7 +24,7 @@ pub struct Waiting<'a> {
 
 impl<'a> Waiting<'a> {
     /// A wait that begins now. Nothing is drawn without a terminal.
-    pub fn new(out: &Output, silence: &'a Silence, patience: Patience, clock: &'a dyn Clock) -> Self {
+    pub fn new(out: &Output, silence: &'a Silence, patience: WaitPolicy, clock: &'a dyn Clock) -> Self {
         let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
         let shown = out.attended() && !out.quiet && !out.json && !dumb;
         Self { silence, patience, clock, began: clock.now(), shown, last: RefCell::default() }
@@ -82,7 +82,7 @@ impl<'a> Waiting<'a> {
 
     /// How long it was waited; nothing if there was to be no waiting.
     pub fn waited(&self) -> Duration {
-        if self.patience == Patience::Try { Duration::ZERO } else { self.clock.now().since(self.began) }
+        if self.patience == WaitPolicy::Try { Duration::ZERO } else { self.clock.now().since(self.began) }
     }
 }
 
@@ -93,11 +93,11 @@ fn no_answer(outage: &Outage, now: BootTime) -> String {
     format!("dlock: {}: {why}; {more}", outage.url)
 }
 
-fn line(key: &Key, busy: &Busy, waited: Duration, patience: Patience) -> String {
+fn line(key: &Key, busy: &Busy, waited: Duration, patience: WaitPolicy) -> String {
     let holder = busy.holders.first().map_or_else(|| "another process".into(), who::described);
     let mut text = format!("dlock: waiting for {}: {holder}", key.escaped());
     let most = match patience {
-        Patience::For(most) => format!("{} of {}", age(waited), age(most)),
+        WaitPolicy::For(most) => format!("{} of {}", age(waited), age(most)),
         _ => age(waited),
     };
     text += &busy.position.map_or_else(|| format!("; {most}"), |place| format!("; {} in line, {most}", ordinal(place)));
@@ -139,11 +139,11 @@ mod tests {
         let busy = Busy { holders: vec![holder], position: Some(2), ..Busy::default() };
         let key = Key::new("deploy").unwrap();
         assert_eq!(
-            line(&key, &busy, Duration::from_secs(17), Patience::For(Duration::from_secs(600))),
+            line(&key, &busy, Duration::from_secs(17), WaitPolicy::For(Duration::from_secs(600))),
             "dlock: waiting for deploy: ana@ops1, 4m 12s, \"v2.3\"; 2nd in line, 17s of 10m"
         );
         assert_eq!(
-            line(&key, &Busy::default(), Duration::from_secs(17), Patience::Forever),
+            line(&key, &Busy::default(), Duration::from_secs(17), WaitPolicy::Forever),
             "dlock: waiting for deploy: another process; 17s"
         );
     }

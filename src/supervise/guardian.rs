@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// How long a cgroup may take to notice that it is empty, and how often it is looked at after that.
-const SETTLE: Duration = Duration::from_millis(50);
+const DRAIN_DELAY: Duration = Duration::from_millis(50);
 /// How often dlock is continued until it says that it goes on.
 const WAKE: Duration = Duration::from_millis(20);
 /// How much sooner than the command the guardian gets the CPU, where the kernel allows it.
@@ -378,7 +378,7 @@ impl Guardian {
         // Nothing tells when a cgroup becomes empty after the last child was reaped.
         let look_again = self.emptied.map(|emptied| {
             let now = BootClock::read();
-            now.plus(if now.since(emptied) < SETTLE { Duration::from_millis(1) } else { SETTLE })
+            now.plus(if now.since(emptied) < DRAIN_DELAY { Duration::from_millis(1) } else { DRAIN_DELAY })
         });
         let wake = self.wakes_dlock().then(|| BootClock::read().plus(WAKE));
         arm(&self.timer, [next, look_again, wake].into_iter().flatten().min());

@@ -10,7 +10,7 @@ use dlock::{
         redis::{self, Redis, Server},
         sqlite::{self, Sqlite},
     },
-    lock::{Attempt, Backend, Key, Namespace, Parting, Request, Scope, Ttl},
+    lock::{Attempt, Backend, Key, Namespace, ReleaseInfo, Request, Scope, Ttl},
 };
 
 use crate::{
@@ -83,7 +83,7 @@ pub fn with_history(stores: &Stores) -> Vec<Table> {
             runtime().block_on(async {
                 for _ in done..size {
                     let request = take(&mut *client, "job").await;
-                    client.release(&request.key, &request.token, &Parting::from(Scope::Hold)).await.expect("a release");
+                    client.release(&request.key, &request.token, &ReleaseInfo::from(Scope::Hold)).await.expect("a release");
                 }
             });
             done = size;

@@ -106,8 +106,8 @@ fn all_that_is_printed_is_described() {
     assert_eq!(ran(&lab, "-k job --max-runtime .1 -- sleep 5")["result"], "timed_out");
     let told = said(&lab, "history job", "history");
     assert!(told["runs"].as_array().unwrap().len() >= 3 && !told["skips"].as_array().unwrap().is_empty(), "{told}");
-    assert!(said(&lab, "forget job --yes --reason x", "forget")["paced"].is_object());
-    assert_eq!(said(&lab, "forget job --yes --reason x", "forget")["paced"], Value::Null);
+    assert!(said(&lab, "forget job --yes --reason x", "forget")["cooldown"].is_object());
+    assert_eq!(said(&lab, "forget job --yes --reason x", "forget")["cooldown"], Value::Null);
     assert_eq!(ran(&lab, "-k kept --at-least 1h -- true")["result"], "ok");
     let kept = said(&lab, "inspect kept", "inspect");
     assert!(kept["held"] == false && kept["refused"]["reason"] == "at least 1h" && kept["refused_until"].is_string(), "{kept}");
@@ -115,7 +115,7 @@ fn all_that_is_printed_is_described() {
     assert!(list["locks"][0]["key"] == "kept" && list["locks"][0]["refused"]["again_in_ms"].as_u64() > Some(3_500_000), "{list}");
     assert_eq!(ran(&lab, "-k kept --anyway --reason rerun -- true")["result"], "ok");
     assert_eq!(said(&lab, "history kept", "history")["runs"][0]["anyway"], "rerun");
-    assert_eq!(said(&lab, "forget kept --yes --reason x", "forget")["paced"]["at_least_ms"], 0);
+    assert_eq!(said(&lab, "forget kept --yes --reason x", "forget")["cooldown"]["at_least_ms"], 0);
     assert_eq!(said(&lab, "list", "list")["locks"], json!([]));
     assert_eq!(said(&lab, "explain kept", "explain")["would"], "run");
     let all = said(&lab, "list --all", "list_all");

@@ -312,7 +312,7 @@ fn a_crowd_whose_holder_dies() {
         ));
         let most = 20 + u32::try_from(waiters).unwrap() / 15;
         assert!(idle < most, "a sign of life from each in twenty seconds, and one that looks after all: {idle}");
-        assert_eq!(turns[0].2.settle, Duration::from_millis(500), "time for the dead one");
+        assert_eq!(turns[0].2.drain_delay, Duration::from_millis(500), "time for the dead one");
         let lease = Duration::from_secs(LEASE);
         assert!(first + Duration::from_secs(1) > lease && first < lease + Duration::from_secs(1) * (1 + slowness()), "{first:?}");
     });

@@ -38,9 +38,9 @@ pub enum Meet {
     /// Each is refused while the other one holds the lock.
     Excluded,
     /// Both are readers.
-    Together,
+    GroupOutcome,
 }
-pub use Meet::{Excluded, Together};
+pub use Meet::{Excluded, GroupOutcome};
 
 /// A library that shares its locks with dlock.
 #[derive(Clone, Copy, Debug)]
@@ -156,7 +156,7 @@ impl<'a> Two<'a> {
         let folder = folder.path();
         let holder = self.dlock(&["run", mode, "-k", &self.key, "--", "sh", "-c", &job(folder)]);
         must("dlock has it", LIMIT, || folder.join("began").exists());
-        if meet == Together {
+        if meet == GroupOutcome {
             assert_eq!(theirs.say("try"), "held");
             fs::write(folder.join("go"), "").unwrap();
             assert_eq!(holder.wait(LIMIT).code(), 0);

@@ -1,7 +1,7 @@
 //! The libraries, each with the server, the name and the modes of dlock that it is tried with.
 
 use crate::{
-    cases::{self, Excluded, Library, Meet, Stranger, Together},
+    cases::{self, Excluded, GroupOutcome, Library, Meet, Stranger},
     program::Language::{Java, Node, Python},
     stores::Store::{self, Etcd, MariaDb, Postgres, Redis, Redlock, RedlockOfOne, ZooKeeper},
 };
@@ -9,10 +9,10 @@ use crate::{
 /// With all modes, none of which goes together with the library's lock.
 const ALONE: &[(&str, Meet)] = &[("-x", Excluded), ("-s", Excluded), ("--permits=2", Excluded)];
 /// The library reads.
-const READER: &[(&str, Meet)] = &[("-x", Excluded), ("-s", Together), ("--permits=2", Excluded)];
+const READER: &[(&str, Meet)] = &[("-x", Excluded), ("-s", GroupOutcome), ("--permits=2", Excluded)];
 /// Where there are no permits.
 const NO_PERMITS: &[(&str, Meet)] = &[("-x", Excluded), ("-s", Excluded)];
-const NO_PERMITS_READER: &[(&str, Meet)] = &[("-x", Excluded), ("-s", Together)];
+const NO_PERMITS_READER: &[(&str, Meet)] = &[("-x", Excluded), ("-s", GroupOutcome)];
 /// Where there are neither.
 const EXCLUSIVE: &[(&str, Meet)] = &[("-x", Excluded)];
 

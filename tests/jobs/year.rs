@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use dlock::{
     backends::memory::{Memory, MemoryStore},
-    lock::{Attempt, Backend as _, End, Fence, Key, Namespace, Once, Parting, Request, Scope, Stage, Terms, Token, Ttl},
+    lock::{Attempt, Backend as _, End, Fence, Key, Namespace, Once, ReleaseInfo, Request, RunPolicy, RunState, Scope, Token, Ttl},
 };
 use jiff::{ToSpan as _, Zoned, civil::date, tz::TimeZone};
 
@@ -101,7 +101,7 @@ struct Running {
     token: Token,
     fence: Fence,
     /// When it ends, and how; a run whose node died never does.
-    ends: Option<(u64, Stage)>,
+    ends: Option<(u64, RunState)>,
     over: u64,
 }
 
@@ -139,16 +139,16 @@ impl World {
         };
         self.pass_to(ends).await;
         if let Some(running) = self.running.take() {
-            let end = if stage == Stage::Ok { End::Exited(0) } else { End::Exited(1) };
-            let parting = Parting { end: Some(end), became: Some(stage), ..Scope::Tree.into() };
-            self.backend.release(&self.key, &running.token, &parting).await.expect("a release");
+            let end = if stage == RunState::Ok { End::Exited(0) } else { End::Exited(1) };
+            let info = ReleaseInfo { end: Some(end), run_state: Some(stage), ..Scope::Tree.into() };
+            self.backend.release(&self.key, &running.token, &info).await.expect("a release");
         }
     }
 
-    fn request(&self, terms: Terms, ttl: u64) -> Request {
+    fn request(&self, run_policy: RunPolicy, ttl: u64) -> Request {
         Request {
             ttl_asked: false,
-            terms: Some(terms),
+            run_policy: Some(run_policy),
             ..Request::new(self.key.clone(), Ttl::new(Duration::from_millis(ttl)).expect("a TTL"))
         }
     }
@@ -192,18 +192,18 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
             let length = if dice.one_in(200) { period + dice.below(period) } else { 20 + dice.below(4000) };
             let dies = dice.one_in(500);
             let ttl = if dies { dice.below(LEASE) + 1000 } else { length + LEASE };
-            let terms = Terms {
+            let run_policy = RunPolicy {
                 place: nodes[*at].place.clone(),
                 skew_guard: policy.guard.then_some(GUARD),
                 at_least: policy.at_least,
                 once,
                 anyway: false,
             };
-            let request = world.request(terms, ttl);
+            let request = world.request(run_policy, ttl);
             match world.backend.try_acquire(&request).await.expect("an answer") {
                 Attempt::Granted(grant) => {
                     runs += 1;
-                    let stage = if dice.one_in(20) { Stage::Failed } else { Stage::Ok };
+                    let stage = if dice.one_in(20) { RunState::Failed } else { RunState::Ok };
                     let ends = (!dies).then_some((now + length, stage));
                     world.running = Some(Running { token: request.token, fence: grant.fence, ends, over: now + ttl });
                     if dies {
@@ -216,7 +216,7 @@ async fn simulate(schedule: Schedule, policy: Policy, ticks: &[u64], seed: u64) 
                     assert!(holder.is_some() && holder == known, "seed {seed}, tick {n}: busy with {holder:?}, not {known:?}");
                     others += 1;
                 }
-                Attempt::Refused(refusal) => {
+                Attempt::Denied(refusal) => {
                     world.tally.refused += 1;
                     // Of the tick itself: an earlier one's start must not keep this one from running.
                     assert!(runs == 1, "seed {seed}, tick {n} of {schedule:?}, {policy:?}: refused for {refusal:?} although nobody ran");

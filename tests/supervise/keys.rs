@@ -260,7 +260,7 @@ fn a_dlock_that_was_stopped_past_term_time_has_the_status_of_a_command_that_ende
         in_state(dlock, "T");
         fs::write(world.path("end"), "x\n").unwrap();
         until("the command's end", || state(command).is_empty().then_some(()));
-        // Past the time for TERM, whenever the last renewal was.
+        // HistoryEntry the time for TERM, whenever the last renewal was.
         std::thread::sleep(Duration::from_millis(2_200));
         send(dlock, Signal::CONT);
         assert_eq!(world.status(), status, "{}", world.file("status.json"));

@@ -9,7 +9,7 @@
 //!   order. A keep-alive alone can be answered by a leader that was frozen and deposed; after a read through the same
 //!   member it can't have been deposed before the read, and a new leader extends all leases when it takes over.
 //! - *The holder before us vanished* (its lease ended or was revoked, its key deleted) and may still be stopping what it ran: it left the
-//!   record that a contender which leaves by itself removes, and we ask for time ([`SETTLE`]). The record stays until that time is over, so
+//!   record that a contender which leaves by itself removes, and we ask for time ([`DRAIN_DELAY`]). The record stays until that time is over, so
 //!   that another successor asks for it too.
 //! - *We are first, and at-least keeps the lock from every process*: we stay first, which keeps it from other libraries too, and are told
 //!   to ask again. Our record says that we only wait.
@@ -26,15 +26,15 @@ use super::{
     place::{retire, still_queued},
     queue::{Keys, Look},
     runs::{Leases, Runs, records},
-    session::{Hold, Session, Stage, seconds, ttl},
+    session::{Hold, Session, Standing, seconds, ttl},
     waiting,
 };
 use crate::{
     backends::queue::{
-        SETTLE,
+        DRAIN_DELAY,
         record::{HoldRecord, Said},
     },
-    lock::{Attempt, Grant, Mode, Refusal, Request, Ttl},
+    lock::{Attempt, Denial, Grant, Mode, Request, Ttl},
 };
 
 /// One attempt to take the lock for a token of its own.
@@ -54,12 +54,12 @@ pub(super) struct Taking<'a> {
 enum Begun {
     Hold(HoldRecord, Runs),
     /// The run policy denies it. With the lease that this ends with.
-    Refused((Refusal, i64)),
+    Refused((Denial, i64)),
 }
 
 /// Takes the lock for a token of its own.
 pub(super) async fn take(client: &mut Client, session: &mut Session, request: &Request) -> Answer<Attempt> {
-    if let Stage::Queued(queued) = &mut session.stage
+    if let Standing::Queued(queued) = &mut session.stage
         && let Some(busy) = still_queued(client, (&session.names, session.lease), queued, session.watches.is_some()).await?
     {
         return Ok(Attempt::Busy(busy));
@@ -85,19 +85,19 @@ impl Taking<'_> {
     /// Puts the own key into the queue, if it belongs there; returns the lock after that.
     async fn stand(&mut self) -> Answer<Look> {
         match self.session.stage {
-            Stage::Queued(_) | Stage::Held(_) => {
+            Standing::Queued(_) | Standing::Held(_) => {
                 let look = self.turn().await?;
                 // A key that is there needs no space in a store that is full.
                 if look.find(&self.own).is_some() {
                     return Ok(look);
                 }
             }
-            Stage::Asked { leased: true } => {}
+            Standing::Asked { leased: true } => {}
             _ => self.grant().await?,
         }
         match self.put().await {
             Err(Trouble::NoLease) => {
-                self.session.stage = Stage::Asked { leased: false };
+                self.session.stage = Standing::Asked { leased: false };
                 self.grant().await?;
                 self.put().await
             }
@@ -116,7 +116,7 @@ impl Taking<'_> {
             Some(Err(trouble)) => return Err(trouble),
             None => return Err(failure::unreadable().into()),
         };
-        self.session.stage = Stage::Asked { leased: true };
+        self.session.stage = Standing::Asked { leased: true };
         Leases::granted(answers)?;
         self.leases = Some(of_runs);
         Ok(())
@@ -133,7 +133,7 @@ impl Taking<'_> {
     /// Keeps the lease of the lock alive; returns its length.
     async fn confirm(&mut self) -> Answer<Ttl> {
         let Some(length) = self.client.keep_alive(self.session.lease).await? else {
-            self.session.stage = Stage::Asked { leased: false };
+            self.session.stage = Standing::Asked { leased: false };
             return Err(failure::lease_gone().into());
         };
         Ok(ttl(length)?)
@@ -144,7 +144,7 @@ impl Taking<'_> {
     async fn put(&mut self) -> Answer<Look> {
         let leases = self.leases().await?;
         let (names, request, own, lease) = (&self.session.names, self.request, &*self.own, self.session.lease);
-        let terms = request.terms.as_ref();
+        let run_policy = request.run_policy.as_ref();
         let value = Said { hold: Some(request.token.hold_text()), ..Said::of(request) }.write();
         let record = |says: HoldRecord| ops::put(&names.open_of(lease), says.write(), 0);
         let held = |look: &Look| {
@@ -157,7 +157,7 @@ impl Taking<'_> {
         };
         let puts = |record: RequestOp| vec![ops::put(own, value.clone(), lease), record];
         let mut free = ops::free_for(names, request.mode);
-        free.extend(Runs::default().unchanged(names, terms));
+        free.extend(Runs::default().unchanged(names, run_policy));
         let empty = Look::new(names, 0, Keys::default())?;
         let counted = |look: &Look| -> Vec<Compare> {
             if matches!(request.mode, Mode::Permits(_)) { permits::as_counted(names, look) } else { Vec::new() }
@@ -173,13 +173,13 @@ impl Taking<'_> {
         let mut look = self.client.put_and_look(names, compare, success).await?;
         for _ in 0..TRIES {
             let free = look.find(own).is_none() && look.queue.may_hold(request.mode, look.queue.len());
-            if request.waiting || !free || look.runs.judge(terms, &request.token).is_some() {
+            if request.waiting || !free || look.runs.judge(run_policy, &request.token).is_some() {
                 break;
             }
             // What is in the folder is no contender, or leaves room, or the run records allow this run. No contender may have come since.
             let mut compare = vec![ops::absent(own), ops::nothing_newer_under(&names.folder, look.revision)];
             compare.extend(counted(&look));
-            compare.extend(look.runs.unchanged(names, terms));
+            compare.extend(look.runs.unchanged(names, run_policy));
             let then = self.client.put_and_look(names, compare, puts(ops::when(Vec::new(), held(&look), Vec::new()))).await?;
             if then.find(own).is_some() {
                 look.runs.end_before(self.client, &leases).await;
@@ -193,11 +193,11 @@ impl Taking<'_> {
     async fn turn(&mut self) -> Answer<Look> {
         let names = &self.session.names;
         let (mut since, mut compare, mut puts) = (None, Vec::new(), Vec::new());
-        if let Stage::Queued(queued) = &self.session.stage {
+        if let Standing::Queued(queued) = &self.session.stage {
             since = Some((self.session.lease, queued.created)).filter(|_| self.request.mode == Mode::Exclusive);
         }
         // Which permit it would be is known only after the look.
-        if let Stage::Queued(queued) = &self.session.stage
+        if let Standing::Queued(queued) = &self.session.stage
             && !records(self.request)
             && !matches!(self.request.mode, Mode::Permits(_))
         {
@@ -233,7 +233,7 @@ impl Taking<'_> {
             }
             None => match self.begin(look, at).await? {
                 Begun::Hold(says, runs) => (says, runs),
-                Begun::Refused(refusal) => return self.stay_first(look, at, ttl, refusal).await,
+                Begun::Refused(denial) => return self.stay_first(look, at, ttl, denial).await,
             },
         };
         if let Some(leases) = &self.leases {
@@ -246,12 +246,12 @@ impl Taking<'_> {
             fence: one.fence(),
             ttl,
             holds: look.holds_of(self.session.lease),
-            settle: if dying.is_empty() { Duration::ZERO } else { SETTLE },
+            drain_delay: if dying.is_empty() { Duration::ZERO } else { DRAIN_DELAY },
             session: None,
             permit: number.as_ref().map(|number| number.number),
         };
         history::bury_old(self.client, &self.session.names, look).await;
-        self.session.stage = Stage::Held(Hold {
+        self.session.stage = Standing::Held(Hold {
             own: self.own,
             created: one.created,
             seen: look.revision,
@@ -261,7 +261,7 @@ impl Taking<'_> {
             runs,
             number,
             dying,
-            settled_at: waiting::after(SETTLE),
+            settled_at: waiting::after(DRAIN_DELAY),
         });
         Ok(Attempt::Granted(grant))
     }
@@ -269,8 +269,8 @@ impl Taking<'_> {
     /// Judges the first contender, and makes its record that of a hold, run records and all, where that was left out so far: it has waited, the
     /// folder is not empty, or the store is full. No contender can come before it, so that what it is judged by changes only by its end.
     async fn begin(&mut self, look: &Look, at: usize) -> Answer<Begun> {
-        if let Some(refusal) = look.runs.judge(self.request.terms.as_ref(), &self.request.token) {
-            return Ok(Begun::Refused(refusal));
+        if let Some(denial) = look.runs.judge(self.request.run_policy.as_ref(), &self.request.token) {
+            return Ok(Begun::Refused(denial));
         }
         let leases = self.leases().await?;
         let own = &look.contenders[at];

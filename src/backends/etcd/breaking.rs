@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     backends::queue::record::HoldRecord,
-    lock::{Break, End, Error, Fence, Key, Kind, Past},
+    lock::{Break, End, Error, Fence, HistoryEntry, Key, Kind},
 };
 
 /// That a holder is another library's.
@@ -73,7 +73,7 @@ pub(super) async fn evict(client: &mut Client, key: &Key, fence: Fence, mark: &B
     let (metadata, record) = (one.said()?.ok_or_else(foreign)?.metadata, look.record_of(one));
     let (end, why): (End, _) = mark.into();
     let since_ms = record.and_then(|record| record.says.since_ms);
-    let past = Past { fence: Some(fence), started_ms: since_ms, ended_ms: None, end, why, metadata };
+    let past = HistoryEntry { fence: Some(fence), started_ms: since_ms, ended_ms: None, end, why, metadata };
     let compare = vec![ops::created_at(&one.name, one.created)];
     let mut gone = vec![ops::delete_under(&names.nested(one.lease)), ops::delete(&one.name)];
     gone.extend(look.number_of(at).map(|number| permits::give_back(&names, number)));

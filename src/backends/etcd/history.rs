@@ -25,21 +25,21 @@ use super::{
 };
 use crate::{
     backends::queue::history::{SkipRecord, released, too_many},
-    lock::{History, Key, Note, Parting, Past, SKIPPING_HOSTS, Skips},
+    lock::{History, HistoryEntry, Key, Note, ReleaseInfo, SKIPPING_HOSTS, SkipCount},
 };
 
 /// The history entry of a hold that is released; `None` if nothing was done under it.
-pub(super) fn past(hold: &Hold, parting: &Parting) -> Option<Past> {
+pub(super) fn past(hold: &Hold, info: &ReleaseInfo) -> Option<HistoryEntry> {
     let is_nested = hold.nested.is_some();
     // What a nested hold knows is only how long it was held itself.
-    let held_ms = parting.held_ms.filter(|_| !is_nested);
-    let started_ms = parting.at_ms.zip(held_ms).map(|(at, held)| at.saturating_sub(held)).or(hold.since_ms);
-    let past = released(parting, is_nested, hold.fence(), started_ms, hold.metadata.clone())?;
-    Some(Past { ended_ms: parting.at_ms, ..past })
+    let held_ms = info.held_ms.filter(|_| !is_nested);
+    let started_ms = info.at_ms.zip(held_ms).map(|(at, held)| at.saturating_sub(held)).or(hold.since_ms);
+    let past = released(info, is_nested, hold.fence(), started_ms, hold.metadata.clone())?;
+    Some(HistoryEntry { ended_ms: info.at_ms, ..past })
 }
 
 /// The name and the value of a run.
-pub(super) fn line(names: &Names, past: &Past) -> Option<(String, Vec<u8>)> {
+pub(super) fn line(names: &Names, past: &HistoryEntry) -> Option<(String, Vec<u8>)> {
     let name = names.run(past.end.is_bad(), past.fence?);
     // Strings and numbers can be written.
     Some((name, serde_json::to_vec(past).unwrap_or_default()))
@@ -119,7 +119,7 @@ pub(super) async fn end(
     compare: Vec<Compare>,
     gone: Vec<RequestOp>,
     outcome: Outcome,
-    past: Option<&Past>,
+    past: Option<&HistoryEntry>,
 ) -> Answer<Option<Freed>> {
     let run = past.and_then(|past| line(names, past));
     let Outcome { runs, history } = outcome;
@@ -166,7 +166,7 @@ pub(super) async fn history(client: &mut Client, key: &Key) -> Answer<History> {
     let mut found = Vec::new();
     for _ in 0..2 {
         // What a newer version wrote in another way is not known.
-        found.extend(answers.keys()?.into_iter().filter_map(|kv| serde_json::from_slice::<Past>(&kv.value).ok()));
+        found.extend(answers.keys()?.into_iter().filter_map(|kv| serde_json::from_slice::<HistoryEntry>(&kv.value).ok()));
     }
     found.extend(look.vanished().filter_map(StoredRecord::past));
     let all = answers.keys()?;
@@ -176,7 +176,7 @@ pub(super) async fn history(client: &mut Client, key: &Key) -> Answer<History> {
         let since = [&kv.key[..], SINCE].concat();
         let since_ms = all.iter().find(|kv| kv.key == since).and_then(|kv| str::from_utf8(&kv.value).ok()?.parse().ok());
         let count = u64::try_from(kv.version).unwrap_or_default();
-        skips.push(Skips { host: skip.host, count, since_ms, last_ms: Some(skip.at_ms), reason: skip.reason });
+        skips.push(SkipCount { host: skip.host, count, since_ms, last_ms: Some(skip.at_ms), reason: skip.reason });
     }
     Ok(History { record: look.runs.record(), ..History::new(found, skips) })
 }

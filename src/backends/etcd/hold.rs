@@ -21,12 +21,12 @@ use super::{
     messages::Compare,
     ops, permits, queue,
     record::StoredRecord,
-    session::{Hold, Nested, Session, Stage, ttl},
+    session::{Hold, Nested, Session, Standing, ttl},
     waiting,
 };
 use crate::{
     backends::queue::record::Said,
-    lock::{Intent, Mode, Parting, Release, Renewal, Scope},
+    lock::{Intent, Mode, Release, ReleaseInfo, Renewal, Scope},
 };
 
 /// All that there are; of permits, whichever number.
@@ -86,7 +86,7 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
     }
     // An attempt of this process, whose answer was lost, gave vanished holders no time to stop. Next to a permit, others may have vanished
     // just now.
-    let unsure = session.taking && matches!(session.stage, Stage::Asked { .. }) || matches!(mode, Mode::Permits(_));
+    let unsure = session.taking && matches!(session.stage, Standing::Asked { .. }) || matches!(mode, Mode::Permits(_));
     let dying = if unsure { Vec::new() } else { look.dying(mode) };
     let is_root = said.hold.is_some_and(|hold| hold == session.token.hold_text());
     let hold = Hold {
@@ -106,7 +106,7 @@ pub(super) async fn find(client: &mut Client, session: &Session) -> Answer<Optio
 
 /// Extends the leases of a hold that is still there; of one that is marked to be broken only so that it can stop.
 pub(super) async fn renew(client: &mut Client, session: &mut Session, intent: Intent) -> Answer<Renewal> {
-    let Stage::Held(hold) = &session.stage else {
+    let Standing::Held(hold) = &session.stage else {
         // To look for it is to read it.
         return match find(client, session).await?.filter(Found::holds_token) {
             Some(found) => extend(client, session, found.hold, found.record, intent).await,
@@ -170,7 +170,7 @@ async fn extend(client: &mut Client, session: &mut Session, hold: Hold, record: 
         breaking::note_seen(client, &record).await;
     }
     let fence = hold.fence();
-    session.stage = Stage::Held(hold);
+    session.stage = Standing::Held(hold);
     Ok(Renewal::Renewed { ttl: ttl(length)?, fence })
 }
 
@@ -189,19 +189,19 @@ pub(super) async fn verify(client: &mut Client, session: &Session) -> Answer<Ren
 }
 
 /// Gives a hold back.
-pub(super) async fn release(client: &mut Client, session: &mut Session, parting: &Parting) -> Answer<Release> {
-    let scope = parting.scope;
-    if matches!(session.stage, Stage::GivenBack) {
+pub(super) async fn release(client: &mut Client, session: &mut Session, info: &ReleaseInfo) -> Answer<Release> {
+    let scope = info.scope;
+    if matches!(session.stage, Standing::GivenBack) {
         // What is left to be done is to end the lease, which ends by itself too.
         let _ = client.revoke(session.lease).await;
         return Ok(Release::Released);
     }
     let own = match &session.stage {
-        Stage::Held(hold) if hold.nested.is_none() => Some(hold.clone()),
+        Standing::Held(hold) if hold.nested.is_none() => Some(hold.clone()),
         _ => None,
     };
     if let Some(hold) = own
-        && let Some(released) = release_root(client, session, &hold, parting).await?
+        && let Some(released) = release_root(client, session, &hold, info).await?
     {
         return Ok(released);
     }
@@ -212,9 +212,9 @@ pub(super) async fn release(client: &mut Client, session: &mut Session, parting:
         }
         let hold = &found.hold;
         let released = match &hold.nested {
-            Some(nested) => release_nested(client, session, &found, nested, parting).await?,
-            None if scope == Scope::Tree || found.others.is_empty() => release_root(client, session, hold, parting).await?,
-            None => release_around(client, session, &found, parting).await?,
+            Some(nested) => release_nested(client, session, &found, nested, info).await?,
+            None if scope == Scope::Tree || found.others.is_empty() => release_root(client, session, hold, info).await?,
+            None => release_around(client, session, &found, info).await?,
         };
         if let Some(released) = released {
             return Ok(released);
@@ -226,7 +226,7 @@ pub(super) async fn release(client: &mut Client, session: &mut Session, parting:
 /// The token holds nothing, but something of what this process asked for may still come.
 async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release> {
     remember_expired(client, session).await?;
-    if session.taking && !matches!(session.stage, Stage::Queued(_)) {
+    if session.taking && !matches!(session.stage, Standing::Queued(_)) {
         // Either of them: which one was asked for is not known any more.
         for mode in MODES {
             leave(client, session, mode).await?;
@@ -237,7 +237,7 @@ async fn not_held(client: &mut Client, session: &mut Session) -> Answer<Release>
 
 /// The lease ended before the hold was given back: what is known of it goes from its record to the history, before the record is removed.
 async fn remember_expired(client: &mut Client, session: &Session) -> Answer<()> {
-    if !matches!(&session.stage, Stage::Held(hold) if hold.nested.is_none()) {
+    if !matches!(&session.stage, Standing::Held(hold) if hold.nested.is_none()) {
         return Ok(());
     }
     let record = client.run(vec![ops::get(&session.names.open_of(session.lease))]).await?.one()?.and_then(StoredRecord::read);
@@ -250,13 +250,13 @@ async fn remember_expired(client: &mut Client, session: &Session) -> Answer<()> 
 }
 
 /// Gives back the hold that the lock was taken with, and the lock with it. `None` if something nested keeps the lock.
-async fn release_root(client: &mut Client, session: &mut Session, hold: &Hold, parting: &Parting) -> Answer<Option<Release>> {
+async fn release_root(client: &mut Client, session: &mut Session, hold: &Hold, info: &ReleaseInfo) -> Answer<Option<Release>> {
     let inner = session.names.nested(session.lease);
     let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::absent(&session.names.left(session.lease))];
-    if parting.scope == Scope::Hold {
+    if info.scope == Scope::Hold {
         compare.push(ops::nothing_under(&inner));
     }
-    free(client, session, hold, compare, parting).await
+    free(client, session, hold, compare, info).await
 }
 
 /// Gives back a nested hold; the lock with it if it is the last one. `None` if something changed meanwhile.
@@ -265,13 +265,13 @@ async fn release_nested(
     session: &mut Session,
     found: &Found,
     nested: &Nested,
-    parting: &Parting,
+    info: &ReleaseInfo,
 ) -> Answer<Option<Release>> {
     let (hold, left) = (&found.hold, session.names.left(session.lease));
     let mut compare = vec![ops::created_at(&hold.own, hold.created), ops::created_at(&nested.name, nested.created)];
     if found.marked && found.others.is_empty() {
         compare.push(ops::nothing_newer_under(&session.names.nested(session.lease), found.hold.seen));
-        return free(client, session, hold, compare, parting).await;
+        return free(client, session, hold, compare, info).await;
     }
     // One hold must be left that keeps the lock: the outer one, or at least one of the nested ones.
     match (found.marked, found.others.first()) {
@@ -281,19 +281,19 @@ async fn release_nested(
     if !client.run_if(compare, vec![ops::delete(&nested.name)]).await?.succeeded {
         return Ok(None);
     }
-    session.stage = Stage::Asked { leased: false };
+    session.stage = Standing::Asked { leased: false };
     // The hold is given back. A lease that nothing lies on ends by itself.
     let _ = client.revoke(nested.lease).await;
     Ok(Some(Release::StillHeld(found.holds.saturating_sub(1))))
 }
 
 /// Gives back the outer hold, while nested ones keep the lock: a mark says so. `None` if something changed meanwhile.
-async fn release_around(client: &mut Client, session: &mut Session, found: &Found, parting: &Parting) -> Answer<Option<Release>> {
+async fn release_around(client: &mut Client, session: &mut Session, found: &Found, info: &ReleaseInfo) -> Answer<Option<Release>> {
     let left = session.names.left(session.lease);
     let mut compare = vec![ops::created_at(&found.hold.own, found.hold.created), ops::absent(&left)];
     compare.extend(found.others.first().map(|other| ops::created_at(&other.name, other.created)));
     let mut success = vec![ops::put(&left, "", session.lease)];
-    success.extend(found.hold.runs.end(&session.names, found.hold.fence(), parting.became));
+    success.extend(found.hold.runs.end(&session.names, found.hold.fence(), info.run_state));
     let done = client.run_if(compare, success).await?.succeeded;
     Ok(done.then(|| Release::StillHeld(found.holds.saturating_sub(1))))
 }
@@ -304,7 +304,7 @@ async fn free(
     session: &mut Session,
     hold: &Hold,
     compare: Vec<Compare>,
-    parting: &Parting,
+    info: &ReleaseInfo,
 ) -> Answer<Option<Release>> {
     let names = &session.names;
     let mut gone =
@@ -313,10 +313,10 @@ async fn free(
     let mut history: Vec<_> = hold.dead().iter().map(|record| history::bury(names, record)).collect();
     history.push(ops::put(&names.last(), hold.created.to_string(), 0));
     // The outcome of a nested hold is nothing to the run around it.
-    let runs = hold.runs.end(names, hold.fence(), parting.became.filter(|_| hold.nested.is_none()));
-    let past = history::past(hold, parting);
+    let runs = hold.runs.end(names, hold.fence(), info.run_state.filter(|_| hold.nested.is_none()));
+    let past = history::past(hold, info);
     let Some(freed) = history::end(client, names, compare, gone, Outcome { runs, history }, past.as_ref()).await? else { return Ok(None) };
-    session.stage = Stage::GivenBack;
+    session.stage = Standing::GivenBack;
     session.watches = None;
     // The lock is free already, which no failure from here on may hide. Leases that nothing lies on end by themselves.
     let _ = client.revoke(session.lease).await;
@@ -336,7 +336,7 @@ pub(super) async fn leave(client: &mut Client, session: &mut Session, mode: Mode
     client.run(keys.iter().map(|key| ops::delete(key)).collect()).await?;
     client.revoke(lease).await?;
     let lookout = session.lookout();
-    if let Stage::Queued(queued) = &mut session.stage {
+    if let Standing::Queued(queued) = &mut session.stage {
         lookout::retire(client, queued, lookout).await;
     }
     session.watches = None;

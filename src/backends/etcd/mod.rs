@@ -43,11 +43,11 @@ use async_trait::async_trait;
 pub use self::options::Options;
 use self::{
     client::Client,
-    session::{Session, Stage, seconds},
+    session::{Session, Standing, seconds},
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, Entry, Grant, History, Identity, Intent, Key, LockState, Notice, Parting, Release, Renewal,
-    Request, Result, Tether, Token, Ttl, Wake, Which,
+    Amendment, Attempt, Backend, Capabilities, Entry, Grant, History, Identity, Intent, Key, LockState, Notice, Release, ReleaseInfo,
+    Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -57,7 +57,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     fair: true,
     always_fair: true,
     history: true,
-    terms: true,
+    run_policy: true,
     breakable: true,
     // A server's shortest lease may be longer: what it granted is what counts.
     ttl_min: Ttl::MIN,
@@ -137,8 +137,8 @@ impl Backend for Etcd {
         };
         match &outcome {
             Ok(Attempt::Granted(grant)) => self.note_length(request, grant),
-            Ok(Attempt::Busy(_) | Attempt::Refused(_)) if request.waiting => {}
-            Ok(Attempt::Busy(_) | Attempt::Refused(_) | Attempt::NotHeld) => drop(self.sessions.swap_remove(at)),
+            Ok(Attempt::Busy(_) | Attempt::Denied(_)) if request.waiting => {}
+            Ok(Attempt::Busy(_) | Attempt::Denied(_) | Attempt::NotHeld) => drop(self.sessions.swap_remove(at)),
             Err(_) => {}
         }
         Ok(outcome?)
@@ -152,7 +152,7 @@ impl Backend for Etcd {
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
         let Some(at) = self.at(&request.key, &request.token) else { return Ok(()) };
         let session = &mut self.sessions[at];
-        if session.taking && matches!(session.stage, Stage::Asked { .. } | Stage::Queued(_)) {
+        if session.taking && matches!(session.stage, Standing::Asked { .. } | Standing::Queued(_)) {
             hold::leave(&mut self.client, session, request.mode).await?;
             self.sessions.swap_remove(at);
         }
@@ -175,12 +175,12 @@ impl Backend for Etcd {
         Ok(outcome?)
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         let at = self.session(key, token);
         let session = &mut self.sessions[at];
-        let release = hold::release(&mut self.client, session, parting).await?;
+        let release = hold::release(&mut self.client, session, info).await?;
         // A waiter stays in the queue, and leaves it by itself.
-        if !matches!(session.stage, Stage::Queued(_)) {
+        if !matches!(session.stage, Standing::Queued(_)) {
             self.sessions.swap_remove(at);
         }
         Ok(release)

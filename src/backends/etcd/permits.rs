@@ -67,7 +67,7 @@ impl Taking<'_> {
             if !look.queue.may_hold(request.mode, at) || conflicts > 0 && !first || conflicts == TRIES {
                 return Ok((look, Some((at, false))));
             }
-            if look.runs.judge(request.terms.as_ref(), &request.token).is_some() {
+            if look.runs.judge(request.run_policy.as_ref(), &request.token).is_some() {
                 return Ok((look, Some((at, true))));
             }
             let (one, open) = (&look.contenders[at], names.open_of(lease));

@@ -9,12 +9,12 @@ use super::{
     ops,
     queue::{Before, Look},
     runs,
-    session::{Queued, Session, Stage},
+    session::{Queued, Session, Standing},
     waiting,
 };
 use crate::{
     backends::queue,
-    lock::{Attempt, Busy, Mode, Refusal, Ttl},
+    lock::{Attempt, Busy, Denial, Mode, Ttl},
 };
 
 /// How often a place in the queue is only checked before the whole queue is read again, to tell the holders.
@@ -42,13 +42,13 @@ impl Taking<'_> {
         let before = look.before(&self.session.names, mode, at);
         let lookout = Lookout::seen(look.looked_after);
         let mut queued = Queued { permits, checks, before, lookout, busy: busy.clone(), ..self.queued(look, at, self.granted) };
-        if let (Stage::Queued(old), None) = (&self.session.stage, self.granted) {
+        if let (Standing::Queued(old), None) = (&self.session.stage, self.granted) {
             // The same place as at the last look.
             (queued.alive_until, queued.called, queued.unanswered, queued.lookout) =
                 (old.alive_until, old.called, old.unanswered, old.lookout);
         }
         queued.catch_up(look.looked_after, look.call_of(self.session.lease));
-        self.session.stage = Stage::Queued(queued);
+        self.session.stage = Standing::Queued(queued);
         Ok(Attempt::Busy(busy))
     }
 
@@ -71,10 +71,10 @@ impl Taking<'_> {
     }
 
     /// The first contender is denied the lock by the run policy. A waiter stays first, and keeps its place alive by asking again.
-    pub(super) async fn stay_first(self, look: &Look, at: usize, ttl: Ttl, refusal: (Refusal, i64)) -> Answer<Attempt> {
+    pub(super) async fn stay_first(self, look: &Look, at: usize, ttl: Ttl, denial: (Denial, i64)) -> Answer<Attempt> {
         let before = Before { key: Some(self.own.clone()), ..Before::default() };
-        self.session.stage = Stage::Queued(Queued { before, ..self.queued(look, at, Some(ttl)) });
-        self.refused(look, refusal).await
+        self.session.stage = Standing::Queued(Queued { before, ..self.queued(look, at, Some(ttl)) });
+        self.refused(look, denial).await
     }
 
     /// The lock is not ours, and we don't wait.
@@ -82,26 +82,26 @@ impl Taking<'_> {
         let own = self.session.lease;
         let is_other = |at: usize| look.contenders[at].lease != own;
         // The first waiter waits for what keeps every process from the lock.
-        let terms = self.request.terms.as_ref().filter(|_| !look.queue.waiters().any(is_other));
-        let refusal = look.runs.judge(terms, &self.request.token);
-        if let Some(refusal) = refusal.filter(|_| !look.queue.holders().any(is_other)) {
-            return self.refused(look, refusal).await;
+        let run_policy = self.request.run_policy.as_ref().filter(|_| !look.queue.waiters().any(is_other));
+        let denial = look.runs.judge(run_policy, &self.request.token);
+        if let Some(denial) = denial.filter(|_| !look.queue.holders().any(is_other)) {
+            return self.refused(look, denial).await;
         }
         self.drop_leases().await;
         self.busy(look).await
     }
 
-    async fn refused(mut self, look: &Look, refusal: (Refusal, i64)) -> Answer<Attempt> {
+    async fn refused(mut self, look: &Look, denial: (Denial, i64)) -> Answer<Attempt> {
         self.drop_leases().await;
         let waits = match &self.session.stage {
-            Stage::Queued(queued) if self.request.waiting => Some(queued.ttl.get()),
+            Standing::Queued(queued) if self.request.waiting => Some(queued.ttl.get()),
             _ => None,
         };
-        let refusal = runs::with_times(self.client, refusal, waits).await;
+        let denial = runs::with_times(self.client, denial, waits).await;
         if !self.request.waiting {
             self.go(look).await?;
         }
-        Ok(Attempt::Refused(refusal))
+        Ok(Attempt::Denied(denial))
     }
 
     /// Another process has the lock, and we don't wait: nothing of ours stays.
@@ -150,7 +150,7 @@ impl Taking<'_> {
 
 /// A waiter that has its turn no longer looks after the queue. Its command need not wait for that.
 pub(super) fn retire(client: &Client, session: &Session) {
-    if let Stage::Queued(queued) = &session.stage
+    if let Standing::Queued(queued) = &session.stage
         && queued.lookout.is_own()
     {
         client.revoke_meanwhile(session.lookout());

@@ -3,7 +3,7 @@
 use super::{messages::KeyValue, queue::fence};
 use crate::{
     backends::queue::record::HoldRecord,
-    lock::{Fence, Mode, Past},
+    lock::{Fence, HistoryEntry, Mode},
 };
 
 /// A record.
@@ -33,7 +33,7 @@ impl StoredRecord {
     }
 
     /// The history entry of the hold, which was never released.
-    pub(super) fn past(&self) -> Option<Past> {
+    pub(super) fn past(&self) -> Option<HistoryEntry> {
         self.says.past(self.own())
     }
 

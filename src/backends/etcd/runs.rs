@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     backends::queue::record::{read_runs, write_runs},
-    lock::{Fence, Kind, Record, Refusal, Request, Result, Stage, Terms, Token, random},
+    lock::{Denial, Fence, Kind, Request, Result, RunPolicy, RunRecord, RunState, Token, random},
 };
 
 /// Of any moment: where a key is, it counts.
@@ -62,20 +62,20 @@ impl Policy {
         }
     }
 
-    /// How long the record of a run with these terms counts.
-    fn length(self, terms: &Terms) -> Option<Duration> {
+    /// How long the record of a run with these run policy counts.
+    fn length(self, run_policy: &RunPolicy) -> Option<Duration> {
         match self {
-            Self::AtLeast => terms.at_least,
-            Self::SkewGuard => terms.skew_guard,
-            Self::Once => terms.once.map(|once| once.window),
+            Self::AtLeast => run_policy.at_least,
+            Self::SkewGuard => run_policy.skew_guard,
+            Self::Once => run_policy.once.map(|once| once.window),
         }
     }
 
     /// The part of a record that is for this.
-    fn part(self, record: &Record) -> Record {
+    fn part(self, record: &RunRecord) -> RunRecord {
         match self {
-            Self::Once => Record { paced: None, start: record.start.clone() },
-            _ => Record { paced: record.paced.clone(), start: None },
+            Self::Once => RunRecord { cooldown: None, start: record.start.clone() },
+            _ => RunRecord { cooldown: record.cooldown.clone(), start: None },
         }
     }
 }
@@ -83,7 +83,7 @@ impl Policy {
 /// A key with a run record.
 #[derive(Clone, Debug)]
 struct RunKey {
-    record: Record,
+    record: RunRecord,
     /// Of its last change.
     revision: i64,
     lease: i64,
@@ -92,8 +92,9 @@ struct RunKey {
 impl RunKey {
     fn read(kv: &KeyValue) -> Result<Self> {
         let mut record = read_runs(&kv.value).map_err(|error| if error.kind == Kind::Layout { error } else { failure::spoilt(&kv.key) })?;
-        let (paced, start) = (record.paced.as_mut().map(|paced| &mut paced.fence), record.start.as_mut().map(|start| &mut start.fence));
-        for fence in [paced, start].into_iter().flatten().filter(|fence| fence.0 == 0) {
+        let (cooldown, start) =
+            (record.cooldown.as_mut().map(|cooldown| &mut cooldown.fence), record.start.as_mut().map(|start| &mut start.fence));
+        for fence in [cooldown, start].into_iter().flatten().filter(|fence| fence.0 == 0) {
             // Put together with the key whose revision is the fence, it can't name it.
             *fence = queue::fence(kv.mod_revision);
         }
@@ -101,15 +102,15 @@ impl RunKey {
     }
 
     fn fence(&self) -> Option<Fence> {
-        self.record.paced.as_ref().map(|paced| paced.fence).or(self.record.start.as_ref().map(|start| start.fence))
+        self.record.cooldown.as_ref().map(|cooldown| cooldown.fence).or(self.record.start.as_ref().map(|start| start.fence))
     }
 
     /// The record as it counts for this policy, at any time.
-    fn counting(&self, policy: Policy) -> Record {
+    fn counting(&self, policy: Policy) -> RunRecord {
         let mut record = self.record.clone();
-        if let Some(paced) = &mut record.paced {
-            paced.at_ms = NOW;
-            *if policy == Policy::AtLeast { &mut paced.guard_ms } else { &mut paced.at_least_ms } = 0;
+        if let Some(cooldown) = &mut record.cooldown {
+            cooldown.at_ms = NOW;
+            *if policy == Policy::AtLeast { &mut cooldown.guard_ms } else { &mut cooldown.at_least_ms } = 0;
         }
         if let Some(start) = &mut record.start {
             start.at_ms = NOW;
@@ -135,7 +136,7 @@ impl Leases {
     pub(super) fn of(request: &Request) -> (Self, Vec<(i64, i64)>) {
         let mut wanted = Vec::new();
         let ids = POLICIES.map(|policy| {
-            let length = policy.length(request.terms.as_ref()?)?;
+            let length = policy.length(request.run_policy.as_ref()?)?;
             let id = i64::try_from(random() >> 1).unwrap_or(1).max(1);
             wanted.push((id, i64::try_from(length.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).clamp(1, LONGEST)));
             Some(id)
@@ -177,7 +178,7 @@ impl Leases {
 
 /// Whether a run with this request is recorded.
 pub(super) fn records(request: &Request) -> bool {
-    request.terms.as_ref().is_some_and(Terms::record_anything)
+    request.run_policy.as_ref().is_some_and(RunPolicy::record_anything)
 }
 
 impl Runs {
@@ -211,19 +212,19 @@ impl Runs {
     }
 
     /// For people, by the clocks of the hosts.
-    pub(super) fn record(&self) -> Record {
-        let paced = self.keys().filter_map(|(_, key)| key.record.paced.as_ref()).max_by_key(|paced| paced.fence);
-        Record { paced: paced.cloned(), start: self.once().and_then(|key| key.record.start.clone()) }
+    pub(super) fn record(&self) -> RunRecord {
+        let cooldown = self.keys().filter_map(|(_, key)| key.record.cooldown.as_ref()).max_by_key(|cooldown| cooldown.fence);
+        RunRecord { cooldown: cooldown.cloned(), start: self.once().and_then(|key| key.record.start.clone()) }
     }
 
     /// Why the run policy denies a request, and the lease that this ends with.
-    pub(super) fn judge(&self, terms: Option<&Terms>, token: &Token) -> Option<(Refusal, i64)> {
-        self.keys().find_map(|(policy, key)| Some((key.counting(policy).judge(terms, token, NOW)?, key.lease)))
+    pub(super) fn judge(&self, run_policy: Option<&RunPolicy>, token: &Token) -> Option<(Denial, i64)> {
+        self.keys().find_map(|(policy, key)| Some((key.counting(policy).judge(run_policy, token, NOW)?, key.lease)))
     }
 
-    /// That nothing has changed of what a request with these terms is judged by.
-    pub(super) fn unchanged(&self, names: &Names, terms: Option<&Terms>) -> Vec<Compare> {
-        let asks = |policy: Policy| policy == Policy::AtLeast || terms.is_some_and(|terms| policy.length(terms).is_some());
+    /// That nothing has changed of what a request with these run policy is judged by.
+    pub(super) fn unchanged(&self, names: &Names, run_policy: Option<&RunPolicy>) -> Vec<Compare> {
+        let asks = |policy: Policy| policy == Policy::AtLeast || run_policy.is_some_and(|run_policy| policy.length(run_policy).is_some());
         let policies = POLICIES.into_iter().zip(&self.0).filter(|(policy, _)| asks(*policy));
         // A key that isn't there has revision 0.
         policies.map(|(policy, key)| ops::unchanged(&policy.key(names), key.as_ref().map_or(0, |key| key.revision))).collect()
@@ -244,7 +245,7 @@ impl Runs {
             match lease {
                 Some(lease) => ops.push(ops::put(&name, write_runs(&part), lease)),
                 // The record of one run replaces all of another's.
-                None if part.paced.is_some() => ops.push(ops::delete(&name)),
+                None if part.cooldown.is_some() => ops.push(ops::delete(&name)),
                 None => {}
             }
         }
@@ -252,15 +253,15 @@ impl Runs {
     }
 
     /// What records the outcome of the run of the hold with this fence.
-    pub(super) fn end(&self, names: &Names, fence: Fence, stage: Option<Stage>) -> Vec<RequestOp> {
+    pub(super) fn end(&self, names: &Names, fence: Fence, stage: Option<RunState>) -> Vec<RequestOp> {
         let Some(stage) = stage else { return Vec::new() };
         let changed = self.keys().filter_map(|(policy, key)| {
             let mut record = key.record.clone();
             let name = policy.key(names);
             // Where the key is, its lease is too.
-            let change = record
-                .end(fence, stage)
-                .then(|| if record == Record::default() { ops::delete(&name) } else { ops::put(&name, write_runs(&record), key.lease) })?;
+            let change = record.end(fence, stage).then(|| {
+                if record == RunRecord::default() { ops::delete(&name) } else { ops::put(&name, write_runs(&record), key.lease) }
+            })?;
             Some(ops::when(vec![ops::unchanged(&name, key.revision)], vec![change], Vec::new()))
         });
         changed.collect()
@@ -274,11 +275,11 @@ impl Runs {
     }
 }
 
-/// Adds to a refusal what the lease of its record tells: when that began, and when it ends.
+/// Adds to a denial what the lease of its record tells: when that began, and when it ends.
 ///
 /// A waiter is told to ask again so early that its place, on a lease of this length, does not end meanwhile.
-pub(super) async fn with_times(client: &mut Client, (refusal, lease): (Refusal, i64), waits: Option<Duration>) -> Box<Refusal> {
-    // No refusal depends on that.
+pub(super) async fn with_times(client: &mut Client, (denial, lease): (Denial, i64), waits: Option<Duration>) -> Box<Denial> {
+    // No denial depends on that.
     let (left, began) = match look::left(client, lease).await {
         Ok(Left::For { left, ago }) => (Some(left), Some(ago)),
         _ => (None, None),
@@ -287,5 +288,5 @@ pub(super) async fn with_times(client: &mut Client, (refusal, lease): (Refusal, 
         None => left,
         Some(lasts) => Some(left.unwrap_or(lasts).saturating_sub(Duration::from_secs(1)).min(lasts / 3).max(SOONEST)),
     };
-    Box::new(Refusal { began, again_in, ..refusal })
+    Box::new(Denial { began, again_in, ..denial })
 }

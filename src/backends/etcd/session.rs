@@ -26,7 +26,7 @@ pub(super) struct Session {
     pub names: Names,
     /// Of the owner; a key with this lease is the owner's.
     pub lease: i64,
-    pub stage: Stage,
+    pub stage: Standing,
     /// The hold within another that the token is for. The owner's key and lease are not this session's to end then.
     pub inner: Option<Inner>,
     /// Whether this process asked for the hold, so that something of it may still be on its way to the store.
@@ -42,7 +42,7 @@ pub(super) struct Inner {
 }
 
 /// How far the hold has come.
-pub(super) enum Stage {
+pub(super) enum Standing {
     /// The lease may have been granted, the key may have been put: the answer will tell.
     Asked {
         /// Whether the lease is known to have been granted.
@@ -137,7 +137,7 @@ impl Session {
     pub(super) fn new(namespace: &Namespace, key: &Key, token: &Token) -> Self {
         let names = Names::new(namespace, key);
         let lease = lease_of(&names, token);
-        let stage = Stage::Asked { leased: false };
+        let stage = Standing::Asked { leased: false };
         Self { key: key.clone(), token: *token, names, lease, stage, inner: None, taking: false, watches: None }
     }
 

@@ -45,6 +45,6 @@ impl<S: Store> Kept<S> {
             // A lease that ended early would have ended later.
             one.ended_ms = one.ended_ms.map(|ended| ended.min(now));
         }
-        Ok(History { record: snapshot.document.policy().clone(), ..History::new(past, skips) })
+        Ok(History { record: snapshot.document.run_record().clone(), ..History::new(past, skips) })
     }
 }

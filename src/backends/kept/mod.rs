@@ -14,8 +14,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::lock::{
-    Admin, Amendment, Attempt, Backend, Busy, Check, Error, Fence, Finding, Grants, History, Holder, Identity, Init, Intent, Key, Kind,
-    LockState, Mode, Note, Notice, Parting, Past, Release, Renewal, Request, Result, Role, ServerTime, Skips, Token, Ttl, Wake, Which,
+    Admin, Amendment, Attempt, Backend, Busy, Check, Error, Fence, Finding, Grants, History, HistoryEntry, Holder, Identity, Init, Intent,
+    Key, Kind, LockState, Mode, Note, Notice, Release, ReleaseInfo, Renewal, Request, Result, Role, ServerTime, SkipCount, Token, Ttl,
+    Wake, Which,
     document::{Document, WakeUp},
 };
 
@@ -42,7 +43,7 @@ pub trait Store: Admin {
     }
 
     /// Releases a hold in one step. False if the lock must be read.
-    async fn free(&mut self, _key: &Key, _token: &Token, _parting: &Parting) -> Result<bool> {
+    async fn free(&mut self, _key: &Key, _token: &Token, _parting: &ReleaseInfo) -> Result<bool> {
         Ok(false)
     }
 
@@ -83,7 +84,7 @@ pub trait Store: Admin {
     fn stored_as(&self, key: &Key) -> Result<String>;
 
     /// Reads the log: ended holds and skips.
-    async fn log(&mut self, key: &Key) -> Result<(Vec<Past>, Vec<Skips>)>;
+    async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)>;
 
     /// Appends to the log.
     async fn append(&mut self, key: &Key, note: &Note) -> Result<()>;
@@ -105,7 +106,7 @@ pub enum ReadFor<'a> {
         claims: bool,
     },
     /// To give it back.
-    Release(&'a Token, &'a Parting),
+    Release(&'a Token, &'a ReleaseInfo),
     /// To change a hold of it.
     Change,
     /// To claim a warning.
@@ -161,7 +162,7 @@ pub struct Change<'a> {
     /// The fence of a fresh grant.
     pub granted: Option<Fence>,
     /// Holds that are over, for the log.
-    pub ended: Vec<Past>,
+    pub ended: Vec<HistoryEntry>,
     /// The waiters to be woken.
     pub wake: Vec<WakeUp>,
     /// The hold that asks, where one asks for the lock.
@@ -241,8 +242,8 @@ impl<S: Store> Backend for Kept<S> {
         if intent == Intent::Probe { self.look_for(key, token).await } else { self.extend(key, token, intent).await }
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        self.give_back(key, token, parting).await
+    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+        self.give_back(key, token, info).await
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Base, Change, Kept, ReadFor, Snapshot, Store, changed_meanwhile, in_order};
 use crate::lock::{
-    Attempt, Busy, Entry, Error, Fence, Grant, Intent, Key, Kind, Mode, Parting, Release, Renewal, Request, Result, Token,
+    Attempt, Busy, Entry, Error, Fence, Grant, Intent, Key, Kind, Mode, Release, ReleaseInfo, Renewal, Request, Result, Token,
     document::{Document, Moment},
 };
 
@@ -25,7 +25,7 @@ impl<S: Store> Kept<S> {
                 self.note_queued(request);
             }
             if let Some(fence) = self.store.grant(request).await? {
-                let grant = Grant { fence, ttl: request.ttl, holds: 1, settle: Duration::ZERO, session: None, permit: None };
+                let grant = Grant { fence, ttl: request.ttl, holds: 1, drain_delay: Duration::ZERO, session: None, permit: None };
                 return Ok(self.answered(request, Attempt::Granted(grant)).await);
             }
         }
@@ -168,15 +168,15 @@ impl<S: Store> Kept<S> {
     }
 
     /// Gives a hold back.
-    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        if self.store.free(key, token, parting).await? {
+    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+        if self.store.free(key, token, info).await? {
             return Ok(Release::Released);
         }
         for _ in 0..TRIES {
-            let snapshot = self.store.read(key, ReadFor::Release(token, parting)).await?;
+            let snapshot = self.store.read(key, ReadFor::Release(token, info)).await?;
             let (now, claimed, mut document) = (snapshot.now(), snapshot.base == Base::Claim, snapshot.document.clone());
             document.expire(now);
-            let answer = document.release(token, parting, now);
+            let answer = document.release(token, info, now);
             // A grant that is still on its way must not find what it was decided on.
             let unsure = self.unsure.as_ref().is_some_and(|(of, unsure)| (of, unsure) == (key, token));
             let must = claimed || (unsure && answer == Release::NotHeld);

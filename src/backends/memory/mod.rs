@@ -17,7 +17,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::kept::{self, Base, Change, Kept, ReadFor, Snapshot, in_order};
 use crate::lock::{
-    Capabilities, Fence, Identity, Key, Namespace, Note, Past, REMEMBERED, Request, Result, SKIPPING_HOSTS, Skips, Wake, Which,
+    Capabilities, Fence, HistoryEntry, Identity, Key, Namespace, Note, REMEMBERED, Request, Result, SKIPPING_HOSTS, SkipCount, Wake, Which,
     document::Document,
 };
 
@@ -57,12 +57,12 @@ struct Slot {
     /// Wakes each of the other waiters, by hold.
     waiting: HashMap<String, Rc<Notify>>,
     /// The latest first, and those of them that ended badly.
-    past: [VecDeque<Past>; 2],
-    skips: Vec<Skips>,
+    past: [VecDeque<HistoryEntry>; 2],
+    skips: Vec<SkipCount>,
 }
 
 impl Slot {
-    fn remember(&mut self, past: Past) {
+    fn remember(&mut self, past: HistoryEntry) {
         let [all, bad] = &mut self.past;
         if past.end.is_bad() {
             bad.push_front(past.clone());
@@ -74,9 +74,9 @@ impl Slot {
 
     fn skip(&mut self, host: &str, reason: &str, now: Option<u64>) {
         if let Some(skips) = self.skips.iter_mut().find(|skips| skips.host == host) {
-            *skips = Skips { count: skips.count + 1, last_ms: now, reason: reason.to_owned(), ..skips.clone() };
+            *skips = SkipCount { count: skips.count + 1, last_ms: now, reason: reason.to_owned(), ..skips.clone() };
         } else if self.skips.len() < SKIPPING_HOSTS {
-            self.skips.push(Skips { host: host.to_owned(), count: 1, since_ms: now, last_ms: now, reason: reason.to_owned() });
+            self.skips.push(SkipCount { host: host.to_owned(), count: 1, since_ms: now, last_ms: now, reason: reason.to_owned() });
         }
     }
 
@@ -92,8 +92,15 @@ pub struct Client {
     namespace: Namespace,
 }
 
-const CAPABILITIES: Capabilities =
-    Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("memory") };
+const CAPABILITIES: Capabilities = Capabilities {
+    shared: true,
+    permits: true,
+    fair: true,
+    history: true,
+    run_policy: true,
+    breakable: true,
+    ..Capabilities::usual("memory")
+};
 
 /// The backend of one client of a [`MemoryStore`].
 pub type Memory = Kept<Client>;
@@ -174,13 +181,13 @@ impl kept::Store for Client {
 
     async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
         let (now, found) = (self.now_us() / 1000, self.scan(start).await?);
-        let wanted = |document: &Document| which == Which::All || document.policy().keeps(now).is_some();
+        let wanted = |document: &Document| which == Which::All || document.run_record().keeps(now).is_some();
         let mut keys: Vec<Key> = found.into_iter().filter(|(_, found)| wanted(&found.document)).map(|(key, _)| key).collect();
         keys.sort();
         Ok(keys)
     }
 
-    async fn log(&mut self, key: &Key) -> Result<(Vec<Past>, Vec<Skips>)> {
+    async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
         Ok(self.with(key, |slot| (slot.past.iter().flatten().cloned().collect(), slot.skips.clone())))
     }
 

@@ -101,14 +101,14 @@ impl LeaseStore {
             // One statement to a question: where several are one, the server drops what is left of them when it is told to end one, without
             // a word.
             let mut answers = session.try_ask(&std::mem::replace(&mut first, lie_down.clone())).await?;
-            if answers.refusal.is_none() {
+            if answers.server_error.is_none() {
                 answers = session.try_ask(&self.sleep(name, &told, length)).await?;
             }
             let rise = rise(&bed, &told);
-            if session.try_ask(&rise).await?.refusal.is_some() {
+            if session.try_ask(&rise).await?.server_error.is_some() {
                 session.ask(&rise).await?;
             }
-            let slept = match answers.refusal.map(|refusal| refusal.number) {
+            let slept = match answers.server_error.map(|denial| denial.number) {
                 None => slept(&answers.answers)?,
                 Some(failure::INTERRUPTED | failure::TOO_LONG | failure::TOO_LONG_FOR_MYSQL) => Slept::Woken,
                 Some(failure::DEADLOCK | failure::GATE_DEADLOCK) => Slept::Not,

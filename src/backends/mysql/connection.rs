@@ -68,7 +68,7 @@ pub(super) struct Answer {
 
 /// An error that the server answered with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct ServerError {
     /// Its number, as the manuals list them.
     pub number: u16,
     /// Its text. It can quote statements, and so what stands in them.
@@ -79,7 +79,7 @@ pub(super) struct Refusal {
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     pub answers: Vec<Answer>,
-    pub refusal: Option<Refusal>,
+    pub server_error: Option<ServerError>,
 }
 
 /// How often to look whether a session has ended, each time for 5 ms.
@@ -152,11 +152,11 @@ impl Connection {
         let start = if options.mode == Mode::Lease { String::new() } else { format!("SET @dlock_start = {START}; ") };
         let set_up = format!("{SET_UP}{start}");
         let mut answers = connection.try_ask(&format!("{set_up}{}", checks::QUESTION)).await.map_err(harmless)?;
-        if answers.refusal.as_ref().is_some_and(|refusal| refusal.number == checks::UNKNOWN_VARIABLE) {
+        if answers.server_error.as_ref().is_some_and(|server_error| server_error.number == checks::UNKNOWN_VARIABLE) {
             answers = connection.try_ask(&format!("{set_up}{}", checks::QUESTION_WITHOUT_CLUSTERS)).await.map_err(harmless)?;
         }
-        if let Some(refusal) = answers.refusal {
-            return Err(harmless(failure::refused(&refusal, false)));
+        if let Some(server_error) = answers.server_error {
+            return Err(harmless(failure::refused(&server_error, false)));
         }
         connection.server = Checked::read(&answers.answers).map_err(harmless)?;
         Ok(connection)
@@ -183,15 +183,15 @@ impl Connection {
                 AND {START} + 2 <= {since}; \
              KILL @dlock_end"
         );
-        if self.try_ask(&batch).await?.refusal.is_none() {
+        if self.try_ask(&batch).await?.server_error.is_none() {
             self.outlast(*number).await?;
         }
         Ok(())
     }
 
     /// Has the server end a session that it named over this very connection; what it says if it doesn't.
-    pub(super) async fn kill(&mut self, number: i64) -> Result<Option<Refusal>> {
-        Ok(self.try_ask(&format!("KILL {number}")).await?.refusal)
+    pub(super) async fn kill(&mut self, number: i64) -> Result<Option<ServerError>> {
+        Ok(self.try_ask(&format!("KILL {number}")).await?.server_error)
     }
 
     /// Whether a session that was told to end is gone, and all that it had with it.
@@ -232,7 +232,7 @@ impl Connection {
         self.socket.as_ref().ok_or_else(|| std::io::Error::other("the connection's socket is not to be found in /proc"))?.try_clone()
     }
 
-    /// Has the kernel notice within `limit` that the server's host is gone. A refusal only costs time.
+    /// Has the kernel notice within `limit` that the server's host is gone. A server_error only costs time.
     pub(super) fn keep_alive(&self, limit: Duration) {
         if let Some(socket) = &self.socket {
             let _ = net::keep_alive(socket, limit);
@@ -249,16 +249,16 @@ impl Connection {
     /// Runs statements, one after the other, each a transaction of its own unless they say otherwise.
     ///
     /// # Errors
-    /// The first refusal; its effect is unknown if any statement was executed before it.
+    /// The first server_error; its effect is unknown if any statement was executed before it.
     pub(super) async fn ask(&mut self, batch: &str) -> Result<Vec<Answer>> {
         let answers = self.try_ask(batch).await?;
-        match answers.refusal {
-            Some(refusal) => Err(failure::refused(&refusal, !answers.answers.is_empty())),
+        match answers.server_error {
+            Some(server_error) => Err(failure::refused(&server_error, !answers.answers.is_empty())),
             None => Ok(answers.answers),
         }
     }
 
-    /// As [`Connection::ask`], with the refusal as part of the answer.
+    /// As [`Connection::ask`], with the server_error as part of the answer.
     pub(super) async fn try_ask(&mut self, batch: &str) -> Result<Answers> {
         self.at_rest = false;
         let mut answers = Answers::default();
@@ -274,14 +274,14 @@ impl Connection {
                     }
                     Ok(None) => break,
                     Err(error) => {
-                        answers.refusal = Some(refusal(&error).ok_or_else(|| failure::broken(error))?);
+                        answers.server_error = Some(server_error(&error).ok_or_else(|| failure::broken(error))?);
                         break;
                     }
                 }
             }
         }
         self.at_rest = true;
-        self.interrupted = answers.refusal.as_ref().is_some_and(|refusal| refusal.number == failure::INTERRUPTED);
+        self.interrupted = answers.server_error.as_ref().is_some_and(|server_error| server_error.number == failure::INTERRUPTED);
         Ok(answers)
     }
 }
@@ -300,9 +300,9 @@ impl Drop for Connection {
 }
 
 /// What an error says if it came from the server.
-pub(super) fn refusal(error: &sqlx::Error) -> Option<Refusal> {
+pub(super) fn server_error(error: &sqlx::Error) -> Option<ServerError> {
     let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
-    Some(Refusal { number: error.number(), message: error.message().to_owned() })
+    Some(ServerError { number: error.number(), message: error.message().to_owned() })
 }
 
 fn values(row: &MySqlRow) -> Option<Row> {

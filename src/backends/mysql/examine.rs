@@ -166,8 +166,8 @@ const REPLICAS: &str = "SELECT (processlist_command) ON performance_schema.threa
 /// How many replicas are connected, of a server that does not count them; `None` if this user is not told.
 async fn replicas(session: &mut Connection) -> Result<Option<usize>> {
     for question in ["SELECT 1 FROM performance_schema.threads WHERE processlist_command LIKE 'Binlog Dump%'", "SHOW REPLICAS"] {
-        let Answers { answers, refusal } = session.try_ask(question).await?;
-        if refusal.is_none() {
+        let Answers { answers, server_error } = session.try_ask(question).await?;
+        if server_error.is_none() {
             return Ok(answers.first().map(|answer| answer.rows.len()));
         }
     }

@@ -2,23 +2,23 @@
 
 use std::io;
 
-use super::connection::{self, Refusal};
+use super::connection::{self, ServerError};
 use crate::{
     backends::{net, sql::LAYOUT_REFUSED},
     lock::{Effect, Error, Kind, Result},
 };
 
 /// A statement was refused. `begun` says whether statements before it in the same batch were executed.
-pub(super) fn refused(refusal: &Refusal, begun: bool) -> Error {
-    let error = meaning(refusal);
-    let unsure = matches!(refusal.number, 3 | 1026 | 1030 | 1053 | 1158..=1161 | 1317 | 1598 | 1927 | 1969 | 3024);
+pub(super) fn refused(server_error: &ServerError, begun: bool) -> Error {
+    let error = meaning(server_error);
+    let unsure = matches!(server_error.number, 3 | 1026 | 1030 | 1053 | 1158..=1161 | 1317 | 1598 | 1927 | 1969 | 3024);
     if begun || unsure { error.effect(Effect::Unknown) } else { error }
 }
 
-fn meaning(refusal: &Refusal) -> Error {
+fn meaning(server_error: &ServerError) -> Error {
     let unavailable = |text: &str| Error::new(Kind::Unavailable, text);
     let config = |text: &str| Error::new(Kind::Config, text);
-    match refusal.number {
+    match server_error.number {
         1040 => {
             unavailable("the server has as many connections as it takes").hint("raise max_connections on the server; each waiter has one")
         }
@@ -27,22 +27,25 @@ fn meaning(refusal: &Refusal) -> Error {
         1213 | 3058 => unavailable("the server ended a deadlock"),
         1020 => unavailable("the lock's row was changed at the same moment"),
         1290 | 1792 | 1836 | 3008 => read_only(),
-        1021 | 1114 | 1030 | 1026 | 3 | 28 => {
-            unavailable("the server's disk is full or fails").hint(format!("its error is {}: {}", refusal.number, quoted(refusal)))
-        }
+        1021 | 1114 | 1030 | 1026 | 3 | 28 => unavailable("the server's disk is full or fails").hint(format!(
+            "its error is {}: {}",
+            server_error.number,
+            quoted(server_error)
+        )),
         1037 | 1038 | 1041 | 1135 => unavailable("the server is out of memory"),
         1053 | 1077 | 1079 => unavailable("the server is shutting down"),
         1927 | 1317 | 4031 | 1152 | 1158..=1161 | 1184 => unavailable("the server ended the session"),
         1969 | 3024 => unavailable("the server ended the statement for taking too long"),
         1047 => unavailable("the cluster's node is not ready").hint("it has no quorum or is being synchronized"),
-        1044 | 1045 | 1095 | 1130 | 1142 | 1143 | 1227 | 1370 | 1410 | 1419 | 1698 | 1820 | 1862 | 3118 | 4151 => denied(refusal),
+        1044 | 1045 | 1095 | 1130 | 1142 | 1143 | 1227 | 1370 | 1410 | 1419 | 1698 | 1820 | 1862 | 3118 | 4151 => denied(server_error),
         1129 => unavailable("the server blocks this host after many failed connections").hint("mysqladmin flush-hosts"),
         1046 => config("no database is named").hint("it stands in the URL: mysql://host/DATABASE"),
         1049 => config("there is no database of that name").hint("it stands in the URL: mysql://host/DATABASE"),
-        1146 | 1054 => {
-            Error::new(Kind::Config, format!("the lock table, one of the tables next to it, or a column is missing: {}", quoted(refusal)))
-                .hint("dlock init adds what is missing; dlock init --print shows the SQL")
-        }
+        1146 | 1054 => Error::new(
+            Kind::Config,
+            format!("the lock table, one of the tables next to it, or a column is missing: {}", quoted(server_error)),
+        )
+        .hint("dlock init adds what is missing; dlock init --print shows the SQL"),
         // MySQL Router's own.
         4501 => config("a proxy before the server shares its connections among clients")
             .hint("connect to the server itself, or by a route without connection_sharing"),
@@ -50,7 +53,7 @@ fn meaning(refusal: &Refusal) -> Error {
         1406 => config("the key is too long for the table's name column").hint("dlock init makes room"),
         1665 => config("the server's binlog_format STATEMENT keeps locks from being written").hint("it must be MIXED or ROW"),
         // The statements are ours, what the server makes of them is its setup.
-        number => config(&format!("the server refused a statement with error {number}: {}", quoted(refusal))),
+        number => config(&format!("the server refused a statement with error {number}: {}", quoted(server_error))),
     }
 }
 
@@ -59,9 +62,9 @@ pub(super) fn read_only() -> Error {
     Error::new(Kind::Unavailable, "the server is read-only, as a replica is").hint("name the primary in the URL")
 }
 
-fn denied(refusal: &Refusal) -> Error {
-    let error = Error::new(Kind::Denied, format!("the server refused: {}", quoted(refusal)));
-    match refusal.number {
+fn denied(server_error: &ServerError) -> Error {
+    let error = Error::new(Kind::Denied, format!("the server refused: {}", quoted(server_error)));
+    match server_error.number {
         1044 | 1142 | 1143 | 1227 | 1370 => {
             error.hint("dlock needs SELECT, INSERT, UPDATE and DELETE on its tables; init also CREATE and ALTER")
         }
@@ -72,11 +75,11 @@ fn denied(refusal: &Refusal) -> Error {
 }
 
 /// The server's words in one line. Statements, which hold tokens, are quoted in syntax errors only.
-fn quoted(refusal: &Refusal) -> String {
-    if refusal.number == 1064 || refusal.number == 1149 {
+fn quoted(server_error: &ServerError) -> String {
+    if server_error.number == 1064 || server_error.number == 1149 {
         return "a syntax error".into();
     }
-    cleaned(&refusal.message)
+    cleaned(&server_error.message)
 }
 
 fn cleaned(text: &str) -> String {
@@ -85,8 +88,8 @@ fn cleaned(text: &str) -> String {
 
 /// No session: nothing was asked.
 pub(super) fn connecting(error: sqlx::Error) -> Error {
-    if let Some(refusal) = connection::refusal(&error) {
-        return meaning(&refusal);
+    if let Some(server_error) = connection::server_error(&error) {
+        return meaning(&server_error);
     }
     match error {
         sqlx::Error::Io(error) => unreachable(error),
@@ -182,7 +185,7 @@ mod tests {
     use super::*;
 
     fn of(number: u16, begun: bool) -> Error {
-        refused(&Refusal { number, message: "words\nof the server".into() }, begun)
+        refused(&ServerError { number, message: "words\nof the server".into() }, begun)
     }
 
     #[test]
@@ -217,7 +220,7 @@ mod tests {
 
     #[test]
     fn statements_which_hold_tokens_are_not_quoted() {
-        let error = refused(&Refusal { number: 1064, message: "near 'dlock:secret'".into() }, false);
+        let error = refused(&ServerError { number: 1064, message: "near 'dlock:secret'".into() }, false);
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
         assert!(!of(9999, false).message.contains('\n'));
     }

@@ -47,10 +47,10 @@ impl LeaseStore {
                 session = self.take_session().await?;
             }
             let answers = session.try_ask(&format!("SELECT GET_LOCK({gate}, {seconds})")).await?;
-            match answers.refusal {
+            match answers.server_error {
                 None => {}
                 // Meant for a sleep in a lock's queue that was over by then.
-                Some(refusal) if refusal.number == failure::INTERRUPTED => {
+                Some(denial) if denial.number == failure::INTERRUPTED => {
                     self.session = Some(session);
                     return Ok(Wake::Changed);
                 }

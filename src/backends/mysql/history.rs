@@ -8,10 +8,10 @@ use super::{
     statement::Value,
     table::json,
 };
-use crate::lock::{End, Fence, Note, Past, Result, SKIPPING_HOSTS, Skips};
+use crate::lock::{End, Fence, HistoryEntry, Note, Result, SKIPPING_HOSTS, SkipCount};
 
 /// Remembers holds that are over by what was just written, as SQL.
-pub(super) fn ended(tables: &Tables, name: &str, past: &[Past]) -> Result<String> {
+pub(super) fn ended(tables: &Tables, name: &str, past: &[HistoryEntry]) -> Result<String> {
     let mut sql = String::new();
     for past in past {
         sql += &tables.fill(include_str!("sql/ended.sql"), &Written::of(past)?.values(name));
@@ -31,7 +31,7 @@ struct Written {
 }
 
 impl Written {
-    fn of(past: &Past) -> Result<Self> {
+    fn of(past: &HistoryEntry) -> Result<Self> {
         let ms = |at: Option<u64>| at.and_then(|at| i64::try_from(at).ok());
         Ok(Self {
             fence: past.fence.map_or(0, |fence| i64::try_from(fence.0).unwrap_or(i64::MAX)),
@@ -62,7 +62,7 @@ pub(super) fn trim(tables: &Tables, name: &str, due: &str) -> String {
 }
 
 /// The holds that are over, the latest first, and the hosts that did without.
-pub(super) async fn read(session: &mut Connection, tables: &Tables, name: &str) -> Result<(Vec<Past>, Vec<Skips>)> {
+pub(super) async fn read(session: &mut Connection, tables: &Tables, name: &str) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
     let answers = session.ask(&tables.fill(include_str!("sql/runs.sql"), &[("name", Value::Bytes(name))])).await?;
     let [runs, skips, ..] = &*answers else { return Err(failure::unreadable()) };
     Ok((runs.rows.iter().map(|row| past(Fields::of(row))).collect::<Result<_>>()?, skips.rows.iter().map(skip).collect::<Result<_>>()?))
@@ -101,10 +101,10 @@ pub(super) fn is_claimed(answers: &[Answer]) -> bool {
 }
 
 /// A hold that is over, as its columns say it from here on.
-pub(super) fn past(mut fields: Fields<'_>) -> Result<Past> {
+pub(super) fn past(mut fields: Fields<'_>) -> Result<HistoryEntry> {
     let fence = fields.int()?;
     let ms = |at: Option<i64>| at.and_then(|at| u64::try_from(at).ok());
-    Ok(Past {
+    Ok(HistoryEntry {
         fence: Some(Fence(u64::try_from(fence).unwrap_or_default())),
         started_ms: ms(fields.int_or_null()?),
         ended_ms: ms(fields.int_or_null()?),
@@ -114,10 +114,10 @@ pub(super) fn past(mut fields: Fields<'_>) -> Result<Past> {
     })
 }
 
-fn skip(row: &Row) -> Result<Skips> {
+fn skip(row: &Row) -> Result<SkipCount> {
     let mut fields = Fields::of(row);
     let ms = |at: i64| u64::try_from(at).ok();
-    Ok(Skips {
+    Ok(SkipCount {
         host: fields.text()?,
         count: u64::try_from(fields.int()?).unwrap_or_default(),
         since_ms: ms(fields.int()?),

@@ -19,7 +19,7 @@ use super::{
     reading::Fields,
     statement::Value,
 };
-use crate::lock::{Break, Error, Fence, Intent, Kind, Refusal, Request, Result};
+use crate::lock::{Break, Denial, Error, Fence, Intent, Kind, Request, Result};
 
 /// A waiter that is frozen when it gets the lock keeps it for at most this long.
 const UNCLAIMED: Duration = Duration::from_secs(10);
@@ -75,7 +75,7 @@ pub(super) enum Beginning {
     /// It is held.
     Begun(Begun),
     /// A run before keeps it from this one.
-    Refused(Box<Refusal>),
+    Denied(Box<Denial>),
     /// The lease of a hold may not be over whose server is gone.
     Left,
 }
@@ -132,16 +132,16 @@ impl Keeper {
         let batch = format!(
             "{first}SELECT CONNECTION_ID(), @dlock = CONNECTION_ID(), IF(IS_USED_LOCK({lock}) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0));\n{begin}"
         );
-        let Answers { answers, refusal } = self.session.try_ask(&batch).await?;
+        let Answers { answers, server_error } = self.session.try_ask(&batch).await?;
         let Ok(mut fields) = only(&answers, 1) else {
-            return Err(refusal.map_or_else(failure::unreadable, |refusal| failure::refused(&refusal, false)));
+            return Err(server_error.map_or_else(failure::unreadable, |server_error| failure::refused(&server_error, false)));
         };
         self.number = fields.int()?;
         one_session(fields.int_or_null()?)?;
         let got = fields.int_or_null()? == Some(1);
         if got {
             self.unanswered = 0;
-            self.begun = Self::begun_alone(&answers, refusal.as_ref(), 2)?;
+            self.begun = Self::begun_alone(&answers, server_error.as_ref(), 2)?;
         }
         Ok(got)
     }
@@ -164,9 +164,9 @@ impl Keeper {
                 &[("name", Value::Bytes(&self.name)), ("how", Value::Sql(how))],
             );
             let at = 1 + usize::from(!self.has) + usize::from(self.shared);
-            let Answers { answers, refusal } = self.session.try_ask(&format!("{first}{begin}{batch}")).await?;
-            if let Some(refusal) = refusal {
-                let error = failure::refused(&refusal, false);
+            let Answers { answers, server_error } = self.session.try_ask(&format!("{first}{begin}{batch}")).await?;
+            if let Some(server_error) = server_error {
+                let error = failure::refused(&server_error, false);
                 self.roll_back().await?;
                 return Err(error);
             }
@@ -182,8 +182,8 @@ impl Keeper {
             }
             // This lock was never taken: its row is made, and asked for once more.
             let insert = self.tables.fill("INSERT INTO :rows (name) VALUES (:name);", &[("name", Value::Bytes(&self.name))]);
-            match self.session.try_ask(&insert).await?.refusal {
-                Some(refusal) if refusal.number != failure::DUPLICATE => return Err(failure::refused(&refusal, false)),
+            match self.session.try_ask(&insert).await?.server_error {
+                Some(server_error) if server_error.number != failure::DUPLICATE => return Err(failure::refused(&server_error, false)),
                 _ => {}
             }
         }

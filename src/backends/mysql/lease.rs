@@ -21,13 +21,20 @@ use crate::{
         },
     },
     lock::{
-        Busy, Capabilities, Fence, Identity, Intent, Key, Note, Notice, Parting, Past, Request, Result, Skips, Token, Ttl, Wake, Which,
-        document::OFFER,
+        Busy, Capabilities, Fence, HistoryEntry, Identity, Intent, Key, Note, Notice, ReleaseInfo, Request, Result, SkipCount, Token, Ttl,
+        Wake, Which, document::OFFER,
     },
 };
 
-pub(super) const CAPABILITIES: Capabilities =
-    Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("mysql") };
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
+    shared: true,
+    permits: true,
+    fair: true,
+    history: true,
+    run_policy: true,
+    breakable: true,
+    ..Capabilities::usual("mysql")
+};
 
 /// Leases in a table.
 pub type Lease = Kept<LeaseStore>;
@@ -175,11 +182,11 @@ impl Store for LeaseStore {
         Ok(Some((ttl, fence)))
     }
 
-    async fn free(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<bool> {
+    async fn free(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<bool> {
         let Some((row, _)) = self.own.of(&self.names.of(key), token) else { return Ok(false) };
         self.own.forget();
         self.documented.forget(token);
-        let write = row::release(row, token, parting)?;
+        let write = row::release(row, token, info)?;
         let freed = self.ask_for_good(async |table| table.write(&write).await).await?;
         if freed {
             self.leave_after(&write.was.name, token, true).await;
@@ -307,7 +314,7 @@ impl Store for LeaseStore {
         Ok(names.iter().filter_map(|name| self.names.key(name)).collect())
     }
 
-    async fn log(&mut self, key: &Key) -> Result<(Vec<Past>, Vec<Skips>)> {
+    async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
         let name = self.names.of(key);
         self.ask(async |table| history::read(table.session, table.tables, &name).await).await
     }

@@ -2,7 +2,7 @@
 
 use super::{connection::Row, failure, starts};
 use crate::{
-    backends::sql::{Plain, Record, micros},
+    backends::sql::{LockRow, Plain, micros},
     lock::Result,
 };
 
@@ -45,8 +45,8 @@ impl<'a> Fields<'a> {
     }
 
     /// The columns of [`RECORD`].
-    pub(super) fn record(&mut self) -> Result<Record> {
-        Ok(Record {
+    pub(super) fn record(&mut self) -> Result<LockRow> {
+        Ok(LockRow {
             name: self.text()?,
             now_us: self.int()?,
             lock_until_us: self.int()?,

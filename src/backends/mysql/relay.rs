@@ -136,7 +136,7 @@ async fn log_in(
     connector: &TlsConnector,
     name: ServerName<'static>,
 ) -> Result<Option<TlsStream<TcpStream>>> {
-    // Requests are one small packet each: waiting to fill it would cost 40 ms. A refusal only costs time.
+    // Requests are one small packet each: waiting to fill it would cost 40 ms. A denial only costs time.
     let _ = server.set_nodelay(true);
     let mut greeting = read(&mut server).await.map_err(failure::unreachable)?;
     if greeting.payload().first() != Some(&REFUSED) && !greeting.take_tls_away() {

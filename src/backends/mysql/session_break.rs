@@ -72,7 +72,7 @@ impl Sessions {
             return Ok(false);
         }
         match session.kill(number).await? {
-            Some(refusal) if refusal.number != failure::NO_SESSION => {
+            Some(denial) if denial.number != failure::NO_SESSION => {
                 if !before {
                     // No client asked for it to be stopped later.
                     let values =
@@ -82,7 +82,7 @@ impl Sessions {
                         .await?;
                 }
                 self.side = Some(session);
-                return Err(failure::refused(&refusal, false));
+                return Err(failure::refused(&denial, false));
             }
             _ => {}
         }

@@ -48,7 +48,7 @@ use crate::{
     backends::sql::Names,
     lock::{
         Amendment, Attempt, Backend, Break, Capabilities, Error, Fence, Grant, History, Identity, Intent, Key, Kind, LockState, Notice,
-        Parting, Release, Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
+        Release, ReleaseInfo, Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
     },
 };
 
@@ -57,14 +57,14 @@ pub(super) const ROW: Capabilities = Capabilities {
     detached: false,
     reentrant: false,
     history: true,
-    terms: true,
+    run_policy: true,
     breakable: true,
     ..Capabilities::usual("mysql mode=row")
 };
 pub(super) const ADVISORY: Capabilities = Capabilities { shared: false, backend: "mysql mode=advisory", ..ROW };
 
 /// What a holder that vanished may need to see that its session is over, and to stop what it ran.
-const SETTLE: Duration = Duration::from_millis(500);
+const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
 /// Locks that sessions keep.
 pub struct Sessions {
@@ -156,7 +156,7 @@ impl Sessions {
         answers
     }
 
-    /// As [`Sessions::aside`], with the answers up to a refusal.
+    /// As [`Sessions::aside`], with the answers up to a denial.
     async fn try_aside(&mut self, batch: &str) -> Result<Vec<Answer>> {
         let mut session = match self.side.take().filter(Connection::is_alive) {
             Some(session) => session,
@@ -201,7 +201,7 @@ impl Hold {
 }
 
 fn grant(fence: Fence, ttl: Ttl) -> Grant {
-    Grant { fence, ttl, holds: 1, settle: Duration::ZERO, session: None, permit: None }
+    Grant { fence, ttl, holds: 1, drain_delay: Duration::ZERO, session: None, permit: None }
 }
 
 #[async_trait(?Send)]
@@ -230,8 +230,8 @@ impl Backend for Sessions {
         if intent == Intent::Probe { self.look_for(key, token).await } else { self.ask_renew(key, token, intent.ttl(), Some(intent)).await }
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        self.ask_release(key, token, parting).await
+    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+        self.ask_release(key, token, info).await
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {

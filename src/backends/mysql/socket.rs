@@ -102,13 +102,13 @@ pub(super) async fn readable(socket: &OwnedFd) {
     }
 }
 
-/// Requests are one small packet each: waiting to fill it would cost 40 ms. A refusal only costs time.
+/// Requests are one small packet each: waiting to fill it would cost 40 ms. A denial only costs time.
 pub(super) fn no_delay(socket: &OwnedFd) {
     let _ = sockopt::set_tcp_nodelay(socket, true);
 }
 
 /// Whether closing the connection throws away what has not reached the server, instead of going on to deliver it. On a
-/// Unix socket nothing is under way; a refusal leaves what TCP does anyway.
+/// Unix socket nothing is under way; a denial leaves what TCP does anyway.
 pub(super) fn drop_unsent_on_close(socket: &OwnedFd, drop: bool) {
     let _ = sockopt::set_socket_linger(socket, drop.then_some(Duration::ZERO));
 }

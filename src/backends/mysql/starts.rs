@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     backends::sql::{Begin, Columns},
-    lock::{Record, Result, Stage, Which},
+    lock::{Result, RunRecord, RunState, Which},
 };
 
 /// The columns that [`read`] reads, in its order.
@@ -98,17 +98,17 @@ pub(super) fn known(table: &str, which: Which) -> String {
 }
 
 /// What a statement that gives the hold of a row's fence back sets besides; with a comma at the end.
-pub(super) fn became(stage: Option<Stage>) -> String {
+pub(super) fn became(stage: Option<RunState>) -> String {
     let Some(stage) = stage else { return String::new() };
     let mut set = format!("start_stage = IF(start_fence = fence AND start_stage = 'started', '{}', start_stage), ", stage.as_str());
-    if stage == Stage::Undone {
+    if stage == RunState::Cancelled {
         set += "paced_at = IF(paced_fence = fence, NULL, paced_at), ";
     }
     set
 }
 
 /// What a statement that writes a row back sets besides, where other starts are recorded by now; with a comma at the end.
-pub(super) fn recorded(record: &Record) -> String {
+pub(super) fn recorded(record: &RunRecord) -> String {
     let columns = Columns::from(record);
     let int = |number: Option<i64>| number.map_or(Value::Null, Value::Int);
     let time = |ms: Option<i64>| {
@@ -140,8 +140,8 @@ pub(super) fn recorded(record: &Record) -> String {
 }
 
 /// The columns of [`STARTS`].
-pub(super) fn read(fields: &mut Fields<'_>) -> Result<Record> {
-    Ok(Record::from(Columns {
+pub(super) fn read(fields: &mut Fields<'_>) -> Result<RunRecord> {
+    Ok(RunRecord::from(Columns {
         paced_at_ms: fields.int_or_null()?,
         paced_fence: fields.int_or_null()?,
         paced_place: fields.text_or_null()?,

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     backends::sql::{
-        self, Begin, Plain, Record, locked_by,
+        self, Begin, LockRow, Plain, locked_by,
         row::{self, Write},
     },
     lock::{Error, Kind, Metadata, Mode, Request, Result, Token, Ttl, Which},
@@ -36,7 +36,7 @@ pub(super) struct LockTable<'a> {
 #[derive(Default)]
 pub(super) struct Noted {
     /// The row as the last step saw it, for the next one that would read it.
-    seen: Option<Record>,
+    seen: Option<LockRow>,
     /// The place in the queue.
     pub place: Option<u32>,
     /// What the bell of the row said that was read last, or written.
@@ -63,7 +63,7 @@ impl LockTable<'_> {
     }
 
     /// What [`LockTable::read_with_gate`] was answered.
-    fn noted(&mut self, name: &str, answer: Option<&Answer>) -> Result<Option<Record>> {
+    fn noted(&mut self, name: &str, answer: Option<&Answer>) -> Result<Option<LockRow>> {
         let Some(row) = answer.and_then(|answer| answer.rows.first()) else { return Ok(None) };
         let mut fields = Fields::of(row);
         let record = fields.record()?;
@@ -98,7 +98,7 @@ impl LockTable<'_> {
     }
 
     /// Every held lock whose name starts with `start`, by name, and the plain waiters for those.
-    pub(super) async fn list(&mut self, start: &str) -> Result<(Vec<Record>, Vec<Plain>)> {
+    pub(super) async fn list(&mut self, start: &str) -> Result<(Vec<LockRow>, Vec<Plain>)> {
         let record = self.tables.fill(RECORD, &[]);
         let values = [("record", Value::Sql(&record)), ("start", Value::Bytes(start)), ("whole", Value::Int(0))];
         let batch = self.tables.fill(include_str!("sql/list.sql"), &values) + &self.tables.fill(include_str!("sql/queue.sql"), &values);
@@ -114,7 +114,7 @@ impl LockTable<'_> {
     }
 
     /// One lock, and its plain waiters.
-    pub(super) async fn look(&mut self, name: &str) -> Result<(Option<Record>, Vec<Plain>)> {
+    pub(super) async fn look(&mut self, name: &str) -> Result<(Option<LockRow>, Vec<Plain>)> {
         let values = [("start", Value::Bytes(name)), ("whole", Value::Int(1))];
         let batch = self.read_with_gate(name, None) + &self.tables.fill(include_str!("sql/queue.sql"), &values);
         let answers = self.session.ask(&batch).await?;
@@ -156,7 +156,7 @@ impl LockTable<'_> {
 
     /// Takes the row for a fresh exclusive hold, creating it if need be, unless it is held or of another layout, a start in it may be in
     /// the way, or it has a document. Puts a request that waits into the queue where the lock is held.
-    pub(super) async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<Record>> {
+    pub(super) async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<LockRow>> {
         let (owner, root, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
         let document = row::granted(request);
         let idle = idle_limit(request.ttl);
@@ -189,11 +189,11 @@ impl LockTable<'_> {
         let mut granted = answers.get(first).is_some_and(|answer| answer.matched > 0);
         if found.is_none() {
             let batch = self.tables.fill(include_str!("sql/insert.sql"), &values) + &read;
-            let Answers { answers, refusal } = self.session.try_ask(&batch).await?;
-            match refusal {
+            let Answers { answers, server_error } = self.session.try_ask(&batch).await?;
+            match server_error {
                 // Another client was quicker.
-                Some(refusal) if refusal.number == failure::DUPLICATE => {}
-                Some(refusal) => return Err(failure::refused(&refusal, !answers.is_empty())),
+                Some(server_error) if server_error.number == failure::DUPLICATE => {}
+                Some(server_error) => return Err(failure::refused(&server_error, !answers.is_empty())),
                 None => (found, granted) = (self.noted(name, answers.get(1))?, true),
             }
         }
@@ -210,7 +210,7 @@ impl LockTable<'_> {
     }
 
     /// Extends a hold that has the lock alone, unless the row was changed since, or that would shorten the hold.
-    pub(super) async fn extend(&mut self, row: &Record, ttl: Ttl) -> Result<Option<Record>> {
+    pub(super) async fn extend(&mut self, row: &LockRow, ttl: Ttl) -> Result<Option<LockRow>> {
         let values = [
             ("name", Value::Bytes(&row.name)),
             ("owner", Value::Text(&row.locked_by)),
@@ -228,7 +228,7 @@ impl LockTable<'_> {
     }
 
     /// The row as it is, or as the step before has just seen it.
-    pub(super) async fn read(&mut self, name: &str) -> Result<Option<Record>> {
+    pub(super) async fn read(&mut self, name: &str) -> Result<Option<LockRow>> {
         if let Some(seen) = self.noted.seen.take() {
             return Ok(Some(seen));
         }
@@ -282,10 +282,10 @@ impl LockTable<'_> {
             answered = self.session.try_ask(&(write_sql(tables, write, ring, include_str!("sql/written.sql")) + &rest)).await?;
         }
         self.session.drop_unsent_on_close(false);
-        let Answers { answers, refusal } = answered;
+        let Answers { answers, server_error } = answered;
         let Some(row) = answers.get(WRITTEN).and_then(|answer| answer.rows.first()) else {
             let begun = !answers.is_empty();
-            return Err(refusal.map_or_else(failure::unreadable, |refusal| failure::refused(&refusal, begun)));
+            return Err(server_error.map_or_else(failure::unreadable, |server_error| failure::refused(&server_error, begun)));
         };
         let mut fields = Fields::of(row);
         // What comes after it is remembered, forgotten and woken, which is no failure of the rest.

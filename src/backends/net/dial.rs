@@ -18,7 +18,7 @@ pub(in crate::backends) async fn dial(host: &str, port: u16) -> Result<TcpStream
     for address in resolve(host, port).await? {
         match TcpStream::connect((address, port)).await {
             Ok(stream) => {
-                // Requests are a few small packets: waiting to fill them would cost 40 ms. A refusal only costs time.
+                // Requests are a few small packets: waiting to fill them would cost 40 ms. A denial only costs time.
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }

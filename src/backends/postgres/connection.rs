@@ -217,7 +217,7 @@ impl Session {
         self.socket.as_fd().try_clone_to_owned()
     }
 
-    /// Has the kernel notice within `limit` that the server's host is gone. A refusal only costs time.
+    /// Has the kernel notice within `limit` that the server's host is gone. A denial only costs time.
     pub(super) fn keep_alive(&self, limit: Duration) {
         let _ = net::keep_alive(&self.socket, limit);
     }
@@ -277,7 +277,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.passing.break_off = self.asking;
         if self.asking && self.drop_unsent {
-            // On a Unix socket nothing is under way. A refusal leaves what TCP does anyway.
+            // On a Unix socket nothing is under way. A denial leaves what TCP does anyway.
             let _ = rustix::net::sockopt::set_socket_linger(&self.socket, Some(Duration::ZERO));
         }
     }

@@ -9,10 +9,10 @@ use super::{
     statement::{Value, fill},
     table,
 };
-use crate::lock::{End, Fence, Note, Past, Result, SKIPPING_HOSTS, Skips};
+use crate::lock::{End, Fence, HistoryEntry, Note, Result, SKIPPING_HOSTS, SkipCount};
 
 /// Returns the finished holds, the latest first, and the skipped runs.
-pub(super) async fn read(session: &mut Session, tables: &Tables, name: &str) -> Result<(Vec<Past>, Vec<Skips>)> {
+pub(super) async fn read(session: &mut Session, tables: &Tables, name: &str) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
     let runs = session.query(&tables.fill(include_str!("sql/runs.sql")), &[Value::Text(name)]).await?;
     let skips = session.query(&tables.fill(include_str!("sql/skips.sql")), &[Value::Text(name)]).await?;
     let runs = runs.iter().map(past).collect::<Result<_, _>>().map_err(failure::malformed)?;
@@ -28,7 +28,7 @@ pub(super) async fn trim_at_times(session: &mut Session, tables: &Tables, name: 
 }
 
 /// What the holders of a lock that sessions keep would be remembered by if they had vanished.
-pub(super) async fn maybe_vanished(session: &mut Session, tables: &Tables, name: &str) -> Result<Vec<Past>> {
+pub(super) async fn maybe_vanished(session: &mut Session, tables: &Tables, name: &str) -> Result<Vec<HistoryEntry>> {
     let rows = session.query(&tables.fill(include_str!("sql/vanished.sql")), &[Value::Text(name)]).await?;
     rows.iter().map(past).collect::<Result<_, _>>().map_err(failure::malformed)
 }
@@ -61,7 +61,7 @@ pub(super) async fn note(session: &mut Session, tables: &Tables, name: &str, not
 }
 
 /// Holds that are over, as rows of `VALUES`.
-pub(super) fn rows(session: &Session, past: &[Past]) -> Result<String> {
+pub(super) fn rows(session: &Session, past: &[HistoryEntry]) -> Result<String> {
     let mut rows = Vec::new();
     for past in past {
         let (metadata, end) = (table::json(past.metadata.as_ref())?, past.end.to_string());
@@ -87,9 +87,9 @@ fn ms(row: &PgRow, column: &str) -> Result<Option<u64>, sqlx::Error> {
     Ok(row.try_get::<Option<i64>, _>(column)?.and_then(|at| u64::try_from(at).ok()))
 }
 
-fn past(row: &PgRow) -> Result<Past, sqlx::Error> {
+fn past(row: &PgRow) -> Result<HistoryEntry, sqlx::Error> {
     let metadata: Option<String> = row.try_get("metadata")?;
-    Ok(Past {
+    Ok(HistoryEntry {
         fence: Some(Fence(u64::try_from(row.try_get::<i64, _>("fence")?).unwrap_or_default())),
         started_ms: ms(row, "since_ms")?,
         ended_ms: ms(row, "ended_ms")?,
@@ -99,8 +99,8 @@ fn past(row: &PgRow) -> Result<Past, sqlx::Error> {
     })
 }
 
-fn skip(row: &PgRow) -> Result<Skips, sqlx::Error> {
-    Ok(Skips {
+fn skip(row: &PgRow) -> Result<SkipCount, sqlx::Error> {
+    Ok(SkipCount {
         host: row.try_get("host")?,
         count: u64::try_from(row.try_get::<i64, _>("count")?).unwrap_or_default(),
         since_ms: ms(row, "since_ms")?,

@@ -18,7 +18,7 @@ use super::{
     statement::{Value, fill},
     table::part,
 };
-use crate::lock::{Break, Error, Fence, Holder, Kind, Mode as How, Parting, Result, Ttl};
+use crate::lock::{Break, Error, Fence, Holder, Kind, Mode as How, ReleaseInfo, Result, Ttl};
 
 /// From this version on the server can end a session that is idle outside of a transaction.
 pub(super) const IDLE_SESSION_TIMEOUT: u32 = 140_000;
@@ -272,18 +272,18 @@ impl Keeper {
 
     /// Gives the lock back. Says before how this hold and its start ended, `durable` if a later run may depend on that. If it can't be said, the
     /// next holder waits a moment for nothing: no reason to keep the lock.
-    pub(super) async fn end(&mut self, (hold, fence): (&str, Fence), parting: &Parting, durable: bool) -> Result<()> {
+    pub(super) async fn end(&mut self, (hold, fence): (&str, Fence), info: &ReleaseInfo, durable: bool) -> Result<()> {
         self.has = false;
-        let how = parting.end.as_ref().map(ToString::to_string);
-        let became = match parting.became {
+        let how = info.end.as_ref().map(ToString::to_string);
+        let became = match info.run_state {
             Some(_) => format!(
                 ", became AS (UPDATE {{fences}} AS l SET fence = l.fence{} FROM freed AS f \
                  WHERE l.name = $1 AND f.fence IN (l.start_fence, l.paced_fence))",
-                starts::became(parting.became, "f.fence")
+                starts::became(info.run_state, "f.fence")
             ),
             None => String::new(),
         };
-        let why = parting.why.as_deref().map(|why| self.session.words(why).into_owned());
+        let why = info.why.as_deref().map(|why| self.session.words(why).into_owned());
         let say = |remembers: bool| {
             let sql = include_str!("sql/end_hold.sql")
                 .replace("{remembered}", &part(remembers, include_str!("sql/remember.sql")))

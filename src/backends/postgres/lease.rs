@@ -22,8 +22,8 @@ use crate::{
         },
     },
     lock::{
-        Busy, Capabilities, Fence, Identity, Intent, Key, Note, Notice, Parting, Past, Request, Result, Skips, Token, Ttl, Wake, Which,
-        document::OFFER,
+        Busy, Capabilities, Fence, HistoryEntry, Identity, Intent, Key, Note, Notice, ReleaseInfo, Request, Result, SkipCount, Token, Ttl,
+        Wake, Which, document::OFFER,
     },
 };
 
@@ -32,7 +32,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     permits: true,
     fair: true,
     history: true,
-    terms: true,
+    run_policy: true,
     breakable: true,
     ..Capabilities::usual("postgres")
 };
@@ -176,11 +176,11 @@ impl Store for LeaseStore {
         Ok(Some((ttl, fence)))
     }
 
-    async fn free(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<bool> {
+    async fn free(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<bool> {
         let Some((row, _)) = self.own.of(&self.names.of(key), token) else { return Ok(false) };
         self.own.forget();
         self.documented.forget(token);
-        let write = row::release(row, token, parting)?;
+        let write = row::release(row, token, info)?;
         self.ask_for_good(async |table| table.write(&write).await).await
     }
 
@@ -273,7 +273,7 @@ impl Store for LeaseStore {
         Ok(names.iter().filter_map(|name| self.names.key(name)).collect())
     }
 
-    async fn log(&mut self, key: &Key) -> Result<(Vec<Past>, Vec<Skips>)> {
+    async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
         let name = self.names.of(key);
         self.look(async |table| history::read(table.session, table.tables, &name).await).await
     }

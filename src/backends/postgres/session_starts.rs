@@ -23,12 +23,12 @@ use super::{
 };
 use crate::{
     backends::sql::{Begin, SHARED_BY, ms, other_mode},
-    lock::{Fence, Key, Mode as How, Record, Refusal, Request, Result, Stage, Token},
+    lock::{Denial, Fence, Key, Mode as How, Request, Result, RunRecord, RunState, Token},
 };
 
 /// What a holder whose session was ended may need to find out, which its socket tells it at once, and to kill its command.
 /// Of a short lease less, since its command must be started within half of it.
-const SETTLE: Duration = Duration::from_millis(500);
+const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
 /// The fence, the server's time in µs, and how long nothing may be started.
 type Begun = (Fence, i64, Duration);
@@ -38,7 +38,7 @@ pub(super) enum Beginning {
     /// It is held.
     Begun(Begun),
     /// A run before keeps it from this one.
-    Refused(Box<Refusal>),
+    Denied(Box<Denial>),
     /// The lease of a hold may not be over whose server is gone.
     Left,
 }
@@ -53,8 +53,8 @@ impl Sessions {
             return Ok(Beginning::Left);
         }
         if let Some((known, now_ms)) = self.known(request, at).await? {
-            if let Some(refusal) = known.judge(request.terms.as_ref(), &request.token, now_ms) {
-                return Ok(Beginning::Refused(Box::new(refusal)));
+            if let Some(denial) = known.judge(request.run_policy.as_ref(), &request.token, now_ms) {
+                return Ok(Beginning::Denied(Box::new(denial)));
             }
             return self.count(request, at, Some((&known, now_ms))).await?.map(Beginning::Begun).ok_or_else(no_row);
         }
@@ -90,7 +90,7 @@ impl Sessions {
     }
 
     /// `None` if something may be in the way, and nothing was done.
-    async fn count(&mut self, request: &Request, at: usize, judged: Option<(&Record, u64)>) -> Result<Option<Begun>> {
+    async fn count(&mut self, request: &Request, at: usize, judged: Option<(&RunRecord, u64)>) -> Result<Option<Begun>> {
         let begin = Begin::of(request, judged);
         let (metadata, hold) = (json(request.metadata.as_ref())?, request.token.hold_text());
         let name = self.names.of(&request.key);
@@ -137,11 +137,11 @@ impl Sessions {
                 .await;
             drop(trimmed);
         }
-        Ok(Some((fence, now, if gone > 0 { SETTLE.min(request.ttl.get() / 8) } else { Duration::ZERO })))
+        Ok(Some((fence, now, if gone > 0 { DRAIN_DELAY.min(request.ttl.get() / 8) } else { Duration::ZERO })))
     }
 
     /// The records that judge the request, and when; `None` if the lock had no run.
-    async fn known(&mut self, request: &Request, at: usize) -> Result<Option<(Record, u64)>> {
+    async fn known(&mut self, request: &Request, at: usize) -> Result<Option<(RunRecord, u64)>> {
         let name = self.names.of(&request.key);
         let sql = fill(&self.tables.fill(include_str!("sql/session_starts.sql")), &[Value::Text(&name)]);
         let rows = self.over(at, &sql).await?;
@@ -153,13 +153,13 @@ impl Sessions {
 
     /// Takes out what may have been written of a hold that is given up, or over with its server and given back since. That it fails leaves its
     /// start, rather too few runs, and lets the next holder wait.
-    pub(super) async fn forget(&mut self, key: &Key, token: &Token, became: Option<Stage>) {
-        let which = if became == Some(Stage::Undone) { "" } else { "AND s.server IS DISTINCT FROM {server}" };
+    pub(super) async fn forget(&mut self, key: &Key, token: &Token, run_state: Option<RunState>) {
+        let which = if run_state == Some(RunState::Cancelled) { "" } else { "AND s.server IS DISTINCT FROM {server}" };
         let (name, hold, counting) = (self.names.of(key), token.hold_text(), self.counting.clone());
         let sql = self
             .tables
             .fill(&include_str!("sql/forget_hold.sql").replace("{which}", which))
-            .replace("{became}", &starts::became(became, "f.fence"));
+            .replace("{became}", &starts::became(run_state, "f.fence"));
         let undone: Result<()> = self
             .aside(async |table| {
                 for other in counting {
@@ -173,7 +173,7 @@ impl Sessions {
         }
     }
 
-    pub(super) async fn record(&mut self, name: &str) -> Result<Record> {
+    pub(super) async fn record(&mut self, name: &str) -> Result<RunRecord> {
         let sql = self.tables.fill("SELECT {starts} FROM {fences} AS l WHERE l.name = $1");
         let rows = self.aside(async |table| table.session.query(&sql, &[Value::Text(name)]).await).await?;
         rows.first().map(starts::read).transpose().map(Option::unwrap_or_default).map_err(failure::malformed)

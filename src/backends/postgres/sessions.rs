@@ -39,8 +39,8 @@ use super::{
 use crate::{
     backends::sql::{NEAR, Names, looks_at_the_end, ms},
     lock::{
-        Amendment, Attempt, Backend, Busy, Capabilities, Error, Fence, Grant, History, Identity, Intent, Key, Kind, LockState, Notice,
-        Parting, Refusal, Release, Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
+        Amendment, Attempt, Backend, Busy, Capabilities, Denial, Error, Fence, Grant, History, Identity, Intent, Key, Kind, LockState,
+        Notice, Release, ReleaseInfo, Renewal, Request, Result, Tether, Token, Ttl, Wake, Which,
     },
 };
 use async_trait::async_trait;
@@ -50,7 +50,7 @@ pub(super) const ROW: Capabilities = Capabilities {
     detached: false,
     reentrant: false,
     history: true,
-    terms: true,
+    run_policy: true,
     breakable: true,
     // The server's timeouts are milliseconds in 31 bits.
     ttl_max: Duration::from_secs(24 * 24 * 3600),
@@ -210,9 +210,9 @@ impl Sessions {
             // No one will ask again: the session would keep the lock for nothing.
             drop(self.tries.swap_remove(at));
         }
-        let (fence, now, settle) = match begun? {
+        let (fence, now, drain_delay) = match begun? {
             Beginning::Begun(begun) => begun,
-            Beginning::Refused(refusal) => return self.turn_away(request, at, refusal).await,
+            Beginning::Denied(denial) => return self.turn_away(request, at, denial).await,
             Beginning::Left => {
                 self.tries[at].2.give_back().await?;
                 self.tries[at].2.found = None;
@@ -227,21 +227,21 @@ impl Sessions {
             keeper,
             fence,
             ttl: request.ttl,
-            matters: request.terms.as_ref().is_some_and(|terms| terms.once.is_some()),
+            matters: request.run_policy.as_ref().is_some_and(|run_policy| run_policy.once.is_some()),
             ends: now.saturating_add(ms(request.ttl).saturating_mul(1000)),
             leaving: false,
         });
-        Ok(Attempt::Granted(Grant { settle, ..grant(fence, request.ttl) }))
+        Ok(Attempt::Granted(Grant { drain_delay, ..grant(fence, request.ttl) }))
     }
 
     /// Gives the lock back that a run before keeps from this one.
-    async fn turn_away(&mut self, request: &Request, at: usize, refusal: Box<Refusal>) -> Result<Attempt> {
+    async fn turn_away(&mut self, request: &Request, at: usize, denial: Box<Denial>) -> Result<Attempt> {
         self.tries[at].2.give_back().await?;
         if !request.waiting {
             let (_, _, keeper) = self.tries.swap_remove(at);
             self.side.get_or_insert(keeper.session);
         }
-        Ok(Attempt::Refused(refusal))
+        Ok(Attempt::Denied(denial))
     }
 
     /// Reports the holders. The session stays for a waiter.
@@ -285,7 +285,7 @@ async fn pause(length: Duration) {
 }
 
 fn grant(fence: Fence, ttl: Ttl) -> Grant {
-    Grant { fence, ttl, holds: 1, settle: Duration::ZERO, session: None, permit: None }
+    Grant { fence, ttl, holds: 1, drain_delay: Duration::ZERO, session: None, permit: None }
 }
 
 #[async_trait(?Send)]
@@ -314,8 +314,8 @@ impl Backend for Sessions {
         if intent == Intent::Probe { self.look_for(key, token).await } else { self.ask_renew(key, token, intent).await }
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        self.ask_release(key, token, parting).await
+    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+        self.ask_release(key, token, info).await
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {

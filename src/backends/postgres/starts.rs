@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     backends::sql::{Begin, Columns},
-    lock::{Record, Stage, Which},
+    lock::{RunRecord, RunState, Which},
 };
 
 /// The parameters that [`granting`] adds to a statement, as they are named in it.
@@ -71,17 +71,17 @@ fn nothing_in_the_way(begin: &Begin<'_>) -> String {
 }
 
 /// What a statement that gives the hold with this fence back sets in the row `l`, after its other columns.
-pub(super) fn became(stage: Option<Stage>, fence: &str) -> String {
+pub(super) fn became(stage: Option<RunState>, fence: &str) -> String {
     let Some(stage) = stage else { return String::new() };
     let undone = ", paced_at = CASE WHEN l.paced_fence = {fence} THEN NULL ELSE l.paced_at END";
     let sql = ", start_stage = CASE WHEN l.start_fence = {fence} AND l.start_stage = 'started' THEN '{stage}' ELSE l.start_stage END"
         .to_owned()
-        + if stage == Stage::Undone { undone } else { "" };
+        + if stage == RunState::Cancelled { undone } else { "" };
     sql.replace("{fence}", fence).replace("{stage}", stage.as_str())
 }
 
 /// What a statement that writes the row `l` back also sets, where other starts are recorded by now.
-pub(super) fn recorded(record: &Record) -> String {
+pub(super) fn recorded(record: &RunRecord) -> String {
     let columns = Columns::from(record);
     let [paced_who, start_who] = [columns.paced_who, columns.start_who].map(|who| who.map(|json| ascii(&json)));
     fill(
@@ -108,8 +108,8 @@ pub(super) fn recorded(record: &Record) -> String {
 }
 
 /// What `{starts}` asks for.
-pub(super) fn read(row: &PgRow) -> Result<Record, sqlx::Error> {
-    Ok(Record::from(Columns {
+pub(super) fn read(row: &PgRow) -> Result<RunRecord, sqlx::Error> {
+    Ok(RunRecord::from(Columns {
         paced_at_ms: row.try_get("paced_at_ms")?,
         paced_fence: row.try_get("paced_fence")?,
         paced_place: row.try_get("paced_place")?,

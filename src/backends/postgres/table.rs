@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     backends::sql::{
-        self, Begin, LAST_FENCE, LAYOUT, Plain, Record, SHARED_BY, locked_by, micros,
+        self, Begin, LAST_FENCE, LAYOUT, LockRow, Plain, SHARED_BY, locked_by, micros,
         row::{self, Write},
     },
     lock::{Effect, Error, Fence, Kind, Metadata, Request, Result, Token, Ttl, Which},
@@ -35,7 +35,7 @@ pub(super) struct LockTable<'a> {
 impl<'a> LockTable<'a> {
     /// Takes the row for a fresh exclusive hold, creating it if need be, unless it is held or of another layout, a start in it may be in
     /// the way, or it has a document.
-    pub(super) async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<Record>> {
+    pub(super) async fn grant(&mut self, name: &str, request: &Request) -> Result<Option<LockRow>> {
         let (by, hold, metadata) = (locked_by(&request.token), request.token.hold_text(), json(request.metadata.as_ref())?);
         let document = row::granted(request).map(|document| ascii(&document));
         let begin = Begin::of(request, None);
@@ -73,17 +73,17 @@ impl<'a> LockTable<'a> {
     }
 
     /// Extends a hold that has the lock alone, unless the row was changed since, or that would shorten the hold.
-    pub(super) async fn extend(&mut self, row: &Record, ttl: Ttl) -> Result<Option<Record>> {
+    pub(super) async fn extend(&mut self, row: &LockRow, ttl: Ttl) -> Result<Option<LockRow>> {
         let values = [Value::Text(&row.name), Value::Text(&row.locked_by), Value::Int(row.revision), Value::Int(sql::ms(ttl))];
         let rows = self.session.query(&self.tables.fill(include_str!("sql/extend.sql")), &values).await?;
         let Some(extended) = rows.first() else { return Ok(None) };
         let read = || Ok((extended.try_get("lock_until_us")?, extended.try_get("now_us")?));
         let (lock_until_us, now_us) = read().map_err(failure::malformed)?;
-        Ok(Some(Record { lock_until_us, now_us, renewed_us: now_us, revision: row.revision + 1, ..row.clone() }))
+        Ok(Some(LockRow { lock_until_us, now_us, renewed_us: now_us, revision: row.revision + 1, ..row.clone() }))
     }
 
     /// The row as it is, after a pause of the server's.
-    pub(super) async fn read(&mut self, name: &str, pause: Duration) -> Result<Option<Record>> {
+    pub(super) async fn read(&mut self, name: &str, pause: Duration) -> Result<Option<LockRow>> {
         let first = if pause.is_zero() { String::new() } else { format!("SELECT pg_sleep({:.4});\n", pause.as_secs_f64()) };
         let sql = first + &self.tables.fill(include_str!("sql/read.sql"));
         let rows = self.session.query(&sql, &[Value::Text(name)]).await?;
@@ -154,7 +154,7 @@ impl<'a> LockTable<'a> {
     }
 
     /// Every held lock whose name starts with `start`, by name.
-    pub(super) async fn list(&mut self, start: &str) -> Result<Vec<Record>> {
+    pub(super) async fn list(&mut self, start: &str) -> Result<Vec<LockRow>> {
         let rows = self.session.query(&self.tables.fill(include_str!("sql/list.sql")), &[Value::Text(start)]).await?;
         rows.iter().map(|row| record(row).map_err(failure::malformed)).collect()
     }
@@ -211,7 +211,7 @@ fn write_sql(write: &Write, remembers: bool) -> String {
 }
 
 /// The columns of which each is written only if it changes.
-fn changed(was: &Record, is: &Record) -> String {
+fn changed(was: &LockRow, is: &LockRow) -> String {
     let columns = [
         (was.locked_at_us != is.locked_at_us, ", locked_at = timestamp 'epoch' + $7 * interval '1 microsecond'"),
         (was.locked_by != is.locked_by, ", locked_by = $8"),
@@ -255,8 +255,8 @@ pub(super) fn ascii(json: &str) -> String {
     out
 }
 
-fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
-    Ok(Record {
+fn record(row: &PgRow) -> Result<LockRow, sqlx::Error> {
+    Ok(LockRow {
         name: row.try_get("name")?,
         now_us: row.try_get("now_us")?,
         lock_until_us: row.try_get("lock_until_us")?,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::record::HoldRecord;
-use crate::lock::{End, Fence, Metadata, Mode, Parting, Past, REMEMBERED};
+use crate::lock::{End, Fence, HistoryEntry, Metadata, Mode, REMEMBERED, ReleaseInfo};
 
 /// How many entries more than needed there may be before the oldest are removed.
 pub const SPARE: usize = 16;
@@ -25,9 +25,15 @@ pub struct SkipRecord {
 /// The history entry of a hold that is released now, without the time of its end; `None` if nothing was done under it.
 ///
 /// The release of the last nested hold releases what the outer one had.
-pub fn released(parting: &Parting, is_nested: bool, fence: Fence, started_ms: Option<u64>, metadata: Option<Metadata>) -> Option<Past> {
-    let end = parting.end.clone().or_else(|| is_nested.then_some(End::Released))?;
-    Some(Past { fence: Some(fence), started_ms, ended_ms: None, end, why: parting.why.clone(), metadata })
+pub fn released(
+    info: &ReleaseInfo,
+    is_nested: bool,
+    fence: Fence,
+    started_ms: Option<u64>,
+    metadata: Option<Metadata>,
+) -> Option<HistoryEntry> {
+    let end = info.end.clone().or_else(|| is_nested.then_some(End::Released))?;
+    Some(HistoryEntry { fence: Some(fence), started_ms, ended_ms: None, end, why: info.why.clone(), metadata })
 }
 
 /// The fence up to which records of vanished holders can go to the history, if there are many of them; `vanished` has their records and their

@@ -20,7 +20,7 @@ use std::time::Duration;
 use crate::lock::{Busy, Holder, Mode};
 
 /// How long a successor gives a vanished holder to stop what it ran.
-pub const SETTLE: Duration = Duration::from_millis(500);
+pub const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
 /// What is known of a contender's grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

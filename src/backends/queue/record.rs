@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::lock::{Break, End, Error, Fence, Holder, Kind, Metadata, Mode, Past, Record, Request, Result};
+use crate::lock::{Break, End, Error, Fence, HistoryEntry, Holder, Kind, Metadata, Mode, Request, Result, RunRecord};
 
 /// The layout that this version writes. Another first number is refused.
 pub const LAYOUT: &str = "2.0";
@@ -139,10 +139,10 @@ impl HoldRecord {
 
     /// The history entry of a hold that was never given back; `made` is the number of the step that made the record. When the hold ended
     /// is not known.
-    pub fn past(&self, made: Fence) -> Option<Past> {
+    pub fn past(&self, made: Fence) -> Option<HistoryEntry> {
         let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
         let (fence, metadata) = (self.fence.or(Some(made)), self.metadata.clone());
-        self.is_hold.then_some(Past { fence, started_ms: self.since_ms, ended_ms: None, end, why, metadata })
+        self.is_hold.then_some(HistoryEntry { fence, started_ms: self.since_ms, ended_ms: None, end, why, metadata })
     }
 
     /// Whether a successor of `mode` gives the vanished contender time to stop.
@@ -155,7 +155,7 @@ impl HoldRecord {
 ///
 /// # Errors
 /// [`Kind::Layout`] if a dlock of another layout wrote them, [`Kind::Data`] if no dlock did.
-pub fn read_runs(data: &[u8]) -> Result<Record> {
+pub fn read_runs(data: &[u8]) -> Result<RunRecord> {
     let spoilt = || Error::new(Kind::Data, "what is recorded of the lock's runs is not what dlock writes");
     match version(data) {
         Some(found) if found != MAJOR => Err(other_layout(found)),
@@ -166,12 +166,12 @@ pub fn read_runs(data: &[u8]) -> Result<Record> {
 }
 
 /// As [`read_runs`] reads it.
-pub fn write_runs(record: &Record) -> Vec<u8> {
+pub fn write_runs(record: &RunRecord) -> Vec<u8> {
     #[derive(Serialize)]
     struct Runs<'a> {
         dlock: &'a str,
         #[serde(flatten)]
-        record: &'a Record,
+        record: &'a RunRecord,
     }
     json(&Runs { dlock: LAYOUT, record })
 }

@@ -2,7 +2,7 @@ use std::collections::HashSet;
 
 use super::{record::*, *};
 use crate::lock::{
-    Break, End, Fence, Key, Kind, Record, Release, Request, Scope, Token, Ttl,
+    Break, End, Fence, Key, Kind, Release, Request, RunRecord, Scope, Token, Ttl,
     document::{Answer, Document},
     random,
 };
@@ -193,9 +193,9 @@ fn a_mark_stays_seen_and_a_level_is_warned_of_once() {
 
 #[test]
 fn run_records_are_read_as_they_were_written() {
-    let mut record = Record::default();
-    let terms = crate::lock::Terms { place: "a".into(), skew_guard: Some(SETTLE), at_least: None, once: None, anyway: false };
-    let request = Request { terms: Some(terms), token: Token::random(), ..Request::new(Key::new("job").unwrap(), Ttl::DEFAULT) };
+    let mut record = RunRecord::default();
+    let run_policy = crate::lock::RunPolicy { place: "a".into(), skew_guard: Some(DRAIN_DELAY), at_least: None, once: None, anyway: false };
+    let request = Request { run_policy: Some(run_policy), token: Token::random(), ..Request::new(Key::new("job").unwrap(), Ttl::DEFAULT) };
     record.begin(&request, Fence(3), 5);
     assert_eq!(read_runs(&write_runs(&record)).unwrap(), record);
     for (data, kind) in [(&b"garbage"[..], Kind::Data), (br#"{"s":1,"f":2,"p":"a"}"#, Kind::Layout), (br#"{"dlock":"3.0"}"#, Kind::Layout)]
@@ -211,16 +211,16 @@ fn damaged_records_are_refused_or_read() {
     let mark = Break { by: "ana@ops1".into(), why: None, seen: true };
     let hold = json(HoldRecord::of(&run, Some(Fence(7))).marked(&mark).write());
     let said = json(Said { hold: Some("00000000000000aa".into()), ..Said::of(&run) }.write());
-    let mut record = Record::default();
+    let mut record = RunRecord::default();
     let once = crate::lock::Once { window: std::time::Duration::from_secs(60), retry_failed: 1, retry_crashed: false };
-    let terms = crate::lock::Terms {
+    let run_policy = crate::lock::RunPolicy {
         place: "web1".into(),
         skew_guard: Some(once.window),
         at_least: Some(once.window),
         once: Some(once),
         anyway: false,
     };
-    record.begin(&Request { terms: Some(terms.clone()), ..run.clone() }, Fence(7), 1_800_000_000_000);
+    record.begin(&Request { run_policy: Some(run_policy.clone()), ..run.clone() }, Fence(7), 1_800_000_000_000);
     let runs = json(write_runs(&record));
     let mut read = 0;
     crate::damage::each(|dice| {
@@ -229,7 +229,7 @@ fn damaged_records_are_refused_or_read() {
         read += u64::from(hold.is_some() && runs.is_ok());
         let _ = Said::holder(said.ok().flatten().as_ref(), hold.as_ref(), EXCLUSIVE);
         let _ = hold.map(|hold| (hold.past(Fence(9)), hold.clone().marked(&mark).seen(), hold.warned(1)));
-        let _ = runs.map(|runs| (runs.judge(Some(&terms), &run.token, 1_800_000_000_500), runs.relevant(u64::MAX)));
+        let _ = runs.map(|runs| (runs.judge(Some(&run_policy), &run.token, 1_800_000_000_500), runs.relevant(u64::MAX)));
     });
     assert!(read > crate::damage::TRIES / 20, "only {read} could be read at all");
 }

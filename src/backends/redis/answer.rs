@@ -31,7 +31,7 @@ pub(super) fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> 
             fence: read_fence(fence)?,
             ttl: request.ttl,
             holds: read_count(holds)?,
-            settle: Duration::ZERO,
+            drain_delay: Duration::ZERO,
             session: None,
             permit: rest.first().and_then(reply::int).and_then(|number| u32::try_from(number).ok()),
         })),
@@ -41,7 +41,7 @@ pub(super) fn read_attempt(reply: &Value, request: &Request) -> Result<Attempt> 
             Some("permits") => Mode::Permits(1).not_enough(),
             _ => Mode::Shared.not_enough(),
         }),
-        ("refused", rest) => starts::read_refusal(rest).map(|refusal| Attempt::Refused(Box::new(refusal))),
+        ("refused", rest) => starts::read_refusal(rest).map(|denial| Attempt::Denied(Box::new(denial))),
         ("busy", [now, pttl, lock, record, place, shares, left]) => {
             let lock = reply::pairs(lock).ok_or_else(failure::unreadable)?;
             let record = reply::pairs(record).ok_or_else(failure::unreadable)?;

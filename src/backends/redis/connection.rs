@@ -153,7 +153,7 @@ impl Connection {
 
     /// Whether closing the connection throws away what has not reached the server, instead of going on to deliver it.
     pub(in crate::backends) fn drop_unsent_on_close(&self, drop: bool) {
-        // On a Unix socket nothing is under way. A refusal leaves what TCP does anyway.
+        // On a Unix socket nothing is under way. A denial leaves what TCP does anyway.
         let _ = rustix::net::sockopt::set_socket_linger(self.stream.socket(), drop.then_some(Duration::ZERO));
     }
 

@@ -9,7 +9,7 @@ use super::{
     reply, script, starts,
     state::read_shares,
 };
-use crate::lock::{Break, End, Fence, History, Key, Kind, Note, Past, Result, SKIPPING_HOSTS, Skips};
+use crate::lock::{Break, End, Fence, History, HistoryEntry, Key, Kind, Note, Result, SKIPPING_HOSTS, SkipCount};
 
 /// How many replies a look at a history takes.
 pub(in crate::backends) const HISTORY_READS: usize = 5;
@@ -66,7 +66,7 @@ impl Redis {
         let fields = readable(lock)?.and_then(reply::items).unwrap_or_default();
         let field = of_record("owner").map(|owner| format!("{owner}:1:write"));
         let held = fields.iter().any(|field_there| reply::text(field_there) == field);
-        let mut over: Vec<Past> = if held { None } else { vanished(of_record, &record) }.into_iter().collect();
+        let mut over: Vec<HistoryEntry> = if held { None } else { vanished(of_record, &record) }.into_iter().collect();
         let now = history.first().and_then(read_time);
         for share in read_shares(readable(shares)?.unwrap_or(&Value::Nil)) {
             let there = fields.len() >= 16 || fields.iter().any(|field| reply::text(field) == Some(share.field()));
@@ -85,7 +85,7 @@ pub(in crate::backends) fn add_history_reads(pipeline: &mut redis::Pipeline, nam
 }
 
 /// A history from the replies to [`add_history_reads`], with the vanished holds that were not archived since.
-pub(in crate::backends) fn read_history(replies: &[Value], vanished: impl IntoIterator<Item = Past>) -> Result<History> {
+pub(in crate::backends) fn read_history(replies: &[Value], vanished: impl IntoIterator<Item = HistoryEntry>) -> Result<History> {
     let [time, runs, bad, skips, starts] = replies else { return Err(failure::unreadable()) };
     let now = readable(time)?.and_then(read_time).and_then(|now| u64::try_from(now).ok());
     let mut found = Vec::new();
@@ -95,14 +95,14 @@ pub(in crate::backends) fn read_history(replies: &[Value], vanished: impl IntoIt
         }
         for line in reply::items(list).unwrap_or_default() {
             // A line that a newer version wrote in another way is one that is not known.
-            found.extend(reply::text(line).and_then(|line| serde_json::from_str::<Past>(&line).ok()));
+            found.extend(reply::text(line).and_then(|line| serde_json::from_str::<HistoryEntry>(&line).ok()));
         }
     }
     // It ends when its lease does, and only then is it over.
     found.extend(
         vanished
             .into_iter()
-            .map(|past| Past { ended_ms: past.ended_ms.zip(now).map(|(ended, now)| ended.min(now)).or(past.ended_ms), ..past }),
+            .map(|past| HistoryEntry { ended_ms: past.ended_ms.zip(now).map(|(ended, now)| ended.min(now)).or(past.ended_ms), ..past }),
     );
     let skips = readable(skips)?.and_then(reply::pairs).unwrap_or_default();
     let starts = readable(starts)?.and_then(reply::pairs).unwrap_or_default();
@@ -111,20 +111,20 @@ pub(in crate::backends) fn read_history(replies: &[Value], vanished: impl IntoIt
 }
 
 /// `<count>:<since ms>:<last ms>:<reason>`
-fn read_skips(host: String, told: &str) -> Option<Skips> {
+fn read_skips(host: String, told: &str) -> Option<SkipCount> {
     let mut parts = told.splitn(4, ':');
     let mut number = || parts.next()?.parse::<u64>().ok();
     let (count, since_ms, last_ms) = (number()?, number(), number());
-    Some(Skips { host, count, since_ms, last_ms, reason: parts.next()?.to_owned() })
+    Some(SkipCount { host, count, since_ms, last_ms, reason: parts.next()?.to_owned() })
 }
 
 /// The hold that a record describes, which was never given back.
-pub(in crate::backends) fn vanished<'a>(of_record: impl Fn(&str) -> Option<&'a str>, record: &[(String, String)]) -> Option<Past> {
+pub(in crate::backends) fn vanished<'a>(of_record: impl Fn(&str) -> Option<&'a str>, record: &[(String, String)]) -> Option<HistoryEntry> {
     let fence = of_record("fence")?.parse().ok().map(Fence)?;
     let ends = record.iter().filter(|(field, _)| field.starts_with("hold:")).filter_map(|(_, value)| value.split(':').next()?.parse().ok());
     let mark: Option<Break> = of_record("mark").and_then(|mark| serde_json::from_str(mark).ok());
     let (end, why) = mark.as_ref().map_or((End::Expired, None), Into::into);
-    Some(Past {
+    Some(HistoryEntry {
         fence: Some(fence),
         started_ms: of_record("since").and_then(|since| since.parse().ok()),
         ended_ms: ends.max(),
@@ -134,7 +134,7 @@ pub(in crate::backends) fn vanished<'a>(of_record: impl Fn(&str) -> Option<&'a s
     })
 }
 
-/// How a hold ended, as the end of a line of the history: the JSON of a [`Past`] from its `"x":` on, without the brace.
+/// How a hold ended, as the end of a line of the history: the JSON of a [`HistoryEntry`] from its `"x":` on, without the brace.
 pub(in crate::backends) fn how(end: &End, why: Option<&str>) -> Result<String> {
     let why = why.map(to_json).transpose()?.map(|why| format!(",\"w\":{why}")).unwrap_or_default();
     Ok(format!("\"x\":{}{why}", to_json(end)?))

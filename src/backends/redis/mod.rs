@@ -42,14 +42,21 @@ use self::{
     servers::{Line, Servers},
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, End, Entry, History, Identity, Intent, Key, LockState, Mode, Parting, Release, Renewal,
-    Request, Result, Scope, Stage, Token, Wake, Which,
+    Amendment, Attempt, Backend, Capabilities, End, Entry, History, Identity, Intent, Key, LockState, Mode, Release, ReleaseInfo, Renewal,
+    Request, Result, RunState, Scope, Token, Wake, Which,
 };
 
 pub(super) use self::script::flag;
 
-pub(super) const CAPABILITIES: Capabilities =
-    Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("redis") };
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
+    shared: true,
+    permits: true,
+    fair: true,
+    history: true,
+    run_policy: true,
+    breakable: true,
+    ..Capabilities::usual("redis")
+};
 
 /// How often one question follows a cluster from one node to another. Once is usual, twice while a slot is being moved.
 const REDIRECTIONS: usize = 5;
@@ -164,8 +171,8 @@ impl Redis {
             &names.fair,
             &names.fair_readers,
         ];
-        let terms = starts::arguments(request.terms.as_ref());
-        let [place, guard, least, window, failed, crashed] = terms.each_ref().map(String::as_str);
+        let run_policy = starts::arguments(request.run_policy.as_ref());
+        let [place, guard, least, window, failed, crashed] = run_policy.each_ref().map(String::as_str);
         let (owner, hold, ttl) = (request.token.owner.to_string(), request.token.hold_text(), request.ttl.as_millis().to_string());
         let common: [&str; 8] = [
             &owner,
@@ -204,7 +211,7 @@ impl Redis {
                 self.forget_queued(request);
             }
             Ok(Attempt::Busy(_)) => line.connection.asked = Some(request.key.clone()),
-            Ok(Attempt::NotHeld | Attempt::Refused(_)) | Err(_) => {}
+            Ok(Attempt::NotHeld | Attempt::Denied(_)) | Err(_) => {}
         }
         self.servers.put_back_after(&names.lock, line, &reply);
         attempt
@@ -310,7 +317,7 @@ impl Redis {
         holding
     }
 
-    async fn release_over(&mut self, line: Line, names: &Names, token: &Token, parting: &Parting) -> Result<(Line, Value)> {
+    async fn release_over(&mut self, line: Line, names: &Names, token: &Token, info: &ReleaseInfo) -> Result<(Line, Value)> {
         let sides: [&str; 10] = [
             &names.record,
             &names.queue,
@@ -324,10 +331,10 @@ impl Redis {
             &names.wake_line,
         ];
         let (owner, hold) = (token.owner.to_string(), token.hold_text());
-        let (tree, sharded) = (flag(parting.scope == Scope::Tree), flag(self.is_cluster()));
-        let how = parting.end.as_ref().map(|end| history::how(end, parting.why.as_deref())).transpose()?.unwrap_or_default();
-        let bad = flag(parting.end.as_ref().is_some_and(End::is_bad));
-        let became = parting.became.map_or("", Stage::as_str);
+        let (tree, sharded) = (flag(info.scope == Scope::Tree), flag(self.is_cluster()));
+        let how = info.end.as_ref().map(|end| history::how(end, info.why.as_deref())).transpose()?.unwrap_or_default();
+        let bad = flag(info.end.as_ref().is_some_and(End::is_bad));
+        let became = info.run_state.map_or("", RunState::as_str);
         let told = [&*names.channel, &names.rw_channel, &names.fair_queue, sharded];
         let arguments = [&[&*owner, &hold, tree], &told[..], &[&how, bad, became, &names.wakes], &sides].concat();
         self.eval_arriving(line, &script::RELEASE, &[&names.lock], &sides, &arguments).await
@@ -357,10 +364,10 @@ impl Backend for Redis {
         if intent == Intent::Probe { self.ask_verify(key, token).await } else { self.ask_renew(key, token, intent).await }
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         let names = self.names(key)?;
         let line = self.servers.take(&names.lock).await?;
-        let (line, reply) = self.release_over(line, &names, token, parting).await?;
+        let (line, reply) = self.release_over(line, &names, token, info).await?;
         self.servers.put_back_after(&names.lock, line, &reply);
         let reply = self.unrefused(reply)?;
         let (answer, rest) = answer(&reply)?;

@@ -8,7 +8,7 @@
 use redis::{Pipeline, Value};
 
 use super::{Redis, Replicas, examine::connected_replicas, failure, names::Names, options::Server, reply, servers::Line};
-use crate::lock::{Effect, Error, Parting, Request, Result};
+use crate::lock::{Effect, Error, ReleaseInfo, Request, Result};
 
 impl Redis {
     /// Waits until as many replicas as were asked for have all that was written over `line`; says if they have not.
@@ -76,7 +76,7 @@ impl Redis {
 
     /// Gives a grant back that too few replicas have. The connection isn't kept: there may be another master by now.
     pub(super) async fn undo(&mut self, line: Line, names: &Names, request: &Request, why: Error) -> Error {
-        match self.release_over(line, names, &request.token, &Parting::UNDO).await {
+        match self.release_over(line, names, &request.token, &ReleaseInfo::UNDO).await {
             Ok((_, reply)) if !matches!(reply, Value::ServerError(_)) => why.effect(Effect::NotApplied),
             _ => why,
         }

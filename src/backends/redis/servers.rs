@@ -226,7 +226,7 @@ impl Servers {
         Some(self.idle.swap_remove(at))
     }
 
-    /// An error that a server answered with, in terms of the deployment.
+    /// An error that a server answered with, in run policy of the deployment.
     pub(super) fn refused(&self, error: &ServerError) -> Error {
         match (&self.whereabouts, error.code()) {
             (Whereabouts::Sentinel(_), "READONLY" | "UNBLOCKED" | "MASTERDOWN") => failure::no_master(),

@@ -5,34 +5,34 @@ use std::time::Duration;
 use redis::Value;
 
 use super::{failure, flag, reply};
-use crate::lock::{Fence, Metadata, Once, Paced, Record, Refusal, Result, Rule, Stage, Start, Terms, whole_ms};
+use crate::lock::{Cooldown, Denial, Fence, LastRun, Metadata, Once, Result, Rule, RunPolicy, RunRecord, RunState, whole_ms};
 
 /// What `read_terms` in `common.lua` reads.
-pub(in crate::backends) fn arguments(terms: Option<&Terms>) -> [String; 6] {
-    let Some(terms) = terms else { return Default::default() };
+pub(in crate::backends) fn arguments(run_policy: Option<&RunPolicy>) -> [String; 6] {
+    let Some(run_policy) = run_policy else { return Default::default() };
     let ms = |length: Option<Duration>| length.map(|length| whole_ms(length).to_string()).unwrap_or_default();
-    let of_once = |tell: fn(&Once) -> String| terms.once.as_ref().map(tell).unwrap_or_default();
+    let of_once = |tell: fn(&Once) -> String| run_policy.once.as_ref().map(tell).unwrap_or_default();
     [
-        terms.place.clone(),
-        ms(terms.skew_guard),
-        ms(terms.at_least),
+        run_policy.place.clone(),
+        ms(run_policy.skew_guard),
+        ms(run_policy.at_least),
         of_once(|once| whole_ms(once.window).to_string()),
         of_once(|once| once.retry_failed.to_string()),
-        if terms.anyway { "anyway".to_owned() } else { of_once(|once| flag(once.retry_crashed).to_owned()) },
+        if run_policy.anyway { "anyway".to_owned() } else { of_once(|once| flag(once.retry_crashed).to_owned()) },
     ]
 }
 
 /// What follows the word "refused".
-pub(in crate::backends) fn read_refusal(rest: &[Value]) -> Result<Refusal> {
+pub(in crate::backends) fn read_refusal(rest: &[Value]) -> Result<Denial> {
     let [rule, what, fence, age, left, who] = rest else { return Err(failure::unreadable()) };
     let text = |value: &Value| reply::text(value).ok_or_else(failure::unreadable);
     let length = || reply::int(what).and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis).ok_or_else(failure::unreadable);
     let ms = |value: &Value| reply::int(value).and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis);
-    Ok(Refusal {
+    Ok(Denial {
         rule: match &*text(rule)? {
             "skew-guard" => Rule::SkewGuard(length()?),
             "at-least" => Rule::AtLeast(length()?),
-            "once" => Rule::Once(Stage::from(&*text(what)?)),
+            "once" => Rule::Once(RunState::from(&*text(what)?)),
             _ => return Err(failure::unreadable()),
         },
         fence: reply::int(fence).and_then(|fence| u64::try_from(fence).ok()).map(Fence),
@@ -43,12 +43,12 @@ pub(in crate::backends) fn read_refusal(rest: &[Value]) -> Result<Refusal> {
 }
 
 /// The whole hash.
-pub(in crate::backends) fn read_record(fields: &[(String, String)]) -> Record {
+pub(in crate::backends) fn read_record(fields: &[(String, String)]) -> RunRecord {
     let of = |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
     let number = |name: &str| of(name).and_then(|value| value.parse::<u64>().ok());
     let who = |name: &str| -> Option<Metadata> { of(name).and_then(|json| serde_json::from_str(json).ok()) };
-    let paced = || {
-        Some(Paced {
+    let cooldown = || {
+        Some(Cooldown {
             at_ms: number("ps")?,
             fence: Fence(number("pf")?),
             place: of("pp")?.to_owned(),
@@ -59,15 +59,15 @@ pub(in crate::backends) fn read_record(fields: &[(String, String)]) -> Record {
         })
     };
     let start = || {
-        Some(Start {
+        Some(LastRun {
             at_ms: number("os")?,
             fence: Fence(number("of")?),
-            stage: Stage::from(of("ox")?),
+            stage: RunState::from(of("ox")?),
             tries: number("on").and_then(|tries| u32::try_from(tries).ok()).unwrap_or(1),
             window_ms: number("ow").unwrap_or_default(),
             metadata: who("om"),
             hold: of("oh").unwrap_or_default().to_owned(),
         })
     };
-    Record { paced: paced(), start: start() }
+    RunRecord { cooldown: cooldown(), start: start() }
 }

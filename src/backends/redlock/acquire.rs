@@ -14,8 +14,8 @@ use super::{
 use crate::{
     backends::redis::{failure, history::to_json, reply, starts},
     lock::{
-        Attempt, Busy, Effect, Entry, Error, Fence, Grant, Kind, Mode, Notice, Paced, Record, Refusal, Request, Result, Stage, Start,
-        random,
+        Attempt, Busy, Cooldown, Denial, Effect, Entry, Error, Fence, Grant, Kind, LastRun, Mode, Notice, Request, Result, RunRecord,
+        RunState, random,
     },
 };
 
@@ -35,7 +35,7 @@ pub(super) struct Votes {
     /// Nodes that refuse it for the start of another run.
     refused: usize,
     /// What each node that was taken, or refuses, knows of starts, and its time in ms.
-    pub(super) starts: Vec<(Record, u64)>,
+    pub(super) starts: Vec<(RunRecord, u64)>,
     /// Nodes that turned out to be others under another name.
     twins: Vec<usize>,
     failures: Failures,
@@ -49,8 +49,8 @@ impl Redlock {
         let bound = self.options.bound(Some(request.ttl.get()), 4);
         let mut votes = self.first_phase(request, &attempt, bound, false).await?;
         let needed = self.nodes.majority();
-        let refusal = judge(&votes.starts, self.nodes.len(), request).filter(|_| votes.refused > 0);
-        if votes.refused > 0 && refusal.is_none() && votes.counted.len() < needed {
+        let denial = judge(&votes.starts, self.nodes.len(), request).filter(|_| votes.refused > 0);
+        if votes.refused > 0 && denial.is_none() && votes.counted.len() < needed {
             // Nodes refuse it that missed what a majority knows.
             attempt = format!("{:016x}", random());
             votes = self.first_phase(request, &attempt, bound, true).await?;
@@ -71,7 +71,7 @@ impl Redlock {
             }
             return Err(self.nodes.too_few(votes.entered.len(), votes.failures).effect(Effect::Unknown));
         }
-        if refusal.is_none()
+        if denial.is_none()
             && votes.counted.len() >= needed
             && let Some(fence) = fence_of(&votes.counted)
         {
@@ -87,9 +87,9 @@ impl Redlock {
         } else {
             self.undo(request, bound).await
         };
-        if let Some(refusal) = refusal {
+        if let Some(denial) = denial {
             // What a node without an answer may have of this attempt was never committed, and ends by itself.
-            return Ok(Attempt::Refused(Box::new(refusal)));
+            return Ok(Attempt::Denied(Box::new(denial)));
         }
         self.refused(votes, undone)
     }
@@ -115,7 +115,7 @@ impl Redlock {
             metadata,
         ];
         let reads = flag(request.mode == Mode::Shared);
-        let arguments = [arguments, starts::arguments(request.terms.as_ref()).into(), vec![reads, flag(judged)]].concat();
+        let arguments = [arguments, starts::arguments(request.run_policy.as_ref()).into(), vec![reads, flag(judged)]].concat();
         let waiting = [names.queue, names.waiters];
         let keys = [vec![names.lock, names.fence, names.record], waiting.into(), vec![names.runs, names.bad_runs, names.starts]];
         let keys = [keys.concat(), vec![names.shares, names.ends, names.line]].concat();
@@ -141,13 +141,13 @@ impl Redlock {
     async fn second_phase(&mut self, request: &Request, attempt: &str, bound: Duration, votes: Votes, fence: u64) -> Result<Attempt> {
         let names = self.names(&request.key)?;
         let owner = request.token.owner.to_string();
-        let terms = starts::arguments(request.terms.as_ref());
+        let run_policy = starts::arguments(request.run_policy.as_ref());
         let place = [request.token.hold_text(), flag(self.is_queued(request))];
         // Only where it was counted: a node that was taken without our knowing its count may have a higher one.
         let arguments = |n| {
             let (_, count) = votes.counted.iter().find(|(node, _)| *node == n)?;
             let counted = vec![owner.clone(), attempt.to_owned(), count.to_string(), fence.to_string()];
-            Some([counted, terms.to_vec(), place.to_vec()].concat())
+            Some([counted, run_policy.to_vec(), place.to_vec()].concat())
         };
         let keys = vec![names.lock, names.fence, names.record, names.starts, names.shares, names.queue, names.waiters, names.line];
         let answers = self.ask(bound, &script::COMMIT, keys, arguments).await;
@@ -183,7 +183,7 @@ impl Redlock {
             flag(true),
             String::new(),
             flag(false),
-            Stage::Undone.as_str().into(),
+            RunState::Cancelled.as_str().into(),
             // A waiter keeps its place, and so keeps readers out.
             flag(false),
         ];
@@ -311,17 +311,17 @@ impl Votes {
     }
 }
 
-fn read_starts(now: &Value, starts: &Value) -> Result<(Record, u64)> {
+fn read_starts(now: &Value, starts: &Value) -> Result<(RunRecord, u64)> {
     let now = reply::int(now).and_then(|now| u64::try_from(now).ok()).ok_or_else(failure::unreadable)?;
     Ok((starts::read_record(&reply::pairs(starts).ok_or_else(failure::unreadable)?), now))
 }
 
 /// The reason to refuse the request, from what `known` nodes of so many know of starts, each with its time.
-fn judge(known: &[(Record, u64)], nodes: usize, request: &Request) -> Option<Refusal> {
-    let (paced, start) = what_counts(known, nodes);
-    let by = |record: Record, now| record.judge(request.terms.as_ref(), &request.token, now);
-    let paced = paced.and_then(|(paced, now)| by(Record { paced: Some(paced), start: None }, now));
-    paced.or_else(|| start.and_then(|(start, now)| by(Record { paced: None, start: Some(start) }, now)))
+fn judge(known: &[(RunRecord, u64)], nodes: usize, request: &Request) -> Option<Denial> {
+    let (cooldown, start) = what_counts(known, nodes);
+    let by = |record: RunRecord, now| record.judge(request.run_policy.as_ref(), &request.token, now);
+    let cooldown = cooldown.and_then(|(cooldown, now)| by(RunRecord { cooldown: Some(cooldown), start: None }, now));
+    cooldown.or_else(|| start.and_then(|(start, now)| by(RunRecord { cooldown: None, start: Some(start) }, now)))
 }
 
 /// What a node told, and its time in ms.
@@ -331,18 +331,18 @@ type Told<T> = (T, u64);
 ///
 /// A start counts if a majority may know of it: those that say so, those that know of a later one, and those that said nothing. Fewer prove
 /// that it was never granted. Of one that not all nodes heard the end of, the end counts.
-pub(super) fn what_counts(known: &[(Record, u64)], nodes: usize) -> (Option<Told<Paced>>, Option<Told<Start>>) {
+pub(super) fn what_counts(known: &[(RunRecord, u64)], nodes: usize) -> (Option<Told<Cooldown>>, Option<Told<LastRun>>) {
     let silent = nodes - known.len();
     let counts = |fences: Vec<Fence>, fence: Fence| fences.into_iter().filter(|known| *known >= fence).count() + silent >= majority(nodes);
-    let paced = || known.iter().filter_map(|(record, now)| Some((record.paced.clone()?, *now)));
+    let cooldown = || known.iter().filter_map(|(record, now)| Some((record.cooldown.clone()?, *now)));
     let starts = || known.iter().filter_map(|(record, now)| Some((record.start.clone()?, *now)));
     (
-        paced()
-            .filter(|(one, _)| counts(paced().map(|(other, _)| other.fence).collect(), one.fence))
+        cooldown()
+            .filter(|(one, _)| counts(cooldown().map(|(other, _)| other.fence).collect(), one.fence))
             .max_by_key(|(one, now)| (one.fence, Reverse(now.saturating_sub(one.at_ms)))),
         starts()
             .filter(|(one, _)| counts(starts().map(|(other, _)| other.fence).collect(), one.fence))
-            .max_by_key(|(one, now)| (one.fence, one.stage != Stage::Started, one.tries, Reverse(now.saturating_sub(one.at_ms)))),
+            .max_by_key(|(one, now)| (one.fence, one.stage != RunState::Started, one.tries, Reverse(now.saturating_sub(one.at_ms)))),
     )
 }
 
@@ -352,5 +352,5 @@ pub(super) fn fence_of(counted: &[(usize, u64)]) -> Option<u64> {
 }
 
 fn granted(request: &Request, fence: u64, holds: u32) -> Attempt {
-    Attempt::Granted(Grant { fence: Fence(fence), ttl: request.ttl, holds, settle: Duration::ZERO, session: None, permit: None })
+    Attempt::Granted(Grant { fence: Fence(fence), ttl: request.ttl, holds, drain_delay: Duration::ZERO, session: None, permit: None })
 }

@@ -13,7 +13,7 @@ use crate::{
         names::Names,
         reply,
     },
-    lock::{Break, Effect, Fence, History, Key, Note, Record, Result, SKIPPING_HOSTS, Skips},
+    lock::{Break, Effect, Fence, History, Key, Note, Result, RunRecord, SKIPPING_HOSTS, SkipCount},
 };
 
 impl Redlock {
@@ -91,7 +91,7 @@ impl Redlock {
         let held: Vec<Fence> = state.holders.iter().filter_map(|holder| holder.fence).collect();
         let mut found = Vec::new();
         let mut records = Vec::new();
-        let mut skips: BTreeMap<String, Skips> = BTreeMap::new();
+        let mut skips: BTreeMap<String, SkipCount> = BTreeMap::new();
         for replies in answers.iter().flatten() {
             let (Some(lock), Some(history)) = (replies.get(..PER_LOCK), replies.get(PER_LOCK..PER_LOCK + HISTORY_READS)) else {
                 return Err(failure::unreadable());
@@ -108,8 +108,8 @@ impl Redlock {
         }
         // What one node lost its holder may still have.
         found.retain(|past| past.fence.is_none_or(|fence| !held.contains(&fence)));
-        let (paced, start) = what_counts(&records, self.nodes.len());
-        let record = Record { paced: paced.map(|(paced, _)| paced), start: start.map(|(start, _)| start) };
+        let (cooldown, start) = what_counts(&records, self.nodes.len());
+        let record = RunRecord { cooldown: cooldown.map(|(cooldown, _)| cooldown), start: start.map(|(start, _)| start) };
         Ok(History { record, ..History::new(found, skips.into_values().collect()) })
     }
 }

@@ -3,7 +3,7 @@
 use super::{CAPABILITIES, Failures, Redlock, flag, most, release_keys, script, word};
 use crate::{
     backends::redis::{answer::read_mark, failure, history::how, reply},
-    lock::{Effect, End, Fence, Intent, Key, Parting, Release, Renewal, Result, Scope, Token, Ttl},
+    lock::{Effect, End, Fence, Intent, Key, Release, ReleaseInfo, Renewal, Result, Scope, Token, Ttl},
 };
 use std::time::Duration;
 
@@ -85,12 +85,12 @@ impl Redlock {
     }
 
     /// Gives the hold back on all nodes. Asked again after too few had answered, the nodes that did count still.
-    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+    pub(super) async fn give_back(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         let names = self.names(key)?;
-        let scope = parting.scope;
-        let how = parting.end.as_ref().map(|end| how(end, parting.why.as_deref())).transpose()?.unwrap_or_default();
-        let bad = flag(parting.end.as_ref().is_some_and(End::is_bad));
-        let became = parting.became.map_or_else(String::new, |stage| stage.as_str().to_owned());
+        let scope = info.scope;
+        let how = info.end.as_ref().map(|end| how(end, info.why.as_deref())).transpose()?.unwrap_or_default();
+        let bad = flag(info.end.as_ref().is_some_and(End::is_bad));
+        let became = info.run_state.map_or_else(String::new, |stage| stage.as_str().to_owned());
         let arguments = vec![token.owner.to_string(), token.hold_text(), flag(scope == Scope::Tree), how, bad, became];
         let is_this = |one: &(Key, Token)| (&one.0, &one.1) == (key, token);
         let arguments = [arguments, vec![flag(self.left_behind.iter().any(is_this))]].concat();

@@ -92,13 +92,13 @@ use crate::{
         redis::{failure, names::Names, reply, script::Script},
     },
     lock::{
-        Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key, LockState, Notice, Parting, Release, Renewal,
+        Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key, LockState, Notice, Release, ReleaseInfo, Renewal,
         Request, Result, Scope, Token, Ttl, Wake, Which,
     },
 };
 
 pub(super) const CAPABILITIES: Capabilities =
-    Capabilities { shared: true, notification: false, history: true, terms: true, breakable: true, ..Capabilities::usual("redlock") };
+    Capabilities { shared: true, notification: false, history: true, run_policy: true, breakable: true, ..Capabilities::usual("redlock") };
 
 /// Locks on a set of Redis servers that know nothing of each other.
 pub struct Redlock {
@@ -191,8 +191,8 @@ impl Backend for Redlock {
         if intent == Intent::Probe { self.look_for(key, token).await } else { self.extend(key, token, intent).await }
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        self.give_back(key, token, parting).await
+    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+        self.give_back(key, token, info).await
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {

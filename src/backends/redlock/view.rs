@@ -11,7 +11,7 @@ use crate::{
         reply,
         state::{Share, foreign, read_shares},
     },
-    lock::{Break, Fence, Holder, Mode, Past, Result},
+    lock::{Break, Fence, HistoryEntry, Holder, Mode, Result},
 };
 
 /// The newest layout that this version can read, up to any minor version.
@@ -113,7 +113,7 @@ impl Seen {
     }
 
     /// The committed holds that are known here and that don't have the node any more.
-    pub(super) fn vanished(&self) -> Vec<Past> {
+    pub(super) fn vanished(&self) -> Vec<HistoryEntry> {
         let alone = if self.is_ours() { None } else { vanished(|name| self.of_record(name), &self.record) };
         let over = |share: &&Share| !self.is_shared() || self.now.is_some_and(|now| !share.is_live(now));
         let shares = self.shares.iter().filter(over).filter_map(|share| vanished(|name| share.of(name), &share.0));

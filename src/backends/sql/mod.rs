@@ -5,7 +5,7 @@
 //! never deleted by a release: ShedLock's nodes remember that it exists, and the fence in it must not start again.
 //!
 //! The usual case of a grant, a renewal and a release is one statement. All else is decided by
-//! [`Kept`](crate::backends::kept::Kept): a row is read ([`Record::document`]), and written back ([`row::Write`]) if no other client changed it
+//! [`Kept`](crate::backends::kept::Kept): a row is read ([`LockRow::document`]), and written back ([`row::Write`]) if no other client changed it
 //! meanwhile.
 //!
 //! Worst interleavings of `mode=lease`, and what keeps them harmless:
@@ -41,7 +41,7 @@ pub(super) use self::sharing::{SHEDLOCK, sharing};
 pub use self::{
     names::{Names, locked_by},
     options::{Options, Server, TlsMode},
-    record::{LAST_FENCE, LAYOUT, LAYOUT_REFUSED, Plain, Record, SHARED_BY, micros, ms, other_mode},
+    record::{LAST_FENCE, LAYOUT, LAYOUT_REFUSED, LockRow, Plain, SHARED_BY, micros, ms, other_mode},
     starts::{Begin, Columns},
 };
 

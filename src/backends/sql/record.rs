@@ -25,7 +25,7 @@ pub const ENDED_US: i64 = 946_684_800_000_000;
 
 /// One row, with the time by the server's clock when it was read. Times are microseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct LockRow {
     /// The lock's name in the table.
     pub name: String,
     /// When it was read.
@@ -54,7 +54,7 @@ pub struct Record {
     /// Counts the changes: a writer must find the row as it was read.
     pub revision: i64,
     /// The run records that later runs depend on.
-    pub starts: lock::Record,
+    pub starts: lock::RunRecord,
 }
 
 /// An unfair exclusive waiter, which is stored by itself while the row has no document. Times are ms since 1970.
@@ -90,13 +90,13 @@ impl Plain {
     }
 }
 
-impl Record {
+impl LockRow {
     /// When it was read, in ms.
     pub fn now_ms(&self) -> u64 {
         floor_ms(self.now_us)
     }
 
-    /// The document as it is stored. What can't be read says nothing here: [`Record::document`] tells.
+    /// The document as it is stored. What can't be read says nothing here: [`LockRow::document`] tells.
     fn stored(&self) -> Document {
         Document::read(self.document.as_deref()).unwrap_or_default()
     }
@@ -167,7 +167,7 @@ impl Record {
         }
         check_layout(self.layout)?;
         let mut document = Document::read(self.document.as_deref())?;
-        document.set_policy(self.starts.clone());
+        document.set_run_record(self.starts.clone());
         // The columns of a lock that another program took say nothing of the hold before: it began when its fence was counted, and ended
         // before the lock was taken.
         let (since, ends) = if self.is_ours() {
@@ -186,8 +186,8 @@ impl Record {
     #[must_use]
     pub fn with(&self, document: &Document, granted: Option<Fence>) -> Self {
         let (mut rest, mut is) = (document.clone(), self.clone());
-        is.starts = rest.policy().clone();
-        rest.set_policy(lock::Record::default());
+        is.starts = rest.run_record().clone();
+        rest.set_run_record(lock::RunRecord::default());
         if let Some(fence) = granted {
             is.fence = i64::try_from(fence.0).unwrap_or(i64::MAX);
         }
@@ -207,8 +207,8 @@ impl Record {
             }
         } else if self.is_ours() {
             // ShedLock too is kept out for as long as the run counts at least.
-            let paced = is.starts.paced.as_ref().filter(|paced| paced.fence == self.fence());
-            let kept = paced.map_or(0, |paced| paced.at_ms.saturating_add(paced.at_least_ms));
+            let cooldown = is.starts.cooldown.as_ref().filter(|cooldown| cooldown.fence == self.fence());
+            let kept = cooldown.map_or(0, |cooldown| cooldown.at_ms.saturating_add(cooldown.at_least_ms));
             is.lock_until_us = ENDED_US.max(micros_of(kept));
         }
         is.document = rest.write();

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use super::{
     names::Names,
-    record::{Plain, Record},
+    record::{LockRow, Plain},
 };
 use crate::{
     backends::kept::{Base, Change, ReadFor, Snapshot},
-    lock::{Fence, Key, Mode, Parting, Past, Request, Result, Token, Ttl, document::Document, random},
+    lock::{Fence, HistoryEntry, Key, Mode, ReleaseInfo, Request, Result, Token, Ttl, document::Document, random},
 };
 
 /// A row as it was read; `None` if there is none.
 pub struct Version {
-    pub(in crate::backends) row: Option<Record>,
+    pub(in crate::backends) row: Option<LockRow>,
     /// The plain waiters that are in the document since.
     absorbed: Vec<String>,
     /// The owner of the hold to release.
@@ -24,13 +24,13 @@ pub struct Version {
 /// last two only.
 pub struct Write {
     /// The row as it was read.
-    pub was: Record,
+    pub was: LockRow,
     /// The row to write.
-    pub is: Record,
+    pub is: LockRow,
     /// When the first hold ends that the decision relies on, by the server's clock: after that it must not be written any more.
     pub by_us: Option<i64>,
     /// Ended holds, for the history.
-    pub past: Vec<Past>,
+    pub past: Vec<HistoryEntry>,
     /// The waiters that are in the document now, or have the lock, and so no plain ones any more.
     pub absorbed: Vec<String>,
     /// Whether to wake one of the plain waiters.
@@ -54,8 +54,8 @@ impl Write {
     }
 
     /// The row as it is when it is written.
-    pub fn written(&self) -> Record {
-        Record { revision: self.was.revision + 1, ..self.is.clone() }
+    pub fn written(&self) -> LockRow {
+        LockRow { revision: self.was.revision + 1, ..self.is.clone() }
     }
 }
 
@@ -84,7 +84,7 @@ impl Documented {
 }
 
 /// Returns whether plain waiters must be read together with this row: each that a rule may concern now.
-pub fn needs_waiters(row: &Record, purpose: ReadFor<'_>) -> bool {
+pub fn needs_waiters(row: &LockRow, purpose: ReadFor<'_>) -> bool {
     match purpose {
         // A request that neither waits nor can be granted goes past no waiter.
         ReadFor::Acquire { request, .. } => {
@@ -98,9 +98,9 @@ pub fn needs_waiters(row: &Record, purpose: ReadFor<'_>) -> bool {
 /// Returns a row as the rules see it, with its plain waiters.
 ///
 /// # Errors
-/// As [`Record::document`].
-pub fn snapshot(row: Option<Record>, waiters: &[Plain], purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
-    let mut document = row.as_ref().map_or_else(|| Ok(Document::default()), Record::document)?;
+/// As [`LockRow::document`].
+pub fn snapshot(row: Option<LockRow>, waiters: &[Plain], purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
+    let mut document = row.as_ref().map_or_else(|| Ok(Document::default()), LockRow::document)?;
     let mut absorbed = Vec::new();
     for waiter in waiters {
         // A holder whose grant had no answer may still be in the list of waiters.
@@ -120,8 +120,8 @@ pub fn snapshot(row: Option<Record>, waiters: &[Plain], purpose: ReadFor<'_>) ->
             || waiters.iter().map(|waiter| waiter.seen_ms * 1000).max().unwrap_or_default(),
             |row| u64::try_from(row.now_us).unwrap_or_default(),
         ),
-        fence: row.as_ref().map(Record::fence).filter(|fence| fence.0 > 0),
-        outside: row.as_ref().and_then(Record::outside),
+        fence: row.as_ref().map(LockRow::fence).filter(|fence| fence.0 > 0),
+        outside: row.as_ref().and_then(LockRow::outside),
         base: if row.is_some() { Base::Document } else { Base::Nothing },
         apart,
         version: Version { row, absorbed, releases },
@@ -131,8 +131,8 @@ pub fn snapshot(row: Option<Record>, waiters: &[Plain], purpose: ReadFor<'_>) ->
 /// Returns several rows, with the waiters of all of them.
 ///
 /// # Errors
-/// As [`Record::document`].
-pub fn snapshots(names: &Names, rows: Vec<Record>, waiters: &[Plain]) -> Result<Vec<(Key, Snapshot<Version>)>> {
+/// As [`LockRow::document`].
+pub fn snapshots(names: &Names, rows: Vec<LockRow>, waiters: &[Plain]) -> Result<Vec<(Key, Snapshot<Version>)>> {
     let mut found = Vec::new();
     for row in rows {
         // What no dlock can have written is no lock.
@@ -145,11 +145,11 @@ pub fn snapshots(names: &Names, rows: Vec<Record>, waiters: &[Plain]) -> Result<
 
 /// The row as this client last wrote it, while a hold of its has the lock alone: that is extended and released without being read.
 #[derive(Default)]
-pub struct Own(Option<Record>);
+pub struct Own(Option<LockRow>);
 
 impl Own {
     /// Notes a row that was written.
-    pub fn note(&mut self, row: Record) {
+    pub fn note(&mut self, row: LockRow) {
         self.0 = Some(row);
     }
 
@@ -159,7 +159,7 @@ impl Own {
     }
 
     /// The row of this lock if the hold has it alone, and the TTL that the hold was taken with.
-    pub fn of(&self, name: &str, token: &Token) -> Option<(Record, Ttl)> {
+    pub fn of(&self, name: &str, token: &Token) -> Option<(LockRow, Ttl)> {
         let row = self.0.as_ref().filter(|row| row.name == name && row.is_held_by(token))?;
         let document = row.document().ok()?;
         let hold = document.lone().filter(|holder| holder.mark.is_none())?.holds.get(&token.hold_text())?;
@@ -170,11 +170,11 @@ impl Own {
 /// Returns how to release a hold that has the lock alone, as far as is known, without reading the row.
 ///
 /// # Errors
-/// As [`Record::document`].
-pub fn release(was: Record, token: &Token, parting: &Parting) -> Result<Write> {
+/// As [`LockRow::document`].
+pub fn release(was: LockRow, token: &Token, info: &ReleaseInfo) -> Result<Write> {
     let mut document = was.document()?;
-    document.release(token, parting, was.now_ms());
-    let past = document.take_ended().into_iter().map(|past| Past { ended_ms: None, ..past }).collect();
+    document.release(token, info, was.now_ms());
+    let past = document.take_ended().into_iter().map(|past| HistoryEntry { ended_ms: None, ..past }).collect();
     Ok(Write {
         by_us: Some(was.lock_until_us),
         past,

@@ -1,10 +1,10 @@
-//! The starts of runs in a row's columns, which [`Record::judge`] reads.
+//! The starts of runs in a row's columns, which [`RunRecord::judge`] reads.
 //!
 //! The statement that grants looks at the columns of the row that it takes, so that no other grant can come in between, also while it
 //! waits for that row. It only knows when nothing can be in the way: then it grants. If not, the row is read and judged here, and
 //! the statement is asked once more, for that row as it was read.
 
-use crate::lock::{Fence, Metadata, Paced, Record, Request, Stage, Start, whole_ms};
+use crate::lock::{Cooldown, Fence, LastRun, Metadata, Request, RunRecord, RunState, whole_ms};
 
 /// The longest that columns can have: a hundred years, in ms.
 const LONGEST: u64 = 100 * 366 * 24 * 3_600_000;
@@ -14,40 +14,40 @@ const LONGEST: u64 = 100 * 366 * 24 * 3_600_000;
 pub struct Columns {
     /// When the last run with a skew guard or at-least began; `None`: there was none, or it was undone.
     pub paced_at_ms: Option<i64>,
-    /// See [`Paced`].
+    /// See [`Cooldown`].
     pub paced_fence: Option<i64>,
-    /// See [`Paced`].
+    /// See [`Cooldown`].
     pub paced_place: Option<String>,
-    /// See [`Paced`].
+    /// See [`Cooldown`].
     pub guard_ms: Option<i64>,
-    /// See [`Paced`].
+    /// See [`Cooldown`].
     pub at_least_ms: Option<i64>,
     /// As JSON.
     pub paced_who: Option<String>,
-    /// See [`Paced`].
+    /// See [`Cooldown`].
     pub paced_hold: Option<String>,
     /// When the last run with once began.
     pub start_at_ms: Option<i64>,
-    /// See [`Start`].
+    /// See [`LastRun`].
     pub start_fence: Option<i64>,
     /// What became of it. That it was undone changes no other column.
     pub start_stage: Option<String>,
-    /// See [`Start`].
+    /// See [`LastRun`].
     pub start_tries: Option<i64>,
-    /// See [`Start`].
+    /// See [`LastRun`].
     pub start_window_ms: Option<i64>,
     /// As JSON.
     pub start_who: Option<String>,
-    /// See [`Start`].
+    /// See [`LastRun`].
     pub start_hold: Option<String>,
 }
 
-impl From<Columns> for Record {
+impl From<Columns> for RunRecord {
     fn from(columns: Columns) -> Self {
         let number = |of: Option<i64>| of.and_then(|of| u64::try_from(of).ok());
         let who = |json: Option<String>| -> Option<Metadata> { serde_json::from_str(&json?).ok() };
-        let stage = columns.start_stage.as_deref().map_or(Stage::Started, Stage::from);
-        let paced = number(columns.paced_at_ms).map(|at_ms| Paced {
+        let stage = columns.start_stage.as_deref().map_or(RunState::Started, RunState::from);
+        let cooldown = number(columns.paced_at_ms).map(|at_ms| Cooldown {
             at_ms,
             fence: Fence(number(columns.paced_fence).unwrap_or_default()),
             place: columns.paced_place.unwrap_or_default(),
@@ -56,39 +56,39 @@ impl From<Columns> for Record {
             metadata: who(columns.paced_who),
             hold: columns.paced_hold.unwrap_or_default(),
         });
-        let start = number(columns.start_at_ms).map(|at_ms| Start {
+        let start = number(columns.start_at_ms).map(|at_ms| LastRun {
             at_ms,
             fence: Fence(number(columns.start_fence).unwrap_or_default()),
-            stage: if stage == Stage::Undone { Stage::Started } else { stage },
+            stage: if stage == RunState::Cancelled { RunState::Started } else { stage },
             tries: number(columns.start_tries).and_then(|tries| u32::try_from(tries).ok()).unwrap_or(1),
             window_ms: number(columns.start_window_ms).unwrap_or_default(),
             metadata: who(columns.start_who),
             hold: columns.start_hold.unwrap_or_default(),
         });
-        let mut record = Self { paced, start };
-        if let Some(fence) = record.start.as_ref().map(|start| start.fence).filter(|_| stage == Stage::Undone) {
-            let paced = record.paced.take();
+        let mut record = Self { cooldown, start };
+        if let Some(fence) = record.start.as_ref().map(|start| start.fence).filter(|_| stage == RunState::Cancelled) {
+            let cooldown = record.cooldown.take();
             record.end(fence, stage);
-            record.paced = paced;
+            record.cooldown = cooldown;
         }
         record
     }
 }
 
-impl From<&Record> for Columns {
-    fn from(record: &Record) -> Self {
+impl From<&RunRecord> for Columns {
+    fn from(record: &RunRecord) -> Self {
         let int = |number: u64| i64::try_from(number).ok();
         // Texts and numbers, which can always be written.
         let json = |metadata: &Option<Metadata>| serde_json::to_string(metadata.as_ref()?).ok();
-        let (paced, start) = (record.paced.as_ref(), record.start.as_ref());
+        let (cooldown, start) = (record.cooldown.as_ref(), record.start.as_ref());
         Self {
-            paced_at_ms: paced.and_then(|paced| int(paced.at_ms)),
-            paced_fence: paced.and_then(|paced| int(paced.fence.0)),
-            paced_place: paced.map(|paced| paced.place.clone()),
-            guard_ms: paced.and_then(|paced| int(paced.guard_ms.min(LONGEST))),
-            at_least_ms: paced.and_then(|paced| int(paced.at_least_ms.min(LONGEST))),
-            paced_who: paced.and_then(|paced| json(&paced.metadata)),
-            paced_hold: paced.map(|paced| paced.hold.clone()),
+            paced_at_ms: cooldown.and_then(|cooldown| int(cooldown.at_ms)),
+            paced_fence: cooldown.and_then(|cooldown| int(cooldown.fence.0)),
+            paced_place: cooldown.map(|cooldown| cooldown.place.clone()),
+            guard_ms: cooldown.and_then(|cooldown| int(cooldown.guard_ms.min(LONGEST))),
+            at_least_ms: cooldown.and_then(|cooldown| int(cooldown.at_least_ms.min(LONGEST))),
+            paced_who: cooldown.and_then(|cooldown| json(&cooldown.metadata)),
+            paced_hold: cooldown.map(|cooldown| cooldown.hold.clone()),
             start_at_ms: start.and_then(|start| int(start.at_ms)),
             start_fence: start.and_then(|start| int(start.fence.0)),
             start_stage: start.map(|start| start.stage.as_str().to_owned()),
@@ -103,7 +103,7 @@ impl From<&Record> for Columns {
 /// What a grant asks of the columns, and writes into them.
 #[derive(Debug, Default)]
 pub struct Begin<'a> {
-    /// [`Terms::place`](crate::lock::Terms::place).
+    /// [`RunPolicy::place`](crate::lock::RunPolicy::place).
     pub place: Option<&'a str>,
     /// The skew guard in ms.
     pub guard_ms: Option<i64>,
@@ -117,16 +117,16 @@ pub struct Begin<'a> {
 
 impl<'a> Begin<'a> {
     /// Of a request. What was recorded before counts if it was `judged` at this time; otherwise nothing of it matters any more.
-    pub fn of(request: &'a Request, judged: Option<(&Record, u64)>) -> Self {
-        let Some(terms) = &request.terms else { return Self::default() };
+    pub fn of(request: &'a Request, judged: Option<(&RunRecord, u64)>) -> Self {
+        let Some(run_policy) = &request.run_policy else { return Self::default() };
         let ms = |length| i64::try_from(whole_ms(length).min(LONGEST)).unwrap_or(i64::MAX);
         let (mut record, now_ms) = judged.map(|(record, now_ms)| (record.clone(), now_ms)).unwrap_or_default();
         record.begin(request, Fence(0), now_ms);
         Self {
-            place: Some(&terms.place),
-            guard_ms: terms.skew_guard.map(ms),
-            at_least_ms: terms.at_least.map(ms),
-            window_ms: terms.once.map(|once| ms(once.window)),
+            place: Some(&run_policy.place),
+            guard_ms: run_policy.skew_guard.map(ms),
+            at_least_ms: run_policy.at_least.map(ms),
+            window_ms: run_policy.once.map(|once| ms(once.window)),
             tries: record.start.map_or(1, |start| i64::from(start.tries)),
         }
     }
@@ -154,14 +154,14 @@ mod tests {
             ..Columns::default()
         };
         let read = |tries, stage| {
-            let record = Record::from(columns(tries, stage));
-            assert!(record.paced.is_some());
+            let record = RunRecord::from(columns(tries, stage));
+            assert!(record.cooldown.is_some());
             record.start.map(|start| (start.stage, start.tries))
         };
-        assert_eq!(read(2, "undone"), Some((Stage::Failed, 1)));
-        assert_eq!(read(1, "undone"), Some((Stage::Undone, 0)));
-        assert_eq!(read(2, "failed"), Some((Stage::Failed, 2)));
-        assert_eq!(read(1, "words of a newer one"), Some((Stage::Started, 1)));
-        assert_eq!(Record::from(Columns::default()), Record::default());
+        assert_eq!(read(2, "undone"), Some((RunState::Failed, 1)));
+        assert_eq!(read(1, "undone"), Some((RunState::Cancelled, 0)));
+        assert_eq!(read(2, "failed"), Some((RunState::Failed, 2)));
+        assert_eq!(read(1, "words of a newer one"), Some((RunState::Started, 1)));
+        assert_eq!(RunRecord::from(Columns::default()), RunRecord::default());
     }
 }

@@ -76,10 +76,10 @@ impl Sqlite {
                 slot.give_back();
                 self.refuse(request, Obstacle::Lease).await
             }
-            Ok(Taken::Refused(refusal)) => {
+            Ok(Taken::Denied(denial)) => {
                 // A refused waiter keeps no other process from the lock.
                 slot.give_back();
-                Ok(Attempt::Refused(refusal))
+                Ok(Attempt::Denied(denial))
             }
             Ok(Taken::Document) => {
                 let attempt = self.ask_alone(request, true, Obstacle::Document).await?;
@@ -208,7 +208,7 @@ impl Sqlite {
 }
 
 fn granted(request: &Request, fence: Fence, holds: u32) -> Attempt {
-    Attempt::Granted(Grant { fence, ttl: request.ttl, holds, settle: Duration::ZERO, session: None, permit: None })
+    Attempt::Granted(Grant { fence, ttl: request.ttl, holds, drain_delay: Duration::ZERO, session: None, permit: None })
 }
 
 pub(super) fn lost_slot() -> Error {

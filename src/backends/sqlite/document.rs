@@ -17,7 +17,7 @@ use super::{
     slot::Slot,
     store::{Store, bind_name, fence_of, json, look, run},
 };
-use crate::lock::{Fence, Key, Namespace, Past, REMEMBERED, Result, document::Document};
+use crate::lock::{Fence, HistoryEntry, Key, Namespace, REMEMBERED, Result, document::Document};
 
 const SHARE: &str = include_str!("sql/share.sql");
 const PAST: &str = include_str!("sql/past.sql");
@@ -32,7 +32,7 @@ pub(super) struct Gathering<'a> {
     /// The store's time in ms.
     pub now: u64,
     file: i64,
-    past: Vec<Past>,
+    past: Vec<HistoryEntry>,
 }
 
 /// The kernel's word on which processes live. What it can't say counts as alive.
@@ -70,7 +70,7 @@ impl Witness<'_> {
 
 impl Row {
     /// The document as it is now, and the history entries of the holds that have left it.
-    pub(super) fn settled(&self, now: u64, witness: Witness<'_>) -> Result<(Document, Vec<Past>)> {
+    pub(super) fn settled(&self, now: u64, witness: Witness<'_>) -> Result<(Document, Vec<HistoryEntry>)> {
         let mut document = Document::read(self.document.as_deref())?;
         if self.document_file != Some(witness.file()) {
             document.detach();
@@ -160,7 +160,7 @@ impl Gathering<'_> {
         self.transaction.commit().await.map_err(failure::statement)
     }
 
-    async fn write_past(&mut self, past: Past) -> Result<()> {
+    async fn write_past(&mut self, past: HistoryEntry) -> Result<()> {
         let ms = |at: Option<u64>| at.and_then(|at| i64::try_from(at).ok());
         let fence = past.fence.map_or(0, |fence| i64::try_from(fence.0).unwrap_or(i64::MAX));
         let query = bind_name(PAST, self.namespace, self.key).bind(fence).bind(ms(past.started_ms)).bind(ms(past.ended_ms));

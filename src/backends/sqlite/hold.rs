@@ -8,7 +8,7 @@ use super::{
     opened, ours,
     store::{Locked, Whose},
 };
-use crate::lock::{Effect, Intent, Key, Parting, Release, Renewal, Result, Scope, Token};
+use crate::lock::{Effect, Intent, Key, Release, ReleaseInfo, Renewal, Result, Scope, Token};
 
 /// What the lock file says of a hold.
 #[allow(clippy::struct_excessive_bools)] // independent facts
@@ -99,13 +99,13 @@ impl Sqlite {
     /// The row first, then the bytes, so that the next holder finds the row free. If the row can't be written, the bytes of an attached
     /// hold are given back all the same, unless the row must tell how the hold ended: then the release fails, and keeps them
     /// ([`Sqlite::let_go_of`]).
-    pub(super) async fn hand_back(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+    pub(super) async fn hand_back(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         self.place()?;
         if self.slots.get(key).is_some_and(|slot| slot.share_of(token).is_some()) {
-            return self.hand_back_share(key, token, parting).await;
+            return self.hand_back_share(key, token, info).await;
         }
         let standing = self.standing(key, token)?;
-        let all = parting.scope == Scope::Tree;
+        let all = info.scope == Scope::Tree;
         let slot = self.slots.get_mut(key);
         let had_left = slot.and_then(|slot| slot.mine.as_mut()).filter(|mine| mine.owner == token.owner).map(|mine| {
             let before = mine.leaving;
@@ -119,7 +119,7 @@ impl Sqlite {
                 return Ok(None);
             }
             let (store, _) = opened(&mut self.store, &self.options.path).await?;
-            store.release(whose, parting, lock, standing.ours, standing.others).await
+            store.release(whose, info, lock, standing.ours, standing.others).await
         };
         let answer = answer.await;
         let without_row = if standing.others && !all { Release::StillHeld(1) } else { Release::Released };
@@ -130,17 +130,17 @@ impl Sqlite {
             Ok(None) => Ok(Release::NotHeld),
             Err(error) => {
                 self.give_up_on(&error);
-                if standing.ours && standing.current && !parting.is_worth_telling() { Ok(without_row) } else { Err(error) }
+                if standing.ours && standing.current && !info.is_worth_telling() { Ok(without_row) } else { Err(error) }
             }
         };
         let answer = match answer {
             // Perhaps it is a share.
-            Ok(Release::NotHeld) if !standing.ours && !standing.unsure => self.hand_back_share(key, token, parting).await,
+            Ok(Release::NotHeld) if !standing.ours && !standing.unsure => self.hand_back_share(key, token, info).await,
             answer => answer,
         };
         let settled = answer.is_ok();
         if let Some(slot) = self.slots.get_mut(key) {
-            if settled || (standing.ours && !parting.is_worth_telling()) {
+            if settled || (standing.ours && !info.is_worth_telling()) {
                 slot.remove(token, all);
             }
             if settled && slot.mine.is_none() && slot.unsure == Some(token.owner) {

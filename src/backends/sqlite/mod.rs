@@ -70,12 +70,19 @@ use self::{
     watch::Watch,
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key, Kind, LastResort, LockState, Namespace, Parting,
-    Release, Renewal, Request, Result, Tether, Token, Wake, Which,
+    Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key, Kind, LastResort, LockState, Namespace, Release,
+    ReleaseInfo, Renewal, Request, Result, Tether, Token, Wake, Which,
 };
 
-pub(super) const CAPABILITIES: Capabilities =
-    Capabilities { shared: true, permits: true, fair: true, history: true, terms: true, breakable: true, ..Capabilities::usual("sqlite") };
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
+    shared: true,
+    permits: true,
+    fair: true,
+    history: true,
+    run_policy: true,
+    breakable: true,
+    ..Capabilities::usual("sqlite")
+};
 
 /// Where the locks are kept.
 #[derive(Clone, Debug)]
@@ -234,8 +241,8 @@ impl Backend for Sqlite {
         if intent == Intent::Probe { self.look_for(key, token).await } else { self.extend(key, token, intent).await }
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        self.hand_back(key, token, parting).await
+    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+        self.hand_back(key, token, info).await
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {

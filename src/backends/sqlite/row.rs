@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{Row as _, sqlite::SqliteRow};
 
-use crate::lock::{Break, End, Error, Fence, Holder, Kind, Metadata, Mode, Past, Result, Token};
+use crate::lock::{Break, End, Error, Fence, HistoryEntry, Holder, Kind, Metadata, Mode, Result, Token};
 
 /// One row of `locks`, with the time by the store's clock when it was read.
 #[derive(Debug)]
@@ -107,11 +107,11 @@ impl Row {
     }
 
     /// What is remembered of it once it is over, having never been given back.
-    pub(super) fn vanished(self) -> Past {
+    pub(super) fn vanished(self) -> HistoryEntry {
         let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
         let ms = |at| u64::try_from(at).ok();
         let ended_ms = ms(self.expires_ms.min(self.now_ms));
-        Past { fence: Some(self.fence), started_ms: ms(self.since_ms), ended_ms, end, why, metadata: self.metadata }
+        HistoryEntry { fence: Some(self.fence), started_ms: ms(self.since_ms), ended_ms, end, why, metadata: self.metadata }
     }
 }
 

@@ -22,7 +22,7 @@ use super::{
     store::Whose,
 };
 use crate::lock::{
-    Attempt, Busy, Effect, Entry, Error, Grant, Intent, Key, Kind, Mode, Parting, Release, Renewal, Request, Result, Scope, Token,
+    Attempt, Busy, Effect, Entry, Error, Grant, Intent, Key, Kind, Mode, Release, ReleaseInfo, Renewal, Request, Result, Scope, Token,
     document::Answer,
 };
 
@@ -120,7 +120,7 @@ impl Sqlite {
         let fresh = request.entry == Entry::Fresh;
         let waiting = request.waiting && fresh && slot.stand_in_line(&request.token);
         let request = &Request { waiting, ..request.clone() };
-        let counts = request.terms.as_ref().is_some_and(|terms| terms.once.is_some() || terms.at_least.is_some());
+        let counts = request.run_policy.as_ref().is_some_and(|run_policy| run_policy.once.is_some() || run_policy.at_least.is_some());
         let slot = &*slot;
         let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
         let (store, _) = opened(store, &options.path).await?;
@@ -137,20 +137,20 @@ impl Sqlite {
         }
         let room = gathering.document.has_room(request.mode, outside.until);
         let known = starts::known(&mut gathering.transaction, whose).await?;
-        let refusal = known.record.judge(request.terms.as_ref(), &request.token, gathering.now);
+        let denial = known.record.judge(request.run_policy.as_ref(), &request.token, gathering.now);
         if !secured && !request.detached && !slot.has_share(&request.token) && gathering.document.fence(&request.token).is_some() {
             return Err(Error::new(Kind::Unavailable, "another process has this very hold"));
         }
-        let answer = gathering.document.ask(request, gathering.now, outside.until, || refusal);
+        let answer = gathering.document.ask(request, gathering.now, outside.until, || denial);
         let attempt = match answer {
             Answer::Has(grant) => Attempt::Granted(grant),
             Answer::NotHeld => Attempt::NotHeld,
             Answer::Otherwise(mode) => return Err(mode.not_enough()),
             // What is undone with it is done again by the next transaction.
-            Answer::Refused(refusal) => return Ok(Asked::only(Attempt::Refused(refusal))),
+            Answer::Denied(denial) => return Ok(Asked::only(Attempt::Denied(denial))),
             Answer::Go if request.mode == Mode::Exclusive => {
                 let fence = starts::grant_alone(&mut gathering.transaction, whose, request, slot.file.id(), known).await?;
-                Attempt::Granted(Grant { fence, ttl: request.ttl, holds: 1, settle: Duration::ZERO, session: None, permit: None })
+                Attempt::Granted(Grant { fence, ttl: request.ttl, holds: 1, drain_delay: Duration::ZERO, session: None, permit: None })
             }
             Answer::Go => {
                 let fence = gathering.count_fence().await?;
@@ -236,7 +236,7 @@ impl Sqlite {
     }
 
     /// The row first, then the bytes.
-    pub(super) async fn hand_back_share(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+    pub(super) async fn hand_back_share(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         let (standing, current) = self.has_share(key, token)?;
         let left_before = self.slots.get_mut(key).is_some_and(|slot| slot.begin_to_leave(token));
         let (file, bytes) = (self.file_now()?, self.bytes(key));
@@ -249,7 +249,7 @@ impl Sqlite {
             let witness = Self::witness(slots, key, file.as_deref(), bytes);
             let mut gathering = store.gather(&options.namespace, key, !standing, witness).await?;
             gathering.document.forsake(token, |hold| witness.stands(hold));
-            let answer = gathering.document.release(token, parting, gathering.now);
+            let answer = gathering.document.release(token, info, gathering.now);
             let ring = !gathering.document.take_wake_ups(None).is_empty();
             let unknown = gathering.row.is_none();
             gathering.save().await?;
@@ -263,13 +263,13 @@ impl Sqlite {
             Err(error) => {
                 self.give_up_on(&error);
                 // What is left in the row has no byte any more, and the next transaction drops it.
-                (if standing && current && !parting.is_worth_telling() { Ok(Release::Released) } else { Err(error) }, true)
+                (if standing && current && !info.is_worth_telling() { Ok(Release::Released) } else { Err(error) }, true)
             }
         };
         if let Some(slot) = self.slots.get_mut(key)
-            && (answer.is_ok() || (standing && !parting.is_worth_telling()))
+            && (answer.is_ok() || (standing && !info.is_worth_telling()))
         {
-            let all = parting.scope == Scope::Tree && matches!(answer, Ok(Release::Released));
+            let all = info.scope == Scope::Tree && matches!(answer, Ok(Release::Released));
             slot.remove_share(token, all);
         }
         if let Some(file) = file.filter(|_| ring) {

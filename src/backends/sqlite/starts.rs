@@ -15,7 +15,7 @@ use super::{
     failure, row,
     store::{GRANT, Query, Store, Whose, bind_name, bind_whose, fence_of, json, ms, run},
 };
-use crate::lock::{Fence, Key, Namespace, Record, Refusal, Request, Result, Stage, whole_ms};
+use crate::lock::{Denial, Fence, Key, Namespace, Request, Result, RunRecord, RunState, whole_ms};
 
 const RECORD: &str = include_str!("sql/record.sql");
 const WRITE: &str = include_str!("sql/write_record.sql");
@@ -28,14 +28,14 @@ pub(super) enum Taken {
     /// A hold that the lock file does not speak for is in the way.
     InTheWay,
     /// The lock is free.
-    Refused(Box<Refusal>),
+    Denied(Box<Denial>),
     /// It is shared, or waited for in order: ask the document.
     Document,
 }
 
 /// What is known of a lock's runs.
 pub(super) struct Known {
-    pub record: Record,
+    pub record: RunRecord,
     /// The last fence.
     fence: Option<Fence>,
     /// The same if it is the fence of the token that asks.
@@ -48,9 +48,9 @@ pub(super) struct Known {
 impl Store {
     /// Takes the lock.
     pub(super) async fn grant(&mut self, whose: Whose<'_>, request: &Request, file: i64) -> Result<Taken> {
-        let counts = request.terms.as_ref().is_some_and(|terms| terms.once.is_some() || terms.at_least.is_some());
+        let counts = request.run_policy.as_ref().is_some_and(|run_policy| run_policy.once.is_some() || run_policy.at_least.is_some());
         self.set_durable(request.detached || counts).await?;
-        if request.terms.as_ref().is_none_or(|terms| terms.once.is_none()) {
+        if request.run_policy.as_ref().is_none_or(|run_policy| run_policy.once.is_none()) {
             let first = match self.rows(grant(whose, request, file, false)).await {
                 // Perhaps it isn't our database, or has no tables yet.
                 Err(error) if error.kind == crate::lock::Kind::Data && !self.checked => None,
@@ -69,9 +69,9 @@ impl Store {
         }
         // A holder comes before what is recorded.
         let Some(fence) = fence_of(&run(&mut transaction, grant(whose, request, file, true)).await?)? else { return Ok(Taken::InTheWay) };
-        if let Some(refusal) = known.record.judge(request.terms.as_ref(), &request.token, known.now_ms) {
+        if let Some(denial) = known.record.judge(request.run_policy.as_ref(), &request.token, known.now_ms) {
             transaction.rollback().await.map_err(failure::statement)?;
-            return Ok(Taken::Refused(Box::new(refusal)));
+            return Ok(Taken::Denied(Box::new(denial)));
         }
         known.begin(&mut transaction, whose, request, fence).await?;
         transaction.commit().await.map_err(failure::statement)?;
@@ -84,14 +84,14 @@ impl Store {
         self.check().await?;
         let Known { record, fence, .. } = read(self.connection()?, bind_whose(RECORD, whose)).await?;
         let of = |found: Option<Fence>| found.is_some() && found == fence;
-        let has = of(record.paced.map(|paced| paced.fence)) || of(record.start.map(|start| start.fence));
+        let has = of(record.cooldown.map(|cooldown| cooldown.fence)) || of(record.start.map(|start| start.fence));
         if has {
             self.set_durable(true).await?;
         }
         Ok(has)
     }
 
-    pub(super) async fn record(&mut self, namespace: &Namespace, key: &Key) -> Result<Record> {
+    pub(super) async fn record(&mut self, namespace: &Namespace, key: &Key) -> Result<RunRecord> {
         self.check().await?;
         Ok(read(self.connection()?, bind_name(RECORD, namespace, key).bind(None::<String>).bind(None::<String>)).await?.record)
     }
@@ -109,12 +109,12 @@ impl Store {
 fn grant(whose: Whose<'_>, request: &Request, file: i64, judged: bool) -> Query {
     let query = bind_whose(GRANT, whose).bind(ms(request.ttl)).bind(request.detached).bind(file);
     let query = query.bind(json(request.metadata.as_ref())).bind(judged);
-    let paced = request.terms.as_ref().filter(|terms| terms.skew_guard.is_some() || terms.at_least.is_some());
+    let cooldown = request.run_policy.as_ref().filter(|run_policy| run_policy.skew_guard.is_some() || run_policy.at_least.is_some());
     let length = |length: Option<Duration>| length.map_or(0, |length| i64::try_from(whole_ms(length)).unwrap_or(i64::MAX));
     query
-        .bind(paced.map(|terms| terms.place.clone()))
-        .bind(length(paced.and_then(|terms| terms.skew_guard)))
-        .bind(length(paced.and_then(|terms| terms.at_least)))
+        .bind(cooldown.map(|run_policy| run_policy.place.clone()))
+        .bind(length(cooldown.and_then(|run_policy| run_policy.skew_guard)))
+        .bind(length(cooldown.and_then(|run_policy| run_policy.at_least)))
 }
 
 /// What is known of the runs before this one.
@@ -122,7 +122,7 @@ pub(super) async fn known(connection: &mut SqliteConnection, whose: Whose<'_>) -
     let mut known = read(connection, bind_whose(RECORD, whose)).await?;
     if let Some(own) = known.own {
         // Granted before, and over: no run before it.
-        known.record.end(own, Stage::Undone);
+        known.record.end(own, RunState::Cancelled);
     }
     Ok(known)
 }
@@ -144,7 +144,7 @@ pub(super) async fn grant_alone(
 impl Known {
     /// Records a start of `--once` or `--once-per`; what keeps other runs out lies in the row already.
     async fn begin(mut self, connection: &mut SqliteConnection, whose: Whose<'_>, request: &Request, fence: Fence) -> Result<()> {
-        if request.terms.as_ref().is_some_and(|terms| terms.once.is_some()) {
+        if request.run_policy.as_ref().is_some_and(|run_policy| run_policy.once.is_some()) {
             self.record.begin(request, fence, self.now_ms);
             write(connection, whose.namespace, whose.key, self.record).await?;
         }
@@ -153,12 +153,12 @@ impl Known {
 }
 
 /// Takes down what became of the hold that has the lock.
-pub(super) async fn became(connection: &mut SqliteConnection, whose: Whose<'_>, stage: Option<Stage>) -> Result<()> {
+pub(super) async fn became(connection: &mut SqliteConnection, whose: Whose<'_>, stage: Option<RunState>) -> Result<()> {
     let Some(stage) = stage else { return Ok(()) };
     let mut known = read(connection, bind_whose(RECORD, whose)).await?;
     if known.fence.is_some_and(|fence| known.record.end(fence, stage)) {
-        if known.record.paced.is_none() {
-            let sql = "UPDATE locks SET paced = NULL WHERE namespace = ?1 AND key = ?2 AND paced IS NOT NULL";
+        if known.record.cooldown.is_none() {
+            let sql = "UPDATE locks SET cooldown = NULL WHERE namespace = ?1 AND key = ?2 AND cooldown IS NOT NULL";
             run(connection, bind_name(sql, whose.namespace, whose.key)).await?;
         }
         write(connection, whose.namespace, whose.key, known.record).await?;
@@ -170,16 +170,16 @@ async fn read(connection: &mut SqliteConnection, query: Query) -> Result<Known> 
     let rows = run(connection, query).await?;
     let found = rows.first().ok_or_else(|| failure::statement(sqlx::Error::RowNotFound))?;
     let read = || -> Result<Known, sqlx::Error> {
-        let (text, paced): (Option<String>, Option<String>) = (found.try_get("record")?, found.try_get("paced")?);
+        let (text, cooldown): (Option<String>, Option<String>) = (found.try_get("record")?, found.try_get("cooldown")?);
         let decode = |error: serde_json::Error| sqlx::Error::Decode(error.into());
-        let record: Option<Record> = text.map(|text| serde_json::from_str(&text)).transpose().map_err(decode)?;
-        let paced = paced.map(|text| serde_json::from_str(&text)).transpose().map_err(decode)?;
+        let record: Option<RunRecord> = text.map(|text| serde_json::from_str(&text)).transpose().map_err(decode)?;
+        let cooldown = cooldown.map(|text| serde_json::from_str(&text)).transpose().map_err(decode)?;
         let fence = |name: &str| {
             Ok::<_, sqlx::Error>(found.try_get::<Option<i64>, _>(name)?.and_then(|fence| u64::try_from(fence).ok()).map(Fence))
         };
         let now_ms = u64::try_from(found.try_get::<i64, _>("now_ms")?).unwrap_or_default();
         Ok(Known {
-            record: Record { paced, ..record.unwrap_or_default() },
+            record: RunRecord { cooldown, ..record.unwrap_or_default() },
             fence: fence("fence")?,
             own: fence("own")?,
             now_ms,
@@ -190,8 +190,8 @@ async fn read(connection: &mut SqliteConnection, query: Query) -> Result<Known> 
 }
 
 /// Writes what does not lie in the lock's own row.
-async fn write(connection: &mut SqliteConnection, namespace: &Namespace, key: &Key, record: Record) -> Result<()> {
-    let record = Record { paced: None, ..record };
-    let text = (record != Record::default()).then(|| serde_json::to_string(&record).ok()).flatten();
+async fn write(connection: &mut SqliteConnection, namespace: &Namespace, key: &Key, record: RunRecord) -> Result<()> {
+    let record = RunRecord { cooldown: None, ..record };
+    let text = (record != RunRecord::default()).then(|| serde_json::to_string(&record).ok()).flatten();
     run(connection, bind_name(WRITE, namespace, key).bind(text)).await.map(|_| ())
 }

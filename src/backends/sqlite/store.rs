@@ -20,7 +20,7 @@ use super::{
     row::{self, Row, millis},
     schema, starts,
 };
-use crate::lock::{Error, Fence, Intent, Key, Kind, Metadata, Mode, Namespace, Parting, Release, Renewal, Result, Scope, Token, Ttl};
+use crate::lock::{Error, Fence, Intent, Key, Kind, Metadata, Mode, Namespace, Release, ReleaseInfo, Renewal, Result, Scope, Token, Ttl};
 
 pub(super) const GRANT: &str = include_str!("sql/grant.sql");
 const REGRANT: &str = include_str!("sql/regrant.sql");
@@ -273,18 +273,18 @@ impl Store {
     pub(super) async fn release(
         &mut self,
         whose: Whose<'_>,
-        parting: &Parting,
+        info: &ReleaseInfo,
         lock: Locked,
         ours: bool,
         others: bool,
     ) -> Result<Option<Release>> {
         self.check().await?;
-        let ended = parting.end.as_ref().map(ToString::to_string).unwrap_or_default();
-        let alone = parting.scope == Scope::Tree || (lock.locked && !others);
+        let ended = info.end.as_ref().map(ToString::to_string).unwrap_or_default();
+        let alone = info.scope == Scope::Tree || (lock.locked && !others);
         let query = bind_whose(RELEASE, whose).bind(alone).bind(lock.locked).bind(lock.file);
-        let query = query.bind(ended.clone()).bind(parting.why.clone());
+        let query = query.bind(ended.clone()).bind(info.why.clone());
         // What is recorded of a hold was there before it could be given back.
-        let stage = if parting.became.is_some() && self.has_record(whose).await? { parting.became } else { None };
+        let stage = if info.run_state.is_some() && self.has_record(whose).await? { info.run_state } else { None };
         let mut transaction = if stage.is_some() {
             let mut transaction = self.connection()?.begin_with("BEGIN IMMEDIATE").await.map_err(failure::statement)?;
             if changes(&mut transaction, query).await? {
@@ -329,7 +329,7 @@ impl Store {
              FROM holds AS h WHERE h.namespace = ?1 AND h.key = ?2 AND h.owner = locks.owner), 0)) WHERE namespace = ?1 AND key = ?2"
         };
         let query = bind_name(sql, whose.namespace, whose.key);
-        let query = if left == 0 { query.bind(ended).bind(parting.why.clone()) } else { query };
+        let query = if left == 0 { query.bind(ended).bind(info.why.clone()) } else { query };
         run(&mut transaction, query).await?;
         starts::became(&mut transaction, whose, stage).await?;
         transaction.commit().await.map_err(failure::statement)?;

@@ -15,7 +15,7 @@ use super::{
     slot::{Obstacle, Slot},
     store::{Locked, Whose},
 };
-use crate::lock::{Mode, Parting, Request, Result, Wake};
+use crate::lock::{Mode, ReleaseInfo, Request, Result, Wake};
 
 /// How long to trust that the process at the gate, or the waiter in front, is awake: a frozen one must not let the others sleep on after a release.
 const GATE_KEEPER: Duration = Duration::from_secs(5);
@@ -76,7 +76,7 @@ impl Sqlite {
         let undo = self.slots.get(&request.key).and_then(|slot| slot.share_of(&request.token)).is_some_and(|share| share.unsure);
         if undo {
             // A grant that was never reported. What can't be undone of it ends with its bytes.
-            let _ = self.hand_back_share(&request.key, &request.token, &Parting::UNDO).await;
+            let _ = self.hand_back_share(&request.key, &request.token, &ReleaseInfo::UNDO).await;
         }
         let Self { options, store, slots, alarm, .. } = self;
         let Some(slot) = slots.get_mut(&request.key) else { return Ok(()) };
@@ -92,7 +92,7 @@ impl Sqlite {
             // A grant that was never reported: it is undone before its bytes are given back.
             let whose = Whose { namespace: &options.namespace, key: &request.key, token: &request.token };
             let lock = Locked { locked: true, file: slot.file.id() };
-            let undone = async { opened(store, &options.path).await?.0.release(whose, &Parting::UNDO, lock, true, false).await };
+            let undone = async { opened(store, &options.path).await?.0.release(whose, &ReleaseInfo::UNDO, lock, true, false).await };
             // What could not be undone is of an attached hold, which ends with its bytes, or of a detached one, which ends with its lease.
             let _ = undone.await;
         }

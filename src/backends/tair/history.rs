@@ -16,7 +16,7 @@ use ::redis::{Pipeline, Value};
 use super::{TairStore, value::readable};
 use crate::{
     backends::redis::{failure, history::to_json, names::Names, reply},
-    lock::{Fence, Key, Note, Past, REMEMBERED, Result, SKIPPING_HOSTS, Skips, document::Document},
+    lock::{Fence, HistoryEntry, Key, Note, REMEMBERED, Result, SKIPPING_HOSTS, SkipCount, document::Document},
 };
 
 /// For how many ms after the last run.
@@ -32,7 +32,7 @@ pub(super) fn fill(document: &mut Document, reply: &Value) -> Result<()> {
     let there: Vec<Fence> = document.fences().collect();
     for (_, line) in readable(reply)?.and_then(reply::pairs).unwrap_or_default() {
         // A line that a newer version wrote in another way is one that is not known.
-        if let Ok(past) = serde_json::from_str::<Past>(&line)
+        if let Ok(past) = serde_json::from_str::<HistoryEntry>(&line)
             && past.fence.is_some_and(|fence| !there.contains(&fence))
         {
             document.add_ended(past);
@@ -42,7 +42,7 @@ pub(super) fn fill(document: &mut Document, reply: &Value) -> Result<()> {
 }
 
 /// Writes an entry into the outbox.
-pub(super) fn note_begun(pipeline: &mut Pipeline, names: &Names, fence: Fence, past: &Past) -> Result<()> {
+pub(super) fn note_begun(pipeline: &mut Pipeline, names: &Names, fence: Fence, past: &HistoryEntry) -> Result<()> {
     pipeline.cmd("HSET").arg(&names.record).arg(fence.0).arg(to_json(past)?);
     pipeline.cmd("PEXPIRE").arg(&names.record).arg(KEEP);
     Ok(())
@@ -54,7 +54,7 @@ pub(super) fn forget(pipeline: &mut Pipeline, names: &Names, fence: Fence) {
 }
 
 /// Moves an entry from the outbox to the log.
-pub(super) fn archive(pipeline: &mut Pipeline, names: &Names, past: &Past) -> Result<()> {
+pub(super) fn archive(pipeline: &mut Pipeline, names: &Names, past: &HistoryEntry) -> Result<()> {
     let line = to_json(past)?;
     for list in [Some(&names.runs), past.end.is_bad().then_some(&names.bad_runs)].into_iter().flatten() {
         pipeline.cmd("LPUSH").arg(list).arg(&line).cmd("LTRIM").arg(list).arg(0).arg(REMEMBERED - 1);
@@ -67,7 +67,7 @@ pub(super) fn archive(pipeline: &mut Pipeline, names: &Names, past: &Past) -> Re
 }
 
 impl TairStore {
-    pub(super) async fn read_log(&mut self, key: &Key) -> Result<(Vec<Past>, Vec<Skips>)> {
+    pub(super) async fn read_log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
         let names = self.names(key)?;
         let mut look = ::redis::pipe();
         look.cmd("LRANGE").arg(&names.runs).arg(0).arg(-1).cmd("LRANGE").arg(&names.bad_runs).arg(0).arg(-1);
@@ -80,7 +80,7 @@ impl TairStore {
                 return Err(failure::refused(error));
             }
             let lines = reply::items(list).unwrap_or_default().iter().filter_map(reply::text);
-            past.extend(lines.filter_map(|line| serde_json::from_str::<Past>(&line).ok()));
+            past.extend(lines.filter_map(|line| serde_json::from_str::<HistoryEntry>(&line).ok()));
         }
         Ok((past, read_skips(&readable(skips)?.and_then(reply::pairs).unwrap_or_default())))
     }
@@ -115,13 +115,13 @@ impl TairStore {
     }
 }
 
-fn read_skips(fields: &[(String, String)]) -> Vec<Skips> {
+fn read_skips(fields: &[(String, String)]) -> Vec<SkipCount> {
     let of = |name: String| fields.iter().find(|(field, _)| *field == name).map(|(_, value)| value.as_str());
     let hosts = fields.iter().filter_map(|(field, count)| Some((field.strip_prefix("n:")?, count.parse().ok()?)));
     let read = |(host, count): (&str, u64)| {
         let (last, reason) = of(format!("l:{host}")).and_then(|last| last.split_once(':'))?;
         let since_ms = of(format!("s:{host}")).and_then(|since| since.parse().ok());
-        Some(Skips { host: host.to_owned(), count, since_ms, last_ms: last.parse().ok(), reason: reason.to_owned() })
+        Some(SkipCount { host: host.to_owned(), count, since_ms, last_ms: last.parse().ok(), reason: reason.to_owned() })
     };
     hosts.filter_map(read).collect()
 }

@@ -54,7 +54,7 @@ use super::{
     pause::pause,
     redis::{connection::Connection, failure, names::Names},
 };
-use crate::lock::{Capabilities, Effect, Error, Identity, Key, Kind, Note, Past, Request, Result, Skips, Wake, Which};
+use crate::lock::{Capabilities, Effect, Error, HistoryEntry, Identity, Key, Kind, Note, Request, Result, SkipCount, Wake, Which};
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     shared: true,
@@ -62,7 +62,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     fair: true,
     notification: false,
     history: true,
-    terms: true,
+    run_policy: true,
     breakable: true,
     ..Capabilities::usual("tair")
 };
@@ -186,7 +186,7 @@ impl Store for TairStore {
         self.known_keys(start, which).await
     }
 
-    async fn log(&mut self, key: &Key) -> Result<(Vec<Past>, Vec<Skips>)> {
+    async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
         self.read_log(key).await
     }
 

@@ -20,7 +20,7 @@ use crate::{
             state::foreign,
         },
     },
-    lock::{Error, Fence, Holder, Key, Kind, Mode, Parting, Record, Request, Result, Token, Which, document::Document},
+    lock::{Error, Fence, Holder, Key, Kind, Mode, ReleaseInfo, Request, Result, RunRecord, Token, Which, document::Document},
 };
 
 /// How many locks are read in one packet.
@@ -84,8 +84,8 @@ impl TairStore {
         let (names, mode) = (self.names(key)?, self.options.mode);
         let (asks, claims) = match purpose {
             ReadFor::Warn => return self.read_warned(key, &names).await,
-            ReadFor::Release(token, parting) => {
-                if let Some(snapshot) = self.as_written(key, token, parting) {
+            ReadFor::Release(token, info) => {
+                if let Some(snapshot) = self.as_written(key, token, info) {
                     return Ok(snapshot);
                 }
                 (None, false)
@@ -148,10 +148,10 @@ impl TairStore {
     }
 
     /// What is known of a lock whose value was last written by this client, for a hold that has it alone.
-    fn as_written(&mut self, key: &Key, token: &Token, parting: &Parting) -> Option<Snapshot<Version>> {
+    fn as_written(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Option<Snapshot<Version>> {
         let (_, mut snapshot) = self.written.take().filter(|(of, _)| of == key)?;
         let (since, ends) = (snapshot.document.alone()?, snapshot.document.ends()?);
-        if let Some(held) = parting.held_ms {
+        if let Some(held) = info.held_ms {
             snapshot.now_us = snapshot.now_us.max(since.saturating_add(held).saturating_mul(1000));
         }
         (snapshot.document.fence(token).is_some() && snapshot.now() < ends).then_some(snapshot)
@@ -272,7 +272,7 @@ fn snapshot(mode: TairMode, replies: &[Value], parts: Parts, (made, own): (Optio
     let policy = if parts.strict { value::stored(policy)? } else { readable(policy)?.map_or(Ok(None), value::stored)? };
     match policy.as_ref().map(|policy| read_policy(&policy.value)) {
         Some(Err(error)) if parts.strict => return Err(error),
-        Some(Ok(policy)) => document.set_policy(policy),
+        Some(Ok(policy)) => document.set_run_record(policy),
         _ => {}
     }
     let mut line = Line::default();
@@ -286,7 +286,7 @@ fn snapshot(mode: TairMode, replies: &[Value], parts: Parts, (made, own): (Optio
 }
 
 /// What can't be read denies every run: it may be a start.
-fn read_policy(json: &str) -> Result<Record> {
+fn read_policy(json: &str) -> Result<RunRecord> {
     serde_json::from_str(json).map_err(|error| {
         Error::new(Kind::Data, "the record of starts can't be read").hint("another program wrote it; delete …:starts").source(error)
     })
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_policy_that_can_t_be_read_is_an_error() {
-        assert!(read_policy("{}").unwrap() == Record::default());
+        assert!(read_policy("{}").unwrap() == RunRecord::default());
         assert_eq!(read_policy("7").unwrap_err().kind, Kind::Data);
     }
 }

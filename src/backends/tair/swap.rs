@@ -94,9 +94,9 @@ impl TairStore {
             }
         }
         policy.clone_from(&was.version.policy);
-        if before.policy() != after.policy() {
-            let (json, name) = (to_json(after.policy())?, mode.policy(names));
-            let keep = whole_ms(after.policy().relevant(now)).saturating_mul(2).max(KEEP);
+        if before.run_record() != after.run_record() {
+            let (json, name) = (to_json(after.run_record())?, mode.policy(names));
+            let keep = whole_ms(after.run_record().relevant(now)).saturating_mul(2).max(KEEP);
             if change.request.is_some() {
                 *begun = Some(commands.len());
                 *policy = Some(mode.put(commands, &name, &json, keep));
@@ -152,7 +152,7 @@ impl TairStore {
         match (policy, &was.version.policy) {
             (Some(written), None) => mode.delete(&mut commands, &mode.policy(names), written),
             (Some(written), Some(known)) if written != known => {
-                let keep = whole_ms(was.document.policy().relevant(was.now())).saturating_mul(2).max(KEEP);
+                let keep = whole_ms(was.document.run_record().relevant(was.now())).saturating_mul(2).max(KEEP);
                 mode.swap(&mut commands, &mode.policy(names), written, &known.value, millis(keep));
             }
             _ => {}
@@ -203,7 +203,7 @@ impl TairStore {
     fn note_written(&mut self, key: &Key, was: &Snapshot<Version>, change: &Change<'_>, value: Option<Stored>, policy: Option<Stored>) {
         let Some(stored) = value.filter(|_| change.document.alone().is_some()) else { return };
         let Ok(mut document) = Document::read(change.document.write_holders().as_deref()) else { return };
-        document.set_policy(change.document.policy().clone());
+        document.set_run_record(change.document.run_record().clone());
         let version = Version { stored: Some(stored), policy, ..Version::default() };
         let fence = change.granted.or(was.fence);
         let snapshot = Snapshot { document, fence, outside: None, base: Base::Document, apart: true, version, now_us: was.now_us };
@@ -224,7 +224,7 @@ impl TairStore {
 }
 
 /// Holds that are new or changed, with their entries in the history should they never be released.
-fn changed(before: &Document, after: &Document) -> Vec<(Fence, crate::lock::Past)> {
+fn changed(before: &Document, after: &Document) -> Vec<(Fence, crate::lock::HistoryEntry)> {
     let entry = |fence: Fence| after.vanished(fence).filter(|past| before.vanished(fence).as_ref() != Some(past)).map(|past| (fence, past));
     after.fences().filter_map(entry).collect()
 }

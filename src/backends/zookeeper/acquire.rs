@@ -16,8 +16,8 @@ use super::{
     wire::{Ask, Code, Node, Reply},
 };
 use crate::{
-    backends::queue::{SETTLE, record::Said},
-    lock::{Attempt, Entry, Error, Grant, Kind, Mode, Refusal, Request, Result, Ttl},
+    backends::queue::{DRAIN_DELAY, record::Said},
+    lock::{Attempt, Denial, Entry, Error, Grant, Kind, Mode, Request, Result, Ttl},
 };
 
 /// How often what has changed meanwhile is looked at again within one question.
@@ -70,10 +70,10 @@ impl ZooKeeper {
                     }
                     return Ok(busy);
                 }
-                Ok(Standing::Kept(refusal)) => {
+                Ok(Standing::Kept(denial)) => {
                     // It stays first, and waits for the time alone. If this fails, the next question tells.
                     let _ = if request.waiting { hold.prove_life(None).await } else { Ok(false) };
-                    return Ok(Attempt::Refused(refusal));
+                    return Ok(Attempt::Denied(denial));
                 }
                 Err(Fault::Expired) => hold.forget(),
                 Err(Fault::Error(error)) => return Err(hold.explain(error).await),
@@ -111,7 +111,7 @@ pub(super) enum Standing {
     /// It has to wait for another one.
     Behind(Box<Seen>),
     /// The run policy denies the lock, which no contender keeps from it.
-    Kept(Box<Refusal>),
+    Kept(Box<Denial>),
 }
 
 /// What is known from one look to the next within one question.
@@ -205,17 +205,17 @@ impl Hold {
     async fn come(&mut self, request: &Request, mut seen: Seen, turn: &mut Turn) -> Asked<Came> {
         let mut basis = seen.basis.take().unwrap_or_default();
         let free = seen.queue.may_hold(request.mode, seen.queue.len());
-        let refusal = if free {
-            self.judge(request.terms.as_ref(), &mut basis).await?
+        let denial = if free {
+            self.judge(request.run_policy.as_ref(), &mut basis).await?
         } else if !request.waiting && seen.queue.holders().next().is_none() {
             // The first waiter waits for what keeps every process from the lock.
             self.judge(None, &mut basis).await?
         } else {
             None
         };
-        let refused = refusal.is_some();
-        if let Some(refusal) = refusal.filter(|_| !request.waiting) {
-            return Ok(Came::Answer(Standing::Kept(refusal)));
+        let refused = denial.is_some();
+        if let Some(denial) = denial.filter(|_| !request.waiting) {
+            return Ok(Came::Answer(Standing::Kept(denial)));
         }
         if !free && !request.waiting {
             let removed = seen.queue.only_waiters_block(request.mode) && self.remove_gone(&seen).await?;
@@ -246,11 +246,11 @@ impl Hold {
         if !marked {
             // What it is judged by was to be read when it was first already. Then only it may change that.
             let Some(basis) = &mut seen.basis else { return Ok(None) };
-            if let Some(refusal) = self.judge(request.terms.as_ref(), basis).await? {
+            if let Some(denial) = self.judge(request.run_policy.as_ref(), basis).await? {
                 if !request.waiting {
                     self.leave(place).await?;
                 }
-                return Ok(Some(Standing::Kept(refusal)));
+                return Ok(Some(Standing::Kept(denial)));
             }
         }
         Ok(self.take(request, place, &seen, marked).await?.then_some(Standing::First))
@@ -383,7 +383,7 @@ impl Hold {
             fence: place.fence,
             ttl: Ttl::new(session.timeout)?,
             holds: 1,
-            settle: if self.stale.is_empty() { Duration::ZERO } else { SETTLE },
+            drain_delay: if self.stale.is_empty() { Duration::ZERO } else { DRAIN_DELAY },
             session: session.hand_over(),
             permit: self.grant.as_ref().and_then(|granted| granted.hold.number),
         };

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     backends::queue::record::HoldRecord,
-    lock::{Break, Fence, Key, Past, Result},
+    lock::{Break, Fence, HistoryEntry, Key, Result},
 };
 
 /// A hold to change.
@@ -104,7 +104,7 @@ async fn evict(session: &mut Session, names: &Names, fence: Fence, mark: &Break)
         let (end, why) = mark.into();
         let HoldRecord { metadata, mode, .. } = target.granted.hold;
         let (started_ms, over) = (u64::try_from(target.stat.ctime).ok(), HoldRecord::waiting(mode).write());
-        let run = Run::ending_now(Past { fence: Some(fence), started_ms, ended_ms: None, end, why, metadata }).node(names);
+        let run = Run::ending_now(HistoryEntry { fence: Some(fence), started_ms, ended_ms: None, end, why, metadata }).node(names);
         let mut steps = vec![Ask::Delete(&target.path), Ask::WriteSince(&target.mark, &over, target.stat.version)];
         let run = run.as_ref().filter(|_| remember);
         let besides = &target.besides[..if numbered { target.besides.len() } else { 0 }];

@@ -127,7 +127,7 @@ impl Hold {
             fence: place.fence,
             ttl: Ttl::new(session.timeout.min(self.outer))?,
             holds: u32::try_from(others + 1).unwrap_or(u32::MAX),
-            settle: Duration::ZERO,
+            drain_delay: Duration::ZERO,
             session: session.hand_over(),
             permit: granted.hold.number,
         };

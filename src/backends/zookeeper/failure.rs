@@ -33,7 +33,7 @@ pub(super) const OLDEST: &str = "ZooKeeper 3.5 at least";
 /// The result of asking over a session.
 pub(super) type Asked<T> = Result<T, Fault>;
 
-/// A refusal that no caller had a meaning for. Of a refused request nothing was applied.
+/// A denial that no caller had a meaning for. Of a refused request nothing was applied.
 pub(super) fn refused(code: &Code) -> Error {
     let unavailable = |message: &str| Error::new(Kind::Unavailable, message);
     match code {

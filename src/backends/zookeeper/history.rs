@@ -29,14 +29,14 @@ use crate::{
         history::{SkipRecord, outdated, released, too_many},
         record::HoldRecord,
     },
-    lock::{End, History, Key, Note, Parting, Past, Result, SKIPPING_HOSTS, Skips},
+    lock::{End, History, HistoryEntry, Key, Note, ReleaseInfo, Result, SKIPPING_HOSTS, SkipCount},
 };
 
 /// A hold that is over, as its node says it.
 #[derive(Deserialize, Serialize)]
 pub(super) struct Run {
     #[serde(flatten)]
-    past: Past,
+    past: HistoryEntry,
     /// It ended when this was written.
     #[serde(default, rename = "now")]
     ended_now: bool,
@@ -46,7 +46,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    fn read(data: &[u8], stat: &Stat) -> Option<Past> {
+    fn read(data: &[u8], stat: &Stat) -> Option<HistoryEntry> {
         // What a newer version wrote in another way is not known.
         let Self { mut past, ended_now, held_ms } = serde_json::from_slice(data).ok()?;
         if ended_now {
@@ -60,14 +60,14 @@ impl Run {
 /// The path and the data of a node to be made.
 pub(super) type Made = (String, Vec<u8>);
 
-impl From<Past> for Run {
-    fn from(past: Past) -> Self {
+impl From<HistoryEntry> for Run {
+    fn from(past: HistoryEntry) -> Self {
         Self { past, ended_now: false, held_ms: None }
     }
 }
 
 impl Run {
-    pub(super) fn ending_now(past: Past) -> Self {
+    pub(super) fn ending_now(past: HistoryEntry) -> Self {
         Self { ended_now: true, ..past.into() }
     }
 
@@ -109,7 +109,7 @@ fn with_runs<'a>(names: &Names, stale: &'a [Stale]) -> Vec<(&'a String, Option<M
 
 impl Hold {
     /// How this hold, which is given back now, is remembered; `None` if nothing was done under it.
-    pub(super) fn run(&self, parting: &Parting, kept: Option<(Granted, &Stat)>) -> Option<Run> {
+    pub(super) fn run(&self, info: &ReleaseInfo, kept: Option<(Granted, &Stat)>) -> Option<Run> {
         let place = self.place.as_ref()?;
         let (granted, since) = match kept {
             Some((granted, stat)) => (Some(granted), Some(stat.ctime)),
@@ -117,8 +117,8 @@ impl Hold {
         };
         let started_ms = since.and_then(|since| u64::try_from(since).ok());
         let metadata = granted.and_then(|granted| granted.hold.metadata);
-        let past = released(parting, !self.root, place.fence, started_ms, metadata)?;
-        let held_ms = parting.held_ms.filter(|_| self.root && past.started_ms.is_none());
+        let past = released(info, !self.root, place.fence, started_ms, metadata)?;
+        let held_ms = info.held_ms.filter(|_| self.root && past.started_ms.is_none());
         Some(Run { held_ms, ..Run::ending_now(past) })
     }
 
@@ -225,7 +225,7 @@ impl ZooKeeper {
 }
 
 async fn history(session: &mut Session, names: &Names) -> Asked<History> {
-    let memories = [Memory::Bad, Memory::Fine, Memory::Skips].map(|what| names.memory(what));
+    let memories = [Memory::Bad, Memory::Fine, Memory::SkipCount].map(|what| names.memory(what));
     let runs = names.runs();
     let mut asked = vec![Ask::Sync(&names.lock), Ask::Read(&runs)];
     asked.extend([Ask::Children(&names.meta), Ask::Children(&names.lock)]);
@@ -253,7 +253,7 @@ async fn history(session: &mut Session, names: &Names) -> Asked<History> {
             gone.extend(vanished(&data, &stat).and_then(|says| says.past(says.fence?)));
         } else if paths[at].starts_with(&memories[2]) {
             let ms = |time| u64::try_from(time).ok();
-            skips.extend(serde_json::from_slice::<SkipRecord>(&data).ok().map(|skip| Skips {
+            skips.extend(serde_json::from_slice::<SkipRecord>(&data).ok().map(|skip| SkipCount {
                 host: skip.host,
                 count: u64::try_from(stat.version).unwrap_or_default(),
                 since_ms: ms(stat.ctime),
@@ -269,7 +269,7 @@ async fn history(session: &mut Session, names: &Names) -> Asked<History> {
 }
 
 /// Remembers a loss, whatever was thought of that hold before.
-async fn lost(session: &mut Session, names: &Names, past: &Past) -> Asked<()> {
+async fn lost(session: &mut Session, names: &Names, past: &HistoryEntry) -> Asked<()> {
     let (Some(fence), Some((path, data))) = (past.fence, Run::from(past.clone()).node(names)) else { return Ok(()) };
     let what = memory_of(&past.end);
     let other = names.run(what == Memory::Fine, fence);
@@ -287,7 +287,7 @@ async fn skipped(session: &mut Session, names: &Names, skip: &SkipRecord) -> Ask
     // Strings can be written.
     let data = serde_json::to_vec(skip).unwrap_or_default();
     let asks = [Ask::Create(&path, &[], Node::Persistent), Ask::Write(&path, &data)];
-    let Written { new, many } = write(session, &names.memory(Memory::Skips), &asks).await?;
+    let Written { new, many } = write(session, &names.memory(Memory::SkipCount), &asks).await?;
     if new && many > SKIPPING_HOSTS {
         session.ask(&[Ask::Delete(&path)]).await?;
     }

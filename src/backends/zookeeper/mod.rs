@@ -60,8 +60,8 @@ use self::{
     session::{Ensemble, LONGEST, Purpose, Session, VISIT},
 };
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, History, Identity, Intent, Key, LockState, Pace, Parting, Release, Renewal, Request, Result,
-    Tether, Token, Wake, Which,
+    Amendment, Attempt, Backend, Capabilities, History, Identity, Intent, Key, LockState, Pace, Release, ReleaseInfo, Renewal, Request,
+    Result, Tether, Token, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -71,7 +71,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     fair: true,
     always_fair: true,
     history: true,
-    terms: true,
+    run_policy: true,
     breakable: true,
     ttl_max: LONGEST,
     adjustable_ttl: false,
@@ -145,8 +145,8 @@ impl Backend for ZooKeeper {
         }
     }
 
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        self.ensemble.clone().tidied(self.ask_release(key, token, parting)).await
+    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+        self.ensemble.clone().tidied(self.ask_release(key, token, info)).await
     }
 
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {

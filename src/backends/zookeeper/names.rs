@@ -48,7 +48,7 @@ impl Names {
 
     /// A host that did without, whatever it is called.
     pub(super) fn skips_of(&self, host: &str) -> String {
-        format!("{}/{}", self.memory(Memory::Skips), hash(Uuid::nil(), host.as_bytes()).simple())
+        format!("{}/{}", self.memory(Memory::SkipCount), hash(Uuid::nil(), host.as_bytes()).simple())
     }
 
     /// A hold that is over.
@@ -101,7 +101,7 @@ pub(super) enum Memory {
     /// Those of them that ended badly.
     Bad,
     /// A skipped run.
-    Skips,
+    SkipCount,
 }
 
 /// The folder of what is remembered in one way, in that of all that is not a contender. No key is encoded to such a name.
@@ -109,7 +109,7 @@ pub(super) fn memory_folder(meta: &str, what: Memory) -> String {
     let name = match what {
         Memory::Fine => "%fine",
         Memory::Bad => "%bad",
-        Memory::Skips => "%skips",
+        Memory::SkipCount => "%skips",
     };
     format!("{meta}/{name}")
 }
@@ -243,7 +243,7 @@ mod tests {
         let bare = Names::new("", &Namespace::new("").unwrap(), &Key::new("my.lock").unwrap());
         assert_eq!((bare.lock.as_str(), bare.meta.as_str()), ("/my.lock", "/.meta/my.lock"));
         assert_eq!(decode("%now-1"), None);
-        assert!([Memory::Fine, Memory::Bad, Memory::Skips].into_iter().all(|what| decode(&memory_folder("", what)[1..]).is_none()));
+        assert!([Memory::Fine, Memory::Bad, Memory::SkipCount].into_iter().all(|what| decode(&memory_folder("", what)[1..]).is_none()));
         assert_eq!(names.run(true, Fence(0x1f)), "/x/dlock.meta/%bad/a%2Fb.c/000000000000001f");
     }
 

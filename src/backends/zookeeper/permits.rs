@@ -55,11 +55,11 @@ impl Hold {
         }
         if may_hold && (turn.conflicts == 0 || seen.queue.place(at) == 1) {
             let Some(basis) = &mut seen.basis else { return Ok(None) };
-            if let Some(refusal) = self.judge(request.terms.as_ref(), basis).await? {
+            if let Some(denial) = self.judge(request.run_policy.as_ref(), basis).await? {
                 if !request.waiting {
                     self.leave(place).await?;
                 }
-                return Ok(Some(Standing::Kept(refusal)));
+                return Ok(Some(Standing::Kept(denial)));
             }
             let taken = self.take(request, place, &seen, false).await?;
             turn.conflicts += 1;

@@ -92,7 +92,7 @@ impl ZooKeeper {
             let paths: Vec<String> = batch.iter().map(|key| self.ensemble.names(key).runs()).collect();
             let answers = session.ask(&paths.iter().map(|path| Ask::Read(path)).collect::<Vec<_>>()).await?;
             for (key, answer) in batch.iter().zip(answers) {
-                if Runs::read(Some(answer))?.record.paced.is_some() {
+                if Runs::read(Some(answer))?.record.cooldown.is_some() {
                     kept.push(key.clone());
                 }
             }
@@ -171,7 +171,7 @@ async fn remove_whole(session: &mut Session, path: &str, now: i64) -> Asked<bool
 /// Removes what is remembered of locks that have no record any more; returns their names.
 async fn forget(session: &mut Session, folder: &str) -> Asked<HashSet<String>> {
     let mut forgotten = HashSet::new();
-    for what in [Memory::Fine, Memory::Bad, Memory::Skips] {
+    for what in [Memory::Fine, Memory::Bad, Memory::SkipCount] {
         let memories = memory_folder(folder, what);
         let names = listed(session.ask(&[Ask::Children(&memories)]).await?.pop())?;
         let records: Vec<_> = names.iter().map(|name| format!("{folder}/{name}")).collect();

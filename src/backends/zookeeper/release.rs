@@ -13,13 +13,13 @@ use super::{
     session::{Purpose, Session, VISIT},
     wire::{Ask, Code, Node, Reply},
 };
-use crate::lock::{Key, Parting, Release, Request, Result, Scope, Stage, Token};
+use crate::lock::{Key, Release, ReleaseInfo, Request, Result, RunState, Scope, Token};
 
 /// What a release may have to trim.
 const MEMORIES: [Memory; 2] = [Memory::Fine, Memory::Bad];
 
 impl ZooKeeper {
-    pub(super) async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+    pub(super) async fn ask_release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         let Some(at) = self.hold_of(key, token).await? else { return Ok(Release::NotHeld) };
         let hold = &mut self.holds[at];
         if !hold.granted && hold.waiting {
@@ -33,11 +33,11 @@ impl ZooKeeper {
                 return Ok(Release::NotHeld);
             }
         }
-        if parting.end.is_none() {
+        if info.end.is_none() {
             // Nothing was done under it, and perhaps because the time to let others die in was not over.
             hold.stale.clear();
         }
-        let outcome = if hold.granted { hold.give_back(parting).await } else { hold.undo(parting.became).await };
+        let outcome = if hold.granted { hold.give_back(info).await } else { hold.undo(info.run_state).await };
         let answer = match outcome {
             Ok(answer) => answer,
             Err(Fault::Expired) => Release::NotHeld,
@@ -108,14 +108,14 @@ struct Extras {
 
 impl Hold {
     /// Releases a granted hold.
-    async fn give_back(&mut self, parting: &Parting) -> Asked<Release> {
+    async fn give_back(&mut self, info: &ReleaseInfo) -> Asked<Release> {
         let Some(place) = self.place.clone() else { return Ok(Release::NotHeld) };
         // Which hold entered which is not recorded: only the first is known to enclose all others.
-        let whole = self.root && parting.scope == Scope::Tree;
+        let whole = self.root && info.scope == Scope::Tree;
         let mut extras = Extras { run: true, folders: false, nodes: true };
         for nth in 0..LOOKS {
             let kept = if whole && nth == 0 { None } else { Some(self.kept(true).await?) };
-            if let Some(release) = self.try_to_give_back(parting, &place, (whole, kept), &mut extras).await? {
+            if let Some(release) = self.try_to_give_back(info, &place, (whole, kept), &mut extras).await? {
                 return Ok(release);
             }
         }
@@ -125,7 +125,7 @@ impl Hold {
     /// One attempt at that, by what keeps the lock, if that was read. `None` if something changed meanwhile, or was refused.
     async fn try_to_give_back(
         &mut self,
-        parting: &Parting,
+        info: &ReleaseInfo,
         place: &Place,
         (whole, kept): (bool, Option<Kept>),
         extras: &mut Extras,
@@ -149,9 +149,9 @@ impl Hold {
         let nodes: Vec<_> = number.into_iter().chain(place.twin(&self.names)).filter(|_| others == 0 && extras.nodes).collect();
         let of_nodes = steps.len()..steps.len() + nodes.len();
         steps.extend(nodes.iter().map(|path| Ask::Delete(path)));
-        let run = if others == 0 && extras.run { self.run(parting, granted) } else { None };
+        let run = if others == 0 && extras.run { self.run(info, granted) } else { None };
         let run = run.and_then(|run| run.node(&self.names));
-        let outcome = self.ending(parting.became).await?;
+        let outcome = self.ending(info.run_state).await?;
         steps.extend(outcome.iter().map(Change::step));
         let last = steps.len();
         steps.extend(run.iter().map(|(path, data)| Ask::Create(path, data, Node::Persistent)));
@@ -196,7 +196,7 @@ impl Hold {
     }
 
     /// Takes back what an attempt may have done that was not seen to be granted.
-    async fn undo(&mut self, became: Option<Stage>) -> Asked<Release> {
+    async fn undo(&mut self, run_state: Option<RunState>) -> Asked<Release> {
         if self.session.is_none() {
             return Ok(Release::NotHeld);
         }
@@ -204,7 +204,7 @@ impl Hold {
             // What was entered is its owner's; only this hold in it is given back, if it is there.
             let seen = self.read_line(true).await?;
             self.place = self.owners_place(&seen).await?;
-            return self.give_back(&Parting::UNDO).await;
+            return self.give_back(&ReleaseInfo::UNDO).await;
         }
         if self.place.is_none() && self.maybe_placed {
             let seen = self.read_line(true).await?;
@@ -214,7 +214,7 @@ impl Hold {
         let mark = self.place.as_ref().map(|_| self.names.mark(&guid(&self.token)));
         let place = self.place.clone();
         // As long as it is the first contender, no other one changes that.
-        let changes = self.ending(became).await?;
+        let changes = self.ending(run_state).await?;
         let mut requests: Vec<_> = changes.iter().map(Change::step).collect();
         let ended = requests.len();
         requests.push(Ask::Delete(&beat));

@@ -25,13 +25,13 @@ use super::{
 };
 use crate::{
     backends::queue::record::{read_runs, write_runs},
-    lock::{Fence, Record, Refusal, Request, Result, Stage, Terms, random},
+    lock::{Denial, Fence, Request, Result, RunPolicy, RunRecord, RunState, random},
 };
 
 /// The run records of a lock, as they were read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Runs {
-    pub(super) record: Record,
+    pub(super) record: RunRecord,
     /// Of the node; `None` if it isn't there.
     version: Option<i32>,
 }
@@ -76,8 +76,8 @@ impl Change {
 }
 
 /// What is written can't name its own time.
-fn fill(record: &mut Record, written: i64) {
-    let times = [record.paced.as_mut().map(|paced| &mut paced.at_ms), record.start.as_mut().map(|start| &mut start.at_ms)];
+fn fill(record: &mut RunRecord, written: i64) {
+    let times = [record.cooldown.as_mut().map(|cooldown| &mut cooldown.at_ms), record.start.as_mut().map(|start| &mut start.at_ms)];
     for at_ms in times.into_iter().flatten().filter(|at_ms| **at_ms == 0) {
         *at_ms = u64::try_from(written).unwrap_or_default();
     }
@@ -85,7 +85,7 @@ fn fill(record: &mut Record, written: i64) {
 
 /// Whether a run with this request is recorded.
 pub(super) fn records(request: &Request) -> bool {
-    request.terms.as_ref().is_some_and(Terms::record_anything)
+    request.run_policy.as_ref().is_some_and(RunPolicy::record_anything)
 }
 
 impl Runs {
@@ -102,28 +102,28 @@ impl Runs {
         }
     }
 
-    /// Whether the time tells whether a request with these terms is refused.
-    fn matter_to(&self, terms: Option<&Terms>) -> bool {
-        let guarded = terms.is_some_and(|terms| terms.skew_guard.is_some());
-        self.record.paced.as_ref().is_some_and(|paced| paced.at_least_ms > 0 || guarded && paced.guard_ms > 0)
-            || self.record.start.is_some() && terms.is_some_and(|terms| terms.once.is_some())
+    /// Whether the time tells whether a request with these run policy is refused.
+    fn matter_to(&self, run_policy: Option<&RunPolicy>) -> bool {
+        let guarded = run_policy.is_some_and(|run_policy| run_policy.skew_guard.is_some());
+        self.record.cooldown.as_ref().is_some_and(|cooldown| cooldown.at_least_ms > 0 || guarded && cooldown.guard_ms > 0)
+            || self.record.start.is_some() && run_policy.is_some_and(|run_policy| run_policy.once.is_some())
     }
 
-    fn change(&self, path: &str, record: Record) -> Change {
-        let data = (record != Record::default()).then(|| write_runs(&record));
+    fn change(&self, path: &str, record: RunRecord) -> Change {
+        let data = (record != RunRecord::default()).then(|| write_runs(&record));
         let version = data.is_some().then(|| self.version.map_or(0, |version| version.wrapping_add(1)));
         Change { path: path.to_owned(), data, before: self.version, then: Self { record, version } }
     }
 
     /// What records the outcome of the run of the hold with this fence.
-    pub(super) fn end(&self, names: &Names, fence: Fence, stage: Stage) -> Option<Change> {
+    pub(super) fn end(&self, names: &Names, fence: Fence, stage: RunState) -> Option<Change> {
         let mut record = self.record.clone();
         record.end(fence, stage).then(|| self.change(&names.runs(), record))
     }
 
     /// What removes the node at this path; `None` if it isn't there, or its records still count.
     pub(super) fn removal(&self, path: &str, now_ms: u64) -> Option<Change> {
-        (self.version.is_some() && self.record.relevant(now_ms).is_zero()).then(|| self.change(path, Record::default()))
+        (self.version.is_some() && self.record.relevant(now_ms).is_zero()).then(|| self.change(path, RunRecord::default()))
     }
 }
 
@@ -133,8 +133,8 @@ impl Basis {
         let mut record = self.runs.record.clone();
         // Where the time was not asked for it makes no difference.
         record.begin(request, fence, self.now.unwrap_or_default());
-        if let Some(paced) = record.paced.as_mut().filter(|paced| paced.fence == fence) {
-            paced.at_ms = 0;
+        if let Some(cooldown) = record.cooldown.as_mut().filter(|cooldown| cooldown.fence == fence) {
+            cooldown.at_ms = 0;
         }
         if let Some(start) = record.start.as_mut().filter(|start| start.fence == fence) {
             start.at_ms = 0;
@@ -173,7 +173,7 @@ impl Hold {
         let synced = asks.len();
         asks.extend([Ask::Exists(&meta), Ask::Children(&lock), Ask::Children(&meta), Ask::Read(&runs)]);
         // A waiter asks for the time when its turn comes.
-        let timed = request.terms.is_some() && !request.waiting;
+        let timed = request.run_policy.is_some() && !request.waiting;
         asks.extend(timed.then(|| ask_time(&moment)).into_iter().flatten());
         let mut answers = self.ask(&asks).await?.into_iter().skip(synced);
         let version = match answers.next() {
@@ -189,8 +189,8 @@ impl Hold {
     }
 
     /// Why the run policy denies the lock to a contender that may have it.
-    pub(super) async fn judge(&mut self, terms: Option<&Terms>, basis: &mut Basis) -> Asked<Option<Box<Refusal>>> {
-        if !basis.runs.matter_to(terms) {
+    pub(super) async fn judge(&mut self, run_policy: Option<&RunPolicy>, basis: &mut Basis) -> Asked<Option<Box<Denial>>> {
+        if !basis.runs.matter_to(run_policy) {
             return Ok(None);
         }
         if basis.now.is_none() {
@@ -201,11 +201,11 @@ impl Hold {
                 return Err(unexpected(made).into());
             }
         }
-        Ok(basis.runs.record.judge(terms, &self.token, basis.now.unwrap_or_default()).map(Box::new))
+        Ok(basis.runs.record.judge(run_policy, &self.token, basis.now.unwrap_or_default()).map(Box::new))
     }
 
     /// What records the outcome of this hold's run, if it has one.
-    pub(super) async fn ending(&mut self, stage: Option<Stage>) -> Asked<Option<Change>> {
+    pub(super) async fn ending(&mut self, stage: Option<RunState>) -> Asked<Option<Change>> {
         // The outcome of a nested hold is nothing to the run around it.
         let (Some(stage), Some(fence), true) = (stage, self.place.as_ref().map(|place| place.fence), self.root) else {
             return Ok(None);

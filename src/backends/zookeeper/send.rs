@@ -88,7 +88,7 @@ fn transact<'a>(client: &'a Client, steps: &[Ask<'_>], acls: Acls<'static>) -> S
                     let first = all.next();
                     Ok(Ok(Reply::AllDone { made: first, last: all.next_back().map(|(path, _)| path) }))
                 }
-                Err(MultiWriteError::OperationFailed { index, source }) => Ok(Ok(Reply::RolledBack { at: index, code: refusal(source)? })),
+                Err(MultiWriteError::OperationFailed { index, source }) => Ok(Ok(Reply::RolledBack { at: index, code: denial(source)? })),
                 Err(MultiWriteError::RequestFailed { source }) => answer(Err(source)),
             },
         }
@@ -112,15 +112,15 @@ fn mode(node: Node) -> CreateMode {
     }
 }
 
-/// A refusal is an answer; all else says something of the session or of the way to the server.
+/// A denial is an answer; all else says something of the session or of the way to the server.
 fn answer(outcome: Result<Reply, zookeeper_client::Error>) -> Asked<Answer> {
     match outcome {
         Ok(reply) => Ok(Ok(reply)),
-        Err(error) => refusal(error).map(Err),
+        Err(error) => denial(error).map(Err),
     }
 }
 
-pub(super) fn refusal(error: zookeeper_client::Error) -> Asked<Code> {
+pub(super) fn denial(error: zookeeper_client::Error) -> Asked<Code> {
     use zookeeper_client::Error as Failure;
     Ok(match error {
         Failure::NoNode => Code::NoNode,

@@ -24,7 +24,7 @@ use super::{
     names::Names,
     options::Options,
     relay::Relay,
-    send::{refusal, send},
+    send::{denial, send},
     wire::{Answer, Ask},
 };
 use crate::lock::{self, Error, Key, Kind, Result};
@@ -388,7 +388,7 @@ async fn connect(connector: Connector, relay: &Relay) -> Asked<Client> {
 }
 
 fn not_watched(error: zookeeper_client::Error) -> Fault {
-    refusal(error).map_or_else(|fault| fault, |code| failure::refused(&code).into())
+    denial(error).map_or_else(|fault| fault, |code| failure::refused(&code).into())
 }
 
 async fn something(watcher: OneshotWatcher) {

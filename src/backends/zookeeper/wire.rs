@@ -2,7 +2,7 @@
 
 pub(super) use zookeeper_client::Stat;
 
-/// A refusal of the server.
+/// A denial of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Code {
     NoNode,

@@ -19,7 +19,7 @@ use crate::{
     },
     exit,
     lease::{self, BootClock, Budget, Clock as _, Lease, Limits, Loss, ask, wall_ms},
-    lock::{self, Backend, BootTime, Break, End, Error, Intent, Key, Kind, Parting, Past, Result, Scope},
+    lock::{self, Backend, BootTime, Break, End, Error, HistoryEntry, Intent, Key, Kind, ReleaseInfo, Result, Scope},
     output::{Syslog, drain, loss, mark},
     supervise::{Detach, Keeper, Monitor, Signals, fork_keeper, fork_monitor},
 };
@@ -120,7 +120,7 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut si
                 say(&lease.key, &format!("lost: {how}"));
                 end(until);
                 lost = true;
-                let past = Past {
+                let past = HistoryEntry {
                     fence: Some(lease.fence),
                     started_ms: None,
                     ended_ms: Some(wall_ms()),
@@ -135,8 +135,8 @@ async fn keep_on(mut holds: Vec<Hold>, limits: Limits<'_>, until: &Until, mut si
     let (ended, why) = broken.as_ref().map_or((End::Released, None), Into::into);
     let held = BootClock.now().since(began);
     let held_ms = u64::try_from(held.as_millis()).ok();
-    let parting = Parting { end: Some(ended), why, at_ms: Some(wall_ms()), held_ms, ..Scope::Tree.into() };
-    give_back(&mut holds, &parting, limits).await;
+    let info = ReleaseInfo { end: Some(ended), why, at_ms: Some(wall_ms()), held_ms, ..Scope::Tree.into() };
+    give_back(&mut holds, &info, limits).await;
 }
 
 /// When the process must have been told to end if nothing is heard of the keeper.

@@ -8,8 +8,8 @@ use std::{cell::Cell, time::Duration};
 use super::{Context, DoctorSettings, failed};
 use crate::{
     commands::{collect_metadata, interrupted, open_as_it_is},
-    lease::{BootClock, Budget, Clock as _, Lease, Outcome, Patience, Released, acquire, ask, give_back},
-    lock::{Backend, Error, Finding, Key, Kind, Parting, Renewal, Request, Result, Scope, ServerTime, Severity, Ttl},
+    lease::{BootClock, Budget, Clock as _, Lease, Outcome, Released, WaitPolicy, acquire, ask, give_back},
+    lock::{Backend, Error, Finding, Key, Kind, ReleaseInfo, Renewal, Request, Result, Scope, ServerTime, Severity, Ttl},
     output::doctor::DoctorReport,
     supervise::{Signal, Signals, reraise},
 };
@@ -22,7 +22,7 @@ const WOKEN: Duration = Duration::from_secs(1);
 const APART: Duration = Duration::from_secs(1);
 
 /// No history is kept of it.
-const UNTOLD: Parting = Parting { scope: Scope::Tree, ..Parting::UNDO };
+const UNTOLD: ReleaseInfo = ReleaseInfo { scope: Scope::Tree, ..ReleaseInfo::UNDO };
 
 const TAKEN: &str = "acquire-renew-release";
 const MEND: &str = "an NTP client (chrony) on all hosts and servers";
@@ -66,7 +66,7 @@ pub(super) async fn try_out(
     let lease = match take(backend, ttl, settings, context, &mut signals).await {
         Ok(Outcome::Granted(lease)) => lease,
         Ok(Outcome::Stopped(signal)) => return stopped(signal),
-        Ok(Outcome::Busy(_) | Outcome::Refused(_)) => {
+        Ok(Outcome::Busy(_) | Outcome::Denied(_)) => {
             report.findings.extend(untried("another doctor has the test lock", TRIALS));
             report.findings.push(clock(backend, context).await);
             return None;
@@ -115,7 +115,7 @@ async fn take(
     signals: &mut Signals,
 ) -> Result<Outcome<Signal>> {
     let request = request(ttl, settings.ttl.is_some(), context);
-    let patience = Patience::For(context.answer);
+    let patience = WaitPolicy::For(context.answer);
     acquire(backend, &BootClock, request, patience, context.limits(), interrupted(signals), |_| {}).await
 }
 
@@ -197,7 +197,7 @@ async fn hand_over(
         &mut *other,
         &BootClock,
         request(lease.ttl, false, context),
-        Patience::For(limits.answer),
+        WaitPolicy::For(limits.answer),
         limits,
         interrupted(signals),
         |busy| {
@@ -229,7 +229,7 @@ async fn hand_over(
     let lease = match got {
         Ok(Outcome::Granted(lease)) => lease,
         Ok(Outcome::Stopped(signal)) => return Some(signal),
-        Ok(Outcome::Busy(_) | Outcome::Refused(_)) => {
+        Ok(Outcome::Busy(_) | Outcome::Denied(_)) => {
             let text = format!("a waiter had not got the lock {} after its release", shown(limits.answer));
             report.findings.push(Finding::warn("hand-over", text, "jobs that wait run late, or not at all"));
             return None;

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     commands::Context,
     exit,
-    lease::{BootClock, Budget, Claim, Clock, Held, Lease, Loss, Together, acquire_all, bounded, keep_all, note_skip},
+    lease::{BootClock, Budget, Claim, Clock, GroupOutcome, Held, Lease, Loss, acquire_all, bounded, keep_all, note_skip},
     lock::{Backend, BootTime, Error, Intent, Kind, Metadata, Result, Scope},
     output::{self, Cause, CommandEnd, RunResult, Skip, Verdict, Waiting, plain},
     supervise::{self, Deadlines, Printed, Signals, Supervisor},
@@ -87,7 +87,7 @@ impl Job<'_> {
         let store = claims.first().map(|claim| claim.backend.identity().url).unwrap_or_default();
         let verdict = |outcome, status| Verdict { waited, ..Verdict::new(outcome, &settings.key, &*store, status) };
         let outcome = match outcome {
-            Ok(Together::Granted(leases)) => {
+            Ok(GroupOutcome::Granted(leases)) => {
                 let holds = claims
                     .into_iter()
                     .zip(leases)
@@ -99,7 +99,7 @@ impl Job<'_> {
         };
         self.supervisor.give_up();
         let verdict = match outcome? {
-            Together::Busy(at, busy) => {
+            GroupOutcome::Busy(at, busy) => {
                 let Claim { backend, request } = &mut claims[at];
                 let skip = Skip { key: &request.key, mode: request.mode, cause: Cause::Busy(&busy), waited, outcome: "not run" };
                 out.skipped(&skip);
@@ -108,16 +108,16 @@ impl Job<'_> {
                 let by = Some(request.key.clone());
                 Verdict { by, holders: busy.holders, ..verdict(RunResult::Busy, settings.conflict_status) }
             }
-            Together::Refused(at, refusal) => {
+            GroupOutcome::Denied(at, denial) => {
                 let Claim { backend, request } = &mut claims[at];
-                let option = settings.policy.option(refusal.rule);
-                let cause = Cause::Refused(&refusal, &option);
+                let option = settings.policy.option(denial.rule);
+                let cause = Cause::Denied(&denial, &option);
                 out.skipped(&Skip { key: &request.key, mode: request.mode, cause, waited, outcome: "not run" });
                 note_skip(&mut **backend, &request.key, self.metadata.as_ref(), &option).await;
                 let by = Some(request.key.clone());
-                Verdict { by, refused: Some((refusal, option)), ..verdict(RunResult::Busy, settings.conflict_status) }
+                Verdict { by, refused: Some((denial, option)), ..verdict(RunResult::Busy, settings.conflict_status) }
             }
-            Together::Stopped(Some(signal)) => {
+            GroupOutcome::Stopped(Some(signal)) => {
                 let verdict = verdict(RunResult::Interrupted, exit::signalled(signal.number));
                 return Ok(Done { verdict, reraise: Some(signal.number).filter(|_| signal.from_terminal), printed: None });
             }
@@ -175,8 +175,8 @@ impl Job<'_> {
         if !matches!(end, End::Unkillable(_)) {
             let left = matches!(&end, End::Ended(ended) if ended.leftover_left);
             let scope = if left { Scope::Hold } else { Scope::Tree };
-            let parting = watch.parting(scope, &end, verdict.command, ran);
-            verdict.given_back = self.release_all(&mut holds, &parting, &mut watch).await;
+            let info = watch.info(scope, &end, verdict.command, ran);
+            verdict.given_back = self.release_all(&mut holds, &info, &mut watch).await;
         }
         if let Some(how) = watch.reason(watch.lost.clone()).filter(|_| watch.lost.is_some()) {
             self.note_losses(&mut holds, &how, ran, ended).await;

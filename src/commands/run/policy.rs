@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::lock::{Once, Rule, Terms, length};
+use crate::lock::{Once, Rule, RunPolicy, length};
 
 /// How often a key's command may run, and how near to each other runs may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,12 +57,12 @@ impl Policy {
     pub const WARN_HELD: Duration = Duration::from_secs(3600);
 
     /// What the store is asked, for a run at this place; `None` if there is nothing.
-    pub fn terms(&self, place: String) -> Option<Terms> {
+    pub fn run_policy(&self, place: String) -> Option<RunPolicy> {
         let again = self.often.again();
         let once = |window| Once { window, retry_failed: again.failed, retry_crashed: again.crashed };
         let (skew_guard, at_least, once) = (self.skew_guard, self.at_least, self.often.window().map(once));
-        let terms = Terms { place, skew_guard, at_least, once, anyway: self.anyway.is_some() };
-        Some(terms).filter(|terms| terms.anyway || terms.record_anything())
+        let run_policy = RunPolicy { place, skew_guard, at_least, once, anyway: self.anyway.is_some() };
+        Some(run_policy).filter(|run_policy| run_policy.anyway || run_policy.record_anything())
     }
 
     /// The option that makes a run skip by this rule.

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     lease::{BootClock, Clock as _, Limits, Released, give_back, note, wall_ms},
-    lock::{self, BootTime, Note, Parting, Past},
+    lock::{self, BootTime, HistoryEntry, Note, ReleaseInfo},
     output::GivenBack,
 };
 
@@ -22,9 +22,9 @@ const LAST_TRY: Duration = Duration::from_secs(1);
 
 impl Job<'_> {
     /// Releases the locks. Returns the worst that became of them.
-    pub(super) async fn release_all(&self, holds: &mut [Hold], parting: &Parting, watch: &mut Watch<'_>) -> Option<GivenBack> {
+    pub(super) async fn release_all(&self, holds: &mut [Hold], info: &ReleaseInfo, watch: &mut Watch<'_>) -> Option<GivenBack> {
         let lost = watch.lost.is_some();
-        let back = join_all(holds.iter_mut().map(|hold| self.release(hold, parting.clone(), lost))).await;
+        let back = join_all(holds.iter_mut().map(|hold| self.release(hold, info.clone(), lost))).await;
         let mut worst = None;
         for (Hold { lease, standing, .. }, released) in holds.iter_mut().zip(back) {
             let Some(released) = released else { continue };
@@ -38,14 +38,14 @@ impl Job<'_> {
     }
 
     /// Releases one of the locks, unless the store has said that it is not ours.
-    async fn release(&self, hold: &mut Hold, mut parting: Parting, lost: bool) -> Option<Released> {
+    async fn release(&self, hold: &mut Hold, mut info: ReleaseInfo, lost: bool) -> Option<Released> {
         let Hold { backend, lease, standing } = hold;
         if *standing == Standing::Gone {
             return None;
         }
         // Starts are recorded with the job's own lock; a nested run is part of the run around it, whose start was recorded.
         let recorded = lease.key == self.settings.key && lease.holds == 1 && self.settings.policy.often != Often::Always;
-        parting.became = parting.became.filter(|_| recorded);
+        info.run_state = info.run_state.filter(|_| recorded);
         let limits = if lost {
             Limits::of(AFTERWARDS)
         } else if recorded {
@@ -55,7 +55,7 @@ impl Job<'_> {
         } else {
             self.context.limits()
         };
-        Some(give_back(&mut **backend, &BootClock, &lease.key, &lease.token, &parting, limits).await)
+        Some(give_back(&mut **backend, &BootClock, &lease.key, &lease.token, &info, limits).await)
     }
 
     /// Tells the store how the holds were lost that were not released; the others were told with their release.
@@ -68,7 +68,7 @@ impl Job<'_> {
     /// Tells the store how the hold was lost, which it can't know by itself. It may not answer: that was the reason perhaps.
     async fn note_loss(&self, Hold { backend, lease, .. }: &mut Hold, how: &str, ran: Duration, limits: Limits<'_>) {
         let ended_ms = wall_ms();
-        let past = Past {
+        let past = HistoryEntry {
             fence: Some(lease.fence),
             started_ms: u64::try_from(ran.as_millis()).ok().map(|ran| ended_ms.saturating_sub(ran)),
             ended_ms: Some(ended_ms),

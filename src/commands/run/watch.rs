@@ -10,7 +10,7 @@ use crate::{
     commands::Context,
     exit,
     lease::{BootClock, Budget, Released, wall_ms},
-    lock::{self, BootTime, Break, Error, Key, Parting, Scope, Stage},
+    lock::{self, BootTime, Break, Error, Key, ReleaseInfo, RunState, Scope},
     output::{CommandEnd, GivenBack, age, drain},
     supervise::{CannotStart, Ended, Event, OnLost, Printed, Signal, Supervisor, Why, has_keyboard, process_name, stop_self},
 };
@@ -261,10 +261,10 @@ impl<'a> Watch<'a> {
     }
 
     /// How the hold ended, for the history.
-    pub(super) fn parting(&self, scope: Scope, end: &End, command: Option<CommandEnd>, ran: Duration) -> Parting {
-        let became = match (&self.broken, command) {
-            (None, Some(CommandEnd::Exited(0))) if !self.timed_out => Stage::Ok,
-            _ => Stage::Failed,
+    pub(super) fn info(&self, scope: Scope, end: &End, command: Option<CommandEnd>, ran: Duration) -> ReleaseInfo {
+        let run_state = match (&self.broken, command) {
+            (None, Some(CommandEnd::Exited(0))) if !self.timed_out => RunState::Ok,
+            _ => RunState::Failed,
         };
         let (end, why) = match (&self.lost, &self.broken, end, command) {
             (Some(how), ..) => (lock::End::Lost, Some(how.clone())),
@@ -276,8 +276,15 @@ impl<'a> Watch<'a> {
             (None, None, _, Some(CommandEnd::Signalled(signal))) => (lock::End::Signalled(signal), None),
             (None, None, _, None) => (lock::End::Released, None),
         };
-        let why = if became == Stage::Ok && self.lost.is_none() { why } else { self.reason(why) };
-        Parting { scope, end: Some(end), why, at_ms: Some(wall_ms()), held_ms: u64::try_from(ran.as_millis()).ok(), became: Some(became) }
+        let why = if run_state == RunState::Ok && self.lost.is_none() { why } else { self.reason(why) };
+        ReleaseInfo {
+            scope,
+            end: Some(end),
+            why,
+            at_ms: Some(wall_ms()),
+            held_ms: u64::try_from(ran.as_millis()).ok(),
+            run_state: Some(run_state),
+        }
     }
 
     /// Takes what the command printed, if that was kept, and notes the end of it.

@@ -16,8 +16,8 @@ use crate::{
     backends::memory::{Memory, MemoryStore},
     lock::{
         Admin, Amendment, Attempt, Backend, Busy, Check, Effect, Entry, Error, Finding, Grants, History, Identity, Intent, Kind, LockState,
-        Mode, Namespace, Once, Pace, Parting, Release, Renewal, Request, Result, Role, Rule, Scope, ServerTime, Stage, Terms, Tether, Wake,
-        Which,
+        Mode, Namespace, Once, Pace, Release, ReleaseInfo, Renewal, Request, Result, Role, Rule, RunPolicy, RunState, Scope, ServerTime,
+        Tether, Wake, Which,
     },
 };
 
@@ -59,7 +59,7 @@ struct Faulty {
     leaving: Rc<RefCell<VecDeque<Option<Fault>>>>,
     calls: Rc<RefCell<Vec<&'static str>>>,
     /// How long its grants have to settle.
-    settle: Duration,
+    drain_delay: Duration,
     /// How many times a free lock is busy in passing.
     passing: u32,
     other_servers: bool,
@@ -128,7 +128,7 @@ impl Backend for Faulty {
         }
         let mut attempt = self.meet("acquire", async |inner: &mut Memory| inner.try_acquire(request).await).await?;
         if let Attempt::Granted(grant) = &mut attempt {
-            grant.settle = self.settle;
+            grant.drain_delay = self.drain_delay;
         }
         Ok(attempt)
     }
@@ -142,8 +142,8 @@ impl Backend for Faulty {
     async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
         self.meet("renew", async |inner: &mut Memory| inner.renew(key, token, intent).await).await
     }
-    async fn release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
-        self.meet("release", async |inner: &mut Memory| inner.release(key, token, parting).await).await
+    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+        self.meet("release", async |inner: &mut Memory| inner.release(key, token, info).await).await
     }
     async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
         self.inner.amend(key, change).await
@@ -218,7 +218,7 @@ impl World {
             faults: Rc::new(RefCell::new(faults.iter().copied().collect())),
             leaving: Rc::default(),
             calls: Rc::default(),
-            settle: Duration::ZERO,
+            drain_delay: Duration::ZERO,
             passing: 0,
             other_servers: false,
             cuts: false,
@@ -226,12 +226,12 @@ impl World {
         }
     }
 
-    async fn acquire(&self, backend: &mut Faulty, patience: Patience) -> Result<Outcome<()>> {
+    async fn acquire(&self, backend: &mut Faulty, patience: WaitPolicy) -> Result<Outcome<()>> {
         acquire(backend, &self.clock, request(), patience, LIMITS, pending(), |_: &Busy| ()).await
     }
 
     async fn taken(&self, backend: &mut Faulty) -> Lease {
-        match self.acquire(backend, Patience::Try).await.unwrap() {
+        match self.acquire(backend, WaitPolicy::Try).await.unwrap() {
             Outcome::Granted(lease) => lease,
             other => panic!("{other:?}"),
         }

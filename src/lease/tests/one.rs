@@ -28,7 +28,7 @@ async fn a_grant_that_arrives_with_little_left_is_asked_for_again() {
     let mut client = world.client(&[Some(Fault::AnswerLate(Duration::from_millis(1500)))]);
     let short = Request { ttl: Ttl::new(secs(2)).unwrap(), ..request() };
     let before = world.clock.now();
-    let outcome = acquire(&mut client, &world.clock, short, Patience::Try, LIMITS, pending::<()>(), |_| ()).await.unwrap();
+    let outcome = acquire(&mut client, &world.clock, short, WaitPolicy::Try, LIMITS, pending::<()>(), |_| ()).await.unwrap();
     let Outcome::Granted(lease) = outcome else { panic!("{outcome:?}") };
     assert!(lease.t0.since(before) >= Duration::from_millis(1500));
     assert_eq!(*client.calls.borrow(), ["acquire", "acquire"]);
@@ -38,7 +38,7 @@ async fn a_grant_that_arrives_with_little_left_is_asked_for_again() {
 async fn what_may_have_been_granted_is_undone_when_giving_up() {
     let world = World::new();
     let always: Vec<_> = (0..3).map(|_| Some(Fault::AnswerHangs)).collect();
-    let error = world.acquire(&mut world.client(&always), Patience::Try).await.unwrap_err();
+    let error = world.acquire(&mut world.client(&always), WaitPolicy::Try).await.unwrap_err();
     assert_eq!((error.kind, error.effect), (Kind::Timeout, Effect::Unknown));
     assert!(world.is_free().await);
 }
@@ -48,7 +48,7 @@ async fn an_unreachable_store_is_given_up_within_the_limit() {
     let world = World::new();
     let refused: Vec<_> = (0..1000).map(|_| Some(Fault::Refused)).collect();
     let before = world.clock.now();
-    let error = world.acquire(&mut world.client(&refused), Patience::Try).await.unwrap_err();
+    let error = world.acquire(&mut world.client(&refused), WaitPolicy::Try).await.unwrap_err();
     assert_eq!(error.kind, Kind::Unavailable);
     assert!(world.clock.now().since(before) <= LIMITS.answer);
 }
@@ -58,7 +58,7 @@ async fn an_unreachable_store_is_given_up_within_the_limit() {
 async fn what_was_wrong_is_told_although_the_last_attempt_had_no_time_for_an_answer() {
     let world = World::new();
     let faults: Vec<_> = [Some(Fault::Refused); 9].into_iter().chain([Some(Fault::Hangs); 5]).collect();
-    let error = world.acquire(&mut world.client(&faults), Patience::Try).await.unwrap_err();
+    let error = world.acquire(&mut world.client(&faults), WaitPolicy::Try).await.unwrap_err();
     assert_eq!((error.kind, error.effect, error.message.as_str()), (Kind::Unavailable, Effect::Unknown, "connection reset"));
     let mut client = world.client(&faults);
     let (key, token) = (key(), Token::random());
@@ -77,7 +77,7 @@ async fn an_error_names_the_operation_the_store_and_the_key() {
     };
     for fault in [Fault::Denied, Fault::Hangs] {
         let client = || world.client(&[Some(fault); 99]);
-        named("acquire", &world.acquire(&mut client(), Patience::Try).await.unwrap_err());
+        named("acquire", &world.acquire(&mut client(), WaitPolicy::Try).await.unwrap_err());
         let question = async |backend: &mut dyn Backend| backend.renew(&key(), &Token::random(), None.into()).await;
         named("renew", &ask(&mut client(), &world.clock, LIMITS, ("renew", Some(&key())), question).await.unwrap_err());
         match give_back(&mut client(), &world.clock, &key(), &Token::random(), &Scope::Tree.into(), LIMITS).await {
@@ -98,7 +98,7 @@ async fn an_error_names_the_operation_the_store_and_the_key() {
 async fn refused_rights_are_not_asked_for_again() {
     let world = World::new();
     let mut client = world.client(&[Some(Fault::Denied)]);
-    assert_eq!(world.acquire(&mut client, Patience::Forever).await.unwrap_err().kind, Kind::Denied);
+    assert_eq!(world.acquire(&mut client, WaitPolicy::Forever).await.unwrap_err().kind, Kind::Denied);
     assert_eq!(*client.calls.borrow(), ["acquire", "leave"]);
 }
 
@@ -107,7 +107,7 @@ async fn waiting_outlives_an_outage() {
     let world = World::new();
     let _held = world.taken(&mut world.client(&[])).await;
     let outage: Vec<_> = (0..60).map(|_| Some(Fault::Refused)).collect();
-    let outcome = world.acquire(&mut world.client(&outage), Patience::For(secs(120))).await.unwrap();
+    let outcome = world.acquire(&mut world.client(&outage), WaitPolicy::For(secs(120))).await.unwrap();
     assert!(matches!(outcome, Outcome::Granted(_)), "{outcome:?}");
 }
 
@@ -116,7 +116,7 @@ async fn a_wait_that_ends_in_an_outage_is_unavailable() {
     let world = World::new();
     let outage: Vec<_> = (0..10_000).map(|_| Some(Fault::Refused)).collect();
     let before = world.clock.now();
-    let error = world.acquire(&mut world.client(&outage), Patience::For(secs(120))).await.unwrap_err();
+    let error = world.acquire(&mut world.client(&outage), WaitPolicy::For(secs(120))).await.unwrap_err();
     assert_eq!(error.kind, Kind::Unavailable);
     let took = world.clock.now().since(before);
     assert!(secs(118) < took && took <= secs(120), "{took:?}");
@@ -129,7 +129,7 @@ async fn a_release_wakes_the_waiter_and_an_expiry_does_without_a_wake_up() {
     let lease = world.taken(&mut holder).await;
     let before = world.clock.now();
     let mut other = world.client(&[]);
-    let waiter = world.acquire(&mut other, Patience::Forever);
+    let waiter = world.acquire(&mut other, WaitPolicy::Forever);
     let releaser = async {
         world.clock.sleep_until(before.plus(secs(2))).await;
         give_back(&mut holder, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await
@@ -140,7 +140,7 @@ async fn a_release_wakes_the_waiter_and_an_expiry_does_without_a_wake_up() {
     assert_about(world.clock.now().since(before), secs(2));
 
     // This hold is never released: the waiter asks when its lease has run out, neither before nor long after.
-    let outcome = world.acquire(&mut world.client(&[]), Patience::Forever).await.unwrap();
+    let outcome = world.acquire(&mut world.client(&[]), WaitPolicy::Forever).await.unwrap();
     assert!(matches!(outcome, Outcome::Granted(_)));
     let took = world.clock.now().since(before.plus(secs(2)));
     assert!(secs(60) <= took && took < secs(61), "{took:?}");
@@ -151,7 +151,7 @@ async fn a_wait_that_runs_out_is_busy_and_leaves_the_queue() {
     let world = World::new();
     let _held = world.taken(&mut world.client(&[])).await;
     let before = world.clock.now();
-    let outcome = world.acquire(&mut world.client(&[]), Patience::For(secs(7))).await.unwrap();
+    let outcome = world.acquire(&mut world.client(&[]), WaitPolicy::For(secs(7))).await.unwrap();
     let Outcome::Busy(busy) = outcome else { panic!("{outcome:?}") };
     assert_eq!(busy.holders.len(), 1);
     assert_eq!(world.clock.now().since(before), secs(7));
@@ -168,11 +168,11 @@ async fn a_stop_while_waiting_leaves_nothing_and_passes_the_turn_on() {
     let before = world.clock.now();
     let leaving = async {
         let stop = world.clock.sleep_until(before.plus(secs(2)));
-        acquire(&mut leaver, &world.clock, request(), Patience::Forever, LIMITS, stop, |_: &Busy| ()).await
+        acquire(&mut leaver, &world.clock, request(), WaitPolicy::Forever, LIMITS, stop, |_: &Busy| ()).await
     };
     let staying = async {
         world.clock.sleep_until(before.plus(secs(1))).await;
-        world.acquire(&mut stayer, Patience::Forever).await
+        world.acquire(&mut stayer, WaitPolicy::Forever).await
     };
     let releasing = async {
         world.clock.sleep_until(before.plus(secs(2))).await;
@@ -191,7 +191,7 @@ async fn a_stop_during_an_unanswered_attempt_undoes_it() {
     let world = World::new();
     let stop = world.clock.sleep_until(world.clock.now().plus(secs(1)));
     let mut client = world.client(&[Some(Fault::AnswerHangs)]);
-    let outcome = acquire(&mut client, &world.clock, request(), Patience::Forever, LIMITS, stop, |_| ()).await.unwrap();
+    let outcome = acquire(&mut client, &world.clock, request(), WaitPolicy::Forever, LIMITS, stop, |_| ()).await.unwrap();
     assert!(matches!(outcome, Outcome::Stopped(())));
     assert!(world.is_free().await);
 }
@@ -205,7 +205,7 @@ async fn a_waiter_that_leaves_asks_again_within_two_seconds() {
     leaver.leaving.borrow_mut().extend([Some(Fault::Hangs), Some(Fault::Refused)]);
     let stop = world.clock.sleep_until(world.clock.now().plus(secs(3)));
     let before = world.clock.now();
-    let outcome = acquire(&mut leaver, &world.clock, request(), Patience::Forever, LIMITS, stop, |_: &Busy| ()).await.unwrap();
+    let outcome = acquire(&mut leaver, &world.clock, request(), WaitPolicy::Forever, LIMITS, stop, |_: &Busy| ()).await.unwrap();
     assert!(matches!(outcome, Outcome::Stopped(())));
     assert!(world.state().await.waiters.is_empty());
     assert_eq!(leaver.calls.borrow().iter().filter(|call| **call == "leave").count(), 3);
@@ -214,7 +214,7 @@ async fn a_waiter_that_leaves_asks_again_within_two_seconds() {
     leaver.leaving.borrow_mut().extend([Some(Fault::Hangs); 9]);
     let stop = world.clock.sleep_until(world.clock.now().plus(secs(3)));
     let before = world.clock.now();
-    acquire(&mut leaver, &world.clock, request(), Patience::Forever, LIMITS, stop, |_: &Busy| ()).await.unwrap();
+    acquire(&mut leaver, &world.clock, request(), WaitPolicy::Forever, LIMITS, stop, |_: &Busy| ()).await.unwrap();
     assert_about(world.clock.now().since(before), secs(5));
 }
 
@@ -223,7 +223,7 @@ async fn what_may_have_been_granted_is_undone_by_a_later_attempt() {
     let world = World::new();
     let mut client = world.client(&[Some(Fault::AnswerHangs), Some(Fault::Hangs), Some(Fault::Refused)]);
     let stop = world.clock.sleep_until(world.clock.now().plus(secs(1)));
-    let outcome = acquire(&mut client, &world.clock, request(), Patience::Forever, LIMITS, stop, |_: &Busy| ()).await.unwrap();
+    let outcome = acquire(&mut client, &world.clock, request(), WaitPolicy::Forever, LIMITS, stop, |_: &Busy| ()).await.unwrap();
     assert!(matches!(outcome, Outcome::Stopped(())));
     assert!(world.is_free().await);
     assert_eq!(*client.calls.borrow(), ["acquire", "release", "release", "release", "leave"]);
@@ -264,7 +264,7 @@ async fn a_nested_request_enters_and_without_its_outer_hold_takes_the_lock_anew(
     let mut client = world.client(&[]);
     let outer = world.taken(&mut client).await;
     let nested = || Request { token: outer.token.nested(), entry: Entry::Reenter, ..request() };
-    let run = async |request| match acquire(&mut world.client(&[]), &world.clock, request, Patience::Try, LIMITS, pending::<()>(), |_| ())
+    let run = async |request| match acquire(&mut world.client(&[]), &world.clock, request, WaitPolicy::Try, LIMITS, pending::<()>(), |_| ())
         .await
     {
         Ok(Outcome::Granted(lease)) => lease,
@@ -377,12 +377,12 @@ async fn a_release_whose_answer_was_lost_is_unknown_and_one_that_finds_nothing_i
 async fn what_a_backend_cannot_do_is_refused_without_a_call() {
     let world = World::new();
     let mut client = world.client(&[]);
-    let terms = Terms { place: "web1".into(), skew_guard: None, at_least: Some(secs(1)), once: None, anyway: false };
+    let run_policy = RunPolicy { place: "web1".into(), skew_guard: None, at_least: Some(secs(1)), once: None, anyway: false };
     for bad in [
-        Request { mode: Mode::Permits(2), terms: Some(terms.clone()), ..request() },
-        Request { mode: Mode::Shared, terms: Some(terms), ..request() },
+        Request { mode: Mode::Permits(2), run_policy: Some(run_policy.clone()), ..request() },
+        Request { mode: Mode::Shared, run_policy: Some(run_policy), ..request() },
     ] {
-        let refused = acquire(&mut client, &world.clock, bad, Patience::Try, LIMITS, pending::<()>(), |_| ()).await.unwrap_err();
+        let refused = acquire(&mut client, &world.clock, bad, WaitPolicy::Try, LIMITS, pending::<()>(), |_| ()).await.unwrap_err();
         assert_eq!(refused.kind, Kind::Unsupported);
     }
     assert!(client.calls.borrow().is_empty());
@@ -426,14 +426,14 @@ async fn hints_without_end_are_not_followed_without_end() {
 #[tokio::test(start_paused = true)]
 async fn a_grant_settles_before_anything_is_started_and_can_be_given_up_meanwhile() {
     let world = World::new();
-    let mut client = Faulty { settle: Duration::from_millis(500), ..world.client(&[]) };
+    let mut client = Faulty { drain_delay: Duration::from_millis(500), ..world.client(&[]) };
     let before = world.clock.now();
     let lease = world.taken(&mut client).await;
     assert_about(world.clock.now().since(before), Duration::from_millis(500));
     assert_eq!(lease.t0, before);
     give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
     let stop = world.clock.sleep_until(world.clock.now().plus(Duration::from_millis(100)));
-    let outcome = acquire(&mut client, &world.clock, request(), Patience::Try, LIMITS, stop, |_: &Busy| ()).await;
+    let outcome = acquire(&mut client, &world.clock, request(), WaitPolicy::Try, LIMITS, stop, |_: &Busy| ()).await;
     assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
     assert!(world.is_free().await);
 }
@@ -446,7 +446,7 @@ async fn what_is_busy_in_passing_is_asked_for_again_but_not_for_long() {
     give_back(&mut client, &world.clock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
     let mut client = Faulty { passing: u32::MAX, ..world.client(&[]) };
     let before = world.clock.now();
-    let outcome = world.acquire(&mut client, Patience::Try).await.unwrap();
+    let outcome = world.acquire(&mut client, WaitPolicy::Try).await.unwrap();
     assert!(matches!(outcome, Outcome::Busy(Busy { passing: true, .. })), "{outcome:?}");
     assert!(world.clock.now().since(before) < Duration::from_millis(120));
 }

@@ -4,62 +4,62 @@ use super::*;
 
 fn with_terms(place: &str, guard: Option<u64>, at_least: Option<u64>, once: Option<u64>) -> Request {
     let once = once.map(|window| Once { window: secs(window), retry_failed: 0, retry_crashed: false });
-    let terms = Terms { place: place.into(), skew_guard: guard.map(secs), at_least: at_least.map(secs), once, anyway: false };
-    Request { terms: Some(terms), ..request() }
+    let run_policy = RunPolicy { place: place.into(), skew_guard: guard.map(secs), at_least: at_least.map(secs), once, anyway: false };
+    Request { run_policy: Some(run_policy), ..request() }
 }
 
 impl World {
     /// Asks for it once, or waits.
-    async fn ask(&self, request: Request, patience: Patience) -> Outcome<()> {
+    async fn ask(&self, request: Request, patience: WaitPolicy) -> Outcome<()> {
         acquire(&mut self.client(&[]), &self.clock, request, patience, LIMITS, pending(), |_: &Busy| ()).await.unwrap()
     }
 
     /// A whole run.
-    async fn run(&self, request: Request, patience: Patience) {
+    async fn run(&self, request: Request, patience: WaitPolicy) {
         let Outcome::Granted(lease) = self.ask(request, patience).await else { panic!("not granted") };
-        let parting = Parting { became: Some(Stage::Ok), ..Scope::Tree.into() };
-        give_back(&mut self.client(&[]), &self.clock, &lease.key, &lease.token, &parting, LIMITS).await;
+        let info = ReleaseInfo { run_state: Some(RunState::Ok), ..Scope::Tree.into() };
+        give_back(&mut self.client(&[]), &self.clock, &lease.key, &lease.token, &info, LIMITS).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_tries_is_refused_at_once() {
     let world = World::new();
-    world.run(with_terms("a", Some(5), Some(3), Some(30)), Patience::Try).await;
+    world.run(with_terms("a", Some(5), Some(3), Some(30)), WaitPolicy::Try).await;
     let began = Instant::now();
     let rule = |outcome| match outcome {
-        Outcome::Refused(refusal) => Some(refusal.rule),
+        Outcome::Denied(denial) => Some(denial.rule),
         Outcome::Granted(_) => None,
         other => panic!("{other:?}"),
     };
-    assert_eq!(rule(world.ask(request(), Patience::Try).await), Some(Rule::AtLeast(secs(3))));
+    assert_eq!(rule(world.ask(request(), WaitPolicy::Try).await), Some(Rule::AtLeast(secs(3))));
     assert_about(began.elapsed(), Duration::ZERO);
     tokio::time::sleep(secs(3)).await;
-    assert_eq!(rule(world.ask(with_terms("b", Some(5), None, None), Patience::Try).await), Some(Rule::SkewGuard(secs(5))));
-    assert_eq!(rule(world.ask(with_terms("b", None, None, Some(30)), Patience::Try).await), Some(Rule::Once(Stage::Ok)));
+    assert_eq!(rule(world.ask(with_terms("b", Some(5), None, None), WaitPolicy::Try).await), Some(Rule::SkewGuard(secs(5))));
+    assert_eq!(rule(world.ask(with_terms("b", None, None, Some(30)), WaitPolicy::Try).await), Some(Rule::Once(RunState::Ok)));
     tokio::time::sleep(secs(2)).await;
-    assert_eq!(rule(world.ask(with_terms("b", Some(5), None, None), Patience::Try).await), None);
+    assert_eq!(rule(world.ask(with_terms("b", Some(5), None, None), WaitPolicy::Try).await), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_waits_for_at_least_and_for_no_guard() {
     let world = World::new();
-    world.run(with_terms("a", Some(60), Some(10), None), Patience::Try).await;
+    world.run(with_terms("a", Some(60), Some(10), None), WaitPolicy::Try).await;
     let began = Instant::now();
-    world.run(with_terms("b", Some(60), None, None), Patience::Forever).await;
+    world.run(with_terms("b", Some(60), None, None), WaitPolicy::Forever).await;
     assert!((secs(10)..secs(10) + Duration::from_millis(60)).contains(&began.elapsed()), "{:?}", began.elapsed());
     // A run that waited leaves none either.
     tokio::time::sleep(secs(50)).await;
-    world.run(with_terms("c", Some(5), None, None), Patience::Try).await;
+    world.run(with_terms("c", Some(5), None, None), WaitPolicy::Try).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_in_vain_for_at_least_is_refused_when_the_wait_is_over() {
     let world = World::new();
-    world.run(with_terms("a", None, Some(60), None), Patience::Try).await;
+    world.run(with_terms("a", None, Some(60), None), WaitPolicy::Try).await;
     let began = Instant::now();
-    let outcome = world.ask(request(), Patience::For(secs(7))).await;
-    assert!(matches!(&outcome, Outcome::Refused(refusal) if refusal.rule == Rule::AtLeast(secs(60))), "{outcome:?}");
+    let outcome = world.ask(request(), WaitPolicy::For(secs(7))).await;
+    assert!(matches!(&outcome, Outcome::Denied(denial) if denial.rule == Rule::AtLeast(secs(60))), "{outcome:?}");
     assert_about(began.elapsed(), secs(7));
     assert!(world.state().await.waiters.is_empty());
 }
@@ -67,10 +67,10 @@ async fn who_waits_in_vain_for_at_least_is_refused_when_the_wait_is_over() {
 #[tokio::test(start_paused = true)]
 async fn no_run_waits_for_another_window() {
     let world = World::new();
-    world.run(with_terms("a", None, None, Some(3600)), Patience::Try).await;
+    world.run(with_terms("a", None, None, Some(3600)), WaitPolicy::Try).await;
     let began = Instant::now();
-    let outcome = world.ask(with_terms("b", None, None, Some(3600)), Patience::Forever).await;
-    assert!(matches!(&outcome, Outcome::Refused(refusal) if refusal.rule == Rule::Once(Stage::Ok)), "{outcome:?}");
+    let outcome = world.ask(with_terms("b", None, None, Some(3600)), WaitPolicy::Forever).await;
+    assert!(matches!(&outcome, Outcome::Denied(denial) if denial.rule == Rule::Once(RunState::Ok)), "{outcome:?}");
     assert_about(began.elapsed(), Duration::ZERO);
 }
 
@@ -80,9 +80,9 @@ async fn an_attempt_that_is_given_up_leaves_no_start() {
     let mut client = world.client(&[Some(Fault::AnswerHangs)]);
     let stop = tokio::time::sleep(Duration::from_millis(100));
     let asked = with_terms("a", Some(60), Some(60), Some(3600));
-    let outcome = acquire(&mut client, &world.clock, asked, Patience::Try, LIMITS, stop, |_: &Busy| ()).await.unwrap();
+    let outcome = acquire(&mut client, &world.clock, asked, WaitPolicy::Try, LIMITS, stop, |_: &Busy| ()).await.unwrap();
     assert!(matches!(outcome, Outcome::Stopped(())), "{outcome:?}");
-    world.run(with_terms("b", Some(60), Some(60), Some(3600)), Patience::Try).await;
+    world.run(with_terms("b", Some(60), Some(60), Some(3600)), WaitPolicy::Try).await;
 }
 
 #[tokio::test(start_paused = true)]

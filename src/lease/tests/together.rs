@@ -17,7 +17,7 @@ fn claims(world: &World, names: &[&str]) -> Vec<Claim> {
     claims
 }
 
-async fn take(world: &World, claims: &mut [Claim], patience: Patience) -> Result<Together<()>> {
+async fn take(world: &World, claims: &mut [Claim], patience: WaitPolicy) -> Result<GroupOutcome<()>> {
     acquire_all(claims, &world.clock, patience, LIMITS, pending(), |_, _: &Busy| ()).await
 }
 
@@ -27,14 +27,14 @@ async fn held(world: &World, name: &str) -> bool {
 
 async fn hold(world: &World, name: &str) -> (Faulty, Lease) {
     let mut client = world.client(&[]);
-    let outcome = acquire(&mut client, &world.clock, named(name), Patience::Try, LIMITS, pending::<()>(), |_| ()).await;
+    let outcome = acquire(&mut client, &world.clock, named(name), WaitPolicy::Try, LIMITS, pending::<()>(), |_| ()).await;
     let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
     (client, lease)
 }
 
 async fn free(world: &World, (mut client, lease): (Faulty, Lease)) {
-    let parting = Parting::UNDO;
-    give_back(&mut client, &world.clock, &lease.key, &lease.token, &parting, LIMITS).await;
+    let info = ReleaseInfo::UNDO;
+    give_back(&mut client, &world.clock, &lease.key, &lease.token, &info, LIMITS).await;
 }
 
 /// Marks a hold to be broken, or takes the lock from it at once; which it was.
@@ -55,7 +55,7 @@ async fn broken(world: &World, name: &str, at_once: bool) -> Fence {
 async fn all_are_taken_in_the_order_of_their_keys() {
     let world = World::new();
     let mut claims = claims(&world, &["c", "a", "b"]);
-    let Ok(Together::Granted(leases)) = take(&world, &mut claims, Patience::Try).await else { panic!() };
+    let Ok(GroupOutcome::Granted(leases)) = take(&world, &mut claims, WaitPolicy::Try).await else { panic!() };
     let keys: Vec<_> = leases.iter().map(|lease| lease.key.as_str()).collect();
     assert_eq!(keys, ["a", "b", "c"]);
     assert!(leases.windows(2).all(|pair| pair[0].token.owner != pair[1].token.owner), "each has a token of its own");
@@ -67,11 +67,12 @@ async fn none_is_kept_if_one_is_busy_and_its_start_is_undone() {
     let _busy = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b", "c"]);
     let once = Once { window: secs(3600), retry_failed: 0, retry_crashed: false };
-    claims[0].request.terms = Some(Terms { place: "web1".into(), skew_guard: None, at_least: None, once: Some(once), anyway: false });
-    let Ok(Together::Busy(1, _)) = take(&world, &mut claims, Patience::Try).await else { panic!() };
+    claims[0].request.run_policy =
+        Some(RunPolicy { place: "web1".into(), skew_guard: None, at_least: None, once: Some(once), anyway: false });
+    let Ok(GroupOutcome::Busy(1, _)) = take(&world, &mut claims, WaitPolicy::Try).await else { panic!() };
     assert!(!held(&world, "a").await && !held(&world, "c").await);
     let told = world.client(&[]).inner.history(&Key::new("a").unwrap()).await.unwrap();
-    assert_eq!(told.record.start.map(|start| start.stage), Some(Stage::Undone));
+    assert_eq!(told.record.start.map(|start| start.stage), Some(RunState::Cancelled));
 }
 
 #[tokio::test(start_paused = true)]
@@ -91,8 +92,8 @@ async fn what_is_taken_is_renewed_while_the_next_is_waited_for() {
         free(&world, busy).await;
         world.clock.now()
     };
-    let (taken, freed) = tokio::join!(take(&world, &mut claims, Patience::Forever), first);
-    let Ok(Together::Granted(leases)) = taken else { panic!() };
+    let (taken, freed) = tokio::join!(take(&world, &mut claims, WaitPolicy::Forever), first);
+    let Ok(GroupOutcome::Granted(leases)) = taken else { panic!() };
     assert!(leases[0].t0.plus(secs(11)) >= freed && leases[1].t0.plus(secs(1)) >= freed);
 }
 
@@ -112,8 +113,8 @@ async fn one_that_is_lost_meanwhile_is_taken_anew_with_the_others() {
         free(&world, thief).await;
         fence
     };
-    let (taken, lost) = tokio::join!(take(&world, &mut claims, Patience::Forever), administrator);
-    let Ok(Together::Granted(leases)) = taken else { panic!() };
+    let (taken, lost) = tokio::join!(take(&world, &mut claims, WaitPolicy::Forever), administrator);
+    let Ok(GroupOutcome::Granted(leases)) = taken else { panic!() };
     assert!(leases[0].fence > lost && held(&world, "a").await && held(&world, "b").await);
 }
 
@@ -126,7 +127,7 @@ async fn one_that_is_broken_meanwhile_ends_it() {
         tokio::time::sleep(secs(5)).await;
         broken(&world, "a", false).await;
     };
-    let (taken, ()) = tokio::join!(take(&world, &mut claims, Patience::For(secs(40))), administrator);
+    let (taken, ()) = tokio::join!(take(&world, &mut claims, WaitPolicy::For(secs(40))), administrator);
     let error = taken.unwrap_err();
     assert_eq!(
         (error.kind, error.message.as_str()),
@@ -146,8 +147,8 @@ async fn the_end_of_the_wait_is_that_of_all_of_it() {
         tokio::time::sleep(secs(20)).await;
         free(&world, first).await;
     };
-    let (taken, ()) = tokio::join!(take(&world, &mut claims, Patience::For(secs(30))), release);
-    let Ok(Together::Busy(1, _)) = taken else { panic!() };
+    let (taken, ()) = tokio::join!(take(&world, &mut claims, WaitPolicy::For(secs(30))), release);
+    let Ok(GroupOutcome::Busy(1, _)) = taken else { panic!() };
     assert_about(world.clock.now().since(began), secs(30));
     assert!(!held(&world, "a").await);
 }
@@ -158,8 +159,8 @@ async fn a_stop_gives_back_what_was_taken() {
     let _busy = hold(&world, "b").await;
     let mut claims = claims(&world, &["a", "b"]);
     let stop = tokio::time::sleep(secs(7));
-    let outcome = acquire_all(&mut claims, &world.clock, Patience::Forever, LIMITS, stop, |_, _| ()).await;
-    assert!(matches!(outcome, Ok(Together::Stopped(()))));
+    let outcome = acquire_all(&mut claims, &world.clock, WaitPolicy::Forever, LIMITS, stop, |_, _| ()).await;
+    assert!(matches!(outcome, Ok(GroupOutcome::Stopped(()))));
     assert!(!held(&world, "a").await);
     assert!(world.client(&[]).inspect(&Key::new("b").unwrap()).await.unwrap().waiters.is_empty());
 }
@@ -168,7 +169,7 @@ async fn a_stop_gives_back_what_was_taken() {
 async fn what_may_have_been_granted_of_the_last_is_undone_with_the_others() {
     let world = World::new();
     let mut claims = vec![claim(&world, "a", &[]), claim(&world, "b", &[Some(Fault::AnswerHangs); 9])];
-    assert!(take(&world, &mut claims, Patience::Try).await.is_err());
+    assert!(take(&world, &mut claims, WaitPolicy::Try).await.is_err());
     assert!(!held(&world, "a").await && !held(&world, "b").await);
 }
 

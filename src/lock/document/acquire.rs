@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    super::{Attempt, Busy, Entry, Fence, Grant, Mode, Refusal, Request, Result},
+    super::{Attempt, Busy, Denial, Entry, Fence, Grant, Mode, Request, Result},
     Document,
     holder::{HoldEntry, HolderEntry},
     room,
@@ -21,7 +21,7 @@ pub enum Answer {
     /// Other holders have the lock, or other waiters go first; a request that waits is in the queue. Only holders of the document are known.
     Busy(Busy),
     /// There is room, but the run policy denies the request.
-    Refused(Box<Refusal>),
+    Denied(Box<Denial>),
     /// The owner to be entered is no holder.
     NotHeld,
 }
@@ -44,8 +44,8 @@ impl Document {
     /// [`Mode::not_enough`] if the owner has the lock in a mode that does not cover the request.
     pub fn acquire(&mut self, request: &Request, moment: &Moment) -> Result<Attempt> {
         let now = moment.now;
-        let refusal = self.policy.judge(request.terms.as_ref(), &request.token, now);
-        Ok(match self.ask(request, now, moment.outside, || refusal) {
+        let denial = self.run_record.judge(request.run_policy.as_ref(), &request.token, now);
+        Ok(match self.ask(request, now, moment.outside, || denial) {
             Answer::Has(grant) => {
                 if request.entry == Entry::Fresh {
                     self.record_missing(request, grant.fence, now);
@@ -54,18 +54,18 @@ impl Document {
             }
             Answer::Otherwise(mode) => return Err(mode.not_enough()),
             Answer::Go => {
-                self.policy.begin(request, moment.fence, now);
+                self.run_record.begin(request, moment.fence, now);
                 Attempt::Granted(self.grant(request, moment.fence, now))
             }
             Answer::Busy(busy) => Attempt::Busy(busy),
-            Answer::Refused(refusal) => Attempt::Refused(refusal),
+            Answer::Denied(denial) => Attempt::Denied(denial),
             Answer::NotHeld => Attempt::NotHeld,
         })
     }
 
     /// Asks for the lock, while an exclusive hold outside lasts until `outside`; `refused` returns why the run policy denies a fresh hold
     /// of a lock that has room. After [`Answer::Go`] the lock is to be granted in the same step: by [`Document::grant`], or outside.
-    pub fn ask(&mut self, request: &Request, now: u64, outside: Option<u64>, refused: impl FnOnce() -> Option<Refusal>) -> Answer {
+    pub fn ask(&mut self, request: &Request, now: u64, outside: Option<u64>, refused: impl FnOnce() -> Option<Denial>) -> Answer {
         match self.holder(&request.token) {
             Some(holder) if !holder.mode.covers(request.mode) => return Answer::Otherwise(holder.mode),
             _ => {}
@@ -78,8 +78,8 @@ impl Document {
         }
         let mut held_up = None;
         if self.room(request.mode, outside) > 0 {
-            if let Some(refusal) = refused() {
-                return Answer::Refused(Box::new(refusal));
+            if let Some(denial) = refused() {
+                return Answer::Denied(Box::new(denial));
             }
             held_up = self.held_up(request, now, outside);
             if held_up.is_none() {
@@ -106,7 +106,7 @@ impl Document {
         let ends = now.saturating_add(request.ttl.as_millis());
         let permit = self.permit(request.mode);
         self.holders.push(HolderEntry::new(request, permit, fence, now, ends));
-        Grant { fence, ttl: request.ttl, holds: 1, settle: Duration::ZERO, session: None, permit }
+        Grant { fence, ttl: request.ttl, holds: 1, drain_delay: Duration::ZERO, session: None, permit }
     }
 
     /// Enters or repeats a hold of an owner that is a holder. Never moves an end backwards.
@@ -121,7 +121,7 @@ impl Document {
             permit: holder.permit,
             ttl: request.ttl,
             holds: holder.count(),
-            settle: Duration::ZERO,
+            drain_delay: Duration::ZERO,
             session: None,
         };
         self.leave(&request.token);
@@ -130,12 +130,12 @@ impl Document {
 
     /// Records the start of a hold that is asked for again, where the step that granted it was cut short before that.
     fn record_missing(&mut self, request: &Request, fence: Fence, now: u64) {
-        let Some(terms) = &request.terms else { return };
-        let paced =
-            terms.skew_guard.is_none() && terms.at_least.is_none() || self.policy.paced.as_ref().is_some_and(|paced| paced.fence == fence);
-        let once = terms.once.is_none() || self.policy.start.as_ref().is_some_and(|start| start.fence == fence);
-        if !(paced && once) {
-            self.policy.begin(request, fence, now);
+        let Some(run_policy) = &request.run_policy else { return };
+        let cooldown = run_policy.skew_guard.is_none() && run_policy.at_least.is_none()
+            || self.run_record.cooldown.as_ref().is_some_and(|cooldown| cooldown.fence == fence);
+        let once = run_policy.once.is_none() || self.run_record.start.as_ref().is_some_and(|start| start.fence == fence);
+        if !(cooldown && once) {
+            self.run_record.begin(request, fence, now);
         }
     }
 

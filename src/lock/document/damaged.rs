@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     damage::{self, Dice},
-    lock::{Once, Request, Terms},
+    lock::{Once, Request, RunPolicy},
 };
 
 const NOW: u64 = 1_800_000_000_000;
@@ -26,10 +26,11 @@ fn whole() -> serde_json::Value {
     document.claim_warning(Fence(7), 2);
     let mut run = Document::default();
     let once = Once { window: Duration::from_secs(86_400), retry_failed: 2, retry_crashed: true };
-    let terms = Terms { place: "web1".into(), skew_guard: Some(once.window), at_least: Some(once.window), once: Some(once), anyway: false };
-    let run_once = Request { terms: Some(terms), ..request(Mode::Exclusive) };
+    let run_policy =
+        RunPolicy { place: "web1".into(), skew_guard: Some(once.window), at_least: Some(once.window), once: Some(once), anyway: false };
+    let run_once = Request { run_policy: Some(run_policy), ..request(Mode::Exclusive) };
     run.acquire(&run_once, &Moment { now: NOW - 9000, outside: None, fence: Fence(6) }).unwrap();
-    document.set_policy(run.policy().clone());
+    document.set_run_record(run.run_record().clone());
     serde_json::from_str(&document.write().unwrap()).unwrap()
 }
 
@@ -43,7 +44,7 @@ fn use_it(mut document: Document, dice: &mut Dice) {
     let fences: Vec<_> = document.fences().collect();
     document.expire(now);
     let (_, _) = (document.holders(now), document.waiters(now));
-    let (_, _, _) = (document.ends(), document.holds_end_after(now), document.policy().relevant(now));
+    let (_, _, _) = (document.ends(), document.holds_end_after(now), document.run_record().relevant(now));
     for fence in fences {
         document.vanished(fence);
         document.claim_warning(fence, 3);
@@ -59,7 +60,7 @@ fn use_it(mut document: Document, dice: &mut Dice) {
         document.renew(&request.token, Intent::Extend(None), now);
         document.verify(&request.token, now);
         document.take_wake_ups(outside);
-        document.release(&request.token, &Parting::UNDO, now);
+        document.release(&request.token, &ReleaseInfo::UNDO, now);
         document.leave(&request.token);
     }
     document.take_ended();

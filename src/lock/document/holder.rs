@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use super::super::{Break, End, Fence, Holder, Metadata, Mode, Past, Request, Token};
+use super::super::{Break, End, Fence, HistoryEntry, Holder, Metadata, Mode, Request, Token};
 
 /// Times are ms of the store's clock; the short names are part of the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,8 +104,8 @@ impl HolderEntry {
     }
 
     /// Its entry in the history.
-    pub(super) fn past(&self, ended: u64, end: End, why: Option<String>) -> Past {
-        Past {
+    pub(super) fn past(&self, ended: u64, end: End, why: Option<String>) -> HistoryEntry {
+        HistoryEntry {
             fence: Some(Fence(self.fence)),
             started_ms: Some(self.since),
             ended_ms: Some(ended),
@@ -116,7 +116,7 @@ impl HolderEntry {
     }
 
     /// Its entry in the history if it is never released.
-    pub(super) fn vanished(&self, ended: u64) -> Past {
+    pub(super) fn vanished(&self, ended: u64) -> HistoryEntry {
         let (end, why) = self.mark.as_ref().map_or((End::Expired, None), Into::into);
         self.past(ended, end, why)
     }

@@ -32,7 +32,8 @@ pub use self::{
     queue::QueueEntry,
 };
 use super::{
-    Break, Error, Fence, Holder, Intent, Kind, Metadata, Mode, Parting, Past, Record, Release, Renewal, Result, Scope, Token, Ttl, Waiter,
+    Break, Error, Fence, HistoryEntry, Holder, Intent, Kind, Metadata, Mode, Release, ReleaseInfo, Renewal, Result, RunRecord, Scope,
+    Token, Ttl, Waiter,
 };
 
 /// The layout that this version writes: its major number by a hundred, and its minor one.
@@ -58,13 +59,13 @@ pub struct Document {
     queue: Queue,
     /// What earlier runs ask of later ones.
     #[serde(rename = "p", default, skip_serializing_if = "is_default")]
-    policy: Record,
+    run_record: RunRecord,
     /// The hold that was last warned about, and up to which level.
     #[serde(rename = "w", default, skip_serializing_if = "is_default")]
     warned: (u64, u32),
     /// Outbox: ended holds that the history does not have yet.
     #[serde(rename = "e", default, skip_serializing_if = "Vec::is_empty")]
-    ended: Vec<Past>,
+    ended: Vec<HistoryEntry>,
     /// Other waiters may be granted the lock now.
     #[serde(skip)]
     dirty: bool,
@@ -80,7 +81,7 @@ impl Default for Document {
             holders: Vec::new(),
             notified: 0,
             queue: Queue::default(),
-            policy: Record::default(),
+            run_record: RunRecord::default(),
             warned: (0, 0),
             ended: Vec::new(),
             dirty: false,
@@ -126,7 +127,7 @@ impl Document {
 
     /// Whether the document says nothing at all: a warning matters only as long as its hold.
     pub fn is_empty(&self) -> bool {
-        !self.has_holders() && self.queue.is_empty() && self.policy == Record::default() && self.ended.is_empty()
+        !self.has_holders() && self.queue.is_empty() && self.run_record == RunRecord::default() && self.ended.is_empty()
     }
 
     /// Whether the document has a holder.
@@ -203,23 +204,23 @@ impl Document {
     }
 
     /// Releases a hold, and with the first hold of a tree all others. Records what became of the run.
-    pub fn release(&mut self, token: &Token, parting: &Parting, now: u64) -> Release {
+    pub fn release(&mut self, token: &Token, info: &ReleaseInfo, now: u64) -> Release {
         let hold = token.hold_text();
         let Some(holder) = self.holders.iter_mut().find(|holder| holder.is_of(token)) else { return Release::NotHeld };
         if holder.holds.remove(&hold).is_none() {
             return Release::NotHeld;
         }
-        if let Some(stage) = parting.became {
-            self.policy.end(Fence(holder.fence), stage);
+        if let Some(stage) = info.run_state {
+            self.run_record.end(Fence(holder.fence), stage);
         }
         // Which hold entered which is not recorded: only the first is known to enclose all others.
-        if parting.scope == Scope::Tree && holder.root == hold {
+        if info.scope == Scope::Tree && holder.root == hold {
             holder.holds.clear();
         }
         if !holder.holds.is_empty() {
             return Release::StillHeld(holder.count());
         }
-        let past = parting.end.clone().map(|end| holder.past(now, end, parting.why.clone()));
+        let past = info.end.clone().map(|end| holder.past(now, end, info.why.clone()));
         let fence = holder.fence;
         self.ended.extend(past);
         self.remove(fence);
@@ -285,7 +286,7 @@ impl Document {
     }
 
     /// Empties the outbox, for a store that writes the history in the same step, or has written it.
-    pub fn take_ended(&mut self) -> Vec<Past> {
+    pub fn take_ended(&mut self) -> Vec<HistoryEntry> {
         std::mem::take(&mut self.ended)
     }
 

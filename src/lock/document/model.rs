@@ -13,7 +13,7 @@ use stateright::{Checker, HasDiscoveries, Model, Property};
 use uuid::Uuid;
 
 use super::{Answer, Document};
-use crate::lock::{Break, Fence, Intent, Key, Parting, Release, Renewal, Request, Scope, Token, Ttl};
+use crate::lock::{Break, Fence, Intent, Key, Release, ReleaseInfo, Renewal, Request, Scope, Token, Ttl};
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ const BROKEN: Fence = Fence(1);
 const SUCCESSOR: Fence = Fence(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Stage {
+enum RunState {
     Runs,
     /// Its command is being stopped, and still lives.
     Stops,
@@ -59,7 +59,7 @@ enum Breaker {
 struct State {
     now: u64,
     document: Option<String>,
-    stage: Stage,
+    stage: RunState,
     until: u64,
     /// The holder's request that is on its way, and when it was sent.
     asked: Option<(Asked, u64)>,
@@ -138,7 +138,7 @@ impl State {
         let renewal = self.step(|document, now| match asked {
             Asked::Extend => document.renew(&holder, Intent::Extend(None), now),
             Asked::Drain => document.renew(&holder, Intent::Drain, now),
-            Asked::Release => match document.release(&holder, &Parting::from(Scope::Tree), now) {
+            Asked::Release => match document.release(&holder, &ReleaseInfo::from(Scope::Tree), now) {
                 Release::Released => Renewal::Kept { expires_in: None },
                 _ => Renewal::NotHeld,
             },
@@ -149,22 +149,22 @@ impl State {
 
     fn hear(&mut self, asked: Asked, sent: u64, renewal: &Renewal) {
         match (asked, renewal) {
-            (Asked::Release, _) => self.stage = Stage::Over,
+            (Asked::Release, _) => self.stage = RunState::Over,
             // What came after the end of its lease revives nothing.
             (_, Renewal::Renewed { .. }) if self.runs() => self.until = sent + LEASE,
-            (_, Renewal::Broken(_) | Renewal::NotHeld) if self.stage == Stage::Runs => self.stage = Stage::Stops,
+            (_, Renewal::Broken(_) | Renewal::NotHeld) if self.stage == RunState::Runs => self.stage = RunState::Stops,
             _ => {}
         }
     }
 
     fn runs(&self) -> bool {
-        matches!(self.stage, Stage::Runs | Stage::Stops)
+        matches!(self.stage, RunState::Runs | RunState::Stops)
     }
 
     fn tick(&mut self) {
         self.now += 1;
         if self.runs() && self.until <= self.now {
-            self.stage = Stage::Dead;
+            self.stage = RunState::Dead;
         }
     }
 
@@ -181,9 +181,9 @@ impl Breaking {
         next.asked = Some((asked, last.now));
         last.asked.is_none()
             && match asked {
-                Asked::Extend => last.stage == Stage::Runs && in_time,
-                Asked::Drain => last.stage == Stage::Stops && in_time,
-                Asked::Release => last.stage == Stage::Dead,
+                Asked::Extend => last.stage == RunState::Runs && in_time,
+                Asked::Drain => last.stage == RunState::Stops && in_time,
+                Asked::Release => last.stage == RunState::Dead,
             }
     }
 
@@ -222,7 +222,7 @@ impl Model for Breaking {
         vec![State {
             now: 0,
             document: document.write(),
-            stage: Stage::Runs,
+            stage: RunState::Runs,
             until: LEASE,
             asked: None,
             late: None,
@@ -264,7 +264,7 @@ impl Model for Breaking {
                 true
             }),
             Action::Die => {
-                next.stage = Stage::Dead;
+                next.stage = RunState::Dead;
                 last.runs()
             }
             Action::Break => {
@@ -301,10 +301,10 @@ impl Model for Breaking {
                 state.successor.is_some() || !breaking.next_states(state).is_empty()
             }),
             Property::sometimes("a holder answers and has all the time that it needs", |_, state: &State| {
-                matches!(state.breaker, Breaker::Waits(since) if since + LEASE < state.now) && state.stage == Stage::Stops
+                matches!(state.breaker, Breaker::Waits(since) if since + LEASE < state.now) && state.stage == RunState::Stops
             }),
             Property::sometimes("a marked hold ends by itself", |_, state: &State| {
-                matches!(state.breaker, Breaker::Waits(_)) && state.successor.is_some() && state.stage == Stage::Dead
+                matches!(state.breaker, Breaker::Waits(_)) && state.successor.is_some() && state.stage == RunState::Dead
             }),
         ]
     }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Document, Fence, HolderEntry, Mode, Past, QueueEntry, Record, Token};
+use super::{Document, Fence, HistoryEntry, HolderEntry, Mode, QueueEntry, RunRecord, Token};
 
 /// What [`Document::take_times`] takes. Times are ms of the store's clock.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ impl Document {
     }
 
     /// The history entry of the hold with this fence, should it never be released.
-    pub fn vanished(&self, fence: Fence) -> Option<Past> {
+    pub fn vanished(&self, fence: Fence) -> Option<HistoryEntry> {
         self.holders.iter().find(|holder| holder.fence == fence.0).map(|holder| holder.vanished(holder.ends()))
     }
 
@@ -100,7 +100,7 @@ impl Document {
     }
 
     /// Puts an ended hold into the outbox that was stored by itself.
-    pub fn add_ended(&mut self, past: Past) {
+    pub fn add_ended(&mut self, past: HistoryEntry) {
         self.ended.push(past);
     }
 
@@ -115,13 +115,13 @@ impl Document {
     }
 
     /// The run policy.
-    pub fn policy(&self) -> &Record {
-        &self.policy
+    pub fn run_record(&self) -> &RunRecord {
+        &self.run_record
     }
 
     /// Puts in a run policy that was stored by itself.
-    pub fn set_policy(&mut self, policy: Record) {
-        self.policy = policy;
+    pub fn set_run_record(&mut self, run_record: RunRecord) {
+        self.run_record = run_record;
     }
 
     /// The queue, longest waiter first.

@@ -32,7 +32,7 @@ impl World {
         Self { document: Document::default(), now: 1_700_000_000_000, fence: 0, outside: None }
     }
 
-    fn step(&mut self) -> Vec<Past> {
+    fn step(&mut self) -> Vec<HistoryEntry> {
         let mut read = Document::read(self.document.write().as_deref()).unwrap();
         (read.dirty, read.offered) = (self.document.dirty, std::mem::take(&mut self.document.offered));
         assert_eq!(read.write(), self.document.write());
@@ -119,9 +119,9 @@ fn a_hold_asked_again_is_one_and_nested_ones_end_by_themselves() {
     assert_eq!(world.document.renew(&inner.token, None.into(), world.now), Renewal::NotHeld);
     assert_eq!(world.document.verify(&outer.token, world.now), Renewal::Kept { expires_in: Some(Duration::from_secs(54)) });
     world.take(&inner);
-    let parting = Parting::from(Scope::Tree);
-    assert_eq!(world.document.clone().release(&inner.token, &parting, world.now), Release::StillHeld(1));
-    assert_eq!(world.document.release(&outer.token, &parting, world.now), Release::Released);
+    let info = ReleaseInfo::from(Scope::Tree);
+    assert_eq!(world.document.clone().release(&inner.token, &info, world.now), Release::StillHeld(1));
+    assert_eq!(world.document.release(&outer.token, &info, world.now), Release::Released);
 }
 
 #[test]

@@ -86,7 +86,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::lock::{Entry, Fence, Key, Parting, Past, Release, Request, Scope, Ttl, document::Answer};
+    use crate::lock::{Entry, Fence, HistoryEntry, Key, Release, ReleaseInfo, Request, Scope, Ttl, document::Answer};
 
     fn request(mode: Mode) -> Request {
         Request { mode, waiting: true, ..Request::new(Key::new("job").unwrap(), Ttl::new(Duration::from_secs(10)).unwrap()) }
@@ -97,7 +97,7 @@ mod tests {
         document.grant(request, Fence(now), now);
     }
 
-    fn ended(document: &mut Document, now: u64) -> Vec<Past> {
+    fn ended(document: &mut Document, now: u64) -> Vec<HistoryEntry> {
         document.expire(now);
         document.take_ended()
     }
@@ -143,7 +143,7 @@ mod tests {
         let inner = Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() };
         assert!(matches!(document.ask(&inner, 1, None, || None), Answer::Has(_)));
         document.forsake(&outer.token, is(&[&outer]));
-        assert_eq!(document.release(&outer.token, &Parting::from(Scope::Hold), 2), Release::Released);
+        assert_eq!(document.release(&outer.token, &ReleaseInfo::from(Scope::Hold), 2), Release::Released);
     }
 
     #[test]

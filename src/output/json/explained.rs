@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Head, HolderReport, RefusedReport, head};
+use super::{DeniedReport, Head, HolderReport, head};
 use crate::{
     exit,
     output::{
@@ -23,7 +23,7 @@ pub struct ExplainedReport<'a> {
     would: &'static str,
     reason: Option<String>,
     holders: Vec<HolderReport<'a>>,
-    refused: Option<RefusedReport<'a>>,
+    refused: Option<DeniedReport<'a>>,
     settings: &'a [Source],
 }
 
@@ -33,7 +33,7 @@ impl<'a> ExplainedReport<'a> {
         let (holders, refused) = match explained.would {
             Would::Run => (Vec::new(), None),
             Would::Held(_, holders) => (holders.iter().map(|holder| HolderReport::new(holder, now)).collect(), None),
-            Would::Refused(_, refusal, option) => (Vec::new(), Some(RefusedReport::new(refusal, option, now))),
+            Would::Denied(_, denial, option) => (Vec::new(), Some(DeniedReport::new(denial, option, now))),
         };
         Self {
             head: head("ok", exit::OK),

@@ -9,7 +9,7 @@ use super::super::{
     history::RunOf,
     time::{millis, rfc3339_ms},
 };
-use crate::lock::{self, Break, Effect, End, Error, Holder, Key, Kind, Mode, NodeView, Refusal, Rule, Skips, Waiter};
+use crate::lock::{self, Break, Denial, Effect, End, Error, Holder, Key, Kind, Mode, NodeView, Rule, SkipCount, Waiter};
 
 /// One lock.
 #[derive(Debug, Serialize)]
@@ -18,7 +18,7 @@ pub struct LockReport<'a> {
     stored_as: &'a str,
     held: bool,
     refused_until: Option<String>,
-    refused: Option<RefusedReport<'a>>,
+    refused: Option<DeniedReport<'a>>,
     last_fence: Option<u64>,
     holders: Vec<HolderReport<'a>>,
     waiters: Vec<WaiterReport<'a>>,
@@ -28,13 +28,13 @@ pub struct LockReport<'a> {
 impl<'a> LockReport<'a> {
     pub(super) fn new(lock: &'a Lock, now: &Now) -> Self {
         let state = &lock.state;
-        let refusal = lock.refusal.as_ref();
+        let denial = lock.denial.as_ref();
         Self {
             key: state.key.as_str(),
             stored_as: &state.stored_as,
             held: !state.holders.is_empty(),
-            refused_until: refusal.and_then(|refusal| now.utc_after(refusal.again_in?)),
-            refused: refusal.map(|refusal| RefusedReport::new(refusal, &lock.option, now)),
+            refused_until: denial.and_then(|denial| now.utc_after(denial.again_in?)),
+            refused: denial.map(|denial| DeniedReport::new(denial, &lock.option, now)),
             last_fence: state.last_fence.map(|fence| fence.0),
             holders: state.holders.iter().map(|holder| HolderReport::new(holder, now)).collect(),
             waiters: state.waiters.iter().map(WaiterReport::new).collect(),
@@ -94,7 +94,7 @@ pub struct HolderReport<'a> {
 
 /// A run that keeps a free lock from others.
 #[derive(Debug, Serialize)]
-pub struct RefusedReport<'a> {
+pub struct DeniedReport<'a> {
     reason: &'a str,
     host: Option<&'a str>,
     user: Option<&'a str>,
@@ -105,22 +105,22 @@ pub struct RefusedReport<'a> {
     again_in_ms: Option<u64>,
 }
 
-impl<'a> RefusedReport<'a> {
+impl<'a> DeniedReport<'a> {
     /// By what was asked with this option; `now` dates it.
-    pub fn new(refusal: &'a Refusal, option: &'a str, now: &Now) -> Self {
-        let metadata = refusal.metadata.as_ref();
+    pub fn new(denial: &'a Denial, option: &'a str, now: &Now) -> Self {
+        let metadata = denial.metadata.as_ref();
         Self {
             reason: option,
             host: metadata.and_then(|m| m.host.as_deref()),
             user: metadata.and_then(|m| m.user.as_deref()),
             pid: metadata.and_then(|m| m.pid),
-            fence: refusal.fence.map(|fence| fence.0),
-            began: refusal.began.and_then(|ago| now.utc_before(ago)),
-            state: match refusal.rule {
+            fence: denial.fence.map(|fence| fence.0),
+            began: denial.began.and_then(|ago| now.utc_before(ago)),
+            state: match denial.rule {
                 Rule::Once(stage) => Some(stage.as_str()),
                 Rule::SkewGuard(_) | Rule::AtLeast(_) => None,
             },
-            again_in_ms: refusal.again_in.map(millis),
+            again_in_ms: denial.again_in.map(millis),
         }
     }
 }
@@ -137,15 +137,15 @@ pub struct PacedReport<'a> {
 }
 
 impl<'a> PacedReport<'a> {
-    pub(super) fn new(paced: &'a lock::Paced) -> Self {
-        let metadata = paced.metadata.as_ref();
+    pub(super) fn new(cooldown: &'a lock::Cooldown) -> Self {
+        let metadata = cooldown.metadata.as_ref();
         Self {
-            fence: paced.fence.0,
+            fence: cooldown.fence.0,
             host: metadata.and_then(|m| m.host.as_deref()),
             user: metadata.and_then(|m| m.user.as_deref()),
-            began: rfc3339_ms(paced.at_ms),
-            skew_guard_ms: paced.guard_ms,
-            at_least_ms: paced.at_least_ms,
+            began: rfc3339_ms(cooldown.at_ms),
+            skew_guard_ms: cooldown.guard_ms,
+            at_least_ms: cooldown.at_least_ms,
         }
     }
 }
@@ -163,7 +163,7 @@ pub struct StartReport<'a> {
 }
 
 impl<'a> StartReport<'a> {
-    pub(super) fn new(start: &'a lock::Start) -> Self {
+    pub(super) fn new(start: &'a lock::LastRun) -> Self {
         let metadata = start.metadata.as_ref();
         Self {
             fence: start.fence.0,
@@ -275,7 +275,7 @@ pub struct SkipsReport<'a> {
 }
 
 impl<'a> SkipsReport<'a> {
-    pub(super) fn new(skips: &'a Skips) -> Self {
+    pub(super) fn new(skips: &'a SkipCount) -> Self {
         let (since, last) = (skips.since_ms.and_then(rfc3339_ms), skips.last_ms.and_then(rfc3339_ms));
         Self { host: &skips.host, count: skips.count, since, last, reason: &skips.reason }
     }

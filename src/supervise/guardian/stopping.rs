@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 
-use super::{Guardian, Phase, SETTLE};
+use super::{DRAIN_DELAY, Guardian, Phase};
 use crate::{
     lease::BootClock,
     lock::BootTime,
@@ -38,7 +38,7 @@ impl Guardian {
             self.stop(Why::TimeUp, now.plus(self.setup.plan.grace), Signal::TERM);
         }
         // Right after the last one was reaped its cgroup may still seem populated.
-        let settled = self.emptied.is_none_or(|emptied| now.since(emptied) >= SETTLE);
+        let settled = self.emptied.is_none_or(|emptied| now.since(emptied) >= DRAIN_DELAY);
         if self.outcome.is_some() && matches!(self.phase, Phase::Running) && settled {
             self.judge_leftover(now);
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Amendment, Attempt, Break, End, Fence, Intent, Key, Mode, Parting, Release, Renewal, Request, Scope};
+use dlock::lock::{Amendment, Attempt, Break, End, Fence, Intent, Key, Mode, Release, ReleaseInfo, Renewal, Request, Scope};
 
 use super::{
     Case, cases, everywhere,
@@ -129,8 +129,8 @@ async fn who_answers_a_mark_gives_back_what_was_broken(lab: &Lab) {
     let Renewal::Broken(told) = a.renew(&asked, None).await else { panic!("renewed") };
     stop(&mut a, &asked).await;
     let (end, why) = (&told).into();
-    let parting = Parting { end: Some(end), why, ..Scope::Tree.into() };
-    assert_eq!(a.0.release(&job, &asked.token, &parting).await.expect("release"), Release::Released);
+    let info = ReleaseInfo { end: Some(end), why, ..Scope::Tree.into() };
+    assert_eq!(a.0.release(&job, &asked.token, &info).await.expect("release"), Release::Released);
     let next = b.hold(&job).await;
     let past = history(&mut b, &job).await.past;
     assert!(past.len() == 1 && past[0].end == End::Broken && past[0].fence == Some(fence), "{past:?}");

@@ -12,7 +12,7 @@ use dlock::{
         Secret, Tls,
         redis::{Options, Redis, Replicas},
     },
-    lease::{self, BootClock, Limits, Outcome, Patience, Released},
+    lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
     lock::{Attempt, Backend as _, Effect, Intent, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope},
 };
 
@@ -75,7 +75,7 @@ fn key_at(cluster: &Cluster, node: usize) -> dlock::lock::Key {
     key(&name.expect("a key"))
 }
 
-async fn core_acquire(client: &mut Client, request: Request, patience: Patience) -> dlock::lock::Result<Outcome<()>> {
+async fn core_acquire(client: &mut Client, request: Request, patience: WaitPolicy) -> dlock::lock::Result<Outcome<()>> {
     lease::acquire(&mut *client.0, &BootClock, request, patience, LIMITS, pending::<()>(), |_| {}).await
 }
 
@@ -211,7 +211,7 @@ async fn a_waiter_outlives_the_move_of_its_slot(_: &Lab) {
         a.free(&held).await;
         Instant::now()
     };
-    let wait = core_acquire(&mut b, waiting(&job, LONG), Patience::For(LONG));
+    let wait = core_acquire(&mut b, waiting(&job, LONG), WaitPolicy::For(LONG));
     let (outcome, released) = tokio::join!(wait, release);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
@@ -242,8 +242,8 @@ async fn a_lock_that_is_half_moved_is_refused_for_the_moment(_: &Lab) {
         cluster.move_keys(slot, 0, 1, |_| true);
         cluster.end_move(slot, 0, 1);
     };
-    let parting = Scope::Tree.into();
-    let give_back = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &parting, LIMITS);
+    let info = Scope::Tree.into();
+    let give_back = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &info, LIMITS);
     let (released, ()) = tokio::join!(give_back, end);
     assert!(matches!(released, Released::Free), "{released:?}");
     client(&cluster).hold(&job).await;
@@ -256,7 +256,7 @@ async fn a_hold_and_a_waiter_outlive_their_node(_: &Lab) {
     let held = request(&job, LONG);
     let fence = a.take(&held).await.fence;
     drop(a);
-    let wait = core_acquire(&mut b, waiting(&job, LONG), Patience::For(LONG));
+    let wait = core_acquire(&mut b, waiting(&job, LONG), WaitPolicy::For(LONG));
     let release = async {
         tokio::time::sleep(SHORT / 2).await;
         cluster.nodes[0].kill();
@@ -281,7 +281,7 @@ async fn an_acquire_unanswered_by_a_frozen_node_is_granted_once(_: &Lab) {
     let warm = a.hold(&job).await;
     a.free(&warm).await;
     cluster.nodes[0].freeze();
-    let outcome = core_acquire(&mut a, request(&job, LONG), Patience::For(FAILOVER)).await;
+    let outcome = core_acquire(&mut a, request(&job, LONG), WaitPolicy::For(FAILOVER)).await;
     let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
     cluster.nodes[0].thaw();
     cluster.settle();
@@ -296,7 +296,7 @@ async fn a_node_that_is_replaced_alive_is_left(_: &Lab) {
     let job = key_at(&cluster, 0);
     let (mut a, mut b) = (replicated(&cluster), client(&cluster));
     let held = a.hold(&job).await;
-    let wait = core_acquire(&mut b, waiting(&job, LONG), Patience::For(LONG));
+    let wait = core_acquire(&mut b, waiting(&job, LONG), WaitPolicy::For(LONG));
     let release = async {
         tokio::time::sleep(SHORT / 2).await;
         let now = cluster.switch(&format!("dlock:{job}"));

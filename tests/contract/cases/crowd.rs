@@ -8,7 +8,7 @@ use std::{
 
 use dlock::{
     backends::{mysql, postgres, sql::Server},
-    lease::{self, BootClock, Limits, Outcome, Patience, Released},
+    lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
     lock::{Busy, Fence, Scope},
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -158,7 +158,7 @@ async fn have_a_turn(mut client: Client, turns: Rc<Turns>) {
     let (never, wanted) = (std::future::pending::<()>(), waiting(&key("job"), LONG));
     let mut first = true;
     let busy = |_: &Busy| turns.joined.set(turns.joined.get() + u32::from(std::mem::take(&mut first)));
-    let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, Patience::Forever, LIMITS, never, busy).await;
+    let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, WaitPolicy::Forever, LIMITS, never, busy).await;
     let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
     turns.taken.borrow_mut().push((Instant::now(), lease.fence));
     assert_eq!(turns.inside.replace(1), 0, "two have it at once");
@@ -215,8 +215,8 @@ async fn crowd(lab: &Lab, place: &Place, clients: &Clients) {
         lab.kind.name()
     ));
     // Whoever takes a session's lock waits half a second for what the one before may still run.
-    let settle = if lab.kind.is_a_session() { Duration::from_millis(500) } else { Duration::ZERO };
-    assert!(first >= TTL && first < TTL + SHORT + settle, "{first:?}");
+    let drain_delay = if lab.kind.is_a_session() { Duration::from_millis(500) } else { Duration::ZERO };
+    assert!(first >= TTL && first < TTL + SHORT + drain_delay, "{first:?}");
     assert!(each < 512, "{each} KiB for each waiter");
     let state = clients.at(place.port()).inspect(&key("job")).await;
     assert!(state.holders.is_empty() && state.waiters.is_empty(), "{state:?}");

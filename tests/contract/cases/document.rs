@@ -3,8 +3,8 @@
 use std::{env, fmt::Write as _, time::Duration};
 
 use dlock::lock::{
-    Amendment, Attempt, Break, Busy, End, Fence, Holder, Intent, Key, Metadata, Mode, Once, Parting, Past, Release, Renewal, Request,
-    Scope, Stage, Terms,
+    Amendment, Attempt, Break, Busy, End, Fence, HistoryEntry, Holder, Intent, Key, Metadata, Mode, Once, Release, ReleaseInfo, Renewal,
+    Request, RunPolicy, RunState, Scope,
     document::{Document, Moment},
 };
 use tokio::time::Instant;
@@ -40,7 +40,7 @@ enum Step {
     Crash(Request),
     Renew(Request, Intent),
     Verify(Request),
-    Release(Request, Parting),
+    Release(Request, ReleaseInfo),
     Leave(Request),
     /// Of the hold that was granted so many before the last one.
     Mark(usize),
@@ -51,7 +51,7 @@ enum Step {
 /// The document and what a store has to keep for it.
 struct Model {
     document: Document,
-    past: Vec<Past>,
+    past: Vec<HistoryEntry>,
     fence: u64,
     start: Instant,
 }
@@ -104,7 +104,7 @@ impl Words {
             Attempt::Busy(Busy { holders, expires_in, passing, position, .. }) => {
                 format!("busy [{}] {:?} {passing} {position:?}", self.holders(holders), self.length(*expires_in))
             }
-            Attempt::Refused(refusal) => {
+            Attempt::Denied(refusal) => {
                 let (began, again) = (self.length(refusal.began), self.length(refusal.again_in));
                 format!("refused {:?} {} {began:?} {again:?}", refusal.rule, self.fence(refusal.fence))
             }
@@ -120,10 +120,10 @@ impl Words {
         }
     }
 
-    fn past(&mut self, past: &[Past]) -> String {
+    fn past(&mut self, past: &[HistoryEntry]) -> String {
         let mut told = Vec::new();
         for one in past {
-            let Past { fence, end, why, metadata, started_ms, ended_ms } = one;
+            let HistoryEntry { fence, end, why, metadata, started_ms, ended_ms } = one;
             let host = metadata.as_ref().and_then(|metadata| metadata.host.clone());
             let length = if self.exact { started_ms.zip(*ended_ms).map(|(started, ended)| ended - started) } else { None };
             told.push(format!("{}: {end} {why:?} {host:?} {length:?}", self.fence(*fence)));
@@ -160,7 +160,7 @@ impl Model {
             }
             Step::Renew(request, intent) => words.renewal(&document.renew(&request.token, *intent, now)),
             Step::Verify(request) => format!("{:?}", std::mem::discriminant(&document.verify(&request.token, now))),
-            Step::Release(request, parting) => format!("{:?}", document.release(&request.token, parting, now)),
+            Step::Release(request, info) => format!("{:?}", document.release(&request.token, info, now)),
             Step::Leave(request) => {
                 document.leave(&request.token);
                 String::new()
@@ -179,12 +179,12 @@ impl Model {
         self.past.extend(self.document.take_ended());
         let (holders, waiters) = (self.document.holders(now), self.document.waiters(now).len());
         let (holders, past) = (words.holders(&holders), words.past(&self.past));
-        format!("[{holders}], {waiters} wait, past [{past}], {:?}", stages(self.document.policy()))
+        format!("[{holders}], {waiters} wait, past [{past}], {:?}", stages(self.document.run_record()))
     }
 }
 
-fn stages(record: &dlock::lock::Record) -> (bool, Option<(Stage, u32)>) {
-    (record.paced.is_some(), record.start.as_ref().map(|start| (start.stage, start.tries)))
+fn stages(record: &dlock::lock::RunRecord) -> (bool, Option<(RunState, u32)>) {
+    (record.cooldown.is_some(), record.start.as_ref().map(|start| (start.stage, start.tries)))
 }
 
 async fn ask(client: &mut Client, job: &Key, step: &Step, words: &mut Words) -> String {
@@ -200,8 +200,8 @@ async fn ask(client: &mut Client, job: &Key, step: &Step, words: &mut Words) -> 
         Step::Verify(request) => {
             format!("{:?}", std::mem::discriminant(&client.0.renew(job, &request.token, Intent::Probe).await.expect("verify")))
         }
-        Step::Release(request, parting) => {
-            let release: Release = client.0.release(job, &request.token, parting).await.expect("release");
+        Step::Release(request, info) => {
+            let release: Release = client.0.release(job, &request.token, info).await.expect("release");
             format!("{release:?}")
         }
         Step::Leave(request) => {
@@ -267,14 +267,14 @@ async fn play(lab: &Lab, seed: u64) {
 fn named(step: &Step) -> String {
     match step {
         Step::Acquire(request) | Step::Crash(request) => {
-            let Request { token, mode, waiting, fair, entry, terms, .. } = request;
+            let Request { token, mode, waiting, fair, entry, run_policy, .. } = request;
             let what = if matches!(step, Step::Crash(_)) { "crash" } else { "acquire" };
-            format!("{what} {} {mode:?} waiting {waiting} fair {fair} {entry:?} {terms:?}", &token.hold_text()[..4])
+            format!("{what} {} {mode:?} waiting {waiting} fair {fair} {entry:?} {run_policy:?}", &token.hold_text()[..4])
         }
         Step::Renew(request, intent) => format!("renew {} {intent:?}", &request.token.hold_text()[..4]),
         Step::Verify(request) => format!("verify {}", &request.token.hold_text()[..4]),
-        Step::Release(request, parting) => {
-            format!("release {} {:?} {:?} {:?}", &request.token.hold_text()[..4], parting.scope, parting.end, parting.became)
+        Step::Release(request, info) => {
+            format!("release {} {:?} {:?} {:?}", &request.token.hold_text()[..4], info.scope, info.end, info.run_state)
         }
         Step::Leave(request) => format!("leave {}", &request.token.hold_text()[..4]),
         other => format!("{other:?}"),
@@ -291,16 +291,16 @@ fn fresh(dice: &mut Dice, job: &Key, waits: bool) -> Request {
     let waiting = waits && dice.roll(3) == 0;
     let fair = waiting && dice.roll(2) == 0;
     // Rules of runs are for exclusive holds.
-    let terms = (mode == Mode::Exclusive && dice.roll(3) == 0).then(|| Terms {
+    let run_policy = (mode == Mode::Exclusive && dice.roll(3) == 0).then(|| RunPolicy {
         place: ["web1", "web2"][dice.roll(2)].into(),
         skew_guard: (dice.roll(3) == 0 && !waiting).then_some(WINDOW),
         at_least: None,
         once: (dice.roll(2) == 0).then_some(Once { window: WINDOW, retry_failed: 9, retry_crashed: true }),
         anyway: false,
     });
-    let terms = terms.filter(Terms::record_anything);
+    let run_policy = run_policy.filter(RunPolicy::record_anything);
     let metadata = (dice.roll(2) == 0).then(|| Metadata { host: Some("web1".into()), ..who("web1") });
-    Request { mode, waiting, fair, terms, metadata, detached: dice.roll(4) == 0, ..request(job, LONG) }
+    Request { mode, waiting, fair, run_policy, metadata, detached: dice.roll(4) == 0, ..request(job, LONG) }
 }
 
 fn next(dice: &mut Dice, job: &Key, made: &mut Vec<(usize, Request)>, (granted, queues): (usize, bool)) -> (usize, Step) {
@@ -321,7 +321,7 @@ fn next(dice: &mut Dice, job: &Key, made: &mut Vec<(usize, Request)>, (granted, 
     match dice.roll(20) {
         0..=4 => (client, Step::Acquire(of)),
         5 | 6 => {
-            let inner = Request { waiting: false, fair: false, terms: None, ..nested(&of) };
+            let inner = Request { waiting: false, fair: false, run_policy: None, ..nested(&of) };
             made.push((client, inner.clone()));
             (client, Step::Acquire(inner))
         }
@@ -345,8 +345,8 @@ fn next(dice: &mut Dice, job: &Key, made: &mut Vec<(usize, Request)>, (granted, 
             }
             let scope = [Scope::Hold, Scope::Tree][dice.roll(2)];
             let end = [None, Some(End::Exited(0)), Some(End::Exited(3))][dice.roll(3)].clone();
-            let became = of.terms.is_some().then(|| [Stage::Ok, Stage::Failed, Stage::Undone][dice.roll(3)]);
-            (client, Step::Release(of, Parting { end, became, why: Some("so".into()), ..scope.into() }))
+            let became = of.run_policy.is_some().then(|| [RunState::Ok, RunState::Failed, RunState::Cancelled][dice.roll(3)]);
+            (client, Step::Release(of, ReleaseInfo { end, run_state: became, why: Some("so".into()), ..scope.into() }))
         }
     }
 }

@@ -256,7 +256,7 @@ async fn a_waiter_whose_lease_ended_queues_up_anew(lab: &Lab) {
     requeue(lab, async |name: &str| drop(lab.etcd().etcd().ctl(&["lease", "revoke", name.rsplit('/').next().expect("a lease")]))).await;
 }
 
-const SETTLE: Duration = Duration::from_millis(500);
+const DRAIN_DELAY: Duration = Duration::from_millis(500);
 
 /// A hold that ends without its holder's doing, in one of the ways there are.
 async fn vanish(lab: &Lab, how: &str) -> Client {
@@ -276,12 +276,12 @@ async fn who_follows_one_that_vanished_lets_it_die(lab: &Lab) {
         let _gone = vanish(lab, how).await;
         let mut b = lab.client().await;
         let next = request(&key("job"), LONG);
-        assert_eq!(b.take(&next).await.settle, SETTLE, "{how}");
-        lab.pass(SETTLE).await;
+        assert_eq!(b.take(&next).await.drain_delay, DRAIN_DELAY, "{how}");
+        lab.pass(DRAIN_DELAY).await;
         b.free(&next).await;
         // It has died by now, and who comes next need not wait for it.
         let after = request(&key("job"), LONG);
-        assert_eq!(b.take(&after).await.settle, Duration::ZERO, "{how}");
+        assert_eq!(b.take(&after).await.drain_delay, Duration::ZERO, "{how}");
         b.free(&after).await;
     }
     // Nor for those who went by themselves, from the lock or from the queue.
@@ -292,7 +292,7 @@ async fn who_follows_one_that_vanished_lets_it_die(lab: &Lab) {
     c.refused(&wanted).await;
     b.leave_queue(&leaving).await;
     a.free(&held).await;
-    assert_eq!(c.wait_for(&wanted, LONG).await.settle, Duration::ZERO);
+    assert_eq!(c.wait_for(&wanted, LONG).await.drain_delay, Duration::ZERO);
 }
 
 async fn time_to_die_is_not_cut_short_by_one_who_comes_in_between(lab: &Lab) {
@@ -301,13 +301,13 @@ async fn time_to_die_is_not_cut_short_by_one_who_comes_in_between(lab: &Lab) {
     for _ in 0..3 {
         // It is granted, and gives up before it started anything.
         let hasty = request(&key("job"), LONG);
-        assert_eq!(b.take(&hasty).await.settle, SETTLE);
+        assert_eq!(b.take(&hasty).await.drain_delay, DRAIN_DELAY);
         b.free(&hasty).await;
     }
     let patient = request(&key("job"), LONG);
-    assert_eq!(b.take(&patient).await.settle, SETTLE);
+    assert_eq!(b.take(&patient).await.drain_delay, DRAIN_DELAY);
     // A renewal forgets the dead too, once they are.
-    lab.pass(SETTLE).await;
+    lab.pass(DRAIN_DELAY).await;
     b.renewed(&patient, None).await;
     let records = format!("{}.meta/%open/", lab.etcd().namespace("dlock"));
     assert_eq!(lab.etcd().etcd().keys(&records).len(), 1, "but for the holder's own");
@@ -321,7 +321,7 @@ async fn those_who_vanish_one_after_the_other_leave_few_records(lab: &Lab) {
     for n in 0..40 {
         let mut a = lab.client().await;
         let grant = a.take(&request(&key("job"), LONG)).await;
-        assert_eq!(grant.settle, if n == 0 { Duration::ZERO } else { SETTLE });
+        assert_eq!(grant.drain_delay, if n == 0 { Duration::ZERO } else { DRAIN_DELAY });
         fences.push(Some(grant.fence));
         lab.etcd().etcd().ctl(&["del", &own(lab)]);
     }
@@ -338,7 +338,7 @@ async fn who_follows_a_foreign_holder_waits_for_nobody_to_die(lab: &Lab) {
     let wanted = waiting(&key("job"), LONG);
     a.refused(&wanted).await;
     lab.etcd().etcd().ctl(&["lease", "revoke", &lease]);
-    assert_eq!(a.wait_for(&wanted, LONG).await.settle, Duration::ZERO);
+    assert_eq!(a.wait_for(&wanted, LONG).await.drain_delay, Duration::ZERO);
 }
 
 async fn compaction_does_not_deafen_a_waiter(lab: &Lab) {
@@ -409,7 +409,7 @@ async fn what_is_unused_is_collected(lab: &Lab) {
     lab.outlast(SHORT).await;
     assert_eq!(a.inspect(&key("a/b")).await.last_fence, None);
     let next = request(&key("job"), LONG);
-    assert_eq!(a.take(&next).await.settle, Duration::ZERO);
+    assert_eq!(a.take(&next).await.drain_delay, Duration::ZERO);
     let mut left = keys(lab);
     left.retain(|name| name.contains("%last"));
     assert_eq!(left, [format!("{}.meta/%last/used", lab.etcd().namespace("dlock"))]);

@@ -7,7 +7,7 @@ use dlock::{
         Secret, Tls,
         etcd::{Etcd, Options},
     },
-    lease::{self, BootClock, Limits, Outcome, Patience},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Amendment, Attempt, Backend as _, Effect, End, Error, Kind as ErrorKind, Note, Result, Scope},
 };
 
@@ -103,7 +103,8 @@ async fn a_member_that_does_not_answer_is_left_for_the_next(lab: &Lab) {
         hole.set(Mode::BlackHole);
         let mut a = client(Options { namespace: namespace.clone(), ..at(&[hole.port, there]) });
         let job = key(&format!("job{n}"));
-        let taken = lease::acquire(&mut *a.0, &BootClock, request(&job, LONG), Patience::Try, limits, std::future::pending::<()>(), |_| {});
+        let taken =
+            lease::acquire(&mut *a.0, &BootClock, request(&job, LONG), WaitPolicy::Try, limits, std::future::pending::<()>(), |_| {});
         let Ok(Outcome::Granted(lease)) = taken.await else { panic!("the second member answers") };
         // Now the one that it speaks with falls silent, whichever that is.
         hole.set(Mode::Pass);
@@ -184,7 +185,7 @@ async fn who_may_not_write_the_history_has_the_lock_all_the_same(_: &Lab) {
     tokio::time::sleep(Duration::from_millis(600)).await;
     b.renewed(&next, None).await;
     b.free(&next).await;
-    assert_eq!(b.take(&request(&key("job"), LONG)).await.settle, Duration::ZERO);
+    assert_eq!(b.take(&request(&key("job"), LONG)).await.drain_delay, Duration::ZERO);
     assert_eq!(etcd.keys("dlock.meta/").len(), 1);
     assert_denied(&a.0.history(&key("job")).await.expect_err("nor read it"));
 }

@@ -212,13 +212,13 @@ async fn a_newer_layout_is_refused(lab: &Lab) {
 }
 
 async fn a_foreign_holder_is_waited_for_by_looking(lab: &Lab) {
-    use dlock::lease::{BootClock, Limits, Outcome, Patience, acquire};
+    use dlock::lease::{BootClock, Limits, Outcome, WaitPolicy, acquire};
     let name = name(lab, "job").await;
     lab.redis().server().command(&["SET", &name, "x", "PX", "60000"]);
     let mut a = lab.client().await;
     let wanted = waiting(&key("job"), SHORT);
     let never = std::future::pending::<()>();
-    let take = acquire(&mut *a.0, &BootClock, wanted, Patience::For(LONG), Limits::DEFAULT, never, |_| {});
+    let take = acquire(&mut *a.0, &BootClock, wanted, WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
     let delete = async {
         lab.pass(Duration::from_millis(300)).await;
         lab.redis().server().command(&["DEL", &name]);

@@ -47,7 +47,7 @@ async fn a_waiter_that_is_gone_is_removed_by_the_next_one(lab: &Lab) {
             a.free(&held).await;
         };
         let ((), grant) = tokio::join!(free, b.wait_for(&wanted, LIMIT));
-        assert_eq!(grant.settle, Duration::ZERO, "they ran nothing");
+        assert_eq!(grant.drain_delay, Duration::ZERO, "they ran nothing");
         crate::support::say(&format!(
             "{}: {dead} waiters that are gone blocked the queue for {:?}; {BLOCKED:?} are allowed",
             lab.kind.name(),

@@ -5,14 +5,14 @@ use std::time::Duration;
 use dlock::{
     backends::{Secret, etcd, mysql, postgres, redis, redlock::Redlock, zookeeper::ZooKeeper},
     lock::{
-        Amendment, Break, Effect, Intent, Kind as ErrorKind, Mode, Note, PASSWORD, Release, Renewal, Result, Role, Scope, Stage, Which,
+        Amendment, Break, Effect, Intent, Kind as ErrorKind, Mode, Note, PASSWORD, Release, Renewal, Result, Role, RunState, Scope, Which,
     },
 };
 use zookeeper_client::{Acl, AuthId, Client as Admin, CreateMode, Permission};
 
 use super::{
     Case, cases,
-    terms::{asking, once},
+    run_policy::{asking, once},
 };
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, request, soon, waiting, who},
@@ -47,7 +47,7 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
         assert_eq!(b.refused(&second).await.position, Some(1), "{user} is not in the queue");
         let given_back = async {
             lab.pass(Duration::from_millis(300)).await;
-            a.part(&first, Stage::Failed).await;
+            a.part(&first, RunState::Failed).await;
             tokio::time::Instant::now()
         };
         let taken = async {
@@ -57,7 +57,7 @@ async fn try_out(lab: &Lab, has_view: bool, open: impl Fn(&str) -> Client) {
         let (freed, (grant, got)) = tokio::join!(given_back, taken);
         assert!(got.duration_since(freed) < soon(), "{user} was not woken");
         let start = a.record(&job).await.start.expect("a start");
-        assert_eq!((start.fence, start.stage), (fence, Stage::Failed), "{user} could not say what became of it");
+        assert_eq!((start.fence, start.stage), (fence, RunState::Failed), "{user} could not say what became of it");
         if lab.kind.hands_on() && lab.kind != Kind::ZooKeeper {
             let inner = nested(&second);
             a.take(&inner).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock::{
-    lease::{self, BootClock, Limits, Outcome, Patience},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Intent, Renewal, Request, Scope, Wake},
 };
 use tokio::time::{Instant, timeout};
@@ -363,7 +363,7 @@ async fn the_core_hands_over_at_once(lab: &Lab) {
     let held = a.hold(&job).await;
     let want = waiting(&job, LONG);
     let never = std::future::pending::<()>();
-    let acquire = lease::acquire(&mut *b.0, &BootClock, want, Patience::For(NEVER), Limits::DEFAULT, never, |_| {});
+    let acquire = lease::acquire(&mut *b.0, &BootClock, want, WaitPolicy::For(NEVER), Limits::DEFAULT, never, |_| {});
     let release = async {
         lab.pass(SLACK).await;
         a.free(&held).await;
@@ -378,7 +378,7 @@ async fn the_core_leaves_nothing_when_it_gives_up(lab: &Lab) {
     let mut a = lab.client().await;
     let job = key("job");
     let held = a.hold(&job).await;
-    for patience in [Patience::Try, Patience::For(Duration::from_millis(200))] {
+    for patience in [WaitPolicy::Try, WaitPolicy::For(Duration::from_millis(200))] {
         let mut b = lab.client().await;
         let never = std::future::pending::<()>();
         let outcome = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), patience, Limits::DEFAULT, never, |_| {}).await;
@@ -386,7 +386,7 @@ async fn the_core_leaves_nothing_when_it_gives_up(lab: &Lab) {
     }
     let mut b = lab.client().await;
     let stop = tokio::time::sleep(Duration::from_millis(150));
-    let outcome = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), Patience::Forever, Limits::DEFAULT, stop, |_| {}).await;
+    let outcome = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::Forever, Limits::DEFAULT, stop, |_| {}).await;
     assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
     let state = a.inspect(&job).await;
     assert!(state.waiters.is_empty(), "{state:?}");
@@ -407,7 +407,7 @@ async fn a_frozen_waiter_does_not_keep_the_lock_idle(lab: &Lab) {
     assert!(timeout(SLACK, &mut asleep).await.is_err(), "woken without a release");
     let mut b = lab.client().await;
     let never = std::future::pending::<()>();
-    let next = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), Patience::For(NEVER), Limits::DEFAULT, never, |_| {});
+    let next = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(NEVER), Limits::DEFAULT, never, |_| {});
     let release = async {
         lab.pass(SLACK).await;
         a.free(&held).await;
@@ -427,7 +427,7 @@ async fn the_core_takes_at_once_what_a_waiter_just_left(lab: &Lab) {
         let held = a.hold(&job).await;
         let mut b = lab.client().await;
         let stop = tokio::time::sleep(Duration::from_millis(20) + Duration::from_micros(100) * step);
-        let waiter = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), Patience::Forever, Limits::DEFAULT, stop, |_| {});
+        let waiter = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::Forever, Limits::DEFAULT, stop, |_| {});
         let release = async {
             lab.pass(Duration::from_millis(21)).await;
             a.free(&held).await;
@@ -440,7 +440,7 @@ async fn the_core_takes_at_once_what_a_waiter_just_left(lab: &Lab) {
         let request = crate::lab::request(&job, LONG);
         let token = request.token;
         let mut c = lab.client().await;
-        let outcome = lease::acquire(&mut *c.0, &BootClock, request, Patience::Try, Limits::DEFAULT, never, |_| {}).await;
+        let outcome = lease::acquire(&mut *c.0, &BootClock, request, WaitPolicy::Try, Limits::DEFAULT, never, |_| {}).await;
         assert!(matches!(outcome, Ok(Outcome::Granted(_))), "step {step}: {outcome:?}");
         c.0.release(&job, &token, &Scope::Tree.into()).await.expect("release");
     }

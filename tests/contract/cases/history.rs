@@ -3,8 +3,10 @@
 use std::{cell::Cell, future::pending, time::Duration};
 
 use dlock::{
-    lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Amendment, Attempt, Break, End, Fence, History, Key, Mode, Note, Parting, Past, REMEMBERED, Release, Request, Scope},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
+    lock::{
+        Amendment, Attempt, Break, End, Fence, History, HistoryEntry, Key, Mode, Note, REMEMBERED, Release, ReleaseInfo, Request, Scope,
+    },
 };
 
 use super::{Case, cases, everywhere};
@@ -52,8 +54,8 @@ fn told(host: &str) -> impl Fn(Request) -> Request {
     move |of| Request { metadata: Some(metadata.clone()), at_ms: Some(dlock::lease::wall_ms()), ..of }
 }
 
-fn ended(end: End) -> Parting {
-    Parting { end: Some(end), at_ms: Some(dlock::lease::wall_ms()), held_ms: Some(3), ..Scope::Tree.into() }
+fn ended(end: End) -> ReleaseInfo {
+    ReleaseInfo { end: Some(end), at_ms: Some(dlock::lease::wall_ms()), held_ms: Some(3), ..Scope::Tree.into() }
 }
 
 async fn part(client: &mut Client, of: &Request, end: End) {
@@ -87,10 +89,11 @@ async fn a_run_is_remembered_with_its_end(lab: &Lab) {
     let fence = a.take(&asked).await.fence;
     lab.pass(Duration::from_millis(50)).await;
     let why = Some("for \"some\" reason \u{2600}".to_owned());
-    let parting = Parting { why: why.clone(), held_ms: Some(50), ..ended(End::Exited(3)) };
-    assert_eq!(a.0.release(&job, &asked.token, &parting).await.expect("release"), Release::Released);
+    let info = ReleaseInfo { why: why.clone(), held_ms: Some(50), ..ended(End::Exited(3)) };
+    assert_eq!(a.0.release(&job, &asked.token, &info).await.expect("release"), Release::Released);
     let past = history(&mut b, &job).await.past;
-    let [Past { fence: told, started_ms: Some(started), ended_ms: Some(ended), end: End::Exited(3), why: reason, metadata }] = &past[..]
+    let [HistoryEntry { fence: told, started_ms: Some(started), ended_ms: Some(ended), end: End::Exited(3), why: reason, metadata }] =
+        &past[..]
     else {
         panic!("{past:?}");
     };
@@ -107,7 +110,7 @@ async fn how_long_a_run_had_waited_is_remembered(lab: &Lab) {
     let wanted = told("web1")(waiting(&job, LONG));
     let never = pending::<()>();
     let waits = Cell::new(false);
-    let take = lease::acquire(&mut *b.0, &BootClock, wanted.clone(), Patience::For(LONG), Limits::DEFAULT, never, |_| waits.set(true));
+    let take = lease::acquire(&mut *b.0, &BootClock, wanted.clone(), WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| waits.set(true));
     let free = async {
         while !waits.get() {
             lab.pass(Duration::from_millis(10)).await;
@@ -157,7 +160,7 @@ async fn a_hold_that_was_never_given_back_has_expired(lab: &Lab) {
     drop(a);
     lab.outlast(grant.ttl.get()).await;
     // Once before somebody else took it, if the store sees it by then, and in any case after.
-    let expired = |past: &Past| past.end == End::Expired && past.fence == Some(grant.fence) && past.metadata == asked.metadata;
+    let expired = |past: &HistoryEntry| past.end == End::Expired && past.fence == Some(grant.fence) && past.metadata == asked.metadata;
     let before = history(&mut b, &job).await.past;
     assert!(before.iter().all(expired) && before.len() == 1, "{before:?}");
     let next = request(&job, LONG);
@@ -204,7 +207,7 @@ async fn what_was_undone_is_not_remembered(lab: &Lab) {
     let job = key("job");
     let asked = told("web1")(request(&job, LONG));
     a.take(&asked).await;
-    assert_eq!(a.0.release(&job, &asked.token, &Parting::UNDO).await.expect("release"), Release::Released);
+    assert_eq!(a.0.release(&job, &asked.token, &ReleaseInfo::UNDO).await.expect("release"), Release::Released);
     assert_eq!(history(&mut b, &job).await.past, []);
     let next = b.hold(&job).await;
     assert_eq!(history(&mut a, &job).await.past, []);
@@ -272,7 +275,7 @@ async fn who_lost_a_hold_knows_best_how_it_ended(lab: &Lab) {
     let grant = a.take(&asked).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
-    let lost = |fence| Past {
+    let lost = |fence| HistoryEntry {
         fence: Some(fence),
         started_ms: Some(dlock::lease::wall_ms() - 1000),
         ended_ms: Some(dlock::lease::wall_ms()),
@@ -320,8 +323,8 @@ async fn whatever_is_said_is_told_as_it_was(lab: &Lab) {
         metadata.description = Some(text.into());
         let asked = Request { metadata: Some(metadata), ..request(&job, LONG) };
         a.take(&asked).await;
-        let parting = Parting { why: Some(text.into()), ..ended(End::Lost) };
-        assert_eq!(a.0.release(&job, &asked.token, &parting).await.expect("release"), Release::Released);
+        let info = ReleaseInfo { why: Some(text.into()), ..ended(End::Lost) };
+        assert_eq!(a.0.release(&job, &asked.token, &info).await.expect("release"), Release::Released);
         let past = history(&mut a, &job).await.past;
         assert_eq!((&past[0].end, past[0].why.as_deref(), &past[0].metadata), (&End::Lost, Some(text), &asked.metadata));
         a.0.amend(&job, Amendment::Note(&Note::Skipped { host: text.into(), reason: text.into(), at_ms: 1 })).await.expect("a note");
@@ -367,7 +370,7 @@ async fn a_reader_that_vanished_is_remembered_once(lab: &Lab) {
     b.take(&there).await;
     drop(a);
     lab.outlast(grant.ttl.get()).await;
-    let expired = |past: &[Past]| {
+    let expired = |past: &[HistoryEntry]| {
         past.iter().filter(|past| past.end == End::Expired && past.fence == Some(grant.fence) && past.metadata == gone.metadata).count()
             == 1
     };
@@ -465,13 +468,13 @@ async fn a_run_whose_answers_were_lost_is_one_run(lab: &Lab) {
         let asked = told("web1")(request(&key(&format!("job-{nth}")), LONG));
         proxy.trap_nth("", nth, 1, Fault::CutAfter);
         let limits = Limits::of(Duration::from_secs(2));
-        let patience = Patience::For(LONG);
+        let patience = WaitPolicy::For(LONG);
         let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), patience, limits, pending::<()>(), |_| {}).await;
         let Ok(Outcome::Granted(lease)) = outcome else { panic!("answer {nth}: {outcome:?}") };
         let lost = proxy.sprung();
         lease::give_back(&mut *a.0, &BootClock, &asked.key, &asked.token, &ended(End::Exited(7)), limits).await;
         let past = history(&mut lab.client().await, &asked.key).await.past;
-        let [Past { fence: Some(fence), end: End::Exited(7), .. }] = &past[..] else { panic!("answer {nth}: {past:?}") };
+        let [HistoryEntry { fence: Some(fence), end: End::Exited(7), .. }] = &past[..] else { panic!("answer {nth}: {past:?}") };
         assert_eq!(*fence, lease.fence);
         if lost == 0 {
             assert!(nth > 0, "no answer was lost");

@@ -6,7 +6,7 @@ use std::{
 };
 
 use dlock::{
-    lease::{self, BootClock, Clock as _, Limits, Outcome, Patience, Released},
+    lease::{self, BootClock, Clock as _, Limits, Outcome, Released, WaitPolicy},
     lock::{Effect, Key, Release, Renewal, Request, Scope},
 };
 
@@ -62,7 +62,7 @@ async fn warm(lab: &Lab) -> (Proxy, Client) {
 /// The ways to lose an answer to a request that the server served.
 const LOST: [Fault; 2] = [Fault::CutAfter, Fault::Swallow];
 
-async fn core_acquire(client: &mut Client, request: Request, patience: Patience) -> dlock::lock::Result<Outcome<()>> {
+async fn core_acquire(client: &mut Client, request: Request, patience: WaitPolicy) -> dlock::lock::Result<Outcome<()>> {
     lease::acquire(&mut *client.0, &BootClock, request, patience, LIMITS, pending::<()>(), |_| {}).await
 }
 
@@ -77,7 +77,7 @@ async fn acquire_whose_answer_was_lost_is_granted_once(lab: &Lab) {
         let job = key(&format!("job-{fault:?}"));
         proxy.trap(lab.server().taking_mark(), fault);
         // A second session is made meanwhile, on a machine that may be busy.
-        let asked = lease::acquire(&mut *a.0, &BootClock, request(&job, LONG), Patience::Try, Limits::DEFAULT, pending::<()>(), |_| {});
+        let asked = lease::acquire(&mut *a.0, &BootClock, request(&job, LONG), WaitPolicy::Try, Limits::DEFAULT, pending::<()>(), |_| {});
         let Outcome::Granted(lease) = asked.await.expect("granted") else {
             panic!("busy: our own unanswered attempt was taken for somebody else's");
         };
@@ -96,7 +96,7 @@ async fn acquire_whose_answers_are_all_lost_is_undone(lab: &Lab) {
         let job = key(&format!("job-{fault:?}"));
         // What undoes it has to get through.
         proxy.trap_nth(lab.server().acquire_mark(), 0, usize::MAX, fault);
-        let error = core_acquire(&mut a, request(&job, LONG), Patience::Try).await.expect_err("no answer");
+        let error = core_acquire(&mut a, request(&job, LONG), WaitPolicy::Try).await.expect_err("no answer");
         assert!(error.is_transient(), "{error:?}");
         assert!(proxy.sprung() > 0);
         assert_free(lab, &job).await;
@@ -131,7 +131,7 @@ async fn acquire_that_was_given_up_on_is_undone_by_the_core(lab: &Lab) {
         }
         lab.pass(Duration::from_millis(50)).await;
     };
-    let outcome = lease::acquire(&mut *a.0, &BootClock, request(&job, LONG), Patience::Forever, LIMITS, stop, |_| {}).await;
+    let outcome = lease::acquire(&mut *a.0, &BootClock, request(&job, LONG), WaitPolicy::Forever, LIMITS, stop, |_| {}).await;
     assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
     assert_eq!(proxy.sprung(), 1);
     assert_free(lab, &job).await;
@@ -156,7 +156,7 @@ async fn renewal_whose_answer_was_lost_is_asked_again(lab: &Lab) {
 async fn renewal_without_any_answer_is_a_loss_in_time(lab: &Lab) {
     let (mut proxy, mut a) = warm(lab).await;
     let job = key("job");
-    let Outcome::Granted(mut held) = core_acquire(&mut a, request(&job, SHORT * 2), Patience::Try).await.expect("granted") else {
+    let Outcome::Granted(mut held) = core_acquire(&mut a, request(&job, SHORT * 2), WaitPolicy::Try).await.expect("granted") else {
         panic!("busy");
     };
     let budget = lease::Budget::new(held.ttl, None, dlock::lock::Pace::USUAL).expect("a budget");
@@ -244,7 +244,7 @@ async fn wake_up_that_was_lost_is_covered(lab: &Lab) {
         a.free(&held).await;
         Instant::now()
     };
-    let acquire = lease::acquire(&mut *b.0, &BootClock, wanted, Patience::For(LONG), LIMITS, pending::<()>(), |_| {});
+    let acquire = lease::acquire(&mut *b.0, &BootClock, wanted, WaitPolicy::For(LONG), LIMITS, pending::<()>(), |_| {});
     let (outcome, released) = tokio::join!(acquire, release);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
     assert!(released.elapsed() < stretched(Duration::from_secs(9)), "{:?}", released.elapsed());
@@ -262,7 +262,7 @@ async fn a_waiter_behind_a_cut_connection_has_its_turn(lab: &Lab) {
         a.free(&held).await;
         Instant::now()
     };
-    let acquire = core_acquire(&mut b, waiting(&job, LONG), Patience::For(LONG));
+    let acquire = core_acquire(&mut b, waiting(&job, LONG), WaitPolicy::For(LONG));
     let (outcome, released) = tokio::join!(acquire, release);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
@@ -282,7 +282,7 @@ async fn waiting_outlives_an_outage(lab: &Lab) {
         proxy.set(Mode::Pass);
         Instant::now()
     };
-    let acquire = core_acquire(&mut b, waiting(&job, LONG), Patience::For(LONG));
+    let acquire = core_acquire(&mut b, waiting(&job, LONG), WaitPolicy::For(LONG));
     let (outcome, back) = tokio::join!(acquire, outage);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
     assert!(back.elapsed() < stretched(Duration::from_secs(3)), "{:?}", back.elapsed());
@@ -295,7 +295,7 @@ async fn a_frozen_server_is_no_answer(lab: &Lab) {
     let held = a.hold(&job).await;
     lab.server().freeze();
     let began = Instant::now();
-    let error = core_acquire(&mut lab.client().await, request(&key("other"), LONG), Patience::Try).await.expect_err("frozen");
+    let error = core_acquire(&mut lab.client().await, request(&key("other"), LONG), WaitPolicy::Try).await.expect_err("frozen");
     let renewal = tokio::time::timeout(Duration::from_millis(300), a.0.renew(&job, &held.token, None.into())).await;
     lab.server().thaw();
     assert!(error.is_transient() && error.effect == Effect::Unknown, "{error:?}");
@@ -324,7 +324,7 @@ async fn a_restarted_server_knows_no_script_and_is_asked_in_full(lab: &Lab) {
         }
     }
     lab.redis().server_mut().restart_empty();
-    let Ok(Outcome::Granted(_)) = core_acquire(&mut a, request(&job, LONG), Patience::Try).await else {
+    let Ok(Outcome::Granted(_)) = core_acquire(&mut a, request(&job, LONG), WaitPolicy::Try).await else {
         panic!("not granted after a restart");
     };
 }
@@ -334,7 +334,7 @@ async fn a_slow_network_changes_nothing(lab: &Lab) {
     proxy.delay(Duration::from_millis(40));
     let job = key("job");
     let before = BootClock.now();
-    let Outcome::Granted(held) = core_acquire(&mut a, request(&job, SHORT), Patience::Try).await.expect("granted") else {
+    let Outcome::Granted(held) = core_acquire(&mut a, request(&job, SHORT), WaitPolicy::Try).await.expect("granted") else {
         panic!("busy");
     };
     assert!(held.t0 >= before && BootClock.now().since(held.t0) >= Duration::from_millis(80), "the lease counts from the send");

@@ -30,6 +30,9 @@ mod reentry;
 mod refusal;
 mod report;
 mod residue;
+mod run_policy;
+mod run_policy_faults;
+mod run_policy_sql;
 mod sentinel;
 mod shared;
 mod sql_line;
@@ -40,9 +43,6 @@ mod sql_shares;
 mod sql_table;
 mod tair;
 mod tair_shares;
-mod terms;
-mod terms_faults;
-mod terms_sql;
 mod transport;
 mod unanswered;
 mod verify;
@@ -94,9 +94,9 @@ pub fn all() -> Vec<Case> {
         verify::all(),
         history::all(),
         breaking::all(),
-        terms::all(),
-        terms_faults::all(),
-        terms_sql::all(),
+        run_policy::all(),
+        run_policy_faults::all(),
+        run_policy_sql::all(),
         sql_line::all(),
         sql_sessions::all(),
         sql_servers::all(),

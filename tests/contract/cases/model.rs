@@ -96,7 +96,7 @@ impl Side {
                     format!("busy, fence {fence:?}, holds {}", busy.holders[0].holds)
                 }
                 Attempt::NotHeld => "not held".into(),
-                Attempt::Refused(refusal) => panic!("{refusal:?}"),
+                Attempt::Denied(refusal) => panic!("{refusal:?}"),
             },
             Operation::Renew(request, times) => match client.renew(request, times.map(|times| LONG * times)).await {
                 Renewal::Renewed { ttl, fence } => {

@@ -7,7 +7,7 @@ use dlock::{
         mysql::{Mode, Options, backend},
         sql::Server,
     },
-    lease::{self, BootClock, Limits, Outcome, Patience},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Effect, Kind as ErrorKind, Request, Wake},
 };
 
@@ -94,7 +94,7 @@ async fn a_stale_gate_only_slows_down(lab: &Lab) {
     assert_eq!(stale.wait(&unwanted, LONG).await, Wake::Changed, "the gate is open");
     let held = a.hold(&job).await;
     let never = std::future::pending::<()>();
-    let take = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), Patience::For(LONG), Limits::DEFAULT, never, |_| {});
+    let take = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
     let release = async {
         lab.pass(SLACK).await;
         a.free(&held).await;

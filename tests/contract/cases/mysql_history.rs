@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{
     backends::mysql::backend,
-    lock::{Amendment, End, Kind as ErrorKind, Parting, Release, Renewal, Scope, Wake},
+    lock::{Amendment, End, Kind as ErrorKind, Release, ReleaseInfo, Renewal, Scope, Wake},
 };
 
 use super::{
@@ -31,8 +31,8 @@ pub fn all() -> Vec<Case> {
     ]
 }
 
-fn ended(end: End) -> Parting {
-    Parting { end: Some(end), ..Scope::Tree.into() }
+fn ended(end: End) -> ReleaseInfo {
+    ReleaseInfo { end: Some(end), ..Scope::Tree.into() }
 }
 
 /// A client with these rights in the case's database, and no others.
@@ -52,14 +52,14 @@ async fn remembering_costs_no_request(lab: &Lab) {
     a.free(&first).await;
     lab.pass(Duration::from_millis(50)).await;
     let mut counted = Vec::new();
-    for parting in [Parting::UNDO, ended(End::Exited(1)), Parting::UNDO] {
+    for info in [ReleaseInfo::UNDO, ended(End::Exited(1)), ReleaseInfo::UNDO] {
         let held = request(&job, LONG);
         let before = proxy.requests();
         a.take(&held).await;
         let taken = proxy.requests();
         a.renewed(&held, None).await;
         let renewed = proxy.requests();
-        assert_eq!(a.0.release(&job, &held.token, &parting).await.expect("release"), Release::Released);
+        assert_eq!(a.0.release(&job, &held.token, &info).await.expect("release"), Release::Released);
         // The session goes, and says so.
         lab.pass(Duration::from_millis(50)).await;
         counted.push((taken - before, renewed - taken, proxy.requests() - renewed));
@@ -87,7 +87,7 @@ async fn a_lock_that_can_t_be_remembered_is_a_lock(lab: &Lab) {
     drop(a);
     let wanted = waiting(&job, LONG);
     let grant = b.wait_for(&wanted, Duration::from_millis(50)).await;
-    assert!(!grant.settle.is_zero(), "the holder before vanished");
+    assert!(!grant.drain_delay.is_zero(), "the holder before vanished");
     b.free(&wanted).await;
     lab.mariadb().sql("RENAME TABLE elsewhere TO dlock_runs");
     assert_eq!(history(&mut b, &job).await.past, []);
@@ -118,8 +118,8 @@ async fn a_release_that_is_asked_again_is_remembered_once(lab: &Lab) {
         let held = request(&job, LONG);
         let fence = a.take(&held).await.fence;
         proxy.trap(if row { "COMMIT" } else { "RELEASE_LOCK" }, fault);
-        let parting = ended(End::Exited(3));
-        let lost = tokio::time::timeout(Duration::from_millis(200), a.0.release(&job, &held.token, &parting)).await;
+        let info = ended(End::Exited(3));
+        let lost = tokio::time::timeout(Duration::from_millis(200), a.0.release(&job, &held.token, &info)).await;
         assert!(!matches!(lost, Ok(Ok(_))), "{lost:?}");
         let _ = a.0.release(&job, &held.token, &ended(End::Exited(4))).await.expect("release");
         let past = history(&mut b, &job).await.past;
@@ -139,10 +139,10 @@ async fn a_grant_whose_answer_was_lost_and_that_was_undone_is_nobody_s(lab: &Lab
         proxy.trap("GREATEST(fence + 1", fault);
         let lost = tokio::time::timeout(SHORT, a.0.try_acquire(&wanted)).await;
         assert!(!matches!(lost, Ok(Ok(_))) && proxy.sprung() == 1, "{lost:?}");
-        assert_eq!(a.0.release(&job, &wanted.token, &Parting::UNDO).await.expect("release"), Release::NotHeld);
+        assert_eq!(a.0.release(&job, &wanted.token, &ReleaseInfo::UNDO).await.expect("release"), Release::NotHeld);
         let next = waiting(&job, LONG);
         let grant = b.wait_for(&next, Duration::from_millis(50)).await;
-        assert!(grant.settle.is_zero(), "nobody vanished");
+        assert!(grant.drain_delay.is_zero(), "nobody vanished");
         assert_eq!(history(&mut b, &job).await.past, [], "{n}");
         b.free(&next).await;
     }

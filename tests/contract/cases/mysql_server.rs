@@ -8,7 +8,7 @@ use dlock::{
         mysql::{Mode, Options, backend},
         sql::Server,
     },
-    lease::{self, BootClock, Limits, Outcome, Patience, Released},
+    lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
     lock::{Backend, Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
 };
 
@@ -177,7 +177,7 @@ async fn the_clock_of_mysql_is_no_matter_to_sessions(lab: &Lab) {
         assert!(fence > last, "{fence} after {last}");
         // Whatever became of its wait in the server.
         let never = std::future::pending::<()>();
-        let take = lease::acquire(&mut *b.0, &BootClock, wanted, Patience::For(LONG), Limits::DEFAULT, never, |_| {});
+        let take = lease::acquire(&mut *b.0, &BootClock, wanted, WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
         let step = async {
             lab.pass(SHORT).await;
             stepped.step(offset);
@@ -238,7 +238,7 @@ async fn a_node_of_a_cluster_is_refused_unless_it_alone_is_written_to(lab: &Lab)
     a.renewed(&held, None).await;
     assert_eq!(a.inspect(&job).await.holders.len(), 1);
     let never = std::future::pending::<()>();
-    let next = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), Patience::For(LONG), Limits::DEFAULT, never, |_| {});
+    let next = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
     let free = async {
         lab.pass(SLACK * 3).await;
         a.free(&held).await;
@@ -275,15 +275,15 @@ async fn what_somebody_keeps_locked_is_asked_for_again(lab: &Lab) {
         };
         let wanted = request(&job, LONG);
         let never = std::future::pending::<()>();
-        let take = lease::acquire(&mut *a.0, &BootClock, wanted.clone(), Patience::Try, Limits::DEFAULT, never, |_| {});
+        let take = lease::acquire(&mut *a.0, &BootClock, wanted.clone(), WaitPolicy::Try, Limits::DEFAULT, never, |_| {});
         let (outcome, ()) = tokio::join!(take, blocked());
         let Ok(Outcome::Granted(lease)) = outcome else { panic!("{keeps}: {outcome:?}") };
         let held = Request { token: lease.token, ..wanted };
         b.refused(&request(&job, LONG)).await;
         let (renewal, ()) = tokio::join!(through_the_core(&mut a, &held), blocked());
         assert!(matches!(renewal, Renewal::Renewed { fence, .. } if fence == lease.fence), "{keeps}: {renewal:?}");
-        let parting = Scope::Tree.into();
-        let give = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &parting, Limits::DEFAULT);
+        let info = Scope::Tree.into();
+        let give = lease::give_back(&mut *a.0, &BootClock, &job, &held.token, &info, Limits::DEFAULT);
         let (released, ()) = tokio::join!(give, blocked());
         assert!(matches!(released, Released::Free), "{keeps}: {released:?}");
         let next = b.hold(&job).await;

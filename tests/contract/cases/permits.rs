@@ -3,7 +3,7 @@
 use std::{future::pending, time::Duration};
 
 use dlock::{
-    lease::{self, BootClock, Limits, Outcome, Patience},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Attempt, Key, Mode, Release, Renewal, Request, Scope, Wake},
 };
 use futures_util::future::join_all;
@@ -75,20 +75,20 @@ async fn numbers(lab: &Lab, job: &Key) -> Vec<u32> {
     numbers
 }
 
-async fn core_acquire(client: &mut Client, wanted: Request, patience: Patience) -> Outcome<()> {
+async fn core_acquire(client: &mut Client, wanted: Request, patience: WaitPolicy) -> Outcome<()> {
     let taken = lease::acquire(&mut *client.0, &BootClock, wanted, patience, LIMITS, pending::<()>(), |_| {}).await;
     taken.unwrap_or_else(|error| panic!("{error:?}"))
 }
 
 async fn permits_that_are_asked_for_at_once_are_each_somebodys(lab: &Lab) {
-    for patience in [Patience::Try, Patience::For(LONG)] {
+    for patience in [WaitPolicy::Try, WaitPolicy::For(LONG)] {
         let job = key(&format!("{patience:?}"));
         let mut clients = Vec::new();
         for _ in 0..6 {
             clients.push(lab.client().await);
         }
         let all = clients.iter_mut().map(|client| {
-            let waits = matches!(patience, Patience::For(_));
+            let waits = matches!(patience, WaitPolicy::For(_));
             core_acquire(client, permit(6, Request { waiting: waits, ..request(&job, LONG) }), patience)
         });
         let outcomes = join_all(all).await;
@@ -312,7 +312,7 @@ async fn a_number_whose_answer_was_lost_is_taken_once(lab: &Lab) {
             a.free(&warm).await;
             let holders = if waits { hold(lab, &job, 2, 2).await } else { Vec::new() };
             proxy.trap(number_mark(lab), fault);
-            let patience = if waits { Patience::For(LONG) } else { Patience::Try };
+            let patience = if waits { WaitPolicy::For(LONG) } else { WaitPolicy::Try };
             let free = async {
                 lab.pass(SLACK).await;
                 for holder in holders {

@@ -7,7 +7,7 @@ use dlock::{
         postgres::{AdvisoryKey, Mode, Options, backend},
         sql::Server,
     },
-    lease::{self, BootClock, Limits, Outcome, Patience},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
 };
 
@@ -305,7 +305,7 @@ async fn a_pooler_is_noticed(lab: &Lab) {
         let held = a.hold(&job).await;
         a.renewed(&held, None).await;
         let never = std::future::pending::<()>();
-        let next = lease::acquire(&mut *b.0, &BootClock, wanted.clone(), Patience::For(LONG), Limits::DEFAULT, never, |_| {});
+        let next = lease::acquire(&mut *b.0, &BootClock, wanted.clone(), WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
         let release = async {
             lab.pass(Duration::from_millis(400)).await;
             a.free(&held).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock::{
-    lease::{self, BootClock, Limits, Patience},
+    lease::{self, BootClock, Limits, WaitPolicy},
     lock::{Amendment, Effect, Entry, Error, Fence, Kind as ErrorKind, Mode, Renewal, Request},
 };
 
@@ -48,7 +48,7 @@ async fn what_is_not_declared_is_refused_without_asking(lab: &Lab) {
     let capabilities = backend.identity().capabilities.clone();
     for (what, has, request) in asked_for(&capabilities) {
         let never = std::future::pending::<()>();
-        let outcome = lease::acquire(&mut *backend, &BootClock, request, Patience::Try, LIMITS, never, |_| {}).await;
+        let outcome = lease::acquire(&mut *backend, &BootClock, request, WaitPolicy::Try, LIMITS, never, |_| {}).await;
         match outcome {
             Err(error) if !has => assert_refused(what, capabilities.backend, &error),
             Ok(_) if has && lab.kind == Kind::Memory => {}
@@ -94,7 +94,7 @@ async fn a_ttl_out_of_range_is_refused_without_asking(lab: &Lab) {
     let capabilities = lab.client().await.capabilities();
     assert_eq!(capabilities.shared, lab.kind.shared());
     assert_eq!((capabilities.permits, capabilities.fair), (lab.kind.permits(), lab.kind.fair()));
-    assert!(capabilities.terms, "every store judges starts");
+    assert!(capabilities.run_policy, "every store judges starts");
     assert!(capabilities.ttl_min <= capabilities.ttl_max);
     assert!(capabilities.ttl_granularity > Duration::ZERO);
     for end in [capabilities.ttl_min, capabilities.ttl_max] {

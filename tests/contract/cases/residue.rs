@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::lock::{Amendment, End, Note, Parting, Request, Scope};
+use dlock::lock::{Amendment, End, Note, ReleaseInfo, Request, Scope};
 use tokio::time::timeout;
 
 use super::{Case, cases};
@@ -70,8 +70,8 @@ async fn everything_but_fences_ends_by_itself(lab: &Lab) {
 async fn a_history_ends_by_itself_after_the_last_run(lab: &Lab) {
     let mut a = lab.client().await;
     let held = a.hold(&key("job")).await;
-    let parting = Parting { end: Some(End::Lost), ..Scope::Tree.into() };
-    a.0.release(&held.key, &held.token, &parting).await.expect("release");
+    let info = ReleaseInfo { end: Some(End::Lost), ..Scope::Tree.into() };
+    a.0.release(&held.key, &held.token, &info).await.expect("release");
     a.0.amend(&held.key, Amendment::Note(&Note::Skipped { host: "web1".into(), reason: "busy".into(), at_ms: 0 })).await.expect("a note");
     let kept: Vec<_> = lab.redis().server().keys().into_iter().filter(|(name, _)| is_history(name)).collect();
     assert_eq!(kept.len(), 3, "{kept:?}");

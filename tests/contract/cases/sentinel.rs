@@ -13,7 +13,7 @@ use dlock::{
         Secret, Tls,
         redis::{Options, Redis, Replicas},
     },
-    lease::{self, BootClock, Limits, Outcome, Patience},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Attempt, Backend as _, Effect, Kind as ErrorKind, Release, Renewal, Request, Scope},
 };
 
@@ -114,7 +114,7 @@ async fn a_waiter_outlives_its_master(_: &Lab) {
     let mut b = client(all_of(&deployment));
     let held = request(&job, LONG);
     a.take(&held).await;
-    let wait = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), Patience::For(LONG), LIMITS, pending::<()>(), |_| {});
+    let wait = lease::acquire(&mut *b.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(LONG), LIMITS, pending::<()>(), |_| {});
     let release = async {
         // It blocks at the old master.
         tokio::time::sleep(SHORT / 2).await;
@@ -151,7 +151,7 @@ async fn a_master_that_is_replaced_alive_is_left(_: &Lab) {
         a.free(&held).await;
         Instant::now()
     };
-    let take = lease::acquire(&mut *b.0, &BootClock, wanted, Patience::For(LONG), LIMITS, pending::<()>(), |_| {});
+    let take = lease::acquire(&mut *b.0, &BootClock, wanted, WaitPolicy::For(LONG), LIMITS, pending::<()>(), |_| {});
     let (outcome, released) = tokio::join!(take, release);
     assert!(matches!(outcome, Ok(Outcome::Granted(_))), "{outcome:?}");
     assert!(released.elapsed() < soon(), "{:?}", released.elapsed());
@@ -166,7 +166,7 @@ async fn an_acquire_unanswered_by_a_frozen_master_is_granted_once(_: &Lab) {
     // It has the request, and will serve it when it wakes.
     deployment.servers[0].freeze();
     let asked = request(&job, LONG);
-    let outcome = lease::acquire(&mut *a.0, &BootClock, asked, Patience::For(FAILOVER), LIMITS, pending::<()>(), |_| {}).await;
+    let outcome = lease::acquire(&mut *a.0, &BootClock, asked, WaitPolicy::For(FAILOVER), LIMITS, pending::<()>(), |_| {}).await;
     let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
     assert_eq!(deployment.await_failover(0), 1);
     deployment.servers[0].thaw();
@@ -222,7 +222,7 @@ async fn too_few_replicas_leave_nothing_behind(_: &Lab) {
     assert_eq!(client(all_of(&deployment)).inspect(&job).await.holders[0].holds, 1);
     // Without replicas no renewal counts, and the hold is lost in time.
     let wanted = request(&key("other"), SHORT * 2);
-    let outcome = lease::acquire(&mut *two.0, &BootClock, wanted, Patience::Try, LIMITS, pending::<()>(), |_| {}).await;
+    let outcome = lease::acquire(&mut *two.0, &BootClock, wanted, WaitPolicy::Try, LIMITS, pending::<()>(), |_| {}).await;
     let Ok(Outcome::Granted(mut lease)) = outcome else { panic!("{outcome:?}") };
     deployment.servers[1].kill();
     let budget = lease::Budget::new(lease.ttl, None, dlock::lock::Pace::USUAL).expect("a budget");

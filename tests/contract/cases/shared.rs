@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock::{
-    lease::{self, BootClock, Limits, Outcome, Patience},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Attempt, Mode, Release, Request, Scope},
 };
 use tokio::time::Instant;
@@ -204,7 +204,7 @@ async fn the_core_hands_over_between_kinds(lab: &Lab) {
         let wanted = Request { mode: wanted, ..request(&job, LONG) };
         let token = wanted.token;
         let limits = Limits::of(Duration::from_secs(2));
-        let next = lease::acquire(&mut *b.0, &BootClock, wanted, Patience::For(LONG), limits, std::future::pending::<()>(), |_| {});
+        let next = lease::acquire(&mut *b.0, &BootClock, wanted, WaitPolicy::For(LONG), limits, std::future::pending::<()>(), |_| {});
         let release = async {
             lab.pass(SLACK).await;
             a.free(&held).await;

@@ -9,7 +9,7 @@ use std::{
 
 use dlock::{
     backends::mysql::backend,
-    lease::{self, BootClock, Limits, Outcome, Patience, Released},
+    lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
     lock::{Mode, Request, Scope},
 };
 use tokio::task::{LocalSet, spawn_local};
@@ -38,7 +38,7 @@ const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(20));
 async fn have_a_turn(mut client: Client, wanted: Request, joined: Rc<Cell<u32>>) {
     let mut first = true;
     let busy = |_: &_| joined.set(joined.get() + u32::from(std::mem::take(&mut first)));
-    let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, Patience::Forever, LIMITS, pending::<()>(), busy).await;
+    let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, WaitPolicy::Forever, LIMITS, pending::<()>(), busy).await;
     let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
     let released = lease::give_back(&mut *client.0, &BootClock, &lease.key, &lease.token, &Scope::Tree.into(), LIMITS).await;
     assert!(matches!(released, Released::Free), "{released:?}");

@@ -7,7 +7,7 @@ use std::{
 };
 
 use dlock::{
-    lease::{self, BootClock, Limits, Outcome, Patience},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Mode, Request},
 };
 use futures_util::future::join_all;
@@ -99,8 +99,15 @@ async fn all_kinds_at_once_keep_each_other_out_and_nobody_is_forgotten(lab: &Lab
             for _ in 0..12 {
                 let mode = [Mode::Exclusive, Mode::Shared, Mode::Shared, Mode::Permits(2)][dice.roll(4)];
                 let wanted = Request { mode, fair: dice.roll(2) == 0, ..waiting(job, LONG) };
-                let granted =
-                    lease::acquire(&mut *client.0, &BootClock, wanted.clone(), Patience::Forever, Limits::DEFAULT, pending::<()>(), |_| {});
+                let granted = lease::acquire(
+                    &mut *client.0,
+                    &BootClock,
+                    wanted.clone(),
+                    WaitPolicy::Forever,
+                    Limits::DEFAULT,
+                    pending::<()>(),
+                    |_| {},
+                );
                 let Ok(Outcome::Granted(lease)) = granted.await else { panic!("{mode:?} was not granted") };
                 let number =
                     client.inspect(job).await.holders.into_iter().find(|one| one.fence == Some(lease.fence)).and_then(|one| one.permit);

@@ -7,8 +7,8 @@ use dlock::{
         Secret, mysql, postgres,
         sql::{Server, TlsMode},
     },
-    lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Attempt, Backend, Effect, End, Kind as ErrorKind, Metadata, Parting, Release, Renewal, Request, Scope, Terms},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
+    lock::{Attempt, Backend, Effect, End, Kind as ErrorKind, Metadata, Release, ReleaseInfo, Renewal, Request, RunPolicy, Scope},
 };
 
 use super::{Case, cases};
@@ -194,8 +194,8 @@ async fn modes_of_one_table_exclude_each_other(lab: &Lab) {
 async fn at_least_holds_for_shedlock(lab: &Lab) {
     let job = key("job");
     let mut a = lab.client().await;
-    let terms = Terms { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: None, anyway: false };
-    let held = Request { terms: Some(terms), ..request(&job, LONG) };
+    let run_policy = RunPolicy { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: None, anyway: false };
+    let held = Request { run_policy: Some(run_policy), ..request(&job, LONG) };
     a.take(&held).await;
     a.free(&held).await;
     let until = lab.either("timezone('utc', CURRENT_TIMESTAMP)", "UTC_TIMESTAMP(3)");
@@ -204,14 +204,14 @@ async fn at_least_holds_for_shedlock(lab: &Lab) {
     let state = a.inspect(&job).await;
     assert!(state.holders.is_empty(), "nobody has it: {state:?}");
     assert!(a.keys("").await.is_empty());
-    assert!(matches!(a.attempt(&request(&job, LONG)).await, Attempt::Refused(_)), "it is kept, not held");
+    assert!(matches!(a.attempt(&request(&job, LONG)).await, Attempt::Denied(_)), "it is kept, not held");
     let past = a.0.history(&job).await.expect("history").past;
     assert_eq!(past.len(), 1, "it did not vanish: {past:?}");
     // What was undone keeps nobody out.
     let undone = key("undone");
-    let held = Request { key: undone.clone(), ..Request { terms: held.terms.clone(), ..request(&undone, LONG) } };
+    let held = Request { key: undone.clone(), ..Request { run_policy: held.run_policy.clone(), ..request(&undone, LONG) } };
     a.take(&held).await;
-    assert_eq!(a.0.release(&undone, &held.token, &Parting::UNDO).await.expect("an answer"), Release::Released);
+    assert_eq!(a.0.release(&undone, &held.token, &ReleaseInfo::UNDO).await.expect("an answer"), Release::Released);
     assert_eq!(lab.sql(&free.replace("dlock:job", "dlock:undone")).len(), 1);
 }
 
@@ -250,7 +250,7 @@ async fn a_session_that_took_over_a_number_is_not_ended(lab: &Lab) {
     while others.len() < 40 {
         others.push(database.keep("mysql", "SELECT 1"));
     }
-    let taken = lease::acquire(&mut *a.0, &BootClock, wanted, Patience::Try, Limits::DEFAULT, std::future::pending::<()>(), |_| {}).await;
+    let taken = lease::acquire(&mut *a.0, &BootClock, wanted, WaitPolicy::Try, Limits::DEFAULT, std::future::pending::<()>(), |_| {}).await;
     assert!(matches!(taken, Ok(Outcome::Granted(_))), "{taken:?}");
     let left = database.text("mysql", "SELECT COUNT(*) FROM information_schema.processlist WHERE db = 'mysql' AND id <> CONNECTION_ID()");
     assert_eq!(left.parse(), Ok(others.len()), "all of the others' sessions");
@@ -272,8 +272,8 @@ async fn an_encoding_without_all_characters_keeps_no_job_from_running(lab: &Lab)
         let held = Request { metadata: Some(metadata.clone()), ..request(&job, LONG) };
         a.take(&held).await;
         assert_eq!(a.inspect(&job).await.holders[0].metadata.as_ref(), Some(&metadata));
-        let parting = Parting { end: Some(End::Exited(0)), why: Some(said.into()), became: None, ..Parting::UNDO };
-        assert_eq!(a.0.release(&job, &held.token, &parting).await.expect("released"), Release::Released);
+        let info = ReleaseInfo { end: Some(End::Exited(0)), why: Some(said.into()), run_state: None, ..ReleaseInfo::UNDO };
+        assert_eq!(a.0.release(&job, &held.token, &info).await.expect("released"), Release::Released);
         let past = a.0.history(&job).await.expect("history").past;
         assert_eq!(past[0].metadata.as_ref(), Some(&metadata), "{past:?}");
         let error = a.0.try_acquire(&request(&key(said), LONG)).await.expect_err("no such characters");
@@ -524,7 +524,7 @@ async fn a_server_without_connections_is_asked_again(lab: &Lab) {
     assert!(lab.kind.is_postgres() || error.hint.as_deref().is_some_and(|hint| hint.contains("max_connections")), "{error:?}");
     let mut a = server.client();
     let never = std::future::pending::<()>();
-    let take = lease::acquire(&mut *a.0, &BootClock, request(&key("job"), LONG), Patience::Try, Limits::DEFAULT, never, |_| {});
+    let take = lease::acquire(&mut *a.0, &BootClock, request(&key("job"), LONG), WaitPolicy::Try, Limits::DEFAULT, never, |_| {});
     let leave = async {
         lab.pass(Duration::from_millis(500)).await;
         others.clear();
@@ -548,8 +548,8 @@ async fn a_restarted_server_is_asked_again(lab: &Lab) {
         assert_eq!(renewal, Renewal::NotHeld, "sessions end with the server");
         // What it ran may run yet, until it says that it does not.
         server.client().refused(&request(&job, LONG)).await;
-        let parting = Parting { end: Some(End::Lost), became: None, ..Parting::UNDO };
-        assert_eq!(a.0.release(&job, &held.token, &parting).await.expect("an answer"), Release::NotHeld);
+        let info = ReleaseInfo { end: Some(End::Lost), run_state: None, ..ReleaseInfo::UNDO };
+        assert_eq!(a.0.release(&job, &held.token, &info).await.expect("an answer"), Release::NotHeld);
     } else {
         assert!(matches!(renewal, Renewal::Renewed { .. }), "{renewal:?}");
         server.client().refused(&request(&job, LONG)).await;

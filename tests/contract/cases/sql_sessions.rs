@@ -49,10 +49,10 @@ async fn a_session_that_is_ended_is_noticed_at_once(lab: &Lab) {
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
     let next = request(&job, LONG);
-    let settle = b.take(&next).await.settle;
-    assert!(settle >= Duration::from_millis(500), "{settle:?} for who was ended to stop what it ran");
+    let drain_delay = b.take(&next).await.drain_delay;
+    assert!(drain_delay >= Duration::from_millis(500), "{drain_delay:?} for who was ended to stop what it ran");
     b.free(&next).await;
-    assert_eq!(a.take(&request(&job, LONG)).await.settle, Duration::ZERO, "it was given back");
+    assert_eq!(a.take(&request(&job, LONG)).await.drain_delay, Duration::ZERO, "it was given back");
 }
 
 async fn a_cut_connection_is_noticed_at_once(lab: &Lab) {
@@ -196,7 +196,7 @@ async fn a_reader_whose_session_ended_keeps_no_writer_out(lab: &Lab) {
     }
     let wanted = waiting(&job, LONG);
     let grant = c.wait_for(&wanted, Duration::from_secs(5)).await;
-    assert!(!grant.settle.is_zero(), "what they ran may run yet");
+    assert!(!grant.drain_delay.is_zero(), "what they ran may run yet");
     let history = c.0.history(&job).await.expect("history");
     assert_eq!(history.past.len(), 2, "{history:?}");
     c.free(&wanted).await;

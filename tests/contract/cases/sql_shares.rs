@@ -6,7 +6,7 @@ use std::{
 };
 
 use dlock::{
-    lease::{self, BootClock, Limits, Outcome, Patience},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Attempt, Busy, End, Init, Intent, Kind as ErrorKind, Mode, Release, Renewal, Request, Scope},
 };
 
@@ -89,7 +89,7 @@ async fn a_share_whose_answer_was_lost_is_granted_once(lab: &Lab) {
             let job = key(&format!("{fault:?} {mode:?}"));
             let wanted = Request { mode, ..request(&job, LONG) };
             proxy.trap(write(lab), fault);
-            let outcome = lease::acquire(&mut *a.0, &BootClock, wanted.clone(), Patience::Try, LIMITS, pending::<()>(), |_| {}).await;
+            let outcome = lease::acquire(&mut *a.0, &BootClock, wanted.clone(), WaitPolicy::Try, LIMITS, pending::<()>(), |_| {}).await;
             let Ok(Outcome::Granted(lease)) = outcome else { panic!("{outcome:?}") };
             assert_eq!((proxy.sprung(), lease.holds), (1, 1));
             let state = lab.client().await.inspect(&job).await;

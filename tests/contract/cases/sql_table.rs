@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use dlock::{
-    lease::{self, BootClock, Limits, Outcome, Patience},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{Attempt, Effect, End, Init, Kind as ErrorKind, Release, Renewal, Scope},
 };
 
@@ -53,7 +53,7 @@ async fn a_shedlock_that_was_given_back_is_free(lab: &Lab) {
     let mut a = lab.client().await;
     assert!(lab.shedlock("dlock", "dlock:job", 30));
     let never = std::future::pending::<()>();
-    let take = lease::acquire(&mut *a.0, &BootClock, waiting(&job, LONG), Patience::For(LONG), Limits::DEFAULT, never, |_| {});
+    let take = lease::acquire(&mut *a.0, &BootClock, waiting(&job, LONG), WaitPolicy::For(LONG), Limits::DEFAULT, never, |_| {});
     let free = async {
         lab.pass(Duration::from_millis(300)).await;
         assert!(lab.shedlock_unlocks("dlock", "dlock:job"));

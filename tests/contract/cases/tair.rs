@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use dlock::{
     backends::tair::TairMode,
-    lock::{Attempt, Effect, Kind as ErrorKind, Release, Renewal, Rule, Scope, Stage, Terms},
+    lock::{Attempt, Effect, Kind as ErrorKind, Release, Renewal, Rule, RunPolicy, RunState, Scope},
 };
 use redis::Value;
 
 use super::{
     Case, cases,
     history::history,
-    terms::{WINDOW, asking, once},
+    run_policy::{WINDOW, asking, once},
 };
 use crate::{
     lab::{Client, LONG, Lab, SHORT, SLACK, key, nested, overtaken, request},
@@ -165,14 +165,14 @@ async fn a_count_that_comes_after_the_lease_is_refused(lab: &Lab) {
 /// As if the packet that granted it had been cut short.
 async fn a_start_that_was_not_written_is_written_when_asked_again(lab: &Lab) {
     let mut a = lab.client().await;
-    let asked = asking("job", &Terms { skew_guard: Some(WINDOW), ..once(WINDOW, 0, false) });
+    let asked = asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(WINDOW, 0, false) });
     let fence = a.take(&asked).await.fence;
     lab.tair().server().command(&["DEL", "dlock:{dlock:job}:starts-string"]);
     lab.tair().server().command(&["DEL", "dlock:{dlock:job}:starts-exstrtype"]);
     assert_eq!(a.take(&asked).await.fence, fence);
     let record = history(&mut a, &key("job")).await.record;
     assert_eq!(record.start.map(|start| (start.fence, start.tries)), Some((fence, 1)));
-    assert_eq!(record.paced.map(|paced| paced.fence), Some(fence));
+    assert_eq!(record.cooldown.map(|cooldown| cooldown.fence), Some(fence));
 }
 
 async fn others_counting_meanwhile_does_not_repeat_a_fence(lab: &Lab) {
@@ -238,11 +238,11 @@ async fn what_another_scheme_left_is_not_in_the_way(lab: &Lab) {
     let server = lab.tair().server();
     server.command(&["HSET", "dlock:{dlock:job}:starts", "ps", "1"]);
     let mut a = lab.client().await;
-    a.ran(&asking("job", &once(WINDOW, 0, false)), Stage::Ok).await;
+    a.ran(&asking("job", &once(WINDOW, 0, false)), RunState::Ok).await;
     let other = match lab.tair().mode {
         TairMode::Plain => "exstrtype",
         TairMode::Version => "string",
     };
     server.command(&["HSET", &format!("dlock:{{dlock:job}}:starts-{other}"), "ps", "1"]);
-    assert_eq!(a.judged(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(Stage::Ok));
+    assert_eq!(a.judged(&asking("job", &once(WINDOW, 0, false))).await.rule, Rule::Once(RunState::Ok));
 }

@@ -4,7 +4,7 @@ use std::{cell::RefCell, rc::Rc, time::Duration};
 
 use dlock::{
     backends::tair::TairMode,
-    lease::{self, BootClock, Limits, Outcome, Patience, Released},
+    lease::{self, BootClock, Limits, Outcome, Released, WaitPolicy},
     lock::{Amendment, Attempt, Break, End, Fence, Intent, Mode, Release, Renewal, Request, Scope},
 };
 use redis::Value;
@@ -400,7 +400,7 @@ async fn come_and_go(mut client: Client, kinds: Vec<(Mode, bool)>, inside: Rc<Re
     for (mode, fair) in kinds {
         let wanted = Request { mode, fair, ..waiting(&key("job"), LONG) };
         let never = std::future::pending::<()>();
-        let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, Patience::For(LONG), limits, never, |_| {}).await;
+        let outcome = lease::acquire(&mut *client.0, &BootClock, wanted, WaitPolicy::For(LONG), limits, never, |_| {}).await;
         let Ok(Outcome::Granted(lease)) = outcome else { panic!("{mode:?} {fair}: {outcome:?}") };
         {
             let mut inside = inside.borrow_mut();

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use dlock::{
-    lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Attempt, End, Kind as ErrorKind, Mode, Parting, Release, Renewal, Request, Scope, Wake},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
+    lock::{Attempt, End, Kind as ErrorKind, Mode, Release, ReleaseInfo, Renewal, Request, Scope, Wake},
 };
 use zookeeper_client::{Acls, Client as Admin, CreateMode};
 
@@ -117,7 +117,7 @@ async fn others_contenders_are_waited_for(lab: &Lab) {
         };
         let (grant, freed) = tokio::join!(a.wait_for(&wanted, LONG), free);
         assert!(freed.elapsed() < soon(), "{job}: {:?}", freed.elapsed());
-        assert_eq!(grant.settle, Duration::ZERO, "{job}: others leave no marks");
+        assert_eq!(grant.drain_delay, Duration::ZERO, "{job}: others leave no marks");
     }
 }
 
@@ -178,11 +178,11 @@ async fn a_node_deleted_from_outside_is_told_and_settled_for(lab: &Lab) {
     assert!(told.saturating_duration_since(deleted) < soon(), "{told:?} {deleted:?}");
     assert_eq!(a.renew(&held, None).await, Renewal::NotHeld);
     assert_eq!(a.release(&held, Scope::Tree).await, Release::NotHeld);
-    assert_eq!(grant.settle, Duration::from_millis(500), "the command of the one before may need so long to end");
-    assert_eq!(b.take(&wanted).await.settle, grant.settle, "asked again it is the same grant");
+    assert_eq!(grant.drain_delay, Duration::from_millis(500), "the command of the one before may need so long to end");
+    assert_eq!(b.take(&wanted).await.drain_delay, grant.drain_delay, "asked again it is the same grant");
     b.free(&wanted).await;
     // Its release removed what was left.
-    assert_eq!(c.take(&request(&job, LONG)).await.settle, Duration::ZERO);
+    assert_eq!(c.take(&request(&job, LONG)).await.drain_delay, Duration::ZERO);
 }
 
 async fn a_clean_release_is_not_settled_for(lab: &Lab) {
@@ -195,7 +195,7 @@ async fn a_clean_release_is_not_settled_for(lab: &Lab) {
         b.refused(&wanted).await;
         a.release(&held, Scope::Tree).await;
         let grant = b.wait_for(&wanted, LONG).await;
-        assert_eq!(grant.settle, Duration::ZERO);
+        assert_eq!(grant.drain_delay, Duration::ZERO);
         b.free(&wanted).await;
     }
     // Who leaves the line without having held the lock is none to settle for either.
@@ -206,7 +206,7 @@ async fn a_clean_release_is_not_settled_for(lab: &Lab) {
     c.refused(&wanted).await;
     delete_last_but_one(lab).await;
     a.free(&held).await;
-    assert_eq!(c.wait_for(&wanted, LONG).await.settle, Duration::ZERO);
+    assert_eq!(c.wait_for(&wanted, LONG).await.drain_delay, Duration::ZERO);
 }
 
 async fn delete_last_but_one(lab: &Lab) {
@@ -223,7 +223,7 @@ async fn a_holder_of_another_library_is_not_settled_for(lab: &Lab) {
     let mut a = lab.client().await;
     a.refused(&request(&key("job"), LONG)).await;
     admin.delete(&format!("{node}{number}"), None).await.expect("its node");
-    assert_eq!(a.take(&request(&key("job"), LONG)).await.settle, Duration::ZERO);
+    assert_eq!(a.take(&request(&key("job"), LONG)).await.drain_delay, Duration::ZERO);
 }
 
 async fn every_reader_settles_for_a_writer_that_vanished(lab: &Lab) {
@@ -232,8 +232,8 @@ async fn every_reader_settles_for_a_writer_that_vanished(lab: &Lab) {
     delete_first(lab, "job").await;
     let reader = || Request { mode: Mode::Shared, ..request(&key("job"), LONG) };
     let (mut b, mut c) = (lab.client().await, lab.client().await);
-    assert_eq!(b.take(&reader()).await.settle, Duration::from_millis(500));
-    assert_eq!(c.take(&reader()).await.settle, Duration::from_millis(500));
+    assert_eq!(b.take(&reader()).await.drain_delay, Duration::from_millis(500));
+    assert_eq!(c.take(&reader()).await.drain_delay, Duration::from_millis(500));
 }
 
 async fn time_to_die_is_not_cut_short_by_a_grant_that_is_undone(lab: &Lab) {
@@ -242,14 +242,14 @@ async fn time_to_die_is_not_cut_short_by_a_grant_that_is_undone(lab: &Lab) {
     let mut b = lab.client().await;
     for _ in 0..3 {
         let hasty = request(&key("job"), LONG);
-        assert_eq!(b.take(&hasty).await.settle, Duration::from_millis(500));
-        assert_eq!(b.0.release(&hasty.key, &hasty.token, &Parting::UNDO).await.expect("release"), Release::Released);
+        assert_eq!(b.take(&hasty).await.drain_delay, Duration::from_millis(500));
+        assert_eq!(b.0.release(&hasty.key, &hasty.token, &ReleaseInfo::UNDO).await.expect("release"), Release::Released);
     }
     let patient = request(&key("job"), LONG);
-    assert_eq!(b.take(&patient).await.settle, Duration::from_millis(500));
+    assert_eq!(b.take(&patient).await.drain_delay, Duration::from_millis(500));
     b.free(&patient).await;
     assert_eq!(history(&mut b, &key("job")).await.past.len(), 2);
-    assert_eq!(b.take(&request(&key("job"), LONG)).await.settle, Duration::ZERO);
+    assert_eq!(b.take(&request(&key("job"), LONG)).await.drain_delay, Duration::ZERO);
 }
 
 async fn those_who_vanish_one_after_the_other_leave_few_marks(lab: &Lab) {
@@ -259,7 +259,7 @@ async fn those_who_vanish_one_after_the_other_leave_few_marks(lab: &Lab) {
         let mut a = lab.client().await;
         let asked = Request { detached: n % 2 == 0, ..request(&key("job"), LONG) };
         let grant = a.take(&asked).await;
-        assert_eq!(grant.settle, Duration::from_millis(if n == 0 { 0 } else { 500 }));
+        assert_eq!(grant.drain_delay, Duration::from_millis(if n == 0 { 0 } else { 500 }));
         fences.push(Some(grant.fence));
         clients.push(a);
         delete_first(lab, "job").await;
@@ -446,7 +446,7 @@ async fn a_create_whose_answer_was_lost_is_found_again(lab: &Lab) {
         proxy.trap(lab.server().taking_mark(), fault);
         let wanted = waiting(&job, LONG);
         let never = std::future::pending::<()>();
-        let take = lease::acquire(&mut *a.0, &BootClock, wanted, Patience::For(LONG), LIMITS, never, |_| {});
+        let take = lease::acquire(&mut *a.0, &BootClock, wanted, WaitPolicy::For(LONG), LIMITS, never, |_| {});
         let free = async {
             lab.pass(LIMITS.attempt() * 2).await;
             let names = contenders(lab, job.as_str()).await;
@@ -593,7 +593,7 @@ async fn a_crowd_outlives_a_holder_that_died(lab: &Lab) {
     let (mut first, wanted) = waiters.pop_front().expect("a waiter");
     let grant = first.wait_for(&wanted, LONG).await;
     let took = died.elapsed();
-    assert_eq!(grant.settle, Duration::from_millis(500));
+    assert_eq!(grant.drain_delay, Duration::from_millis(500));
     assert!(took < SHORT * 5 + soon(), "{took:?}");
     for (other, wanted) in &mut waiters {
         assert_eq!(other.wait(wanted, Duration::ZERO).await, Wake::TimedOut, "one is woken");

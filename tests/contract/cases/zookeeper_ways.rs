@@ -271,7 +271,7 @@ async fn a_server_that_is_cut_off_confirms_nothing(_: &Lab) {
     let next = async {
         let grant = b.wait_for(&waiting(&job, LONG), Duration::from_millis(50)).await;
         let granted = Instant::now();
-        assert_eq!(grant.settle, Duration::from_millis(500));
+        assert_eq!(grant.drain_delay, Duration::from_millis(500));
         // Until the server notices that it is alone.
         let mut looks = 0;
         while let Ok(Ok(Some(_))) = tokio::time::timeout(Duration::from_millis(200), looker.check_stat(&format!("/dlock/job/{name}"))).await

@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        connection::{Answer, Answers, Connection, Refusal as Refused},
+        connection::{Answer, Answers, Connection, ServerError},
         failure, history,
         life::Life,
         options::Mode,
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     backends::sql::{Begin, ms, other_mode},
-    lock::{Fence, Record, Request, Result},
+    lock::{Fence, Request, Result, RunRecord},
 };
 
 /// How many answers there are to what is asked for [`Extent::Alone`].
@@ -57,8 +57,8 @@ impl Keeper {
         let answers = side.as_deref_mut().unwrap_or(&mut self.session).ask(&look).await?;
         let mut fields = only(&answers, 0)?;
         let (known, now_ms) = (starts::read(&mut fields)?, u64::try_from(fields.int()?).unwrap_or_default());
-        if let Some(refusal) = known.judge(request.terms.as_ref(), &request.token, now_ms) {
-            return Ok(Beginning::Refused(Box::new(refusal)));
+        if let Some(denial) = known.judge(request.run_policy.as_ref(), &request.token, now_ms) {
+            return Ok(Beginning::Denied(Box::new(denial)));
         }
         self.count(request, Some((&known, now_ms)), side).await?.map(Beginning::Begun).ok_or_else(failure::unreadable)
     }
@@ -84,7 +84,7 @@ impl Keeper {
         }
     }
 
-    async fn count(&mut self, request: &Request, judged: Option<(&Record, u64)>, side: Option<&mut Connection>) -> Result<Counted> {
+    async fn count(&mut self, request: &Request, judged: Option<(&RunRecord, u64)>, side: Option<&mut Connection>) -> Result<Counted> {
         if let Some(begun) = self.begun.take() {
             return Ok(begun);
         }
@@ -93,16 +93,16 @@ impl Keeper {
         // With the lock of a session itself, that was asked together with the lock.
         if !self.shared && (self.mode == Mode::Row || judged.is_some()) {
             let alone = self.begin_sql(request, &number, Extent::Alone, judged)?;
-            let Answers { answers, refusal } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&alone).await?;
-            if let Some(begun) = Self::begun_alone(&answers, refusal.as_ref(), 0)? {
+            let Answers { answers, server_error } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&alone).await?;
+            if let Some(begun) = Self::begun_alone(&answers, server_error.as_ref(), 0)? {
                 return Ok(begun);
             }
         }
         let whole = self.begin_sql(request, &number, Extent::Whole, judged)?;
         let bare = self.begin_sql(request, &number, Extent::Forgetting, judged)?;
         if !std::mem::take(&mut self.forgets) {
-            let Answers { answers, refusal } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&whole).await?;
-            if let Some(begun) = self.begun_remembering(&answers, refusal.as_ref())? {
+            let Answers { answers, server_error } = over.as_deref_mut().unwrap_or(&mut self.session).try_ask(&whole).await?;
+            if let Some(begun) = self.begun_remembering(&answers, server_error.as_ref())? {
                 return Ok(begun);
             }
             self.forgets = false;
@@ -111,26 +111,26 @@ impl Keeper {
     }
 
     /// What was answered to [`Extent::Alone`], from this answer on; `None` if more has to be asked.
-    pub(super) fn begun_alone(answers: &[Answer], refusal: Option<&Refused>, at: usize) -> Result<Option<Counted>> {
-        match refusal {
-            Some(refusal) if answers.len() < at + ALONE => Err(failure::refused(refusal, true)),
+    pub(super) fn begun_alone(answers: &[Answer], denial: Option<&ServerError>, at: usize) -> Result<Option<Counted>> {
+        match denial {
+            Some(denial) if answers.len() < at + ALONE => Err(failure::refused(denial, true)),
             _ => Ok(counted(answers, at + ALONE, false)?.map(Some)),
         }
     }
 
     /// What was answered; `None` if the holder before can't be remembered, so that nothing was done.
-    fn begun_remembering(&mut self, answers: &[Answer], refusal: Option<&Refused>) -> Result<Option<Counted>> {
-        self.forgets = refusal.is_some() && answers.is_empty();
-        match refusal {
+    fn begun_remembering(&mut self, answers: &[Answer], denial: Option<&ServerError>) -> Result<Option<Counted>> {
+        self.forgets = denial.is_some() && answers.is_empty();
+        match denial {
             _ if self.forgets => Ok(None),
             // What comes after it only forgets.
-            Some(refusal) if answers.len() < self.remembering() + self.beginning() => Err(failure::refused(refusal, true)),
+            Some(denial) if answers.len() < self.remembering() + self.beginning() => Err(failure::refused(denial, true)),
             _ => begun(answers, self.remembering(), self.beginning()).map(Some),
         }
     }
 
     /// What counts it, for the session with this number as SQL.
-    pub(super) fn begin_sql(&self, request: &Request, number: &str, extent: Extent, judged: Option<(&Record, u64)>) -> Result<String> {
+    pub(super) fn begin_sql(&self, request: &Request, number: &str, extent: Extent, judged: Option<(&RunRecord, u64)>) -> Result<String> {
         let (root, metadata) = (request.token.hold_text(), json(request.metadata.as_ref())?);
         let mut life = Life::of(&self.session.server);
         if extent == Extent::Alone {

@@ -6,7 +6,7 @@ use super::{
     super::{connection::Answers, failure, history, options::Mode, starts, statement::Value},
     Heard, Keeper, heard, only,
 };
-use crate::lock::{Fence, Intent, Parting, Result, Token};
+use crate::lock::{Fence, Intent, ReleaseInfo, Result, Token};
 
 impl Keeper {
     /// Returns the server's time in µs if the lock is still ours, and the break request if there is one. The question keeps the session
@@ -28,15 +28,15 @@ impl Keeper {
         let batch = format!(
             "{first}SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), @dlock = CONNECTION_ID() AND {has};\n{touch}"
         );
-        let Answers { answers, refusal } = self.session.try_ask(&batch).await?;
-        match (answers.len() > at, refusal) {
+        let Answers { answers, server_error } = self.session.try_ask(&batch).await?;
+        match (answers.len() > at, server_error) {
             // What came after it is for other people.
             (true, _) => {
                 let mut fields = only(&answers, at)?;
                 let now = fields.int()?;
                 Ok((fields.int_or_null()? == Some(1)).then(|| (now, heard(&answers, at + 1, intent))))
             }
-            (false, Some(refusal)) => Err(failure::refused(&refusal, false)),
+            (false, Some(server_error)) => Err(failure::refused(&server_error, false)),
             (false, None) => Err(failure::unreadable()),
         }
     }
@@ -76,7 +76,7 @@ impl Keeper {
     }
 
     /// Gives back whatever the session has, having said so and remembered how it ended. Whether the lock was still ours.
-    pub(in crate::backends::mysql) async fn give_back(&mut self, token: &Token, fence: Fence, parting: &Parting) -> Result<bool> {
+    pub(in crate::backends::mysql) async fn give_back(&mut self, token: &Token, fence: Fence, info: &ReleaseInfo) -> Result<bool> {
         self.has = false;
         let own = format!("@dlock = CONNECTION_ID() AND CONNECTION_ID() = {}", self.number);
         let (first, ours, free) = match self.mode {
@@ -94,8 +94,8 @@ impl Keeper {
                 format!("COMMIT; DO RELEASE_LOCK({});\n", self.lock),
             ),
         };
-        let (root, how) = (token.hold_text(), parting.end.as_ref().map(ToString::to_string));
-        let became = starts::became(parting.became);
+        let (root, how) = (token.hold_text(), info.end.as_ref().map(ToString::to_string));
+        let became = starts::became(info.run_state);
         let values = [
             ("name", Value::Bytes(&self.name)),
             ("session", Value::Int(self.number)),
@@ -103,7 +103,7 @@ impl Keeper {
             ("ours", Value::Sql(&ours)),
             ("became", Value::Sql(&became)),
             ("how", Value::text_or_null(how.as_deref())),
-            ("why", Value::text_or_null(parting.why.as_deref())),
+            ("why", Value::text_or_null(info.why.as_deref())),
         ];
         let fill = |template: &str| self.tables.fill(template, &values);
         let (first, remember, end) = if self.shared {
@@ -117,19 +117,20 @@ impl Keeper {
         let trim = if how.is_some() && fence.0.is_multiple_of(4) { history::trim(&self.tables, &self.name, "1") } else { String::new() };
         let began = 1 + usize::from(!first.is_empty());
         let freed = began + usize::from(!remember.is_empty()) + 1 + free.matches(';').count();
-        let Answers { answers, refusal } = self.session.try_ask(&format!("SELECT {ours};\n{first}{remember}{end}{free}{trim}")).await?;
-        match refusal {
-            Some(refusal) if answers.is_empty() => return Err(failure::refused(&refusal, false)),
-            Some(refusal) if answers.len() < freed => {
-                let rest = match refusal.number {
-                    // Undone as a whole.
+        let Answers { answers, server_error } =
+            self.session.try_ask(&format!("SELECT {ours};\n{first}{remember}{end}{free}{trim}")).await?;
+        match server_error {
+            Some(server_error) if answers.is_empty() => return Err(failure::refused(&server_error, false)),
+            Some(server_error) if answers.len() < freed => {
+                let rest = match server_error.number {
+                    // Cancelled as a whole.
                     failure::DEADLOCK => remember + &end,
                     // It can't be remembered.
                     _ if answers.len() == began => end,
                     // It could not be said: the next holder waits a moment for nothing.
                     _ => String::new(),
                 };
-                if self.session.try_ask(&format!("{rest}{free}")).await?.refusal.is_some() {
+                if self.session.try_ask(&format!("{rest}{free}")).await?.server_error.is_some() {
                     self.session.ask(&free).await?;
                 }
             }

@@ -59,13 +59,13 @@ impl Keeper {
         let usual = "SET SESSION innodb_lock_wait_timeout = 1";
         let batch = format!("{first}SET SESSION innodb_lock_wait_timeout = {seconds:.0};\n{wait}{usual}");
         let answers = self.session.try_ask(&batch).await?;
-        let got = answers.refusal.is_none() && found(&answers.answers, 3);
+        let got = answers.server_error.is_none() && found(&answers.answers, 3);
         if !got {
             self.session.ask(&format!("ROLLBACK; {usual}")).await?;
         }
         self.has = got;
-        match answers.refusal {
-            Some(refusal) if refusal.number != LOCKED => Err(failure::refused(&refusal, false)),
+        match answers.server_error {
+            Some(denial) if denial.number != LOCKED => Err(failure::refused(&denial, false)),
             _ => Ok(got),
         }
     }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backends::sql::{micros, ms},
-    lock::{Intent, Key, Parting, Release, Renewal, Result, Stage, Token, Ttl},
+    lock::{Intent, Key, Release, ReleaseInfo, Renewal, Result, RunState, Token, Ttl},
 };
 
 impl Sessions {
@@ -80,11 +80,11 @@ impl Sessions {
         }
     }
 
-    pub(super) async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+    pub(super) async fn ask_release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         // One that was given up on: its session, asked in order behind what may still be under way there, lets go of it; if
         // it doesn't answer, it ends, and the lock with it, and what it wrote is taken out over another one meanwhile.
         if let Some(mut keeper) = self.take_try(key, token) {
-            let undo = self.undoing(key, token, parting.end.is_none());
+            let undo = self.undoing(key, token, info.end.is_none());
             let let_go = self.letting_go(key, token, &keeper, &undo);
             let waits = keeper.session.is_open();
             let elsewhere = async {
@@ -104,22 +104,22 @@ impl Sessions {
         }
         let Some(at) = self.hold_of(key, token) else {
             // Its answer was lost with its session: what it wrote is not to be taken for a holder that vanished, nor for a start.
-            let _: Result<()> = if parting.end.is_none() {
+            let _: Result<()> = if info.end.is_none() {
                 self.aside(&self.undoing(key, token, true)).await.map(|_| ())
             } else {
-                self.forget(key, token, parting.became).await
+                self.forget(key, token, info.run_state).await
             };
             return Ok(Release::NotHeld);
         };
         if !self.holds[at].keeper.session.is_alive() {
             self.holds.swap_remove(at);
-            let _: Result<()> = self.forget(key, token, parting.became).await;
+            let _: Result<()> = self.forget(key, token, info.run_state).await;
             return Ok(Release::NotHeld);
         }
         // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
         self.holds[at].leaving = true;
         let Hold { keeper, fence, .. } = &mut self.holds[at];
-        let released = keeper.give_back(token, *fence, parting).await;
+        let released = keeper.give_back(token, *fence, info).await;
         let mut hold = self.holds.swap_remove(at);
         let released = released?;
         if self.is_queued(key, token) {
@@ -147,20 +147,20 @@ impl Sessions {
     /// Takes out what an unused grant wrote; `for_good` if it is not asked for again, so that none may come later.
     pub(super) fn undoing(&self, key: &Key, token: &Token, for_good: bool) -> String {
         let undo = if for_good { include_str!("../sql/undo_for_good.sql") } else { include_str!("../sql/forget_hold.sql") };
-        self.taking_out(undo, key, token, Some(Stage::Undone), "1")
+        self.taking_out(undo, key, token, Some(RunState::Cancelled), "1")
     }
 
     /// Takes out what was written of a hold that is over with its server, and given back since: the next one need not wait.
-    pub(super) async fn forget(&mut self, key: &Key, token: &Token, became: Option<Stage>) -> Result<()> {
+    pub(super) async fn forget(&mut self, key: &Key, token: &Token, run_state: Option<RunState>) -> Result<()> {
         let session = self.side().await?;
         let gone = format!("NOT {}", Life::of(&session.server).lives);
         self.side = Some(session);
-        let forget = self.taking_out(include_str!("../sql/forget_hold.sql"), key, token, became, &gone);
+        let forget = self.taking_out(include_str!("../sql/forget_hold.sql"), key, token, run_state, &gone);
         self.aside(&forget).await.map(|_| ())
     }
 
-    pub(super) fn taking_out(&self, undo: &str, key: &Key, token: &Token, became: Option<Stage>, which: &str) -> String {
-        let (name, root, became) = (self.names.of(key), token.hold_text(), starts::became(became));
+    pub(super) fn taking_out(&self, undo: &str, key: &Key, token: &Token, run_state: Option<RunState>, which: &str) -> String {
+        let (name, root, became) = (self.names.of(key), token.hold_text(), starts::became(run_state));
         let values =
             [("name", Value::Bytes(&name)), ("root", Value::Text(&root)), ("became", Value::Sql(&became)), ("which", Value::Sql(which))];
         let read =

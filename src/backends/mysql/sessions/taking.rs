@@ -11,11 +11,11 @@ use super::{
         session_look::{read_holders, rests},
         table::{join, leaving, place},
     },
-    Hold, Mode, SETTLE, Sessions, grant,
+    DRAIN_DELAY, Hold, Mode, Sessions, grant,
 };
 use crate::{
     backends::sql::{NEAR, looks_at_the_end, ms},
-    lock::{Attempt, Busy, Fence, Grant, Key, Mode as How, Refusal, Renewal, Request, Result, Token, Wake},
+    lock::{Attempt, Busy, Denial, Fence, Grant, Key, Mode as How, Renewal, Request, Result, Token, Wake},
 };
 
 impl Sessions {
@@ -68,7 +68,7 @@ impl Sessions {
         }
         let (fence, now, vanished) = match begun? {
             Beginning::Begun(begun) => begun,
-            Beginning::Refused(refusal) => return self.turn_away(request, at, refusal).await,
+            Beginning::Denied(denial) => return self.turn_away(request, at, denial).await,
             Beginning::Left => {
                 self.tries[at].2.let_go().await?;
                 return self.refuse(request, at).await;
@@ -78,8 +78,8 @@ impl Sessions {
         keeper.session.drop_unsent_on_close(false);
         let ends = now.saturating_add(ms(request.ttl).saturating_mul(1000));
         self.holds.push(Hold { key, token, keeper, fence, ttl: request.ttl, ends, leaving: false, marked: false });
-        let settle = if vanished { SETTLE } else { Duration::ZERO };
-        Ok(Attempt::Granted(Grant { settle, ..grant(fence, request.ttl) }))
+        let drain_delay = if vanished { DRAIN_DELAY } else { Duration::ZERO };
+        Ok(Attempt::Granted(Grant { drain_delay, ..grant(fence, request.ttl) }))
     }
 
     /// After a failure that is not asked about again: the session would keep the lock for nothing.
@@ -92,14 +92,14 @@ impl Sessions {
     }
 
     /// Gives the lock back that a run before keeps from this one.
-    pub(super) async fn turn_away(&mut self, request: &Request, at: usize, refusal: Box<Refusal>) -> Result<Attempt> {
+    pub(super) async fn turn_away(&mut self, request: &Request, at: usize, denial: Box<Denial>) -> Result<Attempt> {
         self.tries[at].2.let_go().await?;
         self.tries[at].2.session.drop_unsent_on_close(false);
         if !request.waiting {
             let (_, _, keeper) = self.tries.swap_remove(at);
             self.side.get_or_insert(keeper.session);
         }
-        Ok(Attempt::Refused(refusal))
+        Ok(Attempt::Denied(denial))
     }
 
     /// Tells the lock's holders. A waiter keeps the session.

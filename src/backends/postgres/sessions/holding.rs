@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{super::statement::Value, Hold, Mode, Sessions};
 use crate::{
     backends::sql::{micros, ms},
-    lock::{Break, Intent, Key, Parting, Release, Renewal, Result, Token},
+    lock::{Break, Intent, Key, Release, ReleaseInfo, Renewal, Result, Token},
 };
 
 impl Sessions {
@@ -67,25 +67,25 @@ impl Sessions {
         drop(told);
     }
 
-    pub(super) async fn ask_release(&mut self, key: &Key, token: &Token, parting: &Parting) -> Result<Release> {
+    pub(super) async fn ask_release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
         if let Some(at) = self.try_of(key, token) {
             // An abandoned hold ends with its session, before its absence is reported.
             self.tries[at].2.blocked |= !self.tries[at].2.session.is_open();
             let _ = self.take_try(key, token).await;
         }
         let Some(at) = self.hold_of(key, token) else {
-            self.forget(key, token, parting.became).await;
+            self.forget(key, token, info.run_state).await;
             return Ok(Release::NotHeld);
         };
         if !self.holds[at].keeper.session.is_alive() {
             self.holds.swap_remove(at);
-            self.forget(key, token, parting.became).await;
+            self.forget(key, token, info.run_state).await;
             return Ok(Release::NotHeld);
         }
         // It stays here until it is done: dropped half-way and asked again, the same session goes on with it.
         self.holds[at].leaving = true;
         let Hold { keeper, fence, matters, .. } = &mut self.holds[at];
-        let given_back = keeper.end((&token.hold_text(), *fence), parting, *matters).await;
+        let given_back = keeper.end((&token.hold_text(), *fence), info, *matters).await;
         self.holds.swap_remove(at);
         given_back.map(|()| Release::Released)
     }

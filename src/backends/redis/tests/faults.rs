@@ -81,7 +81,7 @@ async fn missing_rights_take_nothing_and_are_named() {
 
 #[tokio::test]
 async fn what_a_failed_script_wrote_is_undone() {
-    use crate::lease::{self, BootClock, Limits, Patience};
+    use crate::lease::{self, BootClock, Limits, WaitPolicy};
     let server = TestServer::start();
     // The lock can be written, and given no end.
     let rights = ["~dlock:{dlock:job}:*", "+pexpireat", "(~* &* +@all -pexpireat)"];
@@ -94,7 +94,7 @@ async fn what_a_failed_script_wrote_is_undone() {
         assert_eq!(server.number(&["EXISTS", "dlock:job"]), 1, "{mode:?}: it was written");
         server.raw(&["FLUSHALL"]);
         let never = std::future::pending::<()>();
-        let taken = lease::acquire(&mut user(), &BootClock, wanted, Patience::Try, Limits::DEFAULT, never, |_| {}).await;
+        let taken = lease::acquire(&mut user(), &BootClock, wanted, WaitPolicy::Try, Limits::DEFAULT, never, |_| {}).await;
         assert_eq!(taken.unwrap_err().kind, Kind::Denied, "{mode:?}");
         assert_eq!(server.number(&["EXISTS", "dlock:job"]), 0, "{mode:?}");
     }
@@ -255,8 +255,8 @@ async fn a_dropped_call_leaves_the_backend_usable_and_replies_to_nothing_else() 
     let again = granted(&mut a, &unanswered).await;
     assert_eq!(again.holds, 1, "asked again, whether or not the first was served");
     server.freeze();
-    let parting = Scope::Hold.into();
-    let release = a.release(&unanswered.key, &unanswered.token, &parting);
+    let info = Scope::Hold.into();
+    let release = a.release(&unanswered.key, &unanswered.token, &info);
     assert!(tokio::time::timeout(Duration::from_millis(5), release).await.is_err());
     server.thaw();
     // The dropped release may have been served before it is asked again.

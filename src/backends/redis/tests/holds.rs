@@ -235,10 +235,15 @@ async fn what_the_backend_cannot_do_is_refused_without_asking() {
         namespace: Namespace::new("x").unwrap(),
         ..crate::backends::redis::Options::new(crate::backends::redis::Server::Tcp { host: "127.0.0.1".into(), port: 1 })
     });
-    let terms =
-        crate::lock::Terms { place: "web1".into(), skew_guard: None, at_least: Some(Duration::from_secs(1)), once: None, anyway: false };
+    let run_policy = crate::lock::RunPolicy {
+        place: "web1".into(),
+        skew_guard: None,
+        at_least: Some(Duration::from_secs(1)),
+        once: None,
+        anyway: false,
+    };
     for mode in [crate::lock::Mode::Shared, crate::lock::Mode::Permits(3)] {
-        let refused = Request { mode, terms: Some(terms.clone()), ..request("job") };
+        let refused = Request { mode, run_policy: Some(run_policy.clone()), ..request("job") };
         assert_eq!(nowhere.try_acquire(&refused).await.unwrap_err().kind, Kind::Unsupported);
     }
 }

@@ -31,7 +31,7 @@ enum View {
     /// Phase 2 was confirmed.
     Committed,
     /// Nothing of it counts.
-    Past,
+    HistoryEntry,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -155,7 +155,7 @@ impl Redlock {
             node.counter = node.counter.max(now * FLOOR);
         }
         node.entry = Some(Entry { owner, count: node.counter, is_committed: false, ends: now + LEASE });
-        node.views[owner] = if counts { View::Counted(node.counter) } else { View::Past };
+        node.views[owner] = if counts { View::Counted(node.counter) } else { View::HistoryEntry };
         true
     }
 
@@ -277,7 +277,7 @@ impl Model for Redlock {
             }
             for (view, owner) in node.views.iter_mut().zip(&next.owners) {
                 if *owner == Owner::Over && *view != View::Ahead {
-                    *view = View::Past;
+                    *view = View::HistoryEntry;
                 }
             }
         }

@@ -48,7 +48,7 @@ enum View {
     /// It was applied.
     Committed,
     /// Nothing more will come.
-    Past,
+    HistoryEntry,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -107,7 +107,7 @@ impl State {
     fn end(mut self, client: usize) -> Self {
         self.clients[client] = Client::Over;
         for node in &mut self.nodes {
-            node.views[client] = View::Past;
+            node.views[client] = View::HistoryEntry;
             if node.owner == Some(u8::try_from(client).unwrap()) {
                 node.owner = None;
             }
@@ -176,7 +176,7 @@ impl State {
             for (n, node) in next.nodes.iter_mut().enumerate() {
                 if let View::Taken(_) = node.views[i] {
                     let due = without.counted_only || counted.iter().any(|(counted, _)| *counted == n);
-                    node.views[i] = if due { View::Due } else { View::Past };
+                    node.views[i] = if due { View::Due } else { View::HistoryEntry };
                 }
             }
             if without.second_phase {
@@ -197,7 +197,7 @@ impl State {
             next.clients[i] = Client::Published(fence);
             for node in &mut next.nodes {
                 if node.views[i] == View::Committed {
-                    node.views[i] = View::Past;
+                    node.views[i] = View::HistoryEntry;
                 }
             }
             found.push(next);
@@ -224,7 +224,7 @@ impl State {
                         Client::Idle | Client::Counting(_) => View::Taken(node.counter),
                         // An answer after the decision counts for nothing.
                         _ if without.counted_only => View::Due,
-                        _ => View::Past,
+                        _ => View::HistoryEntry,
                     };
                     if client == Client::Idle {
                         next.clients[i] = Client::Counting(self.last());
@@ -243,7 +243,7 @@ impl State {
                 let node = &mut next.nodes[n];
                 node.counter = node.counter.max(fence);
                 node.fences |= u32::from(self.reads[i]) << fence;
-                node.views[i] = if matches!(client, Client::Published(_)) { View::Past } else { View::Committed };
+                node.views[i] = if matches!(client, Client::Published(_)) { View::HistoryEntry } else { View::Committed };
                 found.push(next);
             }
             _ => {}

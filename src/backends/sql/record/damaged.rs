@@ -14,7 +14,7 @@ use super::{
 use crate::{
     backends::kept::ReadFor,
     damage::{self, Dice},
-    lock::{Namespace, Once, Parting, Terms, document::Moment},
+    lock::{Namespace, Once, ReleaseInfo, RunPolicy, document::Moment},
 };
 
 /// What a column of numbers may have after that.
@@ -26,7 +26,7 @@ fn text(value: &str, dice: &mut Dice) -> String {
     if dice.below(8) == 0 { damage::text(value, dice) } else { value.to_owned() }
 }
 
-fn damaged(row: &Record, dice: &mut Dice) -> Record {
+fn damaged(row: &LockRow, dice: &mut Dice) -> LockRow {
     let mut of = |value| int(value, dice);
     let [now_us, lock_until_us, locked_at_us, renewed_us] = [row.now_us, row.lock_until_us, row.locked_at_us, row.renewed_us].map(&mut of);
     let [fence, revision] = [row.fence, row.revision].map(&mut of);
@@ -45,7 +45,7 @@ fn damaged(row: &Record, dice: &mut Dice) -> Record {
         let json = damage::json(&serde_json::from_str(document).unwrap(), dice).to_string();
         text(&json, dice)
     });
-    Record {
+    LockRow {
         name: text(&row.name, dice),
         locked_by: text(&row.locked_by, dice),
         layout: [row.layout, None, Some(-1), Some(199), Some(300)][[0, 0, 0, 0, 0, 0, 1, 2, 3, 4][dice.below(10)]],
@@ -65,14 +65,14 @@ fn damaged(row: &Record, dice: &mut Dice) -> Record {
 #[test]
 fn damaged_rows_are_refused_or_used() {
     let (names, once) = (Names::new(&Namespace::default()), Duration::from_secs(60));
-    let terms = Terms {
+    let run_policy = RunPolicy {
         place: "web1".into(),
         skew_guard: Some(once),
         at_least: Some(once),
         once: Some(Once { window: once, retry_failed: 1, retry_crashed: false }),
         anyway: false,
     };
-    let asked = Request { terms: Some(terms), waiting: true, fair: true, ..request(Mode::Exclusive, 60) };
+    let asked = Request { run_policy: Some(run_policy), waiting: true, fair: true, ..request(Mode::Exclusive, 60) };
     let alone = record(&asked.token);
     let shared = {
         let mut document = Document::default();
@@ -106,7 +106,7 @@ fn damaged_rows_are_refused_or_used() {
             .acquire(&asked, &Moment { now, outside: read.outside.and_then(|outside| outside.left), fence: Fence(row.fence().0 | 1) });
         let written = row.with(&document, Some(Fence(11)));
         assert_eq!(written.name, row.name);
-        let _ = row::release(row, &asked.token, &Parting::UNDO);
+        let _ = row::release(row, &asked.token, &ReleaseInfo::UNDO);
     });
     assert!(used > damage::TRIES / 20, "only {used} could be used at all");
 }

@@ -9,8 +9,8 @@ pub(super) fn request(mode: Mode, seconds: u64) -> Request {
 }
 
 /// Taken at second 100 for a minute, read at second 110.
-pub(super) fn record(token: &Token) -> Record {
-    Record {
+pub(super) fn record(token: &Token) -> LockRow {
+    LockRow {
         name: "dlock:job".into(),
         now_us: NOW,
         lock_until_us: NOW + 50 * SECOND,
@@ -24,18 +24,18 @@ pub(super) fn record(token: &Token) -> Record {
         waited: false,
         mode: None,
         revision: 1,
-        starts: lock::Record::default(),
+        starts: lock::RunRecord::default(),
     }
 }
 
-fn read(row: &Record) -> Document {
+fn read(row: &LockRow) -> Document {
     let mut document = row.document().unwrap();
     document.expire(row.now_ms());
     document
 }
 
 /// Takes the lock, or enters it.
-fn take(row: &Record, request: &Request) -> Record {
+fn take(row: &LockRow, request: &Request) -> LockRow {
     let mut document = read(row);
     let fence = Fence(u64::try_from(row.fence).unwrap() + 1);
     document.acquire(request, &Moment { now: row.now_ms(), outside: None, fence }).unwrap();
@@ -43,7 +43,7 @@ fn take(row: &Record, request: &Request) -> Record {
     row.with(&document, (document.fence(&request.token) == Some(fence)).then_some(fence))
 }
 
-fn release(row: &mut Record, token: &Token, scope: Scope) -> Release {
+fn release(row: &mut LockRow, token: &Token, scope: Scope) -> Release {
     let mut document = read(row);
     let released = document.release(token, &scope.into(), row.now_ms());
     document.take_ended();
@@ -53,7 +53,7 @@ fn release(row: &mut Record, token: &Token, scope: Scope) -> Release {
 
 #[test]
 fn a_row_that_nothing_happened_to_is_written_as_it_was() {
-    let mut row = Record { lock_until_us: NOW + 50 * SECOND + 7, renewed_us: NOW - 1, ..record(&Token::random()) };
+    let mut row = LockRow { lock_until_us: NOW + 50 * SECOND + 7, renewed_us: NOW - 1, ..record(&Token::random()) };
     assert_eq!(row.with(&read(&row), None), row);
     row.now_us = row.lock_until_us - 1;
     assert_eq!(read(&row).holders(row.now_ms()).len(), 1, "it ends no microsecond too early");
@@ -94,7 +94,7 @@ fn what_shedlock_took_says_nothing_of_our_hold() {
 #[test]
 fn a_lock_that_is_shared_ends_with_its_last_share() {
     let (short, long) = (request(Mode::Shared, 10), request(Mode::Shared, 20));
-    let mut row = Record { lock_until_us: NOW - SECOND, ..record(&Token::random()) };
+    let mut row = LockRow { lock_until_us: NOW - SECOND, ..record(&Token::random()) };
     let mut document = row.document().unwrap();
     document.expire(row.now_ms());
     assert!(document.take_ended().iter().any(|past| past.fence == Some(Fence(7)) && past.end == End::Expired));
@@ -109,7 +109,7 @@ fn a_lock_that_is_shared_ends_with_its_last_share() {
 
 #[test]
 fn shares_beside_another_name_are_lost() {
-    let mut row = take(&Record { lock_until_us: ENDED_US, document: None, ..record(&Token::random()) }, &request(Mode::Permits(2), 10));
+    let mut row = take(&LockRow { lock_until_us: ENDED_US, document: None, ..record(&Token::random()) }, &request(Mode::Permits(2), 10));
     row.locked_by = "web7".into();
     let mut document = read(&row);
     let past = document.take_ended();
@@ -122,7 +122,7 @@ fn shares_beside_another_name_are_lost() {
 #[test]
 fn a_hold_before_anothers_program_is_remembered_by_its_own_times() {
     let token = Token::random();
-    let mut row = Record { fence: NOW - 20 * SECOND, locked_by: "web7".into(), locked_at_us: NOW - 3 * SECOND, ..record(&token) };
+    let mut row = LockRow { fence: NOW - 20 * SECOND, locked_by: "web7".into(), locked_at_us: NOW - 3 * SECOND, ..record(&token) };
     row.owner = Some(locked_by(&token));
     let past = read(&row).take_ended().remove(0);
     assert_eq!((past.started_ms, past.ended_ms), (Some(floor_ms(NOW - 20 * SECOND)), Some(floor_ms(NOW - 3 * SECOND))));
@@ -131,11 +131,11 @@ fn a_hold_before_anothers_program_is_remembered_by_its_own_times() {
 
 #[test]
 fn newer_minor_layouts_are_read_and_others_refused() {
-    let row = |layout| Record { layout: Some(layout), ..record(&Token::random()) };
+    let row = |layout| LockRow { layout: Some(layout), ..record(&Token::random()) };
     assert_eq!(read(&row(LAYOUT + 7)).holders(row(0).now_ms())[0].holds, 1);
     for layout in [LAYOUT - 1, LAYOUT_REFUSED] {
         assert_eq!(row(layout).document().unwrap_err().kind, Kind::Layout);
     }
-    let odd = Record { document: Some("[]".into()), ..row(LAYOUT) };
+    let odd = LockRow { document: Some("[]".into()), ..row(LAYOUT) };
     assert_eq!(odd.document().unwrap_err().kind, Kind::Data);
 }

@@ -15,7 +15,7 @@
 --   metadata         JSON, for people
 --   mark, seen       the break of the hold, as JSON, and whether its holder knows; broken: the same for the history
 --   ended, why       how the last hold that was given back ended; '' for one that nothing was done under
---   paced            the run record that keeps later runs away for a while, as JSON
+--   cooldown         the run record that keeps later runs away for a while, as JSON
 --   document         readers, permits and fair waiters, as JSON; NULL: none. document_file: inode of their lock file
 CREATE TABLE locks (
     namespace       TEXT    NOT NULL,
@@ -36,7 +36,7 @@ CREATE TABLE locks (
     seen            INTEGER NOT NULL DEFAULT 0,
     ended           TEXT,
     why             TEXT,
-    paced           TEXT,
+    cooldown           TEXT,
     document        TEXT,
     document_file   INTEGER,
     UNIQUE (namespace, key)

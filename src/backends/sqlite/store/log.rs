@@ -6,7 +6,7 @@ use super::{
     super::{failure, row},
     Store, bind_name, json, run,
 };
-use crate::lock::{End, Key, Namespace, Past, Result, SKIPPING_HOSTS, Skips};
+use crate::lock::{End, HistoryEntry, Key, Namespace, Result, SKIPPING_HOSTS, SkipCount};
 
 const RUNS: &str = include_str!("../sql/runs.sql");
 const SKIP: &str = include_str!("../sql/skip.sql");
@@ -24,11 +24,11 @@ const SWEEP: [&str; 4] = [
 
 impl Store {
     /// What is remembered of holds that are over, the latest first.
-    pub(in crate::backends::sqlite) async fn runs(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<Past>> {
+    pub(in crate::backends::sqlite) async fn runs(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<HistoryEntry>> {
         let rows = self.rows(bind_name(RUNS, namespace, key)).await?;
         let ms = |at: Option<i64>| at.and_then(|at| u64::try_from(at).ok());
         let read = |row: &SqliteRow| {
-            Ok(Past {
+            Ok(HistoryEntry {
                 fence: Some(row::fence(row)?),
                 started_ms: ms(row.try_get("since_ms")?),
                 ended_ms: ms(row.try_get("ended_ms")?),
@@ -41,12 +41,12 @@ impl Store {
     }
 
     /// Which hosts did without.
-    pub(in crate::backends::sqlite) async fn skips(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<Skips>> {
+    pub(in crate::backends::sqlite) async fn skips(&mut self, namespace: &Namespace, key: &Key) -> Result<Vec<SkipCount>> {
         let sql = "SELECT host, count, since_ms, last_ms, reason FROM skips WHERE namespace = ?1 AND key = ?2";
         let rows = self.rows(bind_name(sql, namespace, key)).await?;
         let ms = |at: i64| u64::try_from(at).ok();
         let read = |row: &SqliteRow| {
-            Ok(Skips {
+            Ok(SkipCount {
                 host: row.try_get("host")?,
                 count: u64::try_from(row.try_get::<i64, _>("count")?).unwrap_or_default(),
                 since_ms: ms(row.try_get("since_ms")?),
@@ -80,7 +80,7 @@ impl Store {
     }
 
     /// Remembers a hold in its holder's own words, whatever others thought of it.
-    pub(in crate::backends::sqlite) async fn lost(&mut self, namespace: &Namespace, key: &Key, past: &Past) -> Result<()> {
+    pub(in crate::backends::sqlite) async fn lost(&mut self, namespace: &Namespace, key: &Key, past: &HistoryEntry) -> Result<()> {
         self.check().await?;
         self.set_durable(false).await?;
         let ms = |at: Option<u64>| at.and_then(|at| i64::try_from(at).ok());

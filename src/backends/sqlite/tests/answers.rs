@@ -7,15 +7,16 @@ use crate::lock::{Admin as _, Fence, Which};
 async fn an_unreported_start_is_no_run_before_it() {
     let (_directory, path) = place();
     let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
-    let terms = Terms { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: Some(once), anyway: false };
-    let asked = Request { detached: true, terms: Some(terms), ..request("job") };
+    let run_policy =
+        RunPolicy { place: "a".into(), skew_guard: None, at_least: Some(Duration::from_secs(60)), once: Some(once), anyway: false };
+    let asked = Request { detached: true, run_policy: Some(run_policy), ..request("job") };
     let mut a = backend(&path);
     let first = granted(&mut a, &asked).await;
     // The lease ended before the answer came.
     sql(&path, "UPDATE locks SET hold_expires_ms = 1, expires_ms = 1").await;
     let mut b = backend(&path);
     let other = Request { token: Token::random(), ..asked.clone() };
-    assert!(matches!(b.try_acquire(&other).await.unwrap(), Attempt::Refused(_)));
+    assert!(matches!(b.try_acquire(&other).await.unwrap(), Attempt::Denied(_)));
     let again = granted(&mut backend(&path), &asked).await;
     assert!(again.fence > first.fence);
     let start = b.history(&asked.key).await.unwrap().record.start.unwrap();
@@ -242,8 +243,8 @@ async fn what_is_unused_is_collected_and_what_later_runs_go_by_stays() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
-    let terms = Terms { place: "a".into(), skew_guard: None, at_least: None, once: Some(once), anyway: false };
-    let (plain, kept, held) = (request("plain"), Request { terms: Some(terms), ..request("kept") }, request("held"));
+    let run_policy = RunPolicy { place: "a".into(), skew_guard: None, at_least: None, once: Some(once), anyway: false };
+    let (plain, kept, held) = (request("plain"), Request { run_policy: Some(run_policy), ..request("kept") }, request("held"));
     for request in [&plain, &kept] {
         granted(&mut a, request).await;
         assert_eq!(release(&mut a, request).await, Release::Released);

@@ -18,7 +18,7 @@ use sqlx::{Connection, SqliteConnection};
 
 use super::{LockFile, Options, Sqlite};
 use crate::lock::{
-    Attempt, Backend, Busy, Effect, Entry, Grant, Key, Kind, Metadata, Mode, Namespace, Once, Release, Renewal, Request, Scope, Terms,
+    Attempt, Backend, Busy, Effect, Entry, Grant, Key, Kind, Metadata, Mode, Namespace, Once, Release, Renewal, Request, RunPolicy, Scope,
     Tether, Token, Ttl, Wake,
 };
 

@@ -6,7 +6,7 @@ use std::{fs, process::Command};
 use tokio::time::timeout;
 
 use super::*;
-use crate::lock::{Parting, Renewal, Stage, Tether as _};
+use crate::lock::{ReleaseInfo, Renewal, RunState, Tether as _};
 
 /// Far more than inotify takes.
 const SOON: Duration = Duration::from_secs(10);
@@ -205,8 +205,8 @@ async fn what_is_no_lock_file_of_ours_is_refused() {
 }
 
 /// What a run has to tell at its end.
-fn ended_well() -> Parting {
-    Parting { end: Some(crate::lock::End::Exited(0)), became: Some(Stage::Ok), ..Scope::Tree.into() }
+fn ended_well() -> ReleaseInfo {
+    ReleaseInfo { end: Some(crate::lock::End::Exited(0)), run_state: Some(RunState::Ok), ..Scope::Tree.into() }
 }
 
 #[tokio::test]
@@ -214,8 +214,8 @@ async fn a_release_that_could_not_be_written_is_asked_again_and_its_bytes_stay()
     let (_keep, path) = place();
     let mut a = backend(&path);
     let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
-    let terms = Terms { place: "a".into(), skew_guard: None, at_least: None, once: Some(once), anyway: false };
-    let once = Request { terms: Some(terms), ..request("once") };
+    let run_policy = RunPolicy { place: "a".into(), skew_guard: None, at_least: None, once: Some(once), anyway: false };
+    let once = Request { run_policy: Some(run_policy), ..request("once") };
     let share = Request { mode: Mode::Shared, ..request("share") };
     let plain = request("plain");
     for held in [&once, &share, &plain] {
@@ -235,7 +235,7 @@ async fn a_release_that_could_not_be_written_is_asked_again_and_its_bytes_stay()
         let past = a.history(&held.key).await.unwrap().past;
         assert_eq!(past.first().map(|past| past.end.clone()), Some(crate::lock::End::Exited(0)), "{past:?}");
     }
-    assert!(matches!(backend(&path).try_acquire(&Request { token: Token::random(), ..once }).await.unwrap(), Attempt::Refused(_)));
+    assert!(matches!(backend(&path).try_acquire(&Request { token: Token::random(), ..once }).await.unwrap(), Attempt::Denied(_)));
 }
 
 #[tokio::test]

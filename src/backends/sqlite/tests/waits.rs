@@ -176,8 +176,8 @@ async fn a_lost_answer_to_a_release_is_asked_again() {
     for polls in 1..8 {
         let held = request("job");
         granted(&mut a, &held).await;
-        let parting = Scope::Tree.into();
-        let mut attempt = Box::pin(a.release(&held.key, &held.token, &parting));
+        let info = Scope::Tree.into();
+        let mut attempt = Box::pin(a.release(&held.key, &held.token, &info));
         let mut answer = None;
         for _ in 0..polls {
             answer = tokio::time::timeout(Duration::from_micros(20), &mut attempt).await.ok();

@@ -10,7 +10,7 @@ use std::{future::pending, time::Duration};
 
 use dlock::{
     backends::redlock::{Options, Redlock},
-    lease::{self, BootClock, Limits, Outcome, Patience},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
 };
 
 use super::Case;
@@ -68,5 +68,5 @@ fn counter(lab: &Lab, node: usize) -> u64 {
 }
 
 async fn core_acquire(client: &mut Client, request: dlock::lock::Request) -> dlock::lock::Result<Outcome<()>> {
-    lease::acquire(&mut *client.0, &BootClock, request, Patience::Try, LIMITS, pending::<()>(), |_| {}).await
+    lease::acquire(&mut *client.0, &BootClock, request, WaitPolicy::Try, LIMITS, pending::<()>(), |_| {}).await
 }

@@ -5,13 +5,13 @@ use std::time::Instant;
 use dlock::{
     backends::redlock::Options,
     lease::{self, BootClock, Outcome},
-    lock::{Attempt, Effect, Fence, Kind as ErrorKind, Release, Renewal, Rule, Scope, Stage},
+    lock::{Attempt, Effect, Fence, Kind as ErrorKind, Release, Renewal, Rule, RunState, Scope},
 };
 
 use super::{
     super::{
         Case, cases,
-        terms::{WINDOW, asking, once},
+        run_policy::{WINDOW, asking, once},
     },
     Fronts, LIMITS, core_acquire, held_on, record,
 };
@@ -94,12 +94,12 @@ async fn a_majority_down_is_unavailable_and_leaves_nothing(lab: &Lab) {
 
 async fn a_refusal_needs_no_answer_of_a_frozen_node(lab: &Lab) {
     let once = once(WINDOW, 0, false);
-    let grant = lab.client().await.ran(&asking("job", &once), Stage::Ok).await;
+    let grant = lab.client().await.ran(&asking("job", &once), RunState::Ok).await;
     lab.redlock().node(4).freeze();
     let outcome = core_acquire(&mut lab.client().await, asking("job", &once)).await;
     lab.redlock().node(4).thaw();
-    let Ok(Outcome::Refused(refusal)) = outcome else { panic!("{outcome:?}") };
-    assert_eq!((refusal.rule, refusal.fence), (Rule::Once(Stage::Ok), Some(grant.fence)));
+    let Ok(Outcome::Denied(refusal)) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(grant.fence)));
 }
 
 async fn a_node_that_forgot_is_not_given_back(lab: &Lab) {

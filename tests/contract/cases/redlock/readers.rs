@@ -392,7 +392,7 @@ async fn a_reader_that_crashed_is_remembered_by_all_nodes(lab: &Lab) {
     let first = b.take(&other).await.fence;
     let fence = lab.client().await.take(&reader(&job, SHORT)).await.fence;
     lab.outlast(SHORT).await;
-    let ended = |past: &[dlock::lock::Past]| past.iter().map(|past| (past.fence, past.end.clone())).collect::<Vec<_>>();
+    let ended = |past: &[dlock::lock::HistoryEntry]| past.iter().map(|past| (past.fence, past.end.clone())).collect::<Vec<_>>();
     assert_eq!(ended(&b.0.history(&job).await.expect("history").past), [(Some(fence), End::Expired)]);
     lab.client().await.refused(&request(&job, LONG)).await;
     b.free(&other).await;

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use dlock::{
-    lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Attempt, Fence, Init, Kind as ErrorKind, Parting, Release, Request, Rule, Stage, Terms},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
+    lock::{Attempt, Fence, Init, Kind as ErrorKind, Release, ReleaseInfo, Request, Rule, RunPolicy, RunState},
 };
 
 use super::{
     Case, cases,
-    terms::{WINDOW, asking, guarded, once},
+    run_policy::{WINDOW, asking, guarded, once},
 };
 use crate::{
     lab::{Client, LONG, Lab, SLACK, key, request},
@@ -70,7 +70,7 @@ const COLUMNS: [&str; 16] = [
 
 async fn tables_without_starts_are_upgraded(lab: &Lab) {
     let mut a = lab.client().await;
-    let before = a.ran(&request(&key("job"), LONG), Stage::Started).await.fence;
+    let before = a.ran(&request(&key("job"), LONG), RunState::Started).await.fence;
     let drop = COLUMNS.map(|column| format!("DROP COLUMN {column}")).join(", ");
     let others = lab.either("dlock_fences", "dlock_sessions");
     for table in ["dlock", others] {
@@ -92,17 +92,17 @@ async fn tables_without_starts_are_upgraded(lab: &Lab) {
     let mut c = lab.client().await;
     assert_eq!(c.0.init().await.expect("init"), Init::Created);
     assert_eq!(c.0.init().await.expect("init"), Init::UpToDate);
-    let after = c.ran(&asking("job", &once(WINDOW, 0, false)), Stage::Ok).await.fence;
+    let after = c.ran(&asking("job", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
     assert!(after > before, "{after:?} {before:?}");
-    assert_eq!(b.judged(&asking("job", &once(WINDOW, 0, true))).await.rule, Rule::Once(Stage::Ok));
+    assert_eq!(b.judged(&asking("job", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Ok));
 }
 
 /// As if the server's clock had been set back by an hour.
 async fn starts_in_the_future_are_in_the_way_and_pauses_are_not(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let minute = Duration::from_secs(60);
-    let all = Terms { skew_guard: Some(minute), at_least: Some(minute), ..once(minute, 1, false) };
-    a.ran(&asking("job", &all), Stage::Failed).await;
+    let all = RunPolicy { skew_guard: Some(minute), at_least: Some(minute), ..once(minute, 1, false) };
+    a.ran(&asking("job", &all), RunState::Failed).await;
     assert_eq!(b.judged(&asking("job", &guarded("b", minute))).await.rule, Rule::AtLeast(minute));
     sql(
         lab,
@@ -110,16 +110,16 @@ async fn starts_in_the_future_are_in_the_way_and_pauses_are_not(lab: &Lab) {
         "UPDATE $table SET paced_at = paced_at + INTERVAL 1 HOUR, start_at = start_at + INTERVAL 1 HOUR",
     );
     let refusal = b.judged(&asking("job", &once(minute, 0, true))).await;
-    assert_eq!((refusal.rule, refusal.began), (Rule::Once(Stage::Failed), None));
-    b.ran(&asking("job", &guarded("b", minute)), Stage::Ok).await;
-    b.ran(&asking("job", &once(minute, 1, false)), Stage::Failed).await;
+    assert_eq!((refusal.rule, refusal.began), (Rule::Once(RunState::Failed), None));
+    b.ran(&asking("job", &guarded("b", minute)), RunState::Ok).await;
+    b.ran(&asking("job", &once(minute, 1, false)), RunState::Failed).await;
     assert_eq!(b.record(&key("job")).await.start.map(|start| start.tries), Some(2));
 }
 
 async fn who_is_refused_and_waits_keeps_nothing(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
-    let kept = Terms { at_least: Some(WINDOW), ..guarded("a", WINDOW) };
-    a.ran(&asking("job", &kept), Stage::Ok).await;
+    let kept = RunPolicy { at_least: Some(WINDOW), ..guarded("a", WINDOW) };
+    a.ran(&asking("job", &kept), RunState::Ok).await;
     let waiting = Request { waiting: true, ..request(&key("job"), LONG) };
     let (one, two) = (b.judged(&waiting).await, c.judged(&Request { waiting: true, ..request(&key("job"), LONG) }).await);
     assert_eq!(one.rule, two.rule);
@@ -128,7 +128,7 @@ async fn who_is_refused_and_waits_keeps_nothing(lab: &Lab) {
     // With the session that it was refused over.
     b.take(&waiting).await;
     b.0.leave_queue(&waiting).await.expect("abandon");
-    b.part(&waiting, Stage::Started).await;
+    b.part(&waiting, RunState::Started).await;
     a.take(&request(&key("job"), LONG)).await;
 }
 
@@ -137,7 +137,7 @@ async fn a_run_that_began_while_this_one_waited_for_the_row_is_in_the_way(lab: &
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let wanted = once(WINDOW, 0, false);
     let held = request(&key("job"), LONG);
-    a.ran(&held, Stage::Started).await;
+    a.ran(&held, RunState::Started).await;
     let run = lab.meanwhile(lab.either(
         "BEGIN; SELECT 1 FROM dlock FOR UPDATE; SELECT pg_sleep(0.5);
          UPDATE dlock SET start_at = timezone('utc', clock_timestamp()), start_fence = fence + 1, fence = fence + 1, start_stage = 'ok',
@@ -148,7 +148,7 @@ async fn a_run_that_began_while_this_one_waited_for_the_row_is_in_the_way(lab: &
     ));
     lab.pass(Duration::from_millis(150)).await;
     let refusal = b.judged(&asking("job", &wanted)).await;
-    assert_eq!(refusal.rule, Rule::Once(Stage::Ok));
+    assert_eq!(refusal.rule, Rule::Once(RunState::Ok));
     run.join().expect("the other run");
 }
 
@@ -168,8 +168,8 @@ async fn an_unreported_start_is_no_run_before_it(lab: &Lab) {
 async fn what_later_runs_go_by_is_not_collected(lab: &Lab) {
     let mut a = lab.client().await;
     let days = |days: u64| Duration::from_secs(days * 24 * 3600);
-    a.ran(&asking("job", &once(days(10), 0, false)), Stage::Ok).await;
-    a.ran(&asking("kept", &Terms { at_least: Some(days(10)), ..guarded("a", days(1)) }), Stage::Ok).await;
+    a.ran(&asking("job", &once(days(10), 0, false)), RunState::Ok).await;
+    a.ran(&asking("kept", &RunPolicy { at_least: Some(days(10)), ..guarded("a", days(1)) }), RunState::Ok).await;
     let age = |days: u32| {
         sql(
             lab,
@@ -187,7 +187,7 @@ async fn what_later_runs_go_by_is_not_collected(lab: &Lab) {
     };
     age(2);
     assert_eq!(a.0.collect(days(1)).await.expect("gc"), Some(0));
-    assert_eq!(a.judged(&asking("job", &once(days(10), 0, false))).await.rule, Rule::Once(Stage::Ok));
+    assert_eq!(a.judged(&asking("job", &once(days(10), 0, false))).await.rule, Rule::Once(RunState::Ok));
     age(9);
     assert_eq!(a.0.collect(days(1)).await.expect("gc"), Some(2));
 }
@@ -218,8 +218,8 @@ fn begun(lab: &Lab, of: &Request) {
     );
 }
 
-fn everything() -> Terms {
-    Terms { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) }
+fn everything() -> RunPolicy {
+    RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) }
 }
 
 async fn a_hold_that_was_begun_before_is_one_start(lab: &Lab) {
@@ -229,21 +229,21 @@ async fn a_hold_that_was_begun_before_is_one_start(lab: &Lab) {
     assert_eq!(b.judged(&asking("job", &everything())).await.rule, Rule::AtLeast(WINDOW));
     let grant = a.take(&asked).await;
     let record = a.record(&key("job")).await;
-    assert_eq!(record.start.map(|start| (start.fence, start.stage, start.tries)), Some((grant.fence, Stage::Started, 1)));
-    assert_eq!(record.paced.map(|paced| paced.fence), Some(grant.fence));
-    a.part(&asked, Stage::Failed).await;
-    assert_eq!(a.record(&key("job")).await.start.map(|start| start.stage), Some(Stage::Failed));
+    assert_eq!(record.start.map(|start| (start.fence, start.stage, start.tries)), Some((grant.fence, RunState::Started, 1)));
+    assert_eq!(record.cooldown.map(|cooldown| cooldown.fence), Some(grant.fence));
+    a.part(&asked, RunState::Failed).await;
+    assert_eq!(a.record(&key("job")).await.start.map(|start| start.stage), Some(RunState::Failed));
 }
 
 async fn what_was_begun_and_not_told_is_undone(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let asked = asking("job", &everything());
     begun(lab, &asked);
-    assert_eq!(a.0.release(&asked.key, &asked.token, &Parting::UNDO).await.expect("undone"), Release::NotHeld);
+    assert_eq!(a.0.release(&asked.key, &asked.token, &ReleaseInfo::UNDO).await.expect("undone"), Release::NotHeld);
     let record = b.record(&key("job")).await;
-    assert_eq!((record.paced, record.start.map(|start| (start.stage, start.fence))), (None, Some((Stage::Undone, Fence(7)))));
-    let grant = b.take(&asking("job", &Terms { place: "b".into(), ..everything() })).await;
-    assert_eq!(grant.settle, Duration::ZERO, "nobody vanished");
+    assert_eq!((record.cooldown, record.start.map(|start| (start.stage, start.fence))), (None, Some((RunState::Cancelled, Fence(7)))));
+    let grant = b.take(&asking("job", &RunPolicy { place: "b".into(), ..everything() })).await;
+    assert_eq!(grant.drain_delay, Duration::ZERO, "nobody vanished");
 }
 
 /// A client behind a proxy, and what stands in the statement that counts a fence.
@@ -260,7 +260,7 @@ fn behind_proxy(lab: &Lab) -> (Proxy, Client, &'static str) {
 
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(3));
 /// A session that was cut off may have the lock for a moment.
-const PATIENCE: Patience = Patience::For(Duration::from_secs(10));
+const PATIENCE: WaitPolicy = WaitPolicy::For(Duration::from_secs(10));
 
 async fn a_session_s_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
     for fault in [Fault::CutBefore, Fault::CutAfter, Fault::Swallow] {
@@ -271,9 +271,9 @@ async fn a_session_s_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
         let taken = lease::acquire(&mut *a.0, &BootClock, asked.clone(), PATIENCE, LIMITS, never, |_| {}).await;
         let Ok(Outcome::Granted(taken)) = taken else { panic!("{fault:?}: {taken:?}") };
         assert_eq!(proxy.sprung(), 1);
-        a.part(&asked, Stage::Failed).await;
+        a.part(&asked, RunState::Failed).await;
         let start = lab.client().await.record(&asked.key).await.start.expect("a start");
-        assert_eq!((start.fence, start.tries, start.stage), (taken.fence, 1, Stage::Failed), "{fault:?}");
+        assert_eq!((start.fence, start.tries, start.stage), (taken.fence, 1, RunState::Failed), "{fault:?}");
     }
 }
 
@@ -287,10 +287,10 @@ async fn a_session_s_start_that_is_given_up_on_is_undone(lab: &Lab) {
                 lab.pass(Duration::from_millis(5)).await;
             }
         };
-        let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), Patience::Try, LIMITS, stop, |_| {}).await;
+        let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), WaitPolicy::Try, LIMITS, stop, |_| {}).await;
         assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
         let (mut b, never) = (lab.client().await, std::future::pending::<()>());
-        let next = asking(asked.key.as_str(), &Terms { place: "b".into(), ..everything() });
+        let next = asking(asked.key.as_str(), &RunPolicy { place: "b".into(), ..everything() });
         let taken = lease::acquire(&mut *b.0, &BootClock, next, PATIENCE, LIMITS, never, |_| {}).await;
         assert!(matches!(taken, Ok(Outcome::Granted(_))), "{fault:?}: {taken:?}");
     }
@@ -299,12 +299,12 @@ async fn a_session_s_start_that_is_given_up_on_is_undone(lab: &Lab) {
 async fn a_run_with_terms_is_one_round_trip(lab: &Lab) {
     let proxy = Proxy::to(lab.postgres().server().port);
     let mut a = lab.postgres().through(&proxy);
-    a.ran(&asking("job", &guarded("a", WINDOW)), Stage::Ok).await;
+    a.ran(&asking("job", &guarded("a", WINDOW)), RunState::Ok).await;
     let before = proxy.requests();
-    a.ran(&asking("job", &guarded("a", WINDOW)), Stage::Ok).await;
-    a.ran(&asking("job", &Terms { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), Stage::Ok).await;
+    a.ran(&asking("job", &guarded("a", WINDOW)), RunState::Ok).await;
+    a.ran(&asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), RunState::Ok).await;
     lab.pass(Duration::from_millis(5)).await;
-    a.ran(&asking("job", &Terms { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), Stage::Ok).await;
+    a.ran(&asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..once(Duration::from_millis(1), 0, false) }), RunState::Ok).await;
     assert_eq!(proxy.requests() - before, 6);
     a.judged(&asking("job", &guarded("b", WINDOW))).await;
     assert_eq!(proxy.requests() - before, 8, "who is refused also reads why");

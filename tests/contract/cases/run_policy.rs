@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use dlock::{
-    lease::{self, BootClock, Limits, Outcome, Patience},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
     lock::{
-        Amendment, Attempt, End, Fence, Grant, Key, Mode, Once, Parting, Record, Refusal, Release, Request, Rule, Scope, Stage, Terms,
-        Which, random,
+        Amendment, Attempt, Denial, End, Fence, Grant, Key, Mode, Once, Release, ReleaseInfo, Request, Rule, RunPolicy, RunRecord,
+        RunState, Scope, Which, random,
     },
 };
 
@@ -51,68 +51,68 @@ pub const WINDOW: Duration = Duration::from_secs(3600);
 /// What everybody sees the end of.
 pub const BRIEF: Duration = Duration::from_secs(2);
 
-pub fn terms(place: &str) -> Terms {
-    Terms { place: place.into(), skew_guard: None, at_least: None, once: None, anyway: false }
+pub fn run_policy(place: &str) -> RunPolicy {
+    RunPolicy { place: place.into(), skew_guard: None, at_least: None, once: None, anyway: false }
 }
 
-pub fn guarded(place: &str, guard: Duration) -> Terms {
-    Terms { skew_guard: Some(guard), ..terms(place) }
+pub fn guarded(place: &str, guard: Duration) -> RunPolicy {
+    RunPolicy { skew_guard: Some(guard), ..run_policy(place) }
 }
 
-pub fn kept(length: Duration) -> Terms {
-    Terms { at_least: Some(length), ..terms("a") }
+pub fn kept(length: Duration) -> RunPolicy {
+    RunPolicy { at_least: Some(length), ..run_policy("a") }
 }
 
-pub fn once(window: Duration, retry_failed: u32, retry_crashed: bool) -> Terms {
-    Terms { once: Some(Once { window, retry_failed, retry_crashed }), ..terms("a") }
+pub fn once(window: Duration, retry_failed: u32, retry_crashed: bool) -> RunPolicy {
+    RunPolicy { once: Some(Once { window, retry_failed, retry_crashed }), ..run_policy("a") }
 }
 
-pub fn with(terms: &Terms, of: Request) -> Request {
-    Request { terms: Some(terms.clone()), metadata: Some(who("web1")), at_ms: Some(lease::wall_ms()), ..of }
+pub fn with(run_policy: &RunPolicy, of: Request) -> Request {
+    Request { run_policy: Some(run_policy.clone()), metadata: Some(who("web1")), at_ms: Some(lease::wall_ms()), ..of }
 }
 
-pub fn asking(name: &str, terms: &Terms) -> Request {
-    with(terms, request(&key(name), LONG))
+pub fn asking(name: &str, run_policy: &RunPolicy) -> Request {
+    with(run_policy, request(&key(name), LONG))
 }
 
 impl Client {
     /// Meets a lock that is free and must be refused.
-    pub async fn judged(&mut self, request: &Request) -> Refusal {
+    pub async fn judged(&mut self, request: &Request) -> Denial {
         match self.attempt(request).await {
-            Attempt::Refused(refusal) => *refusal,
+            Attempt::Denied(refusal) => *refusal,
             other => panic!("{} should have been refused: {other:?}", request.key),
         }
     }
 
-    pub async fn part(&mut self, of: &Request, stage: Stage) {
+    pub async fn part(&mut self, of: &Request, stage: RunState) {
         let end = match stage {
-            Stage::Ok => Some(End::Exited(0)),
-            Stage::Failed => Some(End::Exited(3)),
-            Stage::Started => Some(End::Released),
-            Stage::Undone => None,
+            RunState::Ok => Some(End::Exited(0)),
+            RunState::Failed => Some(End::Exited(3)),
+            RunState::Started => Some(End::Released),
+            RunState::Cancelled => None,
         };
-        let became = Some(stage).filter(|stage| *stage != Stage::Started);
-        let parting = Parting { end, became, at_ms: Some(lease::wall_ms()), ..Scope::Tree.into() };
-        let released = self.0.release(&of.key, &of.token, &parting).await.unwrap_or_else(|error| panic!("release: {error:?}"));
+        let became = Some(stage).filter(|stage| *stage != RunState::Started);
+        let info = ReleaseInfo { end, run_state: became, at_ms: Some(lease::wall_ms()), ..Scope::Tree.into() };
+        let released = self.0.release(&of.key, &of.token, &info).await.unwrap_or_else(|error| panic!("release: {error:?}"));
         assert_eq!(released, Release::Released);
     }
 
     /// A whole run.
-    pub async fn ran(&mut self, request: &Request, stage: Stage) -> Grant {
+    pub async fn ran(&mut self, request: &Request, stage: RunState) -> Grant {
         let grant = self.take(request).await;
         self.part(request, stage).await;
         grant
     }
 
-    pub async fn record(&mut self, key: &Key) -> Record {
+    pub async fn record(&mut self, key: &Key) -> RunRecord {
         self.0.history(key).await.unwrap_or_else(|error| panic!("history: {error:?}")).record
     }
 }
 
 async fn a_lock_without_a_record_refuses_nobody(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let all = Terms { skew_guard: Some(BRIEF), at_least: Some(BRIEF), ..once(WINDOW, 0, false) };
-    b.ran(&request(&key("job"), LONG), Stage::Started).await;
+    let all = RunPolicy { skew_guard: Some(BRIEF), at_least: Some(BRIEF), ..once(WINDOW, 0, false) };
+    b.ran(&request(&key("job"), LONG), RunState::Started).await;
     a.take(&asking("job", &all)).await;
     let other = asking("job", &guarded("b", BRIEF));
     let busy = b.refused(&other).await;
@@ -122,18 +122,18 @@ async fn a_lock_without_a_record_refuses_nobody(lab: &Lab) {
 async fn the_skew_guard_refuses_tries_from_elsewhere(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let begun = tokio::time::Instant::now();
-    let grant = a.ran(&asking("job", &guarded("a", BRIEF)), Stage::Ok).await;
+    let grant = a.ran(&asking("job", &guarded("a", BRIEF)), RunState::Ok).await;
     let refusal = b.judged(&asking("job", &guarded("b", SHORT))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::SkewGuard(BRIEF), Some(grant.fence)), "{refusal:?}");
     assert_eq!(refusal.metadata, Some(who("web1")));
     assert!(refusal.again_in.is_none_or(|left| left <= BRIEF + SHORT), "{refusal:?}");
     // Who does not mind, and who waits.
-    b.ran(&asking("job", &terms("b")), Stage::Ok).await;
-    b.ran(&request(&key("job"), LONG), Stage::Started).await;
+    b.ran(&asking("job", &run_policy("b")), RunState::Ok).await;
+    b.ran(&request(&key("job"), LONG), RunState::Started).await;
     assert_eq!(b.judged(&asking("job", &guarded("b", BRIEF))).await.fence, Some(grant.fence), "that of the run with a guard");
     lab.pass((BRIEF + lab.kind.late() + Duration::from_millis(100)).saturating_sub(begun.elapsed())).await;
     let mut late = 0;
-    while let Attempt::Refused(_) = b.attempt(&asking("job", &guarded("b", BRIEF))).await {
+    while let Attempt::Denied(_) = b.attempt(&asking("job", &guarded("b", BRIEF))).await {
         late += 1;
         assert!(late < 20, "the guard is over");
         lab.pass(Duration::from_millis(100)).await;
@@ -154,12 +154,12 @@ async fn the_skew_guard_outlasts_a_runner_that_crashed(lab: &Lab) {
 }
 
 /// What comes of a lock whose holder vanished, once the store has noticed.
-async fn free(lab: &Lab, client: &mut Client, request: &Request) -> Result<Grant, Refusal> {
+async fn free(lab: &Lab, client: &mut Client, request: &Request) -> Result<Grant, Denial> {
     let until = tokio::time::Instant::now() + Duration::from_secs(5);
     loop {
         match client.attempt(request).await {
             Attempt::Granted(grant) => return Ok(grant),
-            Attempt::Refused(refusal) => return Err(*refusal),
+            Attempt::Denied(refusal) => return Err(*refusal),
             other => assert!(tokio::time::Instant::now() < until, "{other:?}"),
         }
         lab.pass(Duration::from_millis(50)).await;
@@ -168,14 +168,14 @@ async fn free(lab: &Lab, client: &mut Client, request: &Request) -> Result<Grant
 
 async fn at_least_refuses_everybody(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let grant = a.ran(&asking("job", &kept(WINDOW)), Stage::Ok).await;
+    let grant = a.ran(&asking("job", &kept(WINDOW)), RunState::Ok).await;
     for request in [request(&key("job"), LONG), asking("job", &guarded("b", BRIEF)), asking("job", &kept(BRIEF))] {
         let refusal = b.judged(&request).await;
         assert_eq!((refusal.rule, refusal.fence), (Rule::AtLeast(WINDOW), Some(grant.fence)));
     }
     a.judged(&asking("job", &guarded("a", BRIEF))).await;
     assert!(b.inspect(&key("job")).await.holders.is_empty(), "nobody has it");
-    a.ran(&asking("brief", &kept(SHORT)), Stage::Ok).await;
+    a.ran(&asking("brief", &kept(SHORT)), RunState::Ok).await;
     lab.outlast(SHORT).await;
     assert!(free(lab, &mut b, &request(&key("brief"), LONG)).await.is_ok());
 }
@@ -191,25 +191,25 @@ async fn at_least_outlasts_a_runner_that_crashed(lab: &Lab) {
 
 async fn at_least_refuses_readers(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    a.ran(&asking("job", &kept(WINDOW)), Stage::Ok).await;
+    a.ran(&asking("job", &kept(WINDOW)), RunState::Ok).await;
     b.judged(&Request { mode: Mode::Shared, ..request(&key("job"), LONG) }).await;
 }
 
 async fn who_waits_waits_for_that_as_well(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let began = tokio::time::Instant::now();
-    let held = asking("job", &Terms { skew_guard: Some(WINDOW), ..kept(BRIEF) });
+    let held = asking("job", &RunPolicy { skew_guard: Some(WINDOW), ..kept(BRIEF) });
     a.take(&held).await;
     let wanted = asking("job", &guarded("b", WINDOW));
     let waiter = async {
         let never = std::future::pending::<()>();
-        let outcome = lease::acquire(&mut *b.0, &BootClock, wanted, Patience::Forever, Limits::DEFAULT, never, |_| ()).await;
+        let outcome = lease::acquire(&mut *b.0, &BootClock, wanted, WaitPolicy::Forever, Limits::DEFAULT, never, |_| ()).await;
         let Ok(Outcome::Granted(_)) = outcome else { panic!("{outcome:?}") };
         began.elapsed()
     };
     let holder = async {
         lab.pass(Duration::from_millis(300)).await;
-        a.part(&held, Stage::Ok).await;
+        a.part(&held, RunState::Ok).await;
     };
     let (waited, ()) = tokio::join!(waiter, holder);
     let slack = lab.kind.late() + SHORT + Duration::from_millis(500);
@@ -218,13 +218,13 @@ async fn who_waits_waits_for_that_as_well(lab: &Lab) {
 
 async fn a_window_has_one_run(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let grant = a.ran(&asking("job", &once(WINDOW, 9, true)), Stage::Ok).await;
+    let grant = a.ran(&asking("job", &once(WINDOW, 9, true)), RunState::Ok).await;
     let refusal = b.judged(&asking("job", &once(WINDOW, 9, true))).await;
-    assert_eq!((refusal.rule, refusal.fence), (Rule::Once(Stage::Ok), Some(grant.fence)));
+    assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(grant.fence)));
     assert_eq!(refusal.metadata, Some(who("web1")));
     a.judged(&asking("job", &once(WINDOW, 9, true))).await;
     // Its own end, by the store's clock.
-    a.ran(&asking("brief", &once(BRIEF, 0, false)), Stage::Ok).await;
+    a.ran(&asking("brief", &once(BRIEF, 0, false)), RunState::Ok).await;
     let began = tokio::time::Instant::now();
     b.judged(&asking("brief", &once(BRIEF, 0, false))).await;
     lab.pass((BRIEF + lab.kind.late()).saturating_sub(began.elapsed()) + Duration::from_millis(100)).await;
@@ -237,7 +237,7 @@ async fn a_start_stays_recorded_when_its_runner_crashed(lab: &Lab) {
     drop(a);
     lab.outlast(grant.ttl.get()).await;
     let refusal = free(lab, &mut b, &asking("job", &once(WINDOW, 9, false))).await.expect_err("it began");
-    assert_eq!((refusal.rule, refusal.fence), (Rule::Once(Stage::Started), Some(grant.fence)));
+    assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Started), Some(grant.fence)));
     b.take(&asking("job", &once(WINDOW, 0, true))).await;
 }
 
@@ -245,44 +245,44 @@ async fn what_failed_is_tried_again_so_often(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let twice = once(WINDOW, 2, false);
     for _ in 0..3 {
-        a.ran(&asking("job", &twice), Stage::Failed).await;
-        assert_eq!(b.judged(&asking("job", &once(WINDOW, 0, true))).await.rule, Rule::Once(Stage::Failed));
+        a.ran(&asking("job", &twice), RunState::Failed).await;
+        assert_eq!(b.judged(&asking("job", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Failed));
     }
-    assert_eq!(b.judged(&asking("job", &twice)).await.rule, Rule::Once(Stage::Failed));
-    b.ran(&asking("job", &once(WINDOW, u32::MAX, false)), Stage::Ok).await;
-    assert_eq!(b.judged(&asking("job", &once(WINDOW, u32::MAX, true))).await.rule, Rule::Once(Stage::Ok));
+    assert_eq!(b.judged(&asking("job", &twice)).await.rule, Rule::Once(RunState::Failed));
+    b.ran(&asking("job", &once(WINDOW, u32::MAX, false)), RunState::Ok).await;
+    assert_eq!(b.judged(&asking("job", &once(WINDOW, u32::MAX, true))).await.rule, Rule::Once(RunState::Ok));
 }
 
 async fn what_is_undone_keeps_nobody_waiting(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let all = |place: &str| Terms { place: place.into(), skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
-    a.ran(&asking("job", &all("a")), Stage::Undone).await;
-    b.ran(&asking("job", &all("b")), Stage::Undone).await;
+    let all = |place: &str| RunPolicy { place: place.into(), skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
+    a.ran(&asking("job", &all("a")), RunState::Cancelled).await;
+    b.ran(&asking("job", &all("b")), RunState::Cancelled).await;
     let taken = asking("job", &all("a"));
     a.take(&taken).await;
-    let undone = a.0.release(&taken.key, &taken.token, &Parting::UNDO).await.expect("release");
+    let undone = a.0.release(&taken.key, &taken.token, &ReleaseInfo::UNDO).await.expect("release");
     assert_eq!(undone, Release::Released);
-    b.ran(&asking("job", &all("b")), Stage::Ok).await;
+    b.ran(&asking("job", &all("b")), RunState::Ok).await;
     assert_eq!(a.judged(&asking("job", &all("a"))).await.rule, Rule::AtLeast(WINDOW));
     // What failed before stays so.
     let twice = once(WINDOW, 1, false);
-    a.ran(&asking("twice", &twice), Stage::Failed).await;
-    a.ran(&asking("twice", &twice), Stage::Undone).await;
-    assert_eq!(a.judged(&asking("twice", &once(WINDOW, 0, true))).await.rule, Rule::Once(Stage::Failed));
-    a.ran(&asking("twice", &twice), Stage::Failed).await;
-    assert_eq!(a.judged(&asking("twice", &twice)).await.rule, Rule::Once(Stage::Failed));
+    a.ran(&asking("twice", &twice), RunState::Failed).await;
+    a.ran(&asking("twice", &twice), RunState::Cancelled).await;
+    assert_eq!(a.judged(&asking("twice", &once(WINDOW, 0, true))).await.rule, Rule::Once(RunState::Failed));
+    a.ran(&asking("twice", &twice), RunState::Failed).await;
+    assert_eq!(a.judged(&asking("twice", &twice)).await.rule, Rule::Once(RunState::Failed));
 }
 
 async fn asked_again_it_is_one_start(lab: &Lab) {
     let mut a = lab.client().await;
-    let all = Terms { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 1, false) };
+    let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 1, false) };
     let asked = asking("job", &all);
     let first = a.take(&asked).await;
     let again = a.take(&asked).await;
     assert_eq!(first.fence, again.fence);
-    a.part(&asked, Stage::Failed).await;
+    a.part(&asked, RunState::Failed).await;
     let start = a.record(&key("job")).await.start.expect("a start");
-    assert_eq!((start.tries, start.stage), (1, Stage::Failed));
+    assert_eq!((start.tries, start.stage), (1, RunState::Failed));
 }
 
 async fn of_many_that_fire_together_one_runs(lab: &Lab) {
@@ -301,7 +301,7 @@ async fn of_many_that_fire_together_one_runs(lab: &Lab) {
                 for _ in 0..4 {
                     if let Attempt::Granted(_) = node.attempt(&asked).await {
                         // As short as a job can be.
-                        node.part(&asked, Stage::Ok).await;
+                        node.part(&asked, RunState::Ok).await;
                         ran += 1;
                     }
                 }
@@ -322,65 +322,69 @@ async fn of_many_that_fire_together_one_runs(lab: &Lab) {
 
 async fn runs_without_terms_leave_the_record_alone(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let all = Terms { skew_guard: Some(WINDOW), ..once(WINDOW, 0, false) };
-    let grant = a.ran(&asking("job", &all), Stage::Ok).await;
-    let other = b.ran(&request(&key("job"), LONG), Stage::Started).await;
+    let all = RunPolicy { skew_guard: Some(WINDOW), ..once(WINDOW, 0, false) };
+    let grant = a.ran(&asking("job", &all), RunState::Ok).await;
+    let other = b.ran(&request(&key("job"), LONG), RunState::Started).await;
     assert!(other.fence > grant.fence);
     let held = request(&key("job"), LONG);
     b.take(&held).await;
-    assert_eq!(b.0.release(&held.key, &held.token, &Parting::UNDO).await.expect("release"), Release::Released);
+    assert_eq!(b.0.release(&held.key, &held.token, &ReleaseInfo::UNDO).await.expect("release"), Release::Released);
     let refusal = b.judged(&asking("job", &once(WINDOW, 9, true))).await;
-    assert_eq!((refusal.rule, refusal.fence), (Rule::Once(Stage::Ok), Some(grant.fence)));
+    assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(grant.fence)));
     let refusal = b.judged(&asking("job", &guarded("b", SHORT))).await;
     assert_eq!((refusal.rule, refusal.fence), (Rule::SkewGuard(WINDOW), Some(grant.fence)));
 }
 
 async fn a_record_is_a_lock_s_own(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client_in("elsewhere").await);
-    let all = Terms { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
-    a.ran(&asking("job", &all), Stage::Ok).await;
+    let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
+    a.ran(&asking("job", &all), RunState::Ok).await;
     for name in ["jo", "JOB", "job/1", "job%"] {
-        assert_eq!(a.record(&key(name)).await, Record::default(), "{name}");
-        a.ran(&asking(name, &Terms { place: "b".into(), ..all.clone() }), Stage::Ok).await;
+        assert_eq!(a.record(&key(name)).await, RunRecord::default(), "{name}");
+        a.ran(&asking(name, &RunPolicy { place: "b".into(), ..all.clone() }), RunState::Ok).await;
     }
-    b.ran(&asking("job", &Terms { place: "b".into(), ..all.clone() }), Stage::Ok).await;
+    b.ran(&asking("job", &RunPolicy { place: "b".into(), ..all.clone() }), RunState::Ok).await;
 }
 
 async fn the_record_is_told(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
     let job = key("job");
     let before = lease::wall_ms();
-    let all = Terms { skew_guard: Some(BRIEF), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
+    let all = RunPolicy { skew_guard: Some(BRIEF), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
     let asked = asking("job", &all);
     let grant = a.take(&asked).await;
     let record = b.record(&job).await;
-    let (Some(paced), Some(start)) = (&record.paced, &record.start) else { panic!("{record:?}") };
-    assert_eq!((paced.fence, &paced.place[..], paced.guard_ms, paced.at_least_ms), (grant.fence, "a", 2000, 3_600_000), "{record:?}");
-    assert_eq!((start.fence, start.stage, start.tries, start.window_ms), (grant.fence, Stage::Started, 1, 3_600_000), "{record:?}");
-    assert_eq!((&paced.metadata, &start.metadata), (&Some(who("web1")), &Some(who("web1"))));
+    let (Some(cooldown), Some(start)) = (&record.cooldown, &record.start) else { panic!("{record:?}") };
+    assert_eq!(
+        (cooldown.fence, &cooldown.place[..], cooldown.guard_ms, cooldown.at_least_ms),
+        (grant.fence, "a", 2000, 3_600_000),
+        "{record:?}"
+    );
+    assert_eq!((start.fence, start.stage, start.tries, start.window_ms), (grant.fence, RunState::Started, 1, 3_600_000), "{record:?}");
+    assert_eq!((&cooldown.metadata, &start.metadata), (&Some(who("web1")), &Some(who("web1"))));
     assert!(lab.kind.clock_is_ours() || start.at_ms.abs_diff(before) < 5000, "{before} {record:?}");
-    a.part(&asked, Stage::Failed).await;
-    assert_eq!(b.record(&job).await.start.map(|start| start.stage), Some(Stage::Failed));
+    a.part(&asked, RunState::Failed).await;
+    assert_eq!(b.record(&job).await.start.map(|start| start.stage), Some(RunState::Failed));
 }
 
 async fn nested_runs_are_part_of_the_one_around_them(lab: &Lab) {
     let mut a = lab.client().await;
-    let all = Terms { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 1, false) };
+    let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 1, false) };
     let outer = asking("job", &all);
     let grant = a.take(&outer).await;
     let inner = nested(&outer);
     assert_eq!(a.take(&inner).await.fence, grant.fence);
     let record = a.record(&key("job")).await;
-    assert_eq!(record.start.as_ref().map(|start| (start.tries, start.stage)), Some((1, Stage::Started)), "{record:?}");
+    assert_eq!(record.start.as_ref().map(|start| (start.tries, start.stage)), Some((1, RunState::Started)), "{record:?}");
     // The outer one's command is over, and the inner one outlives it.
-    let parting = Parting { end: Some(End::Exited(0)), became: Some(Stage::Ok), ..Scope::Hold.into() };
-    assert_eq!(a.0.release(&outer.key, &outer.token, &parting).await.expect("release"), Release::StillHeld(1));
-    assert_eq!(a.record(&key("job")).await.start.map(|start| start.stage), Some(Stage::Ok));
+    let info = ReleaseInfo { end: Some(End::Exited(0)), run_state: Some(RunState::Ok), ..Scope::Hold.into() };
+    assert_eq!(a.0.release(&outer.key, &outer.token, &info).await.expect("release"), Release::StillHeld(1));
+    assert_eq!(a.record(&key("job")).await.start.map(|start| start.stage), Some(RunState::Ok));
     a.free(&inner).await;
     assert_eq!(a.judged(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
 }
 
-/// Some thousand requests with terms of all kinds, held against the reference.
+/// Some thousand requests with run policy of all kinds, held against the reference.
 async fn whatever_runs_do_the_record_is_right(lab: &Lab) {
     let mut client = lab.client().await;
     let seed = random();
@@ -391,10 +395,10 @@ async fn whatever_runs_do_the_record_is_right(lab: &Lab) {
         state ^= state << 17;
         state % most
     };
-    let mut record = Record::default();
+    let mut record = RunRecord::default();
     let mut fence = Fence(0);
     for step in 0..60 {
-        let wanted = Terms {
+        let wanted = RunPolicy {
             place: if pick(2) == 0 { "a" } else { "b" }.into(),
             skew_guard: (pick(4) == 0).then_some(WINDOW),
             // The first would be the last.
@@ -406,19 +410,20 @@ async fn whatever_runs_do_the_record_is_right(lab: &Lab) {
             }),
             anyway: false,
         };
-        let asked = Request { terms: Some(wanted.clone()).filter(Terms::record_anything), ..asking("job", &wanted) };
-        let expected = record.judge(asked.terms.as_ref(), &asked.token, 1000);
+        let asked = Request { run_policy: Some(wanted.clone()).filter(RunPolicy::record_anything), ..asking("job", &wanted) };
+        let expected = record.judge(asked.run_policy.as_ref(), &asked.token, 1000);
         match (client.attempt(&asked).await, expected) {
-            (Attempt::Refused(refusal), Some(expected)) => {
+            (Attempt::Denied(refusal), Some(expected)) => {
                 assert_eq!((refusal.rule, refusal.fence), (expected.rule, expected.fence), "seed {seed}, step {step}: {wanted:?}");
             }
             (Attempt::Granted(grant), None) => {
                 assert!(grant.fence > fence);
                 fence = grant.fence;
                 record.begin(&asked, fence, 1000);
-                let stage = [Stage::Ok, Stage::Failed, Stage::Failed, Stage::Undone, Stage::Started][usize::try_from(pick(5)).unwrap_or(0)];
+                let stage = [RunState::Ok, RunState::Failed, RunState::Failed, RunState::Cancelled, RunState::Started]
+                    [usize::try_from(pick(5)).unwrap_or(0)];
                 client.part(&asked, stage).await;
-                if stage != Stage::Started {
+                if stage != RunState::Started {
                     record.end(fence, stage);
                 }
             }
@@ -426,9 +431,10 @@ async fn whatever_runs_do_the_record_is_right(lab: &Lab) {
         }
     }
     let told = client.record(&key("job")).await;
-    let brief = |record: &Record| {
-        let paced = record.paced.as_ref().map(|paced| (paced.fence, paced.place.clone(), paced.guard_ms, paced.at_least_ms));
-        (paced, record.start.as_ref().map(|start| (start.fence, start.stage, start.tries)))
+    let brief = |record: &RunRecord| {
+        let cooldown =
+            record.cooldown.as_ref().map(|cooldown| (cooldown.fence, cooldown.place.clone(), cooldown.guard_ms, cooldown.at_least_ms));
+        (cooldown, record.start.as_ref().map(|start| (start.fence, start.stage, start.tries)))
     };
     assert_eq!(brief(&told), brief(&record), "seed {seed}");
 }
@@ -450,43 +456,47 @@ async fn a_warning_is_claimed_once(lab: &Lab) {
 
 async fn an_operator_runs_past_what_is_recorded_and_never_past_a_holder(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let all = Terms { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
+    let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
     let first = asking("job", &all);
     a.take(&first).await;
-    let anyway = |place: &str| asking("job", &Terms { place: place.into(), anyway: true, ..all.clone() });
+    let anyway = |place: &str| asking("job", &RunPolicy { place: place.into(), anyway: true, ..all.clone() });
     let busy = b.refused(&anyway("b")).await;
     assert!(!busy.holders.is_empty());
-    a.part(&first, Stage::Ok).await;
-    b.judged(&asking("job", &Terms { place: "b".into(), ..all.clone() })).await;
+    a.part(&first, RunState::Ok).await;
+    b.judged(&asking("job", &RunPolicy { place: "b".into(), ..all.clone() })).await;
     let again = anyway("b");
-    let fence = b.ran(&again, Stage::Failed).await.fence;
+    let fence = b.ran(&again, RunState::Failed).await.fence;
     let record = b.record(&key("job")).await;
-    assert_eq!(record.paced.map(|paced| (paced.fence, paced.place)), Some((fence, "b".into())), "it is recorded like any other");
-    assert_eq!(record.start.map(|start| (start.fence, start.stage, start.tries)), Some((fence, Stage::Failed, 1)));
+    assert_eq!(
+        record.cooldown.map(|cooldown| (cooldown.fence, cooldown.place)),
+        Some((fence, "b".into())),
+        "it is recorded like any other"
+    );
+    assert_eq!(record.start.map(|start| (start.fence, start.stage, start.tries)), Some((fence, RunState::Failed, 1)));
     // Without a policy of its own it is let go as well.
-    let plain = asking("job", &Terms { anyway: true, ..terms("c") });
-    a.ran(&plain, Stage::Ok).await;
+    let plain = asking("job", &RunPolicy { anyway: true, ..run_policy("c") });
+    a.ran(&plain, RunState::Ok).await;
     a.judged(&asking("job", &kept(BRIEF))).await;
 }
 
 async fn what_is_forgotten_keeps_no_run_away(lab: &Lab) {
     let (mut a, mut b) = (lab.client().await, lab.client().await);
-    let all = Terms { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
-    a.ran(&asking("job", &all), Stage::Ok).await;
+    let all = RunPolicy { skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, 0, false) };
+    a.ran(&asking("job", &all), RunState::Ok).await;
     b.judged(&asking("job", &all)).await;
-    b.ran(&asking("job", &Terms::forgetting("b".into())), Stage::Undone).await;
+    b.ran(&asking("job", &RunPolicy::forgetting("b".into())), RunState::Cancelled).await;
     let record = b.record(&key("job")).await;
-    assert!(record.paced.is_none() && record.start.is_none_or(|start| start.stage == Stage::Undone && start.tries == 0));
-    a.ran(&asking("job", &all), Stage::Ok).await;
+    assert!(record.cooldown.is_none() && record.start.is_none_or(|start| start.stage == RunState::Cancelled && start.tries == 0));
+    a.ran(&asking("job", &all), RunState::Ok).await;
 }
 
 async fn keys_are_known_by_their_runs(lab: &Lab) {
     let mut a = lab.client().await;
-    for (name, terms) in [("it-kept", kept(WINDOW)), ("it-guarded", guarded("a", WINDOW)), ("it-over", kept(SHORT / 10))] {
-        a.ran(&asking(name, &terms), Stage::Ok).await;
+    for (name, run_policy) in [("it-kept", kept(WINDOW)), ("it-guarded", guarded("a", WINDOW)), ("it-over", kept(SHORT / 10))] {
+        a.ran(&asking(name, &run_policy), RunState::Ok).await;
     }
-    a.ran(&request(&key("it-plain"), LONG), Stage::Started).await;
-    a.ran(&request(&key("other/{x}%"), LONG), Stage::Started).await;
+    a.ran(&request(&key("it-plain"), LONG), RunState::Started).await;
+    a.ran(&request(&key("other/{x}%"), LONG), RunState::Started).await;
     let names = async |a: &mut Client, start: &str, which| {
         let known = a.0.known(start, which).await.unwrap_or_else(|error| panic!("known: {error:?}"));
         known.into_iter().map(|key| key.to_string()).collect::<Vec<_>>()

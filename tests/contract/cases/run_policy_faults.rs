@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use dlock::{
-    lease::{self, BootClock, Limits, Outcome, Patience},
-    lock::{Amendment, Attempt, Refusal, Release, Request, Rule, Scope, Stage, Terms, Wake},
+    lease::{self, BootClock, Limits, Outcome, WaitPolicy},
+    lock::{Amendment, Attempt, Denial, Release, Request, Rule, RunPolicy, RunState, Scope, Wake},
 };
 
 use super::{
     Case, cases,
-    terms::{BRIEF, WINDOW, asking, guarded, kept, once},
+    run_policy::{BRIEF, WINDOW, asking, guarded, kept, once},
 };
 use crate::{
     lab::{Client, LONG, Lab, SHORT, key, nested, request, ttl, waiting},
@@ -34,8 +34,8 @@ pub fn all() -> Vec<Case> {
 
 const LIMITS: Limits<'static> = Limits::of(Duration::from_secs(2));
 
-fn everything(place: &str, retry_failed: u32) -> Terms {
-    Terms { place: place.into(), skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, retry_failed, false) }
+fn everything(place: &str, retry_failed: u32) -> RunPolicy {
+    RunPolicy { place: place.into(), skew_guard: Some(WINDOW), at_least: Some(WINDOW), ..once(WINDOW, retry_failed, false) }
 }
 
 /// The requests that take a lock, in turn.
@@ -54,7 +54,7 @@ async fn warm(lab: &Lab) -> (Proxy, Client) {
     let proxy = Proxy::to(server.port());
     let mut client = Client(server.through(proxy.port).await);
     let held = asking("warm", &everything("a", 0));
-    client.ran(&held, Stage::Undone).await;
+    client.ran(&held, RunState::Cancelled).await;
     client.inspect(&key("warm")).await;
     (proxy, client)
 }
@@ -66,14 +66,14 @@ async fn a_start_whose_answer_was_lost_is_one_start(lab: &Lab) {
             let asked = asking(&format!("job-{fault:?}-{nth}"), &everything("a", 1));
             proxy.trap(mark, fault);
             let taken =
-                lease::acquire(&mut *a.0, &BootClock, asked.clone(), Patience::Try, LIMITS, std::future::pending::<()>(), |_| {}).await;
+                lease::acquire(&mut *a.0, &BootClock, asked.clone(), WaitPolicy::Try, LIMITS, std::future::pending::<()>(), |_| {}).await;
             let Ok(Outcome::Granted(taken)) = taken else { panic!("{fault:?} {mark}: {taken:?}") };
             assert_eq!(proxy.sprung(), 1);
-            a.part(&asked, Stage::Failed).await;
+            a.part(&asked, RunState::Failed).await;
             let record = lab.client().await.record(&asked.key).await;
             let told = record.start.as_ref().map(|start| (start.fence, start.tries, start.stage));
-            assert_eq!(told, Some((taken.fence, 1, Stage::Failed)), "{fault:?} {mark}");
-            assert_eq!(record.paced.map(|paced| paced.fence), Some(taken.fence), "{fault:?} {mark}");
+            assert_eq!(told, Some((taken.fence, 1, RunState::Failed)), "{fault:?} {mark}");
+            assert_eq!(record.cooldown.map(|cooldown| cooldown.fence), Some(taken.fence), "{fault:?} {mark}");
         }
     }
 }
@@ -89,10 +89,10 @@ async fn a_start_that_is_given_up_on_is_undone(lab: &Lab) {
                     lab.pass(Duration::from_millis(5)).await;
                 }
             };
-            let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), Patience::Try, LIMITS, stop, |_| {}).await;
+            let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), WaitPolicy::Try, LIMITS, stop, |_| {}).await;
             assert!(matches!(outcome, Ok(Outcome::Stopped(()))), "{outcome:?}");
             let mut b = lab.client().await;
-            b.ran(&asking(asked.key.as_str(), &everything("b", 0)), Stage::Ok).await;
+            b.ran(&asking(asked.key.as_str(), &everything("b", 0)), RunState::Ok).await;
         }
     }
 }
@@ -113,14 +113,14 @@ async fn no_run_is_refused_by_its_own_lost_attempt(lab: &Lab) {
             proxy.set(Mode::Pass);
             std::future::pending::<()>().await;
         };
-        let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), Patience::For(LONG), LIMITS, outage, |_| {}).await;
+        let outcome = lease::acquire(&mut *a.0, &BootClock, asked.clone(), WaitPolicy::For(LONG), LIMITS, outage, |_| {}).await;
         let Ok(Outcome::Granted(taken)) = outcome else { panic!("answer {nth}: {outcome:?}") };
         if proxy.sprung() == 0 {
             assert!(nth > 0, "no answer was lost");
             break;
         }
         let start = lab.client().await.record(&asked.key).await.start.expect("a start");
-        assert_eq!((start.fence, start.tries, start.stage), (taken.fence, 1, Stage::Started), "answer {nth}");
+        assert_eq!((start.fence, start.tries, start.stage), (taken.fence, 1, RunState::Started), "answer {nth}");
         // The answer that was lost may be one that nobody waited for, and the connection deaf since.
         lease::give_back(&mut *a.0, &BootClock, &asked.key, &asked.token, &Scope::Tree.into(), LIMITS).await;
     }
@@ -136,8 +136,8 @@ async fn asked_again_after_its_lease_a_run_is_not_refused_by_itself(lab: &Lab) {
     let second = a.take(&asked).await.fence;
     assert!(second > first);
     let start = b.record(&asked.key).await.start.expect("a start");
-    assert_eq!((start.fence, start.tries, start.stage), (second, 1, Stage::Started));
-    a.part(&asked, Stage::Failed).await;
+    assert_eq!((start.fence, start.tries, start.stage), (second, 1, RunState::Started));
+    a.part(&asked, RunState::Failed).await;
     b.judged(&asking("job", &everything("b", 1))).await;
 }
 
@@ -149,20 +149,20 @@ async fn what_becomes_of_an_entry_is_nothing_to_the_run_around_it(lab: &Lab) {
         // Stopped sooner or later, so that it may have been done.
         let stop = lab.pass(Duration::from_micros(250 * nth));
         let inner = nested(&outer);
-        let outcome = lease::acquire(&mut *b.0, &BootClock, inner.clone(), Patience::Try, LIMITS, stop, |_| {}).await.expect("an answer");
+        let outcome = lease::acquire(&mut *b.0, &BootClock, inner.clone(), WaitPolicy::Try, LIMITS, stop, |_| {}).await.expect("an answer");
         if let Outcome::Granted(_) = outcome {
             assert_eq!(b.release(&inner, Scope::Hold).await, Release::StillHeld(1));
         }
     }
     let start = b.record(&key("job")).await.start.expect("a start");
-    assert_eq!((start.fence, start.stage), (grant.fence, Stage::Started));
-    a.part(&outer, Stage::Ok).await;
+    assert_eq!((start.fence, start.stage), (grant.fence, RunState::Started));
+    a.part(&outer, RunState::Ok).await;
     assert_eq!(b.judged(&asking("job", &once(WINDOW, 9, true))).await.rule, Rule::AtLeast(WINDOW));
 }
 
-fn refused(attempt: Attempt) -> Refusal {
+fn refused(attempt: Attempt) -> Denial {
     match attempt {
-        Attempt::Refused(refusal) => *refusal,
+        Attempt::Denied(refusal) => *refusal,
         other => panic!("{other:?}"),
     }
 }
@@ -170,7 +170,7 @@ fn refused(attempt: Attempt) -> Refusal {
 async fn who_is_kept_stays_first(lab: &Lab) {
     let (mut a, mut b, mut c) = (lab.client().await, lab.client().await, lab.client().await);
     let began = tokio::time::Instant::now();
-    let grant = a.ran(&asking("job", &kept(BRIEF * 2)), Stage::Ok).await;
+    let grant = a.ran(&asking("job", &kept(BRIEF * 2)), RunState::Ok).await;
     let (first, second) = (waiting(&key("job"), LONG), waiting(&key("job"), LONG));
     let refusal = refused(b.attempt(&first).await);
     assert_eq!((refusal.rule, refusal.fence), (Rule::AtLeast(BRIEF * 2), Some(grant.fence)));
@@ -206,20 +206,20 @@ async fn recording_a_start_takes_no_longer(lab: &Lab) {
     const WAY: Duration = Duration::from_millis(80);
     let (proxy, mut a) = warm(lab).await;
     proxy.delay(WAY);
-    let all = Terms { at_least: Some(BRIEF), ..everything("a", 0) };
+    let all = RunPolicy { at_least: Some(BRIEF), ..everything("a", 0) };
     let mut tries = Vec::new();
     // On a busy machine an answer may come late that was sent in time: the quickest of some tries tells.
     for nth in 0..5 {
         let named = |name: &str| format!("{name}-{nth}");
         let guarded = asking(&named("job"), &guarded("a", WINDOW));
         // The last one goes by what another has left.
-        let again = asking(&named("job"), guarded.terms.as_ref().expect("terms"));
+        let again = asking(&named("job"), guarded.run_policy.as_ref().expect("run_policy"));
         let mut took = Vec::new();
         for asked in [request(&key(&named("plain")), LONG), asking(&named("first"), &all), guarded, again] {
             let began = tokio::time::Instant::now();
             a.take(&asked).await;
             took.push(began.elapsed());
-            a.part(&asked, Stage::Ok).await;
+            a.part(&asked, RunState::Ok).await;
         }
         // There and back is a question more; what must not be overwritten by accident takes one, beside the two for any lock.
         let (plain, more) = (took[0], WAY * 2);
@@ -238,20 +238,20 @@ async fn starts_end_with_their_leases_and_leave_none(lab: &Lab) {
         let json = lab.etcd().etcd().ctl(&["get", &format!("{folder}{name}"), "-w", "json"]);
         serde_json::from_str::<serde_json::Value>(&json).expect("JSON")["kvs"][0]["lease"].as_i64().expect("a lease")
     };
-    let short = Terms { skew_guard: Some(SHORT), at_least: None, ..once(BRIEF, 9, false) };
-    a.ran(&asking("job", &short), Stage::Failed).await;
+    let short = RunPolicy { skew_guard: Some(SHORT), at_least: None, ..once(BRIEF, 9, false) };
+    a.ran(&asking("job", &short), RunState::Failed).await;
     assert_eq!(lab.etcd().etcd().keys(&folder), [format!("{folder}guard"), format!("{folder}once")]);
     let first = leases("once");
-    a.ran(&asking("job", &short), Stage::Failed).await;
+    a.ran(&asking("job", &short), RunState::Failed).await;
     assert_ne!(leases("once"), first);
     assert!(!lab.etcd().etcd().leases().contains(&format!("{first:016x}")), "that of the try before is over");
     lab.pass(BRIEF + lab.kind.late() * 2).await;
     assert_eq!(lab.etcd().etcd().keys(&folder), [""; 0]);
     // One that is refused leaves nothing, of leases that nobody else has.
-    let long = |place: &str| Terms { skew_guard: Some(WINDOW), at_least: None, ..once(WINDOW, 0, false) }.at(place);
-    a.ran(&asking("job", &long("a")), Stage::Ok).await;
+    let long = |place: &str| RunPolicy { skew_guard: Some(WINDOW), at_least: None, ..once(WINDOW, 0, false) }.at(place);
+    a.ran(&asking("job", &long("a")), RunState::Ok).await;
     let odd = Duration::from_secs(4711);
-    let other = Terms { skew_guard: Some(odd), ..once(odd, 0, false) }.at("b");
+    let other = RunPolicy { skew_guard: Some(odd), ..once(odd, 0, false) }.at("b");
     b.judged(&asking("job", &other)).await;
     let held = a.hold(&key("other")).await;
     b.refused(&asking("other", &other)).await;
@@ -265,7 +265,7 @@ trait At {
     fn at(self, place: &str) -> Self;
 }
 
-impl At for Terms {
+impl At for RunPolicy {
     fn at(self, place: &str) -> Self {
         Self { place: place.into(), ..self }
     }
@@ -273,18 +273,18 @@ impl At for Terms {
 
 async fn a_start_is_kept_as_long_as_somebody_goes_by_it(lab: &Lab) {
     let mut a = lab.client().await;
-    let fence = a.ran(&asking("long", &once(WINDOW, 0, false)), Stage::Ok).await.fence;
-    a.ran(&asking("brief", &Terms { skew_guard: Some(SHORT), ..once(SHORT, 0, false) }), Stage::Ok).await;
+    let fence = a.ran(&asking("long", &once(WINDOW, 0, false)), RunState::Ok).await.fence;
+    a.ran(&asking("brief", &RunPolicy { skew_guard: Some(SHORT), ..once(SHORT, 0, false) }), RunState::Ok).await;
     let held = asking("held", &once(SHORT, 0, false));
     let own = a.take(&held).await.fence;
     assert!(a.0.amend(&key("held"), Amendment::Warn(own, 1)).await.expect("claim"));
     assert!(!a.0.amend(&key("brief"), Amendment::Warn(own, 1)).await.expect("claim"), "not a hold of this lock");
     lab.pass(SHORT + Duration::from_millis(200)).await;
     assert_eq!(a.0.collect(SHORT).await.expect("gc"), Some(1), "the record of one start, and the history of that lock");
-    assert_eq!(a.record(&key("brief")).await, dlock::lock::Record::default());
+    assert_eq!(a.record(&key("brief")).await, dlock::lock::RunRecord::default());
     assert!(a.record(&key("held")).await.start.is_some());
     let refusal = a.judged(&asking("long", &once(WINDOW, 9, true))).await;
-    assert_eq!((refusal.rule, refusal.fence), (Rule::Once(Stage::Ok), Some(fence)));
+    assert_eq!((refusal.rule, refusal.fence), (Rule::Once(RunState::Ok), Some(fence)));
     assert_eq!(a.0.release(&held.key, &held.token, &Scope::Tree.into()).await.expect("release"), Release::Released);
-    a.ran(&Request { waiting: true, ..asking("brief", &once(SHORT, 0, false)) }, Stage::Ok).await;
+    a.ran(&Request { waiting: true, ..asking("brief", &once(SHORT, 0, false)) }, RunState::Ok).await;
 }

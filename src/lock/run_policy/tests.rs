@@ -1,0 +1,122 @@
+use super::*;
+use crate::lock::{Key, Ttl};
+
+fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn run_policy(place: &str) -> RunPolicy {
+    RunPolicy { place: place.into(), skew_guard: None, at_least: None, once: None, anyway: false }
+}
+
+fn guarded(place: &str) -> RunPolicy {
+    RunPolicy { skew_guard: Some(secs(5)), ..run_policy(place) }
+}
+
+fn once(window: u64, retry_failed: u32, retry_crashed: bool) -> RunPolicy {
+    RunPolicy { once: Some(Once { window: secs(window), retry_failed, retry_crashed }), ..run_policy("a") }
+}
+
+fn request(run_policy: RunPolicy) -> Request {
+    Request { ttl_asked: false, run_policy: Some(run_policy), ..Request::new(Key::new("job").unwrap(), Ttl::DEFAULT) }
+}
+
+fn begun(run_policy: RunPolicy, at_ms: u64) -> RunRecord {
+    let mut record = RunRecord::default();
+    record.begin(&request(run_policy), Fence(7), at_ms);
+    record
+}
+
+fn rule(record: &RunRecord, run_policy: &RunPolicy, now_ms: u64) -> Option<Rule> {
+    record.judge(Some(run_policy), &Token::random(), now_ms).map(|denial| denial.rule)
+}
+
+#[test]
+fn the_skew_guard_refuses_tries_from_elsewhere_until_it_is_over() {
+    let record = begun(guarded("a"), 10_000);
+    assert_eq!(rule(&record, &guarded("b"), 14_999), Some(Rule::SkewGuard(secs(5))));
+    assert_eq!(rule(&record, &guarded("b"), 15_000), None);
+    assert_eq!(rule(&record, &guarded("a"), 10_001), None, "the same place");
+    assert_eq!(rule(&record, &run_policy("b"), 10_001), None, "who waits, and who has none");
+    assert_eq!(record.judge(None, &Token::random(), 10_001), None);
+    assert_eq!(rule(&record, &guarded("b"), 9_000), Some(Rule::SkewGuard(secs(5))), "the clock was set back a little");
+    assert_eq!(rule(&record, &guarded("b"), 4_000), None, "and by far");
+}
+
+#[test]
+fn at_least_refuses_everybody() {
+    let record = begun(RunPolicy { at_least: Some(secs(30)), ..run_policy("a") }, 10_000);
+    assert_eq!(
+        record.judge(None, &Token::random(), 39_000).map(|denial| (denial.rule, denial.again_in)),
+        Some((Rule::AtLeast(secs(30)), Some(secs(1))))
+    );
+    assert_eq!(rule(&record, &guarded("a"), 10_000), Some(Rule::AtLeast(secs(30))));
+    assert_eq!(record.judge(None, &Token::random(), 40_000), None);
+}
+
+#[test]
+fn a_window_has_one_run() {
+    let record = begun(once(30, 0, false), 10_000);
+    assert_eq!(rule(&record, &once(30, 0, false), 39_999), Some(Rule::Once(RunState::Started)));
+    assert_eq!(rule(&record, &once(30, 0, false), 40_000), None);
+    assert_eq!(rule(&record, &once(30, 0, false), 1), Some(Rule::Once(RunState::Started)), "a start in the future");
+    assert_eq!(rule(&record, &once(30, 0, true), 11_000), None, "it may have crashed");
+    assert_eq!(rule(&record, &guarded("b"), 11_000), None, "who does not ask for it");
+}
+
+#[test]
+fn failures_are_retried_so_often() {
+    let twice = once(30, 1, false);
+    let mut record = begun(twice.clone(), 10_000);
+    assert!(record.end(Fence(7), RunState::Failed));
+    assert_eq!(rule(&record, &once(30, 0, false), 11_000), Some(Rule::Once(RunState::Failed)));
+    assert_eq!(rule(&record, &twice, 11_000), None);
+    record.begin(&request(twice.clone()), Fence(8), 11_000);
+    assert!(!record.end(Fence(7), RunState::Ok), "another run's");
+    assert!(record.end(Fence(8), RunState::Failed));
+    assert_eq!(rule(&record, &twice, 12_000), Some(Rule::Once(RunState::Failed)));
+    assert_eq!(rule(&record, &twice, 41_000), None);
+    record.begin(&request(twice.clone()), Fence(9), 41_000);
+    assert_eq!(record.start.as_ref().map(|start| start.tries), Some(1), "a window of its own");
+    assert!(record.end(Fence(9), RunState::Ok));
+    assert!(!record.end(Fence(9), RunState::Failed), "what is known stays");
+    assert_eq!(rule(&record, &once(30, 9, true), 42_000), Some(Rule::Once(RunState::Ok)));
+}
+
+#[test]
+fn what_is_undone_leaves_nothing() {
+    let run_policy = RunPolicy { skew_guard: Some(secs(5)), at_least: Some(secs(9)), ..once(30, 1, false) };
+    let mut record = begun(run_policy.clone(), 10_000);
+    assert!(record.end(Fence(7), RunState::Cancelled));
+    assert_eq!(rule(&record, &RunPolicy { place: "b".into(), ..run_policy.clone() }, 10_001), None);
+    record.begin(&request(run_policy.clone()), Fence(8), 10_001);
+    record.end(Fence(8), RunState::Failed);
+    record.begin(&request(run_policy.clone()), Fence(9), 10_002);
+    record.end(Fence(9), RunState::Cancelled);
+    assert_eq!(record.start.as_ref().map(|start| (start.stage, start.tries)), Some((RunState::Failed, 1)), "the one before failed");
+}
+
+#[test]
+fn no_request_is_refused_by_its_own_record() {
+    let run_policy = RunPolicy { skew_guard: Some(secs(5)), at_least: Some(secs(9)), ..once(30, 1, false) };
+    let mut record = begun(run_policy.clone(), 9_000);
+    record.end(Fence(7), RunState::Failed);
+    record.cooldown = None;
+    let own = request(run_policy.clone());
+    record.begin(&own, Fence(8), 10_000);
+    assert_eq!(record.judge(Some(&run_policy), &own.token, 11_000), None);
+    assert_eq!(rule(&record, &run_policy, 11_000), Some(Rule::AtLeast(secs(9))));
+    record.begin(&own, Fence(9), 11_000);
+    assert_eq!(record.start.as_ref().map(|start| (start.fence, start.tries)), Some((Fence(9), 2)), "asked again, it is one try");
+    assert!(record.end(Fence(9), RunState::Failed));
+    assert_eq!(rule(&record, &RunPolicy { at_least: None, ..run_policy }, 21_000), Some(Rule::Once(RunState::Failed)));
+}
+
+#[test]
+fn a_record_is_read_as_it_was_written() {
+    let record = begun(RunPolicy { at_least: Some(secs(9)), ..once(30, 1, false) }, 10_000);
+    let text = serde_json::to_string(&record).unwrap();
+    assert_eq!(serde_json::from_str::<RunRecord>(&text).unwrap(), record);
+    assert_eq!(record.relevant(10_000), secs(30));
+    assert_eq!(record.relevant(50_000), Duration::ZERO);
+}
