@@ -81,7 +81,10 @@ impl Side {
                     "busy still".into()
                 }
                 Attempt::Busy(busy) => {
-                    format!("busy, {}, passing {}, place {:?}", self.words(&busy.holders), busy.passing, busy.position)
+                    // A store that keeps unfair exclusive waiters in no order tells them no position.
+                    let ordered = self.in_line.is_some() || request.fair || request.mode != Mode::Exclusive;
+                    let position = busy.position.filter(|_| ordered);
+                    format!("busy, {}, passing {}, position {position:?}", self.words(&busy.holders), busy.passing)
                 }
                 other => panic!("{other:?}"),
             },
@@ -193,7 +196,7 @@ impl Line {
         if !granted {
             let position = request.waiting.then(|| self.places[..place].iter().filter(|one| !one.granted).count() + 1);
             let holders = self.words();
-            return format!("busy, {holders}, passing {}, place {position:?}", self.places.iter().all(|one| !one.granted));
+            return format!("busy, {holders}, passing {}, position {position:?}", self.places.iter().all(|one| !one.granted));
         }
         if !self.places[place].granted {
             let free = |number: &u32| self.places.iter().all(|one| one.permit != Some(*number));
