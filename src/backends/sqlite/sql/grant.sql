@@ -9,7 +9,7 @@ INSERT INTO locks (namespace, key, fence, owner, hold, detached, lock_file,
 SELECT ?1, ?2, now_ms * 1000, ?3, ?4, ?6, ?7, now_ms, now_ms, ?5, now_ms + ?5, now_ms + ?5, ?8,
        iif(?10 IS NULL, NULL, json_object('s', now_ms, 'f', now_ms * 1000, 'p', ?10, 'g', ?11, 'l', ?12, 'm', json(?8)))
   FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) AS now_ms)
- WHERE (SELECT user_version FROM pragma_user_version) = 5
+ WHERE (SELECT user_version FROM pragma_user_version) = 6
 ON CONFLICT (namespace, key) DO UPDATE SET
     -- Never below the time in microseconds, so that a lost database does not repeat fences.
     fence = max(fence + 1, excluded.fence),

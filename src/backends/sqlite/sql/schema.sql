@@ -127,4 +127,4 @@ CREATE TABLE starts (
 
 -- "dlck", and the layout's number.
 PRAGMA application_id = 1684824939;
-PRAGMA user_version = 5;
+PRAGMA user_version = 6;
