@@ -9,8 +9,8 @@ use std::{
 
 use async_trait::async_trait;
 
-use super::{Sqlite, failure, location, lock_file::LockFile, opened, schema, store::Store};
-use crate::lock::{Admin, Check, Error, Finding, Grants, Init, Result, Role, ServerTime, check};
+use super::{Sqlite, client::Client, database::Database, failure, location, lock_file::LockFile, schema};
+use crate::lock::{Admin, Check, Error, Finding, Grants, Init, Result, Role, ServerTime, check, whole_ms};
 
 /// What is looked at.
 pub const CHECKS: &[Check] = &[
@@ -23,7 +23,7 @@ pub const CHECKS: &[Check] = &[
 /// Below this, a database that grows may find no room.
 const LITTLE: u64 = 16 << 20;
 
-impl Sqlite {
+impl Client {
     fn files(&self) -> [std::path::PathBuf; 2] {
         [self.options.path.clone(), LockFile::path_for(&self.options.path)]
     }
@@ -90,7 +90,7 @@ impl Sqlite {
         if location::check_file_system(existing(location::directory(&self.options.path))).is_err() {
             return Finding::unchecked(ID, "the database", "files on such a file system are not opened");
         }
-        match Store::open_to_look(&self.options.path).await {
+        match Database::open_to_look(&self.options.path).await {
             Ok(None) => Finding::ok(ID, "there is no database yet: it is made when it is first used"),
             Ok(Some(_)) => Finding::ok(ID, "the database is of this version's layout"),
             Err(Error { message, hint, .. }) => {
@@ -111,11 +111,11 @@ fn name(path: &Path) -> String {
 }
 
 #[async_trait(?Send)]
-impl Admin for Sqlite {
+impl Admin for Client {
     async fn init(&mut self) -> Result<Init> {
         self.lock_file()?;
-        let (store, created) = opened(&mut self.store, &self.options.path).await?;
-        Ok(if store.check().await? || created { Init::Created } else { Init::UpToDate })
+        let (database, created) = self.open().await?;
+        Ok(if database.check().await? || created { Init::Created } else { Init::UpToDate })
     }
 
     fn schema(&self) -> Option<String> {
@@ -126,8 +126,7 @@ impl Admin for Sqlite {
         if !self.options.path.exists() {
             return Ok(Some(0));
         }
-        let (store, _) = opened(&mut self.store, &self.options.path).await?;
-        store.collect(&self.options.namespace, i64::try_from(unused_for.as_millis()).unwrap_or(i64::MAX)).await.map(Some)
+        self.sweep(whole_ms(unused_for)).await.map(Some)
     }
 
     fn checks(&self) -> Vec<Check> {
@@ -135,11 +134,7 @@ impl Admin for Sqlite {
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
-        if self.options.path.is_symlink()
-            && let Ok(target) = self.options.path.canonicalize()
-        {
-            self.options.path = target;
-        }
+        self.follow_link();
         Ok(vec![self.look_at_file_system(), self.look_at_files(), self.look_at_disk(), self.look_at_layout().await])
     }
 
@@ -165,5 +160,36 @@ impl Admin for Sqlite {
             "all users of this host can then look at locks, and take none".into()
         });
         Grants { text, notes }
+    }
+}
+
+#[async_trait(?Send)]
+impl Admin for Sqlite {
+    async fn init(&mut self) -> Result<Init> {
+        self.0.init().await
+    }
+
+    fn schema(&self) -> Option<String> {
+        self.0.schema()
+    }
+
+    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
+        self.0.collect(unused_for).await
+    }
+
+    fn checks(&self) -> Vec<Check> {
+        self.0.checks()
+    }
+
+    async fn examine(&mut self) -> Result<Vec<Finding>> {
+        self.0.examine().await
+    }
+
+    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
+        self.0.clocks().await
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        self.0.grants(role)
     }
 }

@@ -167,11 +167,6 @@ impl LockFile {
         }
     }
 
-    /// What tells the file that the path names now from another one, as rows remember it.
-    pub(super) fn id_at(path: &Path) -> Option<i64> {
-        rustix::fs::stat(path).ok().map(|stat| id(stat.st_ino))
-    }
-
     /// What tells this file from another one at the same path.
     pub(super) fn id(&self) -> i64 {
         id(self.inode)

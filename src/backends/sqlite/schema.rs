@@ -24,7 +24,7 @@ use super::{failure, location};
 use crate::lock::{Error, Kind, Result, random};
 
 /// The layout that this version writes, kept in `user_version`.
-pub(in crate::backends) const LAYOUT: i64 = 6;
+pub(in crate::backends) const LAYOUT: i64 = 7;
 /// "dlck", kept in `application_id`.
 const APPLICATION: i64 = 0x646c_636b;
 
@@ -37,7 +37,7 @@ const TWO_NAMES: Duration = Duration::from_millis(100);
 
 /// Opens the database for writing; creates it if there is none. Also whether it was created.
 ///
-/// The layout is not looked at: [`check`] does, and so does the statement that grants.
+/// Does not look at the layout: [`check`] does, and so does the statement that reads a lock.
 pub(super) async fn open(path: &Path) -> Result<(SqliteConnection, bool)> {
     let created = !exists(path).await? && create(path).await?;
     Ok((connect(&options(path)?).await?, created))

@@ -16,7 +16,7 @@ use std::{
 
 use sqlx::{Connection, SqliteConnection};
 
-use super::{LockFile, Options, Sqlite};
+use super::{Options, Sqlite, lock_file::LockFile};
 use crate::lock::{
     Attempt, Backend, Busy, Effect, Entry, Grant, Key, Kind, Metadata, Mode, Namespace, Once, Release, Renewal, Request, RunPolicy, Scope,
     Tether, Token, Ttl, Wake,

@@ -352,7 +352,7 @@ async fn who_comes_while_the_lock_is_being_granted_goes_not_before_that() {
     let held = request("job");
     for wants in [reader("job"), Request { fair: true, ..request("job") }] {
         // Its bytes are there, and its row is not.
-        assert!(a.slot(&held.key).unwrap().hold.try_take().unwrap());
+        assert!(a.client().slot(&held.key).unwrap().hold.try_take().unwrap());
         let wants = waiting(wants);
         let found = busy(&mut b, &wants).await;
         assert!(found.passing && found.position.is_none() && found.expires_in.unwrap() < Duration::from_secs(1), "{found:?}");
@@ -362,7 +362,7 @@ async fn who_comes_while_the_lock_is_being_granted_goes_not_before_that() {
         acquire(&mut b, &wants).await;
         release(&mut b, &wants).await;
         // A holder that stays there silently is waited for like any other.
-        assert!(a.slot(&held.key).unwrap().hold.try_take().unwrap());
+        assert!(a.client().slot(&held.key).unwrap().hold.try_take().unwrap());
         busy(&mut b, &wants).await;
         let found = busy(&mut b, &wants).await;
         assert!(found.position == Some(1) && found.expires_in.is_none(), "{found:?}");
