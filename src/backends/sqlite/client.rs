@@ -389,6 +389,9 @@ impl kept::Store for Client {
         if !self.open().await?.0.swap((&namespace, key), write, durable).await? {
             return Ok(false);
         }
+        if durable && change.granted.is_some() && document.run_record().start.is_some() {
+            Database::reserve(&self.options.path);
+        }
         // Waiters for the end of a lease watch the file, and so do those with a position in the queue, which must wait for the
         // bytes of an exclusive holder from now on.
         let lease_ended = was.document.ends_by_itself(Mode::Exclusive).is_some() && !document.has_holders();

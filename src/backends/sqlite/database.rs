@@ -4,7 +4,9 @@
 //! by a trigger, or between BEGIN IMMEDIATE and COMMIT. The driver runs statements one after the other in a thread of its own. A statement
 //! whose future was dropped still runs to its end, before the next one.
 
-use std::{collections::HashMap, fs, mem, path::Path};
+use std::{collections::HashMap, ffi::OsString, fs, mem, path::Path};
+
+use rustix::fs::{FallocateFlags, fallocate};
 
 use sqlx::{
     Connection, Executor as _, Row as _, SqlSafeStr as _, Sqlite, SqliteConnection,
@@ -30,6 +32,8 @@ const SWEEP: [&str; 2] = [
 const LOG_BYTES: u64 = 64 * 1024;
 /// The same while others are waiting: emptying it would hold up the next one.
 const LOG_BYTES_CONTENDED: u64 = 1024 * 1024;
+/// What the pages of one release may take in the log.
+const RESERVED_BYTES: u64 = 16 * 1024;
 
 type Query = sqlx::query::Query<'static, Sqlite, SqliteArguments>;
 
@@ -299,18 +303,33 @@ impl Database {
         transaction.commit().await.map(|()| gone).map_err(failure::statement)
     }
 
+    /// Reserves room on the disk for the release of a hold whose end later runs depend on: a command may fill the disk. Where the file
+    /// system can't, or has no room, that release may fail.
+    pub(super) fn reserve(path: &Path) {
+        // SQLite has no lock on this file that closing it would drop.
+        if let Ok(log) = fs::OpenOptions::new().write(true).open(log_of(path)) {
+            let length = log.metadata().map_or(0, |log| log.len());
+            let _ = fallocate(&log, FallocateFlags::KEEP_SIZE, length, RESERVED_BYTES);
+        }
+    }
+
     /// Writes the log back into the database once it has grown, when no process has to wait for that.
     pub(super) async fn tidy(&mut self, path: &Path, contended: bool) {
         let most = if contended { LOG_BYTES_CONTENDED } else { LOG_BYTES };
-        let mut log = path.as_os_str().to_owned();
-        log.push("-wal");
-        if fs::metadata(log).is_ok_and(|log| log.len() > most) {
+        if fs::metadata(log_of(path)).is_ok_and(|log| log.len() > most) {
             // The next process tries again.
             let _ = self.rows(sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)")).await;
             // The first change in an empty log syncs its header. Let it be this one, which changes nothing, instead of the next grant.
             let _ = self.rows(sqlx::query("PRAGMA application_id = 1684824939")).await;
         }
     }
+}
+
+/// The write-ahead log of a database.
+fn log_of(path: &Path) -> OsString {
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    log
 }
 
 async fn changes(connection: &mut SqliteConnection, query: Query) -> Result<bool> {
