@@ -229,7 +229,7 @@ impl Client {
         }
     }
 
-    /// Wakes the watchers of the lock file if a step asked for that.
+    /// Wakes the watchers of the lock file if a step asked for it.
     pub(super) fn ring(&mut self) {
         if std::mem::take(&mut self.ring)
             && let Ok(Some(file)) = self.file_now()
@@ -270,7 +270,7 @@ impl Client {
         Snapshot { document, now_us: now * 1000, fence: row.fence, outside: None, base: Base::Document, apart: false, version }
     }
 
-    /// What a request finds besides the document.
+    /// Adds what the bytes say to the document, for a request.
     fn read_for_request(&mut self, request: &Request, snapshot: &mut Snapshot<Version>) -> Result<()> {
         let Some(slot) = self.slots.get_mut(&request.key) else { return Err(lost_slot()) };
         let (token, now) = (&request.token, snapshot.now());
@@ -315,7 +315,7 @@ impl Client {
         Ok(())
     }
 
-    /// Removes what no lock has used for so many ms. Returns of how many locks.
+    /// Removes locks that were unused for so many ms, and history that is older. Returns the number of locks.
     pub(super) async fn sweep(&mut self, unused_ms: u64) -> Result<u64> {
         let (namespace, file) = (self.options.namespace.clone(), self.file_now()?);
         let rows = self.open().await?.0.scan(&namespace, "").await?;
@@ -481,7 +481,7 @@ impl kept::Store for Client {
 }
 
 impl Client {
-    /// A process that has the lock alone and that no row names.
+    /// A process that has the lock alone and is not in the document.
     fn outside(&self, key: &Key, snapshot: &Snapshot<Version>, file: Option<&LockFile>) -> Result<Option<Outside>> {
         let mut document = snapshot.document.clone();
         document.expire(snapshot.now());

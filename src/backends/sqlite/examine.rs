@@ -1,4 +1,4 @@
-//! What the file system and the files make of the locks. Opens nothing for writing, and creates nothing.
+//! What `dlock doctor` checks: the file system and the files. Opens nothing for writing, and creates nothing.
 
 use std::{
     fs, io,
@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use super::{Sqlite, client::Client, database::Database, failure, location, lock_file::LockFile, schema};
 use crate::lock::{Admin, Check, Error, Finding, Grants, Init, Result, Role, ServerTime, check, whole_ms};
 
-/// What is looked at.
+/// The checks of `dlock doctor`.
 pub const CHECKS: &[Check] = &[
     check("file-system", "whether the files are on a local file system, which alone keeps locks"),
     check("files", "which users can write the database, its lock file and their directory"),
@@ -20,7 +20,7 @@ pub const CHECKS: &[Check] = &[
     check("layout", "the version of the database's layout"),
 ];
 
-/// Below this, a database that grows may find no room.
+/// With less free room, the database may not be able to grow.
 const LITTLE: u64 = 16 << 20;
 
 impl Client {
@@ -54,7 +54,7 @@ impl Client {
                 }
             };
             let mode = found.permissions().mode() & 0o7777;
-            // In a sticky directory every user may make files, and only their owner may remove them.
+            // In a sticky directory every user may create files, and only the owner may remove them.
             if mode & 0o002 != 0 && mode & 0o1000 == 0 {
                 open.push(path.display().to_string());
             }
@@ -101,7 +101,7 @@ impl Client {
     }
 }
 
-/// The nearest directory that is there.
+/// The nearest directory that exists.
 fn existing(directory: &Path) -> &Path {
     directory.ancestors().find(|path| path.exists()).unwrap_or(directory)
 }
@@ -139,7 +139,7 @@ impl Admin for Client {
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        // It is this host's.
+        // The store's clock is this host's.
         Ok(Vec::new())
     }
 
@@ -148,7 +148,7 @@ impl Admin for Client {
         let directory = location::directory(&self.options.path).display().to_string();
         let group = role.user();
         let text = if role.writes() {
-            // The directory gives its group to what SQLite makes next to the database.
+            // The directory gives its group to the files that SQLite creates next to the database.
             format!("chgrp {group} {directory} {path}*\nchmod 2770 {directory}\nchmod 660 {path}*\n")
         } else {
             format!("chmod o+rx {directory}\nchmod o+r {path}*\n")

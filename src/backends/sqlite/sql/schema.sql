@@ -33,15 +33,15 @@ CREATE TABLE waiters (
     UNIQUE (namespace, key, hold)
 );
 
--- Ended holds.
+-- Ended holds. With a row ID, since entries are too long for the pages of a table without.
 --   entry   the history entry, as JSON
 CREATE TABLE runs (
     namespace TEXT    NOT NULL,
     key       TEXT    NOT NULL,
     fence     INTEGER NOT NULL,
     entry     TEXT    NOT NULL,
-    PRIMARY KEY (namespace, key, fence)
-) WITHOUT ROWID;
+    UNIQUE (namespace, key, fence)
+);
 
 -- Hosts that skipped runs.
 CREATE TABLE skips (
