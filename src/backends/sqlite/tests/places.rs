@@ -115,6 +115,23 @@ async fn removing_the_database_does_not_end_an_attached_hold() {
 }
 
 #[tokio::test]
+async fn a_waiter_in_a_new_database_does_not_end_an_attached_hold() {
+    let (_keep, path) = place();
+    let mut a = backend(&path);
+    let held = request("job");
+    let grant = granted(&mut a, &held).await;
+    for end in ["", "-wal", "-shm"] {
+        fs::remove_file(format!("{}{end}", path.display())).unwrap();
+    }
+    let (mut waiter, fair) = (backend(&path), Request { waiting: true, fair: true, ..request("job") });
+    while busy(&mut waiter, &fair).await.position.is_none() {}
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::Renewed { ttl: ttl(60), fence: grant.fence });
+    busy(&mut waiter, &fair).await;
+    assert_eq!(release(&mut a, &held).await, Release::Released);
+    assert!(granted(&mut waiter, &fair).await.fence > grant.fence);
+}
+
+#[tokio::test]
 async fn removing_the_lock_file_leaves_the_lease() {
     let (_keep, path) = place();
     let mut a = backend(&path);
