@@ -1,6 +1,6 @@
 //! The database and the lock file as one store: a row is read with the kernel's word on which processes live, and swapped.
 //!
-//! Nothing here takes or gives back the bytes of holds: [`super::Sqlite`] does that around each step.
+//! Nothing here locks or unlocks the bytes of holds: [`super::Sqlite`] does that around each step.
 
 use std::{collections::HashMap, fs::DirBuilder, os::unix::fs::DirBuilderExt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -48,7 +48,7 @@ pub(super) struct Client {
 /// What a write depends on.
 pub(super) struct Version {
     revision: i64,
-    /// Which lock file told which processes live.
+    /// The lock file that tells which processes live.
     lock_file: i64,
     /// The rows of waiters that the document has taken in.
     absorbed: Vec<i64>,
@@ -298,6 +298,14 @@ impl Client {
         Ok(())
     }
 
+    /// A process that has the lock alone and is not in the document.
+    fn outside(&self, key: &Key, snapshot: &Snapshot<Version>, file: Option<&LockFile>) -> Result<Option<Outside>> {
+        let mut document = snapshot.document.clone();
+        document.expire(snapshot.now());
+        let passing = !document.has_holders() && self.witness(key, file).is_locked_alone()?;
+        Ok(passing.then(|| Outside { holder: unknown_holder(), left: None, passing: true }))
+    }
+
     /// Lists a waiter for people. Each new waiter removes more dead ones than it can become itself.
     async fn list_waiter(&mut self, request: &Request) -> Result<()> {
         let Self { options, database, slots, .. } = self;
@@ -477,16 +485,6 @@ impl kept::Store for Client {
             Note::Skipped { host, reason, .. } => database.skip(&namespace, key, host, reason).await,
             Note::Lost(past) => database.lost(&namespace, key, past).await,
         }
-    }
-}
-
-impl Client {
-    /// A process that has the lock alone and is not in the document.
-    fn outside(&self, key: &Key, snapshot: &Snapshot<Version>, file: Option<&LockFile>) -> Result<Option<Outside>> {
-        let mut document = snapshot.document.clone();
-        document.expire(snapshot.now());
-        let passing = !document.has_holders() && self.witness(key, file).is_locked_alone()?;
-        Ok(passing.then(|| Outside { holder: unknown_holder(), left: None, passing: true }))
     }
 }
 

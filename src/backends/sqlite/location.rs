@@ -71,8 +71,8 @@ pub(super) fn check_single_name(path: &Path, links: u64) -> Result<()> {
         );
     }
     // A kernel without statx does not tell.
-    let told = statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
-    if told.is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)) {
+    let status = statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
+    if status.is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)) {
         return refuse(
             "is mounted as a single file: a holder that uses its other name would not be seen",
             "mount the directory that it lies in",

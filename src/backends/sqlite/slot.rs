@@ -79,7 +79,7 @@ pub(super) struct Slot {
     queued: Vec<Token>,
     pub obstacle: Obstacle,
     pub watching: Watching,
-    /// The waiter that was last told that another one is about to take the lock.
+    /// The waiter that was last refused only because another process is about to have the lock.
     pub passed: Option<Token>,
     /// The document as it was last read for a request, or written.
     pub seen: Document,
@@ -179,7 +179,7 @@ impl Slot {
         Ok((None, known))
     }
 
-    /// What keeps another owner of this very process from the bytes: the kernel would turn the lock of one kind into the other.
+    /// What keeps another owner of this very process from the bytes: the kernel would convert its lock to the other kind.
     fn own_obstacle(&self, way: Way) -> Option<Obstacle> {
         let any = |way: Way| self.ours.iter().any(|ours| ours.way == way);
         let alone = any(Way::Alone) || way == Way::Alone && any(Way::Nested);

@@ -1,4 +1,4 @@
-//! One question, one answer: exclusion, tokens, leases, fences, looking.
+//! Single calls: exclusion, tokens, leases, fences, looking.
 
 use super::*;
 use crate::lock::{Admin as _, Fence, Which};
@@ -24,7 +24,7 @@ async fn an_unreported_start_is_no_run_before_it() {
 }
 
 #[tokio::test]
-async fn one_holds_and_the_other_is_told_who() {
+async fn a_busy_answer_names_the_holder() {
     let (_keep, path) = place();
     let (mut a, mut b) = (backend(&path), backend(&path));
     let (first, second) = (request("job"), request("job"));
@@ -239,7 +239,7 @@ async fn the_log_does_not_grow_without_bound() {
 }
 
 #[tokio::test]
-async fn what_is_unused_is_collected_and_what_later_runs_go_by_stays() {
+async fn gc_removes_unused_locks_and_keeps_run_records() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };

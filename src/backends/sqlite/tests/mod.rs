@@ -1,4 +1,4 @@
-//! Real files and real processes. Processes are this test binary, started again for one test that does what it is told.
+//! Real files and real processes. Processes are this test binary, started again for one test that does what its environment says.
 #![allow(clippy::disallowed_methods)] // time is what is measured here
 
 mod answers;
@@ -46,7 +46,7 @@ fn nested(outer: &Request) -> Request {
     Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() }
 }
 
-/// A directory and the path of a database in it that isn't there yet.
+/// A directory, and the path of a database in it that doesn't exist yet.
 fn place() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("locks.db");
