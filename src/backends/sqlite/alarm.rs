@@ -1,20 +1,20 @@
-//! A notice that a hold was released for which there is no lock to block on: inotify on the lock file.
+//! inotify on the lock file: a notice of releases where no byte can be waited for.
 //!
-//! No process stands behind a detached hold, and the order in which several shares end is unknown. Each release of one sets the
-//! lock file's times, and the waiters that it may concern watch the file. They notice the end of a killed process too, since the
-//! kernel then closes the file that it had open: a moment before its locks go.
+//! A detached hold has no process, and the order in which several shared holds end is unknown. Each release of one sets the
+//! lock file's times, and the waiters that it concerns watch the file. They also notice the end of a killed process: the
+//! kernel then closes the file, a moment before it frees the locks.
 
 use std::{io, mem::MaybeUninit, os::fd::OwnedFd, path::Path};
 
 use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init};
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// What is listened for.
+/// What happened to the lock file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sound {
-    /// A process rang.
+    /// A process set its times ([`LockFile::ring`](super::lock_file::LockFile::ring)).
     Bell,
-    /// The same, or a process that could write the file has closed it.
+    /// That, or a process that could write the file has closed it.
     Door,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Alarm {
 }
 
 impl Alarm {
-    /// Watches the file from now on: what is heard after this is not missed.
+    /// Watches the file from now on. No later notice is missed.
     pub(super) fn new(lock_file: &Path, sound: Sound) -> io::Result<Self> {
         let fd = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let bell = WatchFlags::ATTRIB | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
@@ -36,12 +36,12 @@ impl Alarm {
         Ok(Self { watch, sound })
     }
 
-    /// Whether it hears that.
+    /// Whether it notices that.
     pub(super) fn hears(&self, sound: Sound) -> bool {
         sound == Sound::Bell || self.sound == sound
     }
 
-    /// Waits until something was heard since the last call. Cancel safe.
+    /// Waits for a notice since the last call. Cancel safe.
     pub(super) async fn rung(&self) -> io::Result<Sound> {
         loop {
             let mut ready = self.watch.readable().await?;
@@ -58,7 +58,7 @@ impl Alarm {
                     }
                 }
             });
-            // Err: nothing there after all.
+            // Err: there was nothing to read.
             if let Ok(read) = drained {
                 return read;
             }

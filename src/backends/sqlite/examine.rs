@@ -1,4 +1,4 @@
-//! What the file system and the files make of the locks. Opens nothing for writing, and creates nothing.
+//! What `dlock doctor` checks: the file system and the files. Opens nothing for writing, and creates nothing.
 
 use std::{
     fs, io,
@@ -9,10 +9,10 @@ use std::{
 
 use async_trait::async_trait;
 
-use super::{Sqlite, failure, location, lock_file::LockFile, opened, schema, store::Store};
-use crate::lock::{Admin, Check, Error, Finding, Grants, Init, Result, Role, ServerTime, check};
+use super::{Sqlite, client::Client, database::Database, failure, location, lock_file::LockFile, schema};
+use crate::lock::{Admin, Check, Error, Finding, Grants, Init, Result, Role, ServerTime, check, whole_ms};
 
-/// What is looked at.
+/// The checks of `dlock doctor`.
 pub const CHECKS: &[Check] = &[
     check("file-system", "whether the files are on a local file system, which alone keeps locks"),
     check("files", "which users can write the database, its lock file and their directory"),
@@ -20,10 +20,10 @@ pub const CHECKS: &[Check] = &[
     check("layout", "the version of the database's layout"),
 ];
 
-/// Below this, a database that grows may find no room.
+/// With less free room, the database may not be able to grow.
 const LITTLE: u64 = 16 << 20;
 
-impl Sqlite {
+impl Client {
     fn files(&self) -> [std::path::PathBuf; 2] {
         [self.options.path.clone(), LockFile::path_for(&self.options.path)]
     }
@@ -54,7 +54,7 @@ impl Sqlite {
                 }
             };
             let mode = found.permissions().mode() & 0o7777;
-            // In a sticky directory every user may make files, and only their owner may remove them.
+            // In a sticky directory every user may create files, and only the owner may remove them.
             if mode & 0o002 != 0 && mode & 0o1000 == 0 {
                 open.push(path.display().to_string());
             }
@@ -90,7 +90,7 @@ impl Sqlite {
         if location::check_file_system(existing(location::directory(&self.options.path))).is_err() {
             return Finding::unchecked(ID, "the database", "files on such a file system are not opened");
         }
-        match Store::open_to_look(&self.options.path).await {
+        match Database::open_to_look(&self.options.path).await {
             Ok(None) => Finding::ok(ID, "there is no database yet: it is made when it is first used"),
             Ok(Some(_)) => Finding::ok(ID, "the database is of this version's layout"),
             Err(Error { message, hint, .. }) => {
@@ -101,7 +101,7 @@ impl Sqlite {
     }
 }
 
-/// The nearest directory that is there.
+/// The nearest directory that exists.
 fn existing(directory: &Path) -> &Path {
     directory.ancestors().find(|path| path.exists()).unwrap_or(directory)
 }
@@ -111,11 +111,11 @@ fn name(path: &Path) -> String {
 }
 
 #[async_trait(?Send)]
-impl Admin for Sqlite {
+impl Admin for Client {
     async fn init(&mut self) -> Result<Init> {
         self.lock_file()?;
-        let (store, created) = opened(&mut self.store, &self.options.path).await?;
-        Ok(if store.check().await? || created { Init::Created } else { Init::UpToDate })
+        let (database, created) = self.open().await?;
+        Ok(if database.check().await? || created { Init::Created } else { Init::UpToDate })
     }
 
     fn schema(&self) -> Option<String> {
@@ -126,8 +126,7 @@ impl Admin for Sqlite {
         if !self.options.path.exists() {
             return Ok(Some(0));
         }
-        let (store, _) = opened(&mut self.store, &self.options.path).await?;
-        store.collect(&self.options.namespace, i64::try_from(unused_for.as_millis()).unwrap_or(i64::MAX)).await.map(Some)
+        self.sweep(whole_ms(unused_for)).await.map(Some)
     }
 
     fn checks(&self) -> Vec<Check> {
@@ -135,16 +134,12 @@ impl Admin for Sqlite {
     }
 
     async fn examine(&mut self) -> Result<Vec<Finding>> {
-        if self.options.path.is_symlink()
-            && let Ok(target) = self.options.path.canonicalize()
-        {
-            self.options.path = target;
-        }
+        self.follow_link();
         Ok(vec![self.look_at_file_system(), self.look_at_files(), self.look_at_disk(), self.look_at_layout().await])
     }
 
     async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
-        // It is this host's.
+        // The store's clock is this host's.
         Ok(Vec::new())
     }
 
@@ -153,7 +148,7 @@ impl Admin for Sqlite {
         let directory = location::directory(&self.options.path).display().to_string();
         let group = role.user();
         let text = if role.writes() {
-            // The directory gives its group to what SQLite makes next to the database.
+            // The directory gives its group to the files that SQLite creates next to the database.
             format!("chgrp {group} {directory} {path}*\nchmod 2770 {directory}\nchmod 660 {path}*\n")
         } else {
             format!("chmod o+rx {directory}\nchmod o+r {path}*\n")
@@ -165,5 +160,36 @@ impl Admin for Sqlite {
             "all users of this host can then look at locks, and take none".into()
         });
         Grants { text, notes }
+    }
+}
+
+#[async_trait(?Send)]
+impl Admin for Sqlite {
+    async fn init(&mut self) -> Result<Init> {
+        self.0.init().await
+    }
+
+    fn schema(&self) -> Option<String> {
+        self.0.schema()
+    }
+
+    async fn collect(&mut self, unused_for: Duration) -> Result<Option<u64>> {
+        self.0.collect(unused_for).await
+    }
+
+    fn checks(&self) -> Vec<Check> {
+        self.0.checks()
+    }
+
+    async fn examine(&mut self) -> Result<Vec<Finding>> {
+        self.0.examine().await
+    }
+
+    async fn clocks(&mut self) -> Result<Vec<ServerTime>> {
+        self.0.clocks().await
+    }
+
+    fn grants(&self, role: Role) -> Grants {
+        self.0.grants(role)
     }
 }

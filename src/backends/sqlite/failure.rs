@@ -4,8 +4,7 @@ use std::{io, path::Path};
 
 use crate::lock::{Effect, Error, Kind};
 
-/// An error from a statement. SQLite undoes a statement that fails, so that nothing happened, except where the
-/// disk failed in the midst of it.
+/// The error of a statement. SQLite undoes a statement that fails, so that nothing happened, except where the disk failed meanwhile.
 pub(super) fn statement(error: sqlx::Error) -> Error {
     match error {
         sqlx::Error::Database(database) => {
@@ -39,13 +38,13 @@ fn by_code(code: i32, message: &str) -> Error {
     }
 }
 
-/// The file is something else than a database of ours.
+/// The file is no database of dlock.
 pub(super) fn not_ours(why: &str) -> Error {
     Error::new(Kind::Data, format!("the file is no database of dlock: {why}"))
         .hint("name another file, or move this one away: dlock creates a new one")
 }
 
-/// An error from opening or creating `path`.
+/// The error of opening or creating `path`.
 pub(super) fn files(error: &io::Error, path: &Path) -> Error {
     let path = path.display();
     match error.kind() {
@@ -54,7 +53,7 @@ pub(super) fn files(error: &io::Error, path: &Path) -> Error {
         io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => {
             Error::new(Kind::Config, format!("{path}: {}", plain(error))).hint("name a file in an existing directory")
         }
-        // Our own refusals; the kernel's come with a number.
+        // dlock's own refusals; the kernel's have a number.
         io::ErrorKind::InvalidInput if error.raw_os_error().is_none() => {
             Error::new(Kind::Config, format!("{path}: {error}")).hint("remove it, or keep the database in a directory of its own")
         }
@@ -69,7 +68,7 @@ pub(super) fn files(error: &io::Error, path: &Path) -> Error {
     }
 }
 
-/// An error of the kernel without the "(os error 22)" that Rust adds.
+/// The kernel's error without the "(os error 22)" that Rust adds.
 pub(super) fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_lowercase()

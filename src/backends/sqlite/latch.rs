@@ -1,11 +1,11 @@
 //! Waiting for bytes of the lock file, in the kernel's own queue.
 //!
-//! The kernel wakes exactly one waiter for each unlock, the one that has waited longest, with the lock in its
-//! hands: no waiter polls, and the cost of a hand-over does not grow with the number of waiters. A stopped process
-//! is not in that queue, so that a frozen waiter holds up no other.
+//! For each unlock the kernel wakes one waiter, the one that has waited longest, and that one has the lock then. No waiter polls,
+//! and the cost of a hand-over does not grow with the number of waiters. A stopped process leaves that queue, so that a frozen
+//! waiter delays no other.
 //!
-//! The blocking call has a thread of its own that nothing can interrupt. A waiter that gives up therefore leaves
-//! the thread behind, and the thread gives back at once what it gets when it is no longer wanted.
+//! The blocking call has a thread of its own, which nothing can interrupt. A waiter that gives up leaves the thread behind. The thread
+//! unlocks the bytes at once if they are no longer wanted.
 
 use std::{
     io,
@@ -17,10 +17,10 @@ use tokio::sync::Notify;
 
 use super::lock_file::{Kind, LockFile, Range};
 
-/// Less than a thread would get: it does one system call.
+/// The stack of the thread, which makes one system call.
 const STACK: usize = 64 * 1024;
 
-/// Some bytes of the lock file that this process has, wants, or does not want.
+/// A range of the lock file that this process has locked, wants, or does not want.
 pub(super) struct Latch {
     file: Arc<LockFile>,
     range: Range,
@@ -34,13 +34,13 @@ struct Shared {
     changed: Notify,
 }
 
-/// Every lock and unlock of the range happens under the mutex, together with the change that it means.
+/// Each lock and unlock of the range happens under the mutex, together with the change of this state.
 #[derive(Default)]
 struct State {
     wanted: bool,
     locked: bool,
     thread: bool,
-    /// What was given back of a range that is otherwise kept: the thread may take it once more.
+    /// The part that was unlocked while the rest is kept. The thread may lock it once more.
     narrowed: Option<Range>,
     failed: Option<io::Error>,
 }
@@ -61,12 +61,12 @@ impl Latch {
         self.shared.state().locked
     }
 
-    /// Whether a thread waits for the range, or will give it back.
+    /// Whether a thread waits for the range, or is about to unlock it.
     pub(super) fn is_waiting(&self) -> bool {
         self.shared.state().thread
     }
 
-    /// Takes the range if it is free or ours already.
+    /// Locks the range if it is free. True also if this process has it already.
     pub(super) fn try_take(&self) -> io::Result<bool> {
         let mut state = self.shared.state();
         if !state.locked && self.file.try_lock(self.range, self.kind)? {
@@ -78,7 +78,7 @@ impl Latch {
         Ok(state.locked)
     }
 
-    /// Gives the range back, or stops wanting it.
+    /// Unlocks the range, or stops wanting it.
     pub(super) fn let_go(&self) {
         let mut state = self.shared.state();
         state.wanted = false;
@@ -89,14 +89,14 @@ impl Latch {
         state.narrowed = None;
     }
 
-    /// Gives a part of the range back and keeps the rest.
+    /// Unlocks a part of the range and keeps the rest.
     pub(super) fn narrow(&self, part: Range) {
         let mut state = self.shared.state();
         self.file.unlock(part);
         state.narrowed = Some(part);
     }
 
-    /// Waits until this process has the range. Dropping the future leaves the place in the queue; [`Latch::let_go`] ends it.
+    /// Waits until this process has the range. A dropped future stays in the kernel's queue until [`Latch::let_go`].
     pub(super) async fn wait(&self) -> io::Result<()> {
         self.queue_up()?;
         loop {

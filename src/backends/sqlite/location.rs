@@ -12,7 +12,7 @@ use crate::lock::{Error, Kind, Result};
 
 const FILE_NAME: &str = "dlock.db";
 
-/// The default place of the database: `/var/lib/dlock` for root, the user's state directory else.
+/// Returns the default path of the database: in `/var/lib/dlock` for root, in the state directory of any other user.
 ///
 /// # Errors
 /// [`Kind::Config`] for a user with neither `XDG_STATE_HOME` nor `HOME`.
@@ -36,7 +36,7 @@ fn default_for(root: bool, state_home: Option<OsString>, home: Option<OsString>)
     Ok(state.join("dlock").join(FILE_NAME))
 }
 
-/// The directory that `path` lies in.
+/// The directory of `path`.
 pub(super) fn directory(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != OsStr::new("") => parent,
@@ -44,7 +44,7 @@ pub(super) fn directory(path: &Path) -> &Path {
     }
 }
 
-/// The one spelling of `path`, as far as it exists.
+/// Returns `path` without links and `..`, as far as it exists.
 pub(super) fn resolved(path: &Path) -> PathBuf {
     for there in path.ancestors() {
         if let (Ok(real), Ok(rest)) = (there.canonicalize(), path.strip_prefix(there)) {
@@ -54,14 +54,14 @@ pub(super) fn resolved(path: &Path) -> PathBuf {
     path.to_owned()
 }
 
-/// What tells the file of that path from another one; `None` if there is none.
+/// Identifies the file at that path; `None` if there is none.
 pub(super) fn file_id(path: &Path) -> Option<(u64, u64)> {
     rustix::fs::stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-/// Refuses a database that has another name: with that name come another log and another lock file, which know nothing of these.
+/// Refuses a database that has another name: another name has another log and another lock file.
 ///
-/// `links` is how many names it has in its file system; a bind mount of the file itself is another one.
+/// `links` is the number of its names in its file system. A bind mount of the file itself is another name.
 pub(super) fn check_single_name(path: &Path, links: u64) -> Result<()> {
     let refuse = |what: &str, hint: &str| Err(Error::new(Kind::Config, format!("{} {what}", path.display())).hint(hint));
     if links > 1 {
@@ -70,9 +70,9 @@ pub(super) fn check_single_name(path: &Path, links: u64) -> Result<()> {
             "keep one name, and remove the others; link to the directory instead",
         );
     }
-    // A kernel without statx has nothing to say.
-    let told = statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
-    if told.is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)) {
+    // A kernel without statx does not tell.
+    let status = statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
+    if status.is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)) {
         return refuse(
             "is mounted as a single file: a holder that uses its other name would not be seen",
             "mount the directory that it lies in",
@@ -81,13 +81,13 @@ pub(super) fn check_single_name(path: &Path, links: u64) -> Result<()> {
     Ok(())
 }
 
-/// Refuses file systems that other hosts can write to, or whose locks this kernel does not keep.
+/// Refuses file systems that other hosts can write to, and those whose locks this kernel does not keep.
 pub(super) fn check_file_system(directory: &Path) -> Result<()> {
     let Ok(stat) = rustix::fs::statfs(directory) else {
-        // Opening the files says what is wrong, in better words.
+        // Opening the files gives a better error.
         return Ok(());
     };
-    // The type is of another width on each architecture, and SMB's looks negative on some.
+    // The type's width depends on the architecture, and SMB's number is negative on some.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let magic = stat.f_type as u32;
     match remote_file_system(magic) {

@@ -1,8 +1,8 @@
 //! The lock file: the kernel's word on the holders of a lock.
 //!
-//! One file next to the database, never unlinked, with four bytes for each key. They are locked with OFD locks
-//! (fcntl(2)). Such a lock belongs to the open file description: a process that inherits the descriptor keeps
-//! it, the end of the last such process frees it, and so does an explicit unlock by any of them.
+//! One file next to the database, never unlinked, with four bytes for each key and for each hold. They are locked with OFD locks
+//! (fcntl(2)). Such a lock belongs to the open file description: each process that inherits the descriptor keeps the lock.
+//! The end of the last such process frees it, and so does an explicit unlock by any of them.
 
 use std::{
     fs::{File, Metadata, OpenOptions},
@@ -28,7 +28,7 @@ use rustix::{
 
 use crate::lock::fingerprint;
 
-/// The first descriptor number for an inherited lock file: out of the way of scripts, which use 3 to 9, and of bash's 10 and up.
+/// The lowest descriptor number of an inherited lock file. Scripts use 3 to 9, and bash uses 10 and up.
 const INHERITED_FD: i32 = 100;
 
 /// How long a holder may take to notice that the store was removed, and to kill its command.
@@ -46,13 +46,11 @@ impl Range {
     pub(super) const EVERYTHING: Self = Self { start: 0, len: 0 };
 }
 
-/// The bytes of one key.
+/// The bytes of one key, or of one hold.
 ///
-/// An exclusive holder has `first` locked for writing. A hold that was entered by another process has `nested` locked
-/// for reading. An exclusive request must lock both for writing at once, so that either keeps it out.
-///
-/// A reader, or a holder of a permit, has `first` locked for reading, which keeps out exclusive requests and
-/// nothing else. A byte for each hold of a share tells which of them live ([`Bytes::of_hold`]).
+/// An exclusive holder has the key's `first` locked for writing. A reader, or a holder of a permit, has it locked for reading, which keeps
+/// out exclusive requests and nothing else. A nested hold of another process has `nested` locked for reading. An exclusive
+/// request must lock both for writing at once, so that either keeps it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bytes(libc::off_t);
 
@@ -62,8 +60,7 @@ impl Bytes {
         Self(libc::off_t::try_from(fingerprint(parts) >> 3).unwrap_or_default() << 2)
     }
 
-    /// The bytes of one hold of this key, by its text: `first` is locked for writing by the process that has this hold of a share,
-    /// `alive` by the one that waits to get it.
+    /// The bytes of one hold of this key, by its text. Its process has `first` locked for writing; a waiter for it has `alive`.
     pub(super) fn of_hold(self, hold: &str) -> Self {
         Self::of(&["hold", &self.0.to_string(), hold])
     }
@@ -73,22 +70,22 @@ impl Bytes {
         Range { start: self.0, len: 2 }
     }
 
-    /// The byte of the owner's first hold.
+    /// The byte of the hold that took the lock; or that of one hold.
     pub(super) fn first(self) -> Range {
         Range { start: self.0, len: 1 }
     }
 
-    /// The byte of holds within a hold.
+    /// The byte of nested holds.
     pub(super) fn nested(self) -> Range {
         Range { start: self.0 + 1, len: 1 }
     }
 
-    /// The byte that picks which waiter watches a detached hold for all of them.
+    /// The byte whose holder watches a detached hold for all waiters.
     pub(super) fn gate(self) -> Range {
         Range { start: self.0 + 2, len: 1 }
     }
 
-    /// The byte that a waiter has locked while it lives; the bytes are those of its hold.
+    /// The byte that a waiter has locked while it lives.
     pub(super) fn alive(self) -> Range {
         Range { start: self.0 + 3, len: 1 }
     }
@@ -117,10 +114,10 @@ impl LockFile {
         name.into()
     }
 
-    /// Opens or creates the file. With `inherited`, for this process and those that it starts.
+    /// Opens or creates the file. With `inherited`, the processes that this one starts have it too.
     ///
-    /// If it or the database is missing, they may have been removed under a holder, which is about to notice. No process creates
-    /// either before that took effect; so a process that finds both need not wait.
+    /// If the file or the database is missing, they may have been removed under a holder, which is about to notice. No process creates
+    /// either before that took effect. So a process that finds both need not wait.
     pub(super) fn open(database: &Path, inherited: bool) -> io::Result<Self> {
         let path = Self::path_for(database);
         let mut options = OpenOptions::new();
@@ -152,10 +149,10 @@ impl LockFile {
         Ok(Self { fd, device: metadata.dev(), inode: metadata.ino(), path })
     }
 
-    /// Opens the file to look at it; `None` if there is none, so that nothing is locked.
+    /// Opens the file for looking; `None` if there is none, so that nothing is locked.
     pub(super) fn open_to_look(database: &Path) -> io::Result<Option<Self>> {
         let path = Self::path_for(database);
-        // A FIFO of that name must not block the look.
+        // A FIFO of that name must not block.
         match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path) {
             Ok(file) => {
                 let metadata = file.metadata()?;
@@ -167,12 +164,7 @@ impl LockFile {
         }
     }
 
-    /// What tells the file that the path names now from another one, as rows remember it.
-    pub(super) fn id_at(path: &Path) -> Option<i64> {
-        rustix::fs::stat(path).ok().map(|stat| id(stat.st_ino))
-    }
-
-    /// What tells this file from another one at the same path.
+    /// Identifies this file among others at the same path.
     pub(super) fn id(&self) -> i64 {
         id(self.inode)
     }
@@ -187,7 +179,7 @@ impl LockFile {
         &self.path
     }
 
-    /// Locks `range` if no other process has any of it.
+    /// Locks `range` if no other process has a part of it.
     pub(super) fn try_lock(&self, range: Range, kind: Kind) -> io::Result<bool> {
         match fcntl(&self.fd, FcntlArg::F_OFD_SETLK(&request(range, lock_type(kind)))) {
             Ok(_) => Ok(true),
@@ -196,7 +188,7 @@ impl LockFile {
         }
     }
 
-    /// Locks `range`, waiting for it: blocks the thread.
+    /// Locks `range`, and blocks the thread until then.
     pub(super) fn lock(&self, range: Range, kind: Kind) -> io::Result<()> {
         loop {
             match fcntl(&self.fd, FcntlArg::F_OFD_SETLKW(&request(range, lock_type(kind)))) {
@@ -207,30 +199,29 @@ impl LockFile {
         }
     }
 
-    /// Gives `range` back, also for every process that has inherited the descriptor.
+    /// Unlocks `range`, also for every process that has inherited the descriptor.
     pub(super) fn unlock(&self, range: Range) {
-        // Giving back what one may have locked fails only for a bad descriptor, or no memory for splitting a
-        // range; then the lock ends with the process.
+        // Unlocking fails only for a bad descriptor, or without memory for splitting a range. Then the lock ends with the process.
         let _ = fcntl(&self.fd, FcntlArg::F_OFD_SETLK(&request(range, libc::F_UNLCK)));
     }
 
-    /// Whether another process has any of `range` locked; blind to locks through this description.
+    /// Whether another process has a part of `range` locked. Locks through this description are not seen.
     pub(super) fn others_have(&self, range: Range) -> io::Result<bool> {
         self.others_keep_out(range, Kind::Write)
     }
 
-    /// Whether another process has any of `range` locked for writing. Its waiters are not seen: they lock for
+    /// Whether another process has a part of `range` locked for writing. Waiters for its end are not seen: they lock for
     /// reading, and only for a moment.
     pub(super) fn others_write(&self, range: Range) -> io::Result<bool> {
         self.others_keep_out(range, Kind::Read)
     }
 
-    /// Whether another process has a key alone, or has entered an exclusive hold; not whether it is shared.
+    /// Whether another process has a key alone, or has a nested hold; not whether it is shared.
     pub(super) fn others_have_it_alone(&self, bytes: Bytes) -> io::Result<bool> {
         Ok(self.others_write(bytes.first())? || self.others_have(bytes.nested())?)
     }
 
-    /// Whether another process keeps a lock of this kind out.
+    /// Whether another process's lock excludes one of this kind.
     pub(super) fn others_keep_out(&self, range: Range, kind: Kind) -> io::Result<bool> {
         let mut found = request(range, lock_type(kind));
         fcntl(&self.fd, FcntlArg::F_OFD_GETLK(&mut found))?;
@@ -240,12 +231,12 @@ impl LockFile {
     /// Wakes every process that watches the file ([`super::alarm`]).
     pub(super) fn ring(&self) {
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-        // A wake-up is a hint: a waiter that misses it wakes at the end of the lease.
+        // A wake-up is a hint: a waiter that misses one wakes at the end of the lease.
         let _ = rustix::fs::futimens(&self.fd, &Timestamps { last_access: now, last_modification: now });
     }
 }
 
-/// A descriptor out of the way of scripts; where the limit of descriptors leaves no such number, any that is free.
+/// Returns a descriptor with a number that scripts don't use. Where the limit of descriptors allows none, the highest free one.
 fn inherited_copy(file: &File) -> io::Result<OwnedFd> {
     match fcntl_dupfd_cloexec(file, INHERITED_FD) {
         Err(rustix::io::Errno::INVAL) => {
@@ -258,7 +249,7 @@ fn inherited_copy(file: &File) -> io::Result<OwnedFd> {
     }
 }
 
-/// Refuses what can't be the lock file: what is no file, and in a directory where all users may create files, one that another user made.
+/// Refuses a lock file that is not a regular file. Where all users may create files, refuses one that another user created.
 fn check_lock_file(metadata: &Metadata, database: &Path) -> io::Result<()> {
     if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file"));
@@ -297,11 +288,11 @@ fn lock_type(kind: Kind) -> i32 {
     }
 }
 
-/// Gives a new lock file the owner and rights of the database, as SQLite does with its own files, so that
-/// root's first look at a user's database does not lock the user out.
+/// Gives a new lock file the owner and mode of the database, as SQLite does with its own files. Otherwise root's first use of
+/// a user's database would lock the user out.
 fn share_as(file: &File, database: &Path) {
     if let Ok(model) = std::fs::metadata(database) {
-        // Neither is needed for locking; what fails shows as a refused right later.
+        // Neither is needed for locking. A failure shows later as a denied access.
         let _ = file.set_permissions(PermissionsExt::from_mode(model.mode() & 0o666));
         if rustix::process::geteuid().is_root() {
             let _ = fchown(file, Some(model.uid()), Some(model.gid()));

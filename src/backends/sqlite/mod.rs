@@ -1,49 +1,51 @@
 //! SQLite: locks of one host, the embedded default.
 //!
-//! Two places record the holders of a lock. The **lock file** ([`lock_file`]) is the authority on holds that processes
-//! stand behind ("attached", `dlock run`): the kernel keeps them as long as any of those processes lives, however
-//! long it is frozen and whatever the clock does, and frees them with the last one. The **database** records the holder, its
-//! start and its fence, and is the authority on detached holds (`dlock acquire`), which last until their lease ends by
-//! this host's wall clock: a clock that is set forward ends them early, one that is set back keeps them longer.
+//! The **database** has a row for each lock: its last fence and its document, which [`kept`](super::kept) reads and swaps. The
+//! **lock file** ([`lock_file`]) tells which processes live. It is the authority on attached holds (`dlock run`): the kernel keeps their
+//! bytes as long as any of their processes lives, however long it is frozen and whatever the clock does, and frees them with the last
+//! one. The document is the authority on detached holds (`dlock acquire`), which last until their lease ends by this host's wall clock:
+//! a clock that is set forward ends them early, one that is set back keeps them longer.
+//!
+//! An exclusive holder has the key's first byte locked for writing, sharing holders have it for reading, and nested holds in other
+//! processes have the second one for reading. Each attached hold has a byte of its own as well, and so has each waiter.
 //!
 //! | taking a lock anew | the bytes are free | another process has them |
 //! |---|---|---|
-//! | no row, or given back, or of an attached hold | granted | busy |
-//! | row of a running detached hold | busy | busy |
+//! | no holder, or one whose byte is free | granted | busy |
+//! | a running detached hold, no permit left, or an earlier waiter | busy | busy |
 //!
-//! The order is always: bytes, then row; back: row, then bytes. A detached hold has the bytes while its row is written.
+//! The order is always: bytes, then row; at a release: row, then bytes. A detached hold has the bytes while its row is written.
 //!
-//! Holders that **share** a lock ([`share`]) keep its byte locked for reading, so that the kernel keeps them and exclusive holders
-//! apart, and a byte for each of their holds, which tells whether it lives. The list of shares, and of the waiters for a share or in order, is one
-//! line of JSON in the row ([`document`]). It is empty while all holders and waiters want the lock alone and in no order; their
-//! path only checks that.
+//! Worst cases:
+//! - A process is killed between its bytes and its row: the kernel frees the bytes, and nothing else was done.
+//! - It is killed between its row and its bytes: the row has a holder whose byte is free. The next step ends that hold.
+//! - Bytes are locked, and no row says by which hold: the lock is busy in passing, since a grant or a release is under way.
+//! - The answer of a grant is lost: the bytes stay until the request is asked again, released, or leaves the queue, since the row may
+//!   yet be written. Tokens identify each step.
+//! - The answer of a release is lost: the bytes stay, and the next release finds that one was begun.
+//! - The row can't be written (a full disk, a frozen writer): an attached hold goes on, and its release frees the bytes, unless the row
+//!   must tell how the hold ended.
+//! - A waiter dies: its byte is free, and the next step removes it from the queue.
+//! - The clock is set back: attached holds don't depend on it. No sign of life and no offer lies in the future.
+//! - The database is removed: an exclusive hold goes on by its bytes. A shared hold ends, since the lock file can't count permits.
+//! - The lock file is removed: holders of the old file last by their leases.
+//! - Both are removed: nothing keeps others out. The holder is notified at once ([`watch`]), and the next one doesn't start before
+//!   that took effect ([`lock_file::LockFile::open`]).
 //!
-//! If database and lock file are both replaced under a holder, nothing is left that keeps others out. The holder is notified at once
-//! ([`watch`]), and the next one doesn't start before that took effect ([`LockFile::open`]). An exclusive hold outlasts either of them; a share
-//! ends with the database, since the lock file can't tell readers from permits, nor count permits.
-//!
-//! This module may not: sleep (but in `wait`, in `watch`, and while a store is created), retry, read a clock, start a thread or open the database before the first question
-//! (the guardian is forked between [`Tether::prepare`] and that), or open the database file by itself (closing it
-//! again would drop SQLite's own locks).
+//! This module may not: sleep (but in `wait`, in `watch`, and while a store is created), retry, read a clock, start a thread or open the
+//! database before the first question (the guardian is forked between [`Tether::prepare`] and that), or open the database file by itself
+//! (closing it again would drop SQLite's own locks).
 
-mod acquire;
 mod alarm;
-mod breaking;
-mod document;
+mod client;
+mod database;
 pub mod examine;
 mod failure;
-mod history;
-mod hold;
 mod latch;
 mod location;
 mod lock_file;
-mod look;
-mod row;
 pub(super) mod schema;
-mod share;
 mod slot;
-mod starts;
-mod store;
 mod waiting;
 mod watch;
 
@@ -51,11 +53,7 @@ mod watch;
 mod tests;
 
 use std::{
-    collections::HashMap,
-    fs::DirBuilder,
-    os::unix::fs::DirBuilderExt,
-    path::{self, Path, PathBuf},
-    sync::Arc,
+    path::{self, PathBuf},
     time::Duration,
 };
 
@@ -63,15 +61,14 @@ use async_trait::async_trait;
 
 pub use self::location::default_path;
 use self::{
-    alarm::Alarm,
-    lock_file::{Bytes, LockFile, Range},
-    slot::Slot,
-    store::Store,
-    watch::Watch,
+    client::{Client, is_plain, unknown_holder},
+    lock_file::Range,
+    slot::Obstacle,
 };
+use super::kept::{Kept, ReadFor, Store as _, in_order};
 use crate::lock::{
-    Amendment, Attempt, Backend, Capabilities, Error, History, Identity, Intent, Key, Kind, LastResort, LockState, Namespace, Release,
-    ReleaseInfo, Renewal, Request, Result, Tether, Token, Wake, Which,
+    Amendment, Attempt, Backend, Busy, Capabilities, Effect, Entry, Error, Fence, History, Identity, Intent, Key, Kind, LastResort,
+    LockState, Namespace, Release, ReleaseInfo, Renewal, Request, Result, Scope, Tether, Token, Wake, Which,
 };
 
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -91,12 +88,12 @@ pub struct Options {
     pub path: PathBuf,
     /// What keys are put under.
     pub namespace: Namespace,
-    /// Create the directory, for its owner alone, if it isn't there.
+    /// Create the directory, for its owner alone, if it doesn't exist.
     pub create_directory: bool,
 }
 
 impl Options {
-    /// A database in a directory that is there.
+    /// A database in a directory that exists.
     pub fn at(path: impl Into<PathBuf>, namespace: Namespace) -> Self {
         Self { path: path.into(), namespace, create_directory: false }
     }
@@ -111,20 +108,7 @@ impl Options {
 }
 
 /// A SQLite database and the lock file next to it.
-pub struct Sqlite {
-    options: Options,
-    /// The one spelling of the path, once its directory is there.
-    resolved: Option<PathBuf>,
-    file: Option<Arc<LockFile>>,
-    /// The lock file is open in a guardian and a command too, so that no other one will do.
-    prepared: bool,
-    store: Option<Store>,
-    slots: HashMap<Key, Slot>,
-    alarm: Option<Alarm>,
-    watch: Option<Watch>,
-    /// Others were in the way, and so are likely to wait.
-    contended: bool,
-}
+pub struct Sqlite(Kept<Client>);
 
 impl Sqlite {
     /// A backend that has opened nothing yet.
@@ -133,84 +117,70 @@ impl Sqlite {
         if let Ok(absolute) = path::absolute(&options.path) {
             options.path = absolute;
         }
-        Self {
-            options,
-            resolved: None,
-            file: None,
-            prepared: false,
-            store: None,
-            slots: HashMap::new(),
-            alarm: None,
-            watch: None,
-            contended: false,
+        Self(Kept::of(Client::new(options)))
+    }
+
+    fn client(&mut self) -> &mut Client {
+        &mut self.0.store
+    }
+
+    /// Takes the bytes for a request. Returns what is in the way, if anything, and whether this process had this very hold before.
+    fn secure(&mut self, request: &Request) -> Result<(Option<Obstacle>, bool)> {
+        let prepared = self.client().prepared;
+        let slot = self.client().slot(&request.key)?;
+        let (obstacle, known) = slot.secure(request).map_err(|error| ours(&error))?;
+        if !known && !slot.file.is_current() {
+            // Other processes take another file's bytes. A guardian has inherited the old one.
+            slot.undo(&request.token, known);
+            let error = Error::new(Kind::Unavailable, format!("the lock file {} was replaced", slot.file.path().display()));
+            return Err(if prepared { error.hint("run it again") } else { error });
+        }
+        Ok((obstacle, known))
+    }
+
+    /// Keeps the bytes that an answer needs, and notes what a refused request waits for.
+    fn settle(&mut self, request: &Request, (obstacle, known): (Option<Obstacle>, bool), answer: &Result<Attempt>) {
+        let client = self.client();
+        let Some(slot) = client.slots.get_mut(&request.key) else { return };
+        match answer {
+            Ok(Attempt::Granted(grant)) => slot.confirm(request, grant.fence),
+            // The grant may yet be written.
+            Err(error) if error.effect != Effect::NotApplied => {}
+            _ if obstacle.is_none() => slot.undo(&request.token, known),
+            _ => {}
+        }
+        if let Ok(Attempt::Busy(_)) = answer {
+            slot.obstacle = match obstacle {
+                Some(obstacle) => obstacle,
+                None if !in_order(request) && is_plain(&slot.seen) => Obstacle::Lease,
+                None => Obstacle::Document,
+            };
+            slot.watch_queue(&request.token);
+            client.contended = true;
         }
     }
 
-    /// Checks the place, and makes it if it is ours to make.
-    fn place(&mut self) -> Result<()> {
-        // The lock file lies next to the database itself, not next to one of its names.
-        if self.options.path.is_symlink()
-            && let Ok(target) = self.options.path.canonicalize()
-        {
-            self.options.path = target;
-        }
-        let directory = location::directory(&self.options.path);
-        if self.options.create_directory && !directory.exists() {
-            let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-            made.map_err(|error| failure::files(&error, directory))?;
-        }
-        self.resolved = Some(location::resolved(&self.options.path));
-        location::check_file_system(location::directory(&self.options.path))
-    }
-
-    fn open_lock_file(&mut self, inherited: bool) -> Result<Arc<LockFile>> {
-        self.place()?;
-        let file = LockFile::open(&self.options.path, inherited);
-        file.map(Arc::new).map_err(|error| failure::files(&error, &LockFile::path_for(&self.options.path)))
-    }
-
-    /// The lock file, opened if need be.
-    fn lock_file(&mut self) -> Result<Arc<LockFile>> {
-        if let Some(file) = &self.file
-            && (self.prepared || !self.slots.values().all(Slot::is_idle) || file.is_current())
-        {
-            return Ok(Arc::clone(file));
-        }
-        let file = self.open_lock_file(false)?;
-        self.slots.clear();
-        self.alarm = None;
-        Ok(Arc::clone(self.file.insert(file)))
-    }
-
-    fn slot(&mut self, key: &Key) -> Result<&mut Slot> {
-        let file = self.lock_file()?;
-        let bytes = self.bytes(key);
-        Ok(self.slots.entry(key.clone()).or_insert_with(|| Slot::new(&file, bytes)))
-    }
-
-    fn bytes(&self, key: &Key) -> Bytes {
-        Bytes::of(&[self.options.namespace.as_str(), key.as_str()])
-    }
-}
-
-/// The database, opened for writing if need be, and anew if the path names another one by now or the connection is of no more use. Also
-/// whether it was created for it.
-async fn opened<'a>(store: &'a mut Option<Store>, path: &Path) -> Result<(&'a mut Store, bool)> {
-    let useless = match store.as_mut().filter(|store| store.writable) {
-        Some(store) => !store.is_current(path) || store.is_stuck().await,
-        None => false,
-    };
-    if let Some(old) = store.take_if(|_| useless) {
-        old.close();
-    }
-    if store.as_ref().is_some_and(|store| store.writable) {
-        // Asked for twice because a borrow that is returned lasts too long otherwise.
-        if let Some(store) = store {
-            return Ok((store, false));
+    /// Ends a step: other processes are woken if they must be, and the database's log is kept short.
+    async fn finish(&mut self) {
+        let client = self.client();
+        client.ring();
+        if let Some(database) = &mut client.database {
+            database.tidy(&client.options.path, client.contended).await;
         }
     }
-    let (open, created) = Store::open(path).await?;
-    Ok((store.insert(open), created))
+
+    /// Whether the database exists, so that there is a row to ask for.
+    fn exists(&mut self) -> Result<bool> {
+        let client = self.client();
+        client.place()?;
+        Ok(client.options.path.exists())
+    }
+
+    /// Whether the row knows nothing of a hold of this process: it is missing, or older than the hold.
+    fn is_unknown(&mut self, key: &Key, token: &Token) -> bool {
+        let slot = self.client().slots.get(key);
+        slot.is_some_and(|slot| slot.ours(token).is_some_and(|ours| slot.last_fence.is_none_or(|fence| fence < ours.fence)))
+    }
 }
 
 fn ours(error: &std::io::Error) -> Error {
@@ -220,54 +190,144 @@ fn ours(error: &std::io::Error) -> Error {
 #[async_trait(?Send)]
 impl Backend for Sqlite {
     fn identity(&self) -> Identity {
-        let path = self.resolved.clone().unwrap_or_else(|| location::resolved(&self.options.path));
-        let url = format!("sqlite://{}", self.options.path.display());
-        Identity::new(&CAPABILITIES, url, &["sqlite", &path.to_string_lossy(), self.options.namespace.as_str()])
+        self.0.identity()
     }
 
     async fn try_acquire(&mut self, request: &Request) -> Result<Attempt> {
-        self.acquire(request).await
+        let secured = self.secure(request)?;
+        let by_bytes = secured.0 == Some(Obstacle::Bytes);
+        if secured.0.is_some() && request.entry == Entry::Reenter {
+            return Ok(Attempt::NotHeld);
+        }
+        let mut answer = self.0.try_acquire(request).await;
+        if by_bytes && !in_order(request) && answer.as_ref().is_err_and(Error::is_transient) {
+            // The lock is busy, whether or not the database can say by which holder.
+            answer = Ok(Attempt::Busy(Busy { holders: vec![unknown_holder()], notifies: true, passing: true, ..Busy::default() }));
+        }
+        self.settle(request, secured, &answer);
+        self.client().ring();
+        answer
     }
 
     async fn wait(&mut self, request: &Request, at_most: Duration) -> Result<Wake> {
-        self.await_change(request, at_most).await
+        self.0.wait(request, at_most).await
     }
 
     async fn leave_queue(&mut self, request: &Request) -> Result<()> {
-        self.leave(request).await
+        let (key, token) = (&request.key, &request.token);
+        let unsure = self.client().slots.get(key).and_then(|slot| slot.ours(token)).is_some_and(|ours| ours.unsure);
+        if unsure {
+            // A grant that was never reported. What can't be undone of it ends with its bytes, or with its lease.
+            let _ = self.0.release(key, token, &ReleaseInfo::UNDO).await;
+        }
+        let client = self.client();
+        let Some(slot) = client.slots.get_mut(key) else { return Ok(()) };
+        if unsure {
+            slot.forget(token, true);
+        }
+        slot.gate.let_go();
+        slot.stop_watching();
+        slot.give_back();
+        client.alarm = None;
+        // A waiter whose byte is free is skipped.
+        let _ = self.0.leave_queue(request).await;
+        if let Some(slot) = self.client().slots.get_mut(key) {
+            slot.stop_waiting(token);
+        }
+        self.client().ring();
+        Ok(())
     }
 
+    /// An attached hold of this process lasts as long as its bytes are ours and the row doesn't say that it is over. A row that can't be
+    /// written does not end what the kernel still guarantees: it only tells others less.
     async fn renew(&mut self, key: &Key, token: &Token, intent: Intent) -> Result<Renewal> {
-        if intent == Intent::Probe { self.look_for(key, token).await } else { self.extend(key, token, intent).await }
-    }
-
-    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
-        self.hand_back(key, token, info).await
-    }
-
-    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
-        match change {
-            Amendment::Note(note) => self.remember(key, note).await.map(|()| true),
-            Amendment::Warn(fence, level) => self.claim(key, fence, level).await,
-            Amendment::Mark(fence, mark) => self.mark_hold(key, fence, mark).await,
-            Amendment::Evict(fence, mark) => self.evict_hold(key, fence, mark).await,
+        if intent == Intent::Probe {
+            // Read only.
+            let mut snapshot = self.client().read(key, ReadFor::Look).await?;
+            let now = snapshot.now();
+            snapshot.document.expire(now);
+            return Ok(snapshot.document.verify(token, now));
+        }
+        let exists = self.exists()?;
+        if self.client().is_removed(key, token) {
+            return Ok(Renewal::NotHeld);
+        }
+        let (stands, current) = self.client().confirm(key, token)?;
+        if !exists && let Some(slot) = self.client().slots.get_mut(key) {
+            slot.last_fence = None;
+        }
+        let answer = if exists { self.0.renew(key, token, intent).await } else { Ok(Renewal::NotHeld) };
+        self.client().ring();
+        let unknown = self.is_unknown(key, token);
+        let own = self.client().slots.get(key).and_then(|slot| slot.ours(token)).filter(|_| stands && current);
+        let renewed = own.map(|own| (own.is_guarded(), Renewal::Renewed { ttl: intent.ttl().unwrap_or(own.ttl), fence: own.fence }));
+        match (answer, renewed) {
+            (Ok(Renewal::NotHeld), Some((true, renewed))) if unknown => Ok(renewed),
+            (Err(error), renewed) => {
+                self.client().give_up_on(&error);
+                renewed.map(|(_, renewed)| renewed).ok_or(error)
+            }
+            (answer, _) => answer,
         }
     }
 
+    /// The row first, then the bytes, so that the next holder finds the row free. If the row can't be written, the bytes of an attached
+    /// hold are given back all the same, unless the row must tell how the hold ended: then the release fails, and keeps them
+    /// ([`Tether::cut`]).
+    async fn release(&mut self, key: &Key, token: &Token, info: &ReleaseInfo) -> Result<Release> {
+        let exists = self.exists()?;
+        let (stands, current) = self.client().confirm(key, token)?;
+        let mut begun = false;
+        if let Some(slot) = self.client().slots.get_mut(key) {
+            begun = slot.begin_to_leave(token);
+            slot.last_fence = slot.last_fence.filter(|_| exists);
+        }
+        let answer = if exists { self.0.release(key, token, info).await } else { Ok(Release::NotHeld) };
+        let unknown = self.is_unknown(key, token);
+        let slot = self.client().slots.get_mut(key);
+        let others = slot.map_or(Ok(false), |slot| slot.others_hold(token)).map_err(|error| ours(&error))?;
+        let by_bytes = if others && info.scope != Scope::Tree { Release::StillHeld(1) } else { Release::Released };
+        let answer = match answer {
+            Ok(Release::NotHeld) if stands && (begun || unknown) => Ok(by_bytes),
+            Err(error) => {
+                self.client().give_up_on(&error);
+                if stands && current && !info.is_worth_telling() { Ok(by_bytes) } else { Err(error) }
+            }
+            answer => answer,
+        };
+        if let (Ok(answer), Some(slot)) = (&answer, self.client().slots.get_mut(key)) {
+            slot.forget(token, info.scope == Scope::Tree && *answer == Release::Released);
+        }
+        self.finish().await;
+        answer
+    }
+
+    async fn amend(&mut self, key: &Key, change: Amendment<'_>) -> Result<bool> {
+        if !self.exists()? && !matches!(change, Amendment::Note(_)) {
+            return Ok(false);
+        }
+        if let Amendment::Evict(fence, _) = change {
+            self.check_detached(key, fence).await?;
+        }
+        let done = self.0.amend(key, change).await;
+        self.client().ring();
+        done
+    }
+
     async fn inspect(&mut self, key: &Key) -> Result<LockState> {
-        self.look_at(key).await
+        self.0.inspect(key).await
     }
 
     async fn list(&mut self, start: &str) -> Result<Vec<LockState>> {
-        self.look_at_all(start).await
+        self.0.list(start).await
     }
 
     async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
-        self.known_keys(start, which).await
+        self.0.known(start, which).await
     }
 
     async fn history(&mut self, key: &Key) -> Result<History> {
-        self.recall(key).await
+        self.0.history(key).await
     }
 
     fn tether(&mut self) -> Option<&mut dyn Tether> {
@@ -275,24 +335,48 @@ impl Backend for Sqlite {
     }
 }
 
+impl Sqlite {
+    /// Refuses to evict a hold of a living process: the kernel keeps its bytes.
+    async fn check_detached(&mut self, key: &Key, fence: Fence) -> Result<()> {
+        let mut snapshot = self.client().read(key, ReadFor::Change).await?;
+        let now = snapshot.now();
+        snapshot.document.expire(now);
+        if snapshot.document.is_detached(fence) != Some(false) {
+            return Ok(());
+        }
+        let holder = snapshot.document.holders(now).into_iter().find(|holder| holder.fence == Some(fence));
+        let pid = holder.and_then(|holder| holder.metadata?.pid).map(|pid| format!(" (dlock pid {pid})")).unwrap_or_default();
+        let why = format!("the process that has the lock lives{pid}: this store can't take a lock away from a living process");
+        Err(Error::new(Kind::Unsupported, why).hint("without --now its dlock is asked to stop; or kill the process"))
+    }
+}
+
 #[async_trait(?Send)]
 impl Tether for Sqlite {
     fn prepare(&mut self) -> Result<Option<LastResort>> {
-        let file = self.open_lock_file(true)?;
-        self.file = Some(Arc::clone(&file));
-        self.prepared = true;
+        let client = self.client();
+        let file = client.open_lock_file(true)?;
+        client.file = Some(file.clone());
+        client.prepared = true;
         Ok(Some(Box::new(move || {
             file.unlock(Range::EVERYTHING);
-            // Nothing else would announce the release of a share.
+            // Nothing else would announce the release to waiters in the document's queue.
             file.ring();
         })))
     }
 
     async fn watch(&mut self, key: &Key, token: &Token) {
-        self.await_removal(key, token).await;
+        self.client().await_removal(key, token).await;
     }
 
+    /// Gives the bytes back, whatever the row says.
     async fn cut(&mut self, key: &Key, token: &Token) -> bool {
-        self.let_go_of(key, token)
+        let client = self.client();
+        let Some(slot) = client.slots.get_mut(key) else { return false };
+        // Behind a lock file that was removed, the row counts.
+        let freed = slot.forget(token, true) && slot.file.is_current();
+        client.wake_watchers();
+        client.ring();
+        freed
     }
 }

@@ -1,4 +1,4 @@
-//! Opening the database, creating it, and refusing what isn't one of ours.
+//! Opens the database, creates it, and refuses a file that isn't a database of dlock.
 
 use std::{
     ffi::OsString,
@@ -24,7 +24,7 @@ use super::{failure, location};
 use crate::lock::{Error, Kind, Result, random};
 
 /// The layout that this version writes, kept in `user_version`.
-pub(in crate::backends) const LAYOUT: i64 = 6;
+pub(in crate::backends) const LAYOUT: i64 = 7;
 /// "dlck", kept in `application_id`.
 const APPLICATION: i64 = 0x646c_636b;
 
@@ -32,18 +32,18 @@ const SCHEMA: &str = include_str!("sql/schema.sql");
 
 /// How long SQLite itself waits for another writer, which needs some 0.1 ms unless it is frozen or its disk is.
 const BUSY: Duration = Duration::from_secs(1);
-/// How long a database that is being created may have two names.
+/// How long a database may have two names while it is created.
 const TWO_NAMES: Duration = Duration::from_millis(100);
 
-/// Opens the database for writing; creates it if there is none. Also whether it was created.
+/// Opens the database for writing, and creates it if there is none. Also returns whether it was created.
 ///
-/// The layout is not looked at: [`check`] does, and so does the statement that grants.
+/// Does not look at the layout: [`check`] does, and so does the statement that reads a lock.
 pub(super) async fn open(path: &Path) -> Result<(SqliteConnection, bool)> {
     let created = !exists(path).await? && create(path).await?;
     Ok((connect(&options(path)?).await?, created))
 }
 
-/// Refuses what is no database of this layout. One that is empty is filled; whether it was.
+/// Refuses a database of another layout. Creates the tables in an empty one; returns whether it did.
 pub(super) async fn check(connection: &mut SqliteConnection) -> Result<bool> {
     if layout(connection).await? == Found::Ours {
         return Ok(false);
@@ -69,7 +69,7 @@ pub(super) const fn text() -> &'static str {
     SCHEMA
 }
 
-/// Whether there is a database, or at least a file. One that has another name is refused.
+/// Whether there is a file. One that has another name is refused.
 async fn exists(path: &Path) -> Result<bool> {
     match fs::metadata(path) {
         Ok(found) if found.is_file() => {
@@ -105,7 +105,7 @@ async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection> {
     options.connect().await.map_err(failure::statement)
 }
 
-/// What a database is.
+/// The kind of a database.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
     /// Of this layout.
@@ -119,7 +119,7 @@ async fn layout(connection: &mut SqliteConnection) -> Result<Found> {
     if number(connection, "PRAGMA user_version").await? == LAYOUT {
         return Ok(Found::Ours);
     }
-    // Not the usual case: look more closely, and again, since another process may have created it meanwhile.
+    // The rare case: looks more closely, and again, since another process may have created it meanwhile.
     let application = number(connection, "PRAGMA application_id").await?;
     let tables = number(connection, "SELECT count(*) FROM sqlite_schema").await?;
     match number(connection, "PRAGMA user_version").await? {
@@ -145,8 +145,8 @@ async fn number(connection: &mut SqliteConnection, sql: &'static str) -> Result<
     rows.first().ok_or(sqlx::Error::RowNotFound).and_then(|row| row.try_get(0)).map_err(failure::statement)
 }
 
-/// Makes the database next to its place and moves it there whole, so that no process ever opens half of one and
-/// twenty that start at once don't lock each other out. Returns whether it was this process that did it.
+/// Creates the database under another name and renames it, so that no process opens half of one, and processes that start at once
+/// don't lock each other out. Returns whether this process created it.
 async fn create(path: &Path) -> Result<bool> {
     let draft = draft(path);
     let files = |error: &io::Error| failure::files(error, path);
@@ -167,7 +167,7 @@ async fn create(path: &Path) -> Result<bool> {
 /// Gives the draft its name, unless another file has it.
 fn put_in_place(draft: &Path, path: &Path) -> io::Result<()> {
     match renameat_with(CWD, draft, CWD, path, RenameFlags::NOREPLACE) {
-        // The file system can't.
+        // The file system does not have that.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => fs::hard_link(draft, path),
         renamed => Ok(renamed?),
     }
@@ -194,7 +194,7 @@ fn draft(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// A file that goes away with what SQLite puts next to it.
+/// A file that is removed at the end, with those that SQLite creates next to it.
 struct Draft(PathBuf);
 
 impl Drop for Draft {
@@ -202,7 +202,7 @@ impl Drop for Draft {
         for end in ["", "-wal", "-shm", "-journal"] {
             let mut name = self.0.clone().into_os_string();
             name.push(end);
-            // What can't be removed does no harm.
+            // A file that is left does no harm.
             let _ = fs::remove_file(name);
         }
     }

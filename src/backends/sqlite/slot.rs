@@ -1,4 +1,4 @@
-//! What this process itself has of one key: bytes of the lock file, holds, shares, a place in the queue.
+//! What this process has of one key: bytes of the lock file, holds, and a position in the queue.
 
 use std::{collections::BTreeSet, io, sync::Arc};
 
@@ -8,281 +8,266 @@ use super::{
     latch::Latch,
     lock_file::{Bytes, Kind, LockFile, Range},
 };
-use crate::lock::{Fence, Request, Token, Ttl};
+use crate::lock::{Entry, Fence, Mode, Request, Token, Ttl, document::Document};
 
 /// Why the lock was last refused, and so what to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Obstacle {
     /// Another process has the bytes.
     Bytes,
-    /// A lease is running.
+    /// A lease is running, and the document has no queue.
     Lease,
-    /// Other holders share the lock, or earlier waiters go first.
+    /// The document has other holders, or earlier waiters go first.
     Document,
-    /// Another owner in this very process, which can't give it back while we wait.
+    /// Another owner in this very process, which can't release the lock while this one waits.
     Ourselves,
 }
 
-/// Attached holds of this process, all of one owner: the lock's, or those of a share.
-pub(super) struct Mine {
-    pub owner: Uuid,
-    pub holds: BTreeSet<u64>,
-    /// The hold that took the lock, if that was in this process.
-    pub first: Option<u64>,
+/// Which byte of the key an owner has in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The first one, for writing.
+    Alone,
+    /// The first one, for reading.
+    Shared,
+    /// The one of nested holds, for reading: another process has the hold that they are nested in.
+    Nested,
+}
+
+/// The holds of one owner in this process.
+pub(super) struct OwnHolds {
+    owner: Uuid,
+    way: Way,
+    /// Those with bytes of their own, which are the attached ones.
+    holds: BTreeSet<u64>,
     pub fence: Fence,
     pub ttl: Ttl,
     /// A release was begun; its answer may have been lost.
-    pub leaving: bool,
-    /// The share was asked for, and its answer not seen.
+    leaving: bool,
+    /// The first hold was asked for, and no answer was seen.
     pub unsure: bool,
 }
 
-/// How a place in the document's queue is watched.
+impl OwnHolds {
+    /// Whether the lock file alone keeps other processes out.
+    pub(super) fn is_guarded(&self) -> bool {
+        self.way != Way::Shared
+    }
+}
+
+/// How a waiter in the document's queue notices a change.
 #[derive(Default)]
-pub(super) struct Line {
-    /// The waiter whose end is waited for, and its byte; none: this one is among the first of its kind, which watch the lock file.
+pub(super) struct Watching {
+    /// The waiter whose end is waited for, and its byte; `None` if this waiter is among the first of its kind, which watch the lock file.
     pub ahead: Option<(String, Latch)>,
-    /// What is locked as long as nothing changes without a word.
-    pub watched: Vec<Watched>,
+    /// What stays locked until something changes without a notice.
+    pub bytes: Vec<WatchedByte>,
 }
 
 /// Bytes that another process has locked, and the kind of lock that is refused for it.
-pub(super) type Watched = (Range, Kind);
+type WatchedByte = (Range, Kind);
 
 pub(super) struct Slot {
     pub bytes: Bytes,
     pub file: Arc<LockFile>,
     pub hold: Latch,
     pub gate: Latch,
-    pub mine: Option<Mine>,
-    /// The byte that all shares have locked for reading.
-    pub shared: Latch,
-    pub shares: Vec<Mine>,
-    /// Whose grant was asked for without an answer so far.
-    pub unsure: Option<Uuid>,
-    /// The last token that asked for a grant: it may be asking again.
-    pub asked: Option<Uuid>,
-    /// The tokens in the queue: one, as a rule.
-    pub queued: Vec<Token>,
+    /// The byte that all sharing holders have locked for reading.
+    shared: Latch,
+    ours: Vec<OwnHolds>,
+    /// The waiters of this process: one, as a rule.
+    queued: Vec<Token>,
     pub obstacle: Obstacle,
-    pub line: Line,
-    /// The holder that was last notified that a waiter is about to take the lock.
+    pub watching: Watching,
+    /// The waiter that was last refused only because another process is about to have the lock.
     pub passed: Option<Token>,
+    /// The document as it was last read for a request, or written.
+    pub seen: Document,
+    /// The time in ms when it was read.
+    pub seen_at: u64,
+    /// The fence in the row that was last read.
+    pub last_fence: Option<Fence>,
+    /// The token that was last granted the lock.
+    pub granted: Option<Token>,
 }
 
 impl Slot {
     pub(super) fn new(file: &Arc<LockFile>, bytes: Bytes) -> Self {
+        let latch = |range, kind| Latch::new(Arc::clone(file), range, kind);
         Self {
             bytes,
             file: Arc::clone(file),
-            hold: Latch::new(Arc::clone(file), bytes.all(), Kind::Write),
-            gate: Latch::new(Arc::clone(file), bytes.gate(), Kind::Write),
-            mine: None,
-            shared: Latch::new(Arc::clone(file), bytes.first(), Kind::Read),
-            shares: Vec::new(),
-            unsure: None,
-            asked: None,
+            hold: latch(bytes.all(), Kind::Write),
+            gate: latch(bytes.gate(), Kind::Write),
+            shared: latch(bytes.first(), Kind::Read),
+            ours: Vec::new(),
             queued: Vec::new(),
             obstacle: Obstacle::Bytes,
-            line: Line::default(),
+            watching: Watching::default(),
             passed: None,
+            seen: Document::default(),
+            seen_at: 0,
+            last_fence: None,
+            granted: None,
         }
     }
 
     /// The bytes of one hold.
-    pub(super) fn of(&self, token: &Token) -> Bytes {
+    fn of(&self, token: &Token) -> Bytes {
         self.bytes.of_hold(&token.hold_text())
     }
 
-    /// The attached holds of this owner.
-    pub(super) fn mine_of(&self, token: &Token) -> Option<&Mine> {
-        self.mine.as_ref().filter(|mine| mine.owner == token.owner)
+    /// The holds of this owner.
+    pub(super) fn ours(&self, token: &Token) -> Option<&OwnHolds> {
+        self.ours.iter().find(|ours| ours.owner == token.owner)
     }
 
-    /// Whether this very hold is one of this process.
+    fn ours_mut(&mut self, token: &Token) -> Option<&mut OwnHolds> {
+        self.ours.iter_mut().find(|ours| ours.owner == token.owner)
+    }
+
+    /// Whether this process has this very hold.
     pub(super) fn has(&self, token: &Token) -> bool {
-        self.mine_of(token).is_some_and(|mine| mine.holds.contains(&token.hold))
+        self.ours(token).is_some_and(|ours| ours.holds.contains(&token.hold))
     }
 
-    /// Whether a process has the lock alone as far as its bytes tell, this process included.
-    pub(super) fn is_locked(&self) -> io::Result<bool> {
-        Ok(self.mine.is_some() || self.hold.is_locked() || self.file.others_have_it_alone(self.bytes)?)
-    }
-
-    /// Whether the kernel confirms that this hold's byte is ours. It takes the byte anew if it was free.
-    pub(super) fn confirm(&self, token: &Token) -> io::Result<bool> {
-        match self.mine_of(token) {
-            Some(mine) if mine.first.is_some() => self.file.try_lock(self.bytes.first(), Kind::Write),
-            Some(_) => self.file.try_lock(self.bytes.nested(), Kind::Read),
-            None => Ok(false),
-        }
-    }
-
-    pub(super) fn add(&mut self, token: &Token, first: bool, fence: Fence, ttl: Ttl) {
-        let mine = self.mine.get_or_insert_with(|| Mine::new(token.owner, fence, ttl));
-        mine.holds.insert(token.hold);
-        if first {
-            mine.first = Some(token.hold);
-        }
-        (mine.fence, mine.ttl) = (fence, ttl);
-    }
-
-    /// Notes that the lock was granted to it alone; says how many holds it has.
-    pub(super) fn hold_alone(&mut self, request: &Request, fence: Fence) -> u32 {
-        self.unsure = None;
-        if request.detached {
-            self.hold.let_go();
-        } else {
-            // Others may enter from here on.
-            self.hold.narrow(self.bytes.nested());
-            self.add(&request.token, true, fence, request.ttl);
-        }
-        self.mine.as_ref().map_or(1, |mine| u32::try_from(mine.holds.len()).unwrap_or(u32::MAX))
-    }
-
-    /// Forgets a hold, with `all` every hold if it is the first, and gives the bytes back with the last.
-    pub(super) fn remove(&mut self, token: &Token, all: bool) {
-        if let Some(mine) = self.mine.as_mut().filter(|mine| mine.owner == token.owner) {
-            let had = mine.holds.remove(&token.hold);
-            mine.leaving = false;
-            if all && had && mine.first == Some(token.hold) {
-                mine.holds.clear();
+    /// Takes the bytes for a request before the row is read. Returns what is in the way, if anything, and whether this process has
+    /// had this very hold before.
+    ///
+    /// The bytes stay until [`Slot::confirm`] or [`Slot::undo`]: a write whose answer is missing may still happen, and must not
+    /// find a lock that another process has taken meanwhile.
+    pub(super) fn secure(&mut self, request: &Request) -> io::Result<(Option<Obstacle>, bool)> {
+        let (token, known) = (&request.token, self.has(&request.token));
+        if self.ours(token).is_none() {
+            let way = match (request.entry, request.mode) {
+                (Entry::Reenter, _) => Way::Nested,
+                (Entry::Fresh, Mode::Exclusive) => Way::Alone,
+                (Entry::Fresh, _) => Way::Shared,
+            };
+            if let Some(obstacle) = self.own_obstacle(way) {
+                return Ok((Some(obstacle), known));
             }
-            if mine.holds.is_empty() {
-                self.mine = None;
-                self.give_back();
+            let taken = match way {
+                Way::Alone => self.hold.try_take()?,
+                Way::Shared => self.shared.try_take()?,
+                // Keeps every process from taking the lock anew: a hold that is found after this stays, whatever its process does.
+                Way::Nested => self.file.try_lock(self.bytes.nested(), Kind::Read)?,
+            };
+            if !taken {
+                return Ok((Some(Obstacle::Bytes), known));
+            }
+            let ours = OwnHolds {
+                owner: token.owner,
+                way,
+                holds: BTreeSet::new(),
+                fence: Fence(0),
+                ttl: request.ttl,
+                leaving: false,
+                unsure: true,
+            };
+            self.ours.push(ours);
+        }
+        if !request.detached {
+            if !self.file.try_lock(self.of(token).first(), Kind::Write)? {
+                self.undo(token, known);
+                return Ok((Some(Obstacle::Bytes), known));
+            }
+            if let Some(ours) = self.ours_mut(token) {
+                ours.holds.insert(token.hold);
             }
         }
+        Ok((None, known))
     }
 
-    /// Gives back all bytes of holds that are not of shares.
-    pub(super) fn give_back(&mut self) {
-        self.unsure = None;
+    /// What keeps another owner of this very process from the bytes: the kernel would convert its lock to the other kind.
+    fn own_obstacle(&self, way: Way) -> Option<Obstacle> {
+        let any = |way: Way| self.ours.iter().any(|ours| ours.way == way);
+        let alone = any(Way::Alone) || way == Way::Alone && any(Way::Nested);
+        let other_kind = match way {
+            Way::Alone => any(Way::Shared) || self.shared.is_locked() || self.shared.is_waiting(),
+            Way::Shared => self.hold.is_locked() || self.hold.is_waiting(),
+            Way::Nested => false,
+        };
+        alone.then_some(Obstacle::Ourselves).or(other_kind.then_some(Obstacle::Document))
+    }
+
+    /// Notes that a request was granted.
+    pub(super) fn confirm(&mut self, request: &Request, fence: Fence) {
+        let nested = self.bytes.nested();
+        if let Some(ours) = self.ours.iter_mut().find(|ours| ours.owner == request.token.owner) {
+            if request.detached {
+                // Its lease keeps it, and no byte.
+                self.undo(&request.token, true);
+            } else {
+                (ours.fence, ours.ttl, ours.unsure) = (fence, request.ttl, false);
+                if ours.way == Way::Alone {
+                    // From here on other processes may enter.
+                    self.hold.narrow(nested);
+                }
+            }
+        }
+        self.stop_waiting(&request.token);
+    }
+
+    /// Drops the hold of a request that was not granted, unless it is `known` from before, and the bytes that no hold needs.
+    pub(super) fn undo(&mut self, token: &Token, known: bool) {
+        if !known {
+            self.forget(token, false);
+        } else if self.ours(token).is_some_and(|ours| ours.holds.is_empty()) {
+            self.forget(token, true);
+        }
+    }
+
+    /// Notes that a release begins, whose answer may be lost. Returns whether one had begun before.
+    pub(super) fn begin_to_leave(&mut self, token: &Token) -> bool {
+        self.ours_mut(token).is_some_and(|ours| std::mem::replace(&mut ours.leaving, true))
+    }
+
+    /// Drops one hold, or `all` of the owner, and the bytes that no hold needs. Returns whether there was such an owner.
+    pub(super) fn forget(&mut self, token: &Token, all: bool) -> bool {
+        let Some(at) = self.ours.iter().position(|ours| ours.owner == token.owner) else { return false };
+        let ours = &mut self.ours[at];
+        ours.leaving = false;
+        let gone: Vec<u64> = ours.holds.iter().copied().filter(|hold| all || *hold == token.hold).collect();
+        for hold in gone {
+            ours.holds.remove(&hold);
+            self.file.unlock(self.bytes.of_hold(&text_of(hold)).first());
+        }
+        if ours.holds.is_empty() {
+            self.ours.swap_remove(at);
+            self.give_back();
+        }
+        true
+    }
+
+    /// Unlocks the key's bytes that no hold of this process needs.
+    pub(super) fn give_back(&self) {
+        let any = |way: Way| self.ours.iter().any(|ours| ours.way == way);
+        if any(Way::Alone) {
+            return;
+        }
         self.hold.let_go();
-        if self.shares.is_empty() {
+        if !any(Way::Shared) {
             self.shared.let_go();
-            self.file.unlock(self.bytes.all());
-        } else {
+        }
+        if !any(Way::Nested) {
             self.file.unlock(self.bytes.nested());
         }
     }
 
-    /// The share of this owner that this process has.
-    pub(super) fn share_of(&self, token: &Token) -> Option<&Mine> {
-        self.shares.iter().find(|share| share.owner == token.owner)
-    }
-
-    /// Whether this process has that hold of a share.
-    pub(super) fn has_share(&self, token: &Token) -> bool {
-        self.share_of(token).is_some_and(|share| share.holds.contains(&token.hold))
-    }
-
-    /// Whether this process has the lock alone, or may be about to.
-    pub(super) fn wants_it_alone(&self) -> bool {
-        self.mine.is_some() || self.unsure.is_some() || self.hold.is_locked() || self.hold.is_waiting()
-    }
-
-    /// Whether this process has a share, or may be about to.
-    pub(super) fn wants_to_share(&self) -> bool {
-        !self.shares.is_empty() || self.shared.is_locked() || self.shared.is_waiting()
-    }
-
-    /// Takes the bytes of a hold of a share, so that no process gets the lock alone from here on. Never call it during a wait for the whole lock,
-    /// which the kernel would grant to this very process.
-    pub(super) fn take_share(&mut self, request: &Request) -> io::Result<bool> {
-        if self.wants_it_alone() || !self.shared.try_take()? {
-            return Ok(false);
-        }
-        if !request.detached && !self.file.try_lock(self.of(&request.token).first(), Kind::Write)? {
-            self.leave_shared();
-            return Ok(false);
-        }
-        Ok(true)
-    }
-
-    /// Notes the hold whose bytes were taken, before it is asked for.
-    pub(super) fn expect_share(&mut self, token: &Token, ttl: Ttl) {
-        if self.share_of(token).is_none() {
-            self.shares.push(Mine { unsure: true, ..Mine::new(token.owner, Fence(0), ttl) });
-        }
-        if let Some(share) = self.shares.iter_mut().find(|share| share.owner == token.owner) {
-            share.holds.insert(token.hold);
-        }
-    }
-
-    /// It was granted.
-    pub(super) fn confirm_grant(&mut self, token: &Token, fence: Fence) {
-        if let Some(share) = self.shares.iter_mut().find(|share| share.owner == token.owner) {
-            (share.fence, share.unsure) = (fence, false);
-        }
-    }
-
-    /// Notes that a release begins, whose answer may be lost; whether one had begun.
-    pub(super) fn begin_to_leave(&mut self, token: &Token) -> bool {
-        let share = self.shares.iter_mut().find(|share| share.owner == token.owner);
-        share.is_some_and(|share| std::mem::replace(&mut share.leaving, true))
-    }
-
-    /// Forgets a hold of a share, or `all` of them, and gives the bytes back.
-    pub(super) fn remove_share(&mut self, token: &Token, all: bool) {
-        if let Some(at) = self.shares.iter().position(|share| share.owner == token.owner) {
-            let share = &mut self.shares[at];
-            share.leaving = false;
-            let gone: Vec<u64> = share.holds.iter().copied().filter(|hold| all || *hold == token.hold).collect();
-            for hold in gone {
-                self.file.unlock(self.bytes.of_hold(&format!("{hold:016x}")).first());
-                share.holds.remove(&hold);
-            }
-            if share.holds.is_empty() {
-                self.shares.swap_remove(at);
-            }
-        }
-        self.leave_shared();
-    }
-
-    /// Forgets a hold that was not granted, unless it is `known` from before.
-    pub(super) fn drop_share(&mut self, token: &Token, known: bool) {
-        if !known {
-            self.remove_share(token, false);
-        }
-        self.leave_shared();
-    }
-
-    /// Takes its place behind the waiter `ahead`.
-    pub(super) fn line_up(&mut self, ahead: Option<String>, watched: Vec<Watched>) {
-        self.line.watched = watched;
-        let same = self.line.ahead.as_ref().map(|(hold, _)| hold) == ahead.as_ref();
-        if !same {
-            self.leave_line();
-            self.line.ahead = ahead.map(|hold| {
-                let latch = Latch::new(Arc::clone(&self.file), self.bytes.of_hold(&hold).alive(), Kind::Read);
-                (hold, latch)
-            });
-        }
-    }
-
-    /// Stops watching.
-    pub(super) fn leave_line(&mut self) {
-        if let Some((_, latch)) = self.line.ahead.take() {
-            latch.let_go();
-        }
-    }
-
-    /// Lets go of what shares have in common, if this process has none.
-    pub(super) fn leave_shared(&self) {
-        if self.shares.is_empty() {
-            self.shared.let_go();
-        }
-    }
-
-    /// Whether a process stands behind this hold of a share, this process included. It takes its bytes anew if they were free: in
-    /// its last resort the guardian gives all of them back, and the row tells whether another hold has come since.
+    /// Whether a process is behind this hold. Of a hold of this process the bytes are locked anew if they are free: the guardian
+    /// unlocks all of them in its last resort, and the row tells whether another hold has come since.
     pub(super) fn stands(&self, hold: &str) -> io::Result<bool> {
         let byte = self.bytes.of_hold(hold).first();
-        if self.shares.iter().flat_map(|share| &share.holds).any(|ours| format!("{ours:016x}") == hold) {
-            return Ok(self.file.try_lock(self.bytes.first(), Kind::Read)? && self.file.try_lock(byte, Kind::Write)?);
-        }
-        self.file.others_write(byte)
+        let Some(ours) = self.ours.iter().find(|ours| ours.holds.iter().any(|id| text_of(*id) == hold)) else {
+            return self.file.others_write(byte);
+        };
+        let (range, kind) = match ours.way {
+            Way::Alone => (self.bytes.first(), Kind::Write),
+            Way::Shared => (self.bytes.first(), Kind::Read),
+            Way::Nested => (self.bytes.nested(), Kind::Read),
+        };
+        Ok(self.file.try_lock(range, kind)? && self.file.try_lock(byte, Kind::Write)?)
     }
 
     /// Whether a process waits for this hold.
@@ -291,8 +276,19 @@ impl Slot {
         Ok(ours || self.file.others_write(self.bytes.of_hold(hold).alive())?)
     }
 
-    /// Stands in the queue as far as the kernel is concerned.
-    pub(super) fn stand_in_line(&mut self, token: &Token) -> bool {
+    /// Whether a process has the lock alone as far as its bytes tell, this process included.
+    pub(super) fn is_locked_alone(&self) -> io::Result<bool> {
+        let ours = self.hold.is_locked() || self.ours.iter().any(|ours| ours.way == Way::Alone);
+        Ok(ours || self.file.others_have_it_alone(self.bytes)?)
+    }
+
+    /// Whether other holds than this one keep the lock, as far as the bytes tell.
+    pub(super) fn others_hold(&self, token: &Token) -> io::Result<bool> {
+        Ok(self.ours(token).is_some_and(|ours| ours.holds.len() > 1) || self.file.others_have(self.bytes.all())?)
+    }
+
+    /// Locks the byte that tells that the waiter lives; whether it is locked.
+    pub(super) fn begin_to_wait(&mut self, token: &Token) -> bool {
         if !self.queued.contains(token) {
             if !self.file.try_lock(self.of(token).alive(), Kind::Write).unwrap_or(false) {
                 return false;
@@ -302,15 +298,52 @@ impl Slot {
         true
     }
 
+    pub(super) fn stop_waiting(&mut self, token: &Token) {
+        if self.queued.contains(token) {
+            self.queued.retain(|queued| queued != token);
+            self.file.unlock(self.of(token).alive());
+        }
+    }
+
+    /// Waits for the bytes of a request in the kernel's queue.
+    pub(super) async fn wait_for_bytes(&self, mode: Mode) -> io::Result<()> {
+        if mode == Mode::Exclusive { self.hold.wait().await } else { self.shared.wait().await }
+    }
+
+    /// Notes how the waiter notices a change of the document that was last seen.
+    pub(super) fn watch_queue(&mut self, token: &Token) {
+        let document = &self.seen;
+        let holds = document.attached().map(|hold| (self.bytes.of_hold(hold).first(), Kind::Read));
+        let before = document.before(token).into_iter().map(|hold| (self.bytes.of_hold(hold).alive(), Kind::Read));
+        let nested = (self.bytes.nested(), Kind::Write);
+        let bytes = holds.chain(before).chain([nested]);
+        let bytes = bytes.filter(|(range, kind)| self.file.others_keep_out(*range, *kind).unwrap_or(false)).collect();
+        let ahead = document.ahead(token).map(str::to_owned);
+        self.watching.bytes = bytes;
+        if self.watching.ahead.as_ref().map(|(hold, _)| hold) != ahead.as_ref() {
+            self.stop_watching();
+            self.watching.ahead = ahead.map(|hold| {
+                let latch = Latch::new(Arc::clone(&self.file), self.bytes.of_hold(&hold).alive(), Kind::Read);
+                (hold, latch)
+            });
+        }
+    }
+
+    /// Stops waiting for the waiter ahead.
+    pub(super) fn stop_watching(&mut self) {
+        if let Some((_, latch)) = self.watching.ahead.take() {
+            latch.let_go();
+        }
+    }
+
     /// Whether nothing would be lost with this slot.
     pub(super) fn is_idle(&self) -> bool {
-        let nothing = self.mine.is_none() && self.unsure.is_none() && self.shares.is_empty() && self.queued.is_empty();
-        nothing && !self.hold.is_locked() && !self.gate.is_locked() && !self.shared.is_locked()
+        let latches = [&self.hold, &self.gate, &self.shared];
+        self.ours.is_empty() && self.queued.is_empty() && !latches.iter().any(|latch| latch.is_locked())
     }
 }
 
-impl Mine {
-    fn new(owner: Uuid, fence: Fence, ttl: Ttl) -> Self {
-        Self { owner, holds: BTreeSet::new(), first: None, fence, ttl, leaving: false, unsure: false }
-    }
+/// A hold as [`Token::hold_text`] writes it.
+fn text_of(hold: u64) -> String {
+    format!("{hold:016x}")
 }

@@ -1,7 +1,7 @@
-//! Noticing that the store was taken away under a holder: by a cleaner of temporary files, a deployment, `rm -rf`.
+//! Noticing that the store was removed under a holder: by a cleaner of temporary files, a deployment, `rm -rf`.
 //!
-//! The next process finds another database and another lock file, in which nothing is held. inotify reports it: on both files, on the
-//! directories that they lie in up to the root, and on symbolic links among these.
+//! The next process finds another database and another lock file, in which nothing is held. inotify watches both files, the
+//! directories above them up to the root, and symbolic links among these.
 
 use std::{
     collections::BTreeSet,
@@ -17,10 +17,10 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Sqlite, lock_file::LockFile};
+use super::{client::Client, lock_file::LockFile, slot::OwnHolds};
 use crate::lock::{Key, Token};
 
-/// How long a hold must last to be watched: the kernel takes some milliseconds to close a watch, which a short command would be kept for.
+/// How long a hold must last to be watched: closing a watch takes the kernel some milliseconds, which would delay a short command.
 const SHORT: Duration = Duration::from_millis(50);
 /// How often to look where no more watches are available.
 const DEAF: Duration = Duration::from_secs(1);
@@ -64,8 +64,8 @@ fn directories(file: &Path) -> BTreeSet<PathBuf> {
     ancestors.map(Path::to_path_buf).collect()
 }
 
-impl Sqlite {
-    /// Ready when nothing keeps others out any more, or doesn't count this hold any more.
+impl Client {
+    /// Returns once nothing keeps other processes out any more, or counts this hold.
     pub(super) async fn await_removal(&mut self, key: &Key, token: &Token) {
         let path = self.options.path.clone();
         let pause = async |length| {
@@ -88,10 +88,10 @@ impl Sqlite {
         }
     }
 
-    /// Whether nothing keeps others out any more, or counts this hold.
+    /// Whether nothing keeps other processes out any more, or counts this hold.
     pub(super) fn is_removed(&self, key: &Key, token: &Token) -> bool {
-        let database = self.store.as_ref().is_some_and(|store| !store.is_current(&self.options.path));
-        let slot = self.slots.get(key).filter(|slot| slot.mine_of(token).is_some());
-        database && slot.is_none_or(|slot| !slot.file.is_current())
+        let database = self.database.as_ref().is_some_and(|database| !database.is_current(&self.options.path));
+        let guarded = self.slots.get(key).filter(|slot| slot.ours(token).is_some_and(OwnHolds::is_guarded));
+        database && guarded.is_none_or(|slot| !slot.file.is_current())
     }
 }

@@ -260,11 +260,6 @@ impl Document {
         new
     }
 
-    /// Says that an exclusive hold outside was released.
-    pub fn freed(&mut self) {
-        self.dirty = true;
-    }
-
     /// Moves a waiter from the plain wait list into this queue, keeping its arrival time.
     pub fn absorb(&mut self, hold: String, metadata: Option<Metadata>, since: u64, seen: u64) {
         self.queue.insert(QueueEntry { hold, mode: Mode::Exclusive, fair: false, metadata, since, seen, offered: None });

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Document, Fence, HistoryEntry, HolderEntry, Mode, QueueEntry, RunRecord, Token};
+use super::{Document, Fence, HistoryEntry, HolderEntry, Mode, QueueEntry, RunRecord};
 
 /// What [`Document::take_times`] takes. Times are ms of the store's clock.
 #[derive(Clone, Copy, Debug)]
@@ -27,11 +27,6 @@ impl Document {
         }
         // Texts and numbers, which can always be written.
         if self.has_holders() { serde_json::to_string(&Holders { v: self.layout, s: &self.holders }).ok() } else { None }
-    }
-
-    /// The mode in which this token's owner holds the lock; `None` if it does not.
-    pub fn mode_of(&self, token: &Token) -> Option<Mode> {
-        self.holder(token).map(|holder| holder.mode)
     }
 
     /// The fence of each holder.
@@ -89,7 +84,7 @@ impl Document {
         self.holders.iter().find(|holder| holder.mode == Mode::Exclusive).map(|holder| &*holder.owner)
     }
 
-    /// Whether there is this hold, as [`Token::hold_text`] has it.
+    /// Whether there is this hold, as [`super::Token::hold_text`] has it.
     pub fn has_hold(&self, hold: &str) -> bool {
         self.holders.iter().any(|holder| holder.holds.contains_key(hold))
     }

@@ -52,6 +52,11 @@ impl Document {
         if self.holders.iter().all(|holder| holder.detached) { detached.map(super::HolderEntry::ends).max() } else { None }
     }
 
+    /// Whether a holder lasts by its times alone.
+    pub fn has_detached(&self) -> bool {
+        self.holders.iter().any(|holder| holder.detached)
+    }
+
     /// Whether the holder with this fence lasts by its times alone; `None` if there is none.
     pub fn is_detached(&self, fence: super::Fence) -> Option<bool> {
         self.holders.iter().find(|holder| holder.fence == fence.0).map(|holder| holder.detached)

@@ -1,5 +1,5 @@
--- Counts a host that did without. Of a new one only if there are not too many.
--- ?1 namespace, ?2 key, ?3 host, ?4 reason, ?5 how many hosts at most
+-- Counts a skipped run of a host. A new host is counted only below the limit.
+-- ?1 namespace, ?2 key, ?3 host, ?4 reason, ?5 the most hosts
 INSERT INTO skips (namespace, key, host, count, since_ms, last_ms, reason)
 SELECT ?1, ?2, ?3, 1, now_ms, now_ms, ?4
   FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) AS now_ms)

@@ -1,4 +1,4 @@
-//! One question, one answer: exclusion, tokens, leases, fences, looking.
+//! Single calls: exclusion, tokens, leases, fences, looking.
 
 use super::*;
 use crate::lock::{Admin as _, Fence, Which};
@@ -13,7 +13,7 @@ async fn an_unreported_start_is_no_run_before_it() {
     let mut a = backend(&path);
     let first = granted(&mut a, &asked).await;
     // The lease ended before the answer came.
-    sql(&path, "UPDATE locks SET hold_expires_ms = 1, expires_ms = 1").await;
+    sql(&path, "UPDATE locks SET document = (SELECT json_set(document, fullkey || '.e', 1) FROM json_each(document, '$.s[0].h'))").await;
     let mut b = backend(&path);
     let other = Request { token: Token::random(), ..asked.clone() };
     assert!(matches!(b.try_acquire(&other).await.unwrap(), Attempt::Denied(_)));
@@ -24,7 +24,7 @@ async fn an_unreported_start_is_no_run_before_it() {
 }
 
 #[tokio::test]
-async fn one_holds_and_the_other_is_told_who() {
+async fn a_busy_answer_names_the_holder() {
     let (_keep, path) = place();
     let (mut a, mut b) = (backend(&path), backend(&path));
     let (first, second) = (request("job"), request("job"));
@@ -212,7 +212,7 @@ async fn bytes_that_are_locked_mean_held_whatever_the_row_says() {
     let (_keep, path) = place();
     let file = LockFile::open(&path, false).unwrap();
     let mut a = backend(&path);
-    let bytes = a.bytes(&key("job"));
+    let bytes = a.client().bytes(&key("job"));
     assert!(file.try_lock(bytes.first(), super::super::lock_file::Kind::Write).unwrap());
     let found = busy(&mut a, &request("job")).await;
     assert_eq!(found.holders.len(), 1);
@@ -239,7 +239,7 @@ async fn the_log_does_not_grow_without_bound() {
 }
 
 #[tokio::test]
-async fn what_is_unused_is_collected_and_what_later_runs_go_by_stays() {
+async fn gc_removes_unused_locks_and_keeps_run_records() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
@@ -251,8 +251,8 @@ async fn what_is_unused_is_collected_and_what_later_runs_go_by_stays() {
     }
     granted(&mut a, &held).await;
     assert_eq!(a.collect(Duration::from_secs(60)).await.unwrap(), Some(0), "all of it was used just now");
-    sql(&path, "UPDATE locks SET fence = 1, since_ms = 1, renewed_ms = 1").await;
-    sql(&path, "UPDATE runs SET since_ms = 1, ended_ms = 1").await;
+    sql(&path, "UPDATE locks SET fence = 1, changed_ms = 1").await;
+    sql(&path, "UPDATE runs SET entry = json_set(entry, '$.s', 1, '$.e', 1)").await;
     assert_eq!(a.collect(Duration::from_secs(60)).await.unwrap(), Some(1));
     assert_eq!(a.known("", Which::All).await.unwrap(), [held.key.clone(), kept.key.clone()]);
     assert!(a.history(&plain.key).await.unwrap().past.is_empty());

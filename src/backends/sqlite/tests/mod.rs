@@ -1,4 +1,4 @@
-//! Real files and real processes. Processes are this test binary, started again for one test that does what it is told.
+//! Real files and real processes. Processes are this test binary, started again for one test that does what its environment says.
 #![allow(clippy::disallowed_methods)] // time is what is measured here
 
 mod answers;
@@ -16,7 +16,7 @@ use std::{
 
 use sqlx::{Connection, SqliteConnection};
 
-use super::{LockFile, Options, Sqlite};
+use super::{Options, Sqlite, lock_file::LockFile};
 use crate::lock::{
     Attempt, Backend, Busy, Effect, Entry, Grant, Key, Kind, Metadata, Mode, Namespace, Once, Release, Renewal, Request, RunPolicy, Scope,
     Tether, Token, Ttl, Wake,
@@ -46,7 +46,7 @@ fn nested(outer: &Request) -> Request {
     Request { token: outer.token.nested(), entry: Entry::Reenter, ..outer.clone() }
 }
 
-/// A directory and the path of a database in it that isn't there yet.
+/// A directory, and the path of a database in it that doesn't exist yet.
 fn place() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("locks.db");

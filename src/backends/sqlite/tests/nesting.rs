@@ -1,4 +1,4 @@
-//! Holds within holds.
+//! Nested holds.
 
 use super::*;
 
@@ -19,7 +19,7 @@ async fn three_deep_and_free_with_the_last() {
     assert_eq!(release(&mut c, &inner).await, Release::StillHeld(2));
     assert_eq!(c.renew(&inner.key, &inner.token, None.into()).await.unwrap(), Renewal::NotHeld);
     assert_eq!(release(&mut c, &inner).await, Release::NotHeld);
-    // The outer one goes first: the lock is kept by the one within.
+    // The outer hold is released first: the inner one keeps the lock.
     assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::StillHeld(1));
     busy(&mut a, &request("job")).await;
     assert!(matches!(b.renew(&middle.key, &middle.token, None.into()).await.unwrap(), Renewal::Renewed { .. }));
@@ -28,14 +28,14 @@ async fn three_deep_and_free_with_the_last() {
 }
 
 #[tokio::test]
-async fn an_outer_release_of_the_tree_takes_the_nested_along() {
+async fn a_release_of_the_tree_ends_nested_holds() {
     let (_keep, path) = place();
     let (mut a, mut b) = (backend(&path), backend(&path));
     let outer = request("job");
     granted(&mut a, &outer).await;
     let inner = nested(&outer);
     granted(&mut b, &inner).await;
-    // The inner one's process is gone, its row is not.
+    // The process of the inner hold has ended; the row still has the hold.
     drop(b);
     assert_eq!(release(&mut a, &outer).await, Release::Released);
     granted(&mut backend(&path), &request("job")).await;
@@ -69,7 +69,7 @@ async fn a_nested_hold_keeps_the_lock_of_an_outer_one_that_died() {
 }
 
 #[tokio::test]
-async fn nobody_enters_what_is_not_held() {
+async fn a_lock_that_is_not_held_can_not_be_entered() {
     let (_keep, path) = place();
     let (mut a, mut b) = (backend(&path), backend(&path));
     let not_held = async |b: &mut Sqlite, wants: &Request| matches!(b.try_acquire(wants).await.unwrap(), Attempt::NotHeld);
@@ -86,7 +86,7 @@ async fn nobody_enters_what_is_not_held() {
     let newer = request("job");
     granted(&mut c, &newer).await;
     assert!(not_held(&mut b, &nested(&died)).await, "another owner has it");
-    assert_eq!(release(&mut c, &newer).await, Release::Released, "and nothing was left in his way");
+    assert_eq!(release(&mut c, &newer).await, Release::Released, "nothing was left that blocks it");
     granted(&mut b, &request("job")).await;
 }
 
@@ -115,6 +115,6 @@ async fn entering_never_ends_a_lease_sooner() {
     granted(&mut backend(&path), &Request { ttl: ttl(1), detached: false, ..nested(&outer) }).await;
     assert!(a.inspect(&key("job")).await.unwrap().holders[0].expires_in.unwrap() > Duration::from_secs(50));
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    // The inner one has run out and does not keep what the outer one gives back.
+    // The inner hold has expired, and does not keep the lock.
     assert_eq!(a.release(&outer.key, &outer.token, &Scope::Hold.into()).await.unwrap(), Release::Released);
 }

@@ -80,7 +80,7 @@ async fn another_layout_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn what_is_no_database_of_ours_is_refused_and_left_alone() {
+async fn a_foreign_file_is_refused_and_left_alone() {
     let (keep, path) = place();
     let text = "not a database, and longer than a header of one hundred bytes is, so that it can't be taken for a short file";
     fs::write(&path, text).unwrap();
@@ -115,6 +115,23 @@ async fn removing_the_database_does_not_end_an_attached_hold() {
 }
 
 #[tokio::test]
+async fn a_waiter_in_a_new_database_does_not_end_an_attached_hold() {
+    let (_keep, path) = place();
+    let mut a = backend(&path);
+    let held = request("job");
+    let grant = granted(&mut a, &held).await;
+    for end in ["", "-wal", "-shm"] {
+        fs::remove_file(format!("{}{end}", path.display())).unwrap();
+    }
+    let (mut waiter, fair) = (backend(&path), Request { waiting: true, fair: true, ..request("job") });
+    while busy(&mut waiter, &fair).await.position.is_none() {}
+    assert_eq!(a.renew(&held.key, &held.token, None.into()).await.unwrap(), Renewal::Renewed { ttl: ttl(60), fence: grant.fence });
+    busy(&mut waiter, &fair).await;
+    assert_eq!(release(&mut a, &held).await, Release::Released);
+    assert!(granted(&mut waiter, &fair).await.fence > grant.fence);
+}
+
+#[tokio::test]
 async fn removing_the_lock_file_leaves_the_lease() {
     let (_keep, path) = place();
     let mut a = backend(&path);
@@ -131,7 +148,7 @@ async fn removing_the_lock_file_leaves_the_lease() {
 }
 
 #[tokio::test]
-async fn removing_both_loses_the_hold_and_says_so() {
+async fn removing_both_files_loses_the_hold_and_reports_it() {
     let (keep, path) = place();
     let mut a = backend(&path);
     let held = request("job");
@@ -148,7 +165,7 @@ async fn removing_both_loses_the_hold_and_says_so() {
     busy(&mut backend(&path), &request("job")).await;
 }
 
-/// A writer that is frozen in the midst of a transaction, and a full disk, look the same from here: rows can't be written.
+/// With a writer that is frozen in a transaction, as with a full disk, rows can't be written.
 #[tokio::test]
 async fn rows_that_cannot_be_written_do_not_end_an_attached_hold() {
     let (_keep, path) = place();

@@ -12,7 +12,7 @@ use super::*;
 
 const TASK: &str = "DLOCK_SQLITE_TEST_TASK";
 
-/// Not a test: what the other processes do. Does nothing unless it is told to.
+/// Not a test: the work of the other processes. Does nothing without the environment variable.
 #[tokio::test]
 async fn process() {
     let Ok(task) = env::var(TASK) else { return };
@@ -37,14 +37,14 @@ fn say(what: &str) {
     out.flush().unwrap();
 }
 
-fn told() -> String {
+fn read_order() -> String {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).unwrap();
     line.trim().to_owned()
 }
 
-/// Holds `job` and, if `child` says so, leaves a child process behind that has inherited the lock file.
-#[allow(clippy::zombie_processes)] // it is to be left behind
+/// Holds `job`. If `child` says so, leaves a child process that has inherited the lock file.
+#[allow(clippy::zombie_processes)] // the child must go on
 async fn hold(path: &Path, child: &str, request: Request) {
     let mut backend = backend(path);
     backend.prepare().unwrap();
@@ -56,14 +56,14 @@ async fn hold(path: &Path, child: &str, request: Request) {
         let child = Command::new("sleep").arg("60").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
         say(&child.id().to_string());
     }
-    if told() == "release" {
+    if read_order() == "release" {
         assert_eq!(release(&mut backend, &held).await, Release::Released);
         say("released");
-        told();
+        read_order();
     }
 }
 
-/// Adds one to a number in a file, without any care, under the lock.
+/// Adds one to a number in a file under the lock, with no other protection.
 async fn count(path: &Path, counter: &Path) {
     for _ in 0..25 {
         let mut backend = backend(path);
@@ -79,7 +79,7 @@ async fn count(path: &Path, counter: &Path) {
     }
 }
 
-/// Takes `job` in all ways in turn, and checks that each concurrent hold is allowed.
+/// Takes `job` in all modes at random, and checks that each concurrent hold is allowed.
 async fn mix(path: &Path, marks: &Path) {
     use std::fs::File;
 
@@ -97,7 +97,7 @@ async fn mix(path: &Path, marks: &Path) {
         let held = Request { waiting: true, mode, fair: dice & 16 > 0, ..request("job") };
         let grant = acquire(&mut backend, &held).await;
         let name = format!("{kind}{}.{me}", grant.permit.map(|permit| permit.to_string()).unwrap_or_default());
-        // A contender that dies has its mark no more.
+        // The mark of a process that dies is unlocked.
         let mark = File::create(marks.join(&name)).unwrap();
         flock(&mark, FlockOperation::NonBlockingLockExclusive).unwrap();
         for other in fs::read_dir(marks).unwrap() {
@@ -109,7 +109,7 @@ async fn mix(path: &Path, marks: &Path) {
             }
             let (theirs, ours) = (text.split('.').next().unwrap(), name.split('.').next().unwrap());
             let alike = theirs.starts_with(kind) && kind != "x" && (kind == "s" || theirs != ours);
-            assert!(alike, "{name} beside {text}");
+            assert!(alike, "{name} next to {text}");
         }
         tokio::time::sleep(Duration::from_millis(dice >> 8 & 7)).await;
         fs::remove_file(marks.join(&name)).unwrap();
@@ -118,7 +118,7 @@ async fn mix(path: &Path, marks: &Path) {
     }
 }
 
-/// Waits for `job`, says when it came, and gives it back at once.
+/// Waits for `job`, reports the time of the grant, and releases it at once.
 pub(super) async fn drain(path: &Path) {
     let mut backend = backend(path);
     backend.prepare().unwrap();
@@ -150,7 +150,7 @@ impl Other {
         Self { child, input, output }
     }
 
-    /// The next thing that it says.
+    /// The next message of the process.
     pub(super) fn says(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -169,7 +169,7 @@ impl Other {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Whether it has ended without another word.
+    /// Whether the process ended without another message.
     pub(super) fn is_silent(&mut self) -> bool {
         self.child.wait().unwrap();
         let mut line = String::new();
@@ -258,7 +258,7 @@ async fn a_frozen_holder_keeps_the_lock_beyond_its_lease() {
 }
 
 #[tokio::test]
-async fn a_frozen_waiter_holds_up_no_other() {
+async fn a_frozen_waiter_delays_no_other() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     let held = request("job");
@@ -284,7 +284,7 @@ async fn a_frozen_waiter_holds_up_no_other() {
     frozen.signal(Signal::CONT);
     tokio::time::sleep(Duration::from_millis(50)).await;
     release(&mut a, &next).await;
-    assert!(frozen.says().parse::<u64>().is_ok(), "it gets its turn once it goes on");
+    assert!(frozen.says().parse::<u64>().is_ok(), "it is granted the lock once it goes on");
 }
 
 #[tokio::test]
@@ -305,11 +305,11 @@ async fn a_waiter_that_died_is_not_shown() {
     assert_eq!(a.inspect(&held.key).await.unwrap().waiters.len(), 1);
     let mut connection = sql(&path, "SELECT 1").await;
     let listed: i64 = sqlx::query_scalar("SELECT count(*) FROM waiters").fetch_one(&mut connection).await.unwrap();
-    assert_eq!(listed, 1, "those who come remove it");
+    assert_eq!(listed, 1, "later waiters remove it");
 }
 
 #[test]
-fn twenty_processes_never_hold_it_together() {
+fn twenty_processes_exclude_each_other() {
     let (keep, path) = place();
     let counter = keep.path().join("counter");
     let task = format!("count|{}|{}", path.display(), counter.display());

@@ -1,5 +1,5 @@
 //! The store removed or replaced under a holder, and databases that have two names.
-#![allow(clippy::print_stderr)] // what is skipped is said
+#![allow(clippy::print_stderr)] // skipped cases are reported
 
 use std::{fs, process::Command};
 
@@ -17,7 +17,7 @@ fn remove_all(path: &Path) {
     }
 }
 
-/// The store of a holder in `state/dlock`, and something that takes it away.
+/// Checks that the holder of a lock in `state/dlock` notices that `take_away` removes the store.
 async fn is_noticed(what: &str, take_away: impl AsyncFnOnce(&Path, &Path)) {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir_all(root.path().join("state/dlock")).unwrap();
@@ -39,7 +39,7 @@ async fn is_noticed(what: &str, take_away: impl AsyncFnOnce(&Path, &Path)) {
 }
 
 #[tokio::test]
-async fn a_store_that_is_taken_away_is_noticed_at_once() {
+async fn a_removed_store_is_noticed_at_once() {
     let another = async |path: &Path| {
         granted(&mut backend(path), &request("other")).await;
     };
@@ -77,7 +77,7 @@ async fn a_store_that_is_taken_away_is_noticed_at_once() {
 }
 
 #[tokio::test]
-async fn what_keeps_others_out_all_the_same_is_no_removal() {
+async fn removing_the_database_alone_ends_no_exclusive_hold() {
     let (_keep, path) = place();
     let (mut a, mut b) = (backend(&path), backend(&path));
     let (held, other) = (request("job"), request("other"));
@@ -87,7 +87,7 @@ async fn what_keeps_others_out_all_the_same_is_no_removal() {
         fs::remove_file(format!("{}{end}", path.display())).unwrap();
     }
     assert!(timeout(Duration::from_millis(500), a.watch(&held.key, &held.token)).await.is_err(), "the kernel keeps it");
-    // The other half as well.
+    // The lock file as well.
     fs::remove_file(LockFile::path_for(&path)).unwrap();
     timeout(SOON, a.watch(&held.key, &held.token)).await.unwrap();
 }
@@ -108,7 +108,7 @@ async fn a_share_ends_with_its_database() {
 }
 
 #[tokio::test]
-async fn a_new_store_gives_the_holders_of_the_one_before_time_to_end() {
+async fn a_new_store_gives_earlier_holders_time_to_end() {
     let (_keep, path) = place();
     let began = Instant::now();
     granted(&mut backend(&path), &request("a")).await;
@@ -140,7 +140,7 @@ async fn a_database_with_two_names_is_refused() {
     }
     fs::remove_file(folder.join("locks.db")).unwrap();
     granted(&mut backend(&path), &request("free")).await;
-    // As of a database that is being created on a file system without RENAME_NOREPLACE.
+    // As while a database is created on a file system without RENAME_NOREPLACE.
     fs::hard_link(&path, folder.join("draft")).unwrap();
     let draft = folder.join("draft");
     let soon = std::thread::spawn(move || {
@@ -165,7 +165,7 @@ async fn a_database_that_is_mounted_as_a_file_is_refused() {
         return;
     }
     let refused = backend(&inner.join("locks.db")).try_acquire(&request("job")).await;
-    // A directory is one place by all of its names.
+    // All names of a directory lead to the same files.
     let elsewhere = keep.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     let whole = mount(&[keep.path(), &elsewhere]);
@@ -180,7 +180,7 @@ async fn a_database_that_is_mounted_as_a_file_is_refused() {
 }
 
 #[tokio::test]
-async fn what_is_no_lock_file_of_ours_is_refused() {
+async fn a_foreign_lock_file_is_refused() {
     let (_keep, path) = place();
     let lock = LockFile::path_for(&path);
     rustix::fs::mkfifoat(rustix::fs::CWD, &lock, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
@@ -192,25 +192,25 @@ async fn what_is_no_lock_file_of_ours_is_refused() {
         eprintln!("skipped: only root can make another user's file");
         return;
     }
-    // As in /tmp: any user could have made it, and locked all of it.
+    // As in /tmp: any user could have created the file, and locked all of it.
     fs::write(&lock, "").unwrap();
     std::os::unix::fs::chown(&lock, Some(65534), None).unwrap();
     granted(&mut backend(&path), &request("job")).await;
     let directory = path.parent().unwrap();
     fs::set_permissions(directory, std::os::unix::fs::PermissionsExt::from_mode(0o1777)).unwrap();
     assert_eq!(backend(&path).try_acquire(&request("free")).await.unwrap_err().kind, Kind::Config);
-    // A user's own database, which root looks at.
+    // A user's own database that root uses.
     std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
     granted(&mut backend(&path), &request("free")).await;
 }
 
-/// What a run has to tell at its end.
+/// The release info of a run that succeeded.
 fn ended_well() -> ReleaseInfo {
     ReleaseInfo { end: Some(crate::lock::End::Exited(0)), run_state: Some(RunState::Ok), ..Scope::Tree.into() }
 }
 
 #[tokio::test]
-async fn a_release_that_could_not_be_written_is_asked_again_and_its_bytes_stay() {
+async fn a_release_that_was_not_written_keeps_its_bytes_and_is_repeated() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     let once = Once { window: Duration::from_secs(3600), retry_failed: 0, retry_crashed: false };
@@ -239,7 +239,7 @@ async fn a_release_that_could_not_be_written_is_asked_again_and_its_bytes_stay()
 }
 
 #[tokio::test]
-async fn what_could_not_be_told_in_time_frees_the_lock_all_the_same() {
+async fn a_cut_frees_the_lock_without_a_written_release() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     let (alone, share) = (request("alone"), Request { mode: Mode::Shared, ..request("share") });

@@ -21,7 +21,7 @@ fn waiting(of: Request) -> Request {
     Request { waiting: true, ..of }
 }
 
-/// A process that holds `job` so, and its fence.
+/// A process that holds `job` in that mode, and its fence.
 fn holder(path: &Path, mode: &str, child: &str) -> (Other, u64) {
     let mut other = Other::start(&format!("hold-{mode}|{}|{child}", path.display()));
     assert_eq!(other.says(), "ready");
@@ -72,7 +72,7 @@ async fn a_writer_has_the_lock_at_once_when_the_last_reader_is_killed() {
 }
 
 #[tokio::test]
-async fn a_killed_permit_is_the_next_ones_at_once() {
+async fn the_next_waiter_has_a_killed_holders_permit_at_once() {
     let (_keep, path) = place();
     for child in ["alone", "child"] {
         let (mut dies, _) = holder(&path, "p", child);
@@ -86,7 +86,7 @@ async fn a_killed_permit_is_the_next_ones_at_once() {
             tokio::time::sleep(Duration::from_millis(200)).await;
             dies.signal(Signal::KILL);
             if let Some(child) = child {
-                // What it has started has the lock file as well, as a guardian has: longer than its lease of a second.
+                // Its child has the lock file as well, as a guardian has, for longer than the lease of a second.
                 tokio::time::sleep(Duration::from_millis(1300)).await;
                 assert_eq!(holders(&path).await, 2);
                 kill_process(Pid::from_raw(child).unwrap(), Signal::KILL).unwrap();
@@ -126,7 +126,7 @@ async fn a_frozen_permit_lasts_until_the_last_resort() {
 }
 
 #[tokio::test]
-async fn a_waiter_that_died_in_line_holds_up_no_other() {
+async fn a_waiter_that_died_in_the_queue_delays_no_other() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     let held = request("job");
@@ -141,7 +141,7 @@ async fn a_waiter_that_died_in_line_holds_up_no_other() {
     assert_eq!(busy(&mut next, &wants).await.position, Some(2));
     dead.signal(Signal::STOP);
     release(&mut a, &held).await;
-    // It is kept for the first waiter, which then dies.
+    // The lock is offered to the first waiter, which then dies.
     let killed = async {
         tokio::time::sleep(Duration::from_millis(300)).await;
         dead.signal(Signal::KILL);
@@ -153,7 +153,7 @@ async fn a_waiter_that_died_in_line_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn what_a_crash_left_behind_is_in_nobodys_way() {
+async fn a_crash_leaves_nothing_that_blocks_later_requests() {
     let (_keep, path) = place();
     let outer = reader("job");
     {
@@ -203,7 +203,7 @@ async fn a_nested_hold_whose_process_is_gone_does_not_keep_the_share() {
 }
 
 #[tokio::test]
-async fn no_share_is_granted_beside_an_entered_hold() {
+async fn no_share_is_granted_while_a_nested_hold_lives() {
     let (_keep, path) = place();
     let (mut a, mut b, mut c) = (backend(&path), backend(&path), backend(&path));
     let outer = request("job");
@@ -217,7 +217,7 @@ async fn no_share_is_granted_beside_an_entered_hold() {
 }
 
 #[tokio::test]
-async fn a_wait_for_the_one_kind_does_not_turn_into_the_other() {
+async fn a_wait_for_one_mode_does_not_become_one_for_the_other() {
     let (_keep, path) = place();
     let (mut a, mut b, mut c) = (backend(&path), backend(&path), backend(&path));
     for (held, first, second) in [(request("job"), reader("job"), request("job")), (reader("job"), request("job"), reader("job"))] {
@@ -226,7 +226,7 @@ async fn a_wait_for_the_one_kind_does_not_turn_into_the_other() {
         busy(&mut b, &first).await;
         let _ = tokio::time::timeout(Duration::from_millis(50), b.wait(&first, Duration::from_secs(9))).await;
         b.leave_queue(&first).await.unwrap();
-        // The thread that it left behind is still in the kernel's queue.
+        // The thread of the dropped wait is still in the kernel's queue.
         busy(&mut b, &second).await;
         release(&mut a, &held).await;
         let second = waiting(second);
@@ -257,7 +257,7 @@ async fn a_share_is_not_lost_with_the_lock_file() {
 }
 
 #[tokio::test]
-async fn who_waits_for_one_permit_has_it_one_after_the_other() {
+async fn waiters_of_all_kinds_are_served_one_after_the_other() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     for held in [permit(1, "job"), reader("job"), detached("job")] {
@@ -284,7 +284,7 @@ async fn who_waits_for_one_permit_has_it_one_after_the_other() {
 }
 
 #[tokio::test]
-async fn who_let_another_go_first_waits_for_its_release() {
+async fn a_waiter_behind_an_offer_waits_for_the_release() {
     let (_keep, path) = place();
     let (mut a, mut first, mut next) = (backend(&path), backend(&path), backend(&path));
     let held = permit(1, "job");
@@ -294,7 +294,7 @@ async fn who_let_another_go_first_waits_for_its_release() {
     let meanwhile = async {
         tokio::time::sleep(Duration::from_millis(100)).await;
         release(&mut a, &held).await;
-        // It has a second to take its turn, and takes it, and is done, before that is over.
+        // The offer lasts a second. The waiter takes the lock and releases it before that is over.
         tokio::time::sleep(Duration::from_millis(200)).await;
         granted(&mut first, &fair).await;
         release(&mut first, &fair).await;
@@ -304,7 +304,7 @@ async fn who_let_another_go_first_waits_for_its_release() {
     assert!(released.elapsed() < Duration::from_millis(400), "{:?}", released.elapsed());
 }
 
-/// How often all of so many waiters ask for the same lock, which they have one after the other.
+/// How many requests so many waiters send in all, until each of them has had the lock.
 async fn asked_in_all(waiters: usize, wants: &Request) -> usize {
     let (_keep, path) = place();
     let mut a = backend(&path);
@@ -336,7 +336,7 @@ async fn asked_in_all(waiters: usize, wants: &Request) -> usize {
 }
 
 #[tokio::test]
-async fn a_hand_over_costs_the_same_however_many_wait() {
+async fn the_cost_of_a_hand_over_does_not_depend_on_the_queue() {
     for wants in [permit(1, "job"), Request { fair: true, ..request("job") }, reader("job")] {
         for waiters in [5, 40] {
             let asked = asked_in_all(waiters, &wants).await;
@@ -346,13 +346,13 @@ async fn a_hand_over_costs_the_same_however_many_wait() {
 }
 
 #[tokio::test]
-async fn who_comes_while_the_lock_is_being_granted_goes_not_before_that() {
+async fn a_request_during_a_grant_does_not_overtake_it() {
     let (_keep, path) = place();
     let (mut a, mut b) = (backend(&path), backend(&path));
     let held = request("job");
     for wants in [reader("job"), Request { fair: true, ..request("job") }] {
-        // Its bytes are there, and its row is not.
-        assert!(a.slot(&held.key).unwrap().hold.try_take().unwrap());
+        // Its bytes are locked, and its row is not written.
+        assert!(a.client().slot(&held.key).unwrap().hold.try_take().unwrap());
         let wants = waiting(wants);
         let found = busy(&mut b, &wants).await;
         assert!(found.passing && found.position.is_none() && found.expires_in.unwrap() < Duration::from_secs(1), "{found:?}");
@@ -361,8 +361,8 @@ async fn who_comes_while_the_lock_is_being_granted_goes_not_before_that() {
         release(&mut a, &held).await;
         acquire(&mut b, &wants).await;
         release(&mut b, &wants).await;
-        // A holder that stays there silently is waited for like any other.
-        assert!(a.slot(&held.key).unwrap().hold.try_take().unwrap());
+        // A holder that never writes its row is waited for like any other.
+        assert!(a.client().slot(&held.key).unwrap().hold.try_take().unwrap());
         busy(&mut b, &wants).await;
         let found = busy(&mut b, &wants).await;
         assert!(found.position == Some(1) && found.expires_in.is_none(), "{found:?}");
@@ -372,7 +372,7 @@ async fn who_comes_while_the_lock_is_being_granted_goes_not_before_that() {
 }
 
 #[tokio::test]
-async fn a_lock_without_shares_is_as_before() {
+async fn a_released_lock_has_no_document() {
     let (_keep, path) = place();
     let mut a = backend(&path);
     let held = reader("job");
@@ -384,13 +384,13 @@ async fn a_lock_without_shares_is_as_before() {
 }
 
 #[test]
-fn processes_of_all_kinds_never_hold_it_against_the_rules() {
+fn processes_of_all_modes_keep_the_rules() {
     let (keep, path) = place();
     let marks = keep.path().join("marks");
     fs::create_dir(&marks).unwrap();
     let task = format!("mix|{}|{}", path.display(), marks.display());
     let mut all: Vec<_> = (0..10).map(|_| Other::start(&task)).collect();
-    // Some of them die on the way.
+    // Some of them are killed meanwhile.
     for dies in all.drain(..3) {
         std::thread::sleep(Duration::from_millis(300));
         dies.signal(Signal::KILL);

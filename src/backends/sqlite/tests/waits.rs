@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Runs `work` while `backend` waits for `request`; how long the wait went on after `work` was done.
+/// Runs `work` while `waiter` waits for `request`. Returns how long the wait went on after `work` was done.
 async fn woken_after(waiter: &mut Sqlite, request: &Request, work: impl Future<Output = ()>) -> Duration {
     let woken = async {
         acquire(waiter, request).await;
@@ -38,7 +38,7 @@ async fn a_release_wakes_a_waiter() {
 }
 
 #[tokio::test]
-async fn several_who_wait_for_a_detached_hold_come_one_after_the_other() {
+async fn waiters_for_a_detached_hold_are_served_one_after_the_other() {
     let (_keep, path) = place();
     let held = detached("job");
     let mut holder = backend(&path);
@@ -82,7 +82,7 @@ async fn an_attached_waiter_gets_an_expired_detached_hold() {
 }
 
 #[tokio::test]
-async fn a_waiter_that_was_dropped_and_left_swallows_nothing() {
+async fn a_dropped_waiter_that_left_consumes_no_wake_up() {
     let (_keep, path) = place();
     let (mut holder, mut quitter) = (backend(&path), backend(&path));
     let (held, wants) = (request("job"), Request { waiting: true, ..request("job") });
@@ -93,14 +93,14 @@ async fn a_waiter_that_was_dropped_and_left_swallows_nothing() {
     quitter.leave_queue(&wants).await.unwrap();
     assert!(quitter.inspect(&held.key).await.unwrap().waiters.is_empty());
     release(&mut holder, &held).await;
-    // The thread that it left behind gives back what it gets.
+    // The thread of the dropped wait unlocks the bytes at once.
     let start = Instant::now();
     acquire(&mut backend(&path), &request("job")).await;
     assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
 }
 
 #[tokio::test]
-async fn the_turn_that_comes_while_leaving_is_passed_on() {
+async fn a_lock_that_is_granted_while_leaving_is_passed_on() {
     let (_keep, path) = place();
     let (mut holder, mut quitter) = (backend(&path), backend(&path));
     let (held, wants) = (request("job"), Request { waiting: true, ..request("job") });
@@ -130,7 +130,7 @@ async fn a_dropped_wait_can_be_repeated() {
     release(&mut holder, &held).await;
     assert_eq!(waiter.wait(&wants, Duration::from_secs(5)).await.unwrap(), Wake::Changed);
     granted(&mut waiter, &wants).await;
-    // The thread that was blocked is done with, and can't take or free anything now.
+    // The thread that was blocked has ended, and can't lock or unlock anything now.
     release(&mut waiter, &wants).await;
     granted(&mut holder, &held).await;
     busy(&mut waiter, &wants).await;
@@ -143,7 +143,7 @@ async fn a_dropped_attempt_is_asked_again_or_undone() {
     for again in [true, false] {
         for wants in [request("job"), detached("job")] {
             let mut a = backend(&path);
-            // Dropped at each of its first steps in turn.
+            // Dropped after each number of first steps.
             for polls in 1..12 {
                 let mut attempt = Box::pin(a.try_acquire(&wants));
                 for _ in 0..polls {

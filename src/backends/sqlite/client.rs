@@ -1,0 +1,524 @@
+//! The database and the lock file as one store: a row is read with the kernel's word on which processes live, and swapped.
+//!
+//! Nothing here locks or unlocks the bytes of holds: [`super::Sqlite`] does that around each step.
+
+use std::{collections::HashMap, fs::DirBuilder, os::unix::fs::DirBuilderExt, path::PathBuf, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+
+use super::{
+    CAPABILITIES, Options,
+    alarm::Alarm,
+    database::{Database, ListedWaiter, Row, Write},
+    failure, location,
+    lock_file::{Bytes, LockFile},
+    ours,
+    slot::Slot,
+    watch::Watch,
+};
+use crate::{
+    backends::kept::{self, Base, Change, Outside, ReadFor, Snapshot, in_order},
+    lock::{
+        Busy, Entry, Error, HistoryEntry, Holder, Identity, Key, Kind, Mode, Note, Request, Result, SkipCount, Token, Wake, Which,
+        document::Document,
+    },
+};
+
+/// How soon a request with a position in the queue asks again for a lock that another process is about to have. A grant takes less.
+const PASSING_MS: u64 = 20;
+
+/// One client of a database and its lock file.
+pub(super) struct Client {
+    pub options: Options,
+    /// The canonical path, once its directory exists.
+    resolved: Option<PathBuf>,
+    pub file: Option<Arc<LockFile>>,
+    /// The lock file is open in a guardian and a command too, so that no other one will do.
+    pub prepared: bool,
+    pub database: Option<Database>,
+    pub slots: HashMap<Key, Slot>,
+    pub alarm: Option<Alarm>,
+    pub watch: Option<Watch>,
+    /// Other processes were in the way, and so are likely to wait.
+    pub contended: bool,
+    /// Watchers of the lock file must be woken.
+    ring: bool,
+}
+
+/// What a write depends on.
+pub(super) struct Version {
+    revision: i64,
+    /// The lock file that tells which processes live.
+    lock_file: i64,
+    /// The rows of waiters that the document has taken in.
+    absorbed: Vec<i64>,
+}
+
+/// The kernel's word on which processes live. What it can't say counts as alive.
+#[derive(Clone, Copy)]
+enum Witness<'a> {
+    /// For a process that may have bytes of its own, whose lock file is the one that other processes take.
+    Slot(&'a Slot),
+    /// For other processes. Without a file no byte is locked.
+    File(Option<&'a LockFile>, Bytes),
+}
+
+impl Witness<'_> {
+    fn stands(self, hold: &str) -> bool {
+        match self {
+            Self::Slot(slot) => slot.stands(hold).unwrap_or(true),
+            Self::File(file, bytes) => file.is_some_and(|file| file.others_write(bytes.of_hold(hold).first()).unwrap_or(true)),
+        }
+    }
+
+    fn awaits(self, hold: &str) -> bool {
+        match self {
+            Self::Slot(slot) => slot.awaits(hold).unwrap_or(true),
+            Self::File(file, bytes) => file.is_some_and(|file| file.others_write(bytes.of_hold(hold).alive()).unwrap_or(true)),
+        }
+    }
+
+    fn is_locked_alone(self) -> Result<bool> {
+        let locked = match self {
+            Self::Slot(slot) => slot.is_locked_alone(),
+            Self::File(file, bytes) => file.map_or(Ok(false), |file| file.others_have_it_alone(bytes)),
+        };
+        locked.map_err(|error| ours(&error))
+    }
+
+    /// Which lock file it speaks of; zero, which no file has, if there is none.
+    fn file(self) -> i64 {
+        match self {
+            Self::Slot(slot) => slot.file.id(),
+            Self::File(file, _) => file.map_or(0, LockFile::id),
+        }
+    }
+}
+
+impl Client {
+    pub(super) fn new(options: Options) -> Self {
+        Self {
+            options,
+            resolved: None,
+            file: None,
+            prepared: false,
+            database: None,
+            slots: HashMap::new(),
+            alarm: None,
+            watch: None,
+            contended: false,
+            ring: false,
+        }
+    }
+
+    /// Checks the directory, and creates it where that is up to dlock.
+    pub(super) fn place(&mut self) -> Result<()> {
+        self.follow_link();
+        let directory = location::directory(&self.options.path);
+        if self.options.create_directory && !directory.exists() {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+            made.map_err(|error| failure::files(&error, directory))?;
+        }
+        self.resolved = Some(location::resolved(&self.options.path));
+        location::check_file_system(location::directory(&self.options.path))
+    }
+
+    /// The lock file lies next to the database itself, not next to one of its names.
+    pub(super) fn follow_link(&mut self) {
+        if self.options.path.is_symlink()
+            && let Ok(target) = self.options.path.canonicalize()
+        {
+            self.options.path = target;
+        }
+    }
+
+    pub(super) fn open_lock_file(&mut self, inherited: bool) -> Result<Arc<LockFile>> {
+        self.place()?;
+        let file = LockFile::open(&self.options.path, inherited);
+        file.map(Arc::new).map_err(|error| failure::files(&error, &LockFile::path_for(&self.options.path)))
+    }
+
+    /// The lock file for taking locks, opened if need be.
+    pub(super) fn lock_file(&mut self) -> Result<Arc<LockFile>> {
+        if let Some(file) = &self.file
+            && (self.prepared || !self.slots.values().all(Slot::is_idle) || file.is_current())
+        {
+            return Ok(Arc::clone(file));
+        }
+        let file = self.open_lock_file(false)?;
+        self.slots.clear();
+        self.alarm = None;
+        Ok(Arc::clone(self.file.insert(file)))
+    }
+
+    /// The lock file that the path names now, if there is one.
+    fn file_now(&self) -> Result<Option<Arc<LockFile>>> {
+        match &self.file {
+            Some(file) if file.is_current() => Ok(Some(Arc::clone(file))),
+            _ => {
+                let path = &self.options.path;
+                let file = LockFile::open_to_look(path).map_err(|error| failure::files(&error, &LockFile::path_for(path)))?;
+                Ok(file.map(Arc::new))
+            }
+        }
+    }
+
+    pub(super) fn slot(&mut self, key: &Key) -> Result<&mut Slot> {
+        let file = self.lock_file()?;
+        let bytes = self.bytes(key);
+        Ok(self.slots.entry(key.clone()).or_insert_with(|| Slot::new(&file, bytes)))
+    }
+
+    pub(super) fn bytes(&self, key: &Key) -> Bytes {
+        Bytes::of(&[self.options.namespace.as_str(), key.as_str()])
+    }
+
+    /// Whether a hold is one of this process and the kernel confirms its bytes; and whether its lock file is the one that other
+    /// processes take.
+    pub(super) fn confirm(&self, key: &Key, token: &Token) -> Result<(bool, bool)> {
+        match self.slots.get(key) {
+            Some(slot) if slot.has(token) => {
+                let stands = slot.stands(&token.hold_text()).map_err(|error| ours(&error))?;
+                Ok((stands, slot.file.is_current()))
+            }
+            _ => Ok((false, true)),
+        }
+    }
+
+    /// The database, opened for writing if need be, and anew if the path names another one by now or the connection is of no more use.
+    /// Also returns whether it was created.
+    pub(super) async fn open(&mut self) -> Result<(&mut Database, bool)> {
+        let path = &self.options.path;
+        let useless = match self.database.as_mut().filter(|database| database.writable) {
+            Some(database) => !database.is_current(path) || database.is_stuck().await,
+            None => false,
+        };
+        if let Some(old) = self.database.take_if(|_| useless) {
+            old.close();
+        }
+        let mut created = false;
+        if !self.database.as_ref().is_some_and(|database| database.writable) {
+            let opened = Database::open(path).await?;
+            created = opened.1;
+            self.database = Some(opened.0);
+        }
+        let database = self.database.as_mut();
+        database.map(|database| (database, created)).ok_or_else(|| failure::statement(sqlx::Error::WorkerCrashed))
+    }
+
+    /// Opens what exists for reading: creates nothing, writes nothing.
+    async fn open_to_look(&mut self) -> Result<Option<Arc<LockFile>>> {
+        let path = &self.options.path;
+        let directory = location::directory(path);
+        if !self.options.create_directory {
+            directory.metadata().map_err(|error| failure::files(&error, path))?;
+        }
+        location::check_file_system(directory)?;
+        if self.database.is_none() {
+            self.database = Database::open_to_look(path).await?;
+        }
+        self.file_now()
+    }
+
+    /// Closes the database after an error that leaves its state unknown.
+    pub(super) fn give_up_on(&mut self, error: &Error) {
+        if error.effect == crate::lock::Effect::Unknown
+            && let Some(database) = self.database.take()
+        {
+            database.close();
+        }
+    }
+
+    /// Wakes the watchers of the lock file if a step asked for it.
+    pub(super) fn ring(&mut self) {
+        if std::mem::take(&mut self.ring)
+            && let Ok(Some(file)) = self.file_now()
+        {
+            file.ring();
+        }
+    }
+
+    pub(super) fn wake_watchers(&mut self) {
+        self.ring = true;
+    }
+
+    /// The lock file that other processes take now, and what this process has in it.
+    fn witness<'a>(&'a self, key: &Key, file: Option<&'a LockFile>) -> Witness<'a> {
+        match self.slots.get(key) {
+            Some(slot) if file.is_some_and(|file| file.id() == slot.file.id()) => Witness::Slot(slot),
+            _ => Witness::File(file, self.bytes(key)),
+        }
+    }
+
+    /// A row as the kernel sees it: holds without a process are over, holds with one are not, whatever their times say.
+    fn snapshot(&self, key: &Key, row: Row, listed: Vec<ListedWaiter>, file: Option<&LockFile>) -> Snapshot<Version> {
+        let witness = self.witness(key, file);
+        let (mut document, now) = (row.document, row.now);
+        if row.lock_file != witness.file() {
+            // Nothing is known of processes that have bytes of another file: their leases are what is left.
+            document.detach();
+        }
+        let mut absorbed = Vec::new();
+        for waiter in listed {
+            absorbed.push(waiter.place);
+            if witness.awaits(&waiter.hold) {
+                document.absorb(waiter.hold, waiter.metadata, waiter.since_ms.min(now), now);
+            }
+        }
+        document.witness(now, |hold| witness.stands(hold), |hold| witness.awaits(hold));
+        let version = Version { revision: row.revision, lock_file: witness.file(), absorbed };
+        Snapshot { document, now_us: now * 1000, fence: row.fence, outside: None, base: Base::Document, apart: false, version }
+    }
+
+    /// Adds what the bytes say to the document, for a request.
+    fn read_for_request(&mut self, request: &Request, snapshot: &mut Snapshot<Version>) -> Result<()> {
+        let Some(slot) = self.slots.get_mut(&request.key) else { return Err(lost_slot()) };
+        let (token, now) = (&request.token, snapshot.now());
+        let mut document = snapshot.document.clone();
+        document.expire(now);
+        let plain = !in_order(request) && is_plain(&document);
+        let waits = request.waiting && request.entry == Entry::Fresh && !plain;
+        // A waiter that can't show that it lives gets no position.
+        snapshot.apart = plain || waits && !slot.begin_to_wait(token);
+        let secured = slot.ours(token).is_some();
+        if !secured && !request.detached && document.fence(token).is_some() {
+            return Err(Error::new(Kind::Unavailable, "another process has this very hold"));
+        }
+        if !secured && document.has_room(request.mode, None) {
+            // Another process is about to have the lock. Earlier waiters outside of the document would lose their position to one in it.
+            let passed = !plain && !document.has_holders() && slot.passed != Some(*token) && document.position(token).is_none();
+            snapshot.apart |= passed;
+            slot.passed = passed.then_some(*token);
+            let (passing, known) = (!document.has_holders(), document.holders(now).pop());
+            let left = passed.then_some(PASSING_MS);
+            snapshot.outside = Some(Outside { holder: known.unwrap_or_else(unknown_holder), left, passing });
+        }
+        slot.granted = None;
+        (slot.seen, slot.seen_at) = (document, now);
+        Ok(())
+    }
+
+    /// A process that has the lock alone and is not in the document.
+    fn outside(&self, key: &Key, snapshot: &Snapshot<Version>, file: Option<&LockFile>) -> Result<Option<Outside>> {
+        let mut document = snapshot.document.clone();
+        document.expire(snapshot.now());
+        let passing = !document.has_holders() && self.witness(key, file).is_locked_alone()?;
+        Ok(passing.then(|| Outside { holder: unknown_holder(), left: None, passing: true }))
+    }
+
+    /// Lists a waiter for people. Each new waiter removes more dead ones than it can become itself.
+    async fn list_waiter(&mut self, request: &Request) -> Result<()> {
+        let Self { options, database, slots, .. } = self;
+        let (Some(slot), Some(database)) = (slots.get_mut(&request.key), database.as_mut()) else { return Ok(()) };
+        if !slot.begin_to_wait(&request.token) {
+            return Ok(());
+        }
+        database.add_waiter(&options.namespace, request).await?;
+        database.prepare_to_take().await?;
+        for hold in database.first_waiters(&options.namespace, &request.key).await? {
+            if !slot.awaits(&hold).map_err(|error| ours(&error))? {
+                database.remove_waiter(&options.namespace, &request.key, &hold).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes locks that were unused for so many ms, and history that is older. Returns the number of locks.
+    pub(super) async fn sweep(&mut self, unused_ms: u64) -> Result<u64> {
+        let (namespace, file) = (self.options.namespace.clone(), self.file_now()?);
+        let rows = self.open().await?.0.scan(&namespace, "").await?;
+        let mut unused = Vec::new();
+        for row in rows.into_iter().filter(|row| row.now.saturating_sub(row.changed_ms) > unused_ms) {
+            let Ok(key) = Key::new(row.key.clone()) else { continue };
+            let (revision, name) = (row.revision, row.key.clone());
+            let snapshot = self.snapshot(&key, row, Vec::new(), file.as_deref());
+            let (now, mut document) = (snapshot.now(), snapshot.document);
+            let ended = document.ends().is_none_or(|ends| now.saturating_sub(ends) > unused_ms);
+            document.expire(now);
+            if ended && document.queue().is_empty() && !document.has_holders() && document.run_record().relevant(now).is_zero() {
+                unused.push(Row { key: name, revision, ..Row::default() });
+            }
+        }
+        let unused_ms = i64::try_from(unused_ms).unwrap_or(i64::MAX);
+        self.open().await?.0.collect(&namespace, &unused, unused_ms).await
+    }
+}
+
+#[async_trait(?Send)]
+impl kept::Store for Client {
+    type Version = Version;
+
+    fn identity(&self) -> Identity {
+        let path = self.resolved.clone().unwrap_or_else(|| location::resolved(&self.options.path));
+        let url = format!("sqlite://{}", self.options.path.display());
+        Identity::new(&CAPABILITIES, url, &["sqlite", &path.to_string_lossy(), self.options.namespace.as_str()])
+    }
+
+    fn stored_as(&self, key: &Key) -> Result<String> {
+        let namespace = self.options.namespace.as_str();
+        Ok(if namespace.is_empty() { key.to_string() } else { format!("{namespace}:{key}") })
+    }
+
+    async fn read(&mut self, key: &Key, purpose: ReadFor<'_>) -> Result<Snapshot<Version>> {
+        let looks = matches!(purpose, ReadFor::Look);
+        let namespace = self.options.namespace.clone();
+        let file = if looks { self.open_to_look().await? } else { self.file_now()? };
+        let database = if looks { self.database.as_mut() } else { Some(self.open().await?.0) };
+        let (mut row, mut listed) = (Row::default(), Vec::new());
+        if let Some(database) = database {
+            row = database.read(&namespace, key).await?;
+            let orders = matches!(purpose, ReadFor::Acquire { request, .. } if in_order(request) && request.entry == Entry::Fresh);
+            if looks || orders || !is_plain(&row.document) {
+                listed = database.waiters_of(&namespace, key).await?;
+            }
+        }
+        if let Some(slot) = self.slots.get_mut(key) {
+            slot.last_fence = row.fence;
+        }
+        let mut snapshot = self.snapshot(key, row, listed, file.as_deref());
+        match purpose {
+            ReadFor::Acquire { request, .. } => self.read_for_request(request, &mut snapshot)?,
+            ReadFor::Release(token, _) => {
+                let witness = self.witness(key, file.as_deref());
+                snapshot.document.forsake(token, |hold| witness.stands(hold));
+            }
+            ReadFor::Look => snapshot.outside = self.outside(key, &snapshot, file.as_deref())?,
+            ReadFor::Change | ReadFor::Warn => {}
+        }
+        Ok(snapshot)
+    }
+
+    async fn swap(&mut self, key: &Key, was: Snapshot<Version>, change: Change<'_>) -> Result<bool> {
+        let (namespace, document, version) = (self.options.namespace.clone(), change.document, &was.version);
+        let (now, fence) = (was.now(), change.granted.or(was.fence));
+        let (revision, lock_file) = (version.revision, version.lock_file);
+        let write = Write { revision, fence, lock_file, document, now, ended: &change.ended, absorbed: &version.absorbed };
+        let durable = outlives_power_cut(&was.document, document);
+        if !self.open().await?.0.swap((&namespace, key), write, durable).await? {
+            return Ok(false);
+        }
+        if durable && change.granted.is_some() && document.run_record().start.is_some() {
+            Database::reserve(&self.options.path);
+        }
+        // Waiters for the end of a lease watch the file, and so do those with a position in the queue, which must wait for the
+        // bytes of an exclusive holder from now on.
+        let lease_ended = was.document.ends_by_itself(Mode::Exclusive).is_some() && !document.has_holders();
+        let alone = change.granted.is_some() && document.exclusive_owner().is_some();
+        self.ring |= !change.wake.is_empty() || lease_ended || alone && !document.queue().is_empty();
+        if let (Some(slot), Some(request)) = (self.slots.get_mut(key), change.request) {
+            slot.granted = change.granted.map(|_| request.token);
+            slot.seen = document.clone();
+        }
+        Ok(true)
+    }
+
+    async fn wait(&mut self, request: &Request, at_most: Duration, _: bool) -> Result<Wake> {
+        self.await_change(request, at_most).await
+    }
+
+    fn advise(&mut self, request: &Request, busy: &mut Busy) {
+        busy.notifies = true;
+        // While a process has the lock, no time says when it ends.
+        if let Some(slot) = self.slots.get(&request.key).filter(|slot| !busy.passing && !slot.seen.has_room(request.mode, None)) {
+            let ends = slot.seen.ends_by_itself(request.mode);
+            busy.expires_in = ends.map(|ends| Duration::from_millis(ends.saturating_sub(slot.seen_at)));
+        }
+    }
+
+    async fn note_waiter(&mut self, request: &Request, _: u64) -> Result<Option<u32>> {
+        if !in_order(request) {
+            // The list only informs people: no failure here is one of the request.
+            let _ = self.list_waiter(request).await;
+        }
+        Ok(None)
+    }
+
+    async fn remove_waiter(&mut self, request: &Request) -> Result<bool> {
+        let Self { options, database, slots, .. } = self;
+        if slots.get(&request.key).is_some_and(|slot| slot.granted == Some(request.token)) {
+            // A holder must not spend time on the list: a waiter whose byte is free is skipped, and removed by later waiters.
+            return Ok(true);
+        }
+        match database {
+            Some(database) => database.remove_waiter(&options.namespace, &request.key, &request.token.hold_text()).await,
+            None => Ok(true),
+        }
+    }
+
+    async fn scan(&mut self, start: &str) -> Result<Vec<(Key, Snapshot<Version>)>> {
+        let file = self.open_to_look().await?;
+        let Self { options, database, .. } = self;
+        let Some(database) = database else { return Ok(Vec::new()) };
+        let rows = database.scan(&options.namespace, start).await?;
+        let mut listed = database.waiters(&options.namespace, start).await?;
+        let mut found = Vec::new();
+        for row in rows.into_iter().filter(|row| row.document.has_holders()) {
+            // A key that no dlock can have written is no lock.
+            let Ok(key) = Key::new(row.key.clone()) else { continue };
+            let waiters = listed.remove(key.as_str()).unwrap_or_default();
+            let snapshot = self.snapshot(&key, row, waiters, file.as_deref());
+            found.push((key, snapshot));
+        }
+        Ok(found)
+    }
+
+    async fn known(&mut self, start: &str, which: Which) -> Result<Vec<Key>> {
+        self.open_to_look().await?;
+        let Self { options, database, .. } = self;
+        let Some(database) = database else { return Ok(Vec::new()) };
+        let rows = database.scan(&options.namespace, start).await?;
+        let wanted = |row: &Row| which == Which::All || row.document.run_record().keeps(row.now).is_some();
+        Ok(rows.into_iter().filter(wanted).filter_map(|row| Key::new(row.key).ok()).collect())
+    }
+
+    async fn log(&mut self, key: &Key) -> Result<(Vec<HistoryEntry>, Vec<SkipCount>)> {
+        match &mut self.database {
+            Some(database) => database.log(&self.options.namespace, key).await,
+            None => Ok((Vec::new(), Vec::new())),
+        }
+    }
+
+    async fn append(&mut self, key: &Key, note: &Note) -> Result<()> {
+        let namespace = self.options.namespace.clone();
+        let (database, _) = self.open().await?;
+        match note {
+            Note::Skipped { host, reason, .. } => database.skip(&namespace, key, host, reason).await,
+            Note::Lost(past) => database.lost(&namespace, key, past).await,
+        }
+    }
+}
+
+/// Whether no rule concerns any waiter for the whole lock: it has at most an exclusive holder, and no queue.
+pub(super) fn is_plain(document: &Document) -> bool {
+    document.queue().is_empty() && (document.exclusive_owner().is_some() || !document.has_holders())
+}
+
+/// Whether a change concerns what a power cut does not end: a detached hold, or a run record that later runs depend on.
+fn outlives_power_cut(was: &Document, is: &Document) -> bool {
+    let counts = |document: &Document| {
+        let record = document.run_record();
+        record.start.is_some() || record.cooldown.as_ref().is_some_and(|cooldown| cooldown.at_least_ms > 0)
+    };
+    was.has_detached() || is.has_detached() || was.run_record() != is.run_record() && (counts(was) || counts(is))
+}
+
+/// A holder that only the lock file knows.
+pub(super) fn unknown_holder() -> Holder {
+    Holder {
+        permit: None,
+        mode: Mode::Exclusive,
+        metadata: None,
+        fence: None,
+        foreign: false,
+        detached: false,
+        held_for: None,
+        renewed_ago: None,
+        expires_in: None,
+        holds: 1,
+        broken: None,
+    }
+}
+
+fn lost_slot() -> Error {
+    Error::new(Kind::Internal, "the key's place in the lock file is unknown")
+}
