@@ -22,13 +22,13 @@ use crate::commands::{
     after_help = "Example:  dlock run -k sms-job -- ./send_sms.sh\nMore: dlock help COMMAND; dlock --help; verify, explain, forget, names, init, gc"
 )]
 pub struct Cli {
-    /// What all commands take.
+    /// The flags of all commands.
     #[command(flatten)]
     pub globals: Globals,
     /// Print the version
     #[arg(short = 'V', long, action = ArgAction::Version, hide_short_help = true)]
     pub version: Option<bool>,
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -66,7 +66,7 @@ impl Cli {
     }
 }
 
-/// What to do.
+/// The subcommand.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Take a lock, run a command, renew, release; exit with its status
@@ -116,7 +116,7 @@ pub enum Command {
     Man(man::Args),
 }
 
-/// What all commands take.
+/// The flags of all commands.
 #[derive(Args, Clone, Debug, Default)]
 #[allow(clippy::struct_excessive_bools)] // flags
 #[command(next_help_heading = "All commands")]

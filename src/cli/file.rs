@@ -82,7 +82,7 @@ impl File {
             match open(&path) {
                 Ok(file) => merged.complete(Self::read(file, &path)?),
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
-                // Without this file, dlock could use another store than the other nodes, and the job would run twice.
+                // Without this file, dlock could use another store than the other nodes, and each node would run the job.
                 Err(error) => {
                     let hint = "is HOME this user's? --config or DLOCK_CONFIG names one file to read instead";
                     return Err(wrong(&path, None, secret_file::plain(&error)).hint(hint));

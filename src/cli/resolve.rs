@@ -84,7 +84,7 @@ fn identify(command: &Command, env: &Env, globals: &Globals) -> Result<(Option<K
     match command {
         Command::Run(args) => {
             let Some(key) = args.key.first() else {
-                // The key may be given by position, as for other commands.
+                // The caller may have given the key by position, as other commands take it.
                 let by_position = args.command.get(1).filter(|word| *word == "--").and(args.command.first()).and_then(|key| key.to_str());
                 let hint = by_position.filter(|key| key.len() < 60).map(|key| format!("did you mean dlock run -k {key} -- …?"));
                 return Err(no_key(hint.as_deref().unwrap_or("-k KEY names the lock: dlock run -k sms-job -- ./send_sms.sh")));

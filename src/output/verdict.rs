@@ -120,7 +120,7 @@ impl Verdict {
         }
     }
 
-    /// Returns the JSON object that stands in the status file until the result is known, as a line.
+    /// Returns the JSON object for the status file while the run lasts, as a line.
     pub fn running(key: &Key, backend: &str) -> String {
         json::line(&Running {
             schema: json::SCHEMA,
